@@ -1,0 +1,89 @@
+# Needs python3 (3.11 or newer) and nothing else; everything goes into a virtual environment of its own.
+#
+#   make demo                     see it work
+#   make test ARGS="-k backlog"   run the tests, or some of them
+#   make check                    what a change must pass besides the tests
+#   PYTHON=python3.13 make test   the same with another interpreter, in .venv-3.13
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+MATRIX := 3.11 3.12 3.13
+ARGS ?=
+
+version_of = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+find_python = $(shell for p in python$(1) $(HOME)/.pyenv/versions/$(1).*/bin/python$(1); do \
+	if "$$p" -c "" 2>/dev/null; then echo "$$p"; break; fi; done)
+
+ifneq ($(filter python3.%,$(PYTHON)),)
+override PYTHON := $(or $(call find_python,$(PYTHON:python%=%)),$(PYTHON))
+endif
+
+VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(or $(call version_of,$(PYTHON)),unknown))
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+.PHONY: help demo test check format bench coverage matrix clean
+
+help:
+	@sed -n 's/^#  //p' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.package
+	$(BIN)/python -m bullpen demo $(ARGS)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.test $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src tests benchmarks $(wildcard examples/*.py)
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks $(ARGS)
+
+coverage: $(VENV)/.test
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+matrix:
+	@missing="$(strip $(foreach v,$(MATRIX),$(if $(call find_python,$(v)),,$(v))))"; \
+	if [ -n "$$missing" ]; then \
+		echo "make matrix: no interpreter for Python $$missing (looked on PATH and in ~/.pyenv/versions)" >&2; exit 1; \
+	fi
+	$(foreach v,$(MATRIX),$(MAKE) --no-print-directory test PYTHON=python$(v) && )true
+
+clean:
+	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp per dependency group. A stamp is written last, so an interrupted installation starts again.
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+		|| { echo "bullpen needs Python 3.11 or newer, and $(PYTHON) is not; try PYTHON=python3.13 make ..." >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.package: pyproject.toml $(VENV)/.created
+	$(PIP) install --editable .
+	@touch $@
+
+# Dependency groups (PEP 735) need a newer pip than the one that some interpreters bring.
+$(VENV)/.pip: $(VENV)/.created
+	$(PIP) install 'pip>=25.1'
+	@touch $@
+
+$(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: pyproject.toml $(VENV)/.package $(VENV)/.pip
+	$(PIP) install --group $*
+	@touch $@

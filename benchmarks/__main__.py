@@ -1,0 +1,119 @@
+"""``python -m benchmarks``: run the rounds, print the report, write what was asked for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from . import chart, report
+from .measure import Interpreter, InterpreterUnusable, Step, measure, probe
+from .settings import FULL, QUICK
+from .works import WORKS, Work
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit 0, or 1 when a work crashed or, with --check, a bar was missed; 2 when nothing could be run as asked."""
+    options = _parser().parse_args(arguments)
+    sizes = QUICK if options.quick else FULL
+    if options.rounds is not None:
+        sizes = replace(sizes, rounds=options.rounds)
+    works = _chosen(options.only, options.peer)
+    try:
+        interpreters = _interpreters(options.python or [sys.executable])
+    except InterpreterUnusable as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    started, load = datetime.now(UTC), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    progress = Progress()
+    results = measure(interpreters, works, sizes, quick=options.quick, rng=random.Random(), before=progress.show)
+    progress.done()
+    run = report.Run(interpreters, works, sizes, results, started, load)
+    print(report.text(run), end="")
+    _write(run, options.json, options.markdown, options.svg)
+    missed = options.check and not run.bars_met()
+    return 1 if results.crashes or missed else 0
+
+
+class Progress:
+    """A single updating line on a terminal; otherwise a plain line whenever a work of a round begins."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._last = ""
+
+    def show(self, step: Step) -> None:
+        where = f"round {step.round}/{step.rounds} · {step.interpreter.name} · {step.work.name}"
+        if self._terminal:
+            line = f"[{step.number}/{step.total}] {where} · {step.contestant.label}"
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\x1b[2K{line[:width]}", end="", file=sys.stderr, flush=True)
+        elif where != self._last:
+            print(f"[{step.number}/{step.total}] {where}", file=sys.stderr, flush=True)
+        self._last = where
+
+    def done(self) -> None:
+        if self._terminal:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Bullpen beside its peers, in one run.")
+    names = [work.name for work in WORKS]
+    peers = sorted({contestant.peer.name for work in WORKS for contestant in work.contestants})
+    parser.add_argument("--rounds", type=_positive, metavar="N", help=f"default {FULL.rounds}, quick {QUICK.rounds}")
+    parser.add_argument("--only", action="append", choices=names, metavar="WORK", help=f"of: {', '.join(names)}")
+    parser.add_argument("--peer", action="append", choices=peers, metavar="PEER", help=f"of: {', '.join(peers)}")
+    parser.add_argument("--quick", action="store_true", help="fewer items and rounds: a look, not a measurement")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a bar is missed or was not measured")
+    parser.add_argument("--python", action="append", metavar="PATH", help="measure under this interpreter; repeatable")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="every round of every figure")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="tables for the documentation")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="a chart; one file per interpreter")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number ≥ 1, got {text}")
+    return int(text)
+
+
+def _chosen(only: Sequence[str] | None, peers: Sequence[str] | None) -> list[Work]:
+    """The works asked for. A filter by peer keeps the reference, without which there is no ratio."""
+    works = [work for work in WORKS if not only or work.name in only]
+    if not peers:
+        return works
+    kept = [
+        replace(work, contestants=tuple(c for c in work.contestants if c is work.reference or c.peer.name in peers))
+        for work in works
+    ]
+    return [work for work in kept if any(c.peer.name in peers for c in work.contestants)]
+
+
+def _interpreters(commands: Sequence[str]) -> list[Interpreter]:
+    found = [shutil.which(command) or command for command in commands]
+    return [probe(command) for command in dict.fromkeys(found)]
+
+
+def _write(run: report.Run, json_file: Path | None, markdown_file: Path | None, svg_file: Path | None) -> None:
+    if json_file:
+        json_file.write_text(json.dumps(report.as_json(run), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if markdown_file:
+        markdown_file.write_text(report.markdown(run), encoding="utf-8")
+    if svg_file:
+        for number, interpreter in enumerate(run.interpreters):
+            short = ".".join(interpreter.python.split(".")[:2])
+            path = svg_file if number == 0 else svg_file.with_stem(f"{svg_file.stem}-{short}")
+            path.write_text(chart.draw(run, interpreter), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,60 @@
+"""One measurement in a process of its own: ``python -m benchmarks.child WORK CONTESTANT [--quick]``.
+
+A process per measurement keeps one peer's garbage, threads and grown heap from slowing down the next one. The last line
+of standard output is a JSON object; ``--probe`` instead tells what this interpreter has.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import sysconfig
+from importlib import import_module, metadata
+
+from .peers import PEERS, SCRIPTED
+from .settings import FULL, QUICK
+from .works import find
+
+
+def main(arguments: list[str]) -> None:
+    if arguments == ["--probe"]:
+        print(json.dumps(probe()))
+        return
+    work, label, *rest = arguments
+    figures = find(work, label).measure(QUICK if rest == ["--quick"] else FULL)
+    print(json.dumps(dict(figures)))
+
+
+def probe() -> dict[str, object]:
+    """This interpreter, the versions of the peers it has, and why it lacks the others."""
+    versions: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    for peer in (*PEERS, SCRIPTED):
+        module_name, _, attribute = peer.requires.partition(":")
+        try:
+            module = import_module(module_name)
+            getattr(module, attribute)
+        except Exception as error:
+            missing[peer.requires] = f"{type(error).__name__}: {error}"
+            continue
+        if peer.distribution:
+            versions[peer.distribution] = _version(peer.distribution, module)
+    free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    return {
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation() + (" free-threaded" if free_threaded else ""),
+        "versions": versions,
+        "missing": missing,
+    }
+
+
+def _version(distribution: str, module: object) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return str(getattr(module, "__version__", "unreleased"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

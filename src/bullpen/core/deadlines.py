@@ -1,0 +1,166 @@
+"""When which request has to be looked at: no timer per request, and no lock to set one.
+
+Requests with the same limit come due in the order in which they were given it. So there is a line for each duration in use, to
+which arming appends, and only the heads of the lines are looked at. Durations beyond the first few dozen share a heap.
+
+Nothing here keeps a finished request alive: what is kept is its timing, from which the request has been struck. Timings of finished
+requests are swept out when they may outnumber the rest.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+from bullpen import primitives
+from bullpen.core.request import Request
+from bullpen.core.timing import Timing
+
+MAX_LINES = 64
+_SWEEP_AT_LEAST = 1024
+_START_BY: Callable[[Any], float] = attrgetter("start_by")
+_RUN_UNTIL: Callable[[Any], float] = attrgetter("run_until")
+
+
+class Deadlines:
+    """The instants at which requests come due. All methods may be called from any thread.
+
+    The arming methods return True if whoever watches has to look at once: it may not have taken this one into account.
+    """
+
+    def __init__(self) -> None:
+        self._lock = primitives.deadlines_lock()  # for all but appending to a line
+        self._waiting: dict[float, _Line] = {}  # by how long a request may wait
+        self._running: dict[float, _Line] = {}  # by how long it may run
+        self._heap: list[tuple[float, int, Timing]] = []
+        self._sweep_heap_at = _SWEEP_AT_LEAST
+        self._numbers = itertools.count()
+
+    def arm_queued(self, timing: Timing) -> bool:
+        """A request waits: look at it when it has to have started."""
+        line = self._waiting.get(timing.limits.patience)
+        if line is None:
+            if timing.start_by == math.inf:
+                return False
+            line = self._new_line(self._waiting, timing.limits.patience, _START_BY)
+            if line is None:
+                return self._push(timing.start_by, timing)
+        return line.append(timing)
+
+    def arm_started(self, timing: Timing) -> bool:
+        """A request starts: look at it when it has run for too long."""
+        run_timeout = timing.limits.run_timeout
+        if run_timeout is None:
+            return False
+        line = self._running.get(run_timeout)
+        if line is None:
+            line = self._new_line(self._running, run_timeout, _RUN_UNTIL)
+            if line is None:
+                return self._push(timing.run_until, timing)
+        return line.append(timing)
+
+    def arm_again(self, timing: Timing, when: float) -> bool:
+        """A request was looked at too early: look again at `when`."""
+        return when != math.inf and self._push(when, timing)
+
+    def _new_line(
+        self, lines: dict[float, _Line], duration: float, when: Callable[[Timing], float]
+    ) -> _Line | None:
+        with self._lock:
+            line = lines.get(duration)
+            if line is None and len(lines) < MAX_LINES:
+                line = lines[duration] = _Line(when, self._lock)
+            return line
+
+    def _push(self, when: float, timing: Timing) -> bool:
+        with self._lock:
+            entry = (when, next(self._numbers), timing)
+            heapq.heappush(self._heap, entry)
+            if len(self._heap) >= self._sweep_heap_at:
+                self._heap = [entry for entry in self._heap if entry[2].request is not None]
+                heapq.heapify(self._heap)
+                self._sweep_heap_at = max(_SWEEP_AT_LEAST, 2 * len(self._heap))
+            return self._heap[:1] == [entry]
+
+    @property
+    def next_at(self) -> float:
+        """When the next request comes due; infinity if none does."""
+        with self._lock:
+            heads = [line.head() for line in (*self._waiting.values(), *self._running.values())]
+            while self._heap and self._heap[0][2].request is None:
+                heapq.heappop(self._heap)
+            if self._heap:
+                heads.append(self._heap[0][0])
+        return min(heads, default=math.inf)
+
+    def due(self, now: float) -> list[Request]:
+        """Take out the requests whose time has come. The caller judges each by its timing, and arms it again if need be."""
+        requests: list[Request] = []
+        with self._lock:
+            for line in (*self._waiting.values(), *self._running.values()):
+                line.take_due(now, requests)
+            while self._heap and self._heap[0][0] <= now:
+                request = heapq.heappop(self._heap)[2].request
+                if request is not None:
+                    requests.append(request)
+        return requests
+
+    def __len__(self) -> int:
+        """How many timings are kept, those of finished requests included."""
+        with self._lock:
+            lines = (*self._waiting.values(), *self._running.values())
+            return len(self._heap) + sum(len(line.timings) for line in lines)
+
+
+class _Line:
+    """Timings of one duration, in the order in which they come due.
+
+    Anybody may append at any time; everything else needs the lock.
+    """
+
+    __slots__ = ("_lock", "_sweep_at", "_when", "timings")
+
+    def __init__(self, when: Callable[[Timing], float], lock: primitives.Lock) -> None:
+        self._when = when
+        self._lock = lock
+        self._sweep_at = _SWEEP_AT_LEAST
+        self.timings = primitives.new_deque()
+
+    def append(self, timing: Timing) -> bool:
+        """True if `timing` is now the head: then nobody may have taken it into account."""
+        timings = self.timings
+        timings.append(timing)
+        if len(timings) >= self._sweep_at:
+            return self._sweep()
+        try:
+            return timings[0] is timing
+        except IndexError:  # it has come due already
+            return False
+
+    def _sweep(self) -> bool:
+        """Drop the timings of requests that have ended, which may be most."""
+        with self._lock:
+            timings = self.timings
+            kept = [timing for timing in (timings.popleft() for _ in range(len(timings))) if timing.request is not None]
+            timings.extendleft(reversed(kept))
+            self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(kept))
+            return True
+
+    def head(self) -> float:
+        timings = self.timings
+        while timings:
+            if timings[0].request is not None:
+                return self._when(timings[0])
+            timings.popleft()
+        return math.inf
+
+    def take_due(self, now: float, requests: list[Request]) -> None:
+        timings = self.timings
+        while timings and (timings[0].request is None or self._when(timings[0]) <= now):
+            request = timings.popleft().request
+            if request is not None:
+                requests.append(request)

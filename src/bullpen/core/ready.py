@@ -1,0 +1,89 @@
+"""The ready queue: ids of workers that have room, in the order in which they shall be used.
+
+The strategy *is* the structure: choosing another order means choosing another `SchedulerStrategy`. A worker has at most one
+entry (the caller sees to that with a flag under the worker's lock). Entries may be stale; whoever pops one checks the worker
+under its lock. `push`, `pop` and `len` may be called by any thread at any time, hence each must be atomic.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from bullpen import primitives
+
+
+class SchedulerStrategy(Protocol):
+    """The order in which workers with room are used."""
+
+    def push(self, worker_id: int, load: int) -> None:
+        """A worker with `load` requests on it has room for more."""
+
+    def pop(self) -> int:
+        """Take the worker to use next; `IndexError` when there is none."""
+
+    def __len__(self) -> int: ...
+
+
+class Line:
+    """Ids in one deque, whose operations are atomic."""
+
+    __slots__ = ("ids", "pop")
+
+    def __init__(self) -> None:
+        self.ids = primitives.new_deque()
+
+    def push(self, worker_id: int, load: int) -> None:  # noqa: ARG002 — the port's signature
+        self.ids.append(worker_id)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Rotation(Line):
+    """Longest idle first: every worker gets its turn. The default."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pop = self.ids.popleft
+
+
+class MostRecentlyUsed(Line):
+    """Last used first: few workers stay warm, the rest can be shrunk away."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pop = self.ids.pop
+
+
+class LeastLoaded:
+    """Fewest requests on it first, longest idle among equals. Differs from rotation only for a capacity above one."""
+
+    __slots__ = ("_levels", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = primitives.backlog_lock()
+        self._levels: dict[int, dict[int, None]] = {}
+
+    def push(self, worker_id: int, load: int) -> None:
+        with self._lock:
+            self._levels.setdefault(load, {})[worker_id] = None
+
+    def pop(self) -> int:
+        with self._lock:
+            if not self._levels:
+                raise IndexError("no worker has room")
+            load = min(self._levels)
+            level = self._levels[load]
+            worker_id = next(iter(level))
+            del level[worker_id]
+            if not level:
+                del self._levels[load]
+            return worker_id
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(map(len, self._levels.values()))

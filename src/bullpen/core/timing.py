@@ -1,0 +1,74 @@
+"""The three limits in time of a request, and when it was where. Made only for requests that are limited or sampled.
+
+`queue_timeout` limits the wait in the backlog, `run_timeout` the run on a worker, `timeout` the whole from submission. They are
+never mixed: each has its own error.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from bullpen.core.lifecycle import RequestState
+from bullpen.errors import DeadlineExceeded, QueueTimeout, RunTimeout, Timeout
+
+if TYPE_CHECKING:
+    from bullpen.core.request import Request
+
+QUEUED = RequestState.QUEUED
+RUNNING = RequestState.RUNNING
+
+
+class TimeLimits:
+    """The limits of a call in seconds; None is no limit. One object serves all calls that are made alike."""
+
+    __slots__ = ("any", "budget", "patience", "queue_timeout", "run_timeout", "stamina", "timeout")
+
+    def __init__(
+        self, timeout: float | None = None, queue_timeout: float | None = None, run_timeout: float | None = None
+    ) -> None:
+        self.timeout = timeout
+        self.queue_timeout = queue_timeout
+        self.run_timeout = run_timeout
+        self.any = timeout is not None or queue_timeout is not None or run_timeout is not None
+        self.budget = math.inf if timeout is None else timeout
+        self.stamina = math.inf if run_timeout is None else run_timeout
+        self.patience = min(self.budget, math.inf if queue_timeout is None else queue_timeout)
+
+
+NO_LIMITS = TimeLimits()
+
+
+class Timing:
+    """The limits of one request as instants. `started_at` and `run_until` are there once it runs."""
+
+    __slots__ = ("deadline", "limits", "request", "run_until", "start_by", "started_at", "submitted_at")
+
+    def __init__(self, request: Request, now: float, limits: TimeLimits) -> None:
+        self.request: Request | None = request  # until it ends
+        self.limits = limits
+        self.submitted_at = now
+        self.start_by = now + limits.patience
+        self.deadline = now + limits.budget
+
+    def start(self, now: float) -> None:
+        """It starts to run."""
+        self.started_at = now
+        self.run_until = now + self.limits.stamina
+
+    def next_at(self, state: RequestState) -> float:
+        """The next instant at which a request in `state` has to be looked at."""
+        if state is QUEUED:
+            return self.start_by
+        return self.deadline if self.deadline < self.run_until else self.run_until
+
+    def verdict(self, state: RequestState, now: float) -> Timeout | None:
+        """The limit that a request in `state` has passed at `now`, as the error its caller gets."""
+        limits = self.limits
+        if limits.timeout is not None and now >= self.deadline:
+            return DeadlineExceeded(seconds=limits.timeout, ran=state is not QUEUED)
+        if state is QUEUED and limits.queue_timeout is not None and now >= self.start_by:
+            return QueueTimeout(seconds=limits.queue_timeout)
+        if state is RUNNING and limits.run_timeout is not None and now >= self.run_until:
+            return RunTimeout(seconds=limits.run_timeout)
+        return None

@@ -1,0 +1,149 @@
+"""Every error Bullpen raises, as one tree.
+
+    BullpenError
+    ├── InvalidOption (ValueError)          an option's value is not allowed; names it, and what is
+    │   └── InvalidOptionType (TypeError)   … or is of the wrong type
+    ├── NotCallable (TypeError)             what was submitted cannot be called
+    ├── PoolError
+    │   ├── PoolClosed (RuntimeError)       the pool takes no work any more
+    │   ├── PoolFailed (BrokenExecutor)     no worker could be started; `__cause__` says why
+    │   ├── PoolSaturated                   every worker is busy and the backlog is full
+    │   └── NestedWait (RuntimeError)       a worker would wait for itself forever
+    ├── Timeout (TimeoutError)
+    │   ├── DeadlineExceeded                the caller's whole budget (`timeout`) is spent
+    │   ├── QueueTimeout                    waited in the backlog longer than `queue_timeout`
+    │   └── RunTimeout                      ran longer than `run_timeout`
+    ├── WorkerError
+    │   ├── WorkerLost (BrokenExecutor)     the worker died with the request on it
+    │   ├── WorkerStartFailed (BrokenExecutor)  a worker could not be started
+    │   └── WorkerAbandoned                 the pool closed while the request still ran
+    └── IllegalTransition                   a defect in Bullpen itself: please report it
+
+Errors carry their data in fields, so that code need not read the text.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import BrokenExecutor
+
+
+class BullpenError(Exception):
+    """The root of all errors that Bullpen itself raises."""
+
+
+class InvalidOption(BullpenError, ValueError):
+    """An option has a value that is not allowed."""
+
+    def __init__(self, option: str, value: object, allowed: str) -> None:
+        self.option = option
+        self.value = value
+        self.allowed = allowed
+        super().__init__(f"{option} must be {allowed}, got {value!r}")
+
+
+class InvalidOptionType(InvalidOption, TypeError):
+    """An option has a value of the wrong type."""
+
+
+class NotCallable(BullpenError, TypeError):
+    """What was submitted is not a function."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+        super().__init__(
+            f"expected a function to call, got {value!r} of type {type(value).__name__}; "
+            "pass the function itself and its arguments after it: pool.submit(f, x), not pool.submit(f(x))"
+        )
+
+
+class PoolError(BullpenError):
+    """Something about a pool as a whole."""
+
+    def __init__(self, message: str, *, pool: str) -> None:
+        self.pool = pool
+        super().__init__(message)
+
+
+class PoolClosed(PoolError, RuntimeError):
+    """The pool takes no work any more."""
+
+
+class PoolFailed(PoolError, BrokenExecutor):
+    """The pool could not start a single worker; `__cause__` holds the worker's error."""
+
+
+class PoolSaturated(PoolError):
+    """Every worker is busy and the backlog is full: try later, or send less."""
+
+    def __init__(self, *, pool: str, queued: int, limit: int) -> None:
+        self.queued = queued
+        self.limit = limit
+        super().__init__(
+            f"pool {pool!r} is saturated: all workers are busy and {queued} of {limit} places in the backlog are taken",
+            pool=pool,
+        )
+
+
+class NestedWait(PoolError, RuntimeError):
+    """A request waits, directly or by way of others, for a result that only itself could produce."""
+
+
+class Timeout(BullpenError, TimeoutError):
+    """A limit in time has passed."""
+
+    def __init__(self, message: str, *, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(message)
+
+
+class DeadlineExceeded(Timeout):
+    """The caller's whole budget for the call, `timeout`, is spent."""
+
+    def __init__(self, *, seconds: float, ran: bool) -> None:
+        self.ran = ran
+        where = "while it ran" if ran else "before it started; it will not run"
+        super().__init__(f"timeout of {seconds:g} s passed {where}", seconds=seconds)
+
+
+class QueueTimeout(Timeout):
+    """The request waited in the backlog longer than `queue_timeout`; it will not run."""
+
+    def __init__(self, *, seconds: float) -> None:
+        super().__init__(f"waited in the backlog longer than queue_timeout={seconds:g} s; it will not run", seconds=seconds)
+
+
+class RunTimeout(Timeout):
+    """The request ran longer than `run_timeout`."""
+
+    def __init__(self, *, seconds: float) -> None:
+        super().__init__(f"ran longer than run_timeout={seconds:g} s", seconds=seconds)
+
+
+class WorkerError(BullpenError):
+    """Something about one worker."""
+
+    def __init__(self, message: str, *, worker: str) -> None:
+        self.worker = worker
+        super().__init__(message)
+
+
+class WorkerLost(WorkerError, BrokenExecutor):
+    """The worker died while the request was on it."""
+
+
+class WorkerStartFailed(WorkerError, BrokenExecutor):
+    """A worker could not be started; `__cause__` says why."""
+
+
+class WorkerAbandoned(WorkerError):
+    """The pool was closed and its grace passed while the request still ran on a worker that cannot be ended."""
+
+
+class IllegalTransition(BullpenError):
+    """A state machine was asked for a move that its table does not have."""
+
+    def __init__(self, machine: str, old: object, new: object) -> None:
+        self.machine = machine
+        self.old = old
+        self.new = new
+        super().__init__(f"{machine} cannot go from {old} to {new}: this is a defect in Bullpen, please report it")

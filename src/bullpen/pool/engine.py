@@ -1,0 +1,398 @@
+"""The machinery behind a `Pool`, held together: admission, dispatch, workers, time, and the pool's own life.
+
+Workers know the engine, not the pool, so a pool that nobody refers to any more can be collected; the engine then drains by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+from bullpen import primitives
+from bullpen.core.backlog import Backlog, BoundedBacklog
+from bullpen.core.dispatcher import Dispatcher
+from bullpen.core.lifecycle import POOL_MOVES, PoolState, check_move
+from bullpen.core.request import Request
+from bullpen.core.tally import Tally, Total
+from bullpen.core.timing import NO_LIMITS, TimeLimits, Timing
+from bullpen.core.worker import Worker
+from bullpen.errors import PoolClosed, PoolFailed, PoolSaturated
+from bullpen.pool import exit as at_exit
+from bullpen.pool.nested import NestedWaits
+from bullpen.pool.options import PoolOptions
+from bullpen.pool.timekeeper import Timekeeper
+from bullpen.pool.workforce import Workforce
+from bullpen.runtimes.port import Runtime, current
+from bullpen.telemetry.catalogue import Event, Kind
+
+if TYPE_CHECKING:
+    from bullpen.pool.mapping import MapWork
+
+logger = logging.getLogger("bullpen")
+
+# So many that a thread which loses the interpreter while it holds one hardly ever stands in another's way.
+STATE_LOCKS = 4096
+
+OPEN = (PoolState.INITIALIZING, PoolState.RUNNING)
+
+
+class Engine:
+    """Runs one pool."""
+
+    def __init__(self, options: PoolOptions, runtime: Runtime, clock: primitives.Clock) -> None:
+        self.options = options
+        self.runtime = runtime
+        self.clock = clock
+        self.name = options.name
+        self.max_workers = options.max_workers
+        self.state = PoolState.CONFIGURING
+        self.failure: BaseException | None = None
+        self.lock = primitives.pool_lock()  # for the pool's own state, and which slots and workers there are
+        locks = itertools.starmap(primitives.state_lock, itertools.repeat((), STATE_LOCKS))
+        self.state_lock = itertools.cycle(locks).__next__  # makes that many, then deals out the same again
+        self.saturated = Tally()
+        self.cancelled = Tally()
+        self.lost = Tally()
+        self.refused = Tally()
+        self.extra_submitted = Total()  # items of maps are counted, their runners are not
+        self.extra_cancelled = Total()
+        self.bounded = None if options.max_queue is None else BoundedBacklog(options.max_queue)
+        self.backlog = Backlog() if self.bounded is None else self.bounded
+        self.time = Timekeeper(self)
+        self.workforce = Workforce(self)
+        self.nested = NestedWaits(self)
+        self.dispatcher = Dispatcher(
+            self.backlog,
+            options.new_scheduler(),
+            spawn=self.workforce.spawn,
+            watch=self.time.watch,
+            now=clock.monotonic,
+            complain=self._complain,
+            report=None if options.observer is None else self.report,
+        )
+        self.registry = self.dispatcher.registry
+        self.workforce.finished = self.dispatcher.finished
+        self._closed_because = "it is closed"
+        self._ready_waiters: list[primitives.Lock] = []
+        self._close_waiters: list[primitives.Lock] = []
+        self._maps: dict[int, MapWork[Any]] = {}
+        self._now = clock.monotonic
+        self._arm_queued = self.time.deadlines.arm_queued
+
+    # Start.
+
+    def start(self) -> None:
+        """Open for work; start the workers that have to be there from the beginning."""
+        self.move(PoolState.INITIALIZING)
+        with self.lock:
+            self.workforce.deal_slots(self.max_workers)
+        self.report_state()
+        at_exit.watch(self)
+        for _ in range(self.options.min_workers):
+            self.workforce.spawn(self.dispatcher.free.popleft())
+
+    def worker_is_ready(self) -> None:
+        """One more worker has started; with enough of them the pool runs."""
+        with self.lock:
+            if self.state is not PoolState.INITIALIZING or self.workforce.ready_ever < self.options.min_workers:
+                return
+            self.move(PoolState.RUNNING)
+            waiters, self._ready_waiters = self._ready_waiters, []
+        _open(waiters)
+        self.report_state()
+
+    def wait_ready(self, timeout: float | None) -> bool:
+        """Wait until `min_workers` workers have started; False when `timeout` seconds passed first."""
+        gate = primitives.gate()
+        gate.acquire()
+        with self.lock:
+            if self.state is PoolState.INITIALIZING and self.options.min_workers > 0:
+                self._ready_waiters.append(gate)
+            else:
+                gate.release()
+        if not self.clock.wait(gate, timeout):
+            return False
+        if self.state is PoolState.FAILED:
+            raise self.not_open()
+        return True
+
+    def fail(self, error: BaseException) -> bool:
+        """No worker could start, and none ever did: the pool has failed. Called with the lock held; False if one once did."""
+        if self.state is not PoolState.INITIALIZING:
+            return False
+        self.failure = error
+        self.dispatcher.draining = True
+        self.move(PoolState.FAILED)
+        waiters, self._ready_waiters = self._ready_waiters, []
+        _open(waiters)
+        return True
+
+    # Requests.
+
+    def submit(self, request: Request, limits: TimeLimits, enforced: bool = True, patient: bool = False) -> bool:
+        """Admit `request`; False if the pool is saturated.
+
+        Not `enforced`: the caller sees to the `timeout` itself. `patient`: wait for room even if the pool usually rejects.
+        """
+        dispatcher = self.dispatcher
+        if dispatcher.draining:
+            raise self.not_open()
+        if limits.any:
+            timing = request.timing = Timing(request, self._now(), limits)
+        bounded = self.bounded
+        if bounded is None:
+            if not dispatcher.offer(request):
+                raise self.not_open()
+        else:
+            if not dispatcher.offer_bounded(bounded, request) and not self._admit_late(bounded, request, patient):
+                self.saturated.add()
+                dispatcher.turn_away(request)
+                return False
+            if dispatcher.draining and dispatcher.withdraw(request):
+                raise self.not_open()
+        if limits.any and (enforced or limits.queue_timeout is not None) and self._arm_queued(timing):
+            self.time.wake()
+        return True
+
+    def submit_runner(self, runner: Request, *, patient: bool) -> bool:
+        """Admit a runner of a map. What it runs was promised before, so a pool that drains takes it too."""
+        if self.dispatcher.draining:
+            return False
+        if self.bounded is None:
+            return self.dispatcher.offer(runner)
+        worker = current.worker
+        alone = worker is None or not self.nested.is_own(worker)
+        try:
+            return self.submit(runner, NO_LIMITS, patient=patient and alone)
+        except PoolClosed:
+            return False
+
+    def _admit_late(self, backlog: BoundedBacklog, request: Request, patient: bool) -> bool:
+        """There was no room: refuse, or wait for it."""
+        if self.options.when_full == "reject" and not patient:
+            return False
+        worker = current.worker
+        if worker is not None and self.nested.is_own(worker):  # to wait for room here could be to wait for itself
+            return self.nested.run_here(worker, request, queued=False)
+        return self._wait_for_room(backlog, request)
+
+    def _wait_for_room(self, backlog: BoundedBacklog, request: Request) -> bool:
+        until = math.inf if request.timing is None else request.timing.start_by
+        ticket = backlog.take_ticket()
+        try:
+            while True:
+                ticket.rearm()
+                if self.dispatcher.draining:
+                    self.dispatcher.turn_away(request)
+                    raise self.not_open()
+                if self.dispatcher.offer_bounded(backlog, request, ticket):
+                    return True
+                timeout = None if until == math.inf else until - self._now()
+                if not self.clock.wait(ticket.gate, timeout):
+                    self.time.raise_too_late(request)
+        finally:
+            backlog.return_ticket(ticket)
+
+    def cancel_queued(self, request: Request) -> bool:
+        if not request.cancel_queued():
+            return False
+        self.backlog.withdrawn()
+        self.cancelled.add()
+        self.report_end(request, None)
+        return True
+
+    def cancel(self, request: Request) -> bool:
+        """Cancel a waiting request; end a running one where the runtime can."""
+        if self.cancel_queued(request):
+            return True
+        worker = request.holder
+        if worker is None or not self.runtime.cancel(worker, request):
+            return False
+        if request.cancel_running():
+            self.cancelled.add()
+            self.report_end(request, worker)
+        return True
+
+    def refuse_backlog(self, error: BaseException) -> None:
+        """Nobody can run what waits: tell all who wait for it."""
+        for request in self.backlog.copy():
+            if request.refuse(error):
+                self.backlog.withdrawn()
+                self.refused.add()
+                self.report_end(request, None)
+
+    def saturated_error(self) -> PoolSaturated:
+        assert self.bounded is not None
+        return PoolSaturated(pool=self.name, queued=self.queued(), limit=self.bounded.limit)
+
+    def queued(self) -> int:
+        """How many requests, and items of maps, wait."""
+        with self.lock:
+            items = sum(work.waiting for work in self._maps.values())
+        return items + self.backlog.queued(self.registry.totals()[0].skipped)
+
+    def maps_add(self, work: MapWork[Any]) -> None:
+        with self.lock:
+            self._maps[id(work)] = work
+
+    def maps_discard(self, work: MapWork[Any]) -> None:
+        with self.lock:
+            self._maps.pop(id(work), None)
+
+    # Change.
+
+    def resize(self, max_workers: int) -> None:
+        """From now on at most `max_workers`. Growth is by demand; surplus workers end after what they run now."""
+        with self.lock:
+            if self.state not in OPEN:
+                raise self.not_open()
+            self.max_workers = max_workers
+            self.workforce.deal_slots(max_workers)
+        self.workforce.stop_slotless()
+        self._use_new_room()
+
+    def pause(self) -> None:
+        """Start nothing from now on. What runs goes on, and what is submitted waits."""
+        self.dispatcher.paused = True
+
+    def resume(self) -> None:
+        self.dispatcher.paused = False
+        self.dispatcher.match()
+        self._use_new_room()
+
+    def _use_new_room(self) -> None:
+        self.dispatcher.grow_to_demand()
+        if self.bounded is not None:
+            self.bounded.call_next()
+
+    # End.
+
+    def close(self, grace: float | None, drain: bool, wait: bool = True) -> None:
+        """End the pool: no new work, then what waits is run or cancelled, then workers end. Safe to call again, from anywhere."""
+        self._settle_maps(drain)
+        self.refuse_work("it is closed")
+        if not drain:
+            self._cancel_backlog()
+        if not wait or (current.worker is not None and self.nested.is_own(current.worker)):
+            return
+        if not self._wait_closed(grace):
+            self._cancel_backlog()
+            self.workforce.give_up_running(grace or 0.0)
+        self.workforce.join()
+        self.time.join()
+
+    def _settle_maps(self, drain: bool) -> None:
+        """Items of maps that nobody reads yet are work like any other: run all of them, or none."""
+        with self.lock:
+            maps = list(self._maps.values())
+        for work in maps:
+            if drain:
+                work.run_to_the_end()
+            else:
+                work.cancel()
+
+    def refuse_work(self, because: str) -> None:
+        """Take no new work from now on; workers end when nothing waits any more."""
+        with self.lock:
+            if self.state not in OPEN:
+                return
+            self._closed_because = because
+            self.move(PoolState.DRAINING)
+            self.dispatcher.draining = True
+            waiters, self._ready_waiters = self._ready_waiters, []
+        _open(waiters)
+        self.report_state()
+        self.resume()
+        if self.bounded is not None:
+            self.bounded.call_all()
+        if not len(self.backlog):
+            self.workforce.stop_idle()
+        self.closed_if_done()
+
+    def _cancel_backlog(self) -> None:
+        for request in self.backlog.copy():
+            self.cancel_queued(request)
+        self.workforce.stop_idle()
+        self.closed_if_done()
+
+    def closed_if_done(self) -> None:
+        """Called whenever a worker is gone: the last one closes a draining pool."""
+        with self.lock:
+            if self.state is not PoolState.DRAINING or len(self.registry):
+                return
+            self.move(PoolState.CLOSED)
+            waiters, self._close_waiters = self._close_waiters, []
+        _open(waiters)
+        self.report_state()
+        self.time.wake(start=False)
+
+    def _wait_closed(self, grace: float | None) -> bool:
+        gate = primitives.gate()
+        gate.acquire()
+        with self.lock:
+            if self.state is not PoolState.DRAINING:
+                return True
+            self._close_waiters.append(gate)
+        return self.clock.wait(gate, grace)
+
+    def forget_workers(self, because: str) -> None:
+        """This is a forked child: the workers are the parent's. Locks are made anew, their holders may not exist here."""
+        self._closed_because = because
+        self.state = PoolState.CLOSED
+        self.lock = primitives.pool_lock()
+        self.dispatcher.draining = True
+        self.dispatcher.free.clear()
+        self.registry.forget()
+
+    def not_open(self) -> PoolClosed | PoolFailed:
+        """Why the pool takes no work."""
+        error: PoolClosed | PoolFailed
+        if self.state is PoolState.FAILED:
+            error = PoolFailed(f"pool {self.name!r} could not start a worker: {self.failure!r}", pool=self.name)
+            error.__cause__ = self.failure
+        else:
+            error = PoolClosed(f"pool {self.name!r} takes no new work: {self._closed_because}", pool=self.name)
+        return error
+
+    def move(self, state: PoolState) -> None:
+        """Change the pool's state, if the table allows it."""
+        check_move(POOL_MOVES, self.state, state)
+        self.state = state
+
+    # Telling people. Never with a lock held.
+
+    def report_state(self) -> None:
+        if self.options.observer is not None:
+            self._observe(Event(Kind.POOL_STATE, self._now(), self.name, detail=self.state))
+
+    def report(self, kind: Kind, worker: Worker | None, request: Request | None) -> None:
+        """Tell the observer, if there is one."""
+        if self.options.observer is not None:
+            name = None if worker is None else worker.name
+            number = None if request is None else request.number
+            self._observe(Event(kind, self._now(), self.name, name, number))
+
+    def report_end(self, request: Request, worker: Worker | None) -> None:
+        if self.options.observer is not None:
+            self.report(Kind.of(request.state), worker, request)
+
+    def _observe(self, event: Event) -> None:
+        assert self.options.observer is not None
+        try:
+            self.options.observer(event)
+        except Exception:
+            logger.exception("%s: the observer failed on %s and is ignored for it", self.name, event.kind.value)
+
+    def _complain(self, request: Request, error: BaseException) -> None:
+        if self.options.log_errors:
+            message = "%s: served request %d failed, and nobody waits for it"
+            logger.error(message, self.name, request.number, exc_info=error)
+
+
+def _open(gates: list[primitives.Lock]) -> None:
+    for gate in gates:
+        gate.release()
+
+

@@ -1,0 +1,193 @@
+"""Workers that wait for requests of their own pool, without which it could stand still.
+
+A worker that waits for a request that is still queued runs it itself. Where the pool cannot take the waiting over, as in
+`concurrent.futures.wait`, a helper runs what the worker waits for: one more worker, for that alone. A worker that waits, directly or by
+way of others, for itself is told so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bullpen import primitives
+from bullpen.core.lifecycle import RequestState
+from bullpen.core.request import DONE, FAILED, QUEUED, Request
+from bullpen.core.worker import BUSY, READY, STOPPING, Worker
+from bullpen.errors import NestedWait
+
+if TYPE_CHECKING:
+    from bullpen.pool.engine import Engine
+    from bullpen.pool.future import PoolFuture
+
+
+class NestedWaits:
+    """Waits that happen on the workers of one pool."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._inline = "run_inline" in engine.runtime.capabilities
+        self._wanted = primitives.new_deque()  # what workers wait for in foreign code: (worker, request)
+        self._helpers: dict[int, _Helper] = {}  # by the worker that they help
+
+    def is_own(self, worker: Worker) -> bool:
+        return self._engine.registry.get(worker.id) is worker
+
+    def wait(self, worker: Worker, future: PoolFuture[Any], timeout: float | None) -> bool:
+        """Wait for `future` on the thread of `worker`; False when `timeout` seconds passed first."""
+        if self._inline and self.is_own(worker) and self.run_here(worker, future, queued=True):
+            return True
+        with worker.lock:
+            worker.waiting_for = future
+        try:
+            if timeout is None:
+                self._refuse_cycle(worker, future)
+            return future.wait_at_gate(timeout)
+        finally:
+            with worker.lock:
+                worker.waiting_for = None
+
+    def run_here(self, worker: Worker, request: Request, *, queued: bool) -> bool:
+        """Run a request on the thread of `worker`, within what runs there now; False if it cannot start any more."""
+        if not self.take(worker, request, queued=queued):
+            return False
+        try:
+            value = request.fn(*request.args, **(request.kwargs or {}))
+        except BaseException as error:
+            self.settle(worker, request, FAILED, error)
+        else:
+            self.settle(worker, request, DONE, value)
+        return True
+
+    def take(self, worker: Worker, request: Request, *, queued: bool) -> bool:
+        """Start a request out of turn, if it still can start."""
+        timing = request.timing
+        if timing is not None:
+            now = self._engine.clock.monotonic()
+            if now >= timing.start_by:
+                return False
+            timing.start(now)
+        if not request.start(worker):
+            return False
+        if queued:
+            self._engine.backlog.withdrawn()
+        if timing is not None and timing.limits.run_timeout is not None:
+            self._engine.time.watch(request)
+        self._engine.dispatcher.report_started(worker, request)
+        return True
+
+    def settle(self, worker: Worker, request: Request, state: RequestState, value: Any) -> None:
+        settled = request.settle_aloud(state, value)
+        with worker.lock:
+            if state is DONE:
+                worker.completed += settled
+            else:
+                worker.failed += settled
+        self._engine.dispatcher.tell_end(worker, request)
+
+    def _refuse_cycle(self, worker: Worker, future: Request) -> None:
+        """Follow who waits for whom; raise if the way leads back to `worker`."""
+        names = [worker.name]
+        request: Request | None = future
+        while request is not None:
+            holder = request.holder
+            if holder is None or holder.name in names[1:]:
+                return
+            names.append(holder.name)
+            if holder is worker:
+                raise NestedWait(
+                    f"pool {self._engine.name!r}: {' → '.join(names)}: a worker would wait for itself forever; "
+                    "do not wait in a request for a request that waits for it",
+                    pool=self._engine.name,
+                )
+            with holder.lock:
+                request = holder.waiting_for
+
+    # Waiting in foreign code.
+
+    def may_wait(self, worker: Worker, future: Request) -> None:
+        """Foreign code on `worker` looks at a request that has not ended, and may go on to wait for it.
+
+        It may hold the locks of other futures meanwhile, so no lower lock is taken here: the supervisor does the rest.
+        """
+        if future.state is not QUEUED or not self.is_own(worker):
+            return
+        if worker.id not in self._helpers and len(self._helpers) >= self._engine.max_workers:
+            raise NestedWait(
+                f"pool {self._engine.name!r}: worker {worker.name} would wait for queued requests of its own pool, where "
+                f"{len(self._helpers)} workers do so already; wait with future.result(), or use a larger pool",
+                pool=self._engine.name,
+            )
+        self._wanted.append((worker, future))
+        self._engine.time.wake()
+
+    def help(self) -> None:
+        """Have helpers run what workers wait for. Called by the supervisor."""
+        while self._wanted:
+            worker, request = self._wanted.popleft()
+            helper = self._helpers.get(worker.id)
+            if helper is not None and helper.accept(request):
+                continue
+            if request.state is QUEUED:
+                self._helpers[worker.id] = helper = _Helper(self._engine, self, worker.id, request)
+                self._engine.workforce.start_helper(helper)
+
+    def helper_gone(self, helper: _Helper) -> None:
+        if self._helpers.get(helper.lender_id) is helper:
+            del self._helpers[helper.lender_id]
+
+
+class _Helper:
+    """Runs the requests that one worker waits for, then ends. Implements `WorkerEvents` for its own worker."""
+
+    def __init__(self, engine: Engine, nested: NestedWaits, lender_id: int, request: Request) -> None:
+        self.lender_id = lender_id
+        self._engine = engine
+        self._nested = nested
+        self._lock = primitives.backlog_lock()
+        self._wanted: list[Request] = [request]
+        self._open = True
+
+    def accept(self, request: Request) -> bool:
+        """Run `request` too; False if the helper is about to end."""
+        with self._lock:
+            if self._open:
+                self._wanted.append(request)
+            return self._open
+
+    def ready(self, worker: Worker) -> Request | None:
+        with worker.lock:
+            worker.was_ready = True
+            worker.move(READY)
+            worker.move(BUSY)
+        return self._next(worker)
+
+    def finished(self, worker: Worker, request: Request, state: RequestState, value: Any) -> Request | None:
+        self._nested.settle(worker, request, state, value)
+        with worker.lock:
+            worker.requests.discard(request)
+        return self._next(worker)
+
+    def _next(self, worker: Worker) -> Request | None:
+        while True:
+            with self._lock:
+                self._open = bool(self._wanted)
+                request = self._wanted.pop(0) if self._wanted else None
+            if request is None:
+                break
+            if self._nested.take(worker, request, queued=True):
+                with worker.lock:
+                    worker.requests.add(request)
+                return request
+        with worker.lock:
+            if worker.status is BUSY:
+                worker.move(STOPPING)
+        worker.hand(None)
+        return None
+
+    def exited(self, worker: Worker) -> None:
+        self._nested.helper_gone(self)
+        self._engine.workforce.exited(worker)
+
+    def died(self, worker: Worker, error: BaseException) -> None:
+        self._nested.helper_gone(self)
+        self._engine.workforce.helper_died(worker, error)

@@ -1,0 +1,154 @@
+"""A pool's options: one frozen object that checks itself, before anything is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from bullpen.core.ready import LeastLoaded, MostRecentlyUsed, Rotation, SchedulerStrategy
+from bullpen.core.timing import TimeLimits
+from bullpen.errors import InvalidOption, InvalidOptionType
+from bullpen.runtimes.port import Runtime
+from bullpen.telemetry.catalogue import Event
+
+Seconds = float | timedelta
+WhenFull = Literal["reject", "block"]
+Wrap = Callable[[Callable[[], Any]], Any]
+
+SCHEDULERS: dict[str, Callable[[], SchedulerStrategy]] = {
+    "rotation": Rotation,
+    "most_recently_used": MostRecentlyUsed,
+    "least_loaded": LeastLoaded,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolOptions:
+    """Everything a pool was told, checked and with durations in seconds."""
+
+    max_workers: int
+    thread_name_prefix: str
+    initializer: Callable[..., object] | None
+    initargs: tuple[Any, ...]
+    runtime: str | Runtime
+    name: str
+    min_workers: int
+    max_queue: int | None
+    when_full: WhenFull
+    queue_timeout: float | None
+    run_timeout: float | None
+    max_abandoned: int
+    idle_timeout: float | None
+    scheduler: str | Callable[[], SchedulerStrategy]
+    wrap: Wrap | None
+    log_errors: bool
+    observer: Callable[[Event], object] | None
+
+    def __post_init__(self) -> None:
+        at_least("max_workers", self.max_workers, 1)
+        at_least("min_workers", self.min_workers, 0)
+        if self.min_workers > self.max_workers:
+            raise InvalidOption("min_workers", self.min_workers, f"at most max_workers, which is {self.max_workers}")
+        if self.max_queue is not None:
+            at_least("max_queue", self.max_queue, 0, none="for a backlog without limit")
+        one_of("when_full", self.when_full, ("reject", "block"))
+        if self.when_full == "block" and self.max_queue is None:
+            raise InvalidOption("when_full", self.when_full, "'reject' while max_queue is None: such a backlog is never full")
+        at_least("max_abandoned", self.max_abandoned, 0)
+        text("name", self.name)
+        text("thread_name_prefix", self.thread_name_prefix)
+        if not isinstance(self.initargs, tuple):
+            raise InvalidOptionType("initargs", self.initargs, "a tuple of arguments for the initializer")
+        function("initializer", self.initializer)
+        function("wrap", self.wrap)
+        function("observer", self.observer)
+        if isinstance(self.scheduler, str):
+            one_of("scheduler", self.scheduler, tuple(SCHEDULERS))
+        elif not callable(self.scheduler):
+            raise InvalidOptionType("scheduler", self.scheduler, f"{_either(tuple(SCHEDULERS))}, or a function that makes one")
+        if not isinstance(self.log_errors, bool):
+            raise InvalidOptionType("log_errors", self.log_errors, "True or False")
+
+    def new_scheduler(self) -> SchedulerStrategy:
+        make = SCHEDULERS[self.scheduler] if isinstance(self.scheduler, str) else self.scheduler
+        strategy = make()
+        for method in ("push", "pop", "__len__"):
+            if not callable(getattr(strategy, method, None)):
+                raise InvalidOptionType("scheduler", strategy, "an object with push(worker_id, load), pop() and len()")
+        return strategy
+
+
+class CallOptions:
+    """What `using(...)` was told for single calls. Immutable."""
+
+    __slots__ = ("context", "limits")
+
+    def __init__(self, limits: TimeLimits, context: bool = False) -> None:
+        self.limits = limits
+        self.context = context
+
+    def using(self, **changes: Any) -> CallOptions:
+        """These options with some changed; a wrong name or value is refused."""
+        times = {name: getattr(self.limits, name) for name in ("timeout", "queue_timeout", "run_timeout")}
+        context = self.context
+        for name, value in changes.items():
+            if name in times:
+                times[name] = seconds(name, value, zero=name != "run_timeout")
+            elif name == "context":
+                if not isinstance(value, bool):
+                    raise InvalidOptionType("context", value, "True or False")
+                context = value
+            else:
+                raise InvalidOptionType("using()", name, f"called with {', '.join(times)} or context")
+        return CallOptions(TimeLimits(**times), context)
+
+
+def default_max_workers() -> int:
+    """As many as `ThreadPoolExecutor` would take."""
+    count = getattr(os, "process_cpu_count", os.cpu_count)()
+    return int(min(32, (count or 1) + 4))
+
+
+def seconds(name: str, value: Seconds | None, *, zero: bool = True) -> float | None:
+    """A duration in seconds; None stands for no limit."""
+    if value is None:
+        return None
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidOptionType(name, value, "a number of seconds, a timedelta, or None")
+    if value != value or value < 0 or (value == 0 and not zero):  # noqa: PLR0124 — not a number
+        raise InvalidOption(name, value, f"{'≥ 0' if zero else '> 0'} seconds, or None for no limit")
+    return float(value)
+
+
+def at_least(name: str, value: object, minimum: int, none: str = "") -> None:
+    allowed = f"a whole number ≥ {minimum}" + (f", or None {none}" if none else "")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidOptionType(name, value, allowed)
+    if value < minimum:
+        raise InvalidOption(name, value, allowed)
+
+
+def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if not isinstance(value, str):
+        raise InvalidOptionType(name, value, _either(allowed))
+    if value not in allowed:
+        raise InvalidOption(name, value, _either(allowed))
+
+
+def text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidOptionType(name, value, "a string")
+
+
+def function(name: str, value: object) -> None:
+    if value is not None and not callable(value):
+        raise InvalidOptionType(name, value, "a function, or None")
+
+
+def _either(values: tuple[str, ...]) -> str:
+    return "one of " + ", ".join(map(repr, values))

@@ -1,0 +1,154 @@
+"""What a pool tells about itself: `PoolStats` for numbers, `WorkerInfo` for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from bullpen.core.lifecycle import PoolState, WorkerStatus
+from bullpen.core.worker import READY, STARTING, Worker
+
+if TYPE_CHECKING:
+    from bullpen.pool.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of durations in seconds, from a sample: the first requests and then one in 32, the latest of each worker."""
+
+    p50: float
+    p90: float
+    p99: float
+    samples: int
+
+    @classmethod
+    def of(cls, values: list[float]) -> Percentiles | None:
+        if not values:
+            return None
+        values.sort()
+        last = len(values) - 1
+        return cls(values[last // 2], values[last * 9 // 10], values[last * 99 // 100], len(values))
+
+    def __str__(self) -> str:
+        return f"p50 {_duration(self.p50)}, p90 {_duration(self.p90)}, p99 {_duration(self.p99)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """A pool at one moment. What was counted since it was made, then what is there now.
+
+    At rest `submitted` is the sum of `completed`, `failed`, `cancelled`, `timed_out`, `queue_timeouts`, `lost`, `queued` and `running`.
+    While requests move, single numbers may be off by those under way.
+    """
+
+    name: str
+    state: PoolState
+    submitted: int
+    completed: int
+    failed: int
+    cancelled: int
+    timed_out: int
+    queue_timeouts: int
+    lost: int
+    saturated: int
+    abandoned: int
+    spawned: int
+    retired: int
+    workers: int
+    starting: int
+    idle: int
+    busy: int
+    running: int
+    queued: int
+    max_workers: int
+    wait: Percentiles | None
+    run: Percentiles | None
+
+    @classmethod
+    def of(cls, engine: Engine) -> PoolStats:
+        tallies, spawned, retired = engine.registry.totals()
+        workers = engine.registry.snapshot()
+        loads = [(worker.status, len(worker.requests)) for worker in workers]
+        samples = [sample for worker in workers if worker.samples for sample in list(worker.samples)]
+        return cls(
+            name=engine.name,
+            state=engine.state,
+            submitted=engine.dispatcher.submitted + engine.extra_submitted.value,
+            completed=tallies.completed,
+            failed=tallies.failed + engine.refused.value,
+            cancelled=engine.cancelled.value + engine.extra_cancelled.value,
+            timed_out=engine.time.timed_out.value,
+            queue_timeouts=engine.time.queue_timeouts.value,
+            lost=engine.lost.value,
+            saturated=engine.saturated.value,
+            abandoned=engine.workforce.abandoned_ever,
+            spawned=spawned,
+            retired=retired,
+            workers=len(workers),
+            starting=sum(status is STARTING for status, _ in loads),
+            idle=sum(status is READY and not load for status, load in loads),
+            busy=sum(load > 0 for _, load in loads),
+            running=sum(not request.ended for worker in workers for request in list(worker.requests)),
+            queued=engine.queued(),
+            max_workers=engine.max_workers,
+            wait=Percentiles.of([wait for wait, _ in samples]),
+            run=Percentiles.of([run for _, run in samples]),
+        )
+
+    def __str__(self) -> str:
+        rows = [f"pool {self.name} ({self.state}): {self.busy} busy, {self.idle} idle of at most {self.max_workers}"]
+        counted = [
+            f"{field.name} {getattr(self, field.name)}"
+            for field in fields(self)[2:14]
+            if getattr(self, field.name) or field.name in ("submitted", "completed")
+        ]
+        rows.append(", ".join([*counted, f"queued {self.queued}"]))
+        if self.wait is not None and self.run is not None:
+            rows.append(f"waited {self.wait}; ran {self.run}")
+        return "\n".join(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """One worker at one moment."""
+
+    id: int
+    name: str
+    slot: int | None
+    status: WorkerStatus
+    load: int
+    capacity: int
+    running: tuple[str, ...]
+    completed: int
+    failed: int
+    age: float
+
+    @classmethod
+    def of(cls, worker: Worker, now: float) -> WorkerInfo:
+        with worker.lock:
+            return cls(
+                id=worker.id,
+                name=worker.name,
+                slot=worker.slot,
+                status=worker.status,
+                load=len(worker.requests),
+                capacity=worker.capacity,
+                running=tuple(request.label or "given up" for request in worker.requests),
+                completed=worker.completed,
+                failed=worker.failed,
+                age=now - worker.started_at,
+            )
+
+    def __str__(self) -> str:
+        what = f" {', '.join(self.running)}" if self.running else ""
+        return f"{self.name}: {self.status}{what}, {self.completed} done, {self.failed} failed, {self.age:.1f} s old"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds:.2f} s"
+
+

@@ -1,0 +1,107 @@
+"""What a pool does because time has passed: expire, give up, shrink."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NoReturn
+
+from bullpen.core.deadlines import Deadlines
+from bullpen.core.lifecycle import PoolState
+from bullpen.core.request import QUEUED, Request
+from bullpen.core.scaling import STEPS, Surplus
+from bullpen.core.tally import Tally
+from bullpen.errors import QueueTimeout, RunTimeout, Timeout
+from bullpen.pool.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from bullpen.pool.engine import Engine
+
+
+class Timekeeper:
+    """Watches the deadlines of requests and the idleness of workers, with one thread that sleeps until something is due."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.deadlines = Deadlines()
+        self.timed_out = Tally()
+        self.queue_timeouts = Tally()
+        self._surplus = Surplus()
+        self._next_step = math.inf
+        self._supervisor = Supervisor(self.tick, engine.clock, f"{engine.name}-supervisor")
+        self.wake = self._supervisor.wake
+
+    def tick(self, now: float) -> float:
+        """Do what is due at `now`; the next instant at which something will be."""
+        for request in self.deadlines.due(now):
+            timing = request.timing
+            if timing is not None and not self.judge(request, now) and not request.ended:
+                self.deadlines.arm_again(timing, timing.next_at(request.state))
+        self._engine.nested.help()
+        if now >= self._next_step:
+            self._step(now)
+        if self._engine.state in (PoolState.CLOSED, PoolState.FAILED):
+            return math.inf
+        return min(self.deadlines.next_at, self._next_step)
+
+    def watch(self, request: Request) -> None:
+        """A request starts that may not run forever."""
+        assert request.timing is not None
+        if self.deadlines.arm_started(request.timing):
+            self.wake()
+
+    def judge(self, request: Request, now: float) -> bool:
+        """Apply the limits of `request` at `now`; False if none has passed yet, or it has ended."""
+        assert request.timing is not None
+        state, worker = request.state, request.holder
+        verdict = request.timing.verdict(state, now)
+        if verdict is None:
+            return False
+        if state is QUEUED:
+            if not request.expire(verdict):
+                return self.judge(request, now)  # it has started, or ended, just now
+            self._engine.backlog.withdrawn()
+        elif not request.abandon(verdict):
+            return False
+        self._count(verdict)
+        self._engine.report_end(request, worker)
+        if worker is not None and not self._engine.runtime.cancel(worker, request) and isinstance(verdict, RunTimeout):
+            self._engine.workforce.write_off(worker, request)
+        return True
+
+    def raise_too_late(self, request: Request) -> NoReturn:
+        """A submitter has waited for room for as long as it may."""
+        assert request.timing is not None
+        verdict = request.timing.verdict(QUEUED, request.timing.start_by)
+        assert verdict is not None
+        self._count(verdict)
+        raise verdict
+
+    def _count(self, verdict: Timeout) -> None:
+        (self.queue_timeouts if isinstance(verdict, QueueTimeout) else self.timed_out).add()
+
+    # Idle workers.
+
+    def workers_came(self) -> None:
+        """There are workers, which may turn out not to be needed."""
+        timeout = self._engine.options.idle_timeout
+        if timeout is not None and self._next_step == math.inf:
+            self._next_step = self._engine.clock.monotonic() + timeout / STEPS
+            self.wake()
+
+    def _step(self, now: float) -> None:
+        """One step of the idle timeout has passed: let one worker go, if one was never needed."""
+        timeout = self._engine.options.idle_timeout
+        dispatcher = self._engine.dispatcher
+        removable = len(dispatcher.registry) - self._engine.options.min_workers
+        if timeout is None or removable <= 0 or dispatcher.draining:
+            self._next_step = math.inf
+            self._surplus.reset()
+            return
+        fewest, dispatcher.fewest_ready = dispatcher.fewest_ready, len(dispatcher.ready)
+        if self._surplus.step(fewest, removable):
+            dispatcher.stop_one_idle()
+        self._next_step = now + timeout / STEPS
+
+    def join(self) -> None:
+        """Wait until the supervisor has ended; nothing is left to watch."""
+        self._supervisor.join(None)

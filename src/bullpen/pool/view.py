@@ -1,0 +1,108 @@
+"""`using(...)`: a pool with options for single calls, so that they never collide with a function's own arguments."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+from bullpen.core.request import Request
+from bullpen.errors import NotCallable
+from bullpen.pool.engine import Engine
+from bullpen.pool.future import PoolFuture
+from bullpen.pool.mapping import DEFAULT_WINDOW, MapIterator, RequestMap, RunnerMap
+from bullpen.pool.options import CallOptions, at_least, seconds
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class PoolView:
+    """A pool and the options of calls made through it. Immutable, cheap, to be kept or thrown away."""
+
+    __slots__ = ("_engine", "_limits", "_options", "_plain", "_submit")
+
+    def __init__(self, engine: Engine, options: CallOptions) -> None:
+        self._engine = engine
+        self._options = options
+        self._limits = options.limits
+        self._submit = engine.submit
+        self._plain = engine.options.wrap is None and not options.context
+
+    def using(self, **options: Any) -> PoolView:
+        """This view with some options changed: `timeout`, `queue_timeout`, `run_timeout`, `context`."""
+        return PoolView(self._engine, self._options.using(**options))
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolFuture[T]:
+        """Run `fn(*args, **kwargs)` on a worker; the future of its result."""
+        if not self._plain or not callable(fn):
+            future = PoolFuture(self._engine, *self._bind(fn, args, kwargs))
+        else:
+            future = PoolFuture(self._engine, fn, args, kwargs)
+        if not self._submit(future, self._limits):
+            raise self._engine.saturated_error()
+        return future
+
+    def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Run `fn(*args, **kwargs)` on a worker and forget it: True if it was accepted, False if the pool is saturated."""
+        if not self._plain or not callable(fn):
+            request = Request(self._engine.state_lock(), *self._bind(fn, args, kwargs))
+        else:
+            request = Request(self._engine.state_lock(), fn, args, kwargs)
+        return self._submit(request, self._limits)
+
+    def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `fn(*args, **kwargs)` on a worker and wait for the result, at most for the `timeout`."""
+        future = PoolFuture(self._engine, *self._bind(fn, args, kwargs))
+        if not self._submit(future, self._limits, enforced=False):
+            raise self._engine.saturated_error()
+        timing = future.timing
+        try:
+            if timing is not None and timing.limits.timeout is not None and not future.wait_until(timing.deadline):
+                self._engine.time.judge(future, timing.deadline)
+            return future.result()
+        except BaseException:
+            future.cancel()  # an interrupted caller does not want it any more
+            raise
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> MapIterator[T]:
+        """The results of `fn` over the iterables, in order; at most `buffersize` calls are under way or unread at once."""
+        if not callable(fn):
+            raise NotCallable(fn)
+        at_least("chunksize", chunksize, 1)
+        if buffersize is not None:
+            at_least("buffersize", buffersize, 1, none=f"for {DEFAULT_WINDOW}")
+        engine = self._engine
+        limit = seconds("timeout", timeout)
+        deadline = None if limit is None else engine.clock.monotonic() + limit
+        window = DEFAULT_WINDOW if buffersize is None else buffersize
+        if engine.dispatcher.draining:
+            raise engine.not_open()
+        calls = zip(*iterables, strict=False)
+        if self._limits.any or not self._plain or engine.options.observer is not None:
+            return MapIterator(RequestMap(engine, self._submit_patiently, fn, calls, window), deadline)
+        return MapIterator(RunnerMap(engine, fn, calls, window), deadline)
+
+    def _submit_patiently(self, fn: Callable[..., T], *args: Any) -> PoolFuture[T]:
+        future = PoolFuture(self._engine, *self._bind(fn, args, {}))
+        self._submit(future, self._limits, patient=True)
+        return future
+
+    def _bind(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """The call that a worker makes: the function itself, or in the caller's context, or in the pool's wrapper."""
+        if not callable(fn):
+            raise NotCallable(fn)
+        if self._options.context:
+            fn, args, kwargs = contextvars.copy_context().run, (fn, *args), kwargs
+        wrap = self._engine.options.wrap
+        if wrap is not None:
+            fn, args, kwargs = wrap, (functools.partial(fn, *args, **kwargs),), {}
+        return fn, args, kwargs

@@ -1,0 +1,266 @@
+"""The workers of a pool: how they start, end, die, and are replaced. What a runtime reports arrives here."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from bullpen.core.lifecycle import PoolState, RequestState
+from bullpen.core.request import Request
+from bullpen.core.worker import BUSY, DEAD, EXITED, READY, STOPPING, Worker
+from bullpen.errors import WorkerAbandoned, WorkerLost, WorkerStartFailed
+from bullpen.telemetry.catalogue import Kind
+
+if TYPE_CHECKING:
+    from bullpen.pool.engine import Engine
+    from bullpen.runtimes.port import WorkerEvents
+
+logger = logging.getLogger("bullpen")
+
+HELPER = -1  # the slot of helpers, which take none
+
+
+class Workforce:
+    """Starts and ends workers. Implements `WorkerEvents`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._ids = itertools.count()
+        self.finished: Callable[[Worker, Request, RequestState, Any], Request | None]  # the dispatcher's own
+        self.ready_ever = 0
+        self.abandoned_ever = 0
+        self._slots: set[int] = set()  # those that exist, whoever has them
+        self._new_slots = itertools.count()
+        self._helper_numbers = itertools.count()
+        self._abandoned: list[Worker] = []  # until their functions return after all
+        self._departing: deque[Worker] = deque()  # reported as gone; their threads may need a moment more
+
+    # Slots: popping one is the permission to start a worker. All of this is done with the engine's lock held.
+
+    def deal_slots(self, count: int) -> None:
+        """Make it `count` slots: new ones, or fewer, the free ones first. Workers in slots that are no more have to go."""
+        free = self._engine.dispatcher.free
+        for slot in itertools.islice(self._new_slots, max(0, count - len(self._slots))):
+            self._slots.add(slot)
+            free.append(slot)
+        while len(self._slots) > count and free:
+            self._slots.discard(free.pop())
+        for slot in sorted(self._slots)[count:]:
+            self._slots.discard(slot)
+
+    def _put_back(self, slot: int) -> None:
+        if slot in self._slots:
+            self._engine.dispatcher.free.append(slot)
+
+    # Start.
+
+    def spawn(self, slot: int) -> None:
+        """Start a worker in `slot`, which the caller has taken."""
+        engine = self._engine
+        with engine.lock:
+            possible = engine.state not in (PoolState.CLOSED, PoolState.FAILED) and slot in self._slots
+            if possible:
+                prefix = engine.options.thread_name_prefix or engine.name
+                worker = self._new(slot, f"{prefix}_{slot}")
+            else:
+                self._put_back(slot)
+        if possible:
+            self._start(worker)
+        else:
+            engine.dispatcher.grow_to_demand()
+
+    def start_helper(self, events: WorkerEvents) -> None:
+        """Start a worker that takes no slot and reports to `events`."""
+        engine = self._engine
+        with engine.lock:
+            if engine.state in (PoolState.CLOSED, PoolState.FAILED):
+                return
+            prefix = engine.options.thread_name_prefix or engine.name
+            worker = self._new(HELPER, f"{prefix}_helper_{next(self._helper_numbers)}")
+        engine.report(Kind.WORKER_STARTING, worker, None)
+        try:
+            engine.runtime.start(worker, events)
+        except Exception as error:
+            events.died(worker, error)
+
+    def _new(self, slot: int, name: str) -> Worker:
+        worker = Worker(next(self._ids), slot, name, self._engine.clock.monotonic())
+        self._engine.registry.add(worker)
+        return worker
+
+    def _start(self, worker: Worker) -> None:
+        self._engine.report(Kind.WORKER_STARTING, worker, None)
+        if self._engine.bounded is not None:
+            self._engine.bounded.pledge()
+        try:
+            self._engine.runtime.start(worker, self)
+        except Exception as error:
+            self.died(worker, error)
+        else:
+            self._engine.time.workers_came()
+
+    # What workers report.
+
+    def ready(self, worker: Worker) -> Request | None:
+        with self._engine.lock:
+            self.ready_ever += 1
+        self._engine.worker_is_ready()
+        self._engine.report(Kind.WORKER_READY, worker, None)
+        return self._engine.dispatcher.started(worker)
+
+    def exited(self, worker: Worker) -> None:
+        with worker.lock:
+            worker.move(EXITED)
+        self._engine.report(Kind.WORKER_EXITED, worker, None)
+        self._gone(worker)
+
+    def died(self, worker: Worker, error: BaseException) -> None:
+        with worker.lock:
+            starting = not worker.was_ready
+            worker.move(DEAD)
+            requests = list(worker.requests)
+            worker.requests.clear()
+        self._engine.report(Kind.WORKER_DEAD, worker, None)
+        for request in requests:
+            self._lose(worker, request, error)
+        if starting:
+            logger.error("%s: worker %s could not start", self._engine.name, worker.name, exc_info=error)
+            if self._engine.bounded is not None:
+                self._engine.bounded.redeem()
+            self._start_failed(worker, error)
+        else:
+            logger.error("%s: worker %s died: %r", self._engine.name, worker.name, error)
+        self._gone(worker)
+
+    def helper_died(self, worker: Worker, error: BaseException) -> None:
+        """What it would have run stays in the backlog, or is lost with it."""
+        logger.error("%s: helper %s died: %r", self._engine.name, worker.name, error)
+        with worker.lock:
+            worker.move(DEAD)
+            requests = list(worker.requests)
+        for request in requests:
+            self._lose(worker, request, error)
+        self._gone(worker)
+
+    def _lose(self, worker: Worker, request: Request, error: BaseException) -> None:
+        lost = WorkerLost(f"worker {worker.name} died with this request on it: {error!r}", worker=worker.name)
+        lost.__cause__ = error
+        if request.lose(lost):
+            self._engine.lost.add()
+            self._engine.report_end(request, worker)
+
+    def _start_failed(self, worker: Worker, error: BaseException) -> None:
+        """If that was the last hope of whoever waits, they are told why."""
+        engine = self._engine
+        with engine.lock:
+            if any(other is not worker for other in engine.registry.snapshot()):
+                return
+            failed = engine.fail(error)
+        refusal: BaseException
+        if failed:
+            engine.report_state()
+            engine.time.wake(start=False)
+            refusal = engine.not_open()
+        else:
+            refusal = WorkerStartFailed(f"worker {worker.name} could not start: {error!r}", worker=worker.name)
+            refusal.__cause__ = error
+        engine.refuse_backlog(refusal)
+
+    def _gone(self, worker: Worker) -> None:
+        """Nothing runs in the worker's slot any more, or nobody waits for what does."""
+        engine = self._engine
+        with engine.lock:
+            engine.registry.remove(worker)
+            if worker.slot is None:
+                if worker in self._abandoned:
+                    self._abandoned.remove(worker)
+            else:
+                slot, worker.slot = worker.slot, None
+                self._put_back(slot)
+            while self._departing and engine.runtime.join(self._departing[0], 0):
+                self._departing.popleft()
+            self._departing.append(worker)
+        if engine.state in (PoolState.INITIALIZING, PoolState.RUNNING, PoolState.DRAINING):
+            engine.dispatcher.grow_to_demand()
+            if engine.bounded is not None:
+                engine.bounded.call_next()
+        engine.closed_if_done()
+
+    # End.
+
+    def stop_idle(self) -> None:
+        for worker in self._engine.registry.snapshot():
+            self._engine.dispatcher.stop(worker, when_idle=True)
+
+    def stop_slotless(self) -> None:
+        """Let the workers go whose slots no longer exist, after what they run now."""
+        for worker in self._engine.registry.snapshot():
+            slot = worker.slot
+            if slot is not None and slot != HELPER and slot not in self._slots:
+                self._engine.dispatcher.stop(worker, when_idle=False)
+
+    def write_off(self, worker: Worker, request: Request) -> None:
+        """A worker that cannot be ended runs past its limit: give its slot to another, within `max_abandoned`."""
+        engine = self._engine
+        allowed = engine.options.max_abandoned
+        with engine.lock:
+            replaced = len(self._abandoned) < allowed and self._abandon(worker, request)
+        if not replaced:
+            message = "%s: worker %s runs past run_timeout and cannot be ended; its slot stays taken (max_abandoned=%d)"
+            logger.warning(message, engine.name, worker.name, allowed)
+            return
+        logger.warning("%s: worker %s runs past run_timeout; abandoned and replaced", engine.name, worker.name)
+        engine.report(Kind.WORKER_ABANDONED, worker, None)
+        self._leave_behind(worker)
+
+    def _abandon(self, worker: Worker, request: Request | None) -> bool:
+        with worker.lock:
+            if worker.status not in (READY, BUSY) or (request is not None and request not in worker.requests):
+                return False
+            worker.move(STOPPING)
+        self._abandoned.append(worker)
+        self.abandoned_ever += 1
+        return True
+
+    def _leave_behind(self, worker: Worker) -> None:
+        """Its slot is free, and the pool no longer counts it; when its function returns after all, it ends."""
+        engine = self._engine
+        with engine.lock:
+            engine.registry.remove(worker)
+            slot, worker.slot = worker.slot, None
+            if slot is not None:
+                self._put_back(slot)
+        engine.dispatcher.grow_to_demand()
+        engine.closed_if_done()
+
+    def give_up_running(self, grace: float) -> None:
+        """The grace has passed: kill what can be killed, and tell whoever waits for the rest."""
+        engine = self._engine
+        for worker in engine.registry.snapshot():
+            if engine.runtime.kill(worker):
+                continue
+            with engine.lock:
+                self._abandon(worker, None)
+            with worker.lock:
+                requests = list(worker.requests)
+            for request in requests:
+                message = f"pool {engine.name!r} closed and its grace of {grace:g} s passed while this still ran"
+                if request.abandon(WorkerAbandoned(message, worker=worker.name)):
+                    engine.time.timed_out.add()
+                    engine.report_end(request, worker)
+            message = "%s: worker %s still runs after the grace of %g s; left behind"
+            logger.warning(message, engine.name, worker.name, grace)
+            engine.report(Kind.WORKER_ABANDONED, worker, None)
+            self._leave_behind(worker)
+
+    def join(self) -> None:
+        """Wait until the threads, or whatever they are, of workers that have ended are gone."""
+        while True:
+            with self._engine.lock:
+                if not self._departing:
+                    return
+                worker = self._departing.popleft()
+            self._engine.runtime.join(worker, None)

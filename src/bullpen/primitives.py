@@ -1,0 +1,76 @@
+"""What tests replace: locks, deques, threads, time and luck.
+
+Code reads these through the module (`primitives.worker_lock()`), never by `from … import`, so that whatever
+is made after a replacement uses the replacement. In production every lock factory is the interpreter's own, at no
+added cost.
+
+Each kind of lock has its own factory because each has its own rank. A thread may only take a lock of a higher
+rank than those it holds, and never two of one rank:
+
+    pool  <  registry  <  worker  <  backlog  <  request  <  state  <  deadlines
+
+The one exception is `request`, the lock of a future's condition: `concurrent.futures.wait` holds several, in the order of
+their ids. A `gate` is a parking place, not a mutex: one thread closes it, another opens it, so it has no owner and no rank.
+"""
+
+from __future__ import annotations
+
+import _thread
+import collections
+import random as _random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Lock(Protocol):
+    """What the interpreter's locks have in common."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> bool: ...
+    def __exit__(self, kind: Any, error: Any, traceback: Any, /) -> None: ...
+
+
+class Clock(Protocol):
+    """Time as the pool sees it: a monotonic reading and a way to wait at a gate."""
+
+    def monotonic(self) -> float: ...
+    def wait(self, gate: Lock, timeout: float | None) -> bool: ...
+
+
+class SystemClock:
+    """The machine's monotonic clock."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    @staticmethod
+    def wait(gate: Lock, timeout: float | None) -> bool:
+        """Wait until `gate` opens; False when `timeout` seconds passed first."""
+        if timeout is None:
+            return gate.acquire()
+        return gate.acquire(True, min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+
+
+def _start_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+RANKS = ("pool", "registry", "worker", "backlog", "request", "state", "deadlines")
+
+pool_lock: Callable[[], Lock] = _thread.allocate_lock
+registry_lock: Callable[[], Lock] = _thread.allocate_lock
+worker_lock: Callable[[], Lock] = _thread.allocate_lock
+backlog_lock: Callable[[], Lock] = _thread.allocate_lock
+request_lock: Callable[[], Lock] = _thread.RLock  # reentrant, as the standard future's condition is
+state_lock: Callable[[], Lock] = _thread.RLock  # reentrant for signal handlers, which may look at a future at any time
+deadlines_lock: Callable[[], Lock] = _thread.allocate_lock
+gate: Callable[[], Lock] = _thread.allocate_lock
+new_deque: Callable[..., collections.deque[Any]] = collections.deque
+start_thread: Callable[[Callable[[], None], str], threading.Thread] = _start_thread
+current_thread_id: Callable[[], int] = _thread.get_ident
+system_clock: Clock = SystemClock()
+random: _random.Random = _random.Random()

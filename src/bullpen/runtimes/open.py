@@ -1,0 +1,24 @@
+"""From a runtime's name to the runtime. The only place that knows them all; each is imported when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bullpen.errors import InvalidOption
+from bullpen.runtimes.port import Runtime
+
+NAMES = ("thread",)
+
+
+def open_runtime(
+    runtime: str | Runtime, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+) -> Runtime:
+    """The runtime called `runtime`, or `runtime` itself if it is one."""
+    if not isinstance(runtime, str):
+        return runtime
+    if runtime == "thread":
+        from bullpen.runtimes.thread import ThreadRuntime
+
+        return ThreadRuntime(initializer, initargs)
+    raise InvalidOption("runtime", runtime, f"one of {', '.join(map(repr, NAMES))}, or a Runtime")

@@ -1,0 +1,311 @@
+"""Who may import whom. Every import counts: at the top, type-only, inside a function, relative, by literal name.
+
+A module belongs to the layer with the longest matching name. A layer may always import itself; `*` stands for one
+name, so that each adapter is a layer of its own and never sees a sibling. A module without a layer fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+
+ANY_STDLIB = frozenset(sys.stdlib_module_names)
+
+# Enough to decide with. What is not here could start a thread, open a socket, read a clock or roll dice.
+PURE_STDLIB = frozenset(
+    "__future__ abc bisect collections contextlib dataclasses enum functools heapq inspect itertools "
+    "math operator re types typing warnings weakref".split()
+)
+PURE_TASK_STDLIB = PURE_STDLIB | frozenset(
+    "base64 binascii datetime decimal hashlib hmac json pickle struct traceback uuid zlib zoneinfo".split()
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    may_import: str = ""
+    third_party: str = ""
+    stdlib: frozenset[str] = ANY_STDLIB
+    pure: bool = False
+
+
+GROUND = "errors primitives telemetry.catalogue"
+
+LAYERS = [
+    Layer("errors"),
+    Layer("primitives"),
+    Layer("telemetry.catalogue"),
+    Layer("telemetry", GROUND),
+    # Decisions: pure, and strangers to each other.
+    Layer("core", GROUND, stdlib=PURE_STDLIB, pure=True),
+    Layer("tasks", GROUND, third_party="cronsim msgspec", stdlib=PURE_TASK_STDLIB, pure=True),
+    # Where work runs.
+    Layer("runtimes", "runtimes.port"),
+    Layer("runtimes.port", f"{GROUND} core"),
+    Layer("runtimes.open", f"{GROUND} runtimes"),
+    Layer("runtimes.*", f"{GROUND} core runtimes.port"),
+    Layer("pool", f"{GROUND} telemetry core runtimes.port runtimes.open"),
+    # Where tasks live.
+    Layer("storage", "storage.port"),
+    Layer("storage.port", f"{GROUND} tasks"),
+    Layer("storage.open", f"{GROUND} storage"),
+    Layer("storage.*", f"{GROUND} tasks storage.port"),
+    Layer("storage.postgres", f"{GROUND} tasks storage.port", third_party="asyncpg"),
+    Layer("storage.redis", f"{GROUND} tasks storage.port", third_party="redis"),
+    Layer("consumer", f"{GROUND} telemetry tasks storage.port pool"),
+    Layer("queue", f"{GROUND} telemetry tasks storage.port storage.open"),
+    # Who brings it together.
+    Layer(
+        "testing",
+        f"{GROUND} telemetry core tasks runtimes pool storage consumer queue",
+        third_party="hypothesis pytest",
+    ),
+    Layer("cli", "ALL"),
+    Layer("dashboard", "ALL"),
+    Layer("__main__", "ALL"),
+    Layer("", "ALL"),  # bullpen/__init__.py
+]
+
+# What core and tasks leave to their callers, who hand in the time, the luck and the thread.
+EFFECTS_IN_PRIMITIVES = {"SystemClock", "random", "start_thread", "system_clock"}
+EFFECTFUL_CALLS = {"monotonic", "now", "perf_counter", "today", "urandom", "utcnow", "uuid1", "uuid4", "uuid7"}
+EFFECTFUL_BUILTINS = {"__import__", "input", "open", "print"}
+
+
+def test_every_module_keeps_to_its_layer() -> None:
+    modules = read_modules(SOURCE)
+    assert "bullpen.errors" in modules, "found no source; this test would pass on anything"
+    known = frozenset(modules)
+    problems = [problem for module in modules.values() for problem in find_problems(module, known)]
+    assert not problems, "\n" + "\n".join(problems)
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str
+    tree: ast.Module
+    is_package: bool = False
+
+    @property
+    def package(self) -> str:
+        return self.name if self.is_package else self.name.rpartition(".")[0]
+
+
+def read_modules(source: Path) -> dict[str, Module]:
+    modules = {}
+    for path in sorted(source.rglob("*.py")):
+        parts = path.relative_to(source).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        modules[name] = Module(name, ast.parse(path.read_text(), str(path)), is_package)
+    return modules
+
+
+def find_problems(module: Module, known: frozenset[str]) -> Iterator[str]:
+    home = find_layer(module.name)
+    if home is None:
+        yield f"{module.name}: no layer in tests/test_architecture.py; say there who it may import"
+        return
+    layer, _ = home
+    for line, imported in find_imports(module, known):
+        if find_layer(imported) != home and (reason := refusal(layer, imported)):
+            yield f"{module.name}:{line}: imports {imported}: {reason}"
+    for line, name in find_copied_primitives(module):
+        yield f"{module.name}:{line}: copies primitives.{name}; read it through the module, for tests replace it"
+    if layer.pure:
+        for line, effect in find_effects(module):
+            yield f"{module.name}:{line}: uses {effect}: {layer.name} decides; time, luck and threads are arguments"
+
+
+def find_layer(module: str) -> tuple[Layer, str] | None:
+    """The layer with the longest matching name, and what that name stands for here."""
+    top, *parts = module.split(".")
+    if top != "bullpen":
+        return None
+    best: tuple[tuple[int, int], Layer, str] | None = None
+    for layer in LAYERS:
+        pattern = layer.name.split(".") if layer.name else []
+        if len(pattern) > len(parts) or (not pattern and parts):
+            continue
+        if any(expected not in ("*", part) for expected, part in zip(pattern, parts, strict=False)):
+            continue
+        rank = (len(pattern), -pattern.count("*"))
+        if best is None or rank > best[0]:
+            best = rank, layer, ".".join(["bullpen", *parts[: len(pattern)]])
+    return best[1:] if best else None
+
+
+def refusal(layer: Layer, imported: str) -> str | None:
+    """Why this layer may not import that from outside itself, or None if it may."""
+    top = imported.partition(".")[0]
+    if top == "bullpen":
+        allowed = ["bullpen"] if layer.may_import == "ALL" else [f"bullpen.{name}" for name in layer.may_import.split()]
+        if any(imported == name or imported.startswith(f"{name}.") for name in allowed):
+            return None
+        return f"{layer.name} may import {layer.may_import or 'the standard library only'}"
+    if top in ANY_STDLIB:
+        return None if top in layer.stdlib else f"{layer.name} only decides; that module could act"
+    return None if top in layer.third_party.split() else f"{layer.name} may not depend on that package"
+
+
+def find_imports(module: Module, known: frozenset[str]) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    yield node.lineno, alias.name
+            case ast.ImportFrom(module=origin, names=names, level=level):
+                base = absolute(module, origin or "", level)
+                for alias in names:
+                    child = f"{base}.{alias.name}"
+                    yield node.lineno, child if child in known else base
+            case ast.Call(func=func, args=[ast.Constant(value=str(target)), *_]) if called_name(func) in (
+                "import_module",
+                "__import__",
+            ):
+                level = len(target) - len(target.lstrip("."))
+                yield node.lineno, absolute(module, target.lstrip("."), level)
+
+
+def absolute(module: Module, name: str, level: int) -> str:
+    if level == 0:
+        return name
+    package = module.package.split(".")
+    base = package[: len(package) - (level - 1)]
+    return ".".join([*base, name] if name else base)
+
+
+def called_name(func: ast.expr) -> str:
+    match func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def find_copied_primitives(module: Module) -> Iterator[tuple[int, str]]:
+    """`from bullpen.primitives import worker_lock` would escape a replacement; classes and constants may be copied."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom) and absolute(module, node.module or "", node.level) == "bullpen.primitives":
+            yield from ((node.lineno, alias.name) for alias in node.names if not alias.name[0].isupper())
+
+
+def find_effects(module: Module) -> Iterator[tuple[int, str]]:
+    aliases = primitives_aliases(module)
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner in aliases:
+                if name in EFFECTS_IN_PRIMITIVES:
+                    yield node.lineno, f"primitives.{name}"
+            case ast.Attribute(value=ast.Attribute(attr="primitives"), attr=name):
+                if name in EFFECTS_IN_PRIMITIVES:
+                    yield node.lineno, f"primitives.{name}"
+            case ast.ImportFrom(names=names) if absolute(module, node.module or "", node.level) == "bullpen.primitives":
+                for alias in names:
+                    if alias.name in EFFECTS_IN_PRIMITIVES:
+                        yield node.lineno, f"primitives.{alias.name}"
+            case ast.Call(func=ast.Attribute(attr=name)) if name in EFFECTFUL_CALLS:
+                yield node.lineno, f".{name}()"
+            case ast.Call(func=ast.Name(id=name)) if name in EFFECTFUL_CALLS | EFFECTFUL_BUILTINS:
+                yield node.lineno, f"{name}()"
+
+
+def primitives_aliases(module: Module) -> set[str]:
+    names = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {a.asname or a.name for a in node.names if a.name.rpartition(".")[2] == "primitives"}
+    return names
+
+
+# The test, tested: each of these sources breaks one rule.
+
+KNOWN = frozenset(
+    """
+    bullpen bullpen.errors bullpen.primitives bullpen.core bullpen.core.ready bullpen.tasks bullpen.tasks.task
+    bullpen.pool bullpen.pool.pool bullpen.runtimes bullpen.runtimes.port bullpen.runtimes.thread
+    bullpen.runtimes.process bullpen.runtimes.process.child bullpen.storage.redis bullpen.cli.main
+    """.split()
+)
+
+BREACHES = {
+    "a top-level import": ("core.x", "import bullpen.pool.pool"),
+    "a from-import": ("core.x", "from bullpen.pool import pool"),
+    "a type-only import": (
+        "core.x",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from bullpen.pool.pool import Pool",
+    ),
+    "an import in a function": ("core.x", "def f():\n    import bullpen.tasks.task"),
+    "a relative import": ("core.x", "from ..pool import pool"),
+    "a relative import of a package": ("core.x", "from .. import pool"),
+    "an import by name": ("pool.x", "import importlib\nimportlib.import_module('bullpen.runtimes.thread')"),
+    "a relative import by name": ("pool.x", "import importlib\nimportlib.import_module('..tasks.task', __package__)"),
+    "the front door": ("core.x", "from bullpen import Pool"),
+    "tasks in core": ("core.x", "import bullpen.tasks.task"),
+    "core in tasks": ("tasks.x", "import bullpen.core.ready"),
+    "a sibling adapter": ("runtimes.thread", "from bullpen.runtimes import process"),
+    "a sibling adapter's part": ("runtimes.thread", "import bullpen.runtimes.process.child"),
+    "an adapter in the pool": ("pool.x", "from bullpen.runtimes.thread import ThreadRuntime"),
+    "an adapter in the adapters' package": ("runtimes", "import bullpen.runtimes.thread"),
+    "an adapter in its port": ("runtimes.port", "from . import thread"),
+    "the pool in a runtime": ("runtimes.process.child", "from ...pool import pool"),
+    "anything of ours in errors": ("errors", "from bullpen import primitives"),
+    "the command line in testing": ("testing.x", "import bullpen.cli.main"),
+    "a thread in core": ("core.x", "import threading"),
+    "a hidden thread in core": ("core.x", "from concurrent import futures"),
+    "a clock in core": ("core.x", "def f():\n    from time import monotonic"),
+    "dice in core": ("core.x", "import random"),
+    "a socket in tasks": ("tasks.x", "import socket"),
+    "the wall clock in tasks": ("tasks.x", "from datetime import datetime\ndatetime.now(None)"),
+    "dice in tasks": ("tasks.x", "from uuid import uuid4\nuuid4()"),
+    "the clock of primitives": ("core.x", "from bullpen import primitives\nprimitives.system_clock.wait(None, 1)"),
+    "the dice of primitives": ("core.x", "import bullpen.primitives as p\np.random.uniform(0, 1)"),
+    "the threads of primitives": ("core.x", "import bullpen.primitives\nbullpen.primitives.start_thread(f, 'x')"),
+    "a clock handed in but read": ("core.x", "def f(clock):\n    return clock.monotonic()"),
+    "a file": ("core.x", "open('x')"),
+    "a copied primitive": ("pool.x", "from bullpen.primitives import worker_lock"),
+    "a package in core": ("core.x", "import msgspec"),
+    "another adapter's package": ("storage.redis", "import asyncpg"),
+    "a module without a layer": ("helpers", ""),
+    "a package without a layer": ("helpers.strings", "import re"),
+}
+
+KEEPS = {
+    "core decides": (
+        "core.x",
+        "import heapq\nfrom collections.abc import Callable\nfrom bullpen import errors, primitives\n"
+        "from bullpen.core.ready import ReadyQueue\nfrom bullpen.primitives import Lock\nprimitives.worker_lock()",
+    ),
+    "an adapter and its port": ("runtimes.process", "import threading\nfrom bullpen.runtimes import port"),
+    "an adapter and its own parts": ("runtimes.process", "from bullpen.runtimes.process import child"),
+    "the pool and the port": ("pool.x", "import time\nfrom bullpen.runtimes.port import Runtime"),
+    "a driver in its adapter": ("storage.redis", "def f():\n    import redis.asyncio"),
+    "the command line": ("cli.main", "from bullpen import Pool\nimport bullpen.runtimes.thread"),
+}
+
+
+@pytest.mark.parametrize("breach", BREACHES)
+def test_a_breach_is_found(breach: str) -> None:
+    assert problems_of(*BREACHES[breach])
+
+
+@pytest.mark.parametrize("case", KEEPS)
+def test_what_is_allowed_is_not_reported(case: str) -> None:
+    assert problems_of(*KEEPS[case]) == []
+
+
+def test_a_relative_import_in_a_package_starts_at_the_package() -> None:
+    source = "from .ready import ReadyQueue\nfrom ..tasks import task"
+    package = Module("bullpen.core", ast.parse(source), is_package=True)
+    assert [name for _, name in find_imports(package, KNOWN)] == ["bullpen.core.ready", "bullpen.tasks.task"]
+
+
+def problems_of(module: str, source: str) -> list[str]:
+    return list(find_problems(Module(f"bullpen.{module}", ast.parse(source)), KNOWN))

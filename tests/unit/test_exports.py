@@ -1,0 +1,37 @@
+"""The public names are a promise: adding or dropping one is a decision, made here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import bullpen
+
+PUBLIC = [
+    "Pool",
+]
+
+# Nobody who only wants threads should pay for these.
+NOT_ON_IMPORT = ("asyncio", "multiprocessing", "socket", "sqlite3", "ssl", "subprocess")
+
+
+def test_the_public_names_are_exactly_these() -> None:
+    assert sorted(bullpen.__all__) == sorted(PUBLIC)
+
+
+def test_every_public_name_can_be_imported_and_is_listed() -> None:
+    for name in bullpen.__all__:
+        assert getattr(bullpen, name) is not None
+        assert name in dir(bullpen)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(bullpen, "no_such_name")
+
+
+def test_import_bullpen_is_light() -> None:
+    source = "import sys; before = set(sys.modules); import bullpen; print(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=30)
+    brought = set(done.stdout.split())
+    assert "bullpen" in brought
+    assert brought.isdisjoint(NOT_ON_IMPORT)

@@ -1,0 +1,132 @@
+"""The tests' own safety net, tested. Each inner pytest is a process of its own, so what leaks there stays there."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PREAMBLE = "import _thread, asyncio, os, socket, threading, time, pytest\nkept = []\n"
+
+FORGET_A_TASK = """
+async def forever():
+    await asyncio.Event().wait()
+
+loop = asyncio.new_event_loop()
+kept.append(loop.create_task(forever(), name="forgotten"))
+loop.run_until_complete(asyncio.sleep(0))
+loop.close()
+"""
+
+HIDE_A_TASK_BEHIND_THE_RUNNER = """
+async def main():
+    kept.append(asyncio.create_task(asyncio.sleep(9), name="hidden"))
+
+asyncio.run(main())
+"""
+
+LEAKS = {
+    "thread": (
+        "threading.Thread(target=time.sleep, args=(9,), name='lingerer', daemon=True).start()",
+        "*thread 'lingerer' in *",
+    ),
+    "raw thread": ("_thread.start_new_thread(time.sleep, (9,))", "*thread unknown to threading*"),
+    "child": ("os.posix_spawn('/bin/sleep', ['sleep', '2'], {})", "*child process *: sleep 2*"),
+    "zombie": ("os.posix_spawn('/bin/true', ['true'], {})", "*child process *: a zombie *"),
+    "pipe": ("os.pipe()", "*file descriptor *: pipe:*"),
+    "file": ("os.open(__file__, os.O_RDONLY)", "*file descriptor *.py*"),
+    "socket": ("kept.append(socket.socket())", "*file descriptor *: socket:*"),
+    "loop": ("kept.append(asyncio.new_event_loop())", "*event loop that was not closed*"),
+    "task": (FORGET_A_TASK, "*asyncio task that never finished: *'forgotten'*"),
+    "task of a runner": (HIDE_A_TASK_BEHIND_THE_RUNNER, "*still running when its runner ended: *'hidden'*"),
+}
+
+
+class InnerPytest:
+    """Runs `body` as a test under the leak check."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self._pytester = pytester
+
+    def run(self, body: str, *options: str, decorator: str = "", after: str = "") -> pytest.RunResult:
+        test = f"{decorator}\ndef test_inner():\n" + textwrap.indent(body, "    ")
+        self._pytester.makepyfile(PREAMBLE + test + "\n" + after)
+        plugins = ("-p", "tests.leaks", "-p", "pytest_timeout", "-p", "no:cacheprovider")
+        return self._pytester.runpytest_subprocess(*plugins, "-o", "leak_grace=0.3", *options)
+
+
+@pytest.fixture
+def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> InnerPytest:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    return InnerPytest(pytester)
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_a_leak_fails_the_test_and_is_named(leak: str, inner: InnerPytest) -> None:
+    body, message = LEAKS[leak]
+    result = inner.run(body)
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*the test leaked:*", message])
+
+
+def test_only_the_test_that_leaked_is_blamed(inner: InnerPytest) -> None:
+    result = inner.run("kept.append(os.pipe())", after="def test_innocent(): pass")
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["*ERROR at teardown of test_inner*"])
+
+
+def test_what_ends_within_the_grace_is_no_leak(inner: InnerPytest) -> None:
+    inner.run("threading.Timer(0.05, lambda: None).start()").assert_outcomes(passed=1)
+
+
+def test_what_a_fixture_closes_is_no_leak(inner: InnerPytest) -> None:
+    fixture = """
+@pytest.fixture(autouse=True)
+def connection():
+    with socket.socket() as connection:
+        yield connection
+"""
+    inner.run("pass", after=fixture).assert_outcomes(passed=1)
+
+
+def test_garbage_is_no_leak(inner: InnerPytest) -> None:
+    body = "loop = asyncio.new_event_loop()\nloop.itself = loop\nloop.run_until_complete(asyncio.sleep(0))"
+    inner.run(body, "-W", "ignore::ResourceWarning").assert_outcomes(passed=1)
+
+
+def test_a_test_may_leak_when_it_says_why(inner: InnerPytest) -> None:
+    inner.run("os.pipe()", decorator="@pytest.mark.leaks('to see it')").assert_outcomes(passed=1)
+
+
+def test_a_test_may_not_leak_without_a_reason(inner: InnerPytest) -> None:
+    result = inner.run("os.pipe()", decorator="@pytest.mark.leaks")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*leaks needs a reason*"])
+
+
+def test_a_hung_test_is_ended_with_the_stack_of_every_thread(inner: InnerPytest) -> None:
+    body = """
+def stuck_worker():
+    time.sleep(9)
+
+threading.Thread(target=stuck_worker, name="stuck", daemon=True).start()
+threading.Event().wait()
+"""
+    result = inner.run(body, "-o", "timeout=0.5", "-o", "timeout_method=thread")
+    assert result.ret != pytest.ExitCode.OK
+    output = result.stdout.str() + result.stderr.str()
+    assert "Timeout" in output
+    assert "Stack of stuck" in output
+    assert "in stuck_worker" in output
+    assert "in test_inner" in output
+
+
+def test_this_suite_runs_with_those_settings(pytestconfig: pytest.Config) -> None:
+    assert pytestconfig.getini("filterwarnings") == ["error"]
+    assert pytestconfig.getini("timeout_method") == "thread"
+    assert float(pytestconfig.getini("timeout")) == 60
+    assert pytestconfig.pluginmanager.has_plugin("tests.leaks")
