@@ -1,4 +1,122 @@
-"""Bullpen: a bounded pool of warm workers, and a drop-in Executor."""
+"""Bullpen: a pool of warm workers that is bounded, keeps deadlines, and is a drop-in `concurrent.futures.Executor`.
+
+To read the code, follow one call from `submit` to its result:
+
+    pool/pool.py         Pool: the public face          pool/view.py       using(): options for single calls
+    pool/engine.py       admission, and the pool's life  pool/future.py     the future, which is also the request
+    core/dispatcher.py   who runs what, when             core/backlog.py    what waits
+    core/worker.py       one worker and its lock         core/request.py    one call and its states
+    runtimes/port.py     what a runtime is               runtimes/thread.py where the call runs
+
+`core/lifecycle.py` has the three state machines, `pool/workforce.py` how workers start and end, `pool/timekeeper.py`
+all that happens because time has passed, `errors.py` everything that is raised, `primitives.py` the seams that tests
+use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-from bullpen.pool.pool import Pool  # temporary
+
+if TYPE_CHECKING:
+    from bullpen.core.lifecycle import PoolState, WorkerStatus
+    from bullpen.core.ready import SchedulerStrategy
+    from bullpen.errors import (
+        BullpenError,
+        DeadlineExceeded,
+        InvalidOption,
+        NestedWait,
+        NotCallable,
+        PoolClosed,
+        PoolError,
+        PoolFailed,
+        PoolSaturated,
+        QueueTimeout,
+        RunTimeout,
+        Timeout,
+        WorkerAbandoned,
+        WorkerError,
+        WorkerLost,
+        WorkerStartFailed,
+    )
+    from bullpen.pool.future import PoolFuture
+    from bullpen.pool.pool import Pool
+    from bullpen.pool.stats import Percentiles, PoolStats, WorkerInfo
+    from bullpen.pool.view import PoolView
+    from bullpen.telemetry.catalogue import Event, Kind
+
+_HOMES = {
+    "bullpen.core.lifecycle": ("PoolState", "WorkerStatus"),
+    "bullpen.core.ready": ("SchedulerStrategy",),
+    "bullpen.errors": (
+        "BullpenError",
+        "DeadlineExceeded",
+        "InvalidOption",
+        "NestedWait",
+        "NotCallable",
+        "PoolClosed",
+        "PoolError",
+        "PoolFailed",
+        "PoolSaturated",
+        "QueueTimeout",
+        "RunTimeout",
+        "Timeout",
+        "WorkerAbandoned",
+        "WorkerError",
+        "WorkerLost",
+        "WorkerStartFailed",
+    ),
+    "bullpen.pool.future": ("PoolFuture",),
+    "bullpen.pool.pool": ("Pool",),
+    "bullpen.pool.stats": ("Percentiles", "PoolStats", "WorkerInfo"),
+    "bullpen.pool.view": ("PoolView",),
+    "bullpen.telemetry.catalogue": ("Event", "Kind"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BullpenError",
+    "DeadlineExceeded",
+    "Event",
+    "InvalidOption",
+    "Kind",
+    "NestedWait",
+    "NotCallable",
+    "Percentiles",
+    "Pool",
+    "PoolClosed",
+    "PoolError",
+    "PoolFailed",
+    "PoolFuture",
+    "PoolSaturated",
+    "PoolState",
+    "PoolStats",
+    "PoolView",
+    "QueueTimeout",
+    "RunTimeout",
+    "SchedulerStrategy",
+    "Timeout",
+    "WorkerAbandoned",
+    "WorkerError",
+    "WorkerInfo",
+    "WorkerLost",
+    "WorkerStartFailed",
+    "WorkerStatus",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used (PEP 562)."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'bullpen' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -109,7 +109,9 @@ class QueueTimeout(Timeout):
     """The request waited in the backlog longer than `queue_timeout`; it will not run."""
 
     def __init__(self, *, seconds: float) -> None:
-        super().__init__(f"waited in the backlog longer than queue_timeout={seconds:g} s; it will not run", seconds=seconds)
+        super().__init__(
+            f"waited in the backlog longer than queue_timeout={seconds:g} s; it will not run", seconds=seconds
+        )
 
 
 class RunTimeout(Timeout):

@@ -9,8 +9,9 @@ rank than those it holds, and never two of one rank:
 
     pool  <  registry  <  worker  <  backlog  <  request  <  state  <  deadlines
 
-The one exception is `request`, the lock of a future's condition: `concurrent.futures.wait` holds several, in the order of
-their ids. A `gate` is a parking place, not a mutex: one thread closes it, another opens it, so it has no owner and no rank.
+The one exception is `request`, the lock of a future's condition: `concurrent.futures.wait` holds several, in the
+order of their ids. A `gate` is a parking place, not a mutex: one thread closes it, another opens it, so it has no
+owner and no rank.
 """
 
 from __future__ import annotations
@@ -59,6 +60,10 @@ def _start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
+def _pass(name: str) -> None:
+    """Nothing fails here."""
+
+
 RANKS = ("pool", "registry", "worker", "backlog", "request", "state", "deadlines")
 
 pool_lock: Callable[[], Lock] = _thread.allocate_lock
@@ -71,6 +76,7 @@ deadlines_lock: Callable[[], Lock] = _thread.allocate_lock
 gate: Callable[[], Lock] = _thread.allocate_lock
 new_deque: Callable[..., collections.deque[Any]] = collections.deque
 start_thread: Callable[[Callable[[], None], str], threading.Thread] = _start_thread
+failpoint: Callable[[str], None] = _pass  # called, with a name, where a crash or a delay would hurt most
 current_thread_id: Callable[[], int] = _thread.get_ident
 system_clock: Clock = SystemClock()
 random: _random.Random = _random.Random()

@@ -8,7 +8,34 @@ import sys
 import bullpen
 
 PUBLIC = [
+    "BullpenError",
+    "DeadlineExceeded",
+    "Event",
+    "InvalidOption",
+    "Kind",
+    "NestedWait",
+    "NotCallable",
+    "Percentiles",
     "Pool",
+    "PoolClosed",
+    "PoolError",
+    "PoolFailed",
+    "PoolFuture",
+    "PoolSaturated",
+    "PoolState",
+    "PoolStats",
+    "PoolView",
+    "QueueTimeout",
+    "RunTimeout",
+    "SchedulerStrategy",
+    "Timeout",
+    "WorkerAbandoned",
+    "WorkerError",
+    "WorkerInfo",
+    "WorkerLost",
+    "WorkerStartFailed",
+    "WorkerStatus",
+    "__version__",
 ]
 
 # Nobody who only wants threads should pay for these.

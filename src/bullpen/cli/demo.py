@@ -8,10 +8,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, TypeVar
 
 from bullpen.cli import demo_view
 from bullpen.cli.command import Command
@@ -21,6 +21,8 @@ from bullpen.cli.terminal import Screen, is_live
 from bullpen.core.lifecycle import PoolState
 from bullpen.pool.pool import Pool
 from bullpen.pool.stats import Percentiles
+
+N = TypeVar("N", int, float)
 
 TICK = 0.02  # between two looks at what to send
 FRAME = 0.1  # between two pictures
@@ -235,14 +237,18 @@ class Demo:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not 1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"must be from 1 to 3600, got {text}")
-    return value
+    return _number(text, float, 1.0, 3600.0)
 
 
 def _workers(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 64:
-        raise argparse.ArgumentTypeError(f"must be from 1 to 64, got {text}")
+    return _number(text, int, 1, 64)
+
+
+def _number(text: str, kind: Callable[[str], N], least: N, most: N) -> N:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = most + 1
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"must be a number from {least:g} to {most:g}, got {text!r}")
     return value

@@ -116,7 +116,7 @@ def make_plan(jobs: Jobs, workers: int, seconds: float) -> Plan:
             "Some work is too slow. Its callers are told on time and do not hang.",
             f"pool.using(timeout={promised:g}).submit(fn) → DeadlineExceeded",
             (
-                Stream(jobs.slow_report, 0.3 * pace, lambda _: 0.9, {"timeout": promised}),
+                Stream(jobs.slow_report, 0.3 * pace, lambda _: 0.7, {"timeout": promised}),
                 Stream(jobs.send_email, email, lambda _: 0.3, {"queue_timeout": patience}),
             ),
         ),

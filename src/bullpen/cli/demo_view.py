@@ -15,7 +15,7 @@ CELL = 19
 MARGIN = 1
 LABEL = 10
 GIVEN_UP = "given up"  # what a worker runs whose caller has been told already that time is up
-FIXED_ROWS = 17  # all of a frame but the workers
+FIXED_ROWS = 15  # all of a frame but the workers, and the row that the cursor waits in
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def bar(value: int, limit: int, width: int, style: str) -> Line:
     """How much of `limit` is taken; anything above zero shows."""
     share = min(max(value / limit, 0.0), 1.0) if limit else float(value > 0)
     filled = min(max(round(share * width), int(value > 0)), width)
-    return Span("█" * filled, style), Span("░" * (width - filled), "quiet")
+    return Span("━" * filled, style), Span("─" * (width - filled), "quiet")
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -1,15 +1,20 @@
 """Requests that wait for a worker, oldest first.
 
-`Backlog` is unbounded and lock-free: one deque, whose operations are atomic. `BoundedBacklog` adds one leaf lock for an exact
-bound. In both, a request that is cancelled or expires leaves at once in every sense but one: its empty shell stays in
-the deque until a worker comes to it and skips it.
+`Backlog` is unbounded and lock-free: one deque, whose operations are atomic. `BoundedBacklog` adds an exact bound,
+with tokens in a second deque. In both, a request that is cancelled or expires leaves at once in every sense but one:
+its empty shell stays in the deque until a worker comes to it and skips it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+
 from bullpen import primitives
 from bullpen.core.request import Request
 from bullpen.core.tally import Tally
+
+_PLACES_AT_ONCE = 1024
 
 
 class Backlog:
@@ -55,6 +60,12 @@ class Ticket:
         self.gate.acquire()
         self.called = False
 
+    def call(self) -> None:
+        """Let the holder try for a place. Called with the lock of the line held."""
+        if not self.called:
+            self.called = True
+            self.gate.release()
+
     def rearm(self) -> None:
         """Be ready to be called again. Only the holder calls this, before it tries for a place once more."""
         self.gate.acquire(False)
@@ -64,67 +75,92 @@ class Ticket:
 class BoundedBacklog(Backlog):
     """At most `limit` requests wait.
 
-    A request for which a worker is on its way (reserved, or just being started) does not count as waiting: that worker is
-    *pledged* to take one. Submitters that wait for room hold tickets and are let in in order.
+    A request needs a *place* to wait in, and gives it back when it leaves. Places are tokens in a deque, so that
+    neither taking nor giving back one needs a lock: with one, submitters and workers would block each other at every
+    step.
+
+    A request for which a worker is on its way (reserved, or being started) does not count as waiting. So a worker on
+    its way brings a place along; it is *pledged* to take one request without giving back that request's place.
     """
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit: int = limit
-        self._lock = primitives.backlog_lock()
-        self._waiting = 0
-        self._pledged = 0
-        self._tickets = primitives.new_deque()
-
-    def queued(self, skipped: int) -> int:  # noqa: ARG002 — counted exactly here
-        return self._waiting
+        self._lock = primitives.backlog_lock()  # for making places, and for the line of submitters
+        self._places = primitives.new_deque()
+        self._unmade = limit  # places are made in batches when they are first needed
+        self._owed = primitives.new_deque()  # places that have to vanish when they come back
+        self._tickets = primitives.new_deque()  # submitters that wait for room, in order
 
     def put(self, request: Request, ticket: Ticket | None = None) -> bool:
         """Queue `request` if there is room, and nobody waits for room before it."""
-        lock = self._lock
-        lock.acquire()
+        if self._tickets and not self._is_next(ticket):
+            return False
         try:
-            if self._waiting - self._pledged >= self.limit or (self._tickets and self._tickets[0] is not ticket):
+            self._places.popleft()
+        except IndexError:
+            if not self._make_places():
                 return False
-            self._waiting += 1
-            self.append(request)
-            return True
-        finally:
-            lock.release()
+        self.append(request)
+        return True
 
-    def put_pledged(self, request: Request) -> None:
-        """Queue `request`, whatever the bound: a worker is on its way."""
+    def _is_next(self, ticket: Ticket | None) -> bool:
         with self._lock:
-            self._waiting += 1
-            self._pledged += 1
-            self.append(request)
+            return not self._tickets or self._tickets[0] is ticket
 
-    def pledge(self) -> None:
-        """A worker is being started."""
+    def _make_places(self) -> bool:
+        """Make the next batch of places and take one of them; False if all have been made."""
         with self._lock:
-            self._pledged += 1
+            batch = min(_PLACES_AT_ONCE, self._unmade)
+            self._unmade -= batch
+        if not batch:
+            return False
+        self._places.extend(itertools.repeat(None, batch - 1))
+        return True
 
-    def redeem(self) -> None:
-        """The pledged worker has arrived, or never will."""
-        with self._lock:
-            self._pledged -= 1
+    def put_free(self, request: Request) -> None:
+        """Queue `request` without a place: the caller has a worker that takes one request for it at once."""
+        self.append(request)
+
+    def left(self) -> None:
+        """A waiting request was started, or withdrawn: its place is free."""
+        if self._owed:
+            with contextlib.suppress(IndexError):
+                self._owed.popleft()
+                return
+        self._places.append(None)
+        if self._tickets:
+            self.call_next()
+
+    def withdrawn(self) -> None:
+        super().withdrawn()
+        self.left()
 
     def put_back(self, request: Request) -> None:
         """A request that a worker took but did not begin is the oldest again."""
-        with self._lock:
-            self._waiting += 1
-            self.appendleft(request)
+        self.revoke()
+        self.appendleft(request)
 
-    def left(self) -> None:
-        """A waiting request was started, or withdrawn: there is room for another."""
-        lock = self._lock
-        lock.acquire()
-        self._waiting -= 1
+    def pledge(self) -> None:
+        """A worker is on its way: there is one place more."""
+        self._places.append(None)
         if self._tickets:
-            self._call_next()
-        lock.release()
+            self.call_next()
 
-    withdrawn = left
+    def redeem(self) -> bool:
+        """A pledged worker found nothing to take: the place it brought goes; False if somebody has just taken that."""
+        try:
+            self._places.popleft()
+        except IndexError:
+            return False
+        return True
+
+    def revoke(self) -> None:
+        """A place has to go, now or as soon as one comes back."""
+        if not self.redeem():
+            self._owed.append(None)
+
+    # Submitters that wait for room.
 
     def take_ticket(self) -> Ticket:
         """Stand in line for room."""
@@ -149,12 +185,8 @@ class BoundedBacklog(Backlog):
         """The pool closes: everybody in line has to know."""
         with self._lock:
             for ticket in self._tickets:
-                if not ticket.called:
-                    ticket.called = True
-                    ticket.gate.release()
+                ticket.call()
 
     def _call_next(self) -> None:
-        if self._tickets and not self._tickets[0].called:
-            ticket = self._tickets[0]
-            ticket.called = True
-            ticket.gate.release()
+        if self._tickets:
+            self._tickets[0].call()

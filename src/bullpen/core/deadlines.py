@@ -1,10 +1,11 @@
 """When which request has to be looked at: no timer per request, and no lock to set one.
 
-Requests with the same limit come due in the order in which they were given it. So there is a line for each duration in use, to
-which arming appends, and only the heads of the lines are looked at. Durations beyond the first few dozen share a heap.
+Requests with the same limit come due in the order in which they were given it. So there is a line for each duration
+in use, to which arming appends, and only the heads of the lines are looked at. Durations beyond the first few dozen
+share a heap.
 
-Nothing here keeps a finished request alive: what is kept is its timing, from which the request has been struck. Timings of finished
-requests are swept out when they may outnumber the rest.
+Nothing here keeps a finished request alive: what is kept is its timing, from which the request has been struck.
+Timings of finished requests are swept out when they may outnumber the rest.
 """
 
 from __future__ import annotations
@@ -67,9 +68,7 @@ class Deadlines:
         """A request was looked at too early: look again at `when`."""
         return when != math.inf and self._push(when, timing)
 
-    def _new_line(
-        self, lines: dict[float, _Line], duration: float, when: Callable[[Timing], float]
-    ) -> _Line | None:
+    def _new_line(self, lines: dict[float, _Line], duration: float, when: Callable[[Timing], float]) -> _Line | None:
         with self._lock:
             line = lines.get(duration)
             if line is None and len(lines) < MAX_LINES:
@@ -98,7 +97,9 @@ class Deadlines:
         return min(heads, default=math.inf)
 
     def due(self, now: float) -> list[Request]:
-        """Take out the requests whose time has come. The caller judges each by its timing, and arms it again if need be."""
+        """Take out the requests whose time has come. The caller judges each by its timing, and arms it again if need
+        be.
+        """
         requests: list[Request] = []
         with self._lock:
             for line in (*self._waiting.values(), *self._running.values()):

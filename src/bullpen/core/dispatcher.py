@@ -1,11 +1,11 @@
 """Bringing requests and workers together: the hot path of the pool.
 
-No pool-wide lock is taken here. A submitter appends to the backlog and *then* looks for a ready worker or a free slot; a
-worker that runs dry lists itself as ready and *then* looks at the backlog again. So whichever of the two comes second
-sees the other, and no request is left lying beside an idle worker.
+No pool-wide lock is taken here. A submitter appends to the backlog and *then* looks for a ready worker or a free
+slot; a worker that runs dry lists itself as ready and *then* looks at the backlog again. So whichever of the two
+comes second sees the other, and no request is left lying beside an idle worker.
 
-A worker that finishes takes its next request itself, in one section of its own lock. In the same section it makes room first and
-publishes the result after: whoever sees the result also finds the worker free.
+A worker that finishes takes its next request itself, in one section of its own lock. In the same section it makes
+room first and publishes the result after: whoever sees the result also finds the worker free.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ Report = Callable[[Kind, "Worker | None", "Request | None"], None]
 class Dispatcher:
     """Who runs what, when.
 
-    `spawn(slot)` starts a worker; `watch(request)` is told of a started request that may not run forever; `now()` is the clock;
-    `complain(request, error)` is told of errors that nobody else will see; `report(kind, worker, request)` of every move, if anybody listens.
+    `spawn(slot)` starts a worker; `watch(request)` is told of a started request that may not run forever; `now()` is
+    the clock; `complain(request, error)` is told of errors that nobody else will see; `report(kind, worker,
+    request)` of every move, if anybody listens.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class Dispatcher:
     # A request comes in.
 
     def offer(self, request: Request) -> bool:
-        """Take `request` into an unbounded backlog and see that somebody runs it; False if the pool closed meanwhile."""
+        """Take `request` into an unbounded backlog and see that somebody runs it; False if the pool closed
+        meanwhile.
+        """
         number = request.number = self._number()
         if not number & _SAMPLE_MASK or number < _SAMPLE_ALL_BELOW or self._report is not None:
             self._accept_specially(request)
@@ -102,7 +105,9 @@ class Dispatcher:
             self._report(Kind.REQUEST_QUEUED, None, request)
 
     def offer_bounded(self, backlog: BoundedBacklog, request: Request, ticket: Ticket | None = None) -> bool:
-        """Give `request` to a ready worker, or to one that is started for it, or queue it; False if none of this is possible."""
+        """Give `request` to a ready worker, or to one that is started for it, or queue it; False if none of this is
+        possible.
+        """
         if ticket is None:
             number = request.number = self._number()
             if not number & _SAMPLE_MASK or number < _SAMPLE_ALL_BELOW or self._report is not None:
@@ -110,15 +115,24 @@ class Dispatcher:
         while self._idle() and not self.paused:
             if self._reserve_for(backlog, request):
                 return True
-        if self.free and not self.paused and self._spawn_for(backlog, request):
-            return True
-        if not backlog.put(request, ticket):
-            return False
-        if self._idle():
-            self.match()
-        elif self.free:
-            self.grow()
-        return True
+        slot = self._pop_slot() if self.free and not self.paused else None
+        if slot is not None:
+            backlog.pledge()
+        admitted = backlog.put(request, ticket)
+        if slot is not None:
+            self._spawn(slot)
+        elif admitted:
+            if self._idle():
+                self.match()
+            elif self.free:
+                self.grow()
+        return admitted
+
+    def _pop_slot(self) -> int | None:
+        try:
+            return self.free.popleft()  # type: ignore[no-any-return]
+        except IndexError:
+            return None
 
     def turn_away(self, request: Request) -> None:
         """A registered request was not taken in."""
@@ -152,7 +166,7 @@ class Dispatcher:
             worker.listed = False
             if worker.status is not READY:
                 return None
-            request = self._take(worker)
+            request = self._take(worker, self._left)
             if request is None:
                 self._list(worker)
                 return None
@@ -180,9 +194,8 @@ class Dispatcher:
             worker.listed = False
             if worker.status is not READY:
                 return False
-            backlog.put_pledged(request)
-            oldest = self._take(worker)
-            backlog.redeem()
+            backlog.put_free(request)
+            oldest = self._take_pledged(worker, backlog)
             if oldest is None:
                 self._list(worker)
             else:
@@ -190,6 +203,18 @@ class Dispatcher:
         if oldest is not None:
             self._hand(worker, oldest)
         return True
+
+    def _take_pledged(self, worker: Worker, backlog: BoundedBacklog) -> Request | None:
+        """Let a pledged worker take one request and keep its place, or else give up the place it brought. Its lock
+        is held.
+        """
+        while True:
+            request = self._take(worker, None)
+            if request is not None or backlog.redeem():
+                return request
+            if self.paused:
+                backlog.revoke()
+                return None
 
     def _hand(self, worker: Worker, request: Request) -> None:
         if self._report is not None:
@@ -217,24 +242,15 @@ class Dispatcher:
     def grow(self) -> None:
         """Start one more worker, if a slot is free and something waits."""
         while self._waiting() and not self.paused:
-            try:
-                slot = self.free.popleft()
-            except IndexError:
+            slot = self._pop_slot()
+            if slot is None:
                 return
             if self._waiting():
+                if self._bounded is not None:
+                    self._bounded.pledge()
                 self._spawn(slot)
                 return
             self.free.appendleft(slot)  # and look again: somebody may have queued while it was missing
-
-    def _spawn_for(self, backlog: BoundedBacklog, request: Request) -> bool:
-        try:
-            slot = self.free.popleft()
-        except IndexError:
-            return False
-        backlog.put_pledged(request)
-        self._spawn(slot)
-        backlog.redeem()
-        return True
 
     def grow_to_demand(self) -> None:
         """Start as many workers as there are requests that no worker is on its way for."""
@@ -248,13 +264,12 @@ class Dispatcher:
         """A starting worker is ready: its first request, or None if it has to wait or to end."""
         with worker.lock:
             worker.was_ready = True
-            if self._bounded is not None:
-                self._bounded.redeem()
+            request = None
             if worker.status is STARTING:
                 worker.move(READY)
-                request = self._next(worker)
-            else:  # told to stop meanwhile: a late `ready` revives nobody
-                request = None
+                request = self._next(worker, pledged=True)
+            elif self._bounded is not None:  # told to stop meanwhile: a late `ready` revives nobody
+                self._bounded.revoke()
             ending = request is None and worker.status is STOPPING and not worker.requests
         return self._after(worker, request, ending)
 
@@ -269,7 +284,7 @@ class Dispatcher:
             worker.requests.discard(request)
             following = None
             if worker.status is not STOPPING:
-                following = self._take(worker)
+                following = self._take(worker, self._left)
                 if following is None:
                     self._rest(worker)
                 elif worker.status is not BUSY:
@@ -331,11 +346,14 @@ class Dispatcher:
                 self._bounded.call_next()
         return request
 
-    def _next(self, worker: Worker) -> Request | None:
+    def _next(self, worker: Worker, *, pledged: bool = False) -> Request | None:
         """The worker's next request; without one it becomes ready, or stops if the pool drains. Its lock is held."""
         if worker.status is STOPPING:
             return None
-        request = self._take(worker)
+        if pledged and self._bounded is not None:
+            request = self._take_pledged(worker, self._bounded)
+        else:
+            request = self._take(worker, self._left)
         if request is None:
             self._rest(worker)
         elif worker.status is not BUSY or worker.capacity > 1:
@@ -350,19 +368,21 @@ class Dispatcher:
             worker.status = READY
             self._list(worker)
 
-    def _take(self, worker: Worker) -> Request | None:
-        """Start the oldest request that can still be started on `worker`, whose lock is held."""
+    def _take(self, worker: Worker, left: Callable[[], None] | None) -> Request | None:
+        """Start the oldest request that can still be started on `worker`, whose lock is held, and say that it has
+        `left`.
+        """
         while self._waiting() and not self.paused:
             try:
-                request = self._popleft()
+                request: Request = self._popleft()
             except IndexError:
                 return None
             if request.timing is not None and not self._in_time(request, request.timing):
                 worker.skipped += 1
             elif request.start(worker):
                 worker.requests.add(request)
-                if self._left is not None:
-                    self._left()
+                if left is not None:
+                    left()
                 return request
             else:
                 worker.skipped += 1
@@ -394,7 +414,9 @@ class Dispatcher:
     # Fewer workers.
 
     def stop(self, worker: Worker, *, when_idle: bool) -> bool:
-        """Ask `worker` to end: at once if it is idle, after what it runs now otherwise; only an idle one with `when_idle`."""
+        """Ask `worker` to end: at once if it is idle, after what it runs now otherwise; only an idle one with
+        `when_idle`.
+        """
         with worker.lock:
             if worker.requests and when_idle:
                 return False

@@ -1,7 +1,7 @@
 """The three state machines of the pool layer, as tables. The diagrams in the docs are drawn from them.
 
-A state changes only through a named method of `Request`, `Worker` or `Engine`; each such method has its own guard, and a
-test drives every method in every state and compares the guard with these tables.
+A state changes only through a named method of `Request`, `Worker` or `Engine`; each such method has its own guard,
+and a test drives every method in every state and compares the guard with these tables.
 """
 
 from __future__ import annotations
@@ -79,12 +79,8 @@ REQUEST_MOVES: Moves[RequestState] = {
 
 WORKER_MOVES: Moves[WorkerStatus] = {
     WorkerStatus.STARTING: frozenset({WorkerStatus.READY, WorkerStatus.STOPPING, WorkerStatus.DEAD}),
-    WorkerStatus.READY: frozenset(
-        {WorkerStatus.BUSY, WorkerStatus.TAINTED, WorkerStatus.STOPPING, WorkerStatus.DEAD}
-    ),
-    WorkerStatus.BUSY: frozenset(
-        {WorkerStatus.READY, WorkerStatus.TAINTED, WorkerStatus.STOPPING, WorkerStatus.DEAD}
-    ),
+    WorkerStatus.READY: frozenset({WorkerStatus.BUSY, WorkerStatus.TAINTED, WorkerStatus.STOPPING, WorkerStatus.DEAD}),
+    WorkerStatus.BUSY: frozenset({WorkerStatus.READY, WorkerStatus.TAINTED, WorkerStatus.STOPPING, WorkerStatus.DEAD}),
     WorkerStatus.TAINTED: frozenset({WorkerStatus.READY, WorkerStatus.STOPPING, WorkerStatus.DEAD}),
     WorkerStatus.STOPPING: frozenset({WorkerStatus.EXITED, WorkerStatus.DEAD}),
     WorkerStatus.EXITED: frozenset(),

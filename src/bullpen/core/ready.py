@@ -1,8 +1,9 @@
 """The ready queue: ids of workers that have room, in the order in which they shall be used.
 
-The strategy *is* the structure: choosing another order means choosing another `SchedulerStrategy`. A worker has at most one
-entry (the caller sees to that with a flag under the worker's lock). Entries may be stale; whoever pops one checks the worker
-under its lock. `push`, `pop` and `len` may be called by any thread at any time, hence each must be atomic.
+The strategy *is* the structure: choosing another order means choosing another `SchedulerStrategy`. A worker has at
+most one entry (the caller sees to that with a flag under the worker's lock). Entries may be stale; whoever pops one
+checks the worker under its lock. `push`, `pop` and `len` may be called by any thread at any time, hence each must be
+atomic.
 """
 
 from __future__ import annotations

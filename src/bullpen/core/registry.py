@@ -1,7 +1,7 @@
 """Which workers there are.
 
-The registry lock is held only to add, to remove and to copy. What the totals of removed workers were is kept, so that no
-count goes backwards. All counts are derived here on demand; none is kept incrementally.
+The registry lock is held only to add, to remove and to copy. What the totals of removed workers were is kept, so
+that no count goes backwards. All counts are derived here on demand; none is kept incrementally.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """One call on its way through a pool: what to run, how long it may take, where it stands.
 
 All moves of `REQUEST_MOVES` are methods here. Each takes the request's state lock, which is a leaf: nothing else is
-locked, and no foreign code runs, while it is held. A move that comes too late returns False and changes nothing, so that of any
-number of threads that want to start, cancel, expire or finish a request exactly one succeeds.
+locked, and no foreign code runs, while it is held. A move that comes too late returns False and changes nothing, so
+that of any number of threads that want to start, cancel, expire or finish a request exactly one succeeds.
 
-A pool has a few state locks for all of its requests, dealt out in turn. A lock of its own would be the dearest part of a request: to
-make, to keep, and above all to the garbage collector, which would visit it again and again.
+A pool has a few state locks for all of its requests, dealt out in turn. A lock of its own would be the dearest part
+of a request: to make, to keep, and above all to the garbage collector, which would visit it again and again.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Audience:
 class Request:
     """A call that nobody waits for (`serve`). `PoolFuture` is the one somebody can wait for.
 
-    To be cheap, a new request has only what every request needs: `number` is there once it is admitted, `worker` once it runs,
-    `value` once it has ended.
+    To be cheap, a new request has only what every request needs: `number` is there once it is admitted, `worker`
+    once it runs, `value` once it has ended.
     """
 
     __slots__ = ("args", "audience", "fn", "kwargs", "lock", "number", "state", "timing", "value", "worker")
@@ -148,10 +148,11 @@ class Request:
         return True
 
     def _end(self, expected: RequestState, state: RequestState, value: Any, *, aloud: bool) -> bool:
-        """Make `state` final, drop the function and its arguments, tell the audience; not `aloud`: unless it has callbacks.
+        """Make `state` final, drop the function and its arguments, tell the audience; not `aloud`: unless it has
+        callbacks.
 
-        `concurrent.futures.wait` looks at a future while it holds the future's condition, so once there is one, the state changes
-        only while that is held too. It is taken first; if it has come into being meanwhile, once more.
+        `concurrent.futures.wait` looks at a future while it holds the future's condition, so once there is one, the
+        state changes only while that is held too. It is taken first; if it has come into being meanwhile, once more.
         """
         while True:
             condition = None if self.audience is None else self.audience.condition

@@ -1,7 +1,7 @@
 """When a pool has more workers than it needs.
 
-Under rotation every worker's last use is recent, so it says nothing. What says something is how few workers were ready at the
-worst moment: that many were never needed.
+Under rotation every worker's last use is recent, so it says nothing. What says something is how few workers were
+ready at the worst moment: that many were never needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ class Surplus:
         self._fewest: deque[int] = deque(maxlen=STEPS)
 
     def step(self, fewest_ready: int, removable: int) -> bool:
-        """One step has passed, in which at least `fewest_ready` workers were idle: shall one of `removable` workers go?"""
+        """One step has passed, in which at least `fewest_ready` workers were idle: shall one of `removable` workers
+        go?
+        """
         self._fewest.append(fewest_ready)
         if removable <= 0 or len(self._fewest) < STEPS or min(self._fewest) <= 0:
             return False

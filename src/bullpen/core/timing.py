@@ -1,7 +1,7 @@
 """The three limits in time of a request, and when it was where. Made only for requests that are limited or sampled.
 
-`queue_timeout` limits the wait in the backlog, `run_timeout` the run on a worker, `timeout` the whole from submission. They are
-never mixed: each has its own error.
+`queue_timeout` limits the wait in the backlog, `run_timeout` the run on a worker, `timeout` the whole from
+submission. They are never mixed: each has its own error.
 """
 
 from __future__ import annotations

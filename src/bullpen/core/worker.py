@@ -1,7 +1,7 @@
 """One worker as the pool sees it, and the lock that guards it.
 
-Every read or write of a worker's mutable fields happens under `worker.lock`. A thread holds at most one worker lock, and
-takes no registry lock while it does.
+Every read or write of a worker's mutable fields happens under `worker.lock`. A thread holds at most one worker lock,
+and takes no registry lock while it does.
 """
 
 from __future__ import annotations
@@ -91,5 +91,5 @@ class Worker:
         return self.status is READY
 
 
-def _no_hand(request: Request | None) -> None:
+def _no_hand(request: Request | None) -> None:  # noqa: ARG001 — the signature of `hand`
     raise RuntimeError("the runtime has not started this worker")

@@ -1,6 +1,7 @@
 """The machinery behind a `Pool`, held together: admission, dispatch, workers, time, and the pool's own life.
 
-Workers know the engine, not the pool, so a pool that nobody refers to any more can be collected; the engine then drains by itself.
+Workers know the engine, not the pool, so a pool that nobody refers to any more can be collected; the engine then
+drains by itself.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ class Engine:
         self.report_state()
         at_exit.watch(self)
         for _ in range(self.options.min_workers):
+            if self.bounded is not None:
+                self.bounded.pledge()
             self.workforce.spawn(self.dispatcher.free.popleft())
 
     def worker_is_ready(self) -> None:
@@ -119,7 +122,9 @@ class Engine:
         return True
 
     def fail(self, error: BaseException) -> bool:
-        """No worker could start, and none ever did: the pool has failed. Called with the lock held; False if one once did."""
+        """No worker could start, and none ever did: the pool has failed. Called with the lock held; False if one
+        once did.
+        """
         if self.state is not PoolState.INITIALIZING:
             return False
         self.failure = error
@@ -134,7 +139,8 @@ class Engine:
     def submit(self, request: Request, limits: TimeLimits, enforced: bool = True, patient: bool = False) -> bool:
         """Admit `request`; False if the pool is saturated.
 
-        Not `enforced`: the caller sees to the `timeout` itself. `patient`: wait for room even if the pool usually rejects.
+        Not `enforced`: the caller sees to the `timeout` itself. `patient`: wait for room even if the pool usually
+        rejects.
         """
         dispatcher = self.dispatcher
         if dispatcher.draining:
@@ -270,7 +276,9 @@ class Engine:
     # End.
 
     def close(self, grace: float | None, drain: bool, wait: bool = True) -> None:
-        """End the pool: no new work, then what waits is run or cancelled, then workers end. Safe to call again, from anywhere."""
+        """End the pool: no new work, then what waits is run or cancelled, then workers end. Safe to call again, from
+        anywhere.
+        """
         self._settle_maps(drain)
         self.refuse_work("it is closed")
         if not drain:
@@ -303,6 +311,7 @@ class Engine:
             self.dispatcher.draining = True
             waiters, self._ready_waiters = self._ready_waiters, []
         _open(waiters)
+        primitives.failpoint("pool.draining_not_stopped")
         self.report_state()
         self.resume()
         if self.bounded is not None:
@@ -338,7 +347,9 @@ class Engine:
         return self.clock.wait(gate, grace)
 
     def forget_workers(self, because: str) -> None:
-        """This is a forked child: the workers are the parent's. Locks are made anew, their holders may not exist here."""
+        """This is a forked child: the workers are the parent's. Locks are made anew, their holders may not exist
+        here.
+        """
         self._closed_because = because
         self.state = PoolState.CLOSED
         self.lock = primitives.pool_lock()
@@ -394,5 +405,3 @@ class Engine:
 def _open(gates: list[primitives.Lock]) -> None:
     for gate in gates:
         gate.release()
-
-

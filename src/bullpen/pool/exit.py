@@ -1,7 +1,7 @@
 """What happens to open pools when the interpreter exits or the process forks.
 
-At exit every open pool drains, as the standard executors do, before the interpreter tears threads down. In a forked child the
-parent's workers do not exist, so its pools are closed there and say so.
+At exit every open pool drains, as the standard executors do, before the interpreter tears threads down. In a forked
+child the parent's workers do not exist, so its pools are closed there and say so.
 """
 
 from __future__ import annotations

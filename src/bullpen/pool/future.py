@@ -1,7 +1,7 @@
 """The future of a request: a `concurrent.futures.Future` in a fraction of its cost.
 
-Request and future are one object with one raw lock from birth. Whoever waits brings a gate; a `Condition` on the lock is
-built only when foreign code (`wait`, `as_completed`) asks for one. It works wherever the standard future does.
+Request and future are one object with one raw lock from birth. Whoever waits brings a gate; a `Condition` on the
+lock is built only when foreign code (`wait`, `as_completed`) asks for one. It works wherever the standard future does.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class PoolFuture(Request, Future[T]):
     # What `concurrent.futures` reads of a future.
 
     @property
-    def _condition(self) -> threading.Condition:
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
         if current.worker is not None and not self.ended:
             self.engine.nested.may_wait(current.worker, self)
         audience = self.audience
@@ -197,7 +197,7 @@ class PoolFuture(Request, Future[T]):
         return audience.condition  # type: ignore[no-any-return]
 
     @property
-    def _state(self) -> str:
+    def _state(self) -> str:  # type: ignore[override]
         if self.state is QUEUED:
             return "PENDING"
         if self.state is RUNNING:
@@ -207,16 +207,17 @@ class PoolFuture(Request, Future[T]):
         return "FINISHED"
 
     @property
-    def _waiters(self) -> list[Any]:
+    def _waiters(self) -> list[Any]:  # type: ignore[override]
         with self.lock:
             return self._has_audience().watchers
 
     @property
-    def _result(self) -> T | None:
+    def _result(self) -> T | None:  # type: ignore[override]
         return self.value if self.state is DONE else None
 
     @property
-    def _exception(self) -> BaseException | None:
+    def _exception(self) -> BaseException | None:  # type: ignore[override]
         return self.value if self.ended and self.state not in (DONE, CANCELLED) else None
 
-    __class_getitem__ = classmethod(types.GenericAlias)
+    def __class_getitem__(cls, item: Any) -> types.GenericAlias:
+        return types.GenericAlias(cls, item)

@@ -1,12 +1,12 @@
 """`Pool.map`: results in order, never more than a window of them at once.
 
-The window is filled when `map` is called and refilled as results are read, so an endless iterable is welcome. An iterator that nobody
-has begun to read is run to its end when it is dropped or the pool drains: `pool.map(f, items)` as a statement does all of its work, as
-it does with the standard executors.
+The window is filled when `map` is called and refilled as results are read, so an endless iterable is welcome. An
+iterator that nobody has begun to read is run to its end when it is dropped or the pool drains: `pool.map(f, items)`
+as a statement does all of its work, as it does with the standard executors.
 
-Usually the items are not requests of their own. A few *runners*, at most one per worker, take items from the window one by one, so that
-an item costs no dispatch and none waits behind another. A runner lets others pass after a few milliseconds. Calls with limits, and
-pools that are observed, take one request per item.
+Usually the items are not requests of their own. A few *runners*, at most one per worker, take items from the window
+one by one, so that an item costs no dispatch and none waits behind another. A runner lets others pass after a few
+milliseconds. Calls with limits, and pools that are observed, take one request per item.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ class MapWork(Generic[T]):
 class RequestMap(MapWork[T]):
     """One request per item."""
 
-    def __init__(self, engine: Engine, submit: Callable[..., PoolFuture[T]], fn: Callable[..., T], calls: Calls, window: int) -> None:
+    def __init__(
+        self, engine: Engine, submit: Callable[..., PoolFuture[T]], fn: Callable[..., T], calls: Calls, window: int
+    ) -> None:
         self._submit = submit
         self._fn = fn
         self._futures: deque[PoolFuture[T]] | None = deque()
@@ -177,7 +179,9 @@ _PENDING, _VALUE, _ERROR = 0, 1, 2
 
 
 class RunnerMap(MapWork[T]):
-    """A few runners for all items. An item is a cell: `[_PENDING, arguments]`, then `[_VALUE, result]` or `[_ERROR, error]`."""
+    """A few runners for all items. An item is a cell: `[_PENDING, arguments]`, then `[_VALUE, result]` or `[_ERROR,
+    error]`.
+    """
 
     def __init__(self, engine: Engine, fn: Callable[..., T], calls: Calls, window: int) -> None:
         self._fn = fn
@@ -297,13 +301,13 @@ class RunnerMap(MapWork[T]):
                     break
             timeout = None if deadline is None else deadline - self.engine.clock.monotonic()
             if not self.engine.clock.wait(self._gate, timeout):
-                self._timed_out(cell)
+                self._timed_out()
         if cell[0] == _PENDING and self._error is not None:
             error = self._error
             self.close()
             raise error
 
-    def _timed_out(self, cell: list[Any]) -> None:
+    def _timed_out(self) -> None:
         with self._lock:
             late, self._awaited = self._awaited is None, None
             if late:  # woken in the last moment: take the gate's opening back

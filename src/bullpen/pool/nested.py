@@ -1,8 +1,8 @@
 """Workers that wait for requests of their own pool, without which it could stand still.
 
-A worker that waits for a request that is still queued runs it itself. Where the pool cannot take the waiting over, as in
-`concurrent.futures.wait`, a helper runs what the worker waits for: one more worker, for that alone. A worker that waits, directly or by
-way of others, for itself is told so.
+A worker that waits for a request that is still queued runs it itself. Where the pool cannot take the waiting over,
+as in `concurrent.futures.wait`, a helper runs what the worker waits for: one more worker, for that alone. A worker
+that waits, directly or by way of others, for itself is told so.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class NestedWaits:
             return
         if worker.id not in self._helpers and len(self._helpers) >= self._engine.max_workers:
             raise NestedWait(
-                f"pool {self._engine.name!r}: worker {worker.name} would wait for queued requests of its own pool, where "
-                f"{len(self._helpers)} workers do so already; wait with future.result(), or use a larger pool",
+                f"pool {self._engine.name!r}: worker {worker.name} would wait for queued requests of its own pool, "
+                f"where {len(self._helpers)} workers do so already; wait with future.result(), or use a larger pool",
                 pool=self._engine.name,
             )
         self._wanted.append((worker, future))

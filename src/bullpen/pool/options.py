@@ -56,7 +56,9 @@ class PoolOptions:
             at_least("max_queue", self.max_queue, 0, none="for a backlog without limit")
         one_of("when_full", self.when_full, ("reject", "block"))
         if self.when_full == "block" and self.max_queue is None:
-            raise InvalidOption("when_full", self.when_full, "'reject' while max_queue is None: such a backlog is never full")
+            raise InvalidOption(
+                "when_full", self.when_full, "'reject' while max_queue is None: such a backlog is never full"
+            )
         at_least("max_abandoned", self.max_abandoned, 0)
         text("name", self.name)
         text("thread_name_prefix", self.thread_name_prefix)
@@ -68,7 +70,9 @@ class PoolOptions:
         if isinstance(self.scheduler, str):
             one_of("scheduler", self.scheduler, tuple(SCHEDULERS))
         elif not callable(self.scheduler):
-            raise InvalidOptionType("scheduler", self.scheduler, f"{_either(tuple(SCHEDULERS))}, or a function that makes one")
+            raise InvalidOptionType(
+                "scheduler", self.scheduler, f"{_either(tuple(SCHEDULERS))}, or a function that makes one"
+            )
         if not isinstance(self.log_errors, bool):
             raise InvalidOptionType("log_errors", self.log_errors, "True or False")
 

@@ -13,12 +13,21 @@ from bullpen import primitives
 from bullpen.core.ready import SchedulerStrategy
 from bullpen.core.request import Request
 from bullpen.core.timing import TimeLimits
-from bullpen.errors import InvalidOption
+from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.pool.engine import Engine
 from bullpen.pool.exit import close_in_background
 from bullpen.pool.future import PoolFuture
 from bullpen.pool.mapping import MapIterator
-from bullpen.pool.options import CallOptions, PoolOptions, Seconds, WhenFull, Wrap, at_least, default_max_workers, seconds
+from bullpen.pool.options import (
+    CallOptions,
+    PoolOptions,
+    Seconds,
+    WhenFull,
+    Wrap,
+    at_least,
+    default_max_workers,
+    seconds,
+)
 from bullpen.pool.stats import PoolStats, WorkerInfo
 from bullpen.pool.view import PoolView
 from bullpen.runtimes.open import open_runtime
@@ -32,7 +41,30 @@ _numbers = itertools.count(1)
 
 
 class Pool(Executor):
-    """A bounded pool of warm workers, and a drop-in `concurrent.futures.Executor`."""
+    """A bounded pool of warm workers, and a drop-in `concurrent.futures.Executor`.
+
+    What it promises:
+
+    - At most `max_workers` requests run at once. Workers start when they are needed, never fewer than `min_workers`.
+    - Requests start in the order in which they were submitted. Nothing that was accepted is lost, and nothing runs
+    twice.
+    - A request that was cancelled or whose time was up before it started never runs.
+    - The caller of `using(timeout=…)` waits no longer than that, whatever the function does.
+    - Leaving a `with` block runs everything that was accepted; by an exception, cancels what has not started.
+
+        with Pool(8, max_queue=1000) as pool:
+            future = pool.submit(resize, "cat.png")
+            thumb = pool.using(timeout=0.25).do(resize, "dog.png")
+            for thumb in pool.map(resize, paths):
+                ...
+
+    `max_queue=None` queues without limit, 0 never queues. `when_full="reject"` raises `PoolSaturated`, `"block"`
+    waits for room. `queue_timeout` and `run_timeout` are the defaults of `using()`. A thread that runs past its
+    `run_timeout` cannot be ended; within
+    `max_abandoned` it is replaced, else its slot stays taken. A worker that was not needed for `idle_timeout` ends.
+    `wrap` is called around every execution: `wrap(call)` returns `call()`, or something else. Errors of `serve` are
+    logged unless `log_errors` is False. `observer` is called with an `Event` for every change of state.
+    """
 
     def __init__(
         self,
@@ -76,16 +108,22 @@ class Pool(Executor):
             observer=observer,
         )
         opened = open_runtime(runtime, initializer, initargs)
+        limits = TimeLimits(None, options.queue_timeout, options.run_timeout)
         self._engine = engine = Engine(options, opened, primitives.system_clock if clock is None else clock)
-        self._view = PoolView(engine, CallOptions(TimeLimits(None, options.queue_timeout, options.run_timeout)))
+        self._view = PoolView(engine, CallOptions(limits))
         self._dispatcher = engine.dispatcher
         self._offer = engine.dispatcher.offer
-        self._plain = max_queue is None and wrap is None and not self._view._options.limits.any
+        self._plain = max_queue is None and wrap is None and not limits.any
         engine.start()
         weakref.finalize(self, close_in_background, engine).atexit = False
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolFuture[T]:  # type: ignore[override]
-        """Run `fn(*args, **kwargs)` on a worker; the future of its result."""
+    # Work.
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolFuture[T]:
+        """Run `fn(*args, **kwargs)` on a worker; the future of its result.
+
+        Raises `PoolSaturated` if there is no room, `PoolClosed` or `PoolFailed` if the pool takes no work.
+        """
         if not self._plain or self._dispatcher.draining or not callable(fn):
             return self._view.submit(fn, *args, **kwargs)
         future = PoolFuture(self._engine, fn, args, kwargs)
@@ -94,7 +132,9 @@ class Pool(Executor):
         return future
 
     def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Run `fn(*args, **kwargs)` on a worker and forget it: True if it was accepted, False if the pool is saturated."""
+        """Run `fn(*args, **kwargs)` on a worker and forget it: True if it was accepted, False if the pool is
+        saturated.
+        """
         if not self._plain or self._dispatcher.draining or not callable(fn):
             return self._view.serve(fn, *args, **kwargs)
         if not self._offer(Request(self._engine.state_lock(), fn, args, kwargs)):
@@ -102,51 +142,99 @@ class Pool(Executor):
         return True
 
     def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `fn(*args, **kwargs)` on a worker and wait for the result."""
         return self._view.do(fn, *args, **kwargs)
 
-    def map(self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1, buffersize: int | None = None) -> MapIterator[T]:  # type: ignore[override]
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> MapIterator[T]:
+        """The results of `fn` over the iterables, in order, as they are read.
+
+        At most `buffersize` (1024) items are under way or unread at once. `timeout` is for all results, from now.
+        `chunksize` is accepted for the standard's sake; threads need none.
+        """
         return self._view.map(fn, *iterables, timeout=timeout, chunksize=chunksize, buffersize=buffersize)
 
     def using(self, **options: Any) -> PoolView:
+        """This pool with options for the calls made through what is returned.
+
+        `timeout`: the caller's whole budget from submission, else `DeadlineExceeded`. `queue_timeout`: the longest
+        wait in the backlog, else `QueueTimeout`. `run_timeout`: the longest run, else `RunTimeout`. `context=True`:
+        run in a copy of the caller's contextvars.
+        """
         return self._view.using(**options)
 
     def cancel(self, future: Future[Any]) -> bool:
+        """Cancel a future that waits, and one that runs if the runtime can (`can("cancel_running")`); True if that
+        was done.
+        """
         if not isinstance(future, PoolFuture) or future.engine is not self._engine:
-            raise InvalidOption("future", future, f"a future of pool {self._engine.name!r}")
+            raise InvalidOptionType("future", future, f"a future of pool {self._engine.name!r}")
         return self._engine.cancel(future)
 
+    # Life.
+
     def close(self, grace: Seconds | None = None, drain: bool = True) -> None:
+        """Take no new work, run what waits (or cancel it, without `drain`), and wait until all workers have ended.
+
+        After `grace` seconds what waits is cancelled, and what runs is killed if the runtime can; otherwise it is
+        left behind, and whoever waits for it gets `WorkerAbandoned`. Safe to call twice, from any thread, and in a
+        request of this pool, where it does not wait.
+        """
         self._engine.close(seconds("grace", grace), drain)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """`close`, in the words of `concurrent.futures`."""
         self._engine.close(None, not cancel_futures, wait)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._engine.close(None, kind is None)
 
     def wait_ready(self, timeout: Seconds | None = None) -> bool:
+        """Wait until `min_workers` workers have started; False when `timeout` passed first. Raises `PoolFailed` if
+        none could.
+        """
         return self._engine.wait_ready(seconds("timeout", timeout))
 
     def resize(self, max_workers: int) -> None:
+        """Change how many workers there may be. Surplus ones end after what they run now."""
         at_least("max_workers", max_workers, 1)
+        if max_workers < self._engine.options.min_workers:
+            raise InvalidOption("max_workers", max_workers, f"at least min_workers, {self._engine.options.min_workers}")
         self._engine.resize(max_workers)
 
     def pause(self) -> None:
+        """Start nothing from now on. What runs goes on, and what is submitted waits."""
         self._engine.pause()
 
     def resume(self) -> None:
+        """Start requests again."""
         self._engine.resume()
 
+    # Looking at it.
+
     def stats(self) -> PoolStats:
+        """The pool at this moment, in numbers. `print` it."""
         return PoolStats.of(self._engine)
 
     def workers(self) -> list[WorkerInfo]:
+        """The workers there are at this moment, oldest first. `print` them."""
         now = self._engine.clock.monotonic()
         return [WorkerInfo.of(worker, now) for worker in self._engine.registry.snapshot()]
 
     def can(self, capability: str) -> bool:
+        """Whether the runtime can do something: see `bullpen.runtimes.port.CAPABILITIES`."""
         if capability not in CAPABILITIES:
             raise InvalidOption("capability", capability, "one of " + ", ".join(map(repr, CAPABILITIES)))
         return capability in self._engine.runtime.capabilities
 
-
+    def __repr__(self) -> str:
+        engine = self._engine
+        return f"<Pool {engine.name!r} {engine.state}, {len(engine.registry)} of at most {engine.max_workers} workers>"

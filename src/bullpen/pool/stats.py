@@ -37,8 +37,8 @@ class Percentiles:
 class PoolStats:
     """A pool at one moment. What was counted since it was made, then what is there now.
 
-    At rest `submitted` is the sum of `completed`, `failed`, `cancelled`, `timed_out`, `queue_timeouts`, `lost`, `queued` and `running`.
-    While requests move, single numbers may be off by those under way.
+    At rest `submitted` is the sum of `completed`, `failed`, `cancelled`, `timed_out`, `queue_timeouts`, `lost`,
+    `queued` and `running`. While requests move, single numbers may be off by those under way.
     """
 
     name: str
@@ -150,5 +150,3 @@ def _duration(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1e3:.1f} ms"
     return f"{seconds:.2f} s"
-
-

@@ -1,7 +1,7 @@
 """The one thread of a pool that looks at the clock.
 
-It sleeps until the next instant that matters, or until it is woken for an earlier one. It starts when it is first needed and ends when
-nothing is left to watch.
+It sleeps until the next instant that matters, or until it is woken for an earlier one. It starts when it is first
+needed and ends when nothing is left to watch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Supervisor:
         self._thread: Any = None
 
     def wake(self, *, start: bool = True) -> None:
-        """Something new, or earlier than expected, has to be watched. Without `start`, only a running thread is woken."""
+        """Something new, or earlier than expected, has to be watched. Without `start`, only a running thread is
+        woken.
+        """
         with self._lock:
             if self._called or not (self._running or start):
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NoReturn
 
+from bullpen import primitives
 from bullpen.core.deadlines import Deadlines
 from bullpen.core.lifecycle import PoolState
 from bullpen.core.request import QUEUED, Request
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class Timekeeper:
-    """Watches the deadlines of requests and the idleness of workers, with one thread that sleeps until something is due."""
+    """Watches the deadlines of requests and the idleness of workers, with one thread that sleeps until something is
+    due.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -62,6 +65,7 @@ class Timekeeper:
             self._engine.backlog.withdrawn()
         elif not request.abandon(verdict):
             return False
+        primitives.failpoint("request.given_up_not_counted")
         self._count(verdict)
         self._engine.report_end(request, worker)
         if worker is not None and not self._engine.runtime.cancel(worker, request) and isinstance(verdict, RunTimeout):

@@ -45,7 +45,9 @@ class PoolView:
         return future
 
     def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Run `fn(*args, **kwargs)` on a worker and forget it: True if it was accepted, False if the pool is saturated."""
+        """Run `fn(*args, **kwargs)` on a worker and forget it: True if it was accepted, False if the pool is
+        saturated.
+        """
         if not self._plain or not callable(fn):
             request = Request(self._engine.state_lock(), *self._bind(fn, args, kwargs))
         else:
@@ -54,7 +56,7 @@ class PoolView:
 
     def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn(*args, **kwargs)` on a worker and wait for the result, at most for the `timeout`."""
-        future = PoolFuture(self._engine, *self._bind(fn, args, kwargs))
+        future: PoolFuture[T] = PoolFuture(self._engine, *self._bind(fn, args, kwargs))
         if not self._submit(future, self._limits, enforced=False):
             raise self._engine.saturated_error()
         timing = future.timing
@@ -74,7 +76,9 @@ class PoolView:
         chunksize: int = 1,
         buffersize: int | None = None,
     ) -> MapIterator[T]:
-        """The results of `fn` over the iterables, in order; at most `buffersize` calls are under way or unread at once."""
+        """The results of `fn` over the iterables, in order; at most `buffersize` calls are under way or unread at
+        once.
+        """
         if not callable(fn):
             raise NotCallable(fn)
         at_least("chunksize", chunksize, 1)
@@ -96,12 +100,14 @@ class PoolView:
         self._submit(future, self._limits, patient=True)
         return future
 
-    def _bind(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    def _bind(
+        self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """The call that a worker makes: the function itself, or in the caller's context, or in the pool's wrapper."""
         if not callable(fn):
             raise NotCallable(fn)
         if self._options.context:
-            fn, args, kwargs = contextvars.copy_context().run, (fn, *args), kwargs
+            fn, args = contextvars.copy_context().run, (fn, *args)
         wrap = self._engine.options.wrap
         if wrap is not None:
             fn, args, kwargs = wrap, (functools.partial(fn, *args, **kwargs),), {}

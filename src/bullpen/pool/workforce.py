@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from bullpen import primitives
 from bullpen.core.lifecycle import PoolState, RequestState
 from bullpen.core.request import Request
 from bullpen.core.worker import BUSY, DEAD, EXITED, READY, STOPPING, Worker
@@ -41,7 +42,9 @@ class Workforce:
     # Slots: popping one is the permission to start a worker. All of this is done with the engine's lock held.
 
     def deal_slots(self, count: int) -> None:
-        """Make it `count` slots: new ones, or fewer, the free ones first. Workers in slots that are no more have to go."""
+        """Make it `count` slots: new ones, or fewer, the free ones first. Workers in slots that are no more have to
+        go.
+        """
         free = self._engine.dispatcher.free
         for slot in itertools.islice(self._new_slots, max(0, count - len(self._slots))):
             self._slots.add(slot)
@@ -58,7 +61,7 @@ class Workforce:
     # Start.
 
     def spawn(self, slot: int) -> None:
-        """Start a worker in `slot`, which the caller has taken."""
+        """Start a worker in `slot`, which the caller has taken; in a bounded backlog it is pledged already."""
         engine = self._engine
         with engine.lock:
             possible = engine.state not in (PoolState.CLOSED, PoolState.FAILED) and slot in self._slots
@@ -70,6 +73,8 @@ class Workforce:
         if possible:
             self._start(worker)
         else:
+            if engine.bounded is not None:
+                engine.bounded.revoke()
             engine.dispatcher.grow_to_demand()
 
     def start_helper(self, events: WorkerEvents) -> None:
@@ -93,8 +98,7 @@ class Workforce:
 
     def _start(self, worker: Worker) -> None:
         self._engine.report(Kind.WORKER_STARTING, worker, None)
-        if self._engine.bounded is not None:
-            self._engine.bounded.pledge()
+        primitives.failpoint("worker.registered_not_started")
         try:
             self._engine.runtime.start(worker, self)
         except Exception as error:
@@ -129,7 +133,7 @@ class Workforce:
         if starting:
             logger.error("%s: worker %s could not start", self._engine.name, worker.name, exc_info=error)
             if self._engine.bounded is not None:
-                self._engine.bounded.redeem()
+                self._engine.bounded.revoke()
             self._start_failed(worker, error)
         else:
             logger.error("%s: worker %s died: %r", self._engine.name, worker.name, error)
@@ -172,6 +176,7 @@ class Workforce:
     def _gone(self, worker: Worker) -> None:
         """Nothing runs in the worker's slot any more, or nobody waits for what does."""
         engine = self._engine
+        primitives.failpoint("worker.ended_not_removed")
         with engine.lock:
             engine.registry.remove(worker)
             if worker.slot is None:

@@ -1,11 +1,13 @@
 """What a runtime is: the place where requests run. The pool decides everything else.
 
-A runtime starts workers, takes requests for them, and reports. It keeps no queue and makes no choice. What the pool may rely on:
+A runtime starts workers, takes requests for them, and reports. It keeps no queue and makes no choice. What the pool
+may rely on:
 
 - `start` returns soon; the worker reports `ready` or `died` later, from any thread, exactly one of them first.
 - After `ready`, a worker has at most `capacity` requests at once. Each one handed to it is answered by exactly one
   `finished`, or by the worker's one `died`.
-- `ready` and `finished` return the worker's next request, to be run at once, or None: then the worker waits for its `hand`.
+- `ready` and `finished` return the worker's next request, to be run at once, or None: then the worker waits for its
+`hand`.
 - `hand(request)` never blocks. `hand(None)` comes once, to a worker without requests; it answers with `exited`.
 - `cancel` and `kill` do what `capabilities` promises and nothing otherwise.
 

@@ -1,8 +1,8 @@
 """Workers that are threads of this process.
 
-A worker parks at its gate and is woken by whoever hands it a request, or None. A thread cannot be killed: neither `cancel` nor
-`kill` is promised. Threads are daemons; the pool waits for them itself, also at interpreter exit, and only those that it has
-abandoned are left.
+A worker parks at its gate and is woken by whoever hands it a request, or None. A thread cannot be killed: neither
+`cancel` nor `kill` is promised. Threads are daemons; the pool waits for them itself, also at interpreter exit, and
+only those that it has abandoned are left.
 """
 
 from __future__ import annotations

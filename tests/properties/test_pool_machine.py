@@ -1,0 +1,472 @@
+"""A whole pool against a plain model of it, one step at a time.
+
+Workers are scripted, time is moved by hand and the supervisor's thread never runs: its `tick` is a step like any other, so it may come
+late, as it does on a busy machine. Nothing sleeps and nothing is left to chance but the choice of steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from bullpen import Pool, primitives
+from bullpen.core.lifecycle import PoolState, RequestState, WorkerStatus
+from bullpen.core.request import Request
+from bullpen.core.worker import Worker
+from bullpen.errors import PoolClosed, PoolFailed, PoolSaturated
+from bullpen.pool.future import PoolFuture
+from bullpen.telemetry.catalogue import Event, Kind
+from bullpen.testing import ManualClock, ScriptedRuntime, lock_order
+
+QUEUED, RUNNING = "queued", "running"
+COMPLETED, FAILED, CANCELLED, LOST = "completed", "failed", "cancelled", "lost"
+TIMED_OUT, QUEUE_TIMEOUT = "timed_out", "queue_timeouts"
+ENDS = (COMPLETED, FAILED, CANCELLED, TIMED_OUT, QUEUE_TIMEOUT, LOST)
+
+STATES = {
+    QUEUED: {RequestState.QUEUED},
+    RUNNING: {RequestState.RUNNING},
+    COMPLETED: {RequestState.DONE},
+    FAILED: {RequestState.FAILED},
+    CANCELLED: {RequestState.CANCELLED},
+    LOST: {RequestState.LOST},
+    TIMED_OUT: {RequestState.EXPIRED, RequestState.ABANDONED},
+    QUEUE_TIMEOUT: {RequestState.EXPIRED},
+}
+END_EVENTS = {
+    Kind.REQUEST_DONE,
+    Kind.REQUEST_FAILED,
+    Kind.REQUEST_CANCELLED,
+    Kind.REQUEST_EXPIRED,
+    Kind.REQUEST_LOST,
+    Kind.REQUEST_ABANDONED,
+    Kind.REQUEST_REFUSED,
+}
+
+OPEN = (PoolState.INITIALIZING, PoolState.RUNNING)
+LIMIT = st.sampled_from([None, None, None, 0.0, 1.0, 2.0, 5.0])
+
+
+@dataclass
+class Call:
+    """What the model knows of one call."""
+
+    number: int
+    submitted_at: float
+    timeout: float
+    queue_timeout: float
+    run_timeout: float
+    state: str = QUEUED
+    started_at: float = math.nan
+    request: Request | None = None  # as soon as it can be known: a served request, when it starts
+
+    def __call__(self) -> None:
+        raise AssertionError("a scripted worker calls nothing")
+
+    def may_start(self, now: float) -> bool:
+        return now < self.submitted_at + min(self.timeout, self.queue_timeout)
+
+    def judge(self, now: float) -> None:
+        """What a look at the clock does to it."""
+        too_late = now >= self.submitted_at + self.timeout
+        if self.state == QUEUED and not self.may_start(now):
+            self.state = TIMED_OUT if too_late else QUEUE_TIMEOUT
+        elif self.state == RUNNING and (too_late or now >= self.started_at + self.run_timeout):
+            self.state = TIMED_OUT
+
+
+class WatchedRuntime(ScriptedRuntime):
+    """Tells the model of every start, at the moment of the start."""
+
+    machine: PoolMachine
+
+    def took(self, worker: Worker, request: Request) -> None:
+        self.machine.started(worker, request)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """One pool, whatever happens to it."""
+
+    pool: Pool
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads = primitives.start_thread
+        primitives.start_thread = lambda target, name: SimpleNamespace(ident=primitives.current_thread_id())  # type: ignore[assignment,return-value]
+        logging.disable(logging.CRITICAL)
+        self.clock = ManualClock(now=0.0)
+        self.calls: list[Call] = []
+        self.saturated = 0
+        self.paused = False
+        self.ceiling = 0
+        self.events: list[Event] = []
+
+    @initialize(
+        max_workers=st.integers(1, 4),
+        min_workers=st.integers(0, 4),
+        max_queue=st.none() | st.integers(0, 3),
+        scheduler=st.sampled_from(["rotation", "most_recently_used", "least_loaded"]),
+        auto_ready=st.booleans(),
+        auto_exit=st.booleans(),
+        capabilities=st.sets(st.sampled_from(["cancel_running", "kill_running"])),
+        max_abandoned=st.integers(0, 2),
+        idle_timeout=st.sampled_from([None, 8.0]),
+        observed=st.booleans(),
+    )
+    def make(
+        self,
+        max_workers: int,
+        min_workers: int,
+        max_queue: int | None,
+        scheduler: str,
+        auto_ready: bool,
+        auto_exit: bool,
+        capabilities: set[str],
+        max_abandoned: int,
+        idle_timeout: float | None,
+        observed: bool,
+    ) -> None:
+        self.runtime = WatchedRuntime(auto_ready=auto_ready, auto_exit=auto_exit, capabilities=capabilities)
+        self.runtime.machine = self
+        self.max_workers = self.ceiling = max_workers
+        self.max_queue = max_queue
+        self.max_abandoned = max_abandoned
+        self.pool = Pool(
+            max_workers,
+            runtime=self.runtime,
+            min_workers=min(min_workers, max_workers),
+            max_queue=max_queue,
+            max_abandoned=max_abandoned,
+            idle_timeout=idle_timeout,
+            scheduler=scheduler,
+            log_errors=False,
+            observer=self.events.append if observed else None,
+            clock=self.clock,
+        )
+        self.engine = self.pool._engine
+
+    # Steps: requests.
+
+    @rule(served=st.booleans(), timeout=LIMIT, queue_timeout=LIMIT, run_timeout=LIMIT)
+    def submit(
+        self, served: bool, timeout: float | None, queue_timeout: float | None, run_timeout: float | None
+    ) -> None:
+        run_timeout = run_timeout or None  # which may not be 0
+        limits = {"timeout": timeout, "queue_timeout": queue_timeout, "run_timeout": run_timeout}
+        given = {name: math.inf if limit is None else limit for name, limit in limits.items()}
+        to = self.pool if set(limits.values()) == {None} else self.pool.using(**limits)
+        expected = self.admission()
+        call = Call(len(self.calls), self.clock.monotonic(), **given)
+        self.calls.append(call)
+        try:
+            if served:
+                accepted = to.serve(call)
+            else:
+                call.request = to.submit(call)
+                accepted = True
+        except PoolSaturated as error:
+            assert error.limit == self.max_queue
+            accepted = False
+        except PoolClosed:
+            self.calls.remove(call)
+            assert self.engine.state in (PoolState.DRAINING, PoolState.CLOSED)
+            return
+        except PoolFailed:
+            self.calls.remove(call)
+            assert self.engine.state is PoolState.FAILED
+            return
+        assert self.engine.state in OPEN
+        assert accepted == expected
+        if not accepted:
+            self.calls.remove(call)
+            self.saturated += 1
+
+    def admission(self) -> bool:
+        """Whether the pool has to accept a request now, if it is open."""
+        if self.max_queue is None:
+            return True
+        ready = any(worker.status is WorkerStatus.READY for worker in self.engine.registry.snapshot())
+        if not self.paused and (ready or self.engine.dispatcher.free):
+            return True
+        return len(self.among(QUEUED)) - len(self.runtime.starting) < self.max_queue
+
+    def started(self, worker: Worker, request: Request) -> None:
+        """The pool has started `request`: it has to be the oldest that may start, and never before."""
+        call = request.fn
+        assert isinstance(call, Call)
+        now = self.clock.monotonic()
+        assert call.state == QUEUED, f"a {call.state} request was started"
+        assert call.may_start(now), "it was started too late"
+        assert not self.paused, "a paused pool started something"
+        older = [other for other in self.calls[: self.calls.index(call)] if other.state == QUEUED]
+        assert not any(other.may_start(now) for other in older), "an older request was overtaken"
+        assert request.state is RequestState.RUNNING
+        call.state = RUNNING
+        call.started_at = now
+        call.request = request
+
+    @precondition(lambda self: self.runtime.running)
+    @rule(data=st.data(), value=st.integers())
+    def finish(self, data: st.DataObject, value: int) -> None:
+        request = data.draw(st.sampled_from(self.runtime.running))
+        call = self.call_of(request)
+        expected = call.state == RUNNING
+        if expected:
+            call.state = COMPLETED
+        self.runtime.finish(request, value)
+        if expected and isinstance(request, PoolFuture):
+            assert request.result(0) == value
+
+    @precondition(lambda self: self.runtime.running)
+    @rule(data=st.data(), error=st.sampled_from([ValueError(), KeyboardInterrupt(), SystemExit(), GeneratorExit()]))
+    def fail(self, data: st.DataObject, error: BaseException) -> None:
+        request = data.draw(st.sampled_from(self.runtime.running))
+        call = self.call_of(request)
+        expected = call.state == RUNNING
+        if expected:
+            call.state = FAILED
+        self.runtime.fail(request, error)
+        if expected and isinstance(request, PoolFuture):
+            assert request.exception(0) is error
+
+    @precondition(lambda self: any(isinstance(call.request, PoolFuture) for call in self.calls))
+    @rule(data=st.data(), by_pool=st.booleans())
+    def cancel(self, data: st.DataObject, by_pool: bool) -> None:
+        call = data.draw(st.sampled_from([call for call in self.calls if isinstance(call.request, PoolFuture)]))
+        future = call.request
+        assert isinstance(future, PoolFuture)
+        can_end = by_pool and "cancel_running" in self.runtime.capabilities
+        now_cancelled = call.state == QUEUED or (can_end and call.state == RUNNING)
+        was_cancelled = call.state == CANCELLED
+        if now_cancelled:
+            call.state = CANCELLED
+        answer = self.pool.cancel(future) if by_pool else future.cancel()
+        assert answer == (now_cancelled or (was_cancelled and not by_pool)) or (was_cancelled and by_pool)
+
+    @precondition(lambda self: self.runtime.cancelling)
+    @rule()
+    def end_cancelled(self) -> None:
+        self.runtime.end_cancelled()
+
+    # Steps: time.
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 1.0, 2.0, 20.0]), noticed=st.booleans())
+    def advance(self, seconds: float, noticed: bool) -> None:
+        self.clock.advance(seconds)
+        if noticed:
+            self.tick()
+
+    @rule()
+    def tick(self) -> None:
+        now = self.clock.monotonic()
+        for call in self.calls:
+            call.judge(now)
+        until = self.engine.time.tick(now)
+        assert until > now
+
+    # Steps: workers.
+
+    @precondition(lambda self: self.runtime.starting)
+    @rule(data=st.data())
+    def ready(self, data: st.DataObject) -> None:
+        self.runtime.ready(data.draw(st.sampled_from(self.runtime.starting)))
+
+    @precondition(lambda self: self.runtime.stopped)
+    @rule()
+    def exit_stopped(self) -> None:
+        self.runtime.exit_stopped()
+
+    @precondition(lambda self: self.runtime.workers)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        self.tick()
+        worker = data.draw(st.sampled_from(self.runtime.workers))
+        for call in self.among(RUNNING):
+            assert call.request is not None
+            if self.runtime.worker_of(call.request) is worker:
+                call.state = LOST
+        known = self.engine.registry.snapshot()
+        hopeless = worker in self.runtime.starting and known == [worker]
+        refused = self.among(QUEUED) if hopeless else []
+        for call in refused:
+            call.state = FAILED
+        self.runtime.die(worker)
+        for call in refused:
+            if isinstance(call.request, PoolFuture):
+                assert call.request.exception(0) is not None
+
+    # Steps: the pool.
+
+    @precondition(lambda self: self.is_open)
+    @rule(max_workers=st.integers(1, 5))
+    def resize(self, max_workers: int) -> None:
+        self.max_workers = max_workers
+        self.ceiling = max(self.ceiling, max_workers)
+        self.pool.resize(max_workers)
+
+    @precondition(lambda self: self.is_open)
+    @rule()
+    def pause(self) -> None:
+        self.paused = True
+        self.pool.pause()
+
+    @precondition(lambda self: self.is_open)
+    @rule()
+    def resume(self) -> None:
+        self.paused = False
+        self.pool.resume()
+
+    @precondition(lambda self: len(self.calls) > 5)
+    @rule(drain=st.booleans())
+    def shut_down(self, drain: bool) -> None:
+        self.tick()
+        if not drain and self.is_open:
+            self.paused = False
+            # What a worker is free for starts, as if the pool were to drain; the rest is cancelled.
+            self.pool.shutdown(wait=False)
+        if self.engine.state is not PoolState.FAILED:
+            self.paused = False
+            if not drain:
+                for call in self.among(QUEUED):
+                    call.state = CANCELLED
+        self.pool.shutdown(wait=False, cancel_futures=not drain)
+
+    @precondition(lambda self: len(self.calls) > 10)
+    @rule()
+    def close_without_grace(self) -> None:
+        self.shut_down(drain=False)
+        if self.engine.state is PoolState.DRAINING:
+            killed = "kill_running" in self.runtime.capabilities
+            for call in self.among(RUNNING):
+                call.state = LOST if killed else TIMED_OUT
+        self.pool.close(grace=0)
+        assert self.engine.state in (PoolState.CLOSED, PoolState.FAILED)
+        assert not self.among(QUEUED, RUNNING)
+
+    # What holds after every step.
+
+    @invariant()
+    def nothing_is_lost_and_nothing_counted_twice(self) -> None:
+        stats = self.pool.stats()
+        counted = Counter(call.state for call in self.calls)
+        assert {name: getattr(stats, name) for name in (QUEUED, RUNNING, *ENDS)} == {
+            name: counted[name] for name in (QUEUED, RUNNING, *ENDS)
+        }
+        assert stats.submitted == len(self.calls)
+        assert stats.saturated == self.saturated
+
+    @invariant()
+    def every_request_stands_where_the_model_says(self) -> None:
+        for call in self.calls:
+            if call.request is not None:
+                assert call.request.state in STATES[call.state], call
+                assert (call.request.fn is None) == (call.state not in (QUEUED, RUNNING)), "kept its function"
+
+    @invariant()
+    def what_runs_is_on_exactly_one_worker(self) -> None:
+        workers = self.engine.registry.snapshot()
+        for call in self.among(RUNNING):
+            assert sum(call.request in worker.requests for worker in workers) == 1
+        on_workers = {request for worker in self.runtime.workers for request in worker.requests}
+        assert on_workers == set(self.runtime.running)
+        assert all(worker.load <= worker.capacity for worker in self.runtime.workers)
+
+    @invariant()
+    def there_are_never_too_many_workers(self) -> None:
+        workers = self.engine.registry.snapshot()
+        self.ceiling = max(self.max_workers, min(self.ceiling, len(workers)))
+        assert len(workers) <= self.ceiling
+        if self.is_open:
+            left_behind = [worker for worker in self.runtime.workers if worker not in workers]
+            assert len(left_behind) <= self.max_abandoned
+
+    @invariant()
+    def the_bound_holds(self) -> None:
+        if self.max_queue is not None:
+            surplus = len(self.among(QUEUED)) - len(self.runtime.starting)
+            # Workers that were on their way for a request and then died, or were told to go, leave it in the backlog.
+            assert surplus <= self.max_queue + len(self.calls) - len(self.among(QUEUED)) or surplus <= self.max_queue
+
+    @invariant()
+    def nothing_waits_beside_an_idle_worker(self) -> None:
+        now = self.clock.monotonic()
+        waiting = [call for call in self.among(QUEUED) if call.may_start(now)]
+        if not waiting or self.paused or self.engine.state is PoolState.FAILED:
+            return
+        workers = self.engine.registry.snapshot()
+        assert not [worker for worker in workers if worker.status is WorkerStatus.READY], "an idle worker"
+        coming = [worker for worker in workers if worker.status is WorkerStatus.STARTING]
+        assert coming or any(worker.requests for worker in workers) or self.runtime.stopped, "nobody will ever run it"
+        assert len(coming) >= len(waiting) or not self.engine.dispatcher.free, "a free slot"
+
+    @invariant()
+    def each_request_is_reported_once_per_move(self) -> None:
+        moves = Counter((event.kind, event.request) for event in self.events if event.request is not None)
+        assert set(moves.values()) <= {1}, [move for move, times in moves.items() if times > 1]
+        ends = Counter(event.request for event in self.events if event.kind in END_EVENTS)
+        assert set(ends.values()) <= {1}, "ended twice"
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "engine"):
+                self.drain()
+        finally:
+            primitives.start_thread = self.threads
+            logging.disable(logging.NOTSET)
+        assert lock_order.drain_violations() == []
+
+    def drain(self) -> None:
+        """A drain ends everything, whatever happened before."""
+        if self.engine.state is not PoolState.FAILED:
+            self.paused = False
+        self.pool.shutdown(wait=False)
+        for _ in range(10 * (len(self.calls) + 10)):
+            if self.runtime.starting:
+                self.runtime.ready()
+            elif self.runtime.running:
+                self.finish_one()
+            elif self.runtime.stopped:
+                self.runtime.exit_stopped()
+            else:
+                break
+        self.tick()
+        assert self.engine.state in (PoolState.CLOSED, PoolState.FAILED)
+        assert self.runtime.workers == []
+        assert not self.among(QUEUED, RUNNING)
+        self.nothing_is_lost_and_nothing_counted_twice()
+        self.every_request_stands_where_the_model_says()
+        self.pool.close()
+
+    def finish_one(self) -> None:
+        call = self.call_of(self.runtime.running[0])
+        if call.state == RUNNING:
+            call.state = COMPLETED
+        self.runtime.finish_next()
+
+    def among(self, *states: str) -> list[Call]:
+        return [call for call in self.calls if call.state in states]
+
+    def call_of(self, request: Request) -> Call:
+        return next(call for call in self.calls if call.request is request)
+
+    @property
+    def is_open(self) -> bool:
+        return self.engine.state in OPEN
+
+
+@pytest.fixture(autouse=True)
+def undisturbed() -> Iterator[None]:
+    yield
+    assert primitives.start_thread.__name__ == "_start_thread"
+
+
+TestPoolMachine: Any = PoolMachine.TestCase

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import pytest
+
+import bullpen
+from bullpen.cli import main as cli
+from bullpen.cli.command import Command
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"bullpen {bullpen.__version__}\n"
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    shown = capsys.readouterr().err
+    assert all(command.name in shown for command in cli.COMMANDS)
+
+
+def test_a_mistyped_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["dmeo"]) == 2
+    assert "unknown command 'dmeo': did you mean `bullpen demo`?" in capsys.readouterr().err
+
+
+def test_for_an_unknown_command_the_known_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["xyzzy"]) == 2
+    assert "there is demo; see `bullpen --help`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", ["--seconds 0", "--seconds nan", "--seconds soon", "--workers 0", "--workers 65", "--workers 1.5"]
+)
+def test_a_wrong_number_is_refused_with_what_is_allowed(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", *words.split()]) == 2
+    option, value = words.split()
+    error = capsys.readouterr().err
+    assert f"argument {option}: must be a number from 1 to " in error
+    assert repr(value) in error
+
+
+def test_the_exit_code_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", (command(lambda arguments: int(arguments.code)),))
+    assert cli.main(["fake", "7"]) == 7
+
+
+def test_ctrl_c_in_a_command_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "COMMANDS", (command(interrupted),))
+    assert cli.main(["fake", "0"]) == 130
+
+
+def command(run: Callable[[argparse.Namespace], int]) -> Command:
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("code")
+
+    return Command("fake", "for tests", add_arguments, run)
