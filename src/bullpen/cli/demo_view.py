@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from bullpen.cli.demo_story import Phase
 from bullpen.cli.terminal import Line, Span, bar, fit, pad, plain, sparkline, width_of
 from bullpen.core.lifecycle import WorkerStatus
-from bullpen.pool.stats import Percentiles, PoolStats, WorkerInfo
+from bullpen.pool.stats import GIVEN_UP, Percentiles, PoolStats, WorkerInfo
 
 WIDEST = 100
 CELL = 19
 MARGIN = 1
 LABEL = 10
-GIVEN_UP = "given up"  # what a worker runs whose caller has been told already that time is up
 FIXED_ROWS = 15  # all of a frame but the workers, and the row that the cursor waits in
 
 

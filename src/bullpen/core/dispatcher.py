@@ -94,7 +94,7 @@ class Dispatcher:
         self._append(request)
         if self._idle():
             self.match()
-        elif self.free:
+        if self.free and self._waiting():  # also when those that seemed ready were not
             self.grow()
         return not self.draining or not self.withdraw(request)
 
@@ -124,7 +124,7 @@ class Dispatcher:
         elif admitted:
             if self._idle():
                 self.match()
-            elif self.free:
+            if self.free and self._waiting():
                 self.grow()
         return admitted
 
@@ -254,7 +254,8 @@ class Dispatcher:
 
     def grow_to_demand(self) -> None:
         """Start as many workers as there are requests that no worker is on its way for."""
-        missing = self._waiting() - self.registry.count(STARTING) - self._idle()
+        waiting = self.backlog.queued(self.registry.totals()[0].skipped)  # without the shells of those that left
+        missing = waiting - self.registry.count(STARTING) - self._idle()
         for _ in range(missing):
             self.grow()
 
@@ -289,7 +290,8 @@ class Dispatcher:
                     self._rest(worker)
                 elif worker.status is not BUSY:
                     self._loaded(worker)
-            if request.settle(state, value):
+            settled = request.settle(state, value)
+            if settled:
                 if state is DONE:
                     worker.completed += 1
                     if following is not None and self._quiet and request.timing is None:
@@ -306,11 +308,13 @@ class Dispatcher:
             lock.release()
         if not ended:
             return self._finished_aloud(worker, request, state, value)
-        self.tell_end(worker, request)
+        self.tell_end(worker, request, settled)
         return self._after(worker, following, ending)
 
-    def tell_end(self, worker: Worker, request: Request) -> None:
-        """Whoever keeps samples, reads logs or observes learns of the end of `request`."""
+    def tell_end(self, worker: Worker, request: Request, settled: bool) -> None:
+        """Whoever keeps samples, reads logs or observes learns of the end of `request`, if it `settled` just now."""
+        if not settled:
+            return
         timing = request.timing
         if timing is not None and (not request.number & _SAMPLE_MASK or request.number < _SAMPLE_ALL_BELOW):
             worker.sample(timing.started_at - timing.submitted_at, self._now() - timing.started_at)
@@ -330,7 +334,7 @@ class Dispatcher:
                 worker.failed += 1
             following = self._next(worker)
             ending = following is None and worker.status is STOPPING and not worker.requests
-        self.tell_end(worker, request)
+        self.tell_end(worker, request, settled)
         return self._after(worker, following, ending)
 
     def _after(self, worker: Worker, request: Request | None, ending: bool) -> Request | None:
@@ -338,6 +342,8 @@ class Dispatcher:
         if request is not None:
             self.report_started(worker, request)
         elif ending:
+            if self._report is not None:
+                self._report(Kind.WORKER_STOPPING, worker, None)
             worker.hand(None)
         else:
             if self._waiting():

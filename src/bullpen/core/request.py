@@ -10,6 +10,8 @@ of a request: to make, to keep, and above all to the garbage collector, which wo
 
 from __future__ import annotations
 
+import contextvars
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -46,6 +48,10 @@ class Audience:
         for gate in self.gates:
             gate.release()
         self.gates.clear()
+
+
+class WrappedCall(functools.partial[Any]):
+    """What a pool's `wrap` is called with: a call without arguments, whose function is its `func`."""
 
 
 class Request:
@@ -198,6 +204,8 @@ class Request:
     def label(self) -> str:
         """The function's name, for people; empty once it has ended."""
         fn, args = self.fn, self.args
-        while args and callable(args[0]) and getattr(fn, "__name__", "") in ("run", "wrapped"):
-            fn, args = args[0], args[1:]  # look inside a context's `run` and a pool's `wrap`
+        if args and isinstance(getattr(fn, "__self__", None), contextvars.Context):  # a context's `run`
+            fn, args = args[0], args[1:]
+        if args and isinstance(args[0], WrappedCall):
+            fn = args[0].func
         return "" if fn is None else str(getattr(fn, "__qualname__", None) or fn)

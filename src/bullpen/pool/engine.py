@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bullpen import primitives
 from bullpen.core.backlog import Backlog, BoundedBacklog
 from bullpen.core.dispatcher import Dispatcher
-from bullpen.core.lifecycle import POOL_MOVES, PoolState, check_move
+from bullpen.core.lifecycle import POOL_MOVES, PoolState, WorkerStatus, check_move
 from bullpen.core.request import Request
 from bullpen.core.tally import Tally, Total
 from bullpen.core.timing import NO_LIMITS, TimeLimits, Timing
@@ -58,7 +58,10 @@ class Engine:
         self.lost = Tally()
         self.refused = Tally()
         self.extra_submitted = Total()  # items of maps are counted, their runners are not
+        self.extra_completed = Total()
+        self.extra_failed = Total()
         self.extra_cancelled = Total()
+        self.runners_queued = Total()
         self.bounded = None if options.max_queue is None else BoundedBacklog(options.max_queue)
         self.backlog = Backlog() if self.bounded is None else self.bounded
         self.time = Timekeeper(self)
@@ -97,9 +100,13 @@ class Engine:
             self.workforce.spawn(self.dispatcher.free.popleft())
 
     def worker_is_ready(self) -> None:
-        """One more worker has started; with enough of them the pool runs."""
+        """One more worker has started, or failed to; with enough of them, or all there will be, the pool runs."""
+        if self.state is not PoolState.INITIALIZING:
+            return
         with self.lock:
-            if self.state is not PoolState.INITIALIZING or self.workforce.ready_ever < self.options.min_workers:
+            ready = self.workforce.ready_ever
+            enough = ready >= self.options.min_workers or not self.registry.count(WorkerStatus.STARTING)
+            if self.state is not PoolState.INITIALIZING or not ready or not enough:
                 return
             self.move(PoolState.RUNNING)
             waiters, self._ready_waiters = self._ready_waiters, []
@@ -117,7 +124,7 @@ class Engine:
                 gate.release()
         if not self.clock.wait(gate, timeout):
             return False
-        if self.state is PoolState.FAILED:
+        if self.state not in OPEN:
             raise self.not_open()
         return True
 
@@ -150,14 +157,14 @@ class Engine:
         bounded = self.bounded
         if bounded is None:
             if not dispatcher.offer(request):
-                raise self.not_open()
+                raise self.too_late()
         else:
             if not dispatcher.offer_bounded(bounded, request) and not self._admit_late(bounded, request, patient):
                 self.saturated.add()
                 dispatcher.turn_away(request)
                 return False
             if dispatcher.draining and dispatcher.withdraw(request):
-                raise self.not_open()
+                raise self.too_late()
         if limits.any and (enforced or limits.queue_timeout is not None) and self._arm_queued(timing):
             self.time.wake()
         return True
@@ -181,7 +188,9 @@ class Engine:
             return False
         worker = current.worker
         if worker is not None and self.nested.is_own(worker):  # to wait for room here could be to wait for itself
-            return self.nested.run_here(worker, request, queued=False)
+            if not self.nested.run_here(worker, request, queued=False):
+                self.time.raise_too_late(request)
+            return True
         return self._wait_for_room(backlog, request)
 
     def _wait_for_room(self, backlog: BoundedBacklog, request: Request) -> bool:
@@ -191,21 +200,24 @@ class Engine:
             while True:
                 ticket.rearm()
                 if self.dispatcher.draining:
-                    self.dispatcher.turn_away(request)
                     raise self.not_open()
                 if self.dispatcher.offer_bounded(backlog, request, ticket):
                     return True
                 timeout = None if until == math.inf else until - self._now()
                 if not self.clock.wait(ticket.gate, timeout):
                     self.time.raise_too_late(request)
+        except BaseException:
+            if not request.ended:  # closed, or interrupted
+                self.dispatcher.turn_away(request)
+            raise
         finally:
             backlog.return_ticket(ticket)
 
     def cancel_queued(self, request: Request) -> bool:
         if not request.cancel_queued():
             return False
-        self.backlog.withdrawn()
         self.cancelled.add()
+        self.withdrawn()
         self.report_end(request, None)
         return True
 
@@ -225,9 +237,15 @@ class Engine:
         """Nobody can run what waits: tell all who wait for it."""
         for request in self.backlog.copy():
             if request.refuse(error):
-                self.backlog.withdrawn()
                 self.refused.add()
+                self.withdrawn()
                 self.report_end(request, None)
+
+    def withdrawn(self) -> None:
+        """A waiting request will not run, or runs out of turn."""
+        self.backlog.withdrawn()
+        if self.dispatcher.draining:
+            self.closed_if_done()
 
     def saturated_error(self) -> PoolSaturated:
         assert self.bounded is not None
@@ -237,7 +255,8 @@ class Engine:
         """How many requests, and items of maps, wait."""
         with self.lock:
             items = sum(work.waiting for work in self._maps.values())
-        return items + self.backlog.queued(self.registry.totals()[0].skipped)
+        waiting = self.backlog.queued(self.registry.totals()[0].skipped)
+        return max(0, items + waiting - self.runners_queued.value)
 
     def maps_add(self, work: MapWork[Any]) -> None:
         with self.lock:
@@ -257,7 +276,7 @@ class Engine:
             self.max_workers = max_workers
             self.workforce.deal_slots(max_workers)
         self.workforce.stop_slotless()
-        self._use_new_room()
+        self.use_new_room()
 
     def pause(self) -> None:
         """Start nothing from now on. What runs goes on, and what is submitted waits."""
@@ -266,10 +285,12 @@ class Engine:
     def resume(self) -> None:
         self.dispatcher.paused = False
         self.dispatcher.match()
-        self._use_new_room()
+        self.use_new_room()
 
-    def _use_new_room(self) -> None:
-        self.dispatcher.grow_to_demand()
+    def use_new_room(self, *, grow: bool = True) -> None:
+        """There may be slots, or places, that were not there before."""
+        if grow:
+            self.dispatcher.grow_to_demand()
         if self.bounded is not None:
             self.bounded.call_next()
 
@@ -280,7 +301,7 @@ class Engine:
         anywhere.
         """
         self._settle_maps(drain)
-        self.refuse_work("it is closed")
+        self.refuse_work("it is closed", drain)
         if not drain:
             self._cancel_backlog()
         if not wait or (current.worker is not None and self.nested.is_own(current.worker)):
@@ -301,7 +322,18 @@ class Engine:
             else:
                 work.cancel()
 
-    def refuse_work(self, because: str) -> None:
+    def drain_at_exit(self) -> None:
+        """The interpreter exits, and starts no threads any more: what no worker is there for runs on this one."""
+        self._settle_maps(drain=True)
+        self.dispatcher.free.clear()
+        self.refuse_work(at_exit.AT_EXIT)
+        if not len(self.registry):
+            here = Worker(-1, -1, f"{self.name}_exit", self._now())
+            for request in self.backlog.copy():
+                self.nested.run_here(here, request, queued=True)
+        self.close(None, drain=True)
+
+    def refuse_work(self, because: str, drain: bool = True) -> None:
         """Take no new work from now on; workers end when nothing waits any more."""
         with self.lock:
             if self.state not in OPEN:
@@ -313,6 +345,8 @@ class Engine:
         _open(waiters)
         primitives.failpoint("pool.draining_not_stopped")
         self.report_state()
+        if not drain:  # before a paused pool goes on
+            self._cancel_backlog()
         self.resume()
         if self.bounded is not None:
             self.bounded.call_all()
@@ -327,9 +361,14 @@ class Engine:
         self.closed_if_done()
 
     def closed_if_done(self) -> None:
-        """Called whenever a worker is gone: the last one closes a draining pool."""
+        """Called whenever a worker is gone, or something that waited: the last of them closes a draining pool.
+
+        A pool without workers is not done while something waits: somebody is just about to start a worker for it.
+        """
         with self.lock:
             if self.state is not PoolState.DRAINING or len(self.registry):
+                return
+            if self.backlog.queued(self.registry.totals()[0].skipped):
                 return
             self.move(PoolState.CLOSED)
             waiters, self._close_waiters = self._close_waiters, []
@@ -356,6 +395,11 @@ class Engine:
         self.dispatcher.draining = True
         self.dispatcher.free.clear()
         self.registry.forget()
+
+    def too_late(self) -> PoolClosed | PoolFailed:
+        """The pool closed while a request was being queued; it was taken back."""
+        self.closed_if_done()
+        return self.not_open()
 
     def not_open(self) -> PoolClosed | PoolFailed:
         """Why the pool takes no work."""

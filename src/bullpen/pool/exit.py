@@ -45,9 +45,7 @@ def _drain_all() -> None:
     _exiting = True
     engines = list(_engines)
     for engine in engines:
-        engine.refuse_work(AT_EXIT)
-    for engine in engines:
-        engine.close(grace=None, drain=True)
+        engine.drain_at_exit()
 
 
 def _forked() -> None:
@@ -57,6 +55,9 @@ def _forked() -> None:
 
 
 # Before the interpreter joins threads and forbids new ones: the standard executors use the same hook.
-getattr(threading, "_register_atexit", atexit.register)(_drain_all)
+try:
+    getattr(threading, "_register_atexit", atexit.register)(_drain_all)
+except RuntimeError:  # imported for the first time while the interpreter exits
+    _exiting = True
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)

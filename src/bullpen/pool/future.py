@@ -63,7 +63,7 @@ class PoolFuture(Request, Future[T]):
     def _call(self, callback: Callable[[Future[T]], object]) -> None:
         try:
             callback(self)
-        except Exception:
+        except BaseException:  # whatever it is, the worker, or whoever else calls this, goes on
             logger.exception("exception calling callback for %r", self)
 
     def _has_audience(self) -> Audience:
@@ -186,8 +186,6 @@ class PoolFuture(Request, Future[T]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        if current.worker is not None and not self.ended:
-            self.engine.nested.may_wait(current.worker, self)
         audience = self.audience
         if audience is None or audience.condition is None:
             with self.lock:
@@ -198,6 +196,8 @@ class PoolFuture(Request, Future[T]):
 
     @property
     def _state(self) -> str:  # type: ignore[override]
+        if current.worker is not None and not self.ended:  # `wait` and `as_completed` look here before they wait
+            self.engine.nested.may_wait(current.worker, self)
         if self.state is QUEUED:
             return "PENDING"
         if self.state is RUNNING:

@@ -11,15 +11,17 @@ milliseconds. Calls with limits, and pools that are observed, take one request p
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from bullpen import primitives
 from bullpen.core.lifecycle import RequestState
-from bullpen.core.request import DONE, Request
+from bullpen.core.request import DONE, QUEUED, Request
 from bullpen.pool.future import PoolFuture
 from bullpen.runtimes.port import current
 
@@ -37,11 +39,12 @@ _REFILL_AT_ONCE_BELOW = 64  # a smaller window is refilled item by item
 class MapIterator(Generic[T]):
     """The results of one `map`, for whoever reads them."""
 
-    __slots__ = ("__weakref__", "_deadline", "_work")
+    __slots__ = ("__weakref__", "_deadline", "_keeper", "_work")
 
-    def __init__(self, work: MapWork[T], deadline: float | None) -> None:
+    def __init__(self, work: MapWork[T], deadline: float | None, keeper: object) -> None:
         self._work = work
         self._deadline = deadline
+        self._keeper = keeper  # the pool, which would drain if nobody held on to it
 
     def __iter__(self) -> MapIterator[T]:
         return self
@@ -54,7 +57,22 @@ class MapIterator(Generic[T]):
         self._work.close()
 
     def __del__(self) -> None:
-        self._work.reader_gone()
+        # This may run inside the garbage collector, on any thread, inside any critical section: it takes no lock.
+        work = self._work
+        if not work.begun:
+            work.forget_results()
+        if not work.is_over():
+            with contextlib.suppress(
+                RuntimeError
+            ):  # no new threads at interpreter exit, where every pool drains anyway
+                _thread.start_new_thread(work.reader_gone, ())
+
+
+def raise_from_call(error: BaseException) -> NoReturn:
+    """Raise what a call raised; but a `StopIteration` of its would look like the end of the results."""
+    if isinstance(error, StopIteration):
+        raise RuntimeError("the function of a map raised StopIteration") from error
+    raise error
 
 
 class MapWork(Generic[T]):
@@ -65,6 +83,8 @@ class MapWork(Generic[T]):
         self.window = window
         self.low = window - 1 if window < _REFILL_AT_ONCE_BELOW else window // 2
         self.begun = False  # somebody reads
+        self.finite = False  # as far as can be known
+        self.cut_short = False  # the pool closed before everything was taken
         self._calls: Calls | None = calls
         self._feeding = primitives.gate()  # open while nobody takes from the iterables
         engine.maps_add(self)
@@ -78,6 +98,10 @@ class MapWork(Generic[T]):
         self._feeding.acquire()
         try:
             if self._calls is None:
+                return
+            if self.engine.dispatcher.draining:
+                self._calls = None
+                self.cut_short = True
                 return
             batch = list(itertools.islice(self._calls, count))
             if len(batch) < count:
@@ -119,15 +143,25 @@ class MapWork(Generic[T]):
         self._calls = None
 
     def run_to_the_end(self) -> None:
-        """Take all that is left, unless somebody reads: then it is theirs to go on."""
-        while not self.begun and self._calls is not None:
+        """Take all that is left; but not without end for somebody who reads, and may want to stop."""
+        while (not self.begun or self.finite) and self._calls is not None:
             self.fill(DEFAULT_WINDOW)
+
+    def end(self) -> NoReturn:
+        """Everything was read, or all that there will be."""
+        if self.cut_short:
+            self.cut_short = False
+            raise self.engine.not_open()
+        raise StopIteration
+
+    def is_over(self) -> bool:
+        """Nothing is left to be taken, and nothing taken that should not run."""
+        return self._calls is None and (not self.begun or not self.waiting)
 
     def reader_gone(self) -> None:
         if self.begun:
             self.close()
         else:
-            self.forget_results()
             self.run_to_the_end()
 
     def forget_results(self) -> None:
@@ -155,12 +189,12 @@ class RequestMap(MapWork[T]):
         self.begun = True
         futures = self._futures
         if not futures:
-            raise StopIteration
+            self.end()
         try:
             value = futures[0].result(None if deadline is None else deadline - self.engine.clock.monotonic())
-        except BaseException:
+        except BaseException as error:
             self.close()
-            raise
+            raise_from_call(error)
         futures.popleft()
         if len(futures) <= self.low:
             self.fill(self.window - len(futures))
@@ -187,7 +221,8 @@ class RunnerMap(MapWork[T]):
         self._fn = fn
         self._cells: deque[list[Any]] | None = deque()  # in order, until they are read
         self._todo = primitives.new_deque()  # those that nobody has taken yet
-        self._tokens = primitives.new_deque(range(engine.max_workers))  # permissions to start a runner
+        self._runners = engine.max_workers
+        self._tokens = primitives.new_deque(range(self._runners))  # permissions to start a runner
         self._lock = primitives.backlog_lock()
         self._awaited: list[Any] | None = None  # the cell that the reader waits for
         self._gate = primitives.gate()
@@ -199,6 +234,10 @@ class RunnerMap(MapWork[T]):
     def waiting(self) -> int:
         return len(self._todo)
 
+    @property
+    def label(self) -> str:
+        return str(getattr(self._fn, "__qualname__", None) or self._fn)
+
     def accept(self, batch: list[tuple[Any, ...]]) -> None:
         cells = [[_PENDING, args] for args in batch]
         self.engine.extra_submitted.add(len(cells))
@@ -208,13 +247,15 @@ class RunnerMap(MapWork[T]):
         for _ in range(min(len(cells), len(self._tokens))):
             if not self._start_runner():
                 break
+        if self._todo and len(self._tokens) == self._runners:  # nobody can be had, so whoever asks does it
+            self._help(None)
 
     def _start_runner(self) -> bool:
         try:
             token = self._tokens.popleft()
         except IndexError:
             return False
-        if self._offer(token, patient=len(self._tokens) == self.engine.max_workers - 1):
+        if self._offer(token, patient=len(self._tokens) == self._runners - 1):
             return True
         self._tokens.append(token)
         return False
@@ -224,13 +265,16 @@ class RunnerMap(MapWork[T]):
         runner = _Runner(self.engine.state_lock(), self._run, (token,), {})
         runner.work = self
         self.engine.extra_submitted.add(-1)
+        self.engine.runners_queued.add(1)
         if self.engine.submit_runner(runner, patient=patient):
             return True
         self.engine.extra_submitted.add(1)
+        self.engine.runners_queued.add(-1)
         return False
 
     def _run(self, token: int) -> None:
         """What a runner does: take items until there are none, or others have waited long enough."""
+        self.engine.runners_queued.add(-1)
         fn, take, now = self._fn, self._todo.popleft, self.engine.clock.monotonic
         others_wait = self.engine.backlog.entries.__len__
         until = now() + TURN_SECONDS
@@ -274,7 +318,7 @@ class RunnerMap(MapWork[T]):
         self.begun = True
         cells = self._cells
         if not cells:
-            raise StopIteration
+            self.end()
         cell = cells[0]
         if cell[0] == _PENDING:
             self._wait_for(cell, deadline)
@@ -285,13 +329,13 @@ class RunnerMap(MapWork[T]):
             return cell[1]  # type: ignore[no-any-return]
         self.close()
         try:
-            raise cell[1]
+            raise_from_call(cell[1])
         finally:
             del cell
 
     def _wait_for(self, cell: list[Any], deadline: float | None) -> None:
         worker = current.worker
-        if worker is not None and self.engine.nested.is_own(worker):
+        if self.engine.dispatcher.draining or (worker is not None and self.engine.nested.is_own(worker)):
             self._help(cell)
         while cell[0] == _PENDING:
             with self._lock:
@@ -316,9 +360,9 @@ class RunnerMap(MapWork[T]):
             self.close()
             raise TimeoutError
 
-    def _help(self, cell: list[Any]) -> None:
-        """A worker reads a map of its own pool: it runs items itself, for nobody else may be free to."""
-        while cell[0] == _PENDING:
+    def _help(self, cell: list[Any] | None) -> None:
+        """A worker reads a map of its own pool, or the pool drains: run items here, for nobody else may be free to."""
+        while cell is None or cell[0] == _PENDING:
             try:
                 item = self._todo.popleft()
             except IndexError:
@@ -329,11 +373,7 @@ class RunnerMap(MapWork[T]):
             except BaseException as error:
                 item[1] = error
                 item[0] = _ERROR
-            worker = current.worker
-            assert worker is not None
-            with worker.lock:
-                worker.completed += item[0] == _VALUE
-                worker.failed += item[0] == _ERROR
+            (self.engine.extra_completed if item[0] == _VALUE else self.engine.extra_failed).add(1)
 
     def _wake(self, cell: list[Any] | None) -> None:
         with self._lock:
@@ -376,10 +416,16 @@ class _Runner(Request):
 
     work: RunnerMap[Any]
 
+    @property
+    def label(self) -> str:
+        return self.work.label
+
     def _leave(self, expected: RequestState, state: RequestState, value: Any) -> bool:
         if not super()._leave(expected, state, value):
             return False
         if state is not DONE:
             self.work.engine.extra_cancelled.add(-1)
+            if expected is QUEUED:
+                self.work.engine.runners_queued.add(-1)
             self.work.fail(CancelledError() if value is None else value)
         return True

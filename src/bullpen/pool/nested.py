@@ -14,6 +14,7 @@ from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import DONE, FAILED, QUEUED, Request
 from bullpen.core.worker import BUSY, READY, STOPPING, Worker
 from bullpen.errors import NestedWait
+from bullpen.telemetry.catalogue import Kind
 
 if TYPE_CHECKING:
     from bullpen.pool.engine import Engine
@@ -34,7 +35,9 @@ class NestedWaits:
 
     def wait(self, worker: Worker, future: PoolFuture[Any], timeout: float | None) -> bool:
         """Wait for `future` on the thread of `worker`; False when `timeout` seconds passed first."""
-        if self._inline and self.is_own(worker) and self.run_here(worker, future, queued=True):
+        if timeout is not None:
+            self.may_wait(worker, future)  # what runs here could not be left when the time is up
+        elif self._inline and self.is_own(worker) and self.run_here(worker, future, queued=True):
             return True
         with worker.lock:
             worker.waiting_for = future
@@ -69,7 +72,7 @@ class NestedWaits:
         if not request.start(worker):
             return False
         if queued:
-            self._engine.backlog.withdrawn()
+            self._engine.withdrawn()
         if timing is not None and timing.limits.run_timeout is not None:
             self._engine.time.watch(request)
         self._engine.dispatcher.report_started(worker, request)
@@ -82,7 +85,7 @@ class NestedWaits:
                 worker.completed += settled
             else:
                 worker.failed += settled
-        self._engine.dispatcher.tell_end(worker, request)
+        self._engine.dispatcher.tell_end(worker, request, settled)
 
     def _refuse_cycle(self, worker: Worker, future: Request) -> None:
         """Follow who waits for whom; raise if the way leads back to `worker`."""
@@ -145,20 +148,23 @@ class _Helper:
         self._nested = nested
         self._lock = primitives.backlog_lock()
         self._wanted: list[Request] = [request]
+        self._current: Request | None = None
         self._open = True
 
     def accept(self, request: Request) -> bool:
-        """Run `request` too; False if the helper is about to end."""
+        """Run `request` too; False if the helper is about to end, or stuck in something that was given up."""
         with self._lock:
-            if self._open:
-                self._wanted.append(request)
-            return self._open
+            if not self._open or (self._current is not None and self._current.ended):
+                return False
+            self._wanted.append(request)
+            return True
 
     def ready(self, worker: Worker) -> Request | None:
         with worker.lock:
             worker.was_ready = True
             worker.move(READY)
             worker.move(BUSY)
+        self._engine.report(Kind.WORKER_READY, worker, None)
         return self._next(worker)
 
     def finished(self, worker: Worker, request: Request, state: RequestState, value: Any) -> Request | None:
@@ -171,7 +177,7 @@ class _Helper:
         while True:
             with self._lock:
                 self._open = bool(self._wanted)
-                request = self._wanted.pop(0) if self._wanted else None
+                request = self._current = self._wanted.pop(0) if self._wanted else None
             if request is None:
                 break
             if self._nested.take(worker, request, queued=True):
@@ -181,6 +187,7 @@ class _Helper:
         with worker.lock:
             if worker.status is BUSY:
                 worker.move(STOPPING)
+        self._engine.report(Kind.WORKER_STOPPING, worker, None)
         worker.hand(None)
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -62,11 +62,13 @@ class PoolOptions:
         at_least("max_abandoned", self.max_abandoned, 0)
         text("name", self.name)
         text("thread_name_prefix", self.thread_name_prefix)
-        if not isinstance(self.initargs, tuple):
-            raise InvalidOptionType("initargs", self.initargs, "a tuple of arguments for the initializer")
         function("initializer", self.initializer)
         function("wrap", self.wrap)
         function("observer", self.observer)
+        if not isinstance(self.runtime, str):
+            has_methods(
+                "runtime", self.runtime, ("start", "cancel", "kill", "join"), "the name of a runtime, or a Runtime"
+            )
         if isinstance(self.scheduler, str):
             one_of("scheduler", self.scheduler, tuple(SCHEDULERS))
         elif not callable(self.scheduler):
@@ -79,9 +81,9 @@ class PoolOptions:
     def new_scheduler(self) -> SchedulerStrategy:
         make = SCHEDULERS[self.scheduler] if isinstance(self.scheduler, str) else self.scheduler
         strategy = make()
-        for method in ("push", "pop", "__len__"):
-            if not callable(getattr(strategy, method, None)):
-                raise InvalidOptionType("scheduler", strategy, "an object with push(worker_id, load), pop() and len()")
+        has_methods(
+            "scheduler", strategy, ("push", "pop", "__len__"), "an object with push(worker_id, load), pop() and len()"
+        )
         return strategy
 
 
@@ -126,7 +128,10 @@ def seconds(name: str, value: Seconds | None, *, zero: bool = True) -> float | N
         raise InvalidOptionType(name, value, "a number of seconds, a timedelta, or None")
     if value != value or value < 0 or (value == 0 and not zero):  # noqa: PLR0124 — not a number
         raise InvalidOption(name, value, f"{'≥ 0' if zero else '> 0'} seconds, or None for no limit")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidOption(name, "a number beyond all floats", "a number of seconds that fits a float") from None
 
 
 def at_least(name: str, value: object, minimum: int, none: str = "") -> None:
@@ -152,6 +157,19 @@ def text(name: str, value: object) -> None:
 def function(name: str, value: object) -> None:
     if value is not None and not callable(value):
         raise InvalidOptionType(name, value, "a function, or None")
+
+
+def has_methods(name: str, value: object, methods: tuple[str, ...], allowed: str) -> None:
+    if not all(callable(getattr(value, method, None)) for method in methods):
+        raise InvalidOptionType(name, value, allowed)
+
+
+def arguments(name: str, value: Iterable[Any]) -> tuple[Any, ...]:
+    """A tuple of arguments, given as any iterable."""
+    try:
+        return tuple(value)
+    except TypeError:
+        raise InvalidOptionType(name, value, "a tuple of arguments for the initializer") from None
 
 
 def _either(values: tuple[str, ...]) -> str:

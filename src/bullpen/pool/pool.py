@@ -24,8 +24,10 @@ from bullpen.pool.options import (
     Seconds,
     WhenFull,
     Wrap,
+    arguments,
     at_least,
     default_max_workers,
+    has_methods,
     seconds,
 )
 from bullpen.pool.stats import PoolStats, WorkerInfo
@@ -69,9 +71,9 @@ class Pool(Executor):
     def __init__(
         self,
         max_workers: int | None = None,
-        thread_name_prefix: str = "",
+        thread_name_prefix: str | None = "",
         initializer: Callable[..., object] | None = None,
-        initargs: tuple[Any, ...] = (),
+        initargs: Iterable[Any] = (),
         *,
         runtime: str | Runtime = "thread",
         name: str | None = None,
@@ -90,9 +92,9 @@ class Pool(Executor):
     ) -> None:
         options = PoolOptions(
             max_workers=default_max_workers() if max_workers is None else max_workers,
-            thread_name_prefix=thread_name_prefix,
+            thread_name_prefix="" if thread_name_prefix is None else thread_name_prefix,
             initializer=initializer,
-            initargs=initargs,
+            initargs=arguments("initargs", initargs),
             runtime=runtime,
             name=f"pool-{next(_numbers)}" if name is None else name,
             min_workers=min_workers,
@@ -107,7 +109,11 @@ class Pool(Executor):
             log_errors=log_errors,
             observer=observer,
         )
-        opened = open_runtime(runtime, initializer, initargs)
+        if clock is not None:
+            has_methods(
+                "clock", clock, ("monotonic", "wait"), "a clock, with monotonic() and wait(gate, timeout), or None"
+            )
+        opened = open_runtime(runtime, initializer, options.initargs)
         limits = TimeLimits(None, options.queue_timeout, options.run_timeout)
         self._engine = engine = Engine(options, opened, primitives.system_clock if clock is None else clock)
         self._view = PoolView(engine, CallOptions(limits))
@@ -128,7 +134,7 @@ class Pool(Executor):
             return self._view.submit(fn, *args, **kwargs)
         future = PoolFuture(self._engine, fn, args, kwargs)
         if not self._offer(future):
-            raise self._engine.not_open()
+            raise self._engine.too_late()
         return future
 
     def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool:
@@ -138,7 +144,7 @@ class Pool(Executor):
         if not self._plain or self._dispatcher.draining or not callable(fn):
             return self._view.serve(fn, *args, **kwargs)
         if not self._offer(Request(self._engine.state_lock(), fn, args, kwargs)):
-            raise self._engine.not_open()
+            raise self._engine.too_late()
         return True
 
     def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -158,7 +164,7 @@ class Pool(Executor):
         At most `buffersize` (1024) items are under way or unread at once. `timeout` is for all results, from now.
         `chunksize` is accepted for the standard's sake; threads need none.
         """
-        return self._view.map(fn, *iterables, timeout=timeout, chunksize=chunksize, buffersize=buffersize)
+        return self._view.start_map(self, fn, iterables, timeout, chunksize, buffersize)
 
     def using(self, **options: Any) -> PoolView:
         """This pool with options for the calls made through what is returned.
@@ -167,7 +173,7 @@ class Pool(Executor):
         wait in the backlog, else `QueueTimeout`. `run_timeout`: the longest run, else `RunTimeout`. `context=True`:
         run in a copy of the caller's contextvars.
         """
-        return self._view.using(**options)
+        return self._view.kept_by(self).using(**options)
 
     def cancel(self, future: Future[Any]) -> bool:
         """Cancel a future that waits, and one that runs if the runtime can (`can("cancel_running")`); True if that

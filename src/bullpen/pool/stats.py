@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,9 @@ class Percentiles:
         if not values:
             return None
         values.sort()
-        last = len(values) - 1
-        return cls(values[last // 2], values[last * 9 // 10], values[last * 99 // 100], len(values))
+        count = len(values)
+        p50, p90, p99 = (values[math.ceil(count * part) - 1] for part in (0.5, 0.9, 0.99))
+        return cls(p50, p90, p99, count)
 
     def __str__(self) -> str:
         return f"p50 {_duration(self.p50)}, p90 {_duration(self.p90)}, p99 {_duration(self.p99)}"
@@ -69,13 +71,13 @@ class PoolStats:
         tallies, spawned, retired = engine.registry.totals()
         workers = engine.registry.snapshot()
         loads = [(worker.status, len(worker.requests)) for worker in workers]
-        samples = [sample for worker in workers if worker.samples for sample in list(worker.samples)]
+        samples = engine.registry.samples()
         return cls(
             name=engine.name,
             state=engine.state,
             submitted=engine.dispatcher.submitted + engine.extra_submitted.value,
-            completed=tallies.completed,
-            failed=tallies.failed + engine.refused.value,
+            completed=tallies.completed + engine.extra_completed.value,
+            failed=tallies.failed + engine.refused.value + engine.extra_failed.value,
             cancelled=engine.cancelled.value + engine.extra_cancelled.value,
             timed_out=engine.time.timed_out.value,
             queue_timeouts=engine.time.queue_timeouts.value,
@@ -108,6 +110,9 @@ class PoolStats:
         return "\n".join(rows)
 
 
+GIVEN_UP = "given up"  # what a worker runs although nobody waits for it any more
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """One worker at one moment."""
@@ -133,7 +138,7 @@ class WorkerInfo:
                 status=worker.status,
                 load=len(worker.requests),
                 capacity=worker.capacity,
-                running=tuple(request.label or "given up" for request in worker.requests),
+                running=tuple(request.label or GIVEN_UP for request in worker.requests),
                 completed=worker.completed,
                 failed=worker.failed,
                 age=now - worker.started_at,

@@ -62,7 +62,7 @@ class Timekeeper:
         if state is QUEUED:
             if not request.expire(verdict):
                 return self.judge(request, now)  # it has started, or ended, just now
-            self._engine.backlog.withdrawn()
+            self._engine.withdrawn()
         elif not request.abandon(verdict):
             return False
         primitives.failpoint("request.given_up_not_counted")
@@ -77,7 +77,9 @@ class Timekeeper:
         assert request.timing is not None
         verdict = request.timing.verdict(QUEUED, request.timing.start_by)
         assert verdict is not None
+        request.expire(verdict)
         self._count(verdict)
+        self._engine.report_end(request, None)
         raise verdict
 
     def _count(self, verdict: Timeout) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextvars
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-from bullpen.core.request import Request
+from bullpen.core.request import Request, WrappedCall
 from bullpen.errors import NotCallable
 from bullpen.pool.engine import Engine
 from bullpen.pool.future import PoolFuture
-from bullpen.pool.mapping import DEFAULT_WINDOW, MapIterator, RequestMap, RunnerMap
+from bullpen.pool.mapping import DEFAULT_WINDOW, MapIterator, MapWork, RequestMap, RunnerMap
 from bullpen.pool.options import CallOptions, at_least, seconds
 
 P = ParamSpec("P")
@@ -21,18 +20,23 @@ T = TypeVar("T")
 class PoolView:
     """A pool and the options of calls made through it. Immutable, cheap, to be kept or thrown away."""
 
-    __slots__ = ("_engine", "_limits", "_options", "_plain", "_submit")
+    __slots__ = ("_engine", "_keeper", "_limits", "_options", "_plain", "_submit")
 
-    def __init__(self, engine: Engine, options: CallOptions) -> None:
+    def __init__(self, engine: Engine, options: CallOptions, keeper: object = None) -> None:
         self._engine = engine
+        self._keeper = keeper  # the pool, which would drain if nobody held on to it
         self._options = options
         self._limits = options.limits
         self._submit = engine.submit
         self._plain = engine.options.wrap is None and not options.context
 
+    def kept_by(self, keeper: object) -> PoolView:
+        """The same view, holding on to `keeper`."""
+        return PoolView(self._engine, self._options, keeper)
+
     def using(self, **options: Any) -> PoolView:
         """This view with some options changed: `timeout`, `queue_timeout`, `run_timeout`, `context`."""
-        return PoolView(self._engine, self._options.using(**options))
+        return PoolView(self._engine, self._options.using(**options), self._keeper)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolFuture[T]:
         """Run `fn(*args, **kwargs)` on a worker; the future of its result."""
@@ -79,21 +83,36 @@ class PoolView:
         """The results of `fn` over the iterables, in order; at most `buffersize` calls are under way or unread at
         once.
         """
+        return self.start_map(self._keeper, fn, iterables, timeout, chunksize, buffersize)
+
+    def start_map(
+        self,
+        keeper: object,
+        fn: Callable[..., T],
+        iterables: tuple[Iterable[Any], ...],
+        timeout: float | None,
+        chunksize: int,
+        buffersize: int | None,
+    ) -> MapIterator[T]:
+        """`map`, with an iterator that holds on to `keeper`."""
         if not callable(fn):
             raise NotCallable(fn)
         at_least("chunksize", chunksize, 1)
         if buffersize is not None:
             at_least("buffersize", buffersize, 1, none=f"for {DEFAULT_WINDOW}")
         engine = self._engine
-        limit = seconds("timeout", timeout)
+        limit = None if timeout is None else seconds("timeout", max(0.0, timeout))
         deadline = None if limit is None else engine.clock.monotonic() + limit
         window = DEFAULT_WINDOW if buffersize is None else buffersize
         if engine.dispatcher.draining:
             raise engine.not_open()
         calls = zip(*iterables, strict=False)
         if self._limits.any or not self._plain or engine.options.observer is not None:
-            return MapIterator(RequestMap(engine, self._submit_patiently, fn, calls, window), deadline)
-        return MapIterator(RunnerMap(engine, fn, calls, window), deadline)
+            work: MapWork[T] = RequestMap(engine, self._submit_patiently, fn, calls, window)
+        else:
+            work = RunnerMap(engine, fn, calls, window)
+        work.finite = any(hasattr(iterable, "__len__") for iterable in iterables)
+        return MapIterator(work, deadline, keeper)
 
     def _submit_patiently(self, fn: Callable[..., T], *args: Any) -> PoolFuture[T]:
         future = PoolFuture(self._engine, *self._bind(fn, args, {}))
@@ -106,9 +125,9 @@ class PoolView:
         """The call that a worker makes: the function itself, or in the caller's context, or in the pool's wrapper."""
         if not callable(fn):
             raise NotCallable(fn)
-        if self._options.context:
-            fn, args = contextvars.copy_context().run, (fn, *args)
         wrap = self._engine.options.wrap
         if wrap is not None:
-            fn, args, kwargs = wrap, (functools.partial(fn, *args, **kwargs),), {}
+            fn, args, kwargs = wrap, (WrappedCall(fn, *args, **kwargs),), {}
+        if self._options.context:
+            fn, args = contextvars.copy_context().run, (fn, *args)
         return fn, args, kwargs

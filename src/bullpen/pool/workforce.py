@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections import deque
@@ -34,6 +35,7 @@ class Workforce:
         self.ready_ever = 0
         self.abandoned_ever = 0
         self._slots: set[int] = set()  # those that exist, whoever has them
+        self._doomed: set[int] = set()  # those that vanish when whoever has them gives them back
         self._new_slots = itertools.count()
         self._helper_numbers = itertools.count()
         self._abandoned: list[Worker] = []  # until their functions return after all
@@ -46,17 +48,23 @@ class Workforce:
         go.
         """
         free = self._engine.dispatcher.free
-        for slot in itertools.islice(self._new_slots, max(0, count - len(self._slots))):
+        while len(self._slots) < count and self._doomed:
+            self._slots.add(self._doomed.pop())
+        while len(self._slots) < count:
+            slot = next(self._new_slots)
             self._slots.add(slot)
             free.append(slot)
         while len(self._slots) > count and free:
-            self._slots.discard(free.pop())
-        for slot in sorted(self._slots)[count:]:
-            self._slots.discard(slot)
+            with contextlib.suppress(IndexError):  # somebody may take it at this moment
+                self._slots.discard(free.pop())
+        surplus = sorted(self._slots)[count:]
+        self._slots.difference_update(surplus)
+        self._doomed.update(surplus)
 
     def _put_back(self, slot: int) -> None:
         if slot in self._slots:
             self._engine.dispatcher.free.append(slot)
+        self._doomed.discard(slot)
 
     # Start.
 
@@ -64,7 +72,8 @@ class Workforce:
         """Start a worker in `slot`, which the caller has taken; in a bounded backlog it is pledged already."""
         engine = self._engine
         with engine.lock:
-            possible = engine.state not in (PoolState.CLOSED, PoolState.FAILED) and slot in self._slots
+            ended = engine.state in (PoolState.CLOSED, PoolState.FAILED)
+            possible = not ended and slot in self._slots
             if possible:
                 prefix = engine.options.thread_name_prefix or engine.name
                 worker = self._new(slot, f"{prefix}_{slot}")
@@ -75,7 +84,8 @@ class Workforce:
         else:
             if engine.bounded is not None:
                 engine.bounded.revoke()
-            engine.dispatcher.grow_to_demand()
+            if not ended:  # the slot is no more, but another may be free
+                engine.dispatcher.grow_to_demand()
 
     def start_helper(self, events: WorkerEvents) -> None:
         """Start a worker that takes no slot and reports to `events`."""
@@ -137,7 +147,7 @@ class Workforce:
             self._start_failed(worker, error)
         else:
             logger.error("%s: worker %s died: %r", self._engine.name, worker.name, error)
-        self._gone(worker)
+        self._gone(worker, replace=not starting)  # what cannot start is not tried again until more work comes
 
     def helper_died(self, worker: Worker, error: BaseException) -> None:
         """What it would have run stays in the backlog, or is lost with it."""
@@ -173,8 +183,8 @@ class Workforce:
             refusal.__cause__ = error
         engine.refuse_backlog(refusal)
 
-    def _gone(self, worker: Worker) -> None:
-        """Nothing runs in the worker's slot any more, or nobody waits for what does."""
+    def _gone(self, worker: Worker, *, replace: bool = True) -> None:
+        """Nothing runs in the worker's slot any more; if something waits, another may be started there."""
         engine = self._engine
         primitives.failpoint("worker.ended_not_removed")
         with engine.lock:
@@ -189,9 +199,8 @@ class Workforce:
                 self._departing.popleft()
             self._departing.append(worker)
         if engine.state in (PoolState.INITIALIZING, PoolState.RUNNING, PoolState.DRAINING):
-            engine.dispatcher.grow_to_demand()
-            if engine.bounded is not None:
-                engine.bounded.call_next()
+            engine.use_new_room(grow=replace)
+        engine.worker_is_ready()  # if it was one of the first, the pool may wait for no other
         engine.closed_if_done()
 
     # End.
@@ -238,7 +247,7 @@ class Workforce:
             slot, worker.slot = worker.slot, None
             if slot is not None:
                 self._put_back(slot)
-        engine.dispatcher.grow_to_demand()
+        engine.use_new_room()
         engine.closed_if_done()
 
     def give_up_running(self, grace: float) -> None:

@@ -30,7 +30,10 @@ class ThreadRuntime:
         handle = _Thread(worker, events, self._initializer, self._initargs)
         worker.handle = handle
         worker.hand = handle.hand
-        handle.thread = primitives.start_thread(handle.run, worker.name)
+        try:
+            handle.thread = primitives.start_thread(handle.run, worker.name)
+        finally:
+            handle.started.release()
 
     def cancel(self, worker: Worker, request: Request) -> bool:  # noqa: ARG002 — a thread cannot be interrupted
         return False
@@ -39,7 +42,13 @@ class ThreadRuntime:
         return False
 
     def join(self, worker: Worker, timeout: float | None) -> bool:
+        started = worker.handle.started
+        if not started.acquire(timeout != 0):  # the thread may be about to end before whoever starts it knows it
+            return False
+        started.release()
         thread = worker.handle.thread
+        if thread is None:
+            return True
         thread.join(timeout)
         return not thread.is_alive()
 
@@ -47,7 +56,7 @@ class ThreadRuntime:
 class _Thread:
     """The thread of one worker."""
 
-    __slots__ = ("_events", "_gate", "_inbox", "_initargs", "_initializer", "_worker", "thread")
+    __slots__ = ("_events", "_gate", "_inbox", "_initargs", "_initializer", "_worker", "started", "thread")
 
     def __init__(
         self,
@@ -63,6 +72,8 @@ class _Thread:
         self._inbox: Request | None = None
         self._gate = primitives.gate()
         self._gate.acquire()
+        self.started = primitives.gate()  # open once `thread` is set, or could not be
+        self.started.acquire()
         self.thread: Any = None
 
     def hand(self, request: Request | None) -> None:

@@ -157,8 +157,15 @@ class CheckedLock:
         self.release()
 
     def locked(self) -> bool:
-        locked: bool = self._lock.locked()
-        return locked
+        """Whether somebody else could not take it now. The interpreter's reentrant lock cannot say before 3.14."""
+        if hasattr(self._lock, "locked"):
+            return bool(self._lock.locked())
+        if self._lock._is_owned():
+            return True
+        if self._lock.acquire(False):
+            self._lock.release()
+            return False
+        return True
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._describe()}>"
@@ -185,21 +192,14 @@ class CheckedLock:
 
 
 class CheckedRequestLock(CheckedLock):
-    """The last rank: reentrant, several may be held, and a `threading.Condition` can be built on it."""
+    """Reentrant, several may be held, and a `threading.Condition` can be built on it."""
 
     __slots__ = ()
 
     def _check_order(self, held: list[CheckedLock]) -> None:
-        """Nothing ranks higher, and equals are allowed."""
-
-    def locked(self) -> bool:
-        """Whether somebody else could not take it now. The interpreter's reentrant lock cannot say before 3.14."""
-        if self._lock._is_owned():
-            return True
-        if self._lock.acquire(False):
-            self._lock.release()
-            return False
-        return True
+        """Equals are allowed."""
+        if held[-1]._rank > self._rank:
+            super()._check_order(held)
 
     def _is_owned(self) -> bool:
         owned: bool = self._lock._is_owned()

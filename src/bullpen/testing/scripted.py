@@ -9,9 +9,10 @@
         assert runtime.running == [second]
         runtime.run_next()  # prints
 
-A worker runs a request from the moment it has it until the test ends it, whether or not its caller still waits. Nothing
-blocks: to join a worker that has not ended fails at once, so closing a pool gives up what runs. To see it drain, close it
-with `pool.shutdown(wait=False)` and go on.
+A worker runs a request from the moment it has it until the test ends it, whether or not its caller still waits.
+
+Nothing here blocks, but a pool that is closed waits for what runs, hence forever for a script that cannot go on. End
+what runs first, give it up with `pool.close(grace=0)`, or watch it drain after `pool.shutdown(wait=False)`.
 """
 
 from __future__ import annotations

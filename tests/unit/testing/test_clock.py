@@ -145,7 +145,7 @@ def test_waiting_for_waiters_gives_up() -> None:
 
 @pytest.mark.parametrize("racing_clock", [False, True])
 def test_whoever_comes_first_the_gate_is_opened_once_and_taken_once(racing_clock: bool) -> None:
-    """Under every schedule of a waiter, its time and its opener: no second release, no lost opening, no wrong answer."""
+    """A waiter, its time and its opener in every order: no second release, no lost opening, no wrong answer."""
 
     def scenario(run: Run) -> None:
         clock, gate, answers = ManualClock(), closed_gate(), list[bool]()

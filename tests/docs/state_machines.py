@@ -1,0 +1,133 @@
+"""Draws docs/explanation/state-machines.md from the tables in `bullpen.core.lifecycle`.
+
+    python -m tests.docs.state_machines     writes the page anew
+
+The prose of the page stays; what stands between `<!-- generated: name -->` and `<!-- end -->` is replaced.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bullpen.core.lifecycle import POOL_MOVES, REQUEST_MOVES, WORKER_MOVES, PoolState, RequestState, WorkerStatus
+from tests.docs.markdown import ROOT
+
+PAGE = ROOT / "docs" / "explanation" / "state-machines.md"
+
+NOT_YET = None  # the table allows it, for what is to come; nothing does it
+
+Q, R = RequestState.QUEUED, RequestState.RUNNING
+REQUEST = "bullpen.core.request.Request"
+REQUEST_METHODS = {
+    (Q, R): f"{REQUEST}.start",
+    (Q, RequestState.EXPIRED): f"{REQUEST}.expire",
+    (Q, RequestState.CANCELLED): f"{REQUEST}.cancel_queued",
+    (Q, RequestState.FAILED): f"{REQUEST}.refuse",
+    (R, RequestState.DONE): f"{REQUEST}.settle",
+    (R, RequestState.FAILED): f"{REQUEST}.settle",
+    (R, RequestState.CANCELLED): f"{REQUEST}.cancel_running",
+    (R, RequestState.LOST): f"{REQUEST}.lose",
+    (R, RequestState.ABANDONED): f"{REQUEST}.abandon",
+    (R, Q): f"{REQUEST}.requeue",
+}
+
+S = WorkerStatus
+DISPATCHER = "bullpen.core.dispatcher.Dispatcher"
+WORKFORCE = "bullpen.pool.workforce.Workforce"
+WORKER_METHODS = {
+    (S.STARTING, S.READY): f"{DISPATCHER}.started",
+    (S.STARTING, S.STOPPING): f"{DISPATCHER}.stop",
+    (S.STARTING, S.DEAD): f"{WORKFORCE}.died",
+    (S.READY, S.BUSY): f"{DISPATCHER}.reserve_ready_worker",
+    (S.READY, S.TAINTED): NOT_YET,
+    (S.READY, S.STOPPING): f"{DISPATCHER}.stop",
+    (S.READY, S.DEAD): f"{WORKFORCE}.died",
+    (S.BUSY, S.READY): f"{DISPATCHER}.finished",
+    (S.BUSY, S.TAINTED): NOT_YET,
+    (S.BUSY, S.STOPPING): f"{DISPATCHER}.stop",
+    (S.BUSY, S.DEAD): f"{WORKFORCE}.died",
+    (S.TAINTED, S.READY): NOT_YET,
+    (S.TAINTED, S.STOPPING): NOT_YET,
+    (S.TAINTED, S.DEAD): NOT_YET,
+    (S.STOPPING, S.EXITED): f"{WORKFORCE}.exited",
+    (S.STOPPING, S.DEAD): f"{WORKFORCE}.died",
+}
+
+P = PoolState
+ENGINE = "bullpen.pool.engine.Engine"
+POOL_METHODS = {
+    (P.CONFIGURING, P.INITIALIZING): f"{ENGINE}.start",
+    (P.CONFIGURING, P.FAILED): NOT_YET,
+    (P.INITIALIZING, P.RUNNING): f"{ENGINE}.worker_is_ready",
+    (P.INITIALIZING, P.DRAINING): f"{ENGINE}.refuse_work",
+    (P.INITIALIZING, P.FAILED): f"{ENGINE}.fail",
+    (P.RUNNING, P.DRAINING): f"{ENGINE}.refuse_work",
+    (P.DRAINING, P.CLOSED): f"{ENGINE}.closed_if_done",
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    name: str
+    moves: Mapping[Any, frozenset[Any]]
+    methods: Mapping[tuple[Any, Any], str | None]
+
+    def steps(self) -> list[tuple[enum.Enum, enum.Enum]]:
+        """Every move of the table, in the order in which the states are declared."""
+        order = list(self.moves)
+        return [(old, new) for old in order for new in order if new in self.moves[old]]
+
+
+MACHINES = [
+    Machine("request", REQUEST_MOVES, REQUEST_METHODS),
+    Machine("worker", WORKER_MOVES, WORKER_METHODS),
+    Machine("pool", POOL_MOVES, POOL_METHODS),
+]
+
+
+def draw(machine: Machine) -> str:
+    """The diagram and the table of one machine."""
+    return "\n".join(["", "```mermaid", *_diagram(machine), "```", "", *_table(machine), "", ""])
+
+
+def _diagram(machine: Machine) -> Iterator[str]:
+    yield "stateDiagram-v2"
+    yield f"    [*] --> {next(iter(machine.moves)).value}"
+    for old, new in machine.steps():
+        method = machine.methods[old, new]
+        label = "" if method is None else f": {_short(method).rpartition('.')[2]}"
+        yield f"    {old.value} --> {new.value}{label}"
+    for state, following in machine.moves.items():
+        if not following:
+            yield f"    {state.value} --> [*]"
+
+
+def _table(machine: Machine) -> Iterator[str]:
+    yield "| from | to | by |"
+    yield "|---|---|---|"
+    for old, new in machine.steps():
+        method = machine.methods[old, new]
+        yield f"| {old.value} | {new.value} | {'nothing yet' if method is None else f'`{_short(method)}`'} |"
+
+
+def _short(method: str) -> str:
+    return ".".join(method.split(".")[-2:])
+
+
+def redrawn(page: str) -> str:
+    """The page with its generated parts made anew."""
+    for machine in MACHINES:
+        start, end = f"<!-- generated: {machine.name} -->\n", "<!-- end -->"
+        before, found, rest = page.partition(start)
+        _, ended, after = rest.partition(end)
+        if not found or not ended:
+            raise ValueError(f"the page has no part {start.strip()} … {end}")
+        page = before + start + draw(machine) + end + after
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(redrawn(PAGE.read_text()))

@@ -1,0 +1,83 @@
+"""docs/explanation/guarantees.md: the tests it names exist, and here are those that are nowhere else."""
+
+from __future__ import annotations
+
+import gc
+import re
+import subprocess
+import sys
+import threading
+import weakref
+
+from bullpen import Pool, QueueTimeout
+from bullpen.testing import ManualClock, ScriptedRuntime
+from tests.docs.markdown import ROOT, python_blocks
+
+HOMES = {
+    "machine": "tests/properties/test_pool_machine.py",
+    "schedules": "tests/properties/test_schedules.py",
+    "limits": "tests/scenarios/test_limits.py",
+    "drop-in": "tests/scenarios/test_drop_in.py",
+    "nested": "tests/scenarios/test_nested.py",
+    "contract": "src/bullpen/testing/contracts.py",
+    "page": "tests/docs/test_guarantees.py",
+}
+
+
+def test_every_test_that_the_page_names_exists() -> None:
+    page = (ROOT / "docs/explanation/guarantees.md").read_text()
+    named = re.findall(rf"\b({'|'.join(HOMES)}) `(\w+)`", page)
+    assert {home for home, _ in named} == set(HOMES)
+    missing = [name for home, name in named if f"def {name}(" not in (ROOT / HOMES[home]).read_text()]
+    assert missing == []
+
+
+def test_the_test_in_contributing_is_this_one() -> None:
+    (example,) = (
+        block for block in python_blocks((ROOT / "CONTRIBUTING.md").read_text()) if block.text.startswith("def test_")
+    )
+    assert example.text in (ROOT / HOMES["page"]).read_text()
+
+
+def test_an_expired_request_never_runs() -> None:
+    clock, runtime, ran = ManualClock(), ScriptedRuntime(), list[str]()
+    with Pool(1, runtime=runtime, clock=clock) as pool:
+        pool.submit(ran.append, "first")
+        late = pool.using(queue_timeout=5).submit(ran.append, "late")
+        clock.advance(5)
+        runtime.run_all()
+        assert isinstance(late.exception(), QueueTimeout)
+    assert ran == ["first"]
+
+
+def test_requests_start_in_order() -> None:
+    started = list[int]()
+    with Pool(1) as pool:
+        for number in range(100):
+            pool.submit(started.append, number)
+    assert started == list(range(100))
+
+
+def test_what_was_cancelled_is_freed_at_once() -> None:
+    class Argument:
+        pass
+
+    release, argument = threading.Event(), Argument()
+    gone = weakref.ref(argument)
+    with Pool(1) as pool:
+        pool.submit(release.wait)
+        future = pool.submit(id, argument)
+        del argument
+        assert future.cancel()
+        gc.collect()
+        assert gone() is None
+        release.set()
+
+
+def test_an_open_pool_is_drained_at_exit() -> None:
+    source = (
+        "import time\nfrom bullpen import Pool\npool = Pool(1)\n"
+        "for n in range(3): pool.submit(lambda n=n: (time.sleep(0.01), print(n)))"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.split() == ["0", "1", "2"]

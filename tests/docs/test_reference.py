@@ -1,0 +1,118 @@
+"""The reference pages name everything there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import bullpen.testing
+from bullpen import Event, Kind, Percentiles, Pool, PoolFuture, PoolStats, PoolView, WorkerInfo, errors
+from bullpen.core.timing import TimeLimits
+from bullpen.pool.options import SCHEDULERS, CallOptions
+from bullpen.runtimes.port import CAPABILITIES
+from bullpen.testing import ManualClock, ScriptedRuntime
+from tests.docs.markdown import ROOT
+
+
+def missing_from(page: str, names: Iterable[str]) -> list[str]:
+    """Which of `names` the page does not mention in code font, blocks of code apart."""
+    text = (ROOT / "docs" / "reference" / page).read_text()
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    code = " ".join(re.findall(r"`([^`]+)`", text))
+    return [name for name in names if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", code)]
+
+
+def public_methods(cls: type[Any]) -> list[str]:
+    """Those that the class itself has, or changes."""
+    return [name for name, value in vars(cls).items() if not name.startswith("_") and callable(value)]
+
+
+def field_names(cls: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def test_every_option_of_a_pool_has_a_row_with_its_default() -> None:
+    page = (ROOT / "docs" / "reference" / "pool.md").read_text()
+    for name, parameter in inspect.signature(Pool).parameters.items():
+        row = re.search(rf"^\| `{name}` \| (.*?) \|", page, re.MULTILINE)
+        assert row is not None, f"no row for the option {name}"
+        if parameter.default is not None:
+            shown = f'"{parameter.default}"' if isinstance(parameter.default, str) else repr(parameter.default)
+            assert shown in row[1], f"the default of {name} is {shown}, the page says: {row[1]}"
+
+
+def test_every_method_of_a_pool_is_described() -> None:
+    assert missing_from("pool.md", public_methods(Pool)) == []
+
+
+def test_every_parameter_of_a_method_is_described() -> None:
+    for method in (Pool.close, Pool.shutdown, Pool.map, Pool.wait_ready, Pool.resize, Pool.cancel, Pool.can):
+        names = [name for name in inspect.signature(method).parameters if name != "self"]
+        assert missing_from("pool.md", names) == []
+
+
+def test_every_option_of_using_is_described() -> None:
+    limits = inspect.signature(TimeLimits).parameters
+    assert missing_from("pool.md", [*limits, *set(CallOptions.__slots__) - {"limits"}]) == []
+
+
+def test_views_futures_schedulers_and_capabilities_are_described() -> None:
+    futures = ["result", "exception", "cancel", "cancelled", "running", "done", "add_done_callback"]
+    assert set(futures) <= set(dir(PoolFuture))
+    views = ["submit", "serve", "do", "map", "using"]
+    assert set(views) <= set(public_methods(PoolView))
+    assert missing_from("pool.md", [*views, *futures, *SCHEDULERS, *CAPABILITIES]) == []
+
+
+def test_every_error_is_described_with_its_fields() -> None:
+    classes = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
+    assert len(classes) > 10
+    assert missing_from("errors.md", [cls.__name__ for cls in classes]) == []
+    for cls in classes:
+        fields = re.findall(r"self\.(\w+) =", inspect.getsource(cls))
+        assert missing_from("errors.md", fields) == [], cls
+
+
+def test_the_tree_of_errors_is_the_one_in_the_code() -> None:
+    assert errors.__doc__ is not None
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    branch = re.compile(r"^\s*([│├└─ ]*)(\w+(?: \(\w+\))?)", re.MULTILINE)
+    in_code = [branch.search(line) for line in errors.__doc__.splitlines() if re.search(r"[├└]", line)]
+    on_page = [branch.search(line) for line in page.splitlines() if re.search(r"[├└]", line)]
+    assert [found[2] for found in in_code if found] == [found[2] for found in on_page if found]
+
+
+def test_every_kind_of_event_is_described() -> None:
+    page = (ROOT / "docs" / "reference" / "events.md").read_text()
+    for kind in Kind:
+        assert f"| `{kind.name}` | `{kind.value}` |" in page
+    assert missing_from("events.md", field_names(Event)) == []
+
+
+def test_every_statistic_is_described() -> None:
+    names = [*field_names(PoolStats), *field_names(Percentiles), *field_names(WorkerInfo)]
+    assert missing_from("stats.md", names) == []
+
+
+def test_the_testing_tools_are_described() -> None:
+    names = [*public_methods(ManualClock), *public_methods(ScriptedRuntime), "explore", "lock_order"]
+    called_by_the_pool = {"start", "cancel", "kill", "join"}
+    assert missing_from("testing.md", set(names) - called_by_the_pool) == []
+
+
+def test_the_public_names_are_somewhere_in_the_reference() -> None:
+    pages = ("pool.md", "errors.md", "stats.md", "events.md")
+    for name in bullpen.__all__:
+        if name != "__version__":
+            assert any(not missing_from(page, [name]) for page in pages), name
+
+
+def test_a_missing_name_is_found() -> None:
+    class Colour(enum.Enum):
+        NO_SUCH_COLOUR = 1
+
+    assert missing_from("pool.md", [colour.name for colour in Colour]) == ["NO_SUCH_COLOUR"]

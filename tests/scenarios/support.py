@@ -1,0 +1,118 @@
+"""What the scenarios share: workers kept busy, waiting for events, and scripts in an interpreter of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+PATIENCE = 20.0  # seconds; only a defect makes anything wait for so long
+
+
+class Blocker:
+    """A function that does not return before it is released; whoever calls it can be waited for."""
+
+    def __init__(self) -> None:
+        self._entered = threading.Semaphore(0)
+        self._released = threading.Event()
+
+    def __call__(self, value: object = None) -> object:
+        self._entered.release()
+        assert self._released.wait(PATIENCE), "the test never released its blocker"
+        return value
+
+    def wait_entered(self, times: int = 1) -> None:
+        """Wait until it was called `times` more times."""
+        for _ in range(times):
+            assert self._entered.acquire(timeout=PATIENCE), "the blocker was not called"
+
+    def was_entered(self, within: float) -> bool:
+        return self._entered.acquire(timeout=within)
+
+    def release(self) -> None:
+        self._released.set()
+
+    def __enter__(self) -> Blocker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def eventually(condition: Callable[[], object], within: float = PATIENCE) -> bool:
+    """Whether `condition` comes true while one waits."""
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+class Background:
+    """A call on a thread of its own, which is waited for at the end."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.result: object = None
+        self.error: BaseException | None = None
+        self._call = call
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._call()
+        except BaseException as error:
+            self.error = error
+
+    def join(self, within: float = PATIENCE) -> Background:
+        self._thread.join(within)
+        assert not self._thread.is_alive(), "the call did not return"
+        return self
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def __enter__(self) -> Background:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(PATIENCE)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a script ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run_script(source: str, *, within: float = PATIENCE) -> Outcome:
+    """Run Python `source` with warnings as errors. A script that hangs fails the test, with its stacks."""
+    preamble = f"import faulthandler, sys\nfaulthandler.dump_traceback_later({within}, exit=True)\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", preamble + textwrap.dedent(source)],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=within + 20,
+        check=False,
+    )
+    if "Timeout (" in done.stderr:
+        pytest.fail(f"the script hung\n{done.stdout}\n{done.stderr}", pytrace=False)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def printed(source: str, *, within: float = PATIENCE) -> str:
+    """What a script prints that ends well and says nothing on stderr."""
+    outcome = run_script(source, within=within)
+    assert (outcome.code, outcome.err) == (0, ""), outcome
+    return outcome.out

@@ -1,0 +1,337 @@
+"""What is wrong is refused by name, at once, and changes nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from bullpen import InvalidOption, NotCallable, Pool, PoolClosed, PoolStats
+from bullpen.errors import BullpenError, InvalidOptionType
+
+NAN, INF = float("nan"), float("inf")
+
+WRONG_TYPE: list[tuple[str, Any]] = [
+    ("max_workers", "4"),
+    ("max_workers", 2.0),
+    ("max_workers", True),
+    ("max_workers", [1]),
+    ("min_workers", "1"),
+    ("min_workers", 1.5),
+    ("min_workers", None),
+    ("min_workers", False),
+    ("max_queue", "10"),
+    ("max_queue", 1.0),
+    ("max_queue", INF),
+    ("max_queue", True),
+    ("when_full", None),
+    ("when_full", 1),
+    ("queue_timeout", "1"),
+    ("queue_timeout", True),
+    ("queue_timeout", [1]),
+    ("run_timeout", "1"),
+    ("run_timeout", False),
+    ("idle_timeout", "60"),
+    ("idle_timeout", object()),
+    ("max_abandoned", None),
+    ("max_abandoned", 0.5),
+    ("max_abandoned", True),
+    ("name", 5),
+    ("name", b"bytes"),
+    ("thread_name_prefix", 5),
+    ("initializer", 5),
+    ("initializer", "print"),
+    ("initargs", 5),
+    ("wrap", 5),
+    ("observer", "print"),
+    ("scheduler", 5),
+    ("scheduler", None),
+    ("log_errors", 1),
+    ("log_errors", None),
+]
+
+WRONG_VALUE: list[tuple[str, Any]] = [
+    ("max_workers", 0),
+    ("max_workers", -1),
+    ("min_workers", -1),
+    ("max_queue", -1),
+    ("when_full", "drop"),
+    ("when_full", ""),
+    ("queue_timeout", -1),
+    ("queue_timeout", -0.001),
+    ("queue_timeout", NAN),
+    ("queue_timeout", -INF),
+    ("queue_timeout", timedelta(seconds=-1)),
+    ("run_timeout", 0),
+    ("run_timeout", timedelta(0)),
+    ("run_timeout", -1),
+    ("run_timeout", NAN),
+    ("idle_timeout", 0),
+    ("idle_timeout", -5),
+    ("idle_timeout", NAN),
+    ("max_abandoned", -1),
+    ("scheduler", "fastest"),
+    ("runtime", "rocket"),
+]
+
+CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
+    ("min_workers", {"max_workers": 2, "min_workers": 3}, "max_workers"),
+    ("when_full", {"when_full": "block", "max_queue": None}, "max_queue"),
+]
+
+NOT_VALIDATED: list[tuple[str, Any]] = [
+    ("runtime", 5),
+    ("runtime", None),
+    ("clock", 5),
+    ("queue_timeout", 10**400),
+]
+
+
+def refusal(**options: Any) -> InvalidOption:
+    """The error with which a pool with these options is refused, before anything was started."""
+    before = threading.active_count()
+    with pytest.raises(InvalidOption) as caught:
+        Pool(**options)
+    assert threading.active_count() == before
+    return caught.value
+
+
+@pytest.mark.parametrize(("option", "value"), WRONG_TYPE)
+def test_an_option_of_the_wrong_type_is_refused(option: str, value: Any) -> None:
+    error = refusal(**{option: value})
+    assert isinstance(error, InvalidOptionType)
+    assert isinstance(error, TypeError)
+    assert isinstance(error, BullpenError)
+    assert (error.option, error.value) == (option, value)
+    assert str(error) == f"{option} must be {error.allowed}, got {value!r}"
+    assert error.allowed
+
+
+@pytest.mark.parametrize(("option", "value"), WRONG_VALUE)
+def test_an_option_out_of_range_is_refused(option: str, value: Any) -> None:
+    error = refusal(**{option: value})
+    assert isinstance(error, ValueError)
+    assert not isinstance(error, TypeError)
+    assert error.option == option
+    assert str(error).startswith(f"{option} must be {error.allowed}, got ")
+
+
+@pytest.mark.parametrize(("option", "options", "other"), CONTRADICTIONS)
+def test_options_that_contradict_each_other_are_refused(option: str, options: dict[str, Any], other: str) -> None:
+    error = refusal(**options)
+    assert error.option == option
+    assert other in str(error)
+
+
+@pytest.mark.xfail(strict=True, reason="B19: runtime, clock and huge numbers are not checked")
+@pytest.mark.parametrize(("option", "value"), NOT_VALIDATED, ids=["runtime 5", "runtime None", "clock 5", "10**400"])
+def test_every_option_is_checked(option: str, value: Any) -> None:
+    assert refusal(**{option: value}).option == option
+
+
+def test_a_scheduler_that_makes_something_else_is_refused() -> None:
+    error = refusal(scheduler=list)
+    assert error.option == "scheduler"
+    assert "push" in error.allowed
+
+
+def test_refusals_name_what_is_allowed() -> None:
+    assert str(refusal(max_queue=-1)) == "max_queue must be a whole number ≥ 0, or None for a backlog without limit, got -1"
+    assert str(refusal(when_full="drop")) == "when_full must be one of 'reject', 'block', got 'drop'"
+    assert "'rotation', 'most_recently_used', 'least_loaded'" in str(refusal(scheduler="fastest"))
+
+
+def test_an_unknown_option_is_a_type_error() -> None:
+    before = threading.active_count()
+    with pytest.raises(TypeError, match="max_worker"):
+        Pool(max_worker=3)  # type: ignore[call-arg]
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_workers": 1, "min_workers": 1},
+        {"max_queue": 0, "when_full": "block"},
+        {"queue_timeout": 0, "run_timeout": INF, "idle_timeout": INF},
+        {"queue_timeout": timedelta(seconds=1), "run_timeout": 1, "idle_timeout": None},
+        {"name": "", "thread_name_prefix": "", "scheduler": "least_loaded", "log_errors": False},
+        {"name": "ä\0b", "scheduler": "most_recently_used", "max_abandoned": 3},
+        {"max_queue": 10**12},
+    ],
+)
+def test_what_is_allowed_works(options: dict[str, Any]) -> None:
+    with Pool(**{"max_workers": 2} | options) as pool:
+        view = pool.using(queue_timeout=20)
+        assert view.submit(abs, -1).result(20) == 1
+
+
+# Calls.
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    with Pool(2, max_queue=5) as pool:
+        pool.submit(int).result(20)
+        yield pool
+
+
+def unchanged(pool: Pool, call: Callable[[], object], error: type[Exception]) -> Any:
+    """Make a `call` that is refused with `error`, and see that the pool is as it was."""
+    before = pool.stats()
+    with pytest.raises(error) as caught:
+        call()
+    assert pool.stats() == before
+    assert pool.stats() == before, "looking at the numbers does not change them"
+    return caught.value
+
+
+@pytest.mark.parametrize("value", [None, 5, "print", [print], 0.5, object()], ids=repr)
+@pytest.mark.parametrize("method", ["submit", "serve", "do", "map"])
+@pytest.mark.parametrize("through", ["pool", "view"])
+@pytest.mark.parametrize("options", [{}, {"max_queue": 5}, {"wrap": lambda call: call()}], ids=["plain", "bounded", "wrap"])
+def test_what_cannot_be_called_is_refused(options: dict[str, Any], through: str, method: str, value: object) -> None:
+    with Pool(2, **options) as pool:
+        face = pool if through == "pool" else pool.using(timeout=5, context=True)
+        error = unchanged(pool, lambda: getattr(face, method)(value, [1]), NotCallable)
+        assert isinstance(error, TypeError)
+        assert error.value is value
+        assert repr(value) in str(error)
+        assert pool.stats().submitted == 0
+
+
+def test_a_result_instead_of_a_function_gets_a_hint(pool: Pool) -> None:
+    error = unchanged(pool, lambda: pool.submit(abs(-1)), NotCallable)  # type: ignore[arg-type]
+    assert "pool.submit(f, x), not pool.submit(f(x))" in str(error)
+
+
+@pytest.mark.parametrize("method", ["submit", "serve", "do", "map"])
+def test_a_call_without_a_function_is_a_type_error(pool: Pool, method: str) -> None:
+    unchanged(pool, lambda: getattr(pool, method)(), TypeError)
+
+
+def test_map_refuses_what_cannot_be_iterated(pool: Pool) -> None:
+    unchanged(pool, lambda: pool.map(abs, 5), TypeError)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"chunksize": 0}, InvalidOption),
+        ({"chunksize": "1"}, InvalidOptionType),
+        ({"buffersize": 0}, InvalidOption),
+        ({"buffersize": 1.5}, InvalidOptionType),
+        ({"timeout": "1"}, InvalidOptionType),
+        ({"timeout": NAN}, InvalidOption),
+    ],
+)
+def test_map_refuses_wrong_options(pool: Pool, options: dict[str, Any], kind: type[InvalidOption]) -> None:
+    error = unchanged(pool, lambda: pool.map(abs, [1], **options), kind)
+    assert [error.option] == list(options)
+
+
+CLOSED_CALLS: dict[str, Callable[[Pool], object]] = {
+    "submit": lambda pool: pool.submit(int),
+    "serve": lambda pool: pool.serve(int),
+    "do": lambda pool: pool.do(int),
+    "map": lambda pool: pool.map(int, ["1"]),
+    "resize": lambda pool: pool.resize(2),
+    "using submit": lambda pool: pool.using(timeout=1).submit(int),
+    "using serve": lambda pool: pool.using(queue_timeout=1).serve(int),
+    "using do": lambda pool: pool.using(timeout=1, context=True).do(int),
+    "using map": lambda pool: pool.using(run_timeout=1).map(int, ["1"]),
+}
+
+
+@pytest.mark.parametrize("call", CLOSED_CALLS.values(), ids=CLOSED_CALLS)
+@pytest.mark.parametrize("options", [{}, {"max_queue": 0}, {"max_queue": 0, "when_full": "block"}], ids=str)
+@pytest.mark.parametrize("used", [True, False])
+def test_a_closed_pool_refuses_by_name(call: Callable[[Pool], object], options: dict[str, Any], used: bool) -> None:
+    pool = Pool(3, name="press", **options)
+    if used:
+        pool.submit(int).result(20)
+    pool.close()
+    error = unchanged(pool, lambda: call(pool), PoolClosed)
+    assert isinstance(error, RuntimeError)
+    assert error.pool == "press"
+    assert "'press' takes no new work: it is closed" in str(error)
+
+
+def test_a_closed_pool_still_answers_questions(pool: Pool) -> None:
+    pool.close()
+    pool.close()
+    pool.shutdown()
+    pool.pause()
+    pool.resume()
+    assert pool.wait_ready(0)
+    assert pool.workers() == []
+    assert str(pool.stats())
+    assert "closed" in repr(pool)
+    assert pool.can("share_memory")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "says"),
+    [
+        ({"timeuot": 5}, InvalidOptionType, "timeuot"),
+        ({"priority": 5}, InvalidOptionType, "called with timeout, queue_timeout, run_timeout or context"),
+        ({"timeout": "5"}, InvalidOptionType, "timeout"),
+        ({"timeout": True}, InvalidOptionType, "timeout"),
+        ({"timeout": -1}, InvalidOption, "timeout"),
+        ({"timeout": NAN}, InvalidOption, "timeout"),
+        ({"queue_timeout": -1}, InvalidOption, "queue_timeout"),
+        ({"run_timeout": 0}, InvalidOption, "run_timeout"),
+        ({"run_timeout": "5"}, InvalidOptionType, "run_timeout"),
+        ({"context": 1}, InvalidOptionType, "context"),
+        ({"context": None}, InvalidOptionType, "context"),
+    ],
+)
+def test_using_refuses_unknown_and_wrong_options(
+    pool: Pool, options: dict[str, Any], kind: type[InvalidOption], says: str
+) -> None:
+    assert says in str(unchanged(pool, lambda: pool.using(**options), kind))
+    assert says in str(unchanged(pool, lambda: pool.using(timeout=1).using(**options), kind))
+
+
+def test_using_does_not_change_what_it_is_called_on(pool: Pool) -> None:
+    view = pool.using(timeout=20)
+    view.using(timeout=0)
+    assert view.do(abs, -1) == 1
+
+
+def test_cancel_refuses_futures_of_others(pool: Pool) -> None:
+    with ThreadPoolExecutor(1) as standard, Pool(1) as other:
+        strangers: list[Any] = [Future(), standard.submit(int), other.submit(int), None, 5, "future"]
+        for stranger in strangers:
+            error = unchanged(pool, lambda stranger=stranger: pool.cancel(stranger), InvalidOptionType)  # type: ignore[misc]
+            assert (error.option, error.value) == ("future", stranger)
+            assert repr(pool.stats().name) in error.allowed
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda pool: pool.resize(0), InvalidOption),
+        (lambda pool: pool.resize("2"), InvalidOptionType),
+        (lambda pool: pool.resize(True), InvalidOptionType),
+        (lambda pool: pool.resize(None), InvalidOptionType),
+        (lambda pool: pool.wait_ready(-1), InvalidOption),
+        (lambda pool: pool.wait_ready("1"), InvalidOptionType),
+        (lambda pool: pool.close(grace=-1), InvalidOption),
+        (lambda pool: pool.close(grace="1"), InvalidOptionType),
+        (lambda pool: pool.can("fly"), InvalidOption),
+        (lambda pool: pool.can(None), InvalidOption),
+    ],
+)
+def test_the_rest_refuses_too(pool: Pool, call: Callable[[Pool], object], kind: type[InvalidOption]) -> None:
+    unchanged(pool, lambda: call(pool), kind)
+    assert pool.do(abs, -2) == 2, "the pool is still open"
+
+
+def test_numbers_at_rest_do_not_change_when_they_are_read(pool: Pool) -> None:
+    readings: set[PoolStats] = {pool.stats() for _ in range(100)}
+    assert len(readings) == 1
