@@ -399,7 +399,10 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def there_are_never_too_many_workers(self) -> None:
         workers = self.engine.registry.snapshot()
-        self.ceiling = max(self.max_workers, min(self.ceiling, len(workers)))
+        staying = [worker for worker in workers if worker.status is not WorkerStatus.STOPPING]
+        assert len(staying) <= self.max_workers
+        if not any(worker.status is WorkerStatus.STOPPING for worker in workers):
+            self.ceiling = self.max_workers  # until then, those that a smaller pool has no slot for are still there
         assert len(workers) <= self.ceiling
         if self.is_open:
             left_behind = [worker for worker in self.runtime.workers if worker not in workers]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import Pool, PoolClosed, PoolSaturated
+from bullpen import Event, Kind, Pool, PoolClosed, PoolSaturated
 from bullpen.core.backlog import Backlog
 from bullpen.core.deadlines import _Line
 from bullpen.core.dispatcher import Dispatcher
@@ -180,13 +180,18 @@ def cancel_and_expire(run: Run) -> None:
 
 def deadlines_are_kept(run: Run) -> None:
     """Whoever sets a limit is told when it has passed, whenever the supervisor starts, sleeps or ends."""
-    pool, outcomes = Pool(1, idle_timeout=None), []
+    told: list[float] = []
+
+    def observe(event: Event) -> None:
+        if event.kind in (Kind.REQUEST_EXPIRED, Kind.REQUEST_ABANDONED):
+            told.append(event.at)
+
+    begin = run.clock.monotonic()
+    pool = Pool(1, idle_timeout=None, observer=observe)
     gate = threading.Event()
 
     def use(timeout: float) -> None:
-        future = pool.using(timeout=timeout).submit(gate.wait)
-        future.add_done_callback(lambda _: outcomes.append(timeout <= run.clock.monotonic() < timeout + 0.5))
-        assert isinstance(future.exception(), Timeout)
+        assert isinstance(pool.using(timeout=timeout).submit(gate.wait).exception(), Timeout)
 
     run.actor(use, 2.0, name="two")
     run.actor(use, 1.0, name="one")
@@ -198,7 +203,7 @@ def deadlines_are_kept(run: Run) -> None:
     run.actor(release, name="release")
 
     def check() -> None:
-        assert outcomes == [True, True]
+        assert [round(at - begin, 3) for at in told] == [1.0, 2.0]
         at_rest(pool)
 
     run.check(check)
@@ -448,7 +453,7 @@ def sleep_through_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look_before_setting_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the supervisor has to be woken is decided before the deadline is set, while another one is ahead of it."""
+    """Whether the supervisor has to be woken is decided before the deadline is set, while another is ahead of it."""
 
     def append(self: Any, timing: Timing) -> bool:
         first = not self.timings

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -98,17 +100,16 @@ class Outcome:
 
 def run_script(source: str, *, within: float = PATIENCE) -> Outcome:
     """Run Python `source` with warnings as errors. A script that hangs fails the test, with its stacks."""
-    preamble = f"import faulthandler, sys\nfaulthandler.dump_traceback_later({within}, exit=True)\n"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", preamble + textwrap.dedent(source)],
-        capture_output=True,
-        encoding="utf-8",
-        timeout=within + 20,
-        check=False,
-    )
-    if "Timeout (" in done.stderr:
-        pytest.fail(f"the script hung\n{done.stdout}\n{done.stderr}", pytrace=False)
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    command = [sys.executable, "-X", "faulthandler", "-W", "error", "-c", textwrap.dedent(source)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, encoding="utf-8", start_new_session=True) as script:
+        try:
+            out, err = script.communicate(timeout=within)
+        except subprocess.TimeoutExpired:
+            os.killpg(script.pid, signal.SIGABRT)  # also its children; each says where its threads are
+            out, err = script.communicate()
+            pytest.fail(f"the script hung\n{out}\n{err}", pytrace=False)
+    return Outcome(script.returncode, out, err)
 
 
 def printed(source: str, *, within: float = PATIENCE) -> str:

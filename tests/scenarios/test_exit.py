@@ -50,14 +50,14 @@ def test_what_runs_finishes() -> None:
 @pytest.mark.parametrize("options", ["", "max_queue=50"])
 def test_what_waits_is_run(options: str) -> None:
     script = f"""
-        import time
+        import sys, time
         from bullpen import Pool
 
         pool = Pool(2, {options})
         pool.submit(time.sleep, 0.2)
         pool.submit(time.sleep, 0.2)
         for _ in range(20):
-            pool.serve(print, "ran")
+            pool.serve(sys.stdout.write, "ran\\n")
         """
     assert printed(script) == "ran\n" * 20
 
@@ -297,17 +297,16 @@ def test_a_thread_left_behind_by_close_does_not_hold_up_the_exit() -> None:
 @pytest.mark.parametrize("wait", ["future.result()", "pool.do(go.wait, 20)", "list(pool.map(go.wait, [20]))", "pool.close()"])
 def test_control_c_while_main_waits_ends_it_tidily(wait: str) -> None:
     source = f"""
-        import faulthandler, threading
+        import threading
         from bullpen import Pool
 
-        faulthandler.dump_traceback_later({PATIENCE / 2}, exit=True)
         go = threading.Event()
         with Pool(2) as pool:
             future = pool.submit(go.wait, 20)
             while not future.running():
                 pass
-            print("waiting", flush=True)
             try:
+                print("waiting", flush=True)
                 {wait}
             except KeyboardInterrupt:
                 print("interrupted", flush=True)
@@ -488,8 +487,13 @@ def test_a_child_forked_while_the_pool_is_busy_exits_cleanly() -> None:
 
         warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
         over = threading.Event()
+
+        def feed():
+            while not over.is_set():
+                pool.submit(int)
+
         with Pool(4, max_queue=100, when_full="block") as pool:
-            feeder = threading.Thread(target=lambda: [pool.submit(int) for _ in iter(over.is_set, True)])
+            feeder = threading.Thread(target=feed)
             feeder.start()
             for _ in range(10):
                 child = os.fork()

@@ -10,6 +10,7 @@ room first and publishes the result after: whoever sees the result also finds th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,8 @@ from bullpen.telemetry.catalogue import Kind
 
 _SAMPLE_ALL_BELOW = 256
 _SAMPLE_MASK = 31  # from then on, one request in 32
+
+_SAMPLES_KEPT = 2048
 
 Report = Callable[[Kind, "Worker | None", "Request | None"], None]
 
@@ -57,6 +60,7 @@ class Dispatcher:
         self._turned_away = Tally()
         self.paused = False
         self.draining = False
+        self.samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES_KEPT)  # how long requests waited and ran
         self.fewest_ready = 0  # since it was last reset: that many workers were not needed
         self._bounded = backlog if isinstance(backlog, BoundedBacklog) else None
         self._left = None if self._bounded is None else self._bounded.left
@@ -317,7 +321,7 @@ class Dispatcher:
             return
         timing = request.timing
         if timing is not None and (not request.number & _SAMPLE_MASK or request.number < _SAMPLE_ALL_BELOW):
-            worker.sample(timing.started_at - timing.submitted_at, self._now() - timing.started_at)
+            self.samples.append((timing.started_at - timing.submitted_at, self._now() - timing.started_at))
         if not request.attended and request.state is FAILED:
             self._complain(request, request.value)
         if self._report is not None:
@@ -424,15 +428,15 @@ class Dispatcher:
         `when_idle`.
         """
         with worker.lock:
-            if worker.requests and when_idle:
+            if (worker.requests and when_idle) or worker.transient:
                 return False
             if worker.status not in (READY, BUSY, STARTING, WorkerStatus.TAINTED):
                 return False
             hand = worker.status is not STARTING and not worker.requests
             worker.move(STOPPING)
-        if self._report is not None:
-            self._report(Kind.WORKER_STOPPING, worker, None)
-        if hand:
+        if hand:  # a busy one, or one that starts, says so when it comes to it
+            if self._report is not None:
+                self._report(Kind.WORKER_STOPPING, worker, None)
             worker.hand(None)
         return True
 

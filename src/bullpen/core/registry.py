@@ -6,14 +6,11 @@ that no count goes backwards. All counts are derived here on demand; none is kep
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from bullpen import primitives
 from bullpen.core.lifecycle import WorkerStatus
 from bullpen.core.worker import Worker
-
-SAMPLES_OF_THE_GONE = 1024
 
 
 @dataclass(slots=True)
@@ -37,7 +34,6 @@ class Registry:
         self._lock = primitives.registry_lock()
         self._workers: dict[int, Worker] = {}
         self._gone = Tallies()
-        self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES_OF_THE_GONE)
         self._added = 0
         self._removed = 0
 
@@ -52,7 +48,6 @@ class Registry:
             if self._workers.pop(worker.id, None) is None:
                 return False
             self._gone.add(worker)
-            self._samples.extend(worker.samples or ())
             self._removed += 1
             return True
 
@@ -81,16 +76,6 @@ class Registry:
         for worker in workers:
             sums.add(worker)
         return sums, added, removed
-
-    def samples(self) -> list[tuple[float, float]]:
-        """How long sampled requests waited and ran: the latest of each worker, and of those that are gone."""
-        with self._lock:
-            samples = list(self._samples)
-            workers = list(self._workers.values())
-        for worker in workers:
-            if worker.samples:
-                samples.extend(worker.samples.copy())
-        return samples
 
     def count(self, *statuses: WorkerStatus) -> int:
         return sum(worker.status in statuses for worker in self.snapshot())

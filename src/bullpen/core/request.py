@@ -10,7 +10,6 @@ of a request: to make, to keep, and above all to the garbage collector, which wo
 
 from __future__ import annotations
 
-import contextvars
 import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -204,7 +203,7 @@ class Request:
     def label(self) -> str:
         """The function's name, for people; empty once it has ended."""
         fn, args = self.fn, self.args
-        if args and isinstance(getattr(fn, "__self__", None), contextvars.Context):  # a context's `run`
+        if args and type(getattr(fn, "__self__", None)).__name__ == "Context":  # a context's `run`
             fn, args = args[0], args[1:]
         if args and isinstance(args[0], WrappedCall):
             fn = args[0].func

@@ -6,7 +6,6 @@ and takes no registry lock while it does.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,6 @@ BUSY = WorkerStatus.BUSY
 STOPPING = WorkerStatus.STOPPING
 EXITED = WorkerStatus.EXITED
 DEAD = WorkerStatus.DEAD
-
-SAMPLES_KEPT = 128
 
 Hand = Callable[["Request | None"], None]
 
@@ -43,11 +40,11 @@ class Worker:
         "lock",
         "name",
         "requests",
-        "samples",
         "skipped",
         "slot",
         "started_at",
         "status",
+        "transient",
         "waiting_for",
         "was_ready",
     )
@@ -65,22 +62,16 @@ class Worker:
         self.completed = 0
         self.failed = 0
         self.skipped = 0  # entries of the backlog that it found cancelled or expired
-        self.samples: deque[tuple[float, float]] | None = None
         self.hand: Hand = _no_hand
         self.handle: Any = None  # the runtime's own
         self.waiting_for: Request | None = None
         self.was_ready = False
+        self.transient = False  # it ends by itself, as soon as it has done what it was started for
 
     def move(self, status: WorkerStatus) -> None:
         """Change the status, if the table allows it. The caller holds the lock."""
         check_move(WORKER_MOVES, self.status, status)
         self.status = status
-
-    def sample(self, waited: float, ran: float) -> None:
-        """Keep how long a request waited and ran, among the latest. Only the worker's own reports call this."""
-        if self.samples is None:
-            self.samples = deque(maxlen=SAMPLES_KEPT)
-        self.samples.append((waited, ran))
 
     @property
     def load(self) -> int:

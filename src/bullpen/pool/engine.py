@@ -81,7 +81,7 @@ class Engine:
         self._closed_because = "it is closed"
         self._ready_waiters: list[primitives.Lock] = []
         self._close_waiters: list[primitives.Lock] = []
-        self._maps: dict[int, MapWork[Any]] = {}
+        self.maps: dict[int, MapWork[Any]] = {}  # those with items left; changed without a lock, also by finalizers
         self._now = clock.monotonic
         self._arm_queued = self.time.deadlines.arm_queued
 
@@ -253,18 +253,9 @@ class Engine:
 
     def queued(self) -> int:
         """How many requests, and items of maps, wait."""
-        with self.lock:
-            items = sum(work.waiting for work in self._maps.values())
+        items = sum(work.waiting for work in list(self.maps.values()))
         waiting = self.backlog.queued(self.registry.totals()[0].skipped)
         return max(0, items + waiting - self.runners_queued.value)
-
-    def maps_add(self, work: MapWork[Any]) -> None:
-        with self.lock:
-            self._maps[id(work)] = work
-
-    def maps_discard(self, work: MapWork[Any]) -> None:
-        with self.lock:
-            self._maps.pop(id(work), None)
 
     # Change.
 
@@ -314,9 +305,7 @@ class Engine:
 
     def _settle_maps(self, drain: bool) -> None:
         """Items of maps that nobody reads yet are work like any other: run all of them, or none."""
-        with self.lock:
-            maps = list(self._maps.values())
-        for work in maps:
+        for work in list(self.maps.values()):
             if drain:
                 work.run_to_the_end()
             else:

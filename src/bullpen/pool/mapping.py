@@ -59,12 +59,12 @@ class MapIterator(Generic[T]):
     def __del__(self) -> None:
         # This may run inside the garbage collector, on any thread, inside any critical section: it takes no lock.
         work = self._work
-        if not work.begun:
+        if work.begun:
+            work.stop_feeding()
+        else:
             work.forget_results()
         if not work.is_over():
-            with contextlib.suppress(
-                RuntimeError
-            ):  # no new threads at interpreter exit, where every pool drains anyway
+            with contextlib.suppress(RuntimeError):  # no new threads at interpreter exit, where pools drain anyway
                 _thread.start_new_thread(work.reader_gone, ())
 
 
@@ -87,7 +87,7 @@ class MapWork(Generic[T]):
         self.cut_short = False  # the pool closed before everything was taken
         self._calls: Calls | None = calls
         self._feeding = primitives.gate()  # open while nobody takes from the iterables
-        engine.maps_add(self)
+        engine.maps[id(self)] = self
         self.fill(window)
 
     def next(self, deadline: float | None) -> T:
@@ -118,7 +118,7 @@ class MapWork(Generic[T]):
     def forget_if_done(self) -> None:
         """Once everything was taken, and nothing of it waits, the pool need not know of this any more."""
         if self._calls is None and not self.waiting:
-            self.engine.maps_discard(self)
+            self.engine.maps.pop(id(self), None)
 
     def accept(self, batch: list[tuple[Any, ...]]) -> None:
         raise NotImplementedError
@@ -131,9 +131,13 @@ class MapWork(Generic[T]):
     def close(self) -> None:
         """Nobody reads any further: start nothing more."""
         self.begun = True
-        self._calls = None
+        self.stop_feeding()
         self.drop()
-        self.engine.maps_discard(self)
+
+    def stop_feeding(self) -> None:
+        """Take nothing more from the iterables. Takes no lock."""
+        self._calls = None
+        self.engine.maps.pop(id(self), None)
 
     def drop(self) -> None:
         raise NotImplementedError
@@ -155,8 +159,8 @@ class MapWork(Generic[T]):
         raise StopIteration
 
     def is_over(self) -> bool:
-        """Nothing is left to be taken, and nothing taken that should not run."""
-        return self._calls is None and (not self.begun or not self.waiting)
+        """Nothing is left to be taken, and nothing taken that should not run. Takes no lock."""
+        return self._calls is None
 
     def reader_gone(self) -> None:
         if self.begun:
@@ -199,6 +203,9 @@ class RequestMap(MapWork[T]):
         if len(futures) <= self.low:
             self.fill(self.window - len(futures))
         return value
+
+    def is_over(self) -> bool:
+        return super().is_over() and not (self.begun and self._futures)
 
     def drop(self) -> None:
         futures, self._futures = self._futures, None
@@ -381,19 +388,21 @@ class RunnerMap(MapWork[T]):
                 self._awaited = None
                 self._gate.release()
 
+    def stop_feeding(self) -> None:
+        super().stop_feeding()
+        self._clear()
+
     def drop(self) -> None:
-        self.engine.extra_cancelled.add(self._clear())
         self._cells = None
 
-    def _clear(self) -> int:
-        dropped = 0
+    def _clear(self) -> None:
+        """Take away what nobody has begun. Takes no lock."""
         while self._todo:
             try:
                 self._todo.popleft()
             except IndexError:
                 break
-            dropped += 1
-        return dropped
+            self.engine.cancelled.add()
 
     def forget_results(self) -> None:
         self._cells = None
@@ -405,7 +414,7 @@ class RunnerMap(MapWork[T]):
     def fail(self, error: BaseException) -> None:
         """A runner will not run: neither will the items, and the reader has to know."""
         self._error = error
-        self.engine.extra_cancelled.add(self._clear())
+        self._clear()
         self._wake(None)
 
 

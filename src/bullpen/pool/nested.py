@@ -43,7 +43,8 @@ class NestedWaits:
             worker.waiting_for = future
         try:
             if timeout is None:
-                self._refuse_cycle(worker, future)
+                self._help_if_stuck(worker, future)
+                self._look_for_cycle(worker, future)
             return future.wait_at_gate(timeout)
         finally:
             with worker.lock:
@@ -87,13 +88,26 @@ class NestedWaits:
                 worker.failed += settled
         self._engine.dispatcher.tell_end(worker, request, settled)
 
-    def _refuse_cycle(self, worker: Worker, future: Request) -> None:
-        """Follow who waits for whom; raise if the way leads back to `worker`."""
+    def _help_if_stuck(self, worker: Worker, future: Request) -> None:
+        """A worker of another pool waits for a request that waits here, where every worker waits too: maybe for it."""
+        if future.state is QUEUED and not self.is_own(worker):
+            workers = self._engine.registry.snapshot()
+            if all(other.waiting_for is not None for other in workers) and not self._engine.dispatcher.free:
+                self._wanted.append((worker, future))
+                self._engine.time.wake()
+
+    def _look_for_cycle(self, worker: Worker, future: PoolFuture[Any]) -> None:
+        """Follow who waits for whom. If that leads to a queued request of this worker's pool, run it; if back, raise."""
         names = [worker.name]
-        request: Request | None = future
+        request: Any = future
         while request is not None:
             holder = request.holder
-            if holder is None or holder.name in names[1:]:
+            if holder is None:
+                nested = request.engine.nested
+                if request is not future and nested.is_own(worker):
+                    nested.run_here(worker, request, queued=True)
+                return
+            if holder.name in names[1:]:
                 return
             names.append(holder.name)
             if holder is worker:
@@ -162,8 +176,9 @@ class _Helper:
     def ready(self, worker: Worker) -> Request | None:
         with worker.lock:
             worker.was_ready = True
-            worker.move(READY)
-            worker.move(BUSY)
+            if worker.status is not STOPPING:
+                worker.move(READY)
+                worker.move(BUSY)
         self._engine.report(Kind.WORKER_READY, worker, None)
         return self._next(worker)
 
@@ -185,7 +200,7 @@ class _Helper:
                     worker.requests.add(request)
                 return request
         with worker.lock:
-            if worker.status is BUSY:
+            if worker.status is not STOPPING:
                 worker.move(STOPPING)
         self._engine.report(Kind.WORKER_STOPPING, worker, None)
         worker.hand(None)

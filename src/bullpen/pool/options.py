@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from bullpen.core.ready import LeastLoaded, MostRecentlyUsed, Rotation, SchedulerStrategy
+from bullpen.core.request import WrappedCall
 from bullpen.core.timing import TimeLimits
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.runtimes.port import Runtime
@@ -16,7 +17,7 @@ from bullpen.telemetry.catalogue import Event
 
 Seconds = float | timedelta
 WhenFull = Literal["reject", "block"]
-Wrap = Callable[[Callable[[], Any]], Any]
+Wrap = Callable[[WrappedCall], Any]
 
 SCHEDULERS: dict[str, Callable[[], SchedulerStrategy]] = {
     "rotation": Rotation,

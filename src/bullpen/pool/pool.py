@@ -60,12 +60,12 @@ class Pool(Executor):
             for thumb in pool.map(resize, paths):
                 ...
 
-    `max_queue=None` queues without limit, 0 never queues. `when_full="reject"` raises `PoolSaturated`, `"block"`
-    waits for room. `queue_timeout` and `run_timeout` are the defaults of `using()`. A thread that runs past its
-    `run_timeout` cannot be ended; within
-    `max_abandoned` it is replaced, else its slot stays taken. A worker that was not needed for `idle_timeout` ends.
-    `wrap` is called around every execution: `wrap(call)` returns `call()`, or something else. Errors of `serve` are
-    logged unless `log_errors` is False. `observer` is called with an `Event` for every change of state.
+    `max_queue=None` queues without limit, 0 never queues. `when_full="reject"` raises `PoolSaturated`, `"block"` waits
+    for room. `queue_timeout` and `run_timeout` are the defaults of `using()`. A thread that runs past its `run_timeout`
+    cannot be ended; within `max_abandoned` it is replaced, else its slot stays taken. A worker that was not needed for
+    `idle_timeout` ends. `wrap` is called around every execution: `wrap(call)` returns `call()`, or something else, and
+    `call.func` is the function. Errors of `serve` are logged unless `log_errors` is False. `observer` is called with an
+    `Event` for every change of state.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of durations in seconds, from a sample: the first requests and then one in 32, the latest of each worker."""
+    """Of durations in seconds, from a sample: the first requests and then one in 32, the latest of them."""
 
     p50: float
     p90: float
@@ -71,7 +71,7 @@ class PoolStats:
         tallies, spawned, retired = engine.registry.totals()
         workers = engine.registry.snapshot()
         loads = [(worker.status, len(worker.requests)) for worker in workers]
-        samples = engine.registry.samples()
+        samples = list(engine.dispatcher.samples)
         return cls(
             name=engine.name,
             state=engine.state,

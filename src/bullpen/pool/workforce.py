@@ -95,6 +95,7 @@ class Workforce:
                 return
             prefix = engine.options.thread_name_prefix or engine.name
             worker = self._new(HELPER, f"{prefix}_helper_{next(self._helper_numbers)}")
+            worker.transient = True
         engine.report(Kind.WORKER_STARTING, worker, None)
         try:
             engine.runtime.start(worker, events)
