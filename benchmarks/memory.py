@@ -25,6 +25,7 @@ WORKER_TRACED = "worker-traced"
 WORKER_RESIDENT = "worker-resident"
 
 SETTLE_SECONDS = 0.1
+REQUESTS_BEFORE = 5_000  # so that what a pool makes once, or keeps of its first requests, is there in both
 Meter = Callable[[], float]
 _STATM = Path("/proc/self/statm")
 
@@ -34,6 +35,8 @@ def memory(open_pool: Callable[[int], Any]) -> Measure:
 
     def measure(sizes: Sizes) -> Mapping[str, float]:
         figures: dict[str, float] = {}
+        with open_pool(1) as pool:  # what is imported, or made once for all pools, is no pool's weight
+            pool.submit(noop).result()
         if _STATM.exists():
             figures[WORKER_RESIDENT] = _per_idle_worker(open_pool, sizes.idle_workers, _resident)
             figures[QUEUED_RESIDENT] = _per_queued_request(open_pool, sizes.queued, _resident)
@@ -68,15 +71,25 @@ def _per_queued_request(open_pool: Callable[[int], Any], count: int, meter: Mete
 
 
 def _per_idle_worker(open_pool: Callable[[int], Any], count: int, meter: Meter) -> float:
-    """Make every worker start by letting them meet, then let all go idle and weigh the pool."""
+    """What each worker adds: a pool of many weighed against a pool of few, both after the same work."""
+    few = count // 4
+    weight_of_few = _pool_of(open_pool, few, meter)
+    return (_pool_of(open_pool, few + count, meter) - weight_of_few) / count
+
+
+def _pool_of(open_pool: Callable[[int], Any], count: int, meter: Meter) -> float:
+    """Make every worker start by letting them meet, let all do some work and go idle, and weigh the pool."""
     before = meter()
     with open_pool(count) as pool:
         meeting = Barrier(count)
         for future in [pool.submit(meeting.wait) for _ in range(count)]:
             future.result()
+        for _ in range(REQUESTS_BEFORE):
+            future = pool.submit(noop)
+            future.result()
         del meeting, future
         sleep(SETTLE_SECONDS)
-        return (meter() - before) / count
+        return meter() - before
 
 
 def _resident() -> float:

@@ -54,8 +54,19 @@ class SystemClock:
         return gate.acquire(True, min(max(timeout, 0.0), threading.TIMEOUT_MAX))
 
 
+class _Thread(threading.Thread):
+    """A daemon that does not hold on to what it was started with."""
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.work = target
+
+    def run(self) -> None:
+        self.__dict__.pop("work")()
+
+
 def _start_thread(target: Callable[[], None], name: str) -> threading.Thread:
-    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread = _Thread(target, name)
     thread.start()
     return thread
 

@@ -113,6 +113,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.saturated = 0
         self.paused = False
         self.start_failed = False
+        self.over = False
         self.ceiling = 0
         self.events: list[Event] = []
 
@@ -216,6 +217,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     def started(self, worker: Worker, request: Request) -> None:
         """The pool has started `request`: it has to be the oldest that may start, and never before."""
+        if self.over:
+            return
         call = request.fn
         assert isinstance(call, Call)
         now = self.clock.monotonic()
@@ -240,6 +243,17 @@ class PoolMachine(RuleBasedStateMachine):
         self.runtime.finish(request, value)
         if expected and isinstance(request, PoolFuture):
             assert request.result(0) == value
+
+    @rule(count=st.integers(2, 6), served=st.booleans())
+    def submit_many(self, count: int, served: bool) -> None:
+        for _ in range(count):
+            self.submit(served, None, None, None)
+
+    @precondition(lambda self: self.runtime.running)
+    @rule(count=st.integers(2, 9))
+    def finish_many(self, count: int) -> None:
+        for _ in range(min(count, len(self.runtime.running))):
+            self.finish_one()
 
     @precondition(lambda self: self.runtime.running)
     @rule(data=st.data(), error=st.sampled_from([ValueError(), KeyboardInterrupt(), SystemExit(), GeneratorExit()]))
@@ -436,7 +450,9 @@ class PoolMachine(RuleBasedStateMachine):
             elif sys.exc_info()[0] is None:
                 self.drain()
             else:  # do not cover up what has failed, and leave no pool that waits for its script
+                self.over = True
                 with contextlib.suppress(Exception):
+                    self.engine.time.tick(self.clock.monotonic())
                     self.pool.close(grace=0)
         finally:
             self.moves.close()

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ class Blocker:
         self._entered = threading.Semaphore(0)
         self._released = threading.Event()
 
-    def __call__(self, value: object = None) -> object:
+    def __call__(self, value: Any = None) -> Any:
         self._entered.release()
         assert self._released.wait(PATIENCE), "the test never released its blocker"
         return value

@@ -83,7 +83,7 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("when_full", {"when_full": "block", "max_queue": None}, "max_queue"),
 ]
 
-NOT_VALIDATED: list[tuple[str, Any]] = [
+HARD_TO_CHECK: list[tuple[str, Any]] = [
     ("runtime", 5),
     ("runtime", None),
     ("clock", 5),
@@ -127,8 +127,7 @@ def test_options_that_contradict_each_other_are_refused(option: str, options: di
     assert other in str(error)
 
 
-@pytest.mark.xfail(strict=True, reason="B19: runtime, clock and huge numbers are not checked")
-@pytest.mark.parametrize(("option", "value"), NOT_VALIDATED, ids=["runtime 5", "runtime None", "clock 5", "10**400"])
+@pytest.mark.parametrize(("option", "value"), HARD_TO_CHECK, ids=["runtime 5", "runtime None", "clock 5", "10**400"])
 def test_every_option_is_checked(option: str, value: Any) -> None:
     assert refusal(**{option: value}).option == option
 
@@ -140,7 +139,10 @@ def test_a_scheduler_that_makes_something_else_is_refused() -> None:
 
 
 def test_refusals_name_what_is_allowed() -> None:
-    assert str(refusal(max_queue=-1)) == "max_queue must be a whole number ≥ 0, or None for a backlog without limit, got -1"
+    assert (
+        str(refusal(max_queue=-1))
+        == "max_queue must be a whole number ≥ 0, or None for a backlog without limit, got -1"
+    )
     assert str(refusal(when_full="drop")) == "when_full must be one of 'reject', 'block', got 'drop'"
     assert "'rotation', 'most_recently_used', 'least_loaded'" in str(refusal(scheduler="fastest"))
 
@@ -193,13 +195,15 @@ def unchanged(pool: Pool, call: Callable[[], object], error: type[Exception]) ->
 @pytest.mark.parametrize("value", [None, 5, "print", [print], 0.5, object()], ids=repr)
 @pytest.mark.parametrize("method", ["submit", "serve", "do", "map"])
 @pytest.mark.parametrize("through", ["pool", "view"])
-@pytest.mark.parametrize("options", [{}, {"max_queue": 5}, {"wrap": lambda call: call()}], ids=["plain", "bounded", "wrap"])
+@pytest.mark.parametrize(
+    "options", [{}, {"max_queue": 5}, {"wrap": lambda call: call()}], ids=["plain", "bounded", "wrap"]
+)
 def test_what_cannot_be_called_is_refused(options: dict[str, Any], through: str, method: str, value: object) -> None:
     with Pool(2, **options) as pool:
         face = pool if through == "pool" else pool.using(timeout=5, context=True)
         error = unchanged(pool, lambda: getattr(face, method)(value, [1]), NotCallable)
-        assert isinstance(error, TypeError)
         assert error.value is value
+        assert isinstance(error, TypeError)
         assert repr(value) in str(error)
         assert pool.stats().submitted == 0
 
@@ -256,8 +260,8 @@ def test_a_closed_pool_refuses_by_name(call: Callable[[Pool], object], options: 
         pool.submit(int).result(20)
     pool.close()
     error = unchanged(pool, lambda: call(pool), PoolClosed)
-    assert isinstance(error, RuntimeError)
     assert error.pool == "press"
+    assert isinstance(error, RuntimeError)
     assert "'press' takes no new work: it is closed" in str(error)
 
 
@@ -267,7 +271,8 @@ def test_a_closed_pool_still_answers_questions(pool: Pool) -> None:
     pool.shutdown()
     pool.pause()
     pool.resume()
-    assert pool.wait_ready(0)
+    with pytest.raises(PoolClosed):
+        pool.wait_ready(0)
     assert pool.workers() == []
     assert str(pool.stats())
     assert "closed" in repr(pool)

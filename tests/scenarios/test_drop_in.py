@@ -33,24 +33,12 @@ from bullpen import Pool
 from .support import Background, Blocker, eventually, printed
 
 Make = Callable[..., Executor]
-Known = Callable[[str], None]
 
 
 @pytest.fixture(params=[ThreadPoolExecutor, Pool], ids=["standard", "bullpen"])
 def make(request: pytest.FixtureRequest) -> Make:
     chosen: Make = request.param
     return chosen
-
-
-@pytest.fixture
-def known(request: pytest.FixtureRequest, make: Make) -> Known:
-    """Say that `Pool` is known to fail this test, and why."""
-
-    def mark(reason: str) -> None:
-        if make is Pool:
-            request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
-
-    return mark
 
 
 @pytest.fixture
@@ -369,7 +357,7 @@ def test_wait_sees_cancelled_futures_as_done(single: Executor, blocker: Blocker)
 
 @pytest.mark.parametrize("return_when", [ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION])
 def test_wait_for_what_has_ended_returns_at_once(executor: Executor, return_when: str) -> None:
-    futures = {executor.submit(int), executor.submit(fail_with, Oops())}
+    futures: set[Future[Any]] = {executor.submit(int), executor.submit(fail_with, Oops())}
     for future in futures:
         future.exception()
     assert wait(futures, timeout=0, return_when=return_when).done == futures
@@ -440,8 +428,7 @@ def test_map_raises_at_the_place_of_the_error(executor: Executor) -> None:
         next(results)
 
 
-def test_map_does_not_mistake_a_stop_iteration_in_the_function_for_its_end(executor: Executor, known: Known) -> None:
-    known("B24: the map ends silently where the standard raises RuntimeError")
+def test_map_does_not_mistake_a_stop_iteration_in_the_function_for_its_end(executor: Executor) -> None:
     with pytest.raises(RuntimeError, match="StopIteration"):
         list(executor.map(next, [iter([1]), iter([]), iter([2])]))
 
@@ -597,16 +584,14 @@ def test_the_initializer_runs_first_in_every_thread(make: Make) -> None:
         assert {future.result() for future in [executor.submit(read) for _ in range(3)]} == {"v1", "v2", "v3"}
 
 
-def test_the_arguments_of_the_initializer_may_be_a_list(make: Make, known: Known) -> None:
-    known("B20: the standard takes any iterable, Pool only a tuple")
+def test_the_arguments_of_the_initializer_may_be_a_list(make: Make) -> None:
     said: list[str] = []
     with make(1, initializer=said.append, initargs=["hello"]) as executor:
         executor.submit(int).result()
     assert said == ["hello"]
 
 
-def test_no_prefix_may_be_said_with_none(make: Make, known: Known) -> None:
-    known("B20: the standard takes None, Pool only a string")
+def test_no_prefix_may_be_said_with_none(make: Make) -> None:
     with make(1, thread_name_prefix=None) as executor:
         assert executor.submit(int).result() == 0
 

@@ -17,7 +17,9 @@ def test_a_pool_that_was_never_used() -> None:
     assert printed("from bullpen import Pool; pool = Pool(4); print('end')") == "end\n"
 
 
-@pytest.mark.parametrize("options", ["", "min_workers=3", "max_queue=0", "idle_timeout=None", "max_queue=5, min_workers=1"])
+@pytest.mark.parametrize(
+    "options", ["", "min_workers=3", "max_queue=0", "idle_timeout=None", "max_queue=5, min_workers=1"]
+)
 def test_idle_workers(options: str) -> None:
     script = f"""
         from bullpen import Pool
@@ -103,7 +105,9 @@ def test_results_can_still_be_read_in_an_atexit_handler() -> None:
     assert printed(script) == "5 closed\n"
 
 
-@pytest.mark.parametrize("call", ["submit(int)", "serve(int)", "do(int)", "map(int, ['1'])", "using(timeout=1).do(int)"])
+@pytest.mark.parametrize(
+    "call", ["submit(int)", "serve(int)", "do(int)", "map(int, ['1'])", "using(timeout=1).do(int)"]
+)
 @pytest.mark.parametrize("made", ["before", "in the handler"])
 def test_work_that_comes_in_an_atexit_handler_is_refused_in_words(call: str, made: str) -> None:
     script = f"""
@@ -294,7 +298,9 @@ def test_a_thread_left_behind_by_close_does_not_hold_up_the_exit() -> None:
     assert printed(script, within=10) == "WorkerAbandoned\n"
 
 
-@pytest.mark.parametrize("wait", ["future.result()", "pool.do(go.wait, 20)", "list(pool.map(go.wait, [20]))", "pool.close()"])
+@pytest.mark.parametrize(
+    "wait", ["future.result()", "pool.do(go.wait, 20)", "list(pool.map(go.wait, [20]))", "pool.close()"]
+)
 def test_control_c_while_main_waits_ends_it_tidily(wait: str) -> None:
     source = f"""
         import threading
@@ -453,9 +459,9 @@ FORK = """
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        for call in (lambda: pool.submit(int), lambda: pool.serve(int), lambda: pool.do(int), lambda: pool.map(int, "1")):
+        for call in (pool.submit, pool.serve, pool.do, pool.map):
             try:
-                call()
+                call(int)
             except PoolClosed as error:
                 assert "forked" in str(error) and "make a new pool after the fork" in str(error), error
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import threading
@@ -80,7 +81,7 @@ class Recorder:
 
 
 def assert_legal(history: list[Any], moves: Moves[Any], what: object) -> None:
-    for old, new in zip(history, history[1:], strict=False):
+    for old, new in itertools.pairwise(history):
         assert new in moves[old], f"{what}: {old} → {new} in {[str(state) for state in history]}"
 
 

@@ -64,7 +64,7 @@ def test_a_reserved_worker_is_returned_busy_with_the_request_on_it(blocker: Bloc
         assert worker is not None
         assert worker.id == first_in_line
         assert worker.status is WorkerStatus.BUSY
-        assert worker.requests == {future}
+        assert list(worker.requests) == [future]
         blocker.wait_entered()
         blocker.release()
 
@@ -142,7 +142,7 @@ def test_a_late_ready_never_revives_a_worker_that_stops() -> None:
         starting.release()
         assert future.result(PATIENCE) == 0, "another worker runs it"
         assert eventually(lambda: worker not in engine_workers(pool))
-        assert worker.status is WorkerStatus.EXITED
+        assert str(worker.status) == "exited"
         assert worker.completed == 0
 
 

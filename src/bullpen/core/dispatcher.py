@@ -25,7 +25,7 @@ from bullpen.core.timing import NO_LIMITS, Timing
 from bullpen.core.worker import BUSY, READY, STARTING, STOPPING, Worker
 from bullpen.telemetry.catalogue import Kind
 
-_SAMPLE_ALL_BELOW = 256
+_SAMPLE_ALL_BELOW = 64
 _SAMPLE_MASK = 31  # from then on, one request in 32
 
 _SAMPLES_KEPT = 2048
@@ -286,7 +286,10 @@ class Dispatcher:
         lock = worker.lock
         lock.acquire()
         try:
-            worker.requests.discard(request)
+            if worker.capacity == 1:
+                worker.requests = ()
+            else:
+                worker.remove(request)
             following = None
             if worker.status is not STOPPING:
                 following = self._take(worker, self._left)
@@ -331,7 +334,7 @@ class Dispatcher:
         """Publish first and make room after: callbacks run on this worker, and nobody shall wait behind them."""
         settled = request.settle_aloud(state, value)
         with worker.lock:
-            worker.requests.discard(request)
+            worker.remove(request)
             if settled and state is DONE:
                 worker.completed += 1
             elif settled:
@@ -390,7 +393,7 @@ class Dispatcher:
             if request.timing is not None and not self._in_time(request, request.timing):
                 worker.skipped += 1
             elif request.start(worker):
-                worker.requests.add(request)
+                worker.requests = (request,) if not worker.requests else (*worker.requests, request)
                 if left is not None:
                     left()
                 return request
@@ -410,9 +413,9 @@ class Dispatcher:
 
     def _undo(self, worker: Worker, request: Request, following: Request | None) -> None:
         """Give back what `_next` took, as if it had not been called. The worker's lock is held."""
-        worker.requests.add(request)
+        worker.add(request)
         if following is not None:
-            worker.requests.discard(following)
+            worker.remove(following)
             if following.requeue():
                 if self._bounded is not None:
                     self._bounded.put_back(following)

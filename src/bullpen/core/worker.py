@@ -6,7 +6,6 @@ and takes no registry lock while it does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from bullpen import primitives
@@ -20,20 +19,17 @@ STOPPING = WorkerStatus.STOPPING
 EXITED = WorkerStatus.EXITED
 DEAD = WorkerStatus.DEAD
 
-Hand = Callable[["Request | None"], None]
-
 
 class Worker:
     """State of one worker: status, requests on it, tallies.
 
-    `hand` is how the runtime takes a request for this worker; `hand(None)` asks it to end.
+    The runtime sets `handle` when it starts the worker.
     """
 
     __slots__ = (
         "capacity",
         "completed",
         "failed",
-        "hand",
         "handle",
         "id",
         "listed",
@@ -57,13 +53,12 @@ class Worker:
         self.capacity = capacity
         self.lock = primitives.worker_lock()
         self.status = STARTING
-        self.requests: set[Request] = set()
+        self.requests: tuple[Request, ...] = ()  # replaced as a whole, so that whoever counts needs no lock
         self.listed = False  # an entry for it is in the ready queue
         self.completed = 0
         self.failed = 0
         self.skipped = 0  # entries of the backlog that it found cancelled or expired
-        self.hand: Hand = _no_hand
-        self.handle: Any = None  # the runtime's own
+        self.handle: Any = None  # the runtime's own, with a method `hand`
         self.waiting_for: Request | None = None
         self.was_ready = False
         self.transient = False  # it ends by itself, as soon as it has done what it was started for
@@ -73,6 +68,20 @@ class Worker:
         check_move(WORKER_MOVES, self.status, status)
         self.status = status
 
+    def hand(self, request: Request | None) -> None:
+        """Give the worker a request to run, or ask it to end."""
+        self.handle.hand(request)
+
+    def add(self, request: Request) -> None:
+        self.requests = (*self.requests, request) if self.requests else (request,)
+
+    def remove(self, request: Request) -> None:
+        """Forget `request`, if it is here."""
+        if len(self.requests) > 1:
+            self.requests = tuple(other for other in self.requests if other is not request)
+        elif self.requests and self.requests[0] is request:
+            self.requests = ()
+
     @property
     def load(self) -> int:
         return len(self.requests)
@@ -80,7 +89,3 @@ class Worker:
     @property
     def has_room(self) -> bool:
         return self.status is READY
-
-
-def _no_hand(request: Request | None) -> None:  # noqa: ARG001 — the signature of `hand`
-    raise RuntimeError("the runtime has not started this worker")

@@ -25,7 +25,7 @@ from bullpen.pool.nested import NestedWaits
 from bullpen.pool.options import PoolOptions
 from bullpen.pool.timekeeper import Timekeeper
 from bullpen.pool.workforce import Workforce
-from bullpen.runtimes.port import Runtime, current
+from bullpen.runtimes.port import Runtime, current_worker
 from bullpen.telemetry.catalogue import Event, Kind
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Engine:
             return False
         if self.bounded is None:
             return self.dispatcher.offer(runner)
-        worker = current.worker
+        worker = current_worker()
         alone = worker is None or not self.nested.is_own(worker)
         try:
             return self.submit(runner, NO_LIMITS, patient=patient and alone)
@@ -186,7 +186,7 @@ class Engine:
         """There was no room: refuse, or wait for it."""
         if self.options.when_full == "reject" and not patient:
             return False
-        worker = current.worker
+        worker = current_worker()
         if worker is not None and self.nested.is_own(worker):  # to wait for room here could be to wait for itself
             if not self.nested.run_here(worker, request, queued=False):
                 self.time.raise_too_late(request)
@@ -295,7 +295,8 @@ class Engine:
         self.refuse_work("it is closed", drain)
         if not drain:
             self._cancel_backlog()
-        if not wait or (current.worker is not None and self.nested.is_own(current.worker)):
+        worker = current_worker()
+        if not wait or (worker is not None and self.nested.is_own(worker)):
             return
         if not self._wait_closed(grace):
             self._cancel_backlog()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from bullpen import primitives
 from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import CANCELLED, DONE, FAILED, QUEUED, RUNNING, Audience, Request
-from bullpen.runtimes.port import current
+from bullpen.runtimes.port import current_worker
 
 if TYPE_CHECKING:
     from bullpen.pool.engine import Engine
@@ -102,8 +102,9 @@ class PoolFuture(Request, Future[T]):
         """Wait until it has ended; False when `timeout` seconds passed first."""
         if self.ended:
             return True
-        if current.worker is not None:
-            return self.engine.nested.wait(current.worker, self, timeout)
+        worker = current_worker()
+        if worker is not None:
+            return self.engine.nested.wait(worker, self, timeout)
         return self.wait_at_gate(timeout)
 
     def wait_until(self, deadline: float) -> bool:
@@ -196,8 +197,9 @@ class PoolFuture(Request, Future[T]):
 
     @property
     def _state(self) -> str:  # type: ignore[override]
-        if current.worker is not None and not self.ended:  # `wait` and `as_completed` look here before they wait
-            self.engine.nested.may_wait(current.worker, self)
+        worker = current_worker()
+        if worker is not None and not self.ended:  # `wait` and `as_completed` look here before they wait
+            self.engine.nested.may_wait(worker, self)
         if self.state is QUEUED:
             return "PENDING"
         if self.state is RUNNING:

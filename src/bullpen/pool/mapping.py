@@ -23,7 +23,7 @@ from bullpen import primitives
 from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import DONE, QUEUED, Request
 from bullpen.pool.future import PoolFuture
-from bullpen.runtimes.port import current
+from bullpen.runtimes.port import current_worker
 
 if TYPE_CHECKING:
     from bullpen.pool.engine import Engine
@@ -315,7 +315,7 @@ class RunnerMap(MapWork[T]):
                     break
                 until = now() + TURN_SECONDS
         self.forget_if_done()
-        worker = current.worker
+        worker = current_worker()
         assert worker is not None
         with worker.lock:
             worker.completed += succeeded - 1  # the runner itself is no request that anybody made
@@ -341,7 +341,7 @@ class RunnerMap(MapWork[T]):
             del cell
 
     def _wait_for(self, cell: list[Any], deadline: float | None) -> None:
-        worker = current.worker
+        worker = current_worker()
         if self.engine.dispatcher.draining or (worker is not None and self.engine.nested.is_own(worker)):
             self._help(cell)
         while cell[0] == _PENDING:

@@ -97,7 +97,7 @@ class NestedWaits:
                 self._engine.time.wake()
 
     def _look_for_cycle(self, worker: Worker, future: PoolFuture[Any]) -> None:
-        """Follow who waits for whom. If that leads to a queued request of this worker's pool, run it; if back, raise."""
+        """Follow who waits for whom. If that leads to a queued request of the worker's pool, run it; if back, raise."""
         names = [worker.name]
         request: Any = future
         while request is not None:
@@ -185,7 +185,7 @@ class _Helper:
     def finished(self, worker: Worker, request: Request, state: RequestState, value: Any) -> Request | None:
         self._nested.settle(worker, request, state, value)
         with worker.lock:
-            worker.requests.discard(request)
+            worker.remove(request)
         return self._next(worker)
 
     def _next(self, worker: Worker) -> Request | None:
@@ -197,7 +197,7 @@ class _Helper:
                 break
             if self._nested.take(worker, request, queued=True):
                 with worker.lock:
-                    worker.requests.add(request)
+                    worker.add(request)
                 return request
         with worker.lock:
             if worker.status is not STOPPING:

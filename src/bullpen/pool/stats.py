@@ -90,7 +90,7 @@ class PoolStats:
             starting=sum(status is STARTING for status, _ in loads),
             idle=sum(status is READY and not load for status, load in loads),
             busy=sum(load > 0 for _, load in loads),
-            running=sum(not request.ended for worker in workers for request in list(worker.requests)),
+            running=sum(not request.ended for worker in workers for request in worker.requests),
             queued=engine.queued(),
             max_workers=engine.max_workers,
             wait=Percentiles.of([wait for wait, _ in samples]),

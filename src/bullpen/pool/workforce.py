@@ -136,8 +136,7 @@ class Workforce:
         with worker.lock:
             starting = not worker.was_ready
             worker.move(DEAD)
-            requests = list(worker.requests)
-            worker.requests.clear()
+            requests, worker.requests = worker.requests, ()
         self._engine.report(Kind.WORKER_DEAD, worker, None)
         for request in requests:
             self._lose(worker, request, error)
@@ -155,7 +154,7 @@ class Workforce:
         logger.error("%s: helper %s died: %r", self._engine.name, worker.name, error)
         with worker.lock:
             worker.move(DEAD)
-            requests = list(worker.requests)
+            requests = worker.requests
         for request in requests:
             self._lose(worker, request, error)
         self._gone(worker)
@@ -260,7 +259,7 @@ class Workforce:
             with engine.lock:
                 self._abandon(worker, None)
             with worker.lock:
-                requests = list(worker.requests)
+                requests = worker.requests
             for request in requests:
                 message = f"pool {engine.name!r} closed and its grace of {grace:g} s passed while this still ran"
                 if request.abandon(WorkerAbandoned(message, worker=worker.name)):

@@ -16,9 +16,9 @@ One contract suite, `bullpen.testing.contracts`, runs on every runtime.
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Protocol
 
+from bullpen import primitives
 from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import Request
 from bullpen.core.worker import Worker
@@ -47,7 +47,7 @@ class Runtime(Protocol):
     capabilities: frozenset[str]
 
     def start(self, worker: Worker, events: WorkerEvents) -> None:
-        """Begin to start `worker`: set `worker.hand` before anything is reported. Raises if that is impossible now."""
+        """Begin to start `worker`: first set `worker.handle`, with a method `hand`. Raises if that cannot be done."""
 
     def cancel(self, worker: Worker, request: Request) -> bool:
         """End `request` on `worker`, if this runtime can; True if it did or will."""
@@ -68,10 +68,19 @@ CAPABILITIES = {
 }
 
 
-class _Current(threading.local):
-    """Which worker the current thread is, if it is one in this process."""
-
-    worker: Worker | None = None
+_workers: dict[int, Worker] = {}  # by thread; a thread only ever sets and deletes its own entry
 
 
-current = _Current()
+def current_worker() -> Worker | None:
+    """The worker that the current thread is, if it is one in this process."""
+    return _workers.get(primitives.current_thread_id())
+
+
+def enter(worker: Worker) -> None:
+    """The current thread is `worker` from now on."""
+    _workers[primitives.current_thread_id()] = worker
+
+
+def leave() -> None:
+    """The current thread is no worker any more."""
+    _workers.pop(primitives.current_thread_id(), None)

@@ -13,7 +13,8 @@ from typing import Any
 from bullpen import primitives
 from bullpen.core.request import DONE, FAILED, Request
 from bullpen.core.worker import Worker
-from bullpen.runtimes.port import WorkerEvents, current
+from bullpen.runtimes import port
+from bullpen.runtimes.port import WorkerEvents
 
 
 class ThreadRuntime:
@@ -29,11 +30,11 @@ class ThreadRuntime:
     def start(self, worker: Worker, events: WorkerEvents) -> None:
         handle = _Thread(worker, events, self._initializer, self._initargs)
         worker.handle = handle
-        worker.hand = handle.hand
         try:
             handle.thread = primitives.start_thread(handle.run, worker.name)
         finally:
-            handle.started.release()
+            started, handle.started = handle.started, None
+            started.release()
 
     def cancel(self, worker: Worker, request: Request) -> bool:  # noqa: ARG002 — a thread cannot be interrupted
         return False
@@ -43,9 +44,10 @@ class ThreadRuntime:
 
     def join(self, worker: Worker, timeout: float | None) -> bool:
         started = worker.handle.started
-        if not started.acquire(timeout != 0):  # the thread may be about to end before whoever starts it knows it
-            return False
-        started.release()
+        if started is not None:  # the thread may be about to end before whoever starts it knows it
+            if not started.acquire(timeout != 0):
+                return False
+            started.release()
         thread = worker.handle.thread
         if thread is None:
             return True
@@ -72,7 +74,7 @@ class _Thread:
         self._inbox: Request | None = None
         self._gate = primitives.gate()
         self._gate.acquire()
-        self.started = primitives.gate()  # open once `thread` is set, or could not be
+        self.started: Any = primitives.gate()  # open, and then gone, once `thread` is set, or could not be
         self.started.acquire()
         self.thread: Any = None
 
@@ -81,9 +83,15 @@ class _Thread:
         self._gate.release()
 
     def run(self) -> None:
+        port.enter(self._worker)
+        try:
+            self._work()
+        finally:
+            port.leave()
+
+    def _work(self) -> None:
         worker = self._worker
         events = self._events
-        current.worker = worker
         if self._initializer is not None:
             try:
                 self._initializer(*self._initargs)

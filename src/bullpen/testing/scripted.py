@@ -25,7 +25,8 @@ from typing import Any
 from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import DONE, FAILED, Request
 from bullpen.core.worker import Worker
-from bullpen.runtimes.port import WorkerEvents, current
+from bullpen.runtimes import port
+from bullpen.runtimes.port import WorkerEvents
 
 
 class ScriptedRuntime:
@@ -36,6 +37,9 @@ class ScriptedRuntime:
     `capabilities`: what the pool is told it can do. With "cancel_running", a request that the pool cancels joins
     `cancelling` and runs on until the test ends it; with "kill_running", a worker that is killed dies at once.
     Set `start_error` to make every further start fail.
+
+    It raises `AssertionError` in a pool that breaks the rules of the port: that hands a request to a worker without
+    room, or anything to one that was told to end.
     """
 
     name = "scripted"
@@ -58,8 +62,7 @@ class ScriptedRuntime:
     def start(self, worker: Worker, events: WorkerEvents) -> None:
         if self.start_error is not None:
             raise self.start_error
-        worker.handle = handle = _Handle(self, worker, events)
-        worker.hand = handle.hand
+        worker.handle = _Handle(self, worker, events)
         self._workers[worker.id] = worker
         self._starting[worker.id] = worker
         if self._auto_ready:
@@ -138,7 +141,8 @@ class ScriptedRuntime:
         if request.ended:  # given up: its function is gone
             self.finish(request)
             return request
-        before, current.worker = current.worker, worker
+        before = port.current_worker()
+        port.enter(worker)
         try:
             value = request.fn(*request.args, **(request.kwargs or {}))
         except BaseException as error:
@@ -146,7 +150,9 @@ class ScriptedRuntime:
         else:
             self.finish(request, value)
         finally:
-            current.worker = before
+            port.leave()
+            if before is not None:
+                port.enter(before)
         return request
 
     def run_all(self) -> None:
@@ -182,18 +188,31 @@ class ScriptedRuntime:
     def _hand(self, worker: Worker, request: Request | None) -> None:
         if request is not None:
             self._go_on(worker, request)
-        else:
-            self._stopped[worker.id] = worker
-            if self._auto_exit:
-                self._exit(worker)
+            return
+        self._check(worker, None)
+        self._stopped[worker.id] = worker
+        if self._auto_exit:
+            self._exit(worker)
 
     def _go_on(self, worker: Worker, request: Request | None) -> None:
         if request is not None:
+            self._check(worker, request)
+            worker.handle.load += 1
             self._running[request] = worker
             self.took(worker, request)
 
+    def _check(self, worker: Worker, request: Request | None) -> None:
+        """A pool that breaks the port's rules is told so."""
+        if worker.id not in self._workers or worker.id in self._starting or worker.id in self._stopped:
+            raise AssertionError(f"the pool handed {request} to {worker.name}, which is not ready, or not any more")
+        if worker.handle.load >= (1 if request is None else worker.capacity):
+            raise AssertionError(f"the pool handed {request} to {worker.name}, which has no room for it")
+        if request in self._running:
+            raise AssertionError(f"the pool handed {request} out twice")
+
     def _end(self, request: Request, worker: Worker, state: RequestState, value: Any) -> None:
         self._forget(request)
+        worker.handle.load -= 1
         self._go_on(worker, worker.handle.events.finished(worker, request, state, value))
 
     def _forget(self, request: Request) -> None:
@@ -209,12 +228,13 @@ class ScriptedRuntime:
 class _Handle:
     """What the runtime keeps with a worker."""
 
-    __slots__ = ("_runtime", "_worker", "events")
+    __slots__ = ("_runtime", "_worker", "events", "load")
 
     def __init__(self, runtime: ScriptedRuntime, worker: Worker, events: WorkerEvents) -> None:
         self._runtime = runtime
         self._worker = worker
         self.events = events
+        self.load = 0
 
     def hand(self, request: Request | None) -> None:
         self._runtime._hand(self._worker, request)

@@ -61,12 +61,12 @@ def test_counts_are_derived_from_what_workers_are_now() -> None:
     )
     registry = registry_of(ready, busy, starting)
     request = new_request()
-    busy.requests.add(request)
+    busy.add(request)
     assert registry.count(WorkerStatus.READY) == 1
     assert registry.count(WorkerStatus.READY, WorkerStatus.BUSY) == 2
     assert registry.count(WorkerStatus.DEAD) == 0
     assert (registry.busy_count(), registry.all_idle(), registry.all_ready()) == (1, False, False)
-    busy.requests.clear()
+    busy.remove(request)
     starting.status = WorkerStatus.READY
     assert (registry.busy_count(), registry.all_idle(), registry.all_ready()) == (0, True, True)
     for worker, status in zip(
@@ -84,12 +84,3 @@ def test_a_forked_child_has_no_workers_but_a_lock_of_its_own() -> None:
         registry.forget()
     assert registry._lock is not held
     assert registry.snapshot() == []
-
-
-def test_samples_outlive_their_worker() -> None:
-    gone, there = new_worker(0), new_worker(1)
-    registry = registry_of(gone, there)
-    gone.sample(0.1, 0.2)
-    there.sample(0.3, 0.4)
-    registry.remove(gone)
-    assert sorted(registry.samples()) == [(0.1, 0.2), (0.3, 0.4)]

@@ -173,3 +173,22 @@ def test_a_nested_wait_runs_inline_where_the_runtime_says_it_can() -> None:
         outer = pool.submit(lambda: pool.submit(pow, 2, 5).result())
         runtime.run_next()
         assert outer.result(0) == 32
+
+
+def test_a_pool_that_breaks_the_rules_of_the_port_is_told_so() -> None:
+    runtime = ScriptedRuntime(auto_exit=False)
+    pool = Pool(1, min_workers=1, runtime=runtime)
+    (worker,) = runtime.workers
+    running, other = pool.submit(int), pool.submit(int)
+    with pytest.raises(AssertionError, match="has no room"):
+        worker.hand(other)
+    with pytest.raises(AssertionError, match="has no room"):
+        worker.hand(None)
+    runtime.finish(running)
+    runtime.finish(other)
+    pool.shutdown(wait=False)
+    with pytest.raises(AssertionError, match="not any more"):
+        worker.hand(None)
+    runtime.exit_stopped()
+    with pytest.raises(AssertionError, match="not any more"):
+        worker.hand(other)
