@@ -59,10 +59,15 @@ class _Thread(threading.Thread):
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
         super().__init__(name=name, daemon=True)
-        self.work = target
+        self._work = target
 
     def run(self) -> None:
-        self.__dict__.pop("work")()
+        self._take_work()()
+
+    def _take_work(self) -> Callable[[], None]:
+        work = self._work
+        del self._work
+        return work
 
 
 def _start_thread(target: Callable[[], None], name: str) -> threading.Thread:

@@ -12,7 +12,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,21 +56,30 @@ END_EVENTS = {
 }
 
 OPEN = (PoolState.INITIALIZING, PoolState.RUNNING)
-LIMIT = st.sampled_from([None, None, None, 0.0, 1.0, 2.0, 5.0])
+SECONDS = st.sampled_from([1.0, 2.0, 5.0])
+LIMITS: st.SearchStrategy[dict[str, float]] = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"run_timeout": SECONDS}),
+    st.fixed_dictionaries({"timeout": st.just(50.0), "run_timeout": SECONDS}),
+    st.fixed_dictionaries({"timeout": SECONDS | st.just(0.0)}),
+    st.fixed_dictionaries({"queue_timeout": SECONDS | st.just(0.0)}),
+    st.fixed_dictionaries({"timeout": SECONDS, "queue_timeout": SECONDS, "run_timeout": SECONDS}),
+)
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """What the model knows of one call."""
 
-    number: int
     submitted_at: float
-    timeout: float
-    queue_timeout: float
-    run_timeout: float
-    state: str = QUEUED
-    started_at: float = math.nan
-    request: Request | None = None  # as soon as it can be known: a served request, when it starts
+    timeout: float = math.inf
+    queue_timeout: float = math.inf
+    run_timeout: float = math.inf
+    state: str = field(default=QUEUED, init=False)
+    started_at: float = field(default=math.nan, init=False)
+    request: Request | None = field(
+        default=None, init=False
+    )  # as soon as it can be known: a served request, when it starts
 
     def __call__(self) -> None:
         raise AssertionError("a scripted worker calls nothing")
@@ -164,17 +173,11 @@ class PoolMachine(RuleBasedStateMachine):
 
     # Steps: requests.
 
-    @rule(served=st.booleans(), timeout=LIMIT, queue_timeout=LIMIT, run_timeout=LIMIT)
-    def submit(
-        self, served: bool, timeout: float | None, queue_timeout: float | None, run_timeout: float | None
-    ) -> None:
-        run_timeout = run_timeout or None  # which may not be 0
-        limits = {"timeout": timeout, "queue_timeout": queue_timeout, "run_timeout": run_timeout}
-        to = self.pool if set(limits.values()) == {None} else self.pool.using(**limits)
+    @rule(served=st.booleans(), limits=LIMITS)
+    def submit(self, served: bool, limits: dict[str, float]) -> None:
+        to = self.pool.using(**limits) if limits else self.pool
         must, may = self.has_room(late_ones_count=True), self.has_room(late_ones_count=False)
-        call = Call(
-            len(self.calls), self.clock.monotonic(), or_inf(timeout), or_inf(queue_timeout), or_inf(run_timeout)
-        )
+        call = Call(self.clock.monotonic(), **limits)
         self.calls.append(call)
         try:
             if served:
@@ -233,39 +236,31 @@ class PoolMachine(RuleBasedStateMachine):
         call.request = request
 
     @precondition(lambda self: self.runtime.running)
-    @rule(data=st.data(), value=st.integers())
-    def finish(self, data: st.DataObject, value: int) -> None:
+    @rule(data=st.data(), error=st.none() | st.sampled_from([ValueError(), KeyboardInterrupt(), SystemExit()]))
+    def finish(self, data: st.DataObject, error: BaseException | None) -> None:
         request = data.draw(st.sampled_from(self.runtime.running))
-        call = self.call_of(request)
+        call, value = self.call_of(request), object()
         expected = call.state == RUNNING
         if expected:
-            call.state = COMPLETED
-        self.runtime.finish(request, value)
+            call.state = COMPLETED if error is None else FAILED
+        if error is None:
+            self.runtime.finish(request, value)
+        else:
+            self.runtime.fail(request, error)
         if expected and isinstance(request, PoolFuture):
-            assert request.result(0) == value
+            assert request.exception(0) is error
+            assert error is not None or request.result(0) is value
 
-    @rule(count=st.integers(2, 6), served=st.booleans())
-    def submit_many(self, count: int, served: bool) -> None:
+    @rule(count=st.integers(2, 6), served=st.booleans(), limits=LIMITS)
+    def submit_many(self, count: int, served: bool, limits: dict[str, float]) -> None:
         for _ in range(count):
-            self.submit(served, None, None, None)
+            self.submit(served, limits)
 
     @precondition(lambda self: self.runtime.running)
     @rule(count=st.integers(2, 9))
     def finish_many(self, count: int) -> None:
         for _ in range(min(count, len(self.runtime.running))):
             self.finish_one()
-
-    @precondition(lambda self: self.runtime.running)
-    @rule(data=st.data(), error=st.sampled_from([ValueError(), KeyboardInterrupt(), SystemExit(), GeneratorExit()]))
-    def fail(self, data: st.DataObject, error: BaseException) -> None:
-        request = data.draw(st.sampled_from(self.runtime.running))
-        call = self.call_of(request)
-        expected = call.state == RUNNING
-        if expected:
-            call.state = FAILED
-        self.runtime.fail(request, error)
-        if expected and isinstance(request, PoolFuture):
-            assert request.exception(0) is error
 
     @precondition(lambda self: any(isinstance(call.request, PoolFuture) for call in self.calls))
     @rule(data=st.data(), by_pool=st.booleans())
@@ -281,20 +276,21 @@ class PoolMachine(RuleBasedStateMachine):
         answer = self.pool.cancel(future) if by_pool else future.cancel()
         assert answer == (now_cancelled or (was_cancelled and not by_pool)) or (was_cancelled and by_pool)
 
-    @precondition(lambda self: self.runtime.cancelling)
-    @rule()
-    def end_cancelled(self) -> None:
-        self.runtime.end_cancelled()
-
     # Steps: time.
 
-    @rule(seconds=st.sampled_from([0.5, 1.0, 1.0, 2.0, 20.0]), noticed=st.booleans())
+    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0, 5.0, 20.0]), noticed=st.booleans())
     def advance(self, seconds: float, noticed: bool) -> None:
         self.clock.advance(seconds)
         if noticed:
             self.tick()
 
+    @precondition(lambda self: any(call.run_timeout < math.inf for call in self.among(RUNNING)))
     @rule()
+    def overrun(self) -> None:
+        """What would overrun its limit first does."""
+        until = min(call.started_at + call.run_timeout for call in self.among(RUNNING))
+        self.advance(max(0.0, until - self.clock.monotonic()), noticed=True)
+
     def tick(self) -> None:
         now = self.clock.monotonic()
         for call in self.calls:
@@ -305,13 +301,16 @@ class PoolMachine(RuleBasedStateMachine):
     # Steps: workers.
 
     @precondition(lambda self: self.runtime.starting)
-    @rule(data=st.data())
-    def ready(self, data: st.DataObject) -> None:
-        self.runtime.ready(data.draw(st.sampled_from(self.runtime.starting)))
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def ready(self, data: st.DataObject, count: int) -> None:
+        for _ in range(min(count, len(self.runtime.starting))):
+            self.runtime.ready(data.draw(st.sampled_from(self.runtime.starting)))
 
-    @precondition(lambda self: self.runtime.stopped)
+    @precondition(lambda self: self.runtime.cancelling or self.runtime.stopped)
     @rule()
-    def exit_stopped(self) -> None:
+    def obey(self) -> None:
+        """What was cancelled ends, and who was told to go goes."""
+        self.runtime.end_cancelled()
         self.runtime.exit_stopped()
 
     @precondition(lambda self: self.runtime.workers)
@@ -344,18 +343,15 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.resize(max_workers)
 
     @precondition(lambda self: self.is_open)
-    @rule()
-    def pause(self) -> None:
-        self.paused = True
-        self.pool.pause()
+    @rule(paused=st.booleans())
+    def pause_or_resume(self, paused: bool) -> None:
+        self.paused = paused
+        if paused:
+            self.pool.pause()
+        else:
+            self.pool.resume()
 
-    @precondition(lambda self: self.is_open)
-    @rule()
-    def resume(self) -> None:
-        self.paused = False
-        self.pool.resume()
-
-    @precondition(lambda self: len(self.calls) > 5)
+    @precondition(lambda self: len(self.calls) > 20)
     @rule(drain=st.booleans())
     def shut_down(self, drain: bool) -> None:
         self.tick()
@@ -370,7 +366,7 @@ class PoolMachine(RuleBasedStateMachine):
                     call.state = CANCELLED
         self.pool.shutdown(wait=False, cancel_futures=not drain)
 
-    @precondition(lambda self: len(self.calls) > 10)
+    @precondition(lambda self: len(self.calls) > 25)
     @rule()
     def close_without_grace(self) -> None:
         self.shut_down(drain=False)
@@ -497,10 +493,6 @@ class PoolMachine(RuleBasedStateMachine):
     @property
     def is_open(self) -> bool:
         return self.engine.state in OPEN
-
-
-def or_inf(limit: float | None) -> float:
-    return math.inf if limit is None else limit
 
 
 @pytest.fixture(autouse=True)

@@ -147,17 +147,11 @@ class BoundedBacklog(Backlog):
         if self._tickets:
             self.call_next()
 
-    def redeem(self) -> bool:
-        """A pledged worker found nothing to take: the place it brought goes; False if somebody has just taken that."""
+    def revoke(self) -> None:
+        """A place has to go, now or as soon as one comes back."""
         try:
             self._places.popleft()
         except IndexError:
-            return False
-        return True
-
-    def revoke(self) -> None:
-        """A place has to go, now or as soon as one comes back."""
-        if not self.redeem():
             self._owed.append(None)
 
     # Submitters that wait for room.

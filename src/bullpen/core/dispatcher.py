@@ -209,16 +209,11 @@ class Dispatcher:
         return True
 
     def _take_pledged(self, worker: Worker, backlog: BoundedBacklog) -> Request | None:
-        """Let a pledged worker take one request and keep its place, or else give up the place it brought. Its lock
-        is held.
-        """
-        while True:
-            request = self._take(worker, None)
-            if request is not None or backlog.redeem():
-                return request
-            if self.paused:
-                backlog.revoke()
-                return None
+        """Let a pledged worker take one request and keep its place, or else take away the place it brought."""
+        request = self._take(worker, None)
+        if request is None:
+            backlog.revoke()
+        return request
 
     def _hand(self, worker: Worker, request: Request) -> None:
         if self._report is not None:

@@ -14,6 +14,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from bullpen.core.lifecycle import PoolState
+
 if TYPE_CHECKING:
     from bullpen.pool.engine import Engine
 
@@ -36,6 +38,8 @@ def close_in_background(engine: Engine) -> None:
 
     This may run inside the garbage collector, on any thread and inside any critical section, so it takes no lock here.
     """
+    if engine.state in (PoolState.CLOSED, PoolState.FAILED):
+        return
     with contextlib.suppress(RuntimeError):  # no new threads at interpreter exit, where every pool drains anyway
         _thread.start_new_thread(engine.close, (None, True, False))
 

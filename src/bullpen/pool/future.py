@@ -183,43 +183,45 @@ class PoolFuture(Request, Future[T]):
             self.state = RUNNING
             return True
 
-    # What `concurrent.futures` reads of a future.
+    # What `concurrent.futures` reads of a future. To type checkers these are what the base class says they are.
 
-    @property
-    def _condition(self) -> threading.Condition:  # type: ignore[override]
-        audience = self.audience
-        if audience is None or audience.condition is None:
+    if not TYPE_CHECKING:
+
+        @property
+        def _condition(self) -> threading.Condition:
+            audience = self.audience
+            if audience is None or audience.condition is None:
+                with self.lock:
+                    audience = self._has_audience()
+                    if audience.condition is None:
+                        audience.condition = threading.Condition(primitives.request_lock())  # type: ignore[arg-type]
+            return audience.condition
+
+        @property
+        def _state(self) -> str:
+            worker = current_worker()
+            if worker is not None and not self.ended:  # `wait` and `as_completed` look here before they wait
+                self.engine.nested.may_wait(worker, self)
+            if self.state is QUEUED:
+                return "PENDING"
+            if self.state is RUNNING:
+                return "RUNNING"
+            if self.state is CANCELLED:
+                return "CANCELLED_AND_NOTIFIED"
+            return "FINISHED"
+
+        @property
+        def _waiters(self) -> list[Any]:
             with self.lock:
-                audience = self._has_audience()
-                if audience.condition is None:
-                    audience.condition = threading.Condition(primitives.request_lock())  # type: ignore[arg-type]
-        return audience.condition  # type: ignore[no-any-return]
+                return self._has_audience().watchers
 
-    @property
-    def _state(self) -> str:  # type: ignore[override]
-        worker = current_worker()
-        if worker is not None and not self.ended:  # `wait` and `as_completed` look here before they wait
-            self.engine.nested.may_wait(worker, self)
-        if self.state is QUEUED:
-            return "PENDING"
-        if self.state is RUNNING:
-            return "RUNNING"
-        if self.state is CANCELLED:
-            return "CANCELLED_AND_NOTIFIED"
-        return "FINISHED"
+        @property
+        def _result(self) -> T | None:
+            return self.value if self.state is DONE else None
 
-    @property
-    def _waiters(self) -> list[Any]:  # type: ignore[override]
-        with self.lock:
-            return self._has_audience().watchers
-
-    @property
-    def _result(self) -> T | None:  # type: ignore[override]
-        return self.value if self.state is DONE else None
-
-    @property
-    def _exception(self) -> BaseException | None:  # type: ignore[override]
-        return self.value if self.ended and self.state not in (DONE, CANCELLED) else None
+        @property
+        def _exception(self) -> BaseException | None:
+            return self.value if self.ended and self.state not in (DONE, CANCELLED) else None
 
     def __class_getitem__(cls, item: Any) -> types.GenericAlias:
         return types.GenericAlias(cls, item)

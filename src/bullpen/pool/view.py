@@ -101,7 +101,9 @@ class PoolView:
         if buffersize is not None:
             at_least("buffersize", buffersize, 1, none=f"for {DEFAULT_WINDOW}")
         engine = self._engine
-        limit = None if timeout is None else seconds("timeout", max(0.0, timeout))
+        if isinstance(timeout, int | float) and timeout < 0:
+            timeout = 0.0  # as with the standard executors, it has passed
+        limit = seconds("timeout", timeout)
         deadline = None if limit is None else engine.clock.monotonic() + limit
         window = DEFAULT_WINDOW if buffersize is None else buffersize
         if engine.dispatcher.draining:

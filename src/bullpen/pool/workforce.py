@@ -122,9 +122,10 @@ class Workforce:
     def ready(self, worker: Worker) -> Request | None:
         with self._engine.lock:
             self.ready_ever += 1
-        self._engine.worker_is_ready()
         self._engine.report(Kind.WORKER_READY, worker, None)
-        return self._engine.dispatcher.started(worker)
+        request = self._engine.dispatcher.started(worker)
+        self._engine.worker_is_ready()
+        return request
 
     def exited(self, worker: Worker) -> None:
         with worker.lock:

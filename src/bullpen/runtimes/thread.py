@@ -28,13 +28,18 @@ class ThreadRuntime:
         self._initargs = initargs
 
     def start(self, worker: Worker, events: WorkerEvents) -> None:
-        handle = _Thread(worker, events, self._initializer, self._initargs)
+        handle = _Thread(worker, events, self)
         worker.handle = handle
         try:
             handle.thread = primitives.start_thread(handle.run, worker.name)
         finally:
             started, handle.started = handle.started, None
             started.release()
+
+    def initialize(self) -> None:
+        """What a thread does first."""
+        if self._initializer is not None:
+            self._initializer(*self._initargs)
 
     def cancel(self, worker: Worker, request: Request) -> bool:  # noqa: ARG002 — a thread cannot be interrupted
         return False
@@ -58,19 +63,12 @@ class ThreadRuntime:
 class _Thread:
     """The thread of one worker."""
 
-    __slots__ = ("_events", "_gate", "_inbox", "_initargs", "_initializer", "_worker", "started", "thread")
+    __slots__ = ("_events", "_gate", "_inbox", "_runtime", "_worker", "started", "thread")
 
-    def __init__(
-        self,
-        worker: Worker,
-        events: WorkerEvents,
-        initializer: Callable[..., object] | None,
-        initargs: tuple[Any, ...],
-    ) -> None:
+    def __init__(self, worker: Worker, events: WorkerEvents, runtime: ThreadRuntime) -> None:
         self._worker = worker
         self._events = events
-        self._initializer = initializer
-        self._initargs = initargs
+        self._runtime = runtime
         self._inbox: Request | None = None
         self._gate = primitives.gate()
         self._gate.acquire()
@@ -92,12 +90,11 @@ class _Thread:
     def _work(self) -> None:
         worker = self._worker
         events = self._events
-        if self._initializer is not None:
-            try:
-                self._initializer(*self._initargs)
-            except BaseException as error:
-                events.died(worker, error)
-                return
+        try:
+            self._runtime.initialize()
+        except BaseException as error:
+            events.died(worker, error)
+            return
         finished = events.finished
         wait = self._gate.acquire
         request = events.ready(worker)
