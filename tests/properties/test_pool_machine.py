@@ -129,7 +129,7 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize(
         max_workers=st.integers(1, 4),
         min_workers=st.integers(0, 4),
-        max_queue=st.none() | st.integers(0, 3),
+        max_queue=st.sampled_from([None, None, 0, 1, 1, 2, 3]),
         scheduler=st.sampled_from(["rotation", "most_recently_used", "least_loaded"]),
         auto_ready=st.booleans(),
         auto_exit=st.booleans(),

@@ -143,9 +143,7 @@ class BoundedBacklog(Backlog):
 
     def pledge(self) -> None:
         """A worker is on its way: there is one place more."""
-        self._places.append(None)
-        if self._tickets:
-            self.call_next()
+        self.left()
 
     def revoke(self) -> None:
         """A place has to go, now or as soon as one comes back."""

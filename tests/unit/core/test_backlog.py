@@ -80,7 +80,7 @@ def test_a_worker_on_its_way_brings_a_place_for_the_request_it_will_take(limit: 
 def test_a_pledged_worker_that_found_nothing_takes_its_place_away_again() -> None:
     backlog = BoundedBacklog(0)
     backlog.pledge()
-    assert backlog.redeem()
+    backlog.revoke()
     assert not backlog.put(new_request())
 
 
