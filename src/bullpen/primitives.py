@@ -72,7 +72,12 @@ class _Thread(threading.Thread):
 
 def _start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     thread = _Thread(target, name)
-    thread.start()
+    try:
+        thread.start()
+    except KeyboardInterrupt:
+        if thread.ident is None:
+            raise
+        _thread.interrupt_main()  # the thread runs: say so first, and be interrupted after
     return thread
 
 

@@ -101,6 +101,11 @@ class WatchedRuntime(ScriptedRuntime):
 
     machine: PoolMachine
 
+    def ready(self, worker: Worker | None = None) -> Worker:
+        worker = super().ready(worker)
+        self.machine.started_workers += 1
+        return worker
+
     def took(self, worker: Worker, request: Request) -> None:
         self.machine.started(worker, request)
 
@@ -122,6 +127,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.saturated = 0
         self.paused = False
         self.start_failed = False
+        self.started_workers = 0
         self.over = False
         self.ceiling = 0
         self.events: list[Event] = []
@@ -417,6 +423,12 @@ class PoolMachine(RuleBasedStateMachine):
         if self.is_open:
             left_behind = [worker for worker in self.runtime.workers if worker not in workers]
             assert len(left_behind) <= self.max_abandoned
+
+    @invariant()
+    def it_runs_once_enough_workers_have_started(self) -> None:
+        if self.is_open and not self.start_failed:
+            enough = self.started_workers >= max(1, self.min_workers)
+            assert self.engine.state is (PoolState.RUNNING if enough else PoolState.INITIALIZING)
 
     @invariant()
     def nothing_waits_beside_an_idle_worker(self) -> None:

@@ -12,6 +12,10 @@ import pytest
 
 from .support import PATIENCE, printed, run_script
 
+NO_THREADS_AT_EXIT = pytest.mark.xfail(
+    sys.version_info[:2] == (3, 12), strict=True, reason="B30, B31: Python 3.12 starts no thread at exit"
+)
+
 
 def test_a_pool_that_was_never_used() -> None:
     assert printed("from bullpen import Pool; pool = Pool(4); print('end')") == "end\n"
@@ -83,6 +87,7 @@ def test_what_waits_in_a_paused_pool_is_run_or_refused_in_words(used: bool) -> N
     assert outcome.out in ("True\n", "WorkerStartFailed\n", "PoolFailed\n", "PoolClosed\n")
 
 
+@NO_THREADS_AT_EXIT
 def test_a_map_that_nobody_reads_is_run() -> None:
     script = """
         from bullpen import Pool
@@ -211,6 +216,7 @@ def test_a_request_that_started_others_before_the_end_gets_their_results() -> No
     assert printed(script) == "45\n"
 
 
+@NO_THREADS_AT_EXIT
 def test_a_request_that_waits_in_foreign_code_at_the_end_does_not_hang() -> None:
     script = """
         import concurrent.futures, logging, threading, time
@@ -303,16 +309,21 @@ def test_a_thread_left_behind_by_close_does_not_hold_up_the_exit() -> None:
 )
 def test_control_c_while_main_waits_ends_it_tidily(wait: str) -> None:
     source = f"""
-        import threading
+        import sys, threading, time
         from bullpen import Pool
+
+        def tell(main=threading.get_ident()):
+            while sys._current_frames()[main].f_code.co_name != "wait":
+                time.sleep(0.01)
+            print("waiting", flush=True)
 
         go = threading.Event()
         with Pool(2) as pool:
             future = pool.submit(go.wait, 20)
             while not future.running():
-                pass
+                time.sleep(0.01)
             try:
-                print("waiting", flush=True)
+                threading.Thread(target=tell, daemon=True).start()
                 {wait}
             except KeyboardInterrupt:
                 print("interrupted", flush=True)
@@ -542,6 +553,29 @@ def test_threads_that_cannot_be_started_are_told_in_words(count: int) -> None:
         pool.close()
         """
     assert printed(script, within=10) == "PoolFailed\n" * count
+
+
+def test_an_interrupt_while_a_worker_starts_leaves_the_pool_usable() -> None:
+    script = """
+        import logging
+        from bullpen import Pool, primitives
+
+        logging.disable(logging.CRITICAL)
+        start_thread = primitives.start_thread
+
+        def interrupt(*_):
+            primitives.start_thread = start_thread
+            raise KeyboardInterrupt
+
+        with Pool(1, idle_timeout=None) as pool:
+            primitives.start_thread = interrupt
+            try:
+                pool.submit(int)
+            except KeyboardInterrupt:
+                print("interrupted")
+            print(pool.submit(abs, -1).result())
+        """
+    assert printed(script, within=3) == "interrupted\n1\n"
 
 
 def test_threads_that_cannot_be_started_any_more_leave_the_others_working() -> None:

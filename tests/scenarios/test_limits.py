@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -29,6 +29,7 @@ from bullpen import (
     QueueTimeout,
     RunTimeout,
     WorkerAbandoned,
+    primitives,
 )
 
 from .support import PATIENCE, Background, Blocker, eventually, printed
@@ -351,7 +352,36 @@ def test_an_abandoned_thread_that_returned_may_be_followed_by_another() -> None:
             with Blocker() as blocker:
                 assert isinstance(pool.submit(blocker).exception(PATIENCE), RunTimeout)
                 assert eventually(lambda round_=round_: pool.stats().abandoned == round_)  # type: ignore[misc]
+                assert eventually(lambda: pool.stats().workers == 0), "its slot is free"
             assert eventually(lambda: not pool._engine.workforce._abandoned)
+
+
+def test_a_function_that_returns_while_its_thread_is_being_abandoned_uses_up_nothing() -> None:
+    class ReturnNow(logging.Handler):
+        """Lets the function return in the moment in which the pool says that it was abandoned."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if "abandoned and replaced" in record.getMessage():
+                first.release()
+                eventually(lambda: not threads[0].is_alive(), within=5)
+
+    def hang() -> None:
+        threads.append(threading.current_thread())
+        first()
+
+    threads: list[threading.Thread] = []
+    handler = ReturnNow()
+    logging.getLogger("bullpen").addHandler(handler)
+    try:
+        with Blocker() as first, Blocker() as second, Pool(1, max_abandoned=1) as pool:
+            assert isinstance(pool.using(run_timeout=SHORT).submit(hang).exception(PATIENCE), RunTimeout)
+            assert eventually(lambda: not threads[0].is_alive())
+            assert isinstance(pool.using(run_timeout=SHORT).submit(second).exception(PATIENCE), RunTimeout)
+            replaced = eventually(lambda: pool.stats().abandoned == 2, within=2)
+            second.release()
+    finally:
+        logging.getLogger("bullpen").removeHandler(handler)
+    assert replaced
 
 
 def test_a_pool_closes_without_its_abandoned_threads(blocker: Blocker) -> None:
@@ -880,7 +910,7 @@ def test_min_workers_are_there_although_one_of_them_failed_to_start(caplog: pyte
 
     with Pool(2, min_workers=2, initializer=refuse_once) as pool:
         assert pool.wait_ready(3)
-        assert pool.stats().workers == 2
+        assert eventually(lambda: pool.stats().idle == 2, within=1)
 
 
 # The end.
@@ -899,6 +929,34 @@ def test_close_with_a_grace_leaves_a_thread_behind_and_tells_who_waits(
     assert pool.stats().state is PoolState.CLOSED
     assert "left behind" in caplog.text
     blocker.release()
+    assert_adds_up(pool)
+
+
+def test_a_map_that_comes_in_the_moment_of_closing_leaves_the_numbers_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    closing, go_on = threading.Event(), threading.Event()
+
+    def stop_halfway(name: str) -> None:
+        if name == "pool.draining_not_stopped":
+            closing.set()
+            go_on.wait(PATIENCE)
+
+    def close_first() -> None:
+        monkeypatch.delattr(dispatcher, "grow")
+        closers.append(Background(pool.close))
+        assert closing.wait(PATIENCE)
+
+    closers: list[Background] = []
+    monkeypatch.setattr(primitives, "failpoint", stop_halfway)
+    pool = Pool(1)
+    dispatcher = pool._engine.dispatcher
+    monkeypatch.setattr(dispatcher, "grow", close_first, raising=False)
+    with suppress(PoolClosed, CancelledError):
+        results = pool.map(abs, range(3))
+        go_on.set()
+        list(results)
+    go_on.set()
+    assert closers[0].join().error is None
+    assert (pool.stats().queued, pool.stats().state) == (0, PoolState.CLOSED)
     assert_adds_up(pool)
 
 

@@ -150,9 +150,15 @@ class BoundedBacklog(Backlog):
         try:
             self._places.popleft()
         except IndexError:
-            self._owed.append(None)
+            if not self._make_places():
+                self._owed.append(None)
 
     # Submitters that wait for room.
+
+    @property
+    def has_line(self) -> bool:
+        """Somebody waits for room."""
+        return bool(self._tickets)
 
     def take_ticket(self) -> Ticket:
         """Stand in line for room."""

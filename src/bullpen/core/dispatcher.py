@@ -116,10 +116,13 @@ class Dispatcher:
             number = request.number = self._number()
             if not number & _SAMPLE_MASK or number < _SAMPLE_ALL_BELOW or self._report is not None:
                 self._accept_specially(request)
+            if backlog.has_line:  # a newcomer does not overtake those who wait
+                backlog.call_next()
+                return False
         while self._idle() and not self.paused:
             if self._reserve_for(backlog, request):
                 return True
-        slot = self._pop_slot() if self.free and not self.paused else None
+        slot = self.pop_slot() if self.free and not self.paused else None
         if slot is not None:
             backlog.pledge()
         admitted = backlog.put(request, ticket)
@@ -132,7 +135,8 @@ class Dispatcher:
                 self.grow()
         return admitted
 
-    def _pop_slot(self) -> int | None:
+    def pop_slot(self) -> int | None:
+        """Take the permission to start a worker, if there is one."""
         try:
             return self.free.popleft()  # type: ignore[no-any-return]
         except IndexError:
@@ -146,7 +150,7 @@ class Dispatcher:
 
     def withdraw(self, request: Request) -> bool:
         """Take back a request that was queued too late; False if a worker has it already."""
-        if not request.cancel_queued():
+        if not request.withdraw():
             return False
         self.backlog.withdrawn()
         self.turn_away(request)
@@ -241,7 +245,7 @@ class Dispatcher:
     def grow(self) -> None:
         """Start one more worker, if a slot is free and something waits."""
         while self._waiting() and not self.paused:
-            slot = self._pop_slot()
+            slot = self.pop_slot()
             if slot is None:
                 return
             if self._waiting():
@@ -253,6 +257,8 @@ class Dispatcher:
 
     def grow_to_demand(self) -> None:
         """Start as many workers as there are requests that no worker is on its way for."""
+        if not self._waiting() or not self.free:
+            return
         waiting = self.backlog.queued(self.registry.totals()[0].skipped)  # without the shells of those that left
         missing = waiting - self.registry.count(STARTING) - self._idle()
         for _ in range(missing):

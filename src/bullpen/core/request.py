@@ -32,6 +32,9 @@ LOST = RequestState.LOST
 ABANDONED = RequestState.ABANDONED
 
 
+WITHDRAWN = object()  # the value of a request that was withdrawn
+
+
 class Audience:
     """Those who want to know when a request ends. Made when the first of them comes."""
 
@@ -120,6 +123,10 @@ class Request:
     def settle_aloud(self, state: RequestState, value: Any) -> bool:
         """running → done or failed, and call back whoever asked for it. Called without any lock."""
         return self._leave(RUNNING, state, value)
+
+    def withdraw(self) -> bool:
+        """queued → cancelled: it came too late, and was never admitted."""
+        return self._leave(QUEUED, CANCELLED, WITHDRAWN)
 
     def cancel_queued(self) -> bool:
         """queued → cancelled."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bullpen import primitives
 from bullpen.core.backlog import Backlog, BoundedBacklog
 from bullpen.core.dispatcher import Dispatcher
-from bullpen.core.lifecycle import POOL_MOVES, PoolState, WorkerStatus, check_move
+from bullpen.core.lifecycle import POOL_MOVES, PoolState, check_move
 from bullpen.core.request import Request
 from bullpen.core.tally import Tally, Total
 from bullpen.core.timing import NO_LIMITS, TimeLimits, Timing
@@ -94,19 +94,14 @@ class Engine:
             self.workforce.deal_slots(self.max_workers)
         self.report_state()
         at_exit.watch(self)
-        for _ in range(self.options.min_workers):
-            if self.bounded is not None:
-                self.bounded.pledge()
-            self.workforce.spawn(self.dispatcher.free.popleft())
+        self.workforce.fill_minimum()
 
     def worker_is_ready(self) -> None:
-        """One more worker has started, or failed to; with enough of them, or all there will be, the pool runs."""
+        """One more worker has started; with enough of them the pool runs."""
         if self.state is not PoolState.INITIALIZING:
             return
         with self.lock:
-            ready = self.workforce.ready_ever
-            enough = ready >= self.options.min_workers or not self.registry.count(WorkerStatus.STARTING)
-            if self.state is not PoolState.INITIALIZING or not ready or not enough:
+            if self.state is not PoolState.INITIALIZING or self.workforce.ready_ever < self.options.min_workers:
                 return
             self.move(PoolState.RUNNING)
             waiters, self._ready_waiters = self._ready_waiters, []
@@ -270,8 +265,10 @@ class Engine:
         self.use_new_room()
 
     def pause(self) -> None:
-        """Start nothing from now on. What runs goes on, and what is submitted waits."""
-        self.dispatcher.paused = True
+        """Start nothing from now on. What runs goes on, and what is submitted waits. A pool that drains goes on."""
+        with self.lock:
+            if self.state in OPEN:
+                self.dispatcher.paused = True
 
     def resume(self) -> None:
         self.dispatcher.paused = False
@@ -314,8 +311,8 @@ class Engine:
 
     def drain_at_exit(self) -> None:
         """The interpreter exits, and starts no threads any more: what no worker is there for runs on this one."""
-        self._settle_maps(drain=True)
         self.dispatcher.free.clear()
+        self._settle_maps(drain=True)
         self.refuse_work(at_exit.AT_EXIT)
         if not len(self.registry):
             here = Worker(-1, -1, f"{self.name}_exit", self._now())

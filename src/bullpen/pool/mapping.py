@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from bullpen import primitives
 from bullpen.core.lifecycle import RequestState
-from bullpen.core.request import DONE, QUEUED, Request
+from bullpen.core.request import DONE, QUEUED, WITHDRAWN, Request
 from bullpen.pool.future import PoolFuture
 from bullpen.runtimes.port import current_worker
 
@@ -432,7 +432,7 @@ class _Runner(Request):
     def _leave(self, expected: RequestState, state: RequestState, value: Any) -> bool:
         if not super()._leave(expected, state, value):
             return False
-        if state is not DONE:
+        if state is not DONE and value is not WITHDRAWN:
             self.work.engine.extra_cancelled.add(-1)
             if expected is QUEUED:
                 self.work.engine.runners_queued.add(-1)

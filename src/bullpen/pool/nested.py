@@ -212,4 +212,10 @@ class _Helper:
 
     def died(self, worker: Worker, error: BaseException) -> None:
         self._nested.helper_gone(self)
+        if not worker.was_ready:  # no thread could be had: then whoever starts helpers does it
+            with self._lock:
+                self._open = False
+                wanted, self._wanted = self._wanted, []
+            for request in wanted:
+                self._nested.run_here(worker, request, queued=True)
         self._engine.workforce.helper_died(worker, error)

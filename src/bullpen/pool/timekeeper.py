@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from bullpen.pool.engine import Engine
 
 
+REFILL_DELAY = 0.1  # seconds, doubled with each start that fails
+MAX_REFILL_DELAY = 60.0
+
+
 class Timekeeper:
     """Watches the deadlines of requests and the idleness of workers, with one thread that sleeps until something is
     due.
@@ -30,6 +34,8 @@ class Timekeeper:
         self.queue_timeouts = Tally()
         self._surplus = Surplus()
         self._next_step = math.inf
+        self._refill_at = math.inf
+        self._refill_delay = REFILL_DELAY
         self._supervisor = Supervisor(self.tick, engine.clock, f"{engine.name}-supervisor")
         self.wake = self._supervisor.wake
 
@@ -42,9 +48,12 @@ class Timekeeper:
         self._engine.nested.help()
         if now >= self._next_step:
             self._step(now)
+        if now >= self._refill_at:
+            self._refill_at = math.inf
+            self._engine.workforce.fill_minimum()
         if self._engine.state in (PoolState.CLOSED, PoolState.FAILED):
             return math.inf
-        return min(self.deadlines.next_at, self._next_step)
+        return min(self.deadlines.next_at, self._next_step, self._refill_at)
 
     def watch(self, request: Request) -> None:
         """A request starts that may not run forever."""
@@ -93,6 +102,14 @@ class Timekeeper:
         if timeout is not None and self._next_step == math.inf:
             self._next_step = self._engine.clock.monotonic() + timeout / STEPS
             self.wake()
+
+    def workers_missing(self, *, at_once: bool) -> None:
+        """There are fewer workers than there have to be: start some, after a delay that grows if they cannot start."""
+        if at_once:
+            self._refill_delay = REFILL_DELAY
+        delay, self._refill_delay = self._refill_delay, min(self._refill_delay * 2, MAX_REFILL_DELAY)
+        self._refill_at = self._engine.clock.monotonic() + (0.0 if at_once else delay)
+        self.wake()
 
     def _step(self, now: float) -> None:
         """One step of the idle timeout has passed: let one worker go, if one was never needed."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bullpen import primitives
 from bullpen.core.lifecycle import PoolState, RequestState
 from bullpen.core.request import Request
-from bullpen.core.worker import BUSY, DEAD, EXITED, READY, STOPPING, Worker
+from bullpen.core.worker import DEAD, EXITED, STOPPING, Worker
 from bullpen.errors import WorkerAbandoned, WorkerLost, WorkerStartFailed
 from bullpen.telemetry.catalogue import Kind
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("bullpen")
 
+OPEN_STATES = (PoolState.INITIALIZING, PoolState.RUNNING)
 HELPER = -1  # the slot of helpers, which take none
 
 
@@ -87,6 +88,17 @@ class Workforce:
             if not ended:  # the slot is no more, but another may be free
                 engine.dispatcher.grow_to_demand()
 
+    def fill_minimum(self) -> None:
+        """Start the workers that have to be there whatever the demand."""
+        engine = self._engine
+        while len(engine.registry) < engine.options.min_workers and engine.state in OPEN_STATES:
+            slot = engine.dispatcher.pop_slot()
+            if slot is None:
+                return
+            if engine.bounded is not None:
+                engine.bounded.pledge()
+            self.spawn(slot)
+
     def start_helper(self, events: WorkerEvents) -> None:
         """Start a worker that takes no slot and reports to `events`."""
         engine = self._engine
@@ -114,6 +126,9 @@ class Workforce:
             self._engine.runtime.start(worker, self)
         except Exception as error:
             self.died(worker, error)
+        except BaseException as error:  # an interrupt: the pool stays whole, and the caller is told
+            self.died(worker, error)
+            raise
         else:
             self._engine.time.workers_came()
 
@@ -201,7 +216,8 @@ class Workforce:
             self._departing.append(worker)
         if engine.state in (PoolState.INITIALIZING, PoolState.RUNNING, PoolState.DRAINING):
             engine.use_new_room(grow=replace)
-        engine.worker_is_ready()  # if it was one of the first, the pool may wait for no other
+        if len(engine.registry) < engine.options.min_workers:
+            engine.time.workers_missing(at_once=replace)
         engine.closed_if_done()
 
     # End.
@@ -222,34 +238,33 @@ class Workforce:
         engine = self._engine
         allowed = engine.options.max_abandoned
         with engine.lock:
-            replaced = len(self._abandoned) < allowed and self._abandon(worker, request)
+            replaced = len(self._abandoned) < allowed and request in worker.requests and self._abandon(worker)
         if not replaced:
             message = "%s: worker %s runs past run_timeout and cannot be ended; its slot stays taken (max_abandoned=%d)"
             logger.warning(message, engine.name, worker.name, allowed)
             return
         logger.warning("%s: worker %s runs past run_timeout; abandoned and replaced", engine.name, worker.name)
-        engine.report(Kind.WORKER_ABANDONED, worker, None)
-        self._leave_behind(worker)
+        self._left_behind(worker)
 
-    def _abandon(self, worker: Worker, request: Request | None) -> bool:
+    def _abandon(self, worker: Worker) -> bool:
+        """Count it no longer, and give its slot away; when its function returns after all, it ends. The lock is held."""
         with worker.lock:
-            if worker.status not in (READY, BUSY) or (request is not None and request not in worker.requests):
+            if worker.status in (EXITED, DEAD):
                 return False
-            worker.move(STOPPING)
+            if worker.status is not STOPPING:
+                worker.move(STOPPING)
+            slot, worker.slot = worker.slot, None
+        self._engine.registry.remove(worker)
+        if slot is not None:
+            self._put_back(slot)
         self._abandoned.append(worker)
         self.abandoned_ever += 1
         return True
 
-    def _leave_behind(self, worker: Worker) -> None:
-        """Its slot is free, and the pool no longer counts it; when its function returns after all, it ends."""
-        engine = self._engine
-        with engine.lock:
-            engine.registry.remove(worker)
-            slot, worker.slot = worker.slot, None
-            if slot is not None:
-                self._put_back(slot)
-        engine.use_new_room()
-        engine.closed_if_done()
+    def _left_behind(self, worker: Worker) -> None:
+        self._engine.report(Kind.WORKER_ABANDONED, worker, None)
+        self._engine.use_new_room()
+        self._engine.closed_if_done()
 
     def give_up_running(self, grace: float) -> None:
         """The grace has passed: kill what can be killed, and tell whoever waits for the rest."""
@@ -258,18 +273,16 @@ class Workforce:
             if engine.runtime.kill(worker):
                 continue
             with engine.lock:
-                self._abandon(worker, None)
-            with worker.lock:
-                requests = worker.requests
-            for request in requests:
+                abandoned = self._abandon(worker)
+            for request in worker.requests:
                 message = f"pool {engine.name!r} closed and its grace of {grace:g} s passed while this still ran"
                 if request.abandon(WorkerAbandoned(message, worker=worker.name)):
                     engine.time.timed_out.add()
                     engine.report_end(request, worker)
-            message = "%s: worker %s still runs after the grace of %g s; left behind"
-            logger.warning(message, engine.name, worker.name, grace)
-            engine.report(Kind.WORKER_ABANDONED, worker, None)
-            self._leave_behind(worker)
+            if abandoned:
+                message = "%s: worker %s still runs after the grace of %g s; left behind"
+                logger.warning(message, engine.name, worker.name, grace)
+                self._left_behind(worker)
 
     def join(self) -> None:
         """Wait until the threads, or whatever they are, of workers that have ended are gone."""
