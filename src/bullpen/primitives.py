@@ -77,7 +77,7 @@ def _start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     except KeyboardInterrupt:
         if thread.ident is None:
             raise
-        _thread.interrupt_main()  # the thread runs: say so first, and be interrupted after
+        _thread.start_new_thread(_thread.interrupt_main, ())  # the thread runs: say so first, and be interrupted after
     return thread
 
 

@@ -247,7 +247,7 @@ class Workforce:
         self._left_behind(worker)
 
     def _abandon(self, worker: Worker) -> bool:
-        """Count it no longer, and give its slot away; when its function returns after all, it ends. The lock is held."""
+        """Count it no longer, give its slot away; when its function returns after all, it ends. The lock is held."""
         with worker.lock:
             if worker.status in (EXITED, DEAD):
                 return False
