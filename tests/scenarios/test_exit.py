@@ -310,10 +310,10 @@ def test_a_thread_left_behind_by_close_does_not_hold_up_the_exit() -> None:
 def test_control_c_while_main_waits_ends_it_tidily(wait: str) -> None:
     source = f"""
         import sys, threading, time
-        from bullpen import Pool
+        from bullpen import Pool, primitives
 
         def tell(main=threading.get_ident()):
-            while sys._current_frames()[main].f_code.co_name != "wait":
+            while sys._current_frames()[main].f_code is not primitives.SystemClock.wait.__code__:
                 time.sleep(0.01)
             print("waiting", flush=True)
 
@@ -557,25 +557,30 @@ def test_threads_that_cannot_be_started_are_told_in_words(count: int) -> None:
 
 def test_an_interrupt_while_a_worker_starts_leaves_the_pool_usable() -> None:
     script = """
-        import logging
+        import logging, threading, time
         from bullpen import Pool, primitives
 
         logging.disable(logging.CRITICAL)
         start_thread = primitives.start_thread
+        go = threading.Event()
 
         def interrupt(*_):
             primitives.start_thread = start_thread
             raise KeyboardInterrupt
 
-        with Pool(1, idle_timeout=None) as pool:
+        with Pool(2, idle_timeout=None) as pool:
+            running = pool.submit(go.wait)
+            while not running.running():
+                time.sleep(0.01)
             primitives.start_thread = interrupt
             try:
                 pool.submit(int)
             except KeyboardInterrupt:
                 print("interrupted")
-            print(pool.submit(abs, -1).result())
+            print(pool.submit(abs, -1).result(), running.done())
+            go.set()
         """
-    assert printed(script, within=3) == "interrupted\n1\n"
+    assert printed(script, within=5) == "interrupted\n1 False\n"
 
 
 def test_threads_that_cannot_be_started_any_more_leave_the_others_working() -> None:

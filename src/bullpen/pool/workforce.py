@@ -126,8 +126,12 @@ class Workforce:
             self._engine.runtime.start(worker, self)
         except Exception as error:
             self.died(worker, error)
-        except BaseException as error:  # an interrupt: the pool stays whole, and the caller is told
-            self.died(worker, error)
+        except BaseException:  # an interrupt, which says nothing of the worker: the next one may start
+            with worker.lock:
+                worker.move(DEAD)
+            if self._engine.bounded is not None:
+                self._engine.bounded.revoke()
+            self._gone(worker, replace=False)
             raise
         else:
             self._engine.time.workers_came()
