@@ -294,7 +294,12 @@ def resize_under_load(run: Run) -> None:
 
     run.actor(use, "a", name="a")
     run.actor(use, "b", name="b")
-    run.actor(lambda: (pool.resize(1), pool.resize(3)), name="resize")
+
+    def resize() -> None:
+        pool.resize(1)
+        pool.resize(3)
+
+    run.actor(resize, name="resize")
 
     def check() -> None:
         assert ran.times == {"a": 1, "b": 1}
@@ -307,7 +312,12 @@ def pause_and_resume(run: Run) -> None:
     pool, ran = Pool(1, idle_timeout=None), Ran()
     run.actor(lambda: pool.submit(ran.call, "a").result(), name="a")
     run.actor(lambda: pool.submit(ran.call, "b").result(), name="b")
-    run.actor(lambda: (pool.pause(), pool.resume()), name="pause")
+
+    def pause() -> None:
+        pool.pause()
+        pool.resume()
+
+    run.actor(pause, name="pause")
 
     def check() -> None:
         assert ran.times == {"a": 1, "b": 1}
@@ -347,7 +357,8 @@ def callbacks_in_the_last_moment(run: Run) -> None:
 
 
 def a_map_under_way(run: Run) -> None:
-    pool, results = Pool(2, idle_timeout=None), []
+    pool = Pool(2, idle_timeout=None)
+    results: list[str] = []
     run.actor(lambda: results.extend(pool.map(str, range(5), buffersize=2)), name="map")
     run.actor(lambda: results.append(pool.submit(str, "x").result()), name="other")
 

@@ -681,6 +681,20 @@ def test_shutdown_can_cancel_what_waits(make: Make, blocker: Blocker) -> None:
     assert running.result(0) == 1
 
 
+def test_what_waits_can_be_cancelled_after_a_shutdown_that_would_have_run_it(make: Make, blocker: Blocker) -> None:
+    executor = make(1)
+    running = executor.submit(blocker, 1)
+    waiting = [executor.submit(int) for _ in range(10)]
+    blocker.wait_entered()
+    executor.shutdown(wait=False)
+    assert not any(future.done() for future in waiting)
+    executor.shutdown(wait=False, cancel_futures=True)
+    assert all(future.cancelled() for future in waiting)
+    blocker.release()
+    executor.shutdown()
+    assert running.result(0) == 1
+
+
 def test_shutdown_waits_for_what_runs_and_what_waits(make: Make, blocker: Blocker) -> None:
     executor = make(1)
     futures = [executor.submit(blocker), *(executor.submit(int) for _ in range(10))]

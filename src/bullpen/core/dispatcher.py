@@ -82,10 +82,6 @@ class Dispatcher:
         turned_away = self._turned_away.value
         return self._offered.value - turned_away
 
-    @property
-    def has_observer(self) -> bool:
-        return self._report is not None
-
     # A request comes in.
 
     def offer(self, request: Request) -> bool:
