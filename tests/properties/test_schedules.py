@@ -153,7 +153,8 @@ def close_without_draining(run: Run) -> None:
 
 def cancel_and_expire(run: Run) -> None:
     """Start, cancel and expire a request at once: one wins, the others notice."""
-    pool, ran, outcomes = Pool(1, idle_timeout=None), Ran(), {}
+    pool, ran = Pool(1, idle_timeout=None), Ran()
+    outcomes: dict[str, object] = {}
     run.actor(lambda: outcomes.update(first=pool.submit(run.clock.sleep, 1.0).result()), name="first")
 
     def late() -> None:
