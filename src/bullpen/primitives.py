@@ -19,6 +19,7 @@ from __future__ import annotations
 import _thread
 import collections
 import random as _random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -70,6 +71,13 @@ class _Thread(threading.Thread):
         return work
 
 
+def _interrupt_main() -> None:
+    if hasattr(signal, "pthread_kill"):  # a real signal, which also ends a wait
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
+
+
 def _start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     thread = _Thread(target, name)
     try:
@@ -77,7 +85,7 @@ def _start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     except KeyboardInterrupt:
         if thread.ident is None:
             raise
-        _thread.start_new_thread(_thread.interrupt_main, ())  # the thread runs: say so first, and be interrupted after
+        _thread.start_new_thread(_interrupt_main, ())  # the thread runs: say so first, and be interrupted after
     return thread
 
 

@@ -577,7 +577,6 @@ def test_an_interrupt_while_a_worker_starts_leaves_the_pool_usable() -> None:
     assert printed(script, within=5) == "interrupted\n1 False\n"
 
 
-@pytest.mark.xfail(strict=True, reason="B36: interrupt_main() does not wake a thread that waits at a lock")
 def test_an_interrupt_in_the_moment_after_a_thread_has_started_is_not_lost() -> None:
     script = """
         import functools, threading
@@ -603,7 +602,6 @@ def test_an_interrupt_in_the_moment_after_a_thread_has_started_is_not_lost() -> 
     assert printed(script, within=4) == "interrupted\n1\n"
 
 
-@pytest.mark.xfail(strict=True, reason="B35: the lock of the request stays locked")
 def test_an_interrupt_while_main_begins_to_wait_locks_nobody_out() -> None:
     script = """
         import threading

@@ -86,13 +86,14 @@ class Request:
         """queued → running, on `worker`."""
         lock = self.lock
         lock.acquire()
-        if self.state is QUEUED:
+        try:  # also for an interrupt: submitters come here too
+            if self.state is not QUEUED:
+                return False
             self.state = RUNNING
             self.worker = worker
-            lock.release()
             return True
-        lock.release()
-        return False
+        finally:
+            lock.release()
 
     def requeue(self) -> bool:
         """running → queued: it goes again to another worker."""

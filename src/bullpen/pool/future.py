@@ -114,13 +114,10 @@ class PoolFuture(Request, Future[T]):
     def wait_at_gate(self, timeout: float | None) -> bool:
         gate = primitives.gate()
         gate.acquire()
-        lock = self.lock
-        lock.acquire()
-        if self.ended:
-            lock.release()
-            return True
-        self._has_audience().gates.append(gate)
-        lock.release()
+        with self.lock:
+            if self.ended:
+                return True
+            self._has_audience().gates.append(gate)
         if self.engine.clock.wait(gate, timeout):
             return True
         with self.lock:
