@@ -39,6 +39,7 @@ MOVES: dict[str, Callable[[Request], bool]] = {
     "settle aloud as done": lambda request: request.settle_aloud(DONE, 1),
     "settle aloud as failed": lambda request: request.settle_aloud(FAILED, ERROR),
     "cancel_queued": lambda request: request.cancel_queued(),
+    "withdraw": lambda request: request.withdraw(),
     "cancel_running": lambda request: request.cancel_running(),
     "refuse": lambda request: request.refuse(ERROR),
     "expire": lambda request: request.expire(ERROR),
@@ -90,7 +91,7 @@ def test_a_request_that_has_ended_holds_its_outcome_and_nothing_else(state: Requ
     assert request.label == ""
 
 
-@pytest.mark.parametrize("ending", ["cancel_queued", "refuse", "expire"])
+@pytest.mark.parametrize("ending", ["cancel_queued", "withdraw", "refuse", "expire"])
 def test_who_ends_a_request_strikes_it_from_its_timing(ending: str) -> None:
     request = new_request()
     request.timing = timing = Timing(request, 0.0, TimeLimits(1))
