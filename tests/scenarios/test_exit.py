@@ -627,6 +627,10 @@ def test_an_interrupt_while_main_begins_to_wait_locks_nobody_out() -> None:
     assert printed(script, within=4) == "interrupted\nTrue\n"
 
 
+def test_a_map_that_was_interrupted_while_it_was_made_goes_quietly() -> None:
+    assert printed("from bullpen.pool.mapping import MapIterator; MapIterator.__new__(MapIterator)") == ""
+
+
 def test_threads_that_cannot_be_started_any_more_leave_the_others_working() -> None:
     script = """
         import logging, threading

@@ -382,6 +382,8 @@ class Engine:
         self.dispatcher.draining = True
         self.dispatcher.free.clear()
         self.registry.forget()
+        self.workforce.forget()
+        self.time.forget()
 
     def too_late(self) -> PoolClosed | PoolFailed:
         """The pool closed while a request was being queued; it was taken back."""

@@ -58,7 +58,9 @@ class MapIterator(Generic[T]):
 
     def __del__(self) -> None:
         # This may run inside the garbage collector, on any thread, inside any critical section: it takes no lock.
-        work = self._work
+        work: MapWork[T] | None = getattr(self, "_work", None)
+        if work is None:  # interrupted while it was made
+            return
         if work.begun:
             work.stop_feeding()
         else:

@@ -73,6 +73,12 @@ class Supervisor:
                         return
             self._clock.wait(self._gate, None if until == math.inf else until - self._clock.monotonic())
 
+    def forget(self) -> None:
+        """This is a forked child, where the thread is not. The lock is made anew, its holder may not exist here."""
+        self._lock = primitives.deadlines_lock()
+        self._running = self._called = False
+        self._thread = None
+
     def join(self, timeout: float | None) -> bool:
         """Wait until the thread has ended; the caller has seen to it that nothing is left to watch."""
         self.wake(start=False)

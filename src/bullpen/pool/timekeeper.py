@@ -125,6 +125,10 @@ class Timekeeper:
             dispatcher.stop_one_idle()
         self._next_step = now + timeout / STEPS
 
+    def forget(self) -> None:
+        """This is a forked child: nothing is watched here."""
+        self._supervisor.forget()
+
     def join(self) -> None:
         """Wait until the supervisor has ended; nothing is left to watch."""
         self._supervisor.join(None)

@@ -288,6 +288,10 @@ class Workforce:
                 logger.warning(message, engine.name, worker.name, grace)
                 self._left_behind(worker)
 
+    def forget(self) -> None:
+        """This is a forked child: there is nobody to wait for."""
+        self._departing.clear()
+
     def join(self) -> None:
         """Wait until the threads, or whatever they are, of workers that have ended are gone."""
         while True:
