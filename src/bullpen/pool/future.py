@@ -1,7 +1,7 @@
 """The future of a request: a `concurrent.futures.Future` in a fraction of its cost.
 
-Request and future are one object, whose state lock is one of the pool's. Whoever waits brings a gate; a `Condition`, with
-a lock of its own, is built only when foreign code (`wait`, `as_completed`) asks for one. It works wherever the standard
+Request and future are one object, whose state lock is one of the pool's. Whoever waits brings a gate; a `Condition`,
+with its own lock, is built only when foreign code (`wait`, `as_completed`) asks for one. It works wherever the standard
 future does.
 """
 
