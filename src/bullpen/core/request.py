@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bullpen import primitives
 from bullpen.core.lifecycle import RequestState
+from bullpen.core.terms import Terms
 from bullpen.core.timing import Timing
 from bullpen.errors import Timeout
 
@@ -66,6 +67,7 @@ class Request:
     __slots__ = ("args", "audience", "fn", "kwargs", "lock", "number", "state", "timing", "value", "worker")
 
     attended: ClassVar[bool] = False  # whether somebody can see its outcome
+    terms: Terms | None = None  # what it asks for besides its limits in time; see `TermedRequest`
 
     number: int  # in the order of admission
     worker: Worker
@@ -216,3 +218,21 @@ class Request:
         if args and isinstance(args[0], WrappedCall):
             fn = args[0].func
         return "" if fn is None else str(getattr(fn, "__qualname__", None) or fn)
+
+
+class TermedRequest(Request):
+    """A request with terms: of a session, or one that may run again if its worker dies."""
+
+    __slots__ = ("crashes", "terms")
+
+    def __init__(
+        self,
+        lock: primitives.Lock,
+        terms: Terms,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        super().__init__(lock, fn, args, kwargs)
+        self.terms: Terms | None = terms
+        self.crashes = 0  # how many workers have died with it

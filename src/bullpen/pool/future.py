@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from bullpen import primitives
 from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import CANCELLED, DONE, FAILED, QUEUED, RUNNING, Audience, Request
+from bullpen.core.terms import Terms
 from bullpen.runtimes.port import current_worker
 
 if TYPE_CHECKING:
@@ -223,3 +224,16 @@ class PoolFuture(Request, Future[T]):
 
     def __class_getitem__(cls, item: Any) -> types.GenericAlias:
         return types.GenericAlias(cls, item)
+
+
+class TermedFuture(PoolFuture[T]):
+    """The future of a request with terms: of a session, or one that may run again if its worker dies."""
+
+    __slots__ = ("crashes", "terms")
+
+    def __init__(
+        self, engine: Engine, terms: Terms, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        super().__init__(engine, fn, args, kwargs)
+        self.terms: Terms | None = terms
+        self.crashes = 0  # how many workers have died with it

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from bullpen.core.ready import LeastLoaded, MostRecentlyUsed, Rotation, SchedulerStrategy
 from bullpen.core.request import WrappedCall
+from bullpen.core.terms import AFFINITIES, Affinity, Terms
 from bullpen.core.timing import TimeLimits
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.runtimes.port import Runtime
@@ -47,6 +48,10 @@ class PoolOptions:
     wrap: Wrap | None
     log_errors: bool
     observer: Callable[[Event], object] | None
+    affinity: Affinity
+    session_ttl: float | None
+    max_sessions: int
+    crash_retries: int
 
     def __post_init__(self) -> None:
         at_least("max_workers", self.max_workers, 1)
@@ -76,8 +81,15 @@ class PoolOptions:
             raise InvalidOptionType(
                 "scheduler", self.scheduler, f"{_either(tuple(SCHEDULERS))}, or a function that makes one"
             )
-        if not isinstance(self.log_errors, bool):
-            raise InvalidOptionType("log_errors", self.log_errors, "True or False")
+        boolean("log_errors", self.log_errors)
+        one_of("affinity", self.affinity, AFFINITIES)
+        at_least("max_sessions", self.max_sessions, 1)
+        at_least("crash_retries", self.crash_retries, 0)
+
+    def call_options(self) -> CallOptions:
+        """The options of a call that says nothing else."""
+        limits = TimeLimits(None, self.queue_timeout, self.run_timeout)
+        return CallOptions(limits, Terms(None, self.affinity, False, self.crash_retries))
 
     def new_scheduler(self) -> SchedulerStrategy:
         make = SCHEDULERS[self.scheduler] if isinstance(self.scheduler, str) else self.scheduler
@@ -91,26 +103,46 @@ class PoolOptions:
 class CallOptions:
     """What `using(...)` was told for single calls. Immutable."""
 
-    __slots__ = ("context", "limits")
+    __slots__ = ("context", "limits", "terms")
 
-    def __init__(self, limits: TimeLimits, context: bool = False) -> None:
+    TIMES = ("timeout", "queue_timeout", "run_timeout")
+    NAMES = (*TIMES, "context", "session", "affinity", "idempotent", "crash_retries")
+
+    def __init__(self, limits: TimeLimits, terms: Terms, context: bool = False) -> None:
         self.limits = limits
+        self.terms = terms
         self.context = context
 
     def using(self, **changes: Any) -> CallOptions:
         """These options with some changed; a wrong name or value is refused."""
-        times = {name: getattr(self.limits, name) for name in ("timeout", "queue_timeout", "run_timeout")}
-        context = self.context
+        values = {name: getattr(self.limits, name) for name in self.TIMES}
+        values |= {name: getattr(self.terms, name) for name in Terms.__slots__}
+        values["context"] = self.context
         for name, value in changes.items():
-            if name in times:
-                times[name] = seconds(name, value, zero=name != "run_timeout")
-            elif name == "context":
-                if not isinstance(value, bool):
-                    raise InvalidOptionType("context", value, "True or False")
-                context = value
-            else:
-                raise InvalidOptionType("using()", name, f"called with {', '.join(times)} or context")
-        return CallOptions(TimeLimits(**times), context)
+            if name not in self.NAMES:
+                raise InvalidOptionType("using()", name, "called with " + ", ".join(self.NAMES))
+            values[name] = _call_option(name, value)
+        return CallOptions(
+            TimeLimits(**{name: values[name] for name in self.TIMES}),
+            Terms(**{name: values[name] for name in Terms.__slots__}),
+            values["context"],
+        )
+
+
+def _call_option(name: str, value: Any) -> Any:
+    """The value of an option of a call, checked."""
+    if name in CallOptions.TIMES:
+        return seconds(name, value, zero=name != "run_timeout")
+    if name == "session":
+        if value is not None and (not isinstance(value, str) or not value):
+            raise InvalidOptionType("session", value, "a string that is not empty, or None")
+    elif name == "affinity":
+        one_of("affinity", value, AFFINITIES)
+    elif name == "crash_retries":
+        at_least("crash_retries", value, 0)
+    else:
+        boolean(name, value)
+    return value
 
 
 def default_max_workers() -> int:
@@ -153,6 +185,11 @@ def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
 def text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise InvalidOptionType(name, value, "a string")
+
+
+def boolean(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidOptionType(name, value, "True or False")
 
 
 def function(name: str, value: object) -> None:

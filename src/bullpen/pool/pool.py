@@ -12,14 +12,13 @@ from typing import Any, ParamSpec, TypeVar
 from bullpen import primitives
 from bullpen.core.ready import SchedulerStrategy
 from bullpen.core.request import Request
-from bullpen.core.timing import TimeLimits
+from bullpen.core.terms import Affinity
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.pool.engine import Engine
 from bullpen.pool.exit import close_in_background
 from bullpen.pool.future import PoolFuture
 from bullpen.pool.mapping import MapIterator
 from bullpen.pool.options import (
-    CallOptions,
     PoolOptions,
     Seconds,
     WhenFull,
@@ -88,6 +87,10 @@ class Pool(Executor):
         wrap: Wrap | None = None,
         log_errors: bool = True,
         observer: Callable[[Event], object] | None = None,
+        affinity: Affinity = "hint",
+        session_ttl: Seconds | None = 3600.0,
+        max_sessions: int = 10_000,
+        crash_retries: int = 1,
         clock: primitives.Clock | None = None,
     ) -> None:
         options = PoolOptions(
@@ -108,18 +111,22 @@ class Pool(Executor):
             wrap=wrap,
             log_errors=log_errors,
             observer=observer,
+            affinity=affinity,
+            session_ttl=seconds("session_ttl", session_ttl, zero=False),
+            max_sessions=max_sessions,
+            crash_retries=crash_retries,
         )
         if clock is not None:
             has_methods(
                 "clock", clock, ("monotonic", "wait"), "a clock, with monotonic() and wait(gate, timeout), or None"
             )
         opened = open_runtime(runtime, initializer, options.initargs)
-        limits = TimeLimits(None, options.queue_timeout, options.run_timeout)
+        calls = options.call_options()
         self._engine = engine = Engine(options, opened, primitives.system_clock if clock is None else clock)
-        self._view = PoolView(engine, CallOptions(limits))
+        self._view = PoolView(engine, calls)
         self._dispatcher = engine.dispatcher
         self._offer = engine.dispatcher.offer
-        self._plain = max_queue is None and wrap is None and not limits.any
+        self._plain = max_queue is None and wrap is None and not calls.limits.any
         engine.start()
         weakref.finalize(self, close_in_background, engine).atexit = False
 

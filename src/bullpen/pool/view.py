@@ -6,10 +6,10 @@ import contextvars
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-from bullpen.core.request import Request, WrappedCall
+from bullpen.core.request import Request, TermedRequest, WrappedCall
 from bullpen.errors import NotCallable
 from bullpen.pool.engine import Engine
-from bullpen.pool.future import PoolFuture
+from bullpen.pool.future import PoolFuture, TermedFuture
 from bullpen.pool.mapping import DEFAULT_WINDOW, MapIterator, MapWork, RequestMap, RunnerMap
 from bullpen.pool.options import CallOptions, at_least, seconds
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class PoolView:
     """A pool and the options of calls made through it. Immutable, cheap, to be kept or thrown away."""
 
-    __slots__ = ("_engine", "_keeper", "_limits", "_options", "_plain", "_submit")
+    __slots__ = ("_engine", "_keeper", "_limits", "_options", "_plain", "_submit", "_terms")
 
     def __init__(self, engine: Engine, options: CallOptions, keeper: object = None) -> None:
         self._engine = engine
@@ -28,20 +28,21 @@ class PoolView:
         self._options = options
         self._limits = options.limits
         self._submit = engine.submit
-        self._plain = engine.options.wrap is None and not options.context
+        self._terms = options.terms if options.terms.any else None
+        self._plain = engine.options.wrap is None and not options.context and self._terms is None
 
     def kept_by(self, keeper: object) -> PoolView:
         """The same view, holding on to `keeper`."""
         return PoolView(self._engine, self._options, keeper)
 
     def using(self, **options: Any) -> PoolView:
-        """This view with some options changed: `timeout`, `queue_timeout`, `run_timeout`, `context`."""
+        """This view with some options changed: see `Pool.using`."""
         return PoolView(self._engine, self._options.using(**options), self._keeper)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolFuture[T]:
         """Run `fn(*args, **kwargs)` on a worker; the future of its result."""
         if not self._plain or not callable(fn):
-            future = PoolFuture(self._engine, *self._bind(fn, args, kwargs))
+            future = self._future(fn, args, kwargs)
         else:
             future = PoolFuture(self._engine, fn, args, kwargs)
         if not self._submit(future, self._limits):
@@ -53,14 +54,14 @@ class PoolView:
         saturated.
         """
         if not self._plain or not callable(fn):
-            request = Request(self._engine.state_lock(), *self._bind(fn, args, kwargs))
+            request = self._request(fn, args, kwargs)
         else:
             request = Request(self._engine.state_lock(), fn, args, kwargs)
         return self._submit(request, self._limits)
 
     def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn(*args, **kwargs)` on a worker and wait for the result, at most for the `timeout`."""
-        future: PoolFuture[T] = PoolFuture(self._engine, *self._bind(fn, args, kwargs))
+        future: PoolFuture[T] = self._future(fn, args, kwargs)
         if not self._submit(future, self._limits, enforced=False):
             raise self._engine.saturated_error()
         timing = future.timing
@@ -117,9 +118,21 @@ class PoolView:
         return MapIterator(work, deadline, keeper)
 
     def _submit_patiently(self, fn: Callable[..., T], *args: Any) -> PoolFuture[T]:
-        future = PoolFuture(self._engine, *self._bind(fn, args, {}))
+        future: PoolFuture[T] = self._future(fn, args, {})
         self._submit(future, self._limits, patient=True)
         return future
+
+    def _future(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PoolFuture[Any]:
+        call = self._bind(fn, args, kwargs)
+        if self._terms is None:
+            return PoolFuture(self._engine, *call)
+        return TermedFuture(self._engine, self._terms, *call)
+
+    def _request(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+        call = self._bind(fn, args, kwargs)
+        if self._terms is None:
+            return Request(self._engine.state_lock(), *call)
+        return TermedRequest(self._engine.state_lock(), self._terms, *call)
 
     def _bind(
         self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
