@@ -37,15 +37,19 @@ if TYPE_CHECKING:
         PoolSaturated,
         QueueTimeout,
         RunTimeout,
+        SessionError,
+        SessionWorkerUnavailable,
         Timeout,
+        TooManySessions,
         WorkerAbandoned,
+        WorkerBusy,
         WorkerError,
         WorkerLost,
         WorkerStartFailed,
     )
     from bullpen.pool.future import PoolFuture
     from bullpen.pool.pool import Pool
-    from bullpen.pool.stats import Percentiles, PoolStats, WorkerInfo
+    from bullpen.pool.stats import Percentiles, PoolStats, SessionInfo, WorkerInfo
     from bullpen.pool.view import PoolView
     from bullpen.telemetry.catalogue import Event, Kind
 
@@ -66,6 +70,10 @@ _HOMES = {
         "PoolSaturated",
         "QueueTimeout",
         "RunTimeout",
+        "WorkerBusy",
+        "TooManySessions",
+        "SessionWorkerUnavailable",
+        "SessionError",
         "Timeout",
         "WorkerAbandoned",
         "WorkerError",
@@ -74,7 +82,7 @@ _HOMES = {
     ),
     "bullpen.pool.future": ("PoolFuture",),
     "bullpen.pool.pool": ("Pool",),
-    "bullpen.pool.stats": ("Percentiles", "PoolStats", "WorkerInfo"),
+    "bullpen.pool.stats": ("Percentiles", "PoolStats", "SessionInfo", "WorkerInfo"),
     "bullpen.pool.view": ("PoolView",),
     "bullpen.telemetry.catalogue": ("Event", "Kind"),
 }
@@ -103,8 +111,13 @@ __all__ = [
     "QueueTimeout",
     "RunTimeout",
     "SchedulerStrategy",
+    "SessionError",
+    "SessionInfo",
+    "SessionWorkerUnavailable",
     "Timeout",
+    "TooManySessions",
     "WorkerAbandoned",
+    "WorkerBusy",
     "WorkerError",
     "WorkerInfo",
     "WorkerLost",

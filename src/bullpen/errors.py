@@ -8,6 +8,7 @@
     │   ├── PoolClosed (RuntimeError)       the pool takes no work any more
     │   ├── PoolFailed (BrokenExecutor)     no worker could be started; `__cause__` says why
     │   ├── PoolSaturated                   every worker is busy and the backlog is full
+    │   ├── TooManySessions                 `max_sessions` are in use, and none of them can be forgotten
     │   └── NestedWait (RuntimeError)       a worker would wait for itself forever
     ├── Timeout (TimeoutError)
     │   ├── DeadlineExceeded                the caller's whole budget (`timeout`) is spent
@@ -15,6 +16,9 @@
     │   └── RunTimeout                      ran longer than `run_timeout`
     ├── WorkerError
     │   ├── WorkerLost (BrokenExecutor)     the worker died with the request on it
+    │   ├── SessionError
+    │   │   ├── WorkerBusy                  the session's worker is busy, and the call asked not to wait for it
+    │   │   └── SessionWorkerUnavailable    the session's worker is gone, and no other will do
     │   ├── WorkerStartFailed (BrokenExecutor)  a worker could not be started
     │   └── WorkerAbandoned                 the pool closed while the request still ran
     └── IllegalTransition                   a defect in Bullpen itself: please report it
@@ -84,6 +88,18 @@ class PoolSaturated(PoolError):
         )
 
 
+class TooManySessions(PoolError):
+    """The pool remembers as many sessions as it may, and all of them are strict or in use."""
+
+    def __init__(self, *, pool: str, limit: int) -> None:
+        self.limit = limit
+        super().__init__(
+            f"pool {pool!r} has {limit} sessions in use; raise max_sessions, lower session_ttl, or end some with "
+            "pool.end_session(id)",
+            pool=pool,
+        )
+
+
 class NestedWait(PoolError, RuntimeError):
     """A request waits, directly or by way of others, for a result that only itself could produce."""
 
@@ -131,6 +147,34 @@ class WorkerError(BullpenError):
 
 class WorkerLost(WorkerError, BrokenExecutor):
     """The worker died while the request was on it."""
+
+
+class SessionError(WorkerError):
+    """Something about a session and its worker."""
+
+    def __init__(self, message: str, *, worker: str, session: str) -> None:
+        self.session = session
+        super().__init__(message, worker=worker)
+
+
+class WorkerBusy(SessionError):
+    """The session's worker has no room, and the call asked not to wait for it (`strict_fail_fast`)."""
+
+    def __init__(self, *, worker: str, session: str) -> None:
+        what = f"worker {worker}, which serves it, is busy" if worker else "an earlier request of it has not started"
+        super().__init__(f"session {session!r}: {what}", worker=worker, session=session)
+
+
+class SessionWorkerUnavailable(SessionError):
+    """The session's worker is gone, tainted or about to end, and no other will do (`strict_…`)."""
+
+    def __init__(self, *, worker: str, session: str) -> None:
+        super().__init__(
+            f"session {session!r}: worker {worker}, which served it, is not available any more; "
+            "end_session(id) lets it begin anew on another worker",
+            worker=worker,
+            session=session,
+        )
 
 
 class WorkerStartFailed(WorkerError, BrokenExecutor):

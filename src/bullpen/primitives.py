@@ -7,7 +7,7 @@ added cost.
 Each kind of lock has its own factory because each has its own rank. A thread may only take a lock of a higher
 rank than those it holds, and never two of one rank:
 
-    pool  <  registry  <  worker  <  backlog  <  request  <  state  <  deadlines
+    pool  <  registry  <  worker  <  session  <  backlog  <  request  <  state  <  deadlines
 
 The one exception is `request`, the lock of a future's condition: `concurrent.futures.wait` holds several, in the
 order of their ids. A `gate` is a parking place, not a mutex: one thread closes it, another opens it, so it has no
@@ -93,11 +93,12 @@ def _pass(name: str) -> None:
     """Nothing fails here."""
 
 
-RANKS = ("pool", "registry", "worker", "backlog", "request", "state", "deadlines")
+RANKS = ("pool", "registry", "worker", "session", "backlog", "request", "state", "deadlines")
 
 pool_lock: Callable[[], Lock] = _thread.allocate_lock
 registry_lock: Callable[[], Lock] = _thread.allocate_lock
 worker_lock: Callable[[], Lock] = _thread.allocate_lock
+session_lock: Callable[[], Lock] = _thread.allocate_lock
 backlog_lock: Callable[[], Lock] = _thread.allocate_lock
 request_lock: Callable[[], Lock] = _thread.RLock  # reentrant, as the standard future's condition is
 state_lock: Callable[[], Lock] = _thread.RLock  # reentrant for signal handlers, which may look at a future at any time

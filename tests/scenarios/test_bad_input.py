@@ -283,7 +283,7 @@ def test_a_closed_pool_still_answers_questions(pool: Pool) -> None:
     ("options", "kind", "says"),
     [
         ({"timeuot": 5}, InvalidOptionType, "timeuot"),
-        ({"priority": 5}, InvalidOptionType, "called with timeout, queue_timeout, run_timeout or context"),
+        ({"priority": 5}, InvalidOptionType, "called with timeout, queue_timeout, run_timeout, context"),
         ({"timeout": "5"}, InvalidOptionType, "timeout"),
         ({"timeout": True}, InvalidOptionType, "timeout"),
         ({"timeout": -1}, InvalidOption, "timeout"),

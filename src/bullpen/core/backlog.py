@@ -2,7 +2,8 @@
 
 `Backlog` is unbounded and lock-free: one deque, whose operations are atomic. `BoundedBacklog` adds an exact bound,
 with tokens in a second deque. In both, a request that is cancelled or expires leaves at once in every sense but one:
-its empty shell stays in the deque until a worker comes to it and skips it.
+its empty shell stays in the deque until a worker comes to it and skips it. So does the shell of a request that went
+to the line of one worker.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Backlog:
 
     def __init__(self) -> None:
         self.entries = primitives.new_deque()
-        self._withdrawn = Tally()
+        self.shells = Tally()  # entries that stand for no request any more, here and in the lines of workers
+        self._dropped = Tally()  # of these, the ones that were taken out by nobody who keeps a count
         self.append = self.entries.append
         self.appendleft = self.entries.appendleft
         self.popleft = self.entries.popleft  # IndexError when there is nothing
@@ -33,13 +35,30 @@ class Backlog:
         """How many entries there are, shells included: an upper bound of how many requests wait."""
         return len(self.entries)
 
-    def queued(self, skipped: int) -> int:
-        """How many requests wait, given how many shells workers have skipped so far."""
-        return max(0, len(self.entries) - (self._withdrawn.value - skipped))
+    def queued(self, skipped: int, pinned: int = 0) -> int:
+        """How many requests wait, given how many entries the lines of workers have, and how many shells workers have
+        skipped so far.
+        """
+        return max(0, len(self.entries) + pinned - (self.shells.value - skipped - self._dropped.value))
 
     def withdrawn(self) -> None:
-        """A waiting request was cancelled, expired, refused or started out of turn."""
-        self._withdrawn.add()
+        """A waiting request was cancelled, expired, refused or started out of turn: its entry is a shell."""
+        self.shells.add()
+
+    def left(self) -> None:
+        """A waiting request was started, or is gone with its entry."""
+
+    def dropped(self) -> None:
+        """A shell was taken out."""
+        self._dropped.add()
+
+    def remove(self, request: Request) -> bool:
+        """Take out one request; False if it is not here."""
+        try:
+            self.entries.remove(request)
+        except ValueError:
+            return False
+        return True
 
     def copy(self) -> list[Request]:
         """A copy, oldest first."""
@@ -73,19 +92,20 @@ class Ticket:
 
 
 class BoundedBacklog(Backlog):
-    """At most `limit` requests wait.
+    """At most `limit` requests wait; a worker that comes takes up to `per_worker` of them.
 
     A request needs a *place* to wait in, and gives it back when it leaves. Places are tokens in a deque, so that
     neither taking nor giving back one needs a lock: with one, submitters and workers would block each other at every
     step.
 
     A request for which a worker is on its way (reserved, or being started) does not count as waiting. So a worker on
-    its way brings a place along; it is *pledged* to take one request without giving back that request's place.
+    its way brings places along; it is *pledged* to take that many requests without giving back their places.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, per_worker: int = 1) -> None:
         super().__init__()
         self.limit: int = limit
+        self.per_worker = per_worker
         self._lock = primitives.backlog_lock()  # for making places, and for the line of submitters
         self._places = primitives.new_deque()
         self._unmade = limit  # places are made in batches when they are first needed
@@ -94,14 +114,19 @@ class BoundedBacklog(Backlog):
 
     def put(self, request: Request, ticket: Ticket | None = None) -> bool:
         """Queue `request` if there is room, and nobody waits for room before it."""
+        if not self.take_place(ticket):
+            return False
+        self.append(request)
+        return True
+
+    def take_place(self, ticket: Ticket | None = None) -> bool:
+        """Take a place for a request, if there is room, and nobody waits for room before it."""
         if self._tickets and not self._is_next(ticket):
             return False
         try:
             self._places.popleft()
         except IndexError:
-            if not self._make_places():
-                return False
-        self.append(request)
+            return self._make_places()
         return True
 
     def _is_next(self, ticket: Ticket | None) -> bool:
@@ -142,8 +167,14 @@ class BoundedBacklog(Backlog):
         self.appendleft(request)
 
     def pledge(self) -> None:
-        """A worker is on its way: there is one place more."""
-        self.left()
+        """A worker is on its way: there are more places."""
+        for _ in range(self.per_worker):
+            self.left()
+
+    def break_pledge(self) -> None:
+        """A worker that was on its way does not come."""
+        for _ in range(self.per_worker):
+            self.revoke()
 
     def revoke(self) -> None:
         """A place has to go, now or as soon as one comes back."""

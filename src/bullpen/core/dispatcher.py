@@ -6,20 +6,26 @@ comes second sees the other, and no request is left lying beside an idle worker.
 
 A worker that finishes takes its next request itself, in one section of its own lock. In the same section it makes
 room first and publishes the result after: whoever sees the result also finds the worker free.
+
+What has to run on one certain worker waits in that worker's line, which its lock guards. The line and the backlog
+compete by age. A line is never left lying either: it is empty, or its worker has no room, or the pool is paused.
 """
 
 from __future__ import annotations
 
+import enum
+import heapq
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from bullpen import primitives
+from bullpen.core.affinity import Sessions
 from bullpen.core.backlog import Backlog, BoundedBacklog, Ticket
 from bullpen.core.lifecycle import RequestState, WorkerStatus
 from bullpen.core.ready import Line, SchedulerStrategy
 from bullpen.core.registry import Registry
-from bullpen.core.request import DONE, FAILED, RUNNING, Request
+from bullpen.core.request import DONE, FAILED, RUNNING, Request, ServedRequest
 from bullpen.core.tally import Tally
 from bullpen.core.timing import NO_LIMITS, Timing
 from bullpen.core.worker import BUSY, READY, STARTING, STOPPING, Worker
@@ -31,6 +37,15 @@ _SAMPLE_MASK = 31  # from then on, one request in 32
 _SAMPLES_KEPT = 2048
 
 Report = Callable[[Kind, "Worker | None", "Request | None"], None]
+
+
+class Pinned(enum.Enum):
+    """What became of a request that was offered to one certain worker."""
+
+    TAKEN = "the worker has it, or it is in the worker's line"
+    BUSY = "the worker has no room"
+    FULL = "neither has the backlog"
+    GONE = "the worker takes nothing any more, or not now"
 
 
 class Dispatcher:
@@ -51,10 +66,15 @@ class Dispatcher:
         now: Callable[[], float],
         complain: Callable[[Request, BaseException], None],
         report: Report | None = None,
+        capacity: int = 1,
+        session_ttl: float | None = None,
+        max_sessions: int = 10_000,
     ) -> None:
         self.backlog = backlog
         self.ready = ready
         self.registry = Registry()
+        self.sessions = Sessions(session_ttl, max_sessions, backlog.shells)
+        self.capacity = capacity  # of a worker that is not there yet
         self.free = primitives.new_deque()  # slots in which a worker may be started
         self._offered = Tally()
         self._turned_away = Tally()
@@ -118,10 +138,12 @@ class Dispatcher:
         while self._idle() and not self.paused:
             if self._reserve_for(backlog, request):
                 return True
-        slot = self.pop_slot() if self.free and not self.paused else None
+        slot = self.pop_slot() if self.free and not self.paused and self._needs_more(self._waiting() + 1) else None
         if slot is not None:
             backlog.pledge()
-        admitted = backlog.put(request, ticket)
+        admitted = backlog.take_place(ticket)
+        if admitted:
+            self._append(request)
         if slot is not None:
             self._spawn(slot)
         elif admitted:
@@ -146,11 +168,109 @@ class Dispatcher:
 
     def withdraw(self, request: Request) -> bool:
         """Take back a request that was queued too late; False if a worker has it already."""
-        if not request.withdraw():
+        if isinstance(request, ServedRequest):
+            if not self.backlog.remove(request):
+                return False
+            request.withdraw()
+            self.backlog.left()
+        elif request.withdraw():
+            self.backlog.withdrawn()
+        else:
             return False
-        self.backlog.withdrawn()
         self.turn_away(request)
         return True
+
+    def queued(self) -> int:
+        """How many requests wait, in the backlog and in the lines of workers."""
+        sums = self.registry.totals()[0]
+        return self.backlog.queued(sums.skipped, sums.pinned)
+
+    # A request for one certain worker.
+
+    def offer_pinned(self, worker: Worker, request: Request, *, line_up: bool, ticket: Ticket | None = None) -> Pinned:
+        """Let `worker` run `request` at once; if it has no room and `line_up`, put it into the worker's line."""
+        following = None
+        with worker.lock:
+            if worker.status is not READY and worker.status is not BUSY:
+                return Pinned.GONE
+            free = worker.status is READY and not self.paused
+            at_once = free and not worker.line and not self._waiting()
+            if not at_once and not line_up:
+                return Pinned.BUSY
+            if not free and self._bounded is not None and not self._bounded.take_place(ticket):
+                return Pinned.FULL
+            if ticket is None:
+                request.number = self._number()
+            heapq.heappush(worker.line, (request.number, request))
+            if free:
+                if self._bounded is not None:
+                    following = self._take_pledged(worker, self._bounded)
+                else:
+                    following = self._take(worker, None)
+                if following is not None:
+                    self._loaded(worker)
+        if self._report is not None:
+            self._report(Kind.REQUEST_QUEUED, None, request)
+        if following is not None:
+            self._hand(worker, following)
+        return Pinned.TAKEN
+
+    def register(self, request: Request) -> None:
+        """A request for one certain worker stands in line for room, and may yet be turned away."""
+        request.number = self._number()
+
+    def unregister(self) -> None:
+        """A registered request is offered anew."""
+        self._turned_away.add()
+
+    def start_out_of_turn(self, worker: Worker, request: Request) -> bool:
+        """Start `request` on `worker`, within what runs there now, if it still can start and may do so there."""
+        timing = request.timing
+        if timing is None:
+            return request.start(worker)
+        if request.terms is None:
+            return self._start_timed(worker, request, timing)
+        with worker.lock:
+            return self._start_timed(worker, request, timing)
+
+    def serve_lines(self) -> None:
+        """Let workers take what waits for them alone: the pool was paused."""
+        for worker in self.registry.snapshot():
+            if worker.line:
+                self._serve_line(worker)
+
+    def _serve_line(self, worker: Worker) -> None:
+        """Hand a worker what waits for it alone, as far as it has room."""
+        handed = []
+        with worker.lock:
+            lined_up = bool(worker.line)
+            while worker.line:
+                request = None
+                if worker.status is READY:
+                    request = self._take(worker, self._left)
+                elif worker.status is STOPPING and len(worker.requests) < worker.capacity:
+                    request = self._take_own(worker)
+                if request is None:
+                    break
+                handed.append(request)
+                if worker.status is READY:
+                    self._loaded(worker)
+            ending = lined_up and worker.status is STOPPING and not worker.requests and not worker.line
+        for request in handed:
+            self._hand(worker, request)
+        if ending:
+            self._tell_to_end(worker)
+
+    def empty_line(self, worker: Worker) -> list[Request]:
+        """Take what waits for `worker`, which will not run it; oldest first."""
+        with worker.lock:
+            line, worker.line = worker.line, []
+            ending = bool(line) and worker.status is STOPPING and not worker.requests
+        if ending:
+            self._tell_to_end(worker)
+        return [request for _, request in sorted(line, key=lambda entry: entry[0])]
+
+    # Ready workers.
 
     def match(self) -> None:
         """Hand waiting requests to ready workers until one side runs out."""
@@ -178,6 +298,8 @@ class Dispatcher:
         finally:
             worker.lock.release()
         self._hand(worker, request)
+        if worker.line:
+            self._serve_line(worker)
         return worker
 
     def _pop_ready(self) -> Worker | None:
@@ -220,6 +342,11 @@ class Dispatcher:
             self._report(Kind.REQUEST_STARTED, worker, request)
         worker.hand(request)
 
+    def _tell_to_end(self, worker: Worker) -> None:
+        if self._report is not None:
+            self._report(Kind.WORKER_STOPPING, worker, None)
+        worker.hand(None)
+
     def _loaded(self, worker: Worker) -> None:
         if len(worker.requests) >= worker.capacity:
             worker.status = BUSY
@@ -241,6 +368,8 @@ class Dispatcher:
     def grow(self) -> None:
         """Start one more worker, if a slot is free and something waits."""
         while self._waiting() and not self.paused:
+            if not self._needs_more(self._waiting()):
+                return
             slot = self.pop_slot()
             if slot is None:
                 return
@@ -251,12 +380,17 @@ class Dispatcher:
                 return
             self.free.appendleft(slot)  # and look again: somebody may have queued while it was missing
 
+    def _needs_more(self, waiting: int) -> bool:
+        """Whether the workers that are on their way have no room for all that waits."""
+        return self.capacity == 1 or waiting > self.registry.count(STARTING) * self.capacity
+
     def grow_to_demand(self) -> None:
         """Start as many workers as there are requests that no worker is on its way for."""
         if not self._waiting() or not self.free:
             return
-        waiting = self.backlog.queued(self.registry.totals()[0].skipped)  # without the shells of those that left
-        missing = waiting - self.registry.count(STARTING) - self._idle()
+        sums = self.registry.totals()[0]
+        waiting = self.backlog.queued(sums.skipped, sums.pinned) - sums.pinned  # without the shells of those that left
+        missing = -(-waiting // self.capacity) - self.registry.count(STARTING) - self._idle()
         for _ in range(missing):
             self.grow()
 
@@ -264,16 +398,40 @@ class Dispatcher:
 
     def started(self, worker: Worker) -> Request | None:
         """A starting worker is ready: its first request, or None if it has to wait or to end."""
+        more: list[Request] = []
         with worker.lock:
             worker.was_ready = True
             request = None
             if worker.status is STARTING:
                 worker.move(READY)
                 request = self._next(worker, pledged=True)
+                if self._bounded is not None:
+                    more = self._take_all_pledged(worker, self._bounded, request)
             elif self._bounded is not None:  # told to stop meanwhile: a late `ready` revives nobody
-                self._bounded.revoke()
+                self._bounded.break_pledge()
             ending = request is None and worker.status is STOPPING and not worker.requests
-        return self._after(worker, request, ending)
+        for other in more:
+            self._hand(worker, other)
+        first = self._after(worker, request, ending)
+        if worker.capacity > 1:
+            self.match()
+            if self.free and self._waiting():  # it may have declared less room than was expected
+                self.grow()
+        return first
+
+    def _take_all_pledged(self, worker: Worker, backlog: BoundedBacklog, first: Request | None) -> list[Request]:
+        """The rest of what a worker was pledged to take when it is ready."""
+        requests: list[Request] = []
+        for _ in range(backlog.per_worker - 1):
+            request = None
+            if first is not None and worker.status is READY:
+                request = self._take(worker, None)
+            if request is None:
+                backlog.revoke()
+            else:
+                requests.append(request)
+                self._loaded(worker)
+        return requests
 
     def finished(self, worker: Worker, request: Request, state: RequestState, value: Any) -> Request | None:
         """A request ended on its worker: the worker's next one, or None if it has to wait or to end."""
@@ -283,12 +441,14 @@ class Dispatcher:
         lock = worker.lock
         lock.acquire()
         try:
-            if worker.capacity == 1:
+            single = worker.capacity == 1
+            if single:
                 worker.requests = ()
             else:
                 worker.remove(request)
-            following = None
-            if worker.status is not STOPPING:
+            if worker.status is STOPPING:
+                following = self._take_own(worker)
+            else:
                 following = self._take(worker, self._left)
                 if following is None:
                     self._rest(worker)
@@ -298,7 +458,7 @@ class Dispatcher:
             if settled:
                 if state is DONE:
                     worker.completed += 1
-                    if following is not None and self._quiet and request.timing is None:
+                    if following is not None and single and self._quiet and request.timing is None:
                         return following
                 else:
                     worker.failed += 1
@@ -307,7 +467,7 @@ class Dispatcher:
                 ended = request.state is not RUNNING
                 if not ended:  # somebody asked to be called back in the last moment
                     self._undo(worker, request, following)
-            ending = following is None and worker.status is STOPPING and not worker.requests
+            ending = following is None and worker.status is STOPPING and not worker.requests and not worker.line
         finally:
             lock.release()
         if not ended:
@@ -322,6 +482,8 @@ class Dispatcher:
         timing = request.timing
         if timing is not None and (not request.number & _SAMPLE_MASK or request.number < _SAMPLE_ALL_BELOW):
             self.samples.append((timing.started_at - timing.submitted_at, self._now() - timing.started_at))
+        if request.terms is not None and request.terms.session is not None:
+            self.sessions.touch(request.terms.session, self._now())
         if not request.attended and request.state is FAILED:
             self._complain(request, request.value)
         if self._report is not None:
@@ -337,7 +499,7 @@ class Dispatcher:
             elif settled:
                 worker.failed += 1
             following = self._next(worker)
-            ending = following is None and worker.status is STOPPING and not worker.requests
+            ending = following is None and worker.status is STOPPING and not worker.requests and not worker.line
         self.tell_end(worker, request, settled)
         return self._after(worker, following, ending)
 
@@ -345,10 +507,10 @@ class Dispatcher:
         """What a worker does once its lock is released: run, end, or wait — and then look once more."""
         if request is not None:
             self.report_started(worker, request)
+            if worker.line and worker.capacity > 1:
+                self._serve_line(worker)
         elif ending:
-            if self._report is not None:
-                self._report(Kind.WORKER_STOPPING, worker, None)
-            worker.hand(None)
+            self._tell_to_end(worker)
         else:
             if self._waiting():
                 self.match()
@@ -359,7 +521,7 @@ class Dispatcher:
     def _next(self, worker: Worker, *, pledged: bool = False) -> Request | None:
         """The worker's next request; without one it becomes ready, or stops if the pool drains. Its lock is held."""
         if worker.status is STOPPING:
-            return None
+            return self._take_own(worker)
         if pledged and self._bounded is not None:
             request = self._take_pledged(worker, self._bounded)
         else:
@@ -382,31 +544,60 @@ class Dispatcher:
         """Start the oldest request that can still be started on `worker`, whose lock is held, and say that it has
         `left`.
         """
-        while self._waiting() and not self.paused:
+        while (self._waiting() or worker.line) and not self.paused:
             try:
-                request: Request = self._popleft()
+                request: Request = self._popleft() if not worker.line else self._pop_oldest(worker)
             except IndexError:
                 return None
-            if request.timing is not None and not self._in_time(request, request.timing):
-                worker.skipped += 1
-            elif request.start(worker):
+            timing = request.timing
+            if request.start(worker) if timing is None else self._start_timed(worker, request, timing):
                 worker.requests = (request,) if not worker.requests else (*worker.requests, request)
                 if left is not None:
                     left()
                 return request
-            else:
-                worker.skipped += 1
+            worker.skipped += 1
         return None
 
-    def _in_time(self, request: Request, timing: Timing) -> bool:
-        """Whether a request may still start; if it is too late, the timekeeper tells its caller."""
+    def _take_own(self, worker: Worker) -> Request | None:
+        """As `_take`, for a worker that stops: it runs what waits for it alone, and nothing else."""
+        while worker.line and not self.paused:
+            _, request = heapq.heappop(worker.line)
+            assert request.timing is not None
+            if self._start_timed(worker, request, request.timing):
+                worker.add(request)
+                if self._left is not None:
+                    self._left()
+                return request
+            worker.skipped += 1
+        return None
+
+    def _pop_oldest(self, worker: Worker) -> Request:
+        """Take the older of what comes next in the worker's line and in the backlog."""
+        number, pinned = worker.line[0]
+        if self._waiting() and self.backlog.entries[0].number < number:
+            request: Request = self._popleft()
+            if request.number < number:
+                return request
+            self.backlog.appendleft(request)  # another worker was quicker, and this one's turn has not come
+        heapq.heappop(worker.line)
+        return pinned
+
+    def _start_timed(self, worker: Worker, request: Request, timing: Timing) -> bool:
+        """Start a request that has limits or terms, if it still may; if it is too late, the timekeeper tells its
+        caller.
+        """
         now = self._now()
         if now >= timing.start_by:
             return False
         timing.start(now)
-        if timing.limits.run_timeout is not None:
+        terms = request.terms
+        if terms is None or terms.session is None:
+            started = request.start(worker)
+        else:
+            started = self.sessions.start(request, terms, worker)
+        if started and timing.limits.run_timeout is not None:
             self._watch(request)
-        return True
+        return started
 
     def _undo(self, worker: Worker, request: Request, following: Request | None) -> None:
         """Give back what `_next` took, as if it had not been called. The worker's lock is held."""
@@ -414,12 +605,20 @@ class Dispatcher:
         if following is not None:
             worker.remove(following)
             if following.requeue():
-                if self._bounded is not None:
-                    self._bounded.put_back(following)
-                else:
-                    self.backlog.appendleft(following)
+                self._put_back(worker, following)
         if worker.status is READY and len(worker.requests) >= worker.capacity:
             worker.status = BUSY
+
+    def _put_back(self, worker: Worker, request: Request) -> None:
+        """A request that `worker` took but did not begin is the oldest again."""
+        if request.terms is not None and request.terms.strict:  # its session is bound to this worker
+            if self._bounded is not None:
+                self._bounded.revoke()
+            heapq.heappush(worker.line, (request.number, request))
+        elif self._bounded is not None:
+            self._bounded.put_back(request)
+        else:
+            self.backlog.appendleft(request)
 
     # Fewer workers.
 
@@ -428,21 +627,20 @@ class Dispatcher:
         `when_idle`.
         """
         with worker.lock:
-            if (worker.requests and when_idle) or worker.transient:
+            if ((worker.requests or worker.line) and when_idle) or worker.transient:
                 return False
             if worker.status not in (READY, BUSY, STARTING, WorkerStatus.TAINTED):
                 return False
-            hand = worker.status is not STARTING and not worker.requests
+            hand = worker.status is not STARTING and not worker.requests and not worker.line
             worker.move(STOPPING)
         if hand:  # a busy one, or one that starts, says so when it comes to it
-            if self._report is not None:
-                self._report(Kind.WORKER_STOPPING, worker, None)
-            worker.hand(None)
+            self._tell_to_end(worker)
         return True
 
     def stop_one_idle(self) -> bool:
-        """Ask the youngest idle worker to end, if there is an idle one."""
+        """Ask the youngest idle worker to end that no strict session needs, if there is one."""
+        now = self._now()
         for worker in reversed(self.registry.snapshot()):
-            if self.stop(worker, when_idle=True):
+            if not worker.requests and not self.sessions.keeps(worker, now) and self.stop(worker, when_idle=True):
                 return True
         return False

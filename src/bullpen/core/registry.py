@@ -20,6 +20,7 @@ class Tallies:
     completed: int = 0
     failed: int = 0
     skipped: int = 0
+    pinned: int = 0  # entries in the lines of those that are there
 
     def add(self, worker: Worker) -> None:
         self.completed += worker.completed
@@ -75,6 +76,7 @@ class Registry:
             added, removed = self._added, self._removed
         for worker in workers:
             sums.add(worker)
+            sums.pinned += len(worker.line)
         return sums, added, removed
 
     def count(self, *statuses: WorkerStatus) -> int:

@@ -68,6 +68,7 @@ class Request:
 
     attended: ClassVar[bool] = False  # whether somebody can see its outcome
     terms: Terms | None = None  # what it asks for besides its limits in time; see `TermedRequest`
+    binds: bool = False  # it is the one with which its session came to its worker
 
     number: int  # in the order of admission
     worker: Worker
@@ -220,10 +221,49 @@ class Request:
         return "" if fn is None else str(getattr(fn, "__qualname__", None) or fn)
 
 
+class ServedRequest(Request):
+    """A request without limits in time that nobody waits for: nobody else knows it, so it needs no lock.
+
+    While it waits it belongs to whoever takes it out of the backlog; while it runs, to whoever holds its worker's
+    lock.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs or None
+        self.state = QUEUED
+        self.audience = None
+        self.timing = None
+
+    def start(self, worker: Worker) -> bool:
+        self.state = RUNNING
+        self.worker = worker
+        return True
+
+    def settle(self, state: RequestState, value: Any) -> bool:
+        if self.state is not RUNNING:
+            return False
+        self.value = value
+        self.state = state
+        self.fn = self.args = self.kwargs = None
+        return True
+
+    def _end(self, expected: RequestState, state: RequestState, value: Any, *, aloud: bool) -> bool:  # noqa: ARG002
+        if self.state is not expected:
+            return False
+        self.value = value
+        self.state = state
+        self.fn = self.args = self.kwargs = None
+        return True
+
+
 class TermedRequest(Request):
     """A request with terms: of a session, or one that may run again if its worker dies."""
 
-    __slots__ = ("crashes", "terms")
+    __slots__ = ("binds", "crashes", "terms")
 
     def __init__(
         self,
@@ -235,4 +275,5 @@ class TermedRequest(Request):
     ) -> None:
         super().__init__(lock, fn, args, kwargs)
         self.terms: Terms | None = terms
+        self.binds = False
         self.crashes = 0  # how many workers have died with it

@@ -32,6 +32,7 @@ class Worker:
         "failed",
         "handle",
         "id",
+        "line",
         "listed",
         "lock",
         "name",
@@ -54,6 +55,7 @@ class Worker:
         self.lock = primitives.worker_lock()
         self.status = STARTING
         self.requests: tuple[Request, ...] = ()  # replaced as a whole, so that whoever counts needs no lock
+        self.line: list[tuple[int, Request]] = []  # a heap of what waits for this very worker, by number
         self.listed = False  # an entry for it is in the ready queue
         self.completed = 0
         self.failed = 0

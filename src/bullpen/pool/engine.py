@@ -9,17 +9,27 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from bullpen import primitives
-from bullpen.core.backlog import Backlog, BoundedBacklog
-from bullpen.core.dispatcher import Dispatcher
+from bullpen.core.affinity import Session
+from bullpen.core.backlog import Backlog, BoundedBacklog, Ticket
+from bullpen.core.dispatcher import Dispatcher, Pinned
 from bullpen.core.lifecycle import POOL_MOVES, PoolState, check_move
 from bullpen.core.request import Request
 from bullpen.core.tally import Tally, Total
+from bullpen.core.terms import Terms
 from bullpen.core.timing import NO_LIMITS, TimeLimits, Timing
 from bullpen.core.worker import Worker
-from bullpen.errors import PoolClosed, PoolFailed, PoolSaturated
+from bullpen.errors import (
+    PoolClosed,
+    PoolFailed,
+    PoolSaturated,
+    SessionWorkerUnavailable,
+    TooManySessions,
+    WorkerBusy,
+)
 from bullpen.pool import exit as at_exit
 from bullpen.pool.nested import NestedWaits
 from bullpen.pool.options import PoolOptions
@@ -62,7 +72,7 @@ class Engine:
         self.extra_failed = Total()
         self.extra_cancelled = Total()
         self.runners_queued = Total()
-        self.bounded = None if options.max_queue is None else BoundedBacklog(options.max_queue)
+        self.bounded = None if options.max_queue is None else BoundedBacklog(options.max_queue, options.capacity)
         self.backlog = Backlog() if self.bounded is None else self.bounded
         self.time = Timekeeper(self)
         self.workforce = Workforce(self)
@@ -75,8 +85,12 @@ class Engine:
             now=clock.monotonic,
             complain=self._complain,
             report=None if options.observer is None else self.report,
+            capacity=options.capacity,
+            session_ttl=options.session_ttl,
+            max_sessions=options.max_sessions,
         )
         self.registry = self.dispatcher.registry
+        self.sessions = self.dispatcher.sessions
         self.workforce.finished = self.dispatcher.finished
         self._closed_because = "it is closed"
         self._ready_waiters: list[primitives.Lock] = []
@@ -155,14 +169,113 @@ class Engine:
                 raise self.too_late()
         else:
             if not dispatcher.offer_bounded(bounded, request) and not self._admit_late(bounded, request, patient):
-                self.saturated.add()
-                dispatcher.turn_away(request)
                 return False
             if dispatcher.draining and dispatcher.withdraw(request):
                 raise self.too_late()
         if limits.any and (enforced or limits.queue_timeout is not None) and self._arm_queued(timing):
             self.time.wake()
         return True
+
+    def submit_in_session(
+        self, request: Request, limits: TimeLimits, enforced: bool = True, patient: bool = False
+    ) -> bool:
+        """`submit`, for a request of a session: to the session's worker, if it has one."""
+        if self.dispatcher.draining:
+            raise self.not_open()
+        terms = request.terms
+        assert terms is not None
+        timing = request.timing = Timing(request, self._now(), limits)
+        session = self.sessions.use(terms, timing.submitted_at)
+        if session is None:
+            raise TooManySessions(pool=self.name, limit=self.options.max_sessions)
+        while True:
+            worker = session.worker
+            if worker is not None:
+                admitted = self._admit_pinned(session, worker, terms, request, patient)
+            elif terms.strict:
+                admitted = self._admit_first(session, terms, request, patient)
+            else:
+                admitted = self._admit_anywhere(request, patient)
+            if admitted is not None:
+                break
+        if admitted and (enforced or limits.queue_timeout is not None) and self._arm_queued(timing):
+            self.time.wake()
+        return admitted
+
+    def _admit_anywhere(self, request: Request, patient: bool) -> bool:
+        dispatcher, bounded = self.dispatcher, self.bounded
+        if bounded is None:
+            if not dispatcher.offer(request):
+                raise self.too_late()
+            return True
+        if not dispatcher.offer_bounded(bounded, request) and not self._admit_late(bounded, request, patient):
+            return False
+        if dispatcher.draining and dispatcher.withdraw(request):
+            raise self.too_late()
+        return True
+
+    def _admit_first(self, session: Session, terms: Terms, request: Request, patient: bool) -> bool | None:
+        """Admit a strict request of a session that has no worker yet; None if it has one by now."""
+        assert terms.session is not None
+        if terms.affinity == "strict_fail_fast" and self.sessions.is_expected(session):
+            raise WorkerBusy(worker="", session=terms.session)
+        if not self.sessions.expect(session, request):
+            return None
+        admitted = False
+        try:
+            admitted = self._admit_anywhere(request, patient)
+        finally:
+            if not admitted:
+                self.sessions.refused(session, request)
+        return admitted
+
+    def _admit_pinned(
+        self, session: Session, worker: Worker, terms: Terms, request: Request, patient: bool
+    ) -> bool | None:
+        """Admit a request of a session that lives on `worker`; None if it does not live there any more."""
+        assert terms.session is not None
+        line_up = terms.affinity == "strict_queue"
+        outcome = self.dispatcher.offer_pinned(worker, request, line_up=line_up)
+        if outcome is Pinned.TAKEN:
+            if self.dispatcher.draining and self.dispatcher.withdraw(request):
+                raise self.too_late()
+            return True
+        if outcome is Pinned.FULL:
+            return self._line_up_late(worker, request, patient)
+        if not terms.strict:
+            if outcome is Pinned.GONE:
+                self.sessions.rebind(session, worker)
+            return self._admit_anywhere(request, patient)
+        if outcome is Pinned.BUSY:
+            raise WorkerBusy(worker=worker.name, session=terms.session)
+        if session.worker is not worker:
+            return None
+        raise SessionWorkerUnavailable(worker=worker.name, session=terms.session)
+
+    def _line_up_late(self, worker: Worker, request: Request, patient: bool) -> bool | None:
+        """There was no room for a request that waits for `worker`: refuse, or wait for room; None if the worker is
+        gone by then.
+        """
+        assert self.bounded is not None
+        self.dispatcher.register(request)
+        here = current_worker()
+        if here is worker:
+            return self._run_here(here, request)
+        own = here is not None and self.nested.is_own(here)
+        if own or (self.options.when_full == "reject" and not patient):
+            return self._saturated(request)
+        outcome = Pinned.FULL
+
+        def line_up(ticket: Ticket) -> bool:
+            nonlocal outcome
+            outcome = self.dispatcher.offer_pinned(worker, request, line_up=True, ticket=ticket)
+            return outcome is not Pinned.FULL
+
+        self._wait_for_room(self.bounded, request, line_up)
+        if outcome is Pinned.TAKEN:
+            return True
+        self.dispatcher.unregister()
+        return None
 
     def submit_runner(self, runner: Request, *, patient: bool) -> bool:
         """Admit a runner of a map. What it runs was promised before, so a pool that drains takes it too."""
@@ -180,15 +293,29 @@ class Engine:
     def _admit_late(self, backlog: BoundedBacklog, request: Request, patient: bool) -> bool:
         """There was no room: refuse, or wait for it."""
         if self.options.when_full == "reject" and not patient:
-            return False
+            return self._saturated(request)
         worker = current_worker()
         if worker is not None and self.nested.is_own(worker):  # to wait for room here could be to wait for itself
-            if not self.nested.run_here(worker, request, queued=False):
-                self.time.raise_too_late(request)
-            return True
-        return self._wait_for_room(backlog, request)
+            return self._run_here(worker, request)
 
-    def _wait_for_room(self, backlog: BoundedBacklog, request: Request) -> bool:
+        def offer(ticket: Ticket) -> bool:
+            return self.dispatcher.offer_bounded(backlog, request, ticket)
+
+        self._wait_for_room(backlog, request, offer)
+        return True
+
+    def _saturated(self, request: Request) -> bool:
+        self.saturated.add()
+        self.dispatcher.turn_away(request)
+        return False
+
+    def _run_here(self, worker: Worker, request: Request) -> bool:
+        if not self.nested.run_here(worker, request, queued=False):
+            self.time.raise_too_late(request)
+        return True
+
+    def _wait_for_room(self, backlog: BoundedBacklog, request: Request, offer: Callable[[Ticket], bool]) -> None:
+        """Stand in line until `offer` succeeds."""
         until = math.inf if request.timing is None else request.timing.start_by
         ticket = backlog.take_ticket()
         try:
@@ -196,8 +323,8 @@ class Engine:
                 ticket.rearm()
                 if self.dispatcher.draining:
                     raise self.not_open()
-                if self.dispatcher.offer_bounded(backlog, request, ticket):
-                    return True
+                if offer(ticket):
+                    return
                 timeout = None if until == math.inf else until - self._now()
                 if not self.clock.wait(ticket.gate, timeout):
                     self.time.raise_too_late(request)
@@ -207,6 +334,14 @@ class Engine:
             raise
         finally:
             backlog.return_ticket(ticket)
+
+    def end_session(self, session: str) -> bool:
+        """Forget a session; False if there is none."""
+        if not self.sessions.end(session):
+            return False
+        if self.options.observer is not None:
+            self._observe(Event(Kind.SESSION_ENDED, self._now(), self.name, session=session))
+        return True
 
     def cancel_queued(self, request: Request) -> bool:
         if not request.cancel_queued():
@@ -230,11 +365,37 @@ class Engine:
 
     def refuse_backlog(self, error: BaseException) -> None:
         """Nobody can run what waits: tell all who wait for it."""
-        for request in self.backlog.copy():
-            if request.refuse(error):
-                self.refused.add()
-                self.withdrawn()
-                self.report_end(request, None)
+        for request in self._take_waiting():
+            self._drop(request, request.refuse(error), self.refused)
+
+    def refuse_line(self, worker: Worker) -> None:
+        """`worker` will not run what waits for it alone: tell all who wait for it."""
+        for request in self.dispatcher.empty_line(worker):
+            assert request.terms is not None
+            assert request.terms.session is not None
+            error = SessionWorkerUnavailable(worker=worker.name, session=request.terms.session)
+            self._drop(request, request.refuse(error), self.refused)
+
+    def _take_waiting(self) -> Iterator[Request]:
+        """Take out all that waits at this moment, in the backlog and in the lines of workers."""
+        for _ in range(len(self.backlog)):
+            try:
+                yield self.backlog.popleft()
+            except IndexError:
+                break
+        for worker in self.registry.snapshot():
+            yield from self.dispatcher.empty_line(worker)
+
+    def _drop(self, request: Request, ended: bool, count: Tally) -> None:
+        """A request that was taken out of the backlog `ended` just now; or else it was only a shell."""
+        if not ended:
+            self.backlog.dropped()
+            return
+        self.backlog.left()
+        count.add()
+        self.report_end(request, None)
+        if self.dispatcher.draining:
+            self.closed_if_done()
 
     def withdrawn(self) -> None:
         """A waiting request will not run, or runs out of turn."""
@@ -249,7 +410,7 @@ class Engine:
     def queued(self) -> int:
         """How many requests, and items of maps, wait."""
         items = sum(work.waiting for work in list(self.maps.values()))
-        waiting = self.backlog.queued(self.registry.totals()[0].skipped)
+        waiting = self.dispatcher.queued()
         return max(0, items + waiting - self.runners_queued.value)
 
     # Change.
@@ -273,6 +434,7 @@ class Engine:
     def resume(self) -> None:
         self.dispatcher.paused = False
         self.dispatcher.match()
+        self.dispatcher.serve_lines()
         self.use_new_room()
 
     def use_new_room(self, *, grow: bool = True) -> None:
@@ -316,8 +478,10 @@ class Engine:
         self.refuse_work(at_exit.AT_EXIT)
         if not len(self.registry):
             here = Worker(-1, -1, f"{self.name}_exit", self._now())
-            for request in self.backlog.copy():
-                self.nested.run_here(here, request, queued=True)
+            for request in self._take_waiting():
+                if not self.nested.run_here(here, request, queued=False):
+                    self.backlog.dropped()
+            self.closed_if_done()
         self.close(None, drain=True)
 
     def refuse_work(self, because: str, drain: bool = True) -> None:
@@ -342,8 +506,8 @@ class Engine:
         self.closed_if_done()
 
     def _cancel_backlog(self) -> None:
-        for request in self.backlog.copy():
-            self.cancel_queued(request)
+        for request in self._take_waiting():
+            self._drop(request, request.cancel_queued(), self.cancelled)
         self.workforce.stop_idle()
         self.closed_if_done()
 
@@ -355,7 +519,7 @@ class Engine:
         with self.lock:
             if self.state is not PoolState.DRAINING or len(self.registry):
                 return
-            if self.backlog.queued(self.registry.totals()[0].skipped):
+            if self.dispatcher.queued():
                 return
             self.move(PoolState.CLOSED)
             waiters, self._close_waiters = self._close_waiters, []
@@ -416,7 +580,10 @@ class Engine:
         if self.options.observer is not None:
             name = None if worker is None else worker.name
             number = None if request is None else request.number
-            self._observe(Event(kind, self._now(), self.name, name, number))
+            session = None if request is None or request.terms is None else request.terms.session
+            if kind is Kind.REQUEST_STARTED and request is not None and request.binds:
+                self._observe(Event(Kind.SESSION_BOUND, self._now(), self.name, name, number, session))
+            self._observe(Event(kind, self._now(), self.name, name, number, session))
 
     def report_end(self, request: Request, worker: Worker | None) -> None:
         if self.options.observer is not None:

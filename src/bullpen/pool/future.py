@@ -229,11 +229,12 @@ class PoolFuture(Request, Future[T]):
 class TermedFuture(PoolFuture[T]):
     """The future of a request with terms: of a session, or one that may run again if its worker dies."""
 
-    __slots__ = ("crashes", "terms")
+    __slots__ = ("binds", "crashes", "terms")
 
     def __init__(
         self, engine: Engine, terms: Terms, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         super().__init__(engine, fn, args, kwargs)
         self.terms: Terms | None = terms
+        self.binds = False
         self.crashes = 0  # how many workers have died with it

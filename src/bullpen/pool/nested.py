@@ -64,18 +64,10 @@ class NestedWaits:
 
     def take(self, worker: Worker, request: Request, *, queued: bool) -> bool:
         """Start a request out of turn, if it still can start."""
-        timing = request.timing
-        if timing is not None:
-            now = self._engine.clock.monotonic()
-            if now >= timing.start_by:
-                return False
-            timing.start(now)
-        if not request.start(worker):
+        if not self._engine.dispatcher.start_out_of_turn(worker, request):
             return False
         if queued:
             self._engine.withdrawn()
-        if timing is not None and timing.limits.run_timeout is not None:
-            self._engine.time.watch(request)
         self._engine.dispatcher.report_started(worker, request)
         return True
 

@@ -52,6 +52,7 @@ class PoolOptions:
     session_ttl: float | None
     max_sessions: int
     crash_retries: int
+    capacity: int
 
     def __post_init__(self) -> None:
         at_least("max_workers", self.max_workers, 1)
@@ -85,6 +86,7 @@ class PoolOptions:
         one_of("affinity", self.affinity, AFFINITIES)
         at_least("max_sessions", self.max_sessions, 1)
         at_least("crash_retries", self.crash_retries, 0)
+        at_least("capacity", self.capacity, 1)
 
     def call_options(self) -> CallOptions:
         """The options of a call that says nothing else."""

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from bullpen import primitives
 from bullpen.core.ready import SchedulerStrategy
-from bullpen.core.request import Request
+from bullpen.core.request import ServedRequest
 from bullpen.core.terms import Affinity
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.pool.engine import Engine
@@ -29,7 +29,7 @@ from bullpen.pool.options import (
     has_methods,
     seconds,
 )
-from bullpen.pool.stats import PoolStats, WorkerInfo
+from bullpen.pool.stats import PoolStats, SessionInfo, WorkerInfo
 from bullpen.pool.view import PoolView
 from bullpen.runtimes.open import open_runtime
 from bullpen.runtimes.port import CAPABILITIES, Runtime
@@ -91,6 +91,7 @@ class Pool(Executor):
         session_ttl: Seconds | None = 3600.0,
         max_sessions: int = 10_000,
         crash_retries: int = 1,
+        capacity: int = 1,
         clock: primitives.Clock | None = None,
     ) -> None:
         options = PoolOptions(
@@ -115,6 +116,7 @@ class Pool(Executor):
             session_ttl=seconds("session_ttl", session_ttl, zero=False),
             max_sessions=max_sessions,
             crash_retries=crash_retries,
+            capacity=capacity,
         )
         if clock is not None:
             has_methods(
@@ -150,7 +152,7 @@ class Pool(Executor):
         """
         if not self._plain or self._dispatcher.draining or not callable(fn):
             return self._view.serve(fn, *args, **kwargs)
-        if not self._offer(Request(self._engine.state_lock(), fn, args, kwargs)):
+        if not self._offer(ServedRequest(fn, args, kwargs)):
             raise self._engine.too_late()
         return True
 
@@ -189,6 +191,18 @@ class Pool(Executor):
         if not isinstance(future, PoolFuture) or future.engine is not self._engine:
             raise InvalidOptionType("future", future, f"a future of pool {self._engine.name!r}")
         return self._engine.cancel(future)
+
+    # Sessions.
+
+    def sessions(self) -> list[SessionInfo]:
+        """The sessions there are at this moment. `print` them."""
+        return SessionInfo.all_of(self._engine)
+
+    def end_session(self, session: str) -> bool:
+        """Forget a session: its next request may begin anew on any worker. What it has submitted still runs. False if
+        there is none.
+        """
+        return self._engine.end_session(session)
 
     # Life.
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from bullpen.core.affinity import serves
 from bullpen.core.lifecycle import PoolState, WorkerStatus
 from bullpen.core.worker import READY, STARTING, Worker
 
@@ -147,6 +148,38 @@ class WorkerInfo:
     def __str__(self) -> str:
         what = f" {', '.join(self.running)}" if self.running else ""
         return f"{self.name}: {self.status}{what}, {self.completed} done, {self.failed} failed, {self.age:.1f} s old"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """One session at one moment."""
+
+    id: str
+    worker: str | None  # None until its first request starts
+    available: bool  # the worker is there and can take requests, now or when it has room
+    strict: bool
+    waiting: int
+    idle: float  # seconds since it was last used
+
+    @classmethod
+    def all_of(cls, engine: Engine) -> list[SessionInfo]:
+        now = engine.clock.monotonic()
+        return [
+            cls(
+                id=bound.id,
+                worker=None if bound.worker is None else bound.worker.name,
+                available=bound.worker is not None and serves(bound.worker),
+                strict=bound.strict,
+                waiting=bound.waiting,
+                idle=now - bound.used_at,
+            )
+            for bound in engine.sessions.snapshot(now)
+        ]
+
+    def __str__(self) -> str:
+        where = "not bound yet" if self.worker is None else f"on {self.worker}"
+        gone = "" if self.available or self.worker is None else ", which is not available"
+        return f"{self.id}: {where}{gone}, {self.waiting} waiting, last used {self.idle:.1f} s ago"
 
 
 def _duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ import contextvars
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-from bullpen.core.request import Request, TermedRequest, WrappedCall
+from bullpen.core.request import Request, ServedRequest, TermedRequest, WrappedCall
 from bullpen.errors import NotCallable
 from bullpen.pool.engine import Engine
 from bullpen.pool.future import PoolFuture, TermedFuture
@@ -27,7 +27,7 @@ class PoolView:
         self._keeper = keeper  # the pool, which would drain if nobody held on to it
         self._options = options
         self._limits = options.limits
-        self._submit = engine.submit
+        self._submit = engine.submit if options.terms.session is None else engine.submit_in_session
         self._terms = options.terms if options.terms.any else None
         self._plain = engine.options.wrap is None and not options.context and self._terms is None
 
@@ -53,7 +53,7 @@ class PoolView:
         """Run `fn(*args, **kwargs)` on a worker and forget it: True if it was accepted, False if the pool is
         saturated.
         """
-        if not self._plain or not callable(fn):
+        if not self._plain or not self._limits.any or not callable(fn):
             request = self._request(fn, args, kwargs)
         else:
             request = Request(self._engine.state_lock(), fn, args, kwargs)
@@ -130,9 +130,11 @@ class PoolView:
 
     def _request(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         call = self._bind(fn, args, kwargs)
-        if self._terms is None:
+        if self._terms is not None:
+            return TermedRequest(self._engine.state_lock(), self._terms, *call)
+        if self._limits.any:
             return Request(self._engine.state_lock(), *call)
-        return TermedRequest(self._engine.state_lock(), self._terms, *call)
+        return ServedRequest(*call)
 
     def _bind(
         self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -84,7 +84,7 @@ class Workforce:
             self._start(worker)
         else:
             if engine.bounded is not None:
-                engine.bounded.revoke()
+                engine.bounded.break_pledge()
             if not ended:  # the slot is no more, but another may be free
                 engine.dispatcher.grow_to_demand()
 
@@ -115,7 +115,7 @@ class Workforce:
             events.died(worker, error)
 
     def _new(self, slot: int, name: str) -> Worker:
-        worker = Worker(next(self._ids), slot, name, self._engine.clock.monotonic())
+        worker = Worker(next(self._ids), slot, name, self._engine.clock.monotonic(), self._engine.options.capacity)
         self._engine.registry.add(worker)
         return worker
 
@@ -130,7 +130,7 @@ class Workforce:
             with worker.lock:
                 worker.move(DEAD)
             if self._engine.bounded is not None:
-                self._engine.bounded.revoke()
+                self._engine.bounded.break_pledge()
             self._gone(worker, replace=False)
             raise
         else:
@@ -163,7 +163,7 @@ class Workforce:
         if starting:
             logger.error("%s: worker %s could not start", self._engine.name, worker.name, exc_info=error)
             if self._engine.bounded is not None:
-                self._engine.bounded.revoke()
+                self._engine.bounded.break_pledge()
             self._start_failed(worker, error)
         else:
             logger.error("%s: worker %s died: %r", self._engine.name, worker.name, error)
@@ -206,6 +206,7 @@ class Workforce:
     def _gone(self, worker: Worker, *, replace: bool = True) -> None:
         """Nothing runs in the worker's slot any more; if something waits, another may be started there."""
         engine = self._engine
+        engine.refuse_line(worker)
         primitives.failpoint("worker.ended_not_removed")
         with engine.lock:
             engine.registry.remove(worker)
@@ -267,6 +268,7 @@ class Workforce:
 
     def _left_behind(self, worker: Worker) -> None:
         self._engine.report(Kind.WORKER_ABANDONED, worker, None)
+        self._engine.refuse_line(worker)
         self._engine.use_new_room()
         self._engine.closed_if_done()
 
@@ -280,13 +282,20 @@ class Workforce:
                 abandoned = self._abandon(worker)
             for request in worker.requests:
                 message = f"pool {engine.name!r} closed and its grace of {grace:g} s passed while this still ran"
-                if request.abandon(WorkerAbandoned(message, worker=worker.name)):
+                if self._give_up(worker, request, WorkerAbandoned(message, worker=worker.name)):
                     engine.time.timed_out.add()
                     engine.report_end(request, worker)
             if abandoned:
                 message = "%s: worker %s still runs after the grace of %g s; left behind"
                 logger.warning(message, engine.name, worker.name, grace)
                 self._left_behind(worker)
+
+    @staticmethod
+    def _give_up(worker: Worker, request: Request, error: WorkerAbandoned) -> bool:
+        if request.attended:
+            return request.abandon(error)
+        with worker.lock:  # which is all that guards a request that nobody waits for
+            return request.abandon(error)
 
     def forget(self) -> None:
         """This is a forked child: there is nobody to wait for."""

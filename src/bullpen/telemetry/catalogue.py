@@ -28,6 +28,8 @@ class Kind(enum.Enum):
     WORKER_EXITED = "worker.exited"
     WORKER_DEAD = "worker.dead"
     WORKER_ABANDONED = "worker.abandoned"
+    SESSION_BOUND = "session.bound"
+    SESSION_ENDED = "session.ended"
     POOL_STATE = "pool.state"
 
     @classmethod
@@ -45,4 +47,5 @@ class Event:
     pool: str
     worker: str | None = None
     request: int | None = None  # its number within the pool
+    session: str | None = None
     detail: Any = None

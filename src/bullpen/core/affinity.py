@@ -1,0 +1,239 @@
+"""Which worker serves which session.
+
+A session is bound to a worker when its first request starts there. While that worker lives, *strict* requests of the
+session run nowhere else; for others it is the first choice. A strict request that comes before the session is bound
+waits in the backlog like any other and is noted here, so that the binding can send it to its worker's line.
+
+The table is ordered by use. What was not used for the time to live is forgotten when it is next met, and the oldest
+ones make room when there are too many; but never a session for which something waits or runs, nor, to make room, one
+that is strict: its worker may hold its state.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bullpen import primitives
+from bullpen.core.request import QUEUED, Request
+from bullpen.core.tally import Tally
+from bullpen.core.terms import Terms
+from bullpen.core.worker import BUSY, READY, Worker
+
+
+class Session:
+    """One session: where it lives, and what waits for it to live somewhere."""
+
+    __slots__ = ("id", "pending", "strict", "used_at", "worker")
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.worker: Worker | None = None
+        self.strict = False  # it was used strictly: its worker has to be there for it
+        self.pending: deque[Request] = deque()  # strict requests in the backlog, until it is bound
+        self.used_at = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A session as it is at one moment."""
+
+    id: str
+    worker: Worker | None
+    strict: bool
+    waiting: int
+    used_at: float
+
+
+def serves(worker: Worker) -> bool:
+    """Whether `worker` can take requests, now or when it has room. Read without its lock: it may change at once."""
+    return worker.status is READY or worker.status is BUSY
+
+
+class Sessions:
+    """The sessions of one pool. All methods may be called from any thread, some need a worker's lock."""
+
+    def __init__(self, ttl: float | None, limit: int, moved: Tally) -> None:
+        self._ttl = math.inf if ttl is None else ttl
+        self._limit = limit
+        self._moved = moved  # counts what leaves the backlog for a worker's line
+        self._lock = primitives.session_lock()
+        self._loose: OrderedDict[str, Session] = OrderedDict()  # least recently used first
+        self._strict: OrderedDict[str, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._loose) + len(self._strict)
+
+    def use(self, terms: Terms, now: float) -> Session | None:
+        """The session of a request that comes in, made if need be; None if there are too many, all of them needed."""
+        assert terms.session is not None
+        with self._lock:
+            session = self._find(terms.session)
+            if session is None:
+                if len(self) >= self._limit and not self._make_room(now):
+                    return None
+                session = Session(terms.session)
+            else:
+                self._remove(session)
+                if self._is_stale(session, now):
+                    session.worker = None
+                    session.strict = False
+            session.strict = session.strict or terms.strict
+            session.used_at = now
+            self._add(session)
+            return session
+
+    def expect(self, session: Session, request: Request) -> bool:
+        """Note a strict `request` that is about to wait in the backlog; False if the session is bound by now."""
+        with self._lock:
+            if session.worker is not None:
+                return False
+            self._prune(session)
+            session.pending.append(request)
+            return True
+
+    def is_expected(self, session: Session) -> bool:
+        """Whether a strict request of an unbound session waits already."""
+        with self._lock:
+            self._prune(session)
+            return bool(session.pending)
+
+    def refused(self, session: Session, request: Request) -> None:
+        """A request that was noted did not get into the backlog after all."""
+        with self._lock:
+            if request in session.pending:
+                session.pending.remove(request)
+
+    def rebind(self, session: Session, gone: Worker) -> None:
+        """Its worker is gone; if it was never strict, any other will do."""
+        with self._lock:
+            if session.worker is gone and not session.strict:
+                session.worker = None
+
+    def start(self, request: Any, terms: Terms, worker: Worker) -> bool:
+        """Start `request` on `worker`, whose lock is held, if its session allows that; bind the session, if it is not
+        bound, and send what waits for that to the worker's line.
+        """
+        assert terms.session is not None
+        with self._lock:
+            session = self._find(terms.session)
+            if session is None:  # it was forgotten while this waited
+                assert request.timing is not None
+                session = Session(terms.session)
+                session.used_at = request.timing.submitted_at
+                session.strict = terms.strict
+                self._add(session)
+            if terms.strict and session.worker is not worker and (session.worker is not None or worker.transient):
+                return False
+            if not request.start(worker):
+                return False
+            if worker.transient:  # it will be gone when the next request of the session comes
+                return True
+            if session.worker is None or not (session.strict or serves(session.worker)):
+                session.worker = worker
+                request.binds = True
+                self._send_pending(session, worker)
+            return True
+
+    def _send_pending(self, session: Session, worker: Worker) -> None:
+        for request in session.pending:
+            if request.state is QUEUED:
+                heapq.heappush(worker.line, (request.number, request))
+                self._moved.add()
+        session.pending.clear()
+
+    def touch(self, session_id: str, now: float) -> None:
+        """A request of the session has ended."""
+        session = self._find(session_id)
+        if session is not None:
+            session.used_at = now
+
+    def end(self, session_id: str) -> bool:
+        """Forget a session; what waits for it stays together. False if there is none."""
+        with self._lock:
+            session = self._find(session_id)
+            if session is None:
+                return False
+            self._prune(session)
+            session.worker = None
+            if not session.pending:
+                self._remove(session)
+            return True
+
+    def keeps(self, worker: Worker, now: float) -> bool:
+        """Whether a strict session needs `worker`."""
+        with self._lock:
+            return any(s.worker is worker and not self._is_stale(s, now) for s in self._strict.values())
+
+    def snapshot(self, now: float) -> list[Bound]:
+        """The sessions there are."""
+        with self._lock:
+            everyone = (*self._loose.values(), *self._strict.values())
+            sessions = [session for session in everyone if not self._is_stale(session, now)]
+            pending = [sum(request.state is QUEUED for request in session.pending) for session in sessions]
+        return [
+            Bound(session.id, session.worker, session.strict, waiting + _pinned(session), session.used_at)
+            for session, waiting in zip(sessions, pending, strict=True)
+        ]
+
+    # With the lock held.
+
+    def _find(self, session_id: str) -> Session | None:
+        return self._loose.get(session_id) or self._strict.get(session_id)
+
+    def _add(self, session: Session) -> None:
+        (self._strict if session.strict else self._loose)[session.id] = session
+
+    def _remove(self, session: Session) -> None:
+        if self._loose.pop(session.id, None) is None:
+            del self._strict[session.id]
+
+    def _prune(self, session: Session) -> None:
+        while session.pending and session.pending[0].ended:
+            session.pending.popleft()
+
+    def _is_stale(self, session: Session, now: float) -> bool:
+        """Not used for the time to live, and nothing of it is under way."""
+        if now - session.used_at < self._ttl:
+            return False
+        return not self._under_way(session)
+
+    def _under_way(self, session: Session) -> bool:
+        self._prune(session)
+        if session.pending:
+            return True
+        return session.worker is not None and any(_of(session.id, request) for request in _all_on(session.worker))
+
+    def _make_room(self, now: float) -> bool:
+        """Forget one session: the least recently used one that nobody relies on."""
+        for session in self._loose.values():
+            if not self._under_way(session):
+                self._remove(session)
+                return True
+        for session in self._strict.values():
+            if now - session.used_at < self._ttl:
+                return False
+            if self._is_stale(session, now):
+                self._remove(session)
+                return True
+        return False
+
+
+def _all_on(worker: Worker) -> Iterator[Request]:
+    yield from worker.requests
+    for _, request in list(worker.line):
+        yield request
+
+
+def _of(session_id: str, request: Request) -> bool:
+    return request.terms is not None and request.terms.session == session_id and not request.ended
+
+
+def _pinned(session: Session) -> int:
+    if session.worker is None:
+        return 0
+    return sum(_of(session.id, request) for _, request in list(session.worker.line))
