@@ -507,7 +507,7 @@ def test_blocked_submitters_are_served_in_the_order_in_which_they_came(blocker: 
         submitters = []
         for number in range(15):
             submitters.append(Background(lambda number=number: pool.submit(ran.append, number)))  # type: ignore[misc]
-            assert eventually(lambda number=number: len(pool._engine.bounded._tickets) == number + 1)  # type: ignore[misc, union-attr]
+            assert eventually(lambda number=number: len(pool._engine.bounded.tickets) == number + 1)  # type: ignore[misc, union-attr]
         assert all(submitter.running for submitter in submitters)
         blocker.release()
         for submitter in submitters:
@@ -523,7 +523,7 @@ def test_no_submitter_overtakes_those_that_wait_for_room(blocker: Blocker) -> No
         occupy(pool, blocker, 1)
         waiting = pool.submit(int)
         with Background(lambda: pool.submit(ran.append, "waited")):
-            assert eventually(lambda: pool._engine.bounded._tickets)  # type: ignore[union-attr]
+            assert eventually(lambda: pool._engine.bounded.tickets)  # type: ignore[union-attr]
             waiting.cancel()
             with Background(lambda: pool.submit(ran.append, "came later")):
                 blocker.release()
@@ -551,7 +551,7 @@ def test_close_wakes_blocked_submitters(blocker: Blocker, drain: bool) -> None:
     pool = Pool(1, max_queue=0, when_full="block")
     occupy(pool, blocker, 1)
     submitters = [Background(lambda: pool.submit(must_not_run)) for _ in range(5)]
-    assert eventually(lambda: len(pool._engine.bounded._tickets) == 5)  # type: ignore[union-attr]
+    assert eventually(lambda: len(pool._engine.bounded.tickets) == 5)  # type: ignore[union-attr]
     with Background(lambda: pool.close(drain=drain)):
         for submitter in submitters:
             assert isinstance(submitter.join().error, PoolClosed)
@@ -564,7 +564,7 @@ def test_resize_makes_room_for_blocked_submitters(blocker: Blocker) -> None:
     with Pool(1, max_queue=0, when_full="block") as pool:
         occupy(pool, blocker, 1)
         submitters = [Background(lambda: pool.submit(abs, -3)) for _ in range(3)]
-        assert eventually(lambda: len(pool._engine.bounded._tickets) == 3)  # type: ignore[union-attr]
+        assert eventually(lambda: len(pool._engine.bounded.tickets) == 3)  # type: ignore[union-attr]
         pool.resize(4)
         for submitter in submitters:
             assert submitter.join().error is None

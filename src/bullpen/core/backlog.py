@@ -108,9 +108,10 @@ class BoundedBacklog(Backlog):
         self.per_worker = per_worker
         self._lock = primitives.backlog_lock()  # for making places, and for the line of submitters
         self._places = primitives.new_deque()
+        self.pop_place = self._places.popleft  # IndexError when there is none, or none has been made yet
         self._unmade = limit  # places are made in batches when they are first needed
         self._owed = primitives.new_deque()  # places that have to vanish when they come back
-        self._tickets = primitives.new_deque()  # submitters that wait for room, in order
+        self.tickets = primitives.new_deque()  # submitters that wait for room, in order
 
     def put(self, request: Request, ticket: Ticket | None = None) -> bool:
         """Queue `request` if there is room, and nobody waits for room before it."""
@@ -121,7 +122,7 @@ class BoundedBacklog(Backlog):
 
     def take_place(self, ticket: Ticket | None = None) -> bool:
         """Take a place for a request, if there is room, and nobody waits for room before it."""
-        if self._tickets and not self._is_next(ticket):
+        if self.tickets and not self._is_next(ticket):
             return False
         try:
             self._places.popleft()
@@ -131,7 +132,7 @@ class BoundedBacklog(Backlog):
 
     def _is_next(self, ticket: Ticket | None) -> bool:
         with self._lock:
-            return not self._tickets or self._tickets[0] is ticket
+            return not self.tickets or self.tickets[0] is ticket
 
     def _make_places(self) -> bool:
         """Make the next batch of places and take one of them; False if all have been made."""
@@ -154,7 +155,7 @@ class BoundedBacklog(Backlog):
                 self._owed.popleft()
                 return
         self._places.append(None)
-        if self._tickets:
+        if self.tickets:
             self.call_next()
 
     def withdrawn(self) -> None:
@@ -186,36 +187,31 @@ class BoundedBacklog(Backlog):
 
     # Submitters that wait for room.
 
-    @property
-    def has_line(self) -> bool:
-        """Somebody waits for room."""
-        return bool(self._tickets)
-
     def take_ticket(self) -> Ticket:
         """Stand in line for room."""
         ticket = Ticket()
         with self._lock:
-            self._tickets.append(ticket)
+            self.tickets.append(ticket)
         return ticket
 
     def return_ticket(self, ticket: Ticket) -> None:
         """Leave the line, served or not; the next one is called."""
         with self._lock:
-            self._tickets.remove(ticket)
+            self.tickets.remove(ticket)
             self._call_next()
 
     def call_next(self) -> None:
         """There may be room, or a worker, for the first in line."""
-        if self._tickets:
+        if self.tickets:
             with self._lock:
                 self._call_next()
 
     def call_all(self) -> None:
         """The pool closes: everybody in line has to know."""
         with self._lock:
-            for ticket in self._tickets:
+            for ticket in self.tickets:
                 ticket.call()
 
     def _call_next(self) -> None:
-        if self._tickets:
-            self._tickets[0].call()
+        if self.tickets:
+            self.tickets[0].call()

@@ -132,7 +132,7 @@ class Dispatcher:
             number = request.number = self._number()
             if not number & _SAMPLE_MASK or number < _SAMPLE_ALL_BELOW or self._report is not None:
                 self._accept_specially(request)
-            if backlog.has_line:  # a newcomer does not overtake those who wait
+            if backlog.tickets:  # a newcomer does not overtake those who wait
                 backlog.call_next()
                 return False
         while self._idle() and not self.paused:
@@ -141,7 +141,14 @@ class Dispatcher:
         slot = self.pop_slot() if self.free and not self.paused and self._needs_more(self._waiting() + 1) else None
         if slot is not None:
             backlog.pledge()
-        admitted = backlog.take_place(ticket)
+        admitted = True
+        if backlog.tickets:
+            admitted = backlog.take_place(ticket)
+        else:
+            try:
+                backlog.pop_place()
+            except IndexError:
+                admitted = backlog.take_place(ticket)
         if admitted:
             self._append(request)
         if slot is not None:
@@ -458,8 +465,12 @@ class Dispatcher:
             if settled:
                 if state is DONE:
                     worker.completed += 1
-                    if following is not None and single and self._quiet and request.timing is None:
-                        return following
+                    if following is not None and single and self._quiet:
+                        number = request.number
+                        if request.timing is None or (
+                            number & _SAMPLE_MASK and number >= _SAMPLE_ALL_BELOW and request.terms is None
+                        ):
+                            return following  # by far the most frequent end: nothing is left to be told
                 else:
                     worker.failed += 1
                 ended = True
@@ -589,7 +600,7 @@ class Dispatcher:
         now = self._now()
         if now >= timing.start_by:
             return False
-        timing.start(now)
+        timing.started_at = now
         terms = request.terms
         if terms is None or terms.session is None:
             started = request.start(worker)

@@ -40,27 +40,33 @@ NO_LIMITS = TimeLimits()
 
 
 class Timing:
-    """The limits of one request as instants. `started_at` and `run_until` are there once it runs."""
+    """The limits of one request as instants. `started_at` is there once it runs."""
 
-    __slots__ = ("deadline", "limits", "request", "run_until", "start_by", "started_at", "submitted_at")
+    __slots__ = ("limits", "request", "start_by", "started_at", "submitted_at")
+
+    started_at: float
 
     def __init__(self, request: Request, now: float, limits: TimeLimits) -> None:
         self.request: Request | None = request  # until it ends
         self.limits = limits
         self.submitted_at = now
         self.start_by = now + limits.patience
-        self.deadline = now + limits.budget
 
-    def start(self, now: float) -> None:
-        """It starts to run."""
-        self.started_at = now
-        self.run_until = now + self.limits.stamina
+    @property
+    def deadline(self) -> float:
+        """When the caller's whole budget is spent."""
+        return self.submitted_at + self.limits.budget
+
+    @property
+    def run_until(self) -> float:
+        """When it has run for as long as it may."""
+        return self.started_at + self.limits.stamina
 
     def next_at(self, state: RequestState) -> float:
         """The next instant at which a request in `state` has to be looked at."""
         if state is QUEUED:
             return self.start_by
-        return self.deadline if self.deadline < self.run_until else self.run_until
+        return min(self.deadline, self.run_until)
 
     def verdict(self, state: RequestState, now: float) -> Timeout | None:
         """The limit that a request in `state` has passed at `now`, as the error its caller gets."""

@@ -29,7 +29,7 @@ def running(deadlines: Deadlines, now: float, limits: TimeLimits) -> WatchedRequ
     """A request that runs since `now`, armed for its run."""
     request = new_request()
     request.timing = Timing(request, now, limits)
-    request.timing.start(now)
+    request.timing.started_at = now
     assert request.start(new_worker())
     deadlines.arm_started(request.timing)
     return request
@@ -39,7 +39,7 @@ def test_nothing_comes_due_when_nothing_is_limited() -> None:
     deadlines = Deadlines()
     request = waiting(deadlines, 0.0, NO_LIMITS)
     assert request.timing is not None
-    request.timing.start(0.0)
+    request.timing.started_at = 0.0
     assert not deadlines.arm_started(request.timing)
     assert not deadlines.arm_again(request.timing, math.inf)
     assert (len(deadlines), deadlines.next_at, deadlines.due(1e12)) == (0, math.inf, [])
@@ -109,7 +109,7 @@ def test_what_has_ended_is_not_kept_alive() -> None:
     for number in range(2 * MAX_LINES):  # in lines and in the heap
         request = waiting(deadlines, 0.0, TimeLimits(timeout=100.0 + number, run_timeout=50.0 + number))
         assert request.timing is not None
-        request.timing.start(1.0)
+        request.timing.started_at = 1.0
         assert request.start(new_worker())
         deadlines.arm_started(request.timing)
         assert request.settle(DONE, object())
@@ -163,7 +163,7 @@ def test_whatever_the_order_nothing_comes_due_early_late_or_unseen(data: st.Data
             case "run":
                 request = new_request()
                 request.timing = timing = Timing(request, now, data.draw(st.sampled_from(LIMITS[5:])))
-                timing.start(now)
+                timing.started_at = now
                 assert request.start(new_worker())
                 armed[request] = timing.run_until
                 if deadlines.arm_started(timing):

@@ -17,7 +17,7 @@ QUEUED, RUNNING = RequestState.QUEUED, RequestState.RUNNING
 def timing_of(limits: TimeLimits, submitted_at: float = 100.0, started_at: float | None = None) -> Timing:
     timing = Timing(new_request(), submitted_at, limits)
     if started_at is not None:
-        timing.start(started_at)
+        timing.started_at = started_at
     return timing
 
 
