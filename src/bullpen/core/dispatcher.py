@@ -118,20 +118,38 @@ class Dispatcher:
             self.grow()
         return not self.draining or not self.withdraw(request)
 
+    def register(self, request: Request) -> None:
+        """Take note of a request of a session, which may have to be offered more than once."""
+        request.number = self._number()
+        if self._report is not None:
+            self._report(Kind.REQUEST_QUEUED, None, request)
+
+    def offer_registered(self, request: Request) -> bool:
+        """`offer`, for a request that is registered."""
+        self._append(request)
+        if self._idle():
+            self.match()
+        if self.free and self._waiting():
+            self.grow()
+        return not self.draining or not self.withdraw(request)
+
     def _accept_specially(self, request: Request) -> None:
         if request.timing is None:
             request.timing = Timing(request, self._now(), NO_LIMITS)
         if self._report is not None:
             self._report(Kind.REQUEST_QUEUED, None, request)
 
-    def offer_bounded(self, backlog: BoundedBacklog, request: Request, ticket: Ticket | None = None) -> bool:
+    def offer_bounded(
+        self, backlog: BoundedBacklog, request: Request, ticket: Ticket | None = None, *, registered: bool = False
+    ) -> bool:
         """Give `request` to a ready worker, or to one that is started for it, or queue it; False if none of this is
         possible.
         """
         if ticket is None:
-            number = request.number = self._number()
-            if not number & _SAMPLE_MASK or number < _SAMPLE_ALL_BELOW or self._report is not None:
-                self._accept_specially(request)
+            if not registered:
+                number = request.number = self._number()
+                if not number & _SAMPLE_MASK or number < _SAMPLE_ALL_BELOW or self._report is not None:
+                    self._accept_specially(request)
             if backlog.tickets:  # a newcomer does not overtake those who wait
                 backlog.call_next()
                 return False
@@ -206,8 +224,6 @@ class Dispatcher:
                 return Pinned.BUSY
             if not free and self._bounded is not None and not self._bounded.take_place(ticket):
                 return Pinned.FULL
-            if ticket is None:
-                request.number = self._number()
             heapq.heappush(worker.line, (request.number, request))
             if free:
                 if self._bounded is not None:
@@ -216,19 +232,9 @@ class Dispatcher:
                     following = self._take(worker, None)
                 if following is not None:
                     self._loaded(worker)
-        if self._report is not None:
-            self._report(Kind.REQUEST_QUEUED, None, request)
         if following is not None:
             self._hand(worker, following)
         return Pinned.TAKEN
-
-    def register(self, request: Request) -> None:
-        """A request for one certain worker stands in line for room, and may yet be turned away."""
-        request.number = self._number()
-
-    def unregister(self) -> None:
-        """A registered request is offered anew."""
-        self._turned_away.add()
 
     def start_out_of_turn(self, worker: Worker, request: Request) -> bool:
         """Start `request` on `worker`, within what runs there now, if it still can start and may do so there."""

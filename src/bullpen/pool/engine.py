@@ -185,9 +185,10 @@ class Engine:
         terms = request.terms
         assert terms is not None
         timing = request.timing = Timing(request, self._now(), limits)
+        self.dispatcher.register(request)
         session = self.sessions.use(terms, timing.submitted_at)
         if session is None:
-            raise TooManySessions(pool=self.name, limit=self.options.max_sessions)
+            raise self._turned_away(request, TooManySessions(pool=self.name, limit=self.options.max_sessions))
         while True:
             worker = session.worker
             if worker is not None:
@@ -205,10 +206,12 @@ class Engine:
     def _admit_anywhere(self, request: Request, patient: bool) -> bool:
         dispatcher, bounded = self.dispatcher, self.bounded
         if bounded is None:
-            if not dispatcher.offer(request):
+            if not dispatcher.offer_registered(request):
                 raise self.too_late()
             return True
-        if not dispatcher.offer_bounded(bounded, request) and not self._admit_late(bounded, request, patient):
+        if not dispatcher.offer_bounded(bounded, request, registered=True) and not self._admit_late(
+            bounded, request, patient
+        ):
             return False
         if dispatcher.draining and dispatcher.withdraw(request):
             raise self.too_late()
@@ -218,7 +221,7 @@ class Engine:
         """Admit a strict request of a session that has no worker yet; None if it has one by now."""
         assert terms.session is not None
         if terms.affinity == "strict_fail_fast" and self.sessions.is_expected(session):
-            raise WorkerBusy(worker="", session=terms.session)
+            raise self._turned_away(request, WorkerBusy(worker="", session=terms.session))
         if not self.sessions.expect(session, request):
             return None
         admitted = False
@@ -247,17 +250,20 @@ class Engine:
                 self.sessions.rebind(session, worker)
             return self._admit_anywhere(request, patient)
         if outcome is Pinned.BUSY:
-            raise WorkerBusy(worker=worker.name, session=terms.session)
+            raise self._turned_away(request, WorkerBusy(worker=worker.name, session=terms.session))
         if session.worker is not worker:
             return None
-        raise SessionWorkerUnavailable(worker=worker.name, session=terms.session)
+        raise self._turned_away(request, SessionWorkerUnavailable(worker=worker.name, session=terms.session))
+
+    def _turned_away(self, request: Request, error: Exception) -> Exception:
+        self.dispatcher.turn_away(request)
+        return error
 
     def _line_up_late(self, worker: Worker, request: Request, patient: bool) -> bool | None:
         """There was no room for a request that waits for `worker`: refuse, or wait for room; None if the worker is
         gone by then.
         """
         assert self.bounded is not None
-        self.dispatcher.register(request)
         here = current_worker()
         if here is worker:
             return self._run_here(here, request)
@@ -272,10 +278,7 @@ class Engine:
             return outcome is not Pinned.FULL
 
         self._wait_for_room(self.bounded, request, line_up)
-        if outcome is Pinned.TAKEN:
-            return True
-        self.dispatcher.unregister()
-        return None
+        return True if outcome is Pinned.TAKEN else None
 
     def submit_runner(self, runner: Request, *, patient: bool) -> bool:
         """Admit a runner of a map. What it runs was promised before, so a pool that drains takes it too."""
