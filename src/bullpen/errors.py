@@ -4,6 +4,7 @@
     ├── InvalidOption (ValueError)          an option's value is not allowed; names it, and what is
     │   └── InvalidOptionType (TypeError)   … or is of the wrong type
     ├── NotCallable (TypeError)             what was submitted cannot be called
+    │   └── NoSuchMethod (AttributeError)   … or names no public method of the pool's workers
     ├── PoolError
     │   ├── PoolClosed (RuntimeError)       the pool takes no work any more
     │   ├── PoolFailed (BrokenExecutor)     no worker could be started; `__cause__` says why
@@ -58,6 +59,17 @@ class NotCallable(BullpenError, TypeError):
             f"expected a function to call, got {value!r} of type {type(value).__name__}; "
             "pass the function itself and its arguments after it: pool.submit(f, x), not pool.submit(f(x))"
         )
+
+
+class NoSuchMethod(NotCallable, AttributeError):
+    """What was submitted is a string that names no public method of the pool's workers."""
+
+    def __init__(self, name: str, why: str, *, owner: str, methods: tuple[str, ...]) -> None:
+        self.value = self.name = name
+        self.owner = owner
+        self.methods = methods
+        there_are = f"; there are {', '.join(methods)}" if methods else ""
+        BullpenError.__init__(self, f"{owner}: {name!r} {why}{there_are}")
 
 
 class PoolError(BullpenError):

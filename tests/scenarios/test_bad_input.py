@@ -22,7 +22,6 @@ WRONG_TYPE: list[tuple[str, Any]] = [
     ("max_workers", [1]),
     ("min_workers", "1"),
     ("min_workers", 1.5),
-    ("min_workers", None),
     ("min_workers", False),
     ("max_queue", "10"),
     ("max_queue", 1.0),
@@ -50,6 +49,13 @@ WRONG_TYPE: list[tuple[str, Any]] = [
     ("observer", "print"),
     ("scheduler", 5),
     ("scheduler", None),
+    ("capacity", "2"),
+    ("capacity", 1.5),
+    ("capacity", None),
+    ("capacity", True),
+    ("capacity_strategy", None),
+    ("worker", 5),
+    ("worker", "Model"),
     ("log_errors", 1),
     ("log_errors", None),
 ]
@@ -74,6 +80,10 @@ WRONG_VALUE: list[tuple[str, Any]] = [
     ("idle_timeout", -5),
     ("idle_timeout", NAN),
     ("max_abandoned", -1),
+    ("capacity", 0),
+    ("capacity_strategy", "all"),
+    ("capacity_strategy", "profile"),
+    ("capacity_strategy", "hybrid"),
     ("scheduler", "fastest"),
     ("runtime", "rocket"),
 ]
@@ -209,7 +219,7 @@ def test_what_cannot_be_called_is_refused(options: dict[str, Any], through: str,
 
 
 def test_a_result_instead_of_a_function_gets_a_hint(pool: Pool) -> None:
-    error = unchanged(pool, lambda: pool.submit(abs(-1)), NotCallable)  # type: ignore[arg-type]
+    error = unchanged(pool, lambda: pool.submit(abs(-1)), NotCallable)  # type: ignore[call-overload]
     assert "pool.submit(f, x), not pool.submit(f(x))" in str(error)
 
 
@@ -219,7 +229,7 @@ def test_a_call_without_a_function_is_a_type_error(pool: Pool, method: str) -> N
 
 
 def test_map_refuses_what_cannot_be_iterated(pool: Pool) -> None:
-    unchanged(pool, lambda: pool.map(abs, 5), TypeError)  # type: ignore[arg-type]
+    unchanged(pool, lambda: pool.map(abs, 5), TypeError)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

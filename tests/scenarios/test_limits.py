@@ -241,7 +241,7 @@ def test_a_request_that_waits_too_long_expires(blocker: Blocker) -> None:
 
 def test_a_request_that_runs_is_out_of_the_reach_of_queue_timeout() -> None:
     with Pool(1, queue_timeout=SHORT) as pool:
-        assert pool.submit(lambda: time.sleep(4 * SHORT) or 5).result(PATIENCE) == 5  # type: ignore[func-returns-value]
+        assert pool.submit(lambda: time.sleep(4 * SHORT) or 5).result(PATIENCE) == 5  # type: ignore[call-overload,func-returns-value]
 
 
 def test_using_overrides_the_default_of_the_pool(blocker: Blocker) -> None:

@@ -16,6 +16,7 @@ PUBLIC = [
     "InvalidOptionType",
     "Kind",
     "NestedWait",
+    "NoSuchMethod",
     "NotCallable",
     "Percentiles",
     "Pool",

@@ -211,13 +211,17 @@ class Request:
         return self.worker if self.state is RUNNING else None
 
     @property
-    def label(self) -> str:
-        """The function's name, for people; empty once it has ended."""
+    def function(self) -> Any:
+        """The function that its caller gave, inside whatever the pool has put around it; None once it has ended."""
         fn, args = self.fn, self.args
         if args and type(getattr(fn, "__self__", None)).__name__ == "Context":  # a context's `run`
             fn, args = args[0], args[1:]
-        if args and isinstance(args[0], WrappedCall):
-            fn = args[0].func
+        return args[0].func if args and isinstance(args[0], WrappedCall) else fn
+
+    @property
+    def label(self) -> str:
+        """The function's name, for people; empty once it has ended."""
+        fn = self.function
         return "" if fn is None else str(getattr(fn, "__qualname__", None) or fn)
 
 

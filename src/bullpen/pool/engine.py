@@ -31,6 +31,7 @@ from bullpen.errors import (
     WorkerBusy,
 )
 from bullpen.pool import exit as at_exit
+from bullpen.pool.instances import MethodCall
 from bullpen.pool.nested import NestedWaits
 from bullpen.pool.options import PoolOptions
 from bullpen.pool.timekeeper import Timekeeper
@@ -73,6 +74,7 @@ class Engine:
         self.extra_cancelled = Total()
         self.runners_queued = Total()
         self.bounded = None if options.max_queue is None else BoundedBacklog(options.max_queue, options.capacity)
+        self.instances = options.new_instances()
         self.backlog = Backlog() if self.bounded is None else self.bounded
         self.time = Timekeeper(self)
         self.workforce = Workforce(self)
@@ -482,7 +484,9 @@ class Engine:
         if not len(self.registry):
             here = Worker(-1, -1, f"{self.name}_exit", self._now())
             for request in self._take_waiting():
-                if not self.nested.run_here(here, request, queued=False):
+                if isinstance(request.function, MethodCall):  # there is no instance, nor will there be one
+                    self._drop(request, request.refuse(self.not_open()), self.refused)
+                elif not self.nested.run_here(here, request, queued=False):
                     self.backlog.dropped()
             self.closed_if_done()
         self.close(None, drain=True)

@@ -137,19 +137,19 @@ class NestedWaits:
             if helper is not None and helper.accept(request):
                 continue
             if request.state is QUEUED:
-                self._helpers[worker.id] = helper = _Helper(self._engine, self, worker.id, request)
+                self._helpers[worker.id] = helper = _Helper(self._engine, self, worker, request)
                 self._engine.workforce.start_helper(helper)
 
     def helper_gone(self, helper: _Helper) -> None:
-        if self._helpers.get(helper.lender_id) is helper:
-            del self._helpers[helper.lender_id]
+        if self._helpers.get(helper.lender.id) is helper:
+            del self._helpers[helper.lender.id]
 
 
 class _Helper:
     """Runs the requests that one worker waits for, then ends. Implements `WorkerEvents` for its own worker."""
 
-    def __init__(self, engine: Engine, nested: NestedWaits, lender_id: int, request: Request) -> None:
-        self.lender_id = lender_id
+    def __init__(self, engine: Engine, nested: NestedWaits, lender: Worker, request: Request) -> None:
+        self.lender = lender
         self._engine = engine
         self._nested = nested
         self._lock = primitives.backlog_lock()
@@ -164,6 +164,13 @@ class _Helper:
                 return False
             self._wanted.append(request)
             return True
+
+    def prepare(self, worker: Worker) -> None:
+        if self._engine.instances is not None:
+            self._engine.instances.lend(self.lender, worker)
+
+    def retire(self, worker: Worker) -> None:
+        """It keeps nothing of its own."""
 
     def ready(self, worker: Worker) -> Request | None:
         with worker.lock:

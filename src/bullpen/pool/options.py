@@ -13,6 +13,7 @@ from bullpen.core.request import WrappedCall
 from bullpen.core.terms import AFFINITIES, Affinity, Terms
 from bullpen.core.timing import TimeLimits
 from bullpen.errors import InvalidOption, InvalidOptionType
+from bullpen.pool.instances import CAPACITY_STRATEGIES, CapacityStrategy, Instances
 from bullpen.runtimes.port import Runtime
 from bullpen.telemetry.catalogue import Event
 
@@ -52,7 +53,9 @@ class PoolOptions:
     session_ttl: float | None
     max_sessions: int
     crash_retries: int
+    worker: Callable[[], Any] | None
     capacity: int
+    capacity_strategy: CapacityStrategy
 
     def __post_init__(self) -> None:
         at_least("max_workers", self.max_workers, 1)
@@ -86,12 +89,27 @@ class PoolOptions:
         one_of("affinity", self.affinity, AFFINITIES)
         at_least("max_sessions", self.max_sessions, 1)
         at_least("crash_retries", self.crash_retries, 0)
+        if self.worker is not None and not callable(self.worker):
+            raise InvalidOptionType("worker", self.worker, "a class, a function that makes an object, or None")
         at_least("capacity", self.capacity, 1)
+        one_of("capacity_strategy", self.capacity_strategy, CAPACITY_STRATEGIES)
+        if self.capacity_strategy != "pool" and self.worker is None:
+            raise InvalidOption(
+                "capacity_strategy",
+                self.capacity_strategy,
+                "'pool' without worker=, for there is nobody to declare one",
+            )
 
     def call_options(self) -> CallOptions:
         """The options of a call that says nothing else."""
         limits = TimeLimits(None, self.queue_timeout, self.run_timeout)
         return CallOptions(limits, Terms(None, self.affinity, False, self.crash_retries))
+
+    def new_instances(self) -> Instances | None:
+        """What the workers keep, if they keep anything."""
+        if self.worker is None:
+            return None
+        return Instances(self.name, self.worker, self.capacity, self.capacity_strategy)
 
     def new_scheduler(self) -> SchedulerStrategy:
         make = SCHEDULERS[self.scheduler] if isinstance(self.scheduler, str) else self.scheduler

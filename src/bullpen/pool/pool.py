@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 from bullpen import primitives
 from bullpen.core.ready import SchedulerStrategy
@@ -17,6 +17,7 @@ from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.pool.engine import Engine
 from bullpen.pool.exit import close_in_background
 from bullpen.pool.future import PoolFuture
+from bullpen.pool.instances import CapacityStrategy
 from bullpen.pool.mapping import MapIterator
 from bullpen.pool.options import (
     PoolOptions,
@@ -60,11 +61,12 @@ class Pool(Executor):
                 ...
 
     `max_queue=None` queues without limit, 0 never queues. `when_full="reject"` raises `PoolSaturated`, `"block"` waits
-    for room. `queue_timeout` and `run_timeout` are the defaults of `using()`. A thread that runs past its `run_timeout`
-    cannot be ended; within `max_abandoned` it is replaced, else its slot stays taken. A worker that was not needed for
-    `idle_timeout` ends. `wrap` is called around every execution: `wrap(call)` returns `call()`, or something else, and
-    `call.func` is the function. Errors of `serve` are logged unless `log_errors` is False. `observer` is called with an
-    `Event` for every change of state.
+    for room. `queue_timeout` and `run_timeout` are the defaults of `using()`. A thread that runs past its
+    `run_timeout` cannot be ended; within `max_abandoned` it is replaced, else its slot stays taken. A worker that was
+    not needed for `idle_timeout` ends. With `worker=Model` each worker keeps a `Model()` of its own, whose methods are
+    called by name: `pool.do("predict", text)`. A worker runs `capacity` requests at once. `wrap` is called around
+    every execution: `wrap(call)` returns `call()`, or something else, and `call.func` is the function. Errors of
+    `serve` are logged unless `log_errors` is False. `observer` is called with an `Event` for every change of state.
     """
 
     def __init__(
@@ -76,7 +78,8 @@ class Pool(Executor):
         *,
         runtime: str | Runtime = "thread",
         name: str | None = None,
-        min_workers: int = 0,
+        worker: Callable[[], Any] | None = None,
+        min_workers: int | None = None,
         max_queue: int | None = None,
         when_full: WhenFull = "reject",
         queue_timeout: Seconds | None = None,
@@ -92,10 +95,15 @@ class Pool(Executor):
         max_sessions: int = 10_000,
         crash_retries: int = 1,
         capacity: int = 1,
+        capacity_strategy: CapacityStrategy = "pool",
         clock: primitives.Clock | None = None,
     ) -> None:
+        if max_workers is None:
+            max_workers = default_max_workers()
+        if min_workers is None:
+            min_workers = 0 if worker is None else max_workers
         options = PoolOptions(
-            max_workers=default_max_workers() if max_workers is None else max_workers,
+            max_workers=max_workers,
             thread_name_prefix="" if thread_name_prefix is None else thread_name_prefix,
             initializer=initializer,
             initargs=arguments("initargs", initargs),
@@ -116,13 +124,17 @@ class Pool(Executor):
             session_ttl=seconds("session_ttl", session_ttl, zero=False),
             max_sessions=max_sessions,
             crash_retries=crash_retries,
+            worker=worker,
             capacity=capacity,
+            capacity_strategy=capacity_strategy,
         )
         if clock is not None:
             has_methods(
                 "clock", clock, ("monotonic", "wait"), "a clock, with monotonic() and wait(gate, timeout), or None"
             )
         opened = open_runtime(runtime, initializer, options.initargs)
+        if worker is not None and "keep_instance" not in opened.capabilities:
+            raise InvalidOption("worker", worker, f"None: workers of the runtime {opened.name!r} keep no instances")
         calls = options.call_options()
         self._engine = engine = Engine(options, opened, primitives.system_clock if clock is None else clock)
         self._view = PoolView(engine, calls)
@@ -134,8 +146,13 @@ class Pool(Executor):
 
     # Work.
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolFuture[T]:
-        """Run `fn(*args, **kwargs)` on a worker; the future of its result.
+    @overload
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolFuture[T]: ...
+    @overload
+    def submit(self, fn: str, /, *args: Any, **kwargs: Any) -> PoolFuture[Any]: ...
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> PoolFuture[Any]:
+        """Run `fn(*args, **kwargs)` on a worker; the future of its result. A string names a method of the `worker`.
 
         Raises `PoolSaturated` if there is no room, `PoolClosed` or `PoolFailed` if the pool takes no work.
         """
@@ -146,7 +163,12 @@ class Pool(Executor):
             raise self._engine.too_late()
         return future
 
-    def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool:
+    @overload
+    def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool: ...
+    @overload
+    def serve(self, fn: str, /, *args: Any, **kwargs: Any) -> bool: ...
+
+    def serve(self, fn: Any, /, *args: Any, **kwargs: Any) -> bool:
         """Run `fn(*args, **kwargs)` on a worker and forget it: True if it was accepted, False if the pool is
         saturated.
         """
@@ -156,10 +178,16 @@ class Pool(Executor):
             raise self._engine.too_late()
         return True
 
-    def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    @overload
+    def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def do(self, fn: str, /, *args: Any, **kwargs: Any) -> Any: ...
+
+    def do(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(*args, **kwargs)` on a worker and wait for the result."""
         return self._view.do(fn, *args, **kwargs)
 
+    @overload
     def map(
         self,
         fn: Callable[..., T],
@@ -167,7 +195,25 @@ class Pool(Executor):
         timeout: float | None = None,
         chunksize: int = 1,
         buffersize: int | None = None,
-    ) -> MapIterator[T]:
+    ) -> MapIterator[T]: ...
+    @overload
+    def map(
+        self,
+        fn: str,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> MapIterator[Any]: ...
+
+    def map(
+        self,
+        fn: Any,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> MapIterator[Any]:
         """The results of `fn` over the iterables, in order, as they are read.
 
         At most `buffersize` (1024) items are under way or unread at once. `timeout` is for all results, from now.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 from bullpen.core.request import Request, ServedRequest, TermedRequest, WrappedCall
 from bullpen.errors import NotCallable
 from bullpen.pool.engine import Engine
 from bullpen.pool.future import PoolFuture, TermedFuture
+from bullpen.pool.instances import no_workers_class
 from bullpen.pool.mapping import DEFAULT_WINDOW, MapIterator, MapWork, RequestMap, RunnerMap
 from bullpen.pool.options import CallOptions, at_least, seconds
 
@@ -39,7 +40,12 @@ class PoolView:
         """This view with some options changed: see `Pool.using`."""
         return PoolView(self._engine, self._options.using(**options), self._keeper)
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolFuture[T]:
+    @overload
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolFuture[T]: ...
+    @overload
+    def submit(self, fn: str, /, *args: Any, **kwargs: Any) -> PoolFuture[Any]: ...
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> PoolFuture[Any]:
         """Run `fn(*args, **kwargs)` on a worker; the future of its result."""
         if not self._plain or not callable(fn):
             future = self._future(fn, args, kwargs)
@@ -49,7 +55,12 @@ class PoolView:
             raise self._engine.saturated_error()
         return future
 
-    def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool:
+    @overload
+    def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool: ...
+    @overload
+    def serve(self, fn: str, /, *args: Any, **kwargs: Any) -> bool: ...
+
+    def serve(self, fn: Any, /, *args: Any, **kwargs: Any) -> bool:
         """Run `fn(*args, **kwargs)` on a worker and forget it: True if it was accepted, False if the pool is
         saturated.
         """
@@ -59,9 +70,14 @@ class PoolView:
             request = Request(self._engine.state_lock(), fn, args, kwargs)
         return self._submit(request, self._limits)
 
-    def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    @overload
+    def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def do(self, fn: str, /, *args: Any, **kwargs: Any) -> Any: ...
+
+    def do(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(*args, **kwargs)` on a worker and wait for the result, at most for the `timeout`."""
-        future: PoolFuture[T] = self._future(fn, args, kwargs)
+        future = self._future(fn, args, kwargs)
         if not self._submit(future, self._limits, enforced=False):
             raise self._engine.saturated_error()
         timing = future.timing
@@ -73,6 +89,7 @@ class PoolView:
             future.cancel()  # an interrupted caller does not want it any more
             raise
 
+    @overload
     def map(
         self,
         fn: Callable[..., T],
@@ -80,7 +97,25 @@ class PoolView:
         timeout: float | None = None,
         chunksize: int = 1,
         buffersize: int | None = None,
-    ) -> MapIterator[T]:
+    ) -> MapIterator[T]: ...
+    @overload
+    def map(
+        self,
+        fn: str,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> MapIterator[Any]: ...
+
+    def map(
+        self,
+        fn: Any,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> MapIterator[Any]:
         """The results of `fn` over the iterables, in order; at most `buffersize` calls are under way or unread at
         once.
         """
@@ -89,15 +124,14 @@ class PoolView:
     def start_map(
         self,
         keeper: object,
-        fn: Callable[..., T],
+        fn: Callable[..., T] | str,
         iterables: tuple[Iterable[Any], ...],
         timeout: float | None,
         chunksize: int,
         buffersize: int | None,
     ) -> MapIterator[T]:
         """`map`, with an iterator that holds on to `keeper`."""
-        if not callable(fn):
-            raise NotCallable(fn)
+        function: Callable[..., T] = self._function(fn)
         at_least("chunksize", chunksize, 1)
         if buffersize is not None:
             at_least("buffersize", buffersize, 1, none=f"for {DEFAULT_WINDOW}")
@@ -111,9 +145,9 @@ class PoolView:
             raise engine.not_open()
         calls = zip(*iterables, strict=False)
         if self._limits.any or not self._plain or engine.options.observer is not None:
-            work: MapWork[T] = RequestMap(engine, self._submit_patiently, fn, calls, window)
+            work: MapWork[T] = RequestMap(engine, self._submit_patiently, function, calls, window)
         else:
-            work = RunnerMap(engine, fn, calls, window)
+            work = RunnerMap(engine, function, calls, window)
         work.finite = any(hasattr(iterable, "__len__") for iterable in iterables)
         return MapIterator(work, deadline, keeper)
 
@@ -140,11 +174,20 @@ class PoolView:
         self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """The call that a worker makes: the function itself, or in the caller's context, or in the pool's wrapper."""
-        if not callable(fn):
-            raise NotCallable(fn)
+        fn = self._function(fn)
         wrap = self._engine.options.wrap
         if wrap is not None:
             fn, args, kwargs = wrap, (WrappedCall(fn, *args, **kwargs),), {}
         if self._options.context:
             fn, args = contextvars.copy_context().run, (fn, *args)
         return fn, args, kwargs
+
+    def _function(self, fn: Any) -> Callable[..., Any]:
+        """What is to be called: a function, or a method of the worker's instance by its name."""
+        if callable(fn):
+            return fn  # type: ignore[no-any-return]
+        if not isinstance(fn, str):
+            raise NotCallable(fn)
+        if self._engine.instances is None:
+            raise no_workers_class(self._engine.name, fn)
+        return self._engine.instances.method(fn)

@@ -115,7 +115,8 @@ class Workforce:
             events.died(worker, error)
 
     def _new(self, slot: int, name: str) -> Worker:
-        worker = Worker(next(self._ids), slot, name, self._engine.clock.monotonic(), self._engine.options.capacity)
+        capacity = 1 if slot == HELPER else self._engine.options.capacity
+        worker = Worker(next(self._ids), slot, name, self._engine.clock.monotonic(), capacity)
         self._engine.registry.add(worker)
         return worker
 
@@ -137,6 +138,14 @@ class Workforce:
             self._engine.time.workers_came()
 
     # What workers report.
+
+    def prepare(self, worker: Worker) -> None:
+        if self._engine.instances is not None:
+            self._engine.instances.make(worker)
+
+    def retire(self, worker: Worker) -> None:
+        if self._engine.instances is not None:
+            self._engine.instances.close(worker)
 
     def ready(self, worker: Worker) -> Request | None:
         with self._engine.lock:
@@ -219,6 +228,8 @@ class Workforce:
             while self._departing and engine.runtime.join(self._departing[0], 0):
                 self._departing.popleft()
             self._departing.append(worker)
+        if engine.instances is not None:
+            engine.instances.forget(worker)
         if engine.state in (PoolState.INITIALIZING, PoolState.RUNNING, PoolState.DRAINING):
             engine.use_new_room(grow=replace)
         if len(engine.registry) < engine.options.min_workers:

@@ -4,8 +4,10 @@ A runtime starts workers, takes requests for them, and reports. It keeps no queu
 may rely on:
 
 - `start` returns soon; the worker reports `ready` or `died` later, from any thread, exactly one of them first.
-- After `ready`, a worker has at most `capacity` requests at once. Each one handed to it is answered by exactly one
-  `finished`, or by the worker's one `died`.
+- Where the worker runs, `prepare` is called before `ready`, and `retire` before `exited`. `prepare` may raise, which is
+  a start that failed, and may change the worker's `capacity`, which stays as it is from then on.
+- After `ready`, a worker has at most `capacity` requests at once, and runs all of them at once. Each one handed to it
+  is answered by exactly one `finished`, or by the worker's one `died`.
 - `ready` and `finished` return the worker's next request, to be run at once, or None: then the worker waits for its
 `hand`.
 - `hand(request)` never blocks. `hand(None)` comes once, to a worker without requests; it answers with `exited`.
@@ -16,6 +18,8 @@ One contract suite, `bullpen.testing.contracts`, runs on every runtime.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from bullpen import primitives
@@ -27,11 +31,17 @@ from bullpen.core.worker import Worker
 class WorkerEvents(Protocol):
     """What workers report to the pool. May be called from any thread."""
 
+    def prepare(self, worker: Worker) -> None:
+        """It is about to be ready: what it keeps is made now, here. Raises if that fails."""
+
     def ready(self, worker: Worker) -> Request | None:
         """It has started."""
 
     def finished(self, worker: Worker, request: Request, state: RequestState, value: Any) -> Request | None:
         """A request on it ended: done with a result, or failed with an error."""
+
+    def retire(self, worker: Worker) -> None:
+        """It is about to end: what it keeps is closed now, here. Never raises."""
 
     def exited(self, worker: Worker) -> None:
         """It ended, as it was asked to."""
@@ -64,16 +74,34 @@ CAPABILITIES = {
     "kill_running": "a request that runs can be ended whatever it does",
     "share_memory": "arguments and results are the caller's own objects",
     "run_inline": "a request can run on the thread that waits for it",
+    "keep_instance": "each worker can keep an object of its own (`worker=`)",
     "survive_crash": "a crash of the interpreter costs only the requests on that worker",
 }
 
 
 _workers: dict[int, Worker] = {}  # by thread; a thread only ever sets and deletes its own entry
+_requests: dict[int, list[Request]] = {}  # by thread, outermost first; a worker of one thread has none until it nests
 
 
 def current_worker() -> Worker | None:
-    """The worker that the current thread is, if it is one in this process."""
+    """The worker that the current thread is, or belongs to, if there is one in this process."""
     return _workers.get(primitives.current_thread_id())
+
+
+def current_requests() -> Sequence[Request]:
+    """What runs on the current thread: a request, and those that run inline within it, outermost first."""
+    thread = primitives.current_thread_id()
+    running = _requests.get(thread)
+    if running is not None:
+        return running
+    worker = _workers.get(thread)
+    return () if worker is None else worker.requests[:1]
+
+
+def current_request() -> Request | None:
+    """The innermost request that runs on the current thread."""
+    running = current_requests()
+    return running[-1] if running else None
 
 
 def enter(worker: Worker) -> None:
@@ -81,6 +109,51 @@ def enter(worker: Worker) -> None:
     _workers[primitives.current_thread_id()] = worker
 
 
+def enter_lane(worker: Worker) -> list[Request]:
+    """The current thread is one of several of `worker`; what is in the list that it gets runs on it."""
+    enter(worker)
+    return _requests.setdefault(primitives.current_thread_id(), [])
+
+
 def leave() -> None:
     """The current thread is no worker any more."""
     _workers.pop(primitives.current_thread_id(), None)
+    _requests.pop(primitives.current_thread_id(), None)
+
+
+@contextmanager
+def inline(request: Request) -> Iterator[Request | None]:
+    """Inside, `request` runs within what runs on the current thread, which is what one gets."""
+    outer = current_requests()
+    with _running([*outer, request]):
+        yield outer[-1] if outer else None
+
+
+@contextmanager
+def acting_as(worker: Worker, request: Request) -> Iterator[None]:
+    """Inside, the current thread runs `request` as `worker`."""
+    thread = primitives.current_thread_id()
+    before = _workers.get(thread)
+    _workers[thread] = worker
+    try:
+        with _running([request]):
+            yield
+    finally:
+        if before is None:
+            del _workers[thread]
+        else:
+            _workers[thread] = before
+
+
+@contextmanager
+def _running(requests: list[Request]) -> Iterator[None]:
+    thread = primitives.current_thread_id()
+    before = _requests.get(thread)
+    _requests[thread] = requests
+    try:
+        yield
+    finally:
+        if before is None:
+            del _requests[thread]
+        else:
+            _requests[thread] = before

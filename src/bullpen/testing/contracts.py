@@ -115,6 +115,80 @@ class RuntimeContract:
             assert runtime.join(worker, PATIENCE)
             assert log.kinds == ["ready", "exited"]
 
+    # Capacity: a worker that runs several requests at once.
+
+    def test_a_worker_runs_as_many_at_once_as_its_capacity_says(self, tmp_path: Path) -> None:
+        log, worker = ReportLog(), new_worker(capacity=3)
+        runtime = self.make_runtime()
+        runtime.start(worker, log)
+        log.wait_for("ready")
+        for round_number in range(3):
+            requests = [new_request(worker, meet, tmp_path / str(round_number), 3) for _ in range(3)]
+            for request in requests:
+                worker.hand(request)
+            log.wait_for("finished", 3 * (round_number + 1))
+            assert {id(request) for request, _, _ in log.ends[-3:]} == {id(request) for request in requests}
+        assert [(state, value) for _, state, value in log.ends] == [(DONE, 3)] * 9
+        worker.hand(None)
+        assert runtime.join(worker, PATIENCE)
+        assert log.kinds == ["ready", *["finished"] * 9, "exited"]
+        assert log.retired == 1
+
+    def test_a_capacity_declared_while_it_starts_counts(self, tmp_path: Path) -> None:
+        log, worker = ReportLog(), new_worker()
+        log.capacity = 2
+        log.following = [new_request(worker, meet, tmp_path, 2)]
+        runtime = self.make_runtime()
+        runtime.start(worker, log)
+        log.wait_for("ready")
+        worker.hand(new_request(worker, meet, tmp_path, 2))
+        log.wait_for("finished", 2)
+        worker.hand(None)
+        assert runtime.join(worker, PATIENCE)
+        assert log.kinds == ["ready", "finished", "finished", "exited"]
+
+    def test_what_a_report_returns_is_run_at_once_beside_what_runs_already(self, tmp_path: Path) -> None:
+        log, worker = ReportLog(), new_worker(capacity=2)
+        runtime = self.make_runtime()
+        runtime.start(worker, log)
+        log.wait_for("ready")
+        worker.hand(new_request(worker, begin_and_wait, tmp_path))
+        eventually((tmp_path / "begun").exists)
+        log.following = [new_request(worker, pow, number, 2) for number in range(20)]
+        worker.hand(new_request(worker, do_nothing))
+        log.wait_for("finished", 21)
+        assert [value for _, _, value in log.ends] == [None, *(number**2 for number in range(20))]
+        leave_note(tmp_path, "go")
+        log.wait_for("finished", 22)
+        worker.hand(None)
+        assert runtime.join(worker, PATIENCE)
+        assert log.kinds == ["ready", *["finished"] * 22, "exited"]
+
+    def test_a_worker_with_capacity_can_be_told_to_end_in_the_moment_it_is_ready(self) -> None:
+        for _ in range(20):
+            log, worker = ReportLog(), new_worker(capacity=4)
+            log.end_at_once = True
+            runtime = self.make_runtime()
+            runtime.start(worker, log)
+            assert runtime.join(worker, PATIENCE)
+            assert log.kinds == ["ready", "exited"]
+
+    def test_many_requests_at_once_are_answered_once_each(self) -> None:
+        log, worker = ReportLog(), new_worker(capacity=4)
+        runtime = self.make_runtime()
+        runtime.start(worker, log)
+        log.wait_for("ready")
+        requests = []
+        for number in range(0, 400, 4):
+            requests += [new_request(worker, pow, number + lane, 2) for lane in range(4)]
+            for request in requests[-4:]:
+                worker.hand(request)
+            log.wait_for("finished", number + 4)
+        worker.hand(None)
+        assert runtime.join(worker, PATIENCE)
+        assert sorted(value for _, _, value in log.ends) == [number**2 for number in range(400)]
+        assert len({id(request) for request, _, _ in log.ends}) == 400
+
     # A call.
 
     def test_a_result_comes_back(self) -> None:
@@ -346,8 +420,17 @@ class ReportLog:
         self.ends: list[tuple[Request, RequestState, Any]] = []
         self.following: list[Request] = []  # what to answer reports with
         self.end_at_once = False
+        self.capacity: int | None = None  # what the worker declares while it starts
+        self.retired = 0
         self.error: BaseException | None = None
         self._changed = threading.Condition()
+
+    def prepare(self, worker: Worker) -> None:
+        if self.capacity is not None:
+            worker.capacity = self.capacity
+
+    def retire(self, worker: Worker) -> None:
+        self.retired += 1
 
     def ready(self, worker: Worker) -> Request | None:
         if self.end_at_once:
@@ -377,8 +460,8 @@ class ReportLog:
                 raise AssertionError(f"expected {kind} × {times}, got {self.kinds}")
 
 
-def new_worker() -> Worker:
-    return Worker(0, 0, "contract", time.monotonic())
+def new_worker(capacity: int = 1) -> Worker:
+    return Worker(0, 0, "contract", time.monotonic(), capacity)
 
 
 def new_request(worker: Worker, fn: Callable[..., Any], *args: Any) -> Request:

@@ -36,6 +36,7 @@ class ScriptedRuntime:
     `auto_exit`: a worker ends as soon as it is asked to, else when the test calls `exit_stopped`.
     `capabilities`: what the pool is told it can do. With "cancel_running", a request that the pool cancels joins
     `cancelling` and runs on until the test ends it; with "kill_running", a worker that is killed dies at once.
+    `capacities`: what the workers declare, one after the other as they get ready; those after them say nothing.
     Set `start_error` to make every further start fail.
 
     It raises `AssertionError` in a pool that breaks the rules of the port: that hands a request to a worker without
@@ -45,13 +46,19 @@ class ScriptedRuntime:
     name = "scripted"
 
     def __init__(
-        self, *, auto_ready: bool = True, auto_exit: bool = True, capabilities: Iterable[str] = ("share_memory",)
+        self,
+        *,
+        auto_ready: bool = True,
+        auto_exit: bool = True,
+        capabilities: Iterable[str] = ("share_memory", "keep_instance"),
+        capacities: Iterable[int] = (),
     ) -> None:
         self.capabilities = frozenset(capabilities)
         self.start_error: Exception | None = None
         self.cancelling: list[Request] = []
         self._auto_ready = auto_ready
         self._auto_exit = auto_exit
+        self._capacities = list(capacities)
         self._workers: dict[int, Worker] = {}
         self._starting: dict[int, Worker] = {}
         self._stopped: dict[int, Worker] = {}
@@ -117,7 +124,14 @@ class ScriptedRuntime:
         if worker is None:
             worker = next(iter(self._starting.values()))
         del self._starting[worker.id]
-        self._go_on(worker, worker.handle.events.ready(worker))
+        if self._capacities:
+            worker.capacity = self._capacities.pop(0)
+        try:
+            worker.handle.events.prepare(worker)
+        except Exception as error:
+            self.die(worker, error)
+        else:
+            self._go_on(worker, worker.handle.events.ready(worker))
         return worker
 
     def finish(self, request: Request, value: Any = None) -> None:
@@ -141,18 +155,13 @@ class ScriptedRuntime:
         if request.ended:  # given up: its function is gone
             self.finish(request)
             return request
-        before = port.current_worker()
-        port.enter(worker)
-        try:
-            value = request.fn(*request.args, **(request.kwargs or {}))
-        except BaseException as error:
-            self.fail(request, error)
-        else:
-            self.finish(request, value)
-        finally:
-            port.leave()
-            if before is not None:
-                port.enter(before)
+        with port.acting_as(worker, request):
+            try:
+                value = request.fn(*request.args, **(request.kwargs or {}))
+            except BaseException as error:
+                self.fail(request, error)
+            else:
+                self.finish(request, value)
         return request
 
     def run_all(self) -> None:
@@ -221,6 +230,7 @@ class ScriptedRuntime:
 
     def _exit(self, worker: Worker) -> None:
         del self._stopped[worker.id]
+        worker.handle.events.retire(worker)
         del self._workers[worker.id]
         worker.handle.events.exited(worker)
 

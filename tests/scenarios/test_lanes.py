@@ -1,0 +1,136 @@
+"""Workers with capacity on threads: several requests at once on one worker, each answered once."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from bullpen import Pool, PoolFuture, WorkerStartFailed, primitives
+from bullpen.runtimes.port import current_request, current_worker
+from bullpen.runtimes.thread import ThreadRuntime
+from bullpen.testing import ScriptedRuntime
+from bullpen.testing.contracts import ReportLog, new_request, new_worker
+
+from .support import PATIENCE, Blocker, eventually
+
+
+def test_one_worker_runs_as_many_requests_at_once_as_its_capacity_says() -> None:
+    together = threading.Barrier(4)
+    with Pool(1, capacity=4) as pool:
+        futures = [pool.submit(together.wait, PATIENCE) for _ in range(4)]
+        assert sorted(future.result(PATIENCE) for future in futures) == [0, 1, 2, 3]
+        assert pool.stats().spawned == 1
+        assert [worker.capacity for worker in pool.workers()] == [4]
+
+
+def test_no_more_run_at_once_than_the_capacity_of_all_workers() -> None:
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    def count() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        threading.Event().wait(0.001)
+        with lock:
+            running -= 1
+
+    with Pool(2, capacity=3) as pool:
+        for future in [pool.submit(count) for _ in range(200)]:
+            future.result(PATIENCE)
+        assert pool.stats().spawned <= 2
+    assert most <= 6
+    assert pool.stats().completed == 200
+
+
+def test_lanes_are_started_as_they_are_needed_and_all_of_them_end() -> None:
+    before = threading.active_count()
+    with Blocker() as blocker, Pool(1, capacity=50) as pool:
+        assert pool.do(int) == 0
+        held = [pool.submit(blocker) for _ in range(3)]
+        blocker.wait_entered(3)
+        names = [thread.name for thread in threading.enumerate() if thread.name.startswith(f"{pool.stats().name}_0")]
+        assert len(names) <= 4, "no more lanes than were needed at once"
+        blocker.release()
+        for future in held:
+            future.result(PATIENCE)
+    assert threading.active_count() == before
+
+
+def test_every_lane_is_its_worker_and_knows_its_own_request() -> None:
+    together = threading.Barrier(3)
+    futures: list[PoolFuture[Any]] = []
+    known = threading.Event()
+
+    def look(number: int) -> tuple[object, object]:
+        known.wait(PATIENCE)
+        together.wait(PATIENCE)
+        return current_worker(), current_request() is futures[number]
+
+    with Pool(1, capacity=3) as pool:
+        futures.extend(pool.submit(look, number) for number in range(3))
+        known.set()
+        seen = [future.result(PATIENCE) for future in futures]
+    assert len({worker for worker, _ in seen}) == 1
+    assert [own for _, own in seen] == [True] * 3
+
+
+def test_a_lane_that_cannot_be_started_costs_one_request_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, worker = ReportLog(), new_worker(capacity=3)
+    runtime = ThreadRuntime()
+    runtime.start(worker, log)
+    log.wait_for("ready")
+    start_thread = primitives.start_thread
+    with Blocker() as blocker:
+        worker.hand(new_request(worker, blocker))
+        blocker.wait_entered()
+        log.following = [following := new_request(worker, abs, -5)]
+
+        def refuse(*_: object) -> threading.Thread:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(primitives, "start_thread", refuse)
+        worker.hand(unlucky := new_request(worker, abs, -1))
+        assert [request for request, _, _ in log.ends] == [unlucky]
+        assert isinstance(log.ends[0][2], WorkerStartFailed)
+        assert "can't start new thread" in str(log.ends[0][2])
+        monkeypatch.setattr(primitives, "start_thread", start_thread)
+        blocker.release()
+        log.wait_for("finished", 3)
+        assert (following, 5) in [(request, value) for request, _, value in log.ends], "it waited for a lane"
+        worker.hand(None)
+        assert runtime.join(worker, PATIENCE)
+    assert log.kinds == ["ready", "finished", "finished", "finished", "exited"]
+
+
+def test_a_pool_whose_lanes_cannot_be_started_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Blocker() as blocker, Pool(1, capacity=4) as pool:
+        assert pool.do(int) == 0
+        first = pool.submit(blocker)
+        blocker.wait_entered()
+        start_thread = primitives.start_thread
+
+        def refuse(target: Any, name: str) -> threading.Thread:
+            if "." in name:
+                raise RuntimeError("can't start new thread")
+            return start_thread(target, name)
+
+        monkeypatch.setattr(primitives, "start_thread", refuse)
+        futures = [pool.submit(abs, -number) for number in range(20)]
+        blocker.release()
+        first.result(PATIENCE)
+        outcomes = [future.exception(PATIENCE) for future in futures]
+        assert all(error is None or isinstance(error, WorkerStartFailed) for error in outcomes)
+        assert pool.submit(abs, -7).result(PATIENCE) == 7
+
+
+def test_scripted_workers_declare_their_capacity() -> None:
+    runtime = ScriptedRuntime(capacities=[3])
+    with Pool(1, runtime=runtime) as pool:
+        futures = [pool.submit(int) for _ in range(5)]
+        assert eventually(lambda: len(runtime.running) == 3, within=1)
+        runtime.run_all()
+        assert [future.result(0) for future in futures] == [0] * 5
