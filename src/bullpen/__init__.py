@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         WorkerLost,
         WorkerStartFailed,
     )
+    from bullpen.pool.budget import remaining
     from bullpen.pool.future import PoolFuture
     from bullpen.pool.pool import Pool
     from bullpen.pool.stats import Percentiles, PoolStats, SessionInfo, WorkerInfo
@@ -82,6 +83,7 @@ _HOMES = {
         "WorkerLost",
         "WorkerStartFailed",
     ),
+    "bullpen.pool.budget": ("remaining",),
     "bullpen.pool.future": ("PoolFuture",),
     "bullpen.pool.pool": ("Pool",),
     "bullpen.pool.stats": ("Percentiles", "PoolStats", "SessionInfo", "WorkerInfo"),
@@ -127,6 +129,7 @@ __all__ = [
     "WorkerStartFailed",
     "WorkerStatus",
     "__version__",
+    "remaining",
 ]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import wait
 from typing import Any
 
 import pytest
 
-from bullpen import Pool, PoolFuture, WorkerStartFailed, primitives
+from bullpen import NestedWait, Pool, PoolFuture, WorkerStartFailed, primitives
 from bullpen.runtimes.port import current_request, current_worker
 from bullpen.runtimes.thread import ThreadRuntime
 from bullpen.testing import ScriptedRuntime
@@ -134,3 +135,93 @@ def test_scripted_workers_declare_their_capacity() -> None:
         assert eventually(lambda: len(runtime.running) == 3, within=1)
         runtime.run_all()
         assert [future.result(0) for future in futures] == [0] * 5
+
+
+# Waiting for each other.
+
+
+@pytest.mark.parametrize("options", [{}, {"max_queue": 100}, {"max_queue": 0, "when_full": "block"}], ids=str)
+@pytest.mark.parametrize(("workers", "capacity"), [(1, 2), (2, 2), (1, 3)])
+def test_requests_nest_deeper_than_there_are_lanes(workers: int, capacity: int, options: dict[str, Any]) -> None:
+    with Pool(workers, capacity=capacity, **options) as pool:
+
+        def count(depth: int) -> int:
+            children = [pool.submit(count, depth - 1) for _ in range(3)] if depth else []
+            return 1 + sum(child.result() for child in children)
+
+        assert pool.submit(count, 4).result(PATIENCE) == 121
+    assert pool.stats().completed == 121
+
+
+def test_a_lane_may_wait_for_another_lane_of_its_worker() -> None:
+    with Blocker() as blocker, Pool(1, capacity=2) as pool:
+        slow = pool.submit(blocker, 5)
+        blocker.wait_entered()
+        waits = pool.submit(slow.result)
+        assert eventually(waits.running)
+        blocker.release()
+        assert waits.result(PATIENCE) == 5, "the same worker, but no ring"
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_lanes_of_one_worker_that_wait_in_a_ring_are_told(length: int) -> None:
+    with Pool(1, capacity=length + 1) as pool:
+        ring: list[PoolFuture[Any]] = []
+        known = threading.Event()
+        all_run = threading.Barrier(length)
+
+        def wait_for_the_next(number: int) -> None:
+            known.wait(PATIENCE)
+            all_run.wait(PATIENCE)
+            ring[(number + 1) % length].result()
+
+        ring.extend(pool.submit(wait_for_the_next, number) for number in range(length))
+        known.set()
+        assert all(isinstance(future.exception(PATIENCE), NestedWait) for future in ring)
+        assert pool.submit(int).result(PATIENCE) == 0
+
+
+def test_a_ring_by_way_of_a_request_that_runs_inline_on_a_lane_is_told() -> None:
+    with Blocker() as blocker, Pool(1, capacity=2) as pool:
+        outer_future: list[PoolFuture[Any]] = []
+        known = threading.Event()
+
+        def outer() -> None:
+            known.wait(PATIENCE)
+            pool.submit(outer_future[0].result).result()
+
+        pool.submit(blocker)
+        blocker.wait_entered()
+        outer_future.append(pool.submit(outer))
+        known.set()
+        assert isinstance(outer_future[0].exception(PATIENCE), NestedWait)
+        blocker.release()
+
+
+def test_lanes_of_two_pools_that_wait_for_each_other_never_hang_silently() -> None:
+    with Pool(1, capacity=2) as first, Pool(1, capacity=2) as second:
+
+        def there(depth: int) -> int:
+            return 0 if depth == 0 else 1 + second.submit(back, depth - 1).result()
+
+        def back(depth: int) -> int:
+            return 0 if depth == 0 else 1 + first.submit(there, depth - 1).result()
+
+        futures = [first.submit(there, 6) for _ in range(2)] + [second.submit(back, 6) for _ in range(2)]
+        outcomes = [future.exception(PATIENCE) for future in futures]
+        assert all(error is None or isinstance(error, NestedWait) for error in outcomes)
+
+
+def test_each_lane_that_waits_in_foreign_code_has_a_helper_of_its_own() -> None:
+    inner_together = threading.Barrier(2)
+    outer_together = threading.Barrier(2)
+
+    with Pool(1, capacity=2) as pool:
+
+        def outer() -> bool:
+            outer_together.wait(PATIENCE)
+            future = pool.submit(inner_together.wait, PATIENCE)
+            return bool(wait([future]).done)
+
+        futures = [pool.submit(outer) for _ in range(2)]
+        assert [future.result(PATIENCE) for future in futures] == [True, True]

@@ -44,6 +44,7 @@ PUBLIC = [
     "WorkerStartFailed",
     "WorkerStatus",
     "__version__",
+    "remaining",
 ]
 
 # Nobody who only wants threads should pay for these.

@@ -185,6 +185,13 @@ class Dispatcher:
         except IndexError:
             return None
 
+    def refuse(self, request: Request) -> None:
+        """A request comes that is not even looked at."""
+        request.number = self._number()
+        if self._report is not None:
+            self._report(Kind.REQUEST_QUEUED, None, request)
+        self.turn_away(request)
+
     def turn_away(self, request: Request) -> None:
         """A registered request was not taken in."""
         self._turned_away.add()

@@ -28,6 +28,7 @@ class Worker:
 
     __slots__ = (
         "capacity",
+        "clock",
         "completed",
         "failed",
         "handle",
@@ -42,7 +43,6 @@ class Worker:
         "started_at",
         "status",
         "transient",
-        "waiting_for",
         "was_ready",
     )
 
@@ -60,8 +60,8 @@ class Worker:
         self.completed = 0
         self.failed = 0
         self.skipped = 0  # entries of the backlog that it found cancelled or expired
+        self.clock: primitives.Clock | None = None  # of its pool, which sets it
         self.handle: Any = None  # the runtime's own, with a method `hand`
-        self.waiting_for: Request | None = None
         self.was_ready = False
         self.transient = False  # it ends by itself, as soon as it has done what it was started for
 

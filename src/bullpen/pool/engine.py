@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bullpen import primitives
 from bullpen.core.affinity import Session
@@ -23,6 +23,7 @@ from bullpen.core.terms import Terms
 from bullpen.core.timing import NO_LIMITS, TimeLimits, Timing
 from bullpen.core.worker import Worker
 from bullpen.errors import (
+    DeadlineExceeded,
     PoolClosed,
     PoolFailed,
     PoolSaturated,
@@ -177,6 +178,19 @@ class Engine:
         if limits.any and (enforced or limits.queue_timeout is not None) and self._arm_queued(timing):
             self.time.wake()
         return True
+
+    def refuse_spent(
+        self,
+        request: Request,
+        limits: TimeLimits,
+        enforced: bool = True,  # noqa: ARG002 — to be called as `submit` is
+        patient: bool = False,  # noqa: ARG002
+    ) -> NoReturn:
+        """`submit`, for a request whose time is over before it begins: it is not even queued."""
+        if self.dispatcher.draining:
+            raise self.not_open()
+        self.dispatcher.refuse(request)
+        raise DeadlineExceeded(seconds=limits.budget, ran=False)
 
     def submit_in_session(
         self, request: Request, limits: TimeLimits, enforced: bool = True, patient: bool = False
@@ -483,6 +497,7 @@ class Engine:
         self.refuse_work(at_exit.AT_EXIT)
         if not len(self.registry):
             here = Worker(-1, -1, f"{self.name}_exit", self._now())
+            here.clock = self.clock
             for request in self._take_waiting():
                 if isinstance(request.function, MethodCall):  # there is no instance, nor will there be one
                     self._drop(request, request.refuse(self.not_open()), self.refused)

@@ -7,6 +7,8 @@ that waits, directly or by way of others, for itself is told so.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bullpen import primitives
@@ -14,6 +16,7 @@ from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import DONE, FAILED, QUEUED, Request
 from bullpen.core.worker import BUSY, READY, STOPPING, Worker
 from bullpen.errors import NestedWait
+from bullpen.runtimes.port import current_request, inline
 from bullpen.telemetry.catalogue import Kind
 
 if TYPE_CHECKING:
@@ -27,8 +30,8 @@ class NestedWaits:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._inline = "run_inline" in engine.runtime.capabilities
-        self._wanted = primitives.new_deque()  # what workers wait for in foreign code: (worker, request)
-        self._helpers: dict[int, _Helper] = {}  # by the worker that they help
+        self._wanted = primitives.new_deque()  # what is waited for in foreign code: (worker, who waits there, request)
+        self._helpers: dict[Any, _Helper] = {}  # by who waits
 
     def is_own(self, worker: Worker) -> bool:
         return self._engine.registry.get(worker.id) is worker
@@ -39,27 +42,29 @@ class NestedWaits:
             self.may_wait(worker, future)  # what runs here could not be left when the time is up
         elif self._inline and self.is_own(worker) and self.run_here(worker, future, queued=True):
             return True
-        with worker.lock:
-            worker.waiting_for = future
+        waiting = current_request()
+        if waiting is not None:
+            _awaits[waiting] = future
         try:
             if timeout is None:
-                self._help_if_stuck(worker, future)
-                self._look_for_cycle(worker, future)
+                self._help_if_stuck(worker, waiting, future)
+                self._look_for_cycle(worker, waiting, future)
             return future.wait_at_gate(timeout)
         finally:
-            with worker.lock:
-                worker.waiting_for = None
+            if waiting is not None:
+                _awaits.pop(waiting, None)
 
     def run_here(self, worker: Worker, request: Request, *, queued: bool) -> bool:
         """Run a request on the thread of `worker`, within what runs there now; False if it cannot start any more."""
         if not self.take(worker, request, queued=queued):
             return False
-        try:
-            value = request.fn(*request.args, **(request.kwargs or {}))
-        except BaseException as error:
-            self.settle(worker, request, FAILED, error)
-        else:
-            self.settle(worker, request, DONE, value)
+        with _inline(request):
+            try:
+                value = request.fn(*request.args, **(request.kwargs or {}))
+            except BaseException as error:
+                self.settle(worker, request, FAILED, error)
+            else:
+                self.settle(worker, request, DONE, value)
         return True
 
     def take(self, worker: Worker, request: Request, *, queued: bool) -> bool:
@@ -80,36 +85,33 @@ class NestedWaits:
                 worker.failed += settled
         self._engine.dispatcher.tell_end(worker, request, settled)
 
-    def _help_if_stuck(self, worker: Worker, future: Request) -> None:
-        """A worker of another pool waits for a request that waits here, where every worker waits too: maybe for it."""
+    def _help_if_stuck(self, worker: Worker, waiting: Request | None, future: Request) -> None:
+        """A worker of another pool waits for a request that waits here, where everybody waits too: maybe for it."""
         if future.state is QUEUED and not self.is_own(worker):
             workers = self._engine.registry.snapshot()
-            if all(other.waiting_for is not None for other in workers) and not self._engine.dispatcher.free:
-                self._wanted.append((worker, future))
-                self._engine.time.wake()
+            if all(_stands_still(other) for other in workers) and not self._engine.dispatcher.free:
+                self._want(worker, waiting, future)
 
-    def _look_for_cycle(self, worker: Worker, future: PoolFuture[Any]) -> None:
-        """Follow who waits for whom. If that leads to a queued request of the worker's pool, run it; if back, raise."""
+    def _look_for_cycle(self, worker: Worker, waiting: Request | None, future: PoolFuture[Any]) -> None:
+        """Follow what waits for what. If it leads to a queued request of the worker's pool, run that; if back, raise."""
         names = [worker.name]
+        seen = set[Request]()
         request: Any = future
-        while request is not None:
+        while request is not None and request not in seen:
+            seen.add(request)
             holder = request.holder
             if holder is None:
-                nested = request.engine.nested
-                if request is not future and nested.is_own(worker):
-                    nested.run_here(worker, request, queued=True)
-                return
-            if holder.name in names[1:]:
+                if request is not future and request.state is QUEUED and request.engine.nested.is_own(worker):
+                    request.engine.nested.run_here(worker, request, queued=True)
                 return
             names.append(holder.name)
-            if holder is worker:
+            if request is waiting:
                 raise NestedWait(
-                    f"pool {self._engine.name!r}: {' → '.join(names)}: a worker would wait for itself forever; "
+                    f"pool {self._engine.name!r}: {' → '.join(names)}: a request would wait for itself forever; "
                     "do not wait in a request for a request that waits for it",
                     pool=self._engine.name,
                 )
-            with holder.lock:
-                request = holder.waiting_for
+            request = _runs_within.get(request) or _awaits.get(request)
 
     # Waiting in foreign code.
 
@@ -120,35 +122,72 @@ class NestedWaits:
         """
         if future.state is not QUEUED or not self.is_own(worker):
             return
-        if worker.id not in self._helpers and len(self._helpers) >= self._engine.max_workers:
+        waiting = current_request()
+        most = self._engine.max_workers * worker.capacity
+        if (waiting or worker) not in self._helpers and len(self._helpers) >= most:
             raise NestedWait(
                 f"pool {self._engine.name!r}: worker {worker.name} would wait for queued requests of its own pool, "
-                f"where {len(self._helpers)} workers do so already; wait with future.result(), or use a larger pool",
+                f"where {len(self._helpers)} requests do so already; wait with future.result(), or use a larger pool",
                 pool=self._engine.name,
             )
-        self._wanted.append((worker, future))
+        self._want(worker, waiting, future)
+
+    def _want(self, worker: Worker, waiting: Request | None, future: Request) -> None:
+        self._wanted.append((worker, waiting or worker, future))
         self._engine.time.wake()
 
     def help(self) -> None:
         """Have helpers run what workers wait for. Called by the supervisor."""
         while self._wanted:
-            worker, request = self._wanted.popleft()
-            helper = self._helpers.get(worker.id)
+            worker, waiting, request = self._wanted.popleft()
+            helper = self._helpers.get(waiting)
             if helper is not None and helper.accept(request):
                 continue
             if request.state is QUEUED:
-                self._helpers[worker.id] = helper = _Helper(self._engine, self, worker, request)
+                self._helpers[waiting] = helper = _Helper(self._engine, self, worker, waiting, request)
                 self._engine.workforce.start_helper(helper)
 
     def helper_gone(self, helper: _Helper) -> None:
-        if self._helpers.get(helper.lender.id) is helper:
-            del self._helpers[helper.lender.id]
+        if self._helpers.get(helper.waiting) is helper:
+            del self._helpers[helper.waiting]
+
+
+# Who waits for what, in all pools. A thread only ever sets and deletes the entries of what runs on it.
+_awaits: dict[Request, Request] = {}
+_runs_within: dict[Request, Request] = {}  # what runs inline, by that which it runs in
+
+
+@contextmanager
+def _inline(request: Request) -> Iterator[None]:
+    """Inside, `request` runs within what runs on this thread, which goes on when it ends."""
+    with inline(request) as outer:
+        if outer is None:
+            yield
+            return
+        _runs_within[outer] = request
+        try:
+            yield
+        finally:
+            del _runs_within[outer]
+
+
+def _stands_still(worker: Worker) -> bool:
+    """All that runs on `worker` waits, and it has no room for more."""
+    requests = worker.requests
+    return bool(requests) and worker.status is not READY and all(_innermost(request) in _awaits for request in requests)
+
+
+def _innermost(request: Request) -> Request:
+    while (inner := _runs_within.get(request)) is not None:
+        request = inner
+    return request
 
 
 class _Helper:
-    """Runs the requests that one worker waits for, then ends. Implements `WorkerEvents` for its own worker."""
+    """Runs what one request waits for, then ends. Implements `WorkerEvents` for its own worker."""
 
-    def __init__(self, engine: Engine, nested: NestedWaits, lender: Worker, request: Request) -> None:
+    def __init__(self, engine: Engine, nested: NestedWaits, lender: Worker, waiting: object, request: Request) -> None:
+        self.waiting = waiting
         self.lender = lender
         self._engine = engine
         self._nested = nested

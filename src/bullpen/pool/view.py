@@ -29,6 +29,8 @@ class PoolView:
         self._options = options
         self._limits = options.limits
         self._submit = engine.submit if options.terms.session is None else engine.submit_in_session
+        if options.limits.budget <= 0:
+            self._submit = engine.refuse_spent
         self._terms = options.terms if options.terms.any else None
         self._plain = engine.options.wrap is None and not options.context and self._terms is None
 

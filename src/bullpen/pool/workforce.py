@@ -117,6 +117,7 @@ class Workforce:
     def _new(self, slot: int, name: str) -> Worker:
         capacity = 1 if slot == HELPER else self._engine.options.capacity
         worker = Worker(next(self._ids), slot, name, self._engine.clock.monotonic(), capacity)
+        worker.clock = self._engine.clock
         self._engine.registry.add(worker)
         return worker
 

@@ -1,0 +1,28 @@
+"""How much time is left to the request that runs here."""
+
+from __future__ import annotations
+
+import math
+
+from bullpen.core.request import RUNNING
+from bullpen.runtimes.port import current_requests
+
+
+def remaining() -> float | None:
+    """Seconds left to the request that runs on this thread, of its `timeout` or `run_timeout`, whichever ends sooner.
+
+    0.0 once the time is over; None if there is no limit, or if no request runs here, so that a library may ask at any
+    time. A request that runs within another has no more than the other has.
+
+        def fetch(url):
+            page = urlopen(url, timeout=remaining()).read()
+            return pool.using(timeout=remaining()).do(parse, page)
+
+        pool.using(timeout=2).do(fetch, url)
+    """
+    left = math.inf
+    for request in current_requests():
+        timing, clock = request.timing, request.worker.clock
+        if timing is not None and clock is not None:
+            left = min(left, timing.next_at(RUNNING) - clock.monotonic())
+    return None if left == math.inf else max(0.0, left)
