@@ -9,8 +9,8 @@ To read the code, follow one call from `submit` to its result:
     runtimes/port.py     what a runtime is               runtimes/thread.py where the call runs
 
 `core/lifecycle.py` has the three state machines, `pool/workforce.py` how workers start and end, `pool/timekeeper.py`
-all that happens because time has passed, `errors.py` everything that is raised, `primitives.py` the seams that tests
-use.
+all that happens because time has passed, `pool/pools.py` several pools by name, `errors.py` everything that is raised,
+`primitives.py` the seams that tests use.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bullpen.core.ready import SchedulerStrategy
     from bullpen.errors import (
         BullpenError,
+        ConfigurationError,
         DeadlineExceeded,
         IllegalTransition,
         InvalidOption,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         PoolClosed,
         PoolError,
         PoolFailed,
+        PoolNotFound,
         PoolSaturated,
         QueueTimeout,
         RunTimeout,
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from bullpen.pool.future import PoolFuture
     from bullpen.pool.pool import Pool
     from bullpen.pool.stats import Percentiles, PoolStats, SessionInfo, WorkerInfo
+    from bullpen.pool.pools import Pools
     from bullpen.pool.view import PoolView
     from bullpen.telemetry.catalogue import Event, Kind
 
@@ -60,6 +63,7 @@ _HOMES = {
     "bullpen.core.ready": ("SchedulerStrategy",),
     "bullpen.errors": (
         "BullpenError",
+        "ConfigurationError",
         "DeadlineExceeded",
         "IllegalTransition",
         "InvalidOption",
@@ -70,6 +74,7 @@ _HOMES = {
         "PoolClosed",
         "PoolError",
         "PoolFailed",
+        "PoolNotFound",
         "PoolSaturated",
         "QueueTimeout",
         "RunTimeout",
@@ -87,6 +92,7 @@ _HOMES = {
     "bullpen.pool.future": ("PoolFuture",),
     "bullpen.pool.pool": ("Pool",),
     "bullpen.pool.stats": ("Percentiles", "PoolStats", "SessionInfo", "WorkerInfo"),
+    "bullpen.pool.pools": ("Pools",),
     "bullpen.pool.view": ("PoolView",),
     "bullpen.telemetry.catalogue": ("Event", "Kind"),
 }
@@ -94,6 +100,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BullpenError",
+    "ConfigurationError",
     "DeadlineExceeded",
     "Event",
     "IllegalTransition",
@@ -109,10 +116,12 @@ __all__ = [
     "PoolError",
     "PoolFailed",
     "PoolFuture",
+    "PoolNotFound",
     "PoolSaturated",
     "PoolState",
     "PoolStats",
     "PoolView",
+    "Pools",
     "QueueTimeout",
     "RunTimeout",
     "SchedulerStrategy",

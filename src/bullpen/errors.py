@@ -3,9 +3,11 @@
     BullpenError
     ├── InvalidOption (ValueError)          an option's value is not allowed; names it, and what is
     │   └── InvalidOptionType (TypeError)   … or is of the wrong type
+    ├── ConfigurationError (ValueError)     a configuration is wrong; says where, and what would be right
     ├── NotCallable (TypeError)             what was submitted cannot be called
     │   └── NoSuchMethod (AttributeError)   … or names no public method of the pool's workers
     ├── PoolError
+    │   ├── PoolNotFound (KeyError)         no pool has this name; names those there are
     │   ├── PoolClosed (RuntimeError)       the pool takes no work any more
     │   ├── PoolFailed (BrokenExecutor)     no worker could be started; `__cause__` says why
     │   ├── PoolSaturated                   every worker is busy and the backlog is full
@@ -50,6 +52,18 @@ class InvalidOptionType(InvalidOption, TypeError):
     """An option has a value of the wrong type."""
 
 
+class ConfigurationError(BullpenError, ValueError):
+    """A configuration of pools is wrong. Nothing was started."""
+
+    def __init__(self, problem: str, *, source: str, pool: str | None = None, option: str | None = None) -> None:
+        self.problem = problem
+        self.source = source
+        self.pool = pool
+        self.option = option
+        where = source if pool is None else f"{source}: pool {pool!r}"
+        super().__init__(f"{where}: {problem}")
+
+
 class NotCallable(BullpenError, TypeError):
     """What was submitted is not a function."""
 
@@ -78,6 +92,18 @@ class PoolError(BullpenError):
     def __init__(self, message: str, *, pool: str) -> None:
         self.pool = pool
         super().__init__(message)
+
+
+class PoolNotFound(PoolError, KeyError):
+    """There is no pool of this name."""
+
+    def __init__(self, *, pool: object, known: tuple[str, ...], suggestion: str | None) -> None:
+        self.known = known
+        self.suggestion = suggestion
+        hint = "" if suggestion is None else f"; did you mean {suggestion!r}?"
+        super().__init__(f"there is no pool {pool!r}, there are {', '.join(known)}{hint}", pool=str(pool))
+
+    __str__ = Exception.__str__  # a KeyError would show the message in quotes
 
 
 class PoolClosed(PoolError, RuntimeError):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import bullpen.testing
-from bullpen import Event, Kind, Percentiles, Pool, PoolFuture, PoolStats, PoolView, WorkerInfo, errors
+from bullpen import Event, Kind, Percentiles, Pool, PoolFuture, Pools, PoolStats, PoolView, WorkerInfo, errors
 from bullpen.core.timing import TimeLimits
 from bullpen.pool.options import SCHEDULERS, CallOptions
 from bullpen.runtimes.port import CAPABILITIES
@@ -47,6 +47,10 @@ def test_every_option_of_a_pool_has_a_row_with_its_default() -> None:
 
 def test_every_method_of_a_pool_is_described() -> None:
     assert missing_from("pool.md", public_methods(Pool)) == []
+
+
+def test_every_method_of_pools_is_described() -> None:
+    assert missing_from("pools.md", [*public_methods(Pools), "from_config", "from_toml", "default_pool"]) == []
 
 
 def test_every_parameter_of_a_method_is_described() -> None:
@@ -105,7 +109,7 @@ def test_the_testing_tools_are_described() -> None:
 
 
 def test_the_public_names_are_somewhere_in_the_reference() -> None:
-    pages = ("pool.md", "errors.md", "stats.md", "events.md")
+    pages = ("pool.md", "pools.md", "errors.md", "stats.md", "events.md")
     for name in bullpen.__all__:
         if name != "__version__":
             assert any(not missing_from(page, [name]) for page in pages), name

@@ -9,6 +9,7 @@ import bullpen
 
 PUBLIC = [
     "BullpenError",
+    "ConfigurationError",
     "DeadlineExceeded",
     "Event",
     "IllegalTransition",
@@ -24,10 +25,12 @@ PUBLIC = [
     "PoolError",
     "PoolFailed",
     "PoolFuture",
+    "PoolNotFound",
     "PoolSaturated",
     "PoolState",
     "PoolStats",
     "PoolView",
+    "Pools",
     "QueueTimeout",
     "RunTimeout",
     "SchedulerStrategy",

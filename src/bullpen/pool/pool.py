@@ -141,8 +141,11 @@ class Pool(Executor):
         self._dispatcher = engine.dispatcher
         self._offer = engine.dispatcher.offer
         self._plain = max_queue is None and wrap is None and not calls.limits.any
-        engine.start()
-        weakref.finalize(self, close_in_background, engine).atexit = False
+        self._start()
+
+    def _start(self) -> None:
+        self._engine.start()
+        weakref.finalize(self, close_in_background, self._engine).atexit = False
 
     # Work.
 

@@ -1,0 +1,158 @@
+"""Options of pools as people write them in a file, turned into what `Pool` takes.
+
+Nothing here starts anything: a configuration is read as a whole, and the first thing that is wrong in it raises
+`ConfigurationError`, which says where.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bullpen.errors import ConfigurationError
+from bullpen.pool.pool import Pool
+
+FILE = "pyproject.toml"
+SECTION = "tool.bullpen.pools"
+
+# Options whose value is something to be called: in a file, "module:attribute".
+_FUNCTIONS = ("initializer", "observer", "worker", "wrap")
+_NAMES_OR_FUNCTIONS = ("runtime", "scheduler")  # a string without a colon is the name of one of ours
+
+_NAME = re.compile(r"\w[\w.-]*")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)")
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def read_pools(pools: Mapping[str, Any], source: str) -> dict[str, Pool | dict[str, Any]]:
+    """What to make each pool of: a pool that is there already, or checked options."""
+    if not isinstance(pools, Mapping):
+        raise ConfigurationError(f"expected a table of pools by name, got {pools!r}", source=source)
+    if not pools:
+        raise ConfigurationError("it has no pools; give at least one", source=source)
+    read: dict[str, Pool | dict[str, Any]] = {}
+    for name, value in pools.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            allowed = "letters, digits, '_', '-' and '.', and no '-' or '.' at the beginning"
+            raise ConfigurationError(f"{name!r} is no name for a pool: {allowed}", source=source)
+        read[name] = value if isinstance(value, Pool) else {"name": name} | read_options(name, value, source)
+    return read
+
+
+def read_options(pool: str, options: Any, source: str) -> dict[str, Any]:
+    """The options of one pool: names checked, durations in seconds, functions imported."""
+    if not isinstance(options, Mapping):
+        problem = f"expected a Pool, or a table of its options, got {options!r}"
+        raise ConfigurationError(problem, source=source, pool=pool)
+    read = {}
+    for option, value in options.items():
+        try:
+            read[option] = _read(option, value)
+        except ValueError as error:
+            raise ConfigurationError(str(error), source=source, pool=pool, option=str(option)) from error.__cause__
+    return read
+
+
+def _read(option: Any, value: Any) -> Any:
+    """The value of one option; `ValueError` says what is wrong with it."""
+    annotations = _annotations()
+    if option not in annotations:
+        raise ValueError(f"{option!r} is not an option of a pool" + did_you_mean(option, annotations))
+    if "Seconds" in annotations[option]:
+        return _in_seconds(option, value)
+    if isinstance(value, str) and (option in _FUNCTIONS or (option in _NAMES_OR_FUNCTIONS and ":" in value)):
+        return _import(option, value)
+    return value
+
+
+@cache
+def _annotations() -> dict[str, str]:
+    """The options there are, and their types as they are written."""
+    parameters = list(inspect.signature(Pool.__init__).parameters.values())[1:]
+    return {parameter.name: str(parameter.annotation) for parameter in parameters}
+
+
+def _in_seconds(option: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_in_seconds(option, part) for part in value)
+    return duration(option, value) if isinstance(value, str) else value
+
+
+def duration(option: str, written: str) -> float:
+    """Seconds, from something like "250ms", "30s", "1.5 h"."""
+    found = _DURATION.fullmatch(written.strip())
+    if found is None:
+        raise ValueError(f"{option} must be a number of seconds, or like '250ms', '30s', '5m', '2h', got {written!r}")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _import(option: str, written: str) -> Any:
+    """What "module:attribute" stands for; the attribute may have dots."""
+    module_name, colon, attributes = written.partition(":")
+    if not (module_name and colon and attributes):
+        raise ValueError(f"{option} must be written as 'module:attribute', got {written!r}")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        raise ValueError(f"{option} = {written!r}: importing {module_name!r} raised {error!r}") from error
+    for attribute in attributes.split("."):
+        try:
+            found = getattr(found, attribute)
+        except AttributeError:
+            message = f"{option} = {written!r}: {module_name!r} was imported, but has no {attribute!r}"
+            raise ValueError(message + did_you_mean(attribute, dir(found))) from None
+    return found
+
+
+def did_you_mean(wrong: object, right: Iterable[str]) -> str:
+    close = closest(wrong, right)
+    return "" if close is None else f"; did you mean {close!r}?"
+
+
+def closest(wrong: object, right: Iterable[str]) -> str | None:
+    """The name that was probably meant."""
+    return next(iter(difflib.get_close_matches(str(wrong), list(right), n=1)), None)
+
+
+# Files.
+
+
+def read_toml(path: Path | None) -> tuple[Mapping[str, Any], str | None, str]:
+    """The pools of a file by name, the name of the default one if the file says so, and the file.
+
+    Without a path it is the nearest `pyproject.toml`, here or above, that has pools.
+    """
+    paths = _candidates() if path is None else [path]
+    for candidate in paths:
+        section = _section(candidate)
+        if "pools" in section:
+            return section["pools"], section.get("default_pool"), str(candidate)
+    looked = ", ".join(map(str, paths)) if paths else f"no {FILE} here or above"
+    raise ConfigurationError(f"there is no [{SECTION}.NAME] in it", source=looked)
+
+
+def _candidates() -> list[Path]:
+    here = Path.cwd()
+    return [folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file()]
+
+
+def _section(path: Path) -> Mapping[str, Any]:
+    """`[tool.bullpen]`; empty if there is none."""
+    try:
+        found: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"it cannot be read: {error}", source=str(path)) from error
+    except ValueError as error:  # no TOML, or no UTF-8
+        raise ConfigurationError(f"it is not valid TOML: {error}", source=str(path)) from error
+    for key in ("tool", "bullpen"):
+        found = found.get(key, {})
+        if not isinstance(found, Mapping):
+            raise ConfigurationError(f"{key!r} has to be a table, and is {found!r}", source=str(path))
+    return found
