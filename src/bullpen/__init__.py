@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from bullpen.pool.pools import Pools
     from bullpen.pool.view import PoolView
     from bullpen.telemetry.catalogue import Event, Kind
+    from bullpen.telemetry.observers import Fanout, LogObserver
 
 _HOMES = {
     "bullpen.core.lifecycle": ("PoolState", "WorkerStatus"),
@@ -95,6 +96,7 @@ _HOMES = {
     "bullpen.pool.pools": ("Pools",),
     "bullpen.pool.view": ("PoolView",),
     "bullpen.telemetry.catalogue": ("Event", "Kind"),
+    "bullpen.telemetry.observers": ("Fanout", "LogObserver"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -103,10 +105,12 @@ __all__ = [
     "ConfigurationError",
     "DeadlineExceeded",
     "Event",
+    "Fanout",
     "IllegalTransition",
     "InvalidOption",
     "InvalidOptionType",
     "Kind",
+    "LogObserver",
     "NestedWait",
     "NoSuchMethod",
     "NotCallable",

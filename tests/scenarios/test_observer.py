@@ -7,15 +7,16 @@ import logging
 import random
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from bullpen import Event, Kind, Pool, PoolClosed, PoolSaturated, PoolState, WorkerStatus
+from bullpen import Event, Kind, Pool, PoolClosed, PoolFuture, PoolSaturated, PoolState, WorkerStatus, primitives
 from bullpen.core.lifecycle import POOL_MOVES, REQUEST_MOVES, WORKER_MOVES, Moves, RequestState
+from bullpen.testing import ManualClock, ScriptedRuntime
 
 from .support import PATIENCE, Background, Blocker, eventually
 
@@ -35,7 +36,37 @@ WORKER = {
     Kind.WORKER_STOPPING: WorkerStatus.STOPPING,
     Kind.WORKER_EXITED: WorkerStatus.EXITED,
     Kind.WORKER_DEAD: WorkerStatus.DEAD,
+    Kind.WORKER_ABANDONED: WorkerStatus.STOPPING,
 }
+OVER_ON_WORKER = (Kind.REQUEST_DONE, Kind.REQUEST_FAILED, Kind.REQUEST_LOST, Kind.REQUEST_RETURNED)
+
+
+class Life:
+    """The life of one worker as events tell it: also when it was busy, and with what."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.history: list[WorkerStatus] = []
+        self.requests: set[int] = set()
+        self._capacity = 1
+
+    def tell(self, event: Event) -> None:
+        if event.kind in WORKER:
+            self._is(WORKER[event.kind])
+        if event.kind is Kind.WORKER_READY:
+            self._capacity = event.detail
+        elif event.kind is Kind.REQUEST_STARTED:
+            assert event.request is not None
+            self.requests.add(event.request)
+        elif event.kind in OVER_ON_WORKER:
+            assert event.request is not None
+            self.requests.discard(event.request)
+        if self.history[-1] in (WorkerStatus.READY, WorkerStatus.BUSY):
+            self._is(WorkerStatus.BUSY if len(self.requests) >= self._capacity else WorkerStatus.READY)
+
+    def _is(self, status: WorkerStatus) -> None:
+        if not self.history or self.history[-1] is not status:
+            self.history.append(status)
 
 
 class Recorder:
@@ -63,18 +94,22 @@ class Recorder:
                 histories[event.request].append(REQUEST[event.kind])
         return histories
 
-    def workers(self) -> list[list[WorkerStatus]]:
-        """The history of each worker; a name is used again when its slot is."""
-        current: dict[str, list[WorkerStatus]] = {}
-        histories: list[list[WorkerStatus]] = []
+    def lives(self) -> list[Life]:
+        """The life of each worker; a name is used again when its slot is."""
+        current: dict[str, Life] = {}
+        lives: list[Life] = []
         for event in self.events:
-            if event.kind in WORKER:
-                assert event.worker is not None
-                if event.kind is Kind.WORKER_STARTING:
-                    current[event.worker] = []
-                    histories.append(current[event.worker])
-                current[event.worker].append(WORKER[event.kind])
-        return histories
+            if event.worker is None:
+                continue
+            if event.kind is Kind.WORKER_STARTING:
+                current[event.worker] = Life(event.worker)
+                lives.append(current[event.worker])
+            current[event.worker].tell(event)
+        return lives
+
+    def workers(self) -> list[list[WorkerStatus]]:
+        """The history of each worker."""
+        return [life.history for life in self.lives()]
 
     def pool(self) -> list[PoolState]:
         return [event.detail for event in self.events if event.kind is Kind.POOL_STATE]
@@ -178,7 +213,12 @@ def test_a_request_that_is_given_up_is_told_once_although_its_function_returns_l
         pool.using(**{limit: 0.02}).submit(blocker).exception(PATIENCE)
         blocker.release()
         pool.submit(int).result(PATIENCE)
-    assert recorder.of_request(0) == [Kind.REQUEST_QUEUED, Kind.REQUEST_STARTED, Kind.REQUEST_ABANDONED]
+    assert recorder.of_request(0) == [
+        Kind.REQUEST_QUEUED,
+        Kind.REQUEST_STARTED,
+        Kind.REQUEST_ABANDONED,
+        Kind.REQUEST_RETURNED,
+    ]
     assert recorder.kinds().count(Kind.WORKER_ABANDONED) == (max_abandoned if limit == "run_timeout" else 0)
 
 
@@ -219,6 +259,26 @@ def test_helpers_tell_their_whole_life() -> None:
     assert_agrees(recorder, pool)
 
 
+def test_a_helper_that_cannot_start_is_told_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = primitives.start_thread
+
+    def start_no_helper(target: Callable[[], None], name: str) -> threading.Thread:
+        if "_helper_" in name:
+            raise RuntimeError("can't start new thread")
+        return start(target, name)
+
+    monkeypatch.setattr(primitives, "start_thread", start_no_helper)
+    recorder = Recorder()
+    with Pool(1, observer=recorder) as pool:
+
+        def outer() -> int:
+            return len(wait([pool.submit(int)]).done)
+
+        assert pool.submit(outer).result(PATIENCE) == 1
+    assert [WorkerStatus.STARTING, WorkerStatus.DEAD] in recorder.workers()
+    assert_ended_legally(recorder)
+
+
 def test_a_worker_that_cannot_start_is_told_as_dead() -> None:
     recorder = Recorder()
     pool = Pool(1, observer=recorder, initializer=fail)
@@ -227,6 +287,94 @@ def test_a_worker_that_cannot_start_is_told_as_dead() -> None:
     assert recorder.workers() == [[WorkerStatus.STARTING, WorkerStatus.DEAD]]
     assert recorder.pool() == [PoolState.INITIALIZING, PoolState.FAILED]
     assert recorder.of_request(0) == [Kind.REQUEST_QUEUED, Kind.REQUEST_FAILED]
+
+
+class Stage:
+    """A scripted pool under a recorder, whose story is compared with the truth after every step."""
+
+    def __init__(self, **options: Any) -> None:
+        self.recorder = Recorder()
+        self.clock = ManualClock()
+        self.runtime = ScriptedRuntime(auto_exit=False, capabilities=("cancel_running", "kill_running"))
+        self.pool = Pool(2, observer=self.recorder, runtime=self.runtime, clock=self.clock, **options)
+        self.requests: list[PoolFuture[Any]] = []
+
+    def submit(self, **using: Any) -> PoolFuture[Any]:
+        future = self.pool.using(**using).submit(int)
+        self.requests.append(future)
+        self.check()
+        return future
+
+    def check(self) -> None:
+        told = self.recorder.requests()
+        for future in self.requests:
+            assert told[future.number][-1] is future.state, f"request {future.number}"
+        alive = {life.name: life for life in self.recorder.lives()}
+        for worker in self.pool.workers():
+            assert alive[worker.name].history[-1] is worker.status, worker
+            assert len(alive[worker.name].requests) == worker.load, worker
+        assert self.recorder.pool()[-1] is self.pool.stats().state
+
+
+def test_events_tell_the_whole_truth_at_every_step(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage(max_queue=10)
+    runtime, pool, clock, check = stage.runtime, stage.pool, stage.clock, stage.check
+    done, failed = stage.submit(session="u1"), stage.submit()
+    runtime.finish(done)
+    check()
+    runtime.fail(failed, LookupError())
+    check()
+    cancelled_running, timed_out = stage.submit(idempotent=True), stage.submit(run_timeout=1)
+    cancelled_queued, expired, lost = stage.submit(), stage.submit(queue_timeout=0.5), stage.submit(session="u2")
+    pool.cancel(cancelled_queued)
+    check()
+    pool.cancel(cancelled_running)
+    check()
+    assert clock.wait_for_waiters()
+    clock.advance(0.5)
+    assert eventually(expired.done)
+    assert clock.wait_for_waiters()
+    clock.advance(0.5)
+    assert eventually(timed_out.done)
+    check()
+    runtime.end_cancelled()  # both workers get free only now
+    check()
+    runtime.die(runtime.worker_of(lost))
+    check()
+    left_behind = stage.submit()
+    pool.shutdown(wait=False)
+    check()
+    runtime.exit_stopped()
+    check()
+    runtime.die(runtime.worker_of(left_behind))
+    pool.close()
+    assert {future.state for future in stage.requests} == set(RequestState) - {
+        RequestState.QUEUED,
+        RequestState.RUNNING,
+    }
+    assert_ended_legally(stage.recorder)
+    assert_agrees(stage.recorder, pool)
+
+
+def test_events_of_a_request_carry_its_session() -> None:
+    stage = Stage(max_queue=1)
+    runtime, pool = stage.runtime, stage.pool
+    stage.submit(session="u1")
+    stage.submit()
+    stage.submit(session="u3")
+    with pytest.raises(PoolSaturated):
+        pool.using(session="u4").submit(int)
+    runtime.finish_next()
+    runtime.die(runtime.worker_of(stage.requests[2]))
+    runtime.finish_next()
+    pool.shutdown(wait=False)
+    runtime.exit_stopped()
+    pool.close()
+    told = {event.request: event.session for event in stage.recorder.events if event.request is not None}
+    assert list(told.values()) == ["u1", None, "u3", "u4"]
+    for event in stage.recorder.events:
+        assert event.request is not None or event.session is None
+        assert event.session == (None if event.request is None else told[event.request])
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -500,8 +500,13 @@ class Dispatcher:
         return self._after(worker, following, ending)
 
     def tell_end(self, worker: Worker, request: Request, settled: bool) -> None:
-        """Whoever keeps samples, reads logs or observes learns of the end of `request`, if it `settled` just now."""
+        """Whoever keeps samples, reads logs or observes learns of the end of `request`, if it `settled` just now.
+
+        Otherwise it had been given up, and only now does its worker get free.
+        """
         if not settled:
+            if self._report is not None:
+                self._report(Kind.REQUEST_RETURNED, worker, request)
             return
         timing = request.timing
         if timing is not None and (not request.number & _SAMPLE_MASK or request.number < _SAMPLE_ALL_BELOW):

@@ -605,7 +605,8 @@ class Engine:
             session = None if request is None or request.terms is None else request.terms.session
             if kind is Kind.REQUEST_STARTED and request is not None and request.binds:
                 self._observe(Event(Kind.SESSION_BOUND, self._now(), self.name, name, number, session))
-            self._observe(Event(kind, self._now(), self.name, name, number, session))
+            detail = worker.capacity if worker is not None and kind is Kind.WORKER_READY else None
+            self._observe(Event(kind, self._now(), self.name, name, number, session, detail))
 
     def report_end(self, request: Request, worker: Worker | None) -> None:
         if self.options.observer is not None:

@@ -131,6 +131,7 @@ class Workforce:
         except BaseException:  # an interrupt, which says nothing of the worker: the next one may start
             with worker.lock:
                 worker.move(DEAD)
+            self._engine.report(Kind.WORKER_DEAD, worker, None)
             if self._engine.bounded is not None:
                 self._engine.bounded.break_pledge()
             self._gone(worker, replace=False)
@@ -185,6 +186,7 @@ class Workforce:
         with worker.lock:
             worker.move(DEAD)
             requests = worker.requests
+        self._engine.report(Kind.WORKER_DEAD, worker, None)
         for request in requests:
             self._lose(worker, request, error)
         self._gone(worker)

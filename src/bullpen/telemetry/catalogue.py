@@ -22,6 +22,7 @@ class Kind(enum.Enum):
     REQUEST_LOST = "request.lost"
     REQUEST_ABANDONED = "request.abandoned"
     REQUEST_REFUSED = "request.refused"
+    REQUEST_RETURNED = "request.returned"
     WORKER_STARTING = "worker.starting"
     WORKER_READY = "worker.ready"
     WORKER_STOPPING = "worker.stopping"
@@ -47,5 +48,5 @@ class Event:
     pool: str
     worker: str | None = None
     request: int | None = None  # its number within the pool
-    session: str | None = None
-    detail: Any = None
+    session: str | None = None  # of the request
+    detail: Any = None  # the new state of a pool, the capacity of a worker that is ready
