@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         WorkerStartFailed,
     )
     from bullpen.pool.budget import remaining
+    from bullpen.pool.explain import Explanation, Reason, RunningRequest, explain
     from bullpen.pool.future import PoolFuture
     from bullpen.pool.pool import Pool
     from bullpen.pool.stats import Percentiles, PoolStats, SessionInfo, WorkerInfo
@@ -90,6 +91,7 @@ _HOMES = {
         "WorkerStartFailed",
     ),
     "bullpen.pool.budget": ("remaining",),
+    "bullpen.pool.explain": ("Explanation", "Reason", "RunningRequest", "explain"),
     "bullpen.pool.future": ("PoolFuture",),
     "bullpen.pool.pool": ("Pool",),
     "bullpen.pool.stats": ("Percentiles", "PoolStats", "SessionInfo", "WorkerInfo"),
@@ -105,6 +107,7 @@ __all__ = [
     "ConfigurationError",
     "DeadlineExceeded",
     "Event",
+    "Explanation",
     "Fanout",
     "IllegalTransition",
     "InvalidOption",
@@ -127,7 +130,9 @@ __all__ = [
     "PoolView",
     "Pools",
     "QueueTimeout",
+    "Reason",
     "RunTimeout",
+    "RunningRequest",
     "SchedulerStrategy",
     "SessionError",
     "SessionInfo",
@@ -143,6 +148,7 @@ __all__ = [
     "WorkerStatus",
     "__version__",
     "remaining",
+    "explain",
 ]
 
 

@@ -10,7 +10,21 @@ from collections.abc import Iterable
 from typing import Any
 
 import bullpen.testing
-from bullpen import Event, Kind, Percentiles, Pool, PoolFuture, Pools, PoolStats, PoolView, WorkerInfo, errors
+from bullpen import (
+    Event,
+    Explanation,
+    Kind,
+    Percentiles,
+    Pool,
+    PoolFuture,
+    Pools,
+    PoolStats,
+    PoolView,
+    Reason,
+    RunningRequest,
+    WorkerInfo,
+    errors,
+)
 from bullpen.core.timing import TimeLimits
 from bullpen.pool.options import SCHEDULERS, CallOptions
 from bullpen.runtimes.port import CAPABILITIES
@@ -102,6 +116,11 @@ def test_every_statistic_is_described() -> None:
     assert missing_from("stats.md", names) == []
 
 
+def test_every_explanation_is_described() -> None:
+    reasons = [reason.value for reason in Reason]
+    assert missing_from("explain.md", [*field_names(Explanation), *field_names(RunningRequest), *reasons]) == []
+
+
 def test_the_testing_tools_are_described() -> None:
     names = [*public_methods(ManualClock), *public_methods(ScriptedRuntime), "explore", "lock_order"]
     called_by_the_pool = {"start", "cancel", "kill", "join"}
@@ -109,7 +128,7 @@ def test_the_testing_tools_are_described() -> None:
 
 
 def test_the_public_names_are_somewhere_in_the_reference() -> None:
-    pages = ("pool.md", "pools.md", "errors.md", "stats.md", "events.md")
+    pages = ("pool.md", "pools.md", "errors.md", "stats.md", "events.md", "explain.md")
     for name in bullpen.__all__:
         if name != "__version__":
             assert any(not missing_from(page, [name]) for page in pages), name

@@ -12,6 +12,7 @@ PUBLIC = [
     "ConfigurationError",
     "DeadlineExceeded",
     "Event",
+    "Explanation",
     "Fanout",
     "IllegalTransition",
     "InvalidOption",
@@ -34,7 +35,9 @@ PUBLIC = [
     "PoolView",
     "Pools",
     "QueueTimeout",
+    "Reason",
     "RunTimeout",
+    "RunningRequest",
     "SchedulerStrategy",
     "SessionError",
     "SessionInfo",
@@ -50,6 +53,7 @@ PUBLIC = [
     "WorkerStatus",
     "__version__",
     "remaining",
+    "explain",
 ]
 
 # Nobody who only wants threads should pay for these.

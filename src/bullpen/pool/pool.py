@@ -16,6 +16,7 @@ from bullpen.core.terms import Affinity
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.pool.engine import Engine
 from bullpen.pool.exit import close_in_background
+from bullpen.pool.explain import Explanation, explain_pool, explain_request
 from bullpen.pool.future import PoolFuture
 from bullpen.pool.instances import CapacityStrategy
 from bullpen.pool.mapping import MapIterator
@@ -304,6 +305,14 @@ class Pool(Executor):
         """The workers there are at this moment, oldest first. `print` them."""
         now = self._engine.clock.monotonic()
         return [WorkerInfo.of(worker, now) for worker in self._engine.registry.snapshot()]
+
+    def explain(self, future: Future[Any] | None = None) -> Explanation:
+        """Why `future` waits, or how it ended; without one, what the pool does and is short of. `print` it."""
+        if future is None:
+            return explain_pool(self._engine)
+        if not isinstance(future, PoolFuture) or future.engine is not self._engine:
+            raise InvalidOptionType("future", future, f"a future of pool {self._engine.name!r}")
+        return explain_request(self._engine, future)
 
     def can(self, capability: str) -> bool:
         """Whether the runtime can do something: see `bullpen.runtimes.port.CAPABILITIES`."""

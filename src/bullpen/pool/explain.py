@@ -1,0 +1,443 @@
+"""Why a request waits, and what a pool is short of: as data and in words.
+
+Everything here is read from snapshots, without holding up anybody. What is told was true a moment ago.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bullpen.core.lifecycle import PoolState, RequestState, WorkerStatus
+from bullpen.core.request import QUEUED, RUNNING, Request
+from bullpen.core.worker import READY, STARTING, Worker
+from bullpen.errors import InvalidOptionType
+from bullpen.pool.future import PoolFuture
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from bullpen.pool.engine import Engine
+
+_TRIES = 3  # what changes while it is looked at is looked at again, so often
+_SHOWN = 3  # so many of the functions that run are named
+
+
+class Reason(enum.Enum):
+    """Why a request, or a pool, is where it is. Values are stable names."""
+
+    NO_ROOM = "no_room"  # every worker is busy, and no more may be started
+    STARTING = "starting"  # a worker is being started
+    BEHIND = "behind"  # there is room, and older requests come first
+    ABOUT_TO_START = "about_to_start"  # there is room for it: this is a matter of microseconds
+    PAUSED = "paused"
+    RUNNING = "running"
+    ENDED = "ended"
+    IDLE = "idle"  # a pool in which nothing waits or runs
+    CLOSING = "closing"
+    CLOSED = "closed"
+    FAILED = "failed"  # a pool none of whose workers could start
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRequest:
+    """What runs on a worker."""
+
+    worker: str
+    request: int
+    label: str  # the function's name; empty if the request was given up while it ran
+    seconds: float | None  # for how long; None for the many requests that nobody takes the time of
+    waits_for: int | None = None  # the request that the worker waits for
+
+    @property
+    def given_up(self) -> bool:
+        """Whoever wanted its result has already got an error; the function has not returned yet."""
+        return not self.label
+
+    def __str__(self) -> str:
+        text = f"request {self.request} ({self.label or 'given up'}) on {self.worker}"
+        return text if self.seconds is None else f"{text} for {in_words(self.seconds)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A request, or a pool, at one moment. `str()` says it in a sentence or two."""
+
+    pool: str
+    state: RequestState | PoolState
+    reason: Reason
+    text: str
+    request: int | None = None  # None: this is about the pool
+    label: str = ""
+    session: str | None = None
+    position: int | None = None  # how many older requests wait; for a pool, how many requests do
+    worker: str | None = None  # where it runs, or ran
+    since: float | None = None  # for how many seconds it waits or runs, if anybody took the time
+    timeout_left: float | None = None  # seconds
+    queue_timeout_left: float | None = None
+    run_timeout_left: float | None = None
+    blocked_by: tuple[RunningRequest, ...] = ()  # what runs on the workers, what has run for longest first
+    error: BaseException | None = None  # what it ended with
+    advice: tuple[str, ...] = field(default=())  # what would help
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def explain(future: Future[Any]) -> Explanation:
+    """Why `future` waits, or how it ended."""
+    if not isinstance(future, PoolFuture):
+        raise InvalidOptionType("future", future, "a future of a pool")
+    return explain_request(future.engine, future)
+
+
+def explain_request(engine: Engine, request: Request) -> Explanation:
+    """Why `request` waits, or how it ended."""
+    for _ in range(_TRIES):
+        state = request.state
+        told = _EXPLAIN.get(state, _ended)(engine, request)
+        if request.state is state:
+            break
+    return told
+
+
+# A request.
+
+
+def _waiting(engine: Engine, request: Request) -> Explanation:
+    scene = Scene(engine)
+    position = scene.position(request)
+    reason = _why_waiting(scene, position)
+    left = _time_left(request, scene.now)
+    since = None if request.timing is None else scene.now - request.timing.submitted_at
+    parts = [_say_why_waiting(scene, reason)]
+    if position:
+        parts.append(f"{_count(position, 'older request')} {_is(position)} before it")
+    start_by = math.inf if request.timing is None else request.timing.start_by
+    if start_by != math.inf:
+        parts.append(f"it expires in {in_words(max(0.0, start_by - scene.now))}")
+    waits = "waits" if since is None else f"has waited {in_words(since)}"
+    return Explanation(
+        engine.name,
+        QUEUED,
+        reason,
+        f"{_name(request)} {waits}: {'; '.join(parts)}",
+        position=position,
+        since=since,
+        blocked_by=scene.running,
+        advice=tuple(_advice(scene, reason)),
+        **_identity(request),
+        **left,
+    )
+
+
+def _why_waiting(scene: Scene, position: int | None) -> Reason:
+    if scene.paused:
+        return Reason.PAUSED
+    if position is None:
+        return Reason.ABOUT_TO_START
+    if position < scene.starting:
+        return Reason.STARTING
+    if not scene.room:
+        return Reason.NO_ROOM
+    return Reason.BEHIND if position else Reason.ABOUT_TO_START
+
+
+def _running(engine: Engine, request: Request) -> Explanation:
+    now = engine.clock.monotonic()
+    worker = request.holder
+    since = _ran_for(request, now)
+    parts = [f"{_name(request)} runs" + ("" if worker is None else f" on {worker.name}")]
+    if since is not None:
+        parts[0] += f" for {in_words(since)}"
+    left = _time_left(request, now)
+    awaited = None if worker is None else worker.waiting_for
+    if awaited is not None:
+        parts.append(f"it waits for {_name(awaited)}")
+    if left["timeout_left"] is not None or left["run_timeout_left"] is not None:
+        soonest = min(seconds for seconds in left.values() if seconds is not None)
+        parts.append(f"its time is up in {in_words(soonest)}")
+    return Explanation(
+        engine.name,
+        RUNNING,
+        Reason.RUNNING,
+        "; ".join(parts),
+        worker=None if worker is None else worker.name,
+        since=since,
+        **_identity(request),
+        **left,
+    )
+
+
+def _ended(engine: Engine, request: Request) -> Explanation:
+    state = request.state
+    value = request.value if isinstance(getattr(request, "value", None), BaseException) else None
+    error = None if state is RequestState.DONE else value
+    worker: Worker | None = getattr(request, "worker", None)
+    text = f"{_name(request)} {_ENDED[state]}"
+    if error is not None:
+        text += f": {str(error) or type(error).__name__:.200}"
+    if worker is not None and request in worker.requests:
+        text += f"; its function still runs on {worker.name}"
+    return Explanation(
+        engine.name,
+        state,
+        Reason.ENDED,
+        text,
+        worker=None if worker is None else worker.name,
+        error=error,
+        **_identity(request),
+    )
+
+
+_EXPLAIN = {QUEUED: _waiting, RUNNING: _running}
+
+_ENDED = {
+    RequestState.DONE: "is done",
+    RequestState.FAILED: "failed",
+    RequestState.CANCELLED: "was cancelled",
+    RequestState.EXPIRED: "expired",
+    RequestState.LOST: "was lost",
+    RequestState.ABANDONED: "was given up",
+}
+
+
+def _identity(request: Request) -> dict[str, Any]:
+    session = None if request.terms is None else request.terms.session
+    return {"request": getattr(request, "number", None), "label": request.label, "session": session}
+
+
+def _name(request: Request) -> str:
+    label = request.label
+    number = getattr(request, "number", None)
+    name = "a request" if number is None else f"request {number}"
+    return f"{name} ({label})" if label else name
+
+
+def _time_left(request: Request, now: float) -> dict[str, Any]:
+    timing = request.timing
+    left: dict[str, float | None] = dict.fromkeys(("timeout_left", "queue_timeout_left", "run_timeout_left"))
+    if timing is None:
+        return left
+    if timing.limits.timeout is not None:
+        left["timeout_left"] = max(0.0, timing.deadline - now)
+    if timing.limits.queue_timeout is not None and request.state is QUEUED:
+        left["queue_timeout_left"] = max(0.0, timing.submitted_at + timing.limits.queue_timeout - now)
+    run_until = getattr(timing, "run_until", math.inf)  # there once it runs
+    if run_until != math.inf and request.state is RUNNING:
+        left["run_timeout_left"] = max(0.0, run_until - now)
+    return left
+
+
+def _ran_for(request: Request, now: float) -> float | None:
+    started_at: float | None = getattr(request.timing, "started_at", None)
+    return None if started_at is None else max(0.0, now - started_at)
+
+
+# A pool.
+
+
+def explain_pool(engine: Engine) -> Explanation:
+    """What the pool does, what it is short of, and what would help."""
+    scene = Scene(engine)
+    reason = _why_pool(scene)
+    advice = tuple(_advice(scene, reason))
+    oldest = scene.oldest_wait()
+    parts = [f"pool {engine.name!r} {_say_what_pool_does(scene, reason)}"]
+    if scene.queued:
+        waits = f"{_count(scene.queued, 'request')} {'waits' if scene.queued == 1 else 'wait'}"
+        parts.append(waits if oldest is None else f"{waits}, the oldest for {in_words(oldest)}")
+    if scene.full:
+        parts.append("the backlog is full")
+    text = "; ".join(parts)
+    if advice:
+        text += f". What would help: {'; '.join(advice)}"
+    return Explanation(
+        engine.name,
+        scene.state,
+        reason,
+        text,
+        position=scene.queued,
+        since=oldest,
+        blocked_by=scene.running,
+        error=engine.failure,
+        advice=advice,
+    )
+
+
+def _why_pool(scene: Scene) -> Reason:
+    ends = {
+        PoolState.FAILED: Reason.FAILED,
+        PoolState.CLOSED: Reason.CLOSED,
+        PoolState.DRAINING: Reason.CLOSING,
+    }
+    if scene.state in ends:
+        return ends[scene.state]
+    if scene.paused:
+        return Reason.PAUSED
+    if scene.queued and not scene.room:
+        return Reason.STARTING if scene.starting else Reason.NO_ROOM
+    return Reason.RUNNING if scene.running else Reason.STARTING if scene.starting else Reason.IDLE
+
+
+# What is seen.
+
+
+class Scene:
+    """A pool's workers and backlog at one moment."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.now = engine.clock.monotonic()
+        self.state = engine.state
+        self.failure = engine.failure
+        self.paused = engine.dispatcher.paused
+        self.max_workers = engine.max_workers
+        self.waiting = [request for request in engine.backlog.copy() if request.state is QUEUED]  # without the shells
+        self.queued = engine.queued()
+        self.limit = engine.backlog.limit
+        workers = engine.registry.snapshot()
+        self.workers = len(workers)
+        self.starting = sum(worker.status is STARTING for worker in workers)
+        self.busy = sum(bool(worker.requests) for worker in workers)
+        self.tainted = sum(worker.status is WorkerStatus.TAINTED for worker in workers)
+        self.room = bool(engine.dispatcher.free) or any(worker.status is READY for worker in workers)
+        running = [_occupant(worker, request, self.now) for worker in workers for request in worker.requests]
+        self.running = tuple(sorted(running, key=lambda each: -1.0 if each.seconds is None else each.seconds)[::-1])
+
+    @property
+    def full(self) -> bool:
+        return self.limit is not None and not self.room and self.queued >= self.limit and self.state in _OPEN
+
+    def position(self, request: Request) -> int | None:
+        """How many older requests wait; None if it is in nobody's line just now."""
+        for position, other in enumerate(self.waiting):
+            if other is request:
+                return position
+        return None
+
+    def oldest_wait(self) -> float | None:
+        """For how long the oldest request waits of which this is known."""
+        submitted = [request.timing.submitted_at for request in self.waiting if request.timing is not None]
+        return self.now - min(submitted) if submitted else None
+
+
+_OPEN = (PoolState.INITIALIZING, PoolState.RUNNING)
+
+
+def _occupant(worker: Worker, request: Request, now: float) -> RunningRequest:
+    awaited = worker.waiting_for
+    return RunningRequest(
+        worker.name,
+        request.number,
+        "" if request.ended else request.label,
+        _ran_for(request, now),
+        None if awaited is None else getattr(awaited, "number", None),
+    )
+
+
+# Words.
+
+
+def _all_busy(scene: Scene) -> str:
+    every = "its only worker is" if scene.workers == 1 else f"all {scene.workers} workers are"
+    if not scene.workers:
+        return f"none of at most {_count(scene.max_workers, 'worker')} is there"
+    return f"{every} busy{_with_what(scene)}"
+
+
+def _with_what(scene: Scene) -> str:
+    if not scene.running:
+        return ""
+    longest = scene.running[0]
+    if longest.seconds is not None:
+        what = longest.label or "something that was given up"
+        if len(scene.running) == 1:
+            return f" (it runs {what} for {in_words(longest.seconds)})"
+        return f" (the longest runs {what} for {in_words(longest.seconds)})"
+    labels = list(dict.fromkeys(each.label or "something that was given up" for each in scene.running))
+    more = ", …" if len(labels) > _SHOWN else ""
+    return f" (with {', '.join(labels[:_SHOWN])}{more})"
+
+
+def _some_busy(scene: Scene) -> str:
+    return f"{scene.busy} of at most {_count(scene.max_workers, 'worker')} {_is(scene.busy)} busy{_with_what(scene)}"
+
+
+def _say_why_waiting(scene: Scene, reason: Reason) -> str:
+    match reason:
+        case Reason.PAUSED:
+            return "the pool is paused"
+        case Reason.STARTING:
+            return f"{_count(scene.starting, 'worker')} {_is(scene.starting)} being started"
+        case Reason.NO_ROOM:
+            return _all_busy(scene)
+        case Reason.BEHIND:
+            return "there is room, but older requests come first"
+    return "it is about to start"
+
+
+def _say_what_pool_does(scene: Scene, reason: Reason) -> str:
+    match reason:
+        case Reason.FAILED:
+            return f"has failed: no worker could start: {scene.failure!r}"
+        case Reason.CLOSED:
+            return "is closed"
+        case Reason.CLOSING:
+            return f"is closing: {_some_busy(scene)}"
+        case Reason.PAUSED:
+            return f"is paused: {_some_busy(scene)}"
+        case Reason.NO_ROOM:
+            return f"has no room: {_all_busy(scene)}"
+        case Reason.STARTING:
+            return f"is starting {_count(scene.starting, 'worker')}"
+        case Reason.RUNNING:
+            return f"keeps up: {_some_busy(scene)}"
+    return f"is idle, with {_count(scene.workers, 'worker')}"
+
+
+def _advice(scene: Scene, reason: Reason) -> Iterator[str]:
+    """What would help, the most likely first."""
+    if reason is Reason.FAILED:
+        yield "repair what keeps workers from starting, and make a new pool"
+    if reason is Reason.PAUSED:
+        yield "resume()"
+    if reason is not Reason.NO_ROOM:
+        return
+    given_up = sum(each.given_up for each in scene.running)
+    if given_up:
+        yield (
+            f"{_count(given_up, 'function')} that {'was' if given_up == 1 else 'were'} given up still "
+            f"{'runs' if given_up == 1 else 'run'}: give such functions limits of their own, or allow max_abandoned"
+        )
+    waits_for = [each for each in scene.running if each.waits_for is not None]
+    if len(waits_for) == len(scene.running) and waits_for:
+        yield "every worker waits for another request: split the work over two pools"
+    yield f"raise max_workers (now {scene.max_workers})"
+    if scene.limit is None:
+        yield "bound what waits with max_queue"
+    else:
+        yield "send less, or shorter work"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def in_words(seconds: float) -> str:
+    """A duration for people: "250 ms", "3.2 s", "12 s", "5 min"."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
