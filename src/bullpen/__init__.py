@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from bullpen.pool.explain import Explanation, Reason, RunningRequest, explain
     from bullpen.pool.future import PoolFuture
     from bullpen.pool.pool import Pool
-    from bullpen.pool.stats import Percentiles, PoolStats, SessionInfo, WorkerInfo
     from bullpen.pool.pools import Pools
+    from bullpen.pool.stats import Percentiles, PoolStats, SessionInfo, WorkerInfo
     from bullpen.pool.view import PoolView
     from bullpen.telemetry.catalogue import Event, Kind
     from bullpen.telemetry.observers import Fanout, LogObserver

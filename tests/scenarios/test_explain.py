@@ -165,6 +165,41 @@ def test_a_session_is_told() -> None:
         assert stage.pool.explain(stage.pool.using(session="u42").submit(fetch)).session == "u42"
 
 
+def test_it_waits_for_the_worker_of_its_session() -> None:
+    with Stage(2, affinity="strict_queue") as stage:
+        pool, clock = stage.pool, stage.clock
+        pool.using(session="u42").submit(fetch)
+        clock.advance(3)
+        first, second = (pool.using(session="u42", timeout=9).submit(resize) for _ in range(2))
+        clock.advance(1)
+        told = pool.explain(second)
+        assert str(told) == (
+            f"request {second.number} (resize) has waited 1.0 s: session 'u42' is served by worker web_0, "
+            "which is busy (it runs fetch for 4.0 s); 1 older request is before it; it expires in 8.0 s"
+        )
+        assert (told.reason, told.worker, told.session, told.position) == (Reason.PINNED, "web_0", "u42", 1)
+        assert [each.worker for each in told.blocked_by] == ["web_0"]
+        assert told.advice[0] == "affinity='hint' would let another worker run it"
+        assert pool.explain(first).position == 0
+        first.cancel()
+        assert pool.explain(second).position == 0
+        pool.pause()
+        assert pool.explain(second).reason is Reason.PAUSED
+
+
+def test_what_went_to_a_line_is_not_before_others() -> None:
+    with Stage(1, affinity="strict_queue") as stage:
+        pool = stage.pool
+        blocking = pool.submit(fetch)
+        strict = [pool.using(session="u42").submit(fetch) for _ in range(2)]
+        last = pool.submit(resize)
+        assert [pool.explain(future).position for future in (*strict, last)] == [0, 1, 2]
+        stage.runtime.finish(blocking)  # the session is bound, and its second request goes to its worker's line
+        told = pool.explain(strict[1])
+        assert (told.reason, told.position) == (Reason.PINNED, 0)
+        assert (pool.explain(last).position, pool.explain().position) == (0, 2)
+
+
 def test_what_nobody_took_the_time_of() -> None:
     with Stage() as stage:
         for _ in range(64):

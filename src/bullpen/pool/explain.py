@@ -6,8 +6,9 @@ Everything here is read from snapshots, without holding up anybody. What is told
 from __future__ import annotations
 
 import enum
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ class Reason(enum.Enum):
     NO_ROOM = "no_room"  # every worker is busy, and no more may be started
     STARTING = "starting"  # a worker is being started
     BEHIND = "behind"  # there is room, and older requests come first
+    PINNED = "pinned"  # it has to run on one certain worker, which has no room
     ABOUT_TO_START = "about_to_start"  # there is room for it: this is a matter of microseconds
     PAUSED = "paused"
     RUNNING = "running"
@@ -77,7 +79,7 @@ class Explanation:
     label: str = ""
     session: str | None = None
     position: int | None = None  # how many older requests wait; for a pool, how many requests do
-    worker: str | None = None  # where it runs, or ran
+    worker: str | None = None  # where it runs, or ran, or has to run
     since: float | None = None  # for how many seconds it waits or runs, if anybody took the time
     timeout_left: float | None = None  # seconds
     queue_timeout_left: float | None = None
@@ -112,11 +114,32 @@ def explain_request(engine: Engine, request: Request) -> Explanation:
 
 def _waiting(engine: Engine, request: Request) -> Explanation:
     scene = Scene(engine)
-    position = scene.position(request)
+    line = scene.line_of(request)
+    if line is not None:
+        return _pinned(scene, request, line)
+    position = _position(request, scene.waiting)
     reason = _why_waiting(scene, position)
+    return _tell_waiting(scene, request, reason, position, _say_why_waiting(scene, reason), blocked_by=scene.running)
+
+
+def _pinned(scene: Scene, request: Request, line: PinnedLine) -> Explanation:
+    """It waits for one certain worker."""
+    reason = Reason.PAUSED if scene.paused else Reason.PINNED
+    blocked_by = tuple(each for each in scene.running if each.worker == line.worker)
+    session = None if request.terms is None else request.terms.session
+    why = f"session {session!r} is served by worker {line.worker}, which is busy{_with_what(blocked_by)}"
+    if scene.paused:
+        why = _say_why_waiting(scene, reason)
+    position = _position(request, line.waiting)
+    return _tell_waiting(scene, request, reason, position, why, blocked_by=blocked_by, worker=line.worker)
+
+
+def _tell_waiting(
+    scene: Scene, request: Request, reason: Reason, position: int | None, why: str, **more: Any
+) -> Explanation:
     left = _time_left(request, scene.now)
     since = None if request.timing is None else scene.now - request.timing.submitted_at
-    parts = [_say_why_waiting(scene, reason)]
+    parts = [why]
     if position:
         parts.append(f"{_count(position, 'older request')} {_is(position)} before it")
     start_by = math.inf if request.timing is None else request.timing.start_by
@@ -124,17 +147,25 @@ def _waiting(engine: Engine, request: Request) -> Explanation:
         parts.append(f"it expires in {in_words(max(0.0, start_by - scene.now))}")
     waits = "waits" if since is None else f"has waited {in_words(since)}"
     return Explanation(
-        engine.name,
+        scene.name,
         QUEUED,
         reason,
         f"{_name(request)} {waits}: {'; '.join(parts)}",
         position=position,
         since=since,
-        blocked_by=scene.running,
         advice=tuple(_advice(scene, reason)),
         **_identity(request),
         **left,
+        **more,
     )
+
+
+def _position(request: Request, waiting: Iterable[Request]) -> int | None:
+    """How many older requests wait; None if it is not among them."""
+    for position, other in enumerate(waiting):
+        if other is request:
+            return position
+    return None
 
 
 def _why_waiting(scene: Scene, position: int | None) -> Reason:
@@ -293,16 +324,19 @@ class Scene:
     """A pool's workers and backlog at one moment."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.name = engine.name
         self.now = engine.clock.monotonic()
         self.state = engine.state
         self.failure = engine.failure
         self.paused = engine.dispatcher.paused
         self.max_workers = engine.max_workers
-        self.waiting = [request for request in engine.backlog.copy() if request.state is QUEUED]  # without the shells
+        backlog = engine.backlog.copy()
+        workers = engine.registry.snapshot()
+        self.lines = [PinnedLine.of(worker) for worker in workers if worker.line]
+        pinned = {request for line in self.lines for request in line.waiting}
+        self.waiting = [request for request in backlog if request.state is QUEUED and request not in pinned]
         self.queued = engine.queued()
         self.limit = engine.backlog.limit
-        workers = engine.registry.snapshot()
         self.workers = len(workers)
         self.starting = sum(worker.status is STARTING for worker in workers)
         self.busy = sum(bool(worker.requests) for worker in workers)
@@ -315,17 +349,28 @@ class Scene:
     def full(self) -> bool:
         return self.limit is not None and not self.room and self.queued >= self.limit and self.state in _OPEN
 
-    def position(self, request: Request) -> int | None:
-        """How many older requests wait; None if it is in nobody's line just now."""
-        for position, other in enumerate(self.waiting):
-            if other is request:
-                return position
-        return None
+    def line_of(self, request: Request) -> PinnedLine | None:
+        """The line of the one worker that `request` waits for."""
+        return next((line for line in self.lines if request in line.waiting), None)
 
     def oldest_wait(self) -> float | None:
         """For how long the oldest request waits of which this is known."""
-        submitted = [request.timing.submitted_at for request in self.waiting if request.timing is not None]
+        everybody = itertools.chain(self.waiting, *(line.waiting for line in self.lines))
+        submitted = [request.timing.submitted_at for request in everybody if request.timing is not None]
         return self.now - min(submitted) if submitted else None
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedLine:
+    """What waits for one certain worker, oldest first."""
+
+    worker: str
+    waiting: tuple[Request, ...]
+
+    @classmethod
+    def of(cls, worker: Worker) -> PinnedLine:
+        entries = sorted(worker.line, key=lambda entry: entry[0])
+        return cls(worker.name, tuple(request for _, request in entries if request.state is QUEUED))
 
 
 _OPEN = (PoolState.INITIALIZING, PoolState.RUNNING)
@@ -349,25 +394,26 @@ def _all_busy(scene: Scene) -> str:
     every = "its only worker is" if scene.workers == 1 else f"all {scene.workers} workers are"
     if not scene.workers:
         return f"none of at most {_count(scene.max_workers, 'worker')} is there"
-    return f"{every} busy{_with_what(scene)}"
+    return f"{every} busy{_with_what(scene.running)}"
 
 
-def _with_what(scene: Scene) -> str:
-    if not scene.running:
+def _with_what(running: tuple[RunningRequest, ...]) -> str:
+    if not running:
         return ""
-    longest = scene.running[0]
+    longest = running[0]
     if longest.seconds is not None:
         what = longest.label or "something that was given up"
-        if len(scene.running) == 1:
+        if len(running) == 1:
             return f" (it runs {what} for {in_words(longest.seconds)})"
         return f" (the longest runs {what} for {in_words(longest.seconds)})"
-    labels = list(dict.fromkeys(each.label or "something that was given up" for each in scene.running))
+    labels = list(dict.fromkeys(each.label or "something that was given up" for each in running))
     more = ", …" if len(labels) > _SHOWN else ""
     return f" (with {', '.join(labels[:_SHOWN])}{more})"
 
 
 def _some_busy(scene: Scene) -> str:
-    return f"{scene.busy} of at most {_count(scene.max_workers, 'worker')} {_is(scene.busy)} busy{_with_what(scene)}"
+    most = _count(scene.max_workers, "worker")
+    return f"{scene.busy} of at most {most} {_is(scene.busy)} busy{_with_what(scene.running)}"
 
 
 def _say_why_waiting(scene: Scene, reason: Reason) -> str:
@@ -408,6 +454,9 @@ def _advice(scene: Scene, reason: Reason) -> Iterator[str]:
         yield "repair what keeps workers from starting, and make a new pool"
     if reason is Reason.PAUSED:
         yield "resume()"
+    if reason is Reason.PINNED:
+        yield "affinity='hint' would let another worker run it"
+        yield "spread the work over more sessions"
     if reason is not Reason.NO_ROOM:
         return
     given_up = sum(each.given_up for each in scene.running)
