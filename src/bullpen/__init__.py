@@ -147,8 +147,8 @@ __all__ = [
     "WorkerStartFailed",
     "WorkerStatus",
     "__version__",
-    "remaining",
     "explain",
+    "remaining",
 ]
 
 

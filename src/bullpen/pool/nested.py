@@ -93,7 +93,7 @@ class NestedWaits:
                 self._want(worker, waiting, future)
 
     def _look_for_cycle(self, worker: Worker, waiting: Request | None, future: PoolFuture[Any]) -> None:
-        """Follow what waits for what. If it leads to a queued request of the worker's pool, run that; if back, raise."""
+        """Follow what waits for what: run a queued request of the worker's pool that it leads to; raise if it leads back."""
         names = [worker.name]
         seen = set[Request]()
         request: Any = future
