@@ -93,7 +93,7 @@ class NestedWaits:
                 self._want(worker, waiting, future)
 
     def _look_for_cycle(self, worker: Worker, waiting: Request | None, future: PoolFuture[Any]) -> None:
-        """Follow what waits for what. A queued request of the worker's pool at its end is run; a way back is an error."""
+        """Follow what waits for what: what is queued at its end is run here; a way back to the start is an error."""
         names = [worker.name]
         seen = set[Request]()
         request: Any = future
