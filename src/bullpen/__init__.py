@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from bullpen.pool.pool import Pool
     from bullpen.pool.pools import Pools
     from bullpen.pool.stats import Percentiles, PoolStats, SessionInfo, WorkerInfo
+    from bullpen.pool.stream import Stream
     from bullpen.pool.view import PoolView
     from bullpen.telemetry.catalogue import Event, Kind
     from bullpen.telemetry.observers import Fanout, LogObserver
@@ -96,6 +97,7 @@ _HOMES = {
     "bullpen.pool.pool": ("Pool",),
     "bullpen.pool.stats": ("Percentiles", "PoolStats", "SessionInfo", "WorkerInfo"),
     "bullpen.pool.pools": ("Pools",),
+    "bullpen.pool.stream": ("Stream",),
     "bullpen.pool.view": ("PoolView",),
     "bullpen.telemetry.catalogue": ("Event", "Kind"),
     "bullpen.telemetry.observers": ("Fanout", "LogObserver"),
@@ -137,6 +139,7 @@ __all__ = [
     "SessionError",
     "SessionInfo",
     "SessionWorkerUnavailable",
+    "Stream",
     "Timeout",
     "TooManySessions",
     "WorkerAbandoned",

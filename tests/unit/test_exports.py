@@ -42,6 +42,7 @@ PUBLIC = [
     "SessionError",
     "SessionInfo",
     "SessionWorkerUnavailable",
+    "Stream",
     "Timeout",
     "TooManySessions",
     "WorkerAbandoned",

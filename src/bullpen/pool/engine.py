@@ -32,7 +32,6 @@ from bullpen.errors import (
     WorkerBusy,
 )
 from bullpen.pool import exit as at_exit
-from bullpen.pool.instances import MethodCall
 from bullpen.pool.nested import NestedWaits
 from bullpen.pool.options import PoolOptions
 from bullpen.pool.timekeeper import Timekeeper
@@ -42,6 +41,7 @@ from bullpen.telemetry.catalogue import Event, Kind
 
 if TYPE_CHECKING:
     from bullpen.pool.mapping import MapWork
+    from bullpen.pool.stream import StreamWork
 
 logger = logging.getLogger("bullpen")
 
@@ -98,6 +98,7 @@ class Engine:
         self._closed_because = "it is closed"
         self._ready_waiters: list[primitives.Lock] = []
         self._close_waiters: list[primitives.Lock] = []
+        self.streams: dict[int, StreamWork[Any]] = {}  # those that have not ended; changed without a lock
         self.maps: dict[int, MapWork[Any]] = {}  # those with items left; changed without a lock, also by finalizers
         self._now = clock.monotonic
         self._arm_queued = self.time.deadlines.arm_queued
@@ -474,7 +475,9 @@ class Engine:
         if not drain:
             self._cancel_backlog()
         worker = current_worker()
-        if not wait or (worker is not None and self.nested.is_own(worker)):
+        wait = wait and (worker is None or not self.nested.is_own(worker))
+        self._settle_streams(drain, primitives.current_thread_id() if wait else None)
+        if not wait:
             return
         if not self._wait_closed(grace):
             self._cancel_backlog()
@@ -490,16 +493,22 @@ class Engine:
             else:
                 work.cancel()
 
+    def _settle_streams(self, drain: bool, closer: int | None = None) -> None:
+        """Streams are read to their end, unless their reader is the thread `closer`, which waits for them to end."""
+        for work in list(self.streams.values()):
+            work.pool_closes(drain=drain, closer=closer)
+
     def drain_at_exit(self) -> None:
         """The interpreter exits, and starts no threads any more: what no worker is there for runs on this one."""
         self.dispatcher.free.clear()
         self._settle_maps(drain=True)
         self.refuse_work(at_exit.AT_EXIT)
+        self._settle_streams(drain=False)
         if not len(self.registry):
             here = Worker(-1, -1, f"{self.name}_exit", self._now())
             here.clock = self.clock
             for request in self._take_waiting():
-                if isinstance(request.function, MethodCall):  # there is no instance, nor will there be one
+                if getattr(request.function, "needs_instance", False):  # there is no instance, nor will there be one
                     self._drop(request, request.refuse(self.not_open()), self.refused)
                 elif not self.nested.run_here(here, request, queued=False):
                     self.backlog.dropped()

@@ -114,6 +114,8 @@ class MethodCall:
 
     __slots__ = ("__name__", "__qualname__", "_instances")
 
+    needs_instance = True
+
     def __init__(self, instances: Instances, name: str, label: str) -> None:
         self._instances = instances
         self.__name__ = name

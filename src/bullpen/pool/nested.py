@@ -42,14 +42,20 @@ class NestedWaits:
             self.may_wait(worker, future)  # what runs here could not be left when the time is up
         elif self._inline and self.is_own(worker) and self.run_here(worker, future, queued=True):
             return True
+        with self.awaiting(worker, future, checked=timeout is None):
+            return future.wait_at_gate(timeout)
+
+    @contextmanager
+    def awaiting(self, worker: Worker, future: PoolFuture[Any], *, checked: bool = True) -> Iterator[None]:
+        """Inside, what runs on the thread of `worker` waits for `future`; `checked`: unless that would never end."""
         waiting = current_request()
         if waiting is not None:
             _awaits[waiting] = future
         try:
-            if timeout is None:
+            if checked:
                 self._help_if_stuck(worker, waiting, future)
                 self._look_for_cycle(worker, waiting, future)
-            return future.wait_at_gate(timeout)
+            yield
         finally:
             if waiting is not None:
                 _awaits.pop(waiting, None)
@@ -58,7 +64,7 @@ class NestedWaits:
         """Run a request on the thread of `worker`, within what runs there now; False if it cannot start any more."""
         if not self.take(worker, request, queued=queued):
             return False
-        with _inline(request):
+        with self.inline(request):
             try:
                 value = request.fn(*request.args, **(request.kwargs or {}))
             except BaseException as error:
@@ -66,6 +72,19 @@ class NestedWaits:
             else:
                 self.settle(worker, request, DONE, value)
         return True
+
+    @staticmethod
+    @contextmanager
+    def inline(request: Request) -> Iterator[None]:
+        """Inside, `request` runs within what runs on this thread, which goes on when it ends."""
+        with inline(request) as outer:
+            if outer is not None:
+                _runs_within[outer] = request
+            try:
+                yield
+            finally:
+                if outer is not None:
+                    _runs_within.pop(outer, None)
 
     def take(self, worker: Worker, request: Request, *, queued: bool) -> bool:
         """Start a request out of turn, if it still can start."""
@@ -90,10 +109,10 @@ class NestedWaits:
         if future.state is QUEUED and not self.is_own(worker):
             workers = self._engine.registry.snapshot()
             if all(_stands_still(other) for other in workers) and not self._engine.dispatcher.free:
-                self._want(worker, waiting, future)
+                self._want(worker, waiting or worker, future)
 
     def _look_for_cycle(self, worker: Worker, waiting: Request | None, future: PoolFuture[Any]) -> None:
-        """Follow what waits for what: what is queued at its end is run here; a way back to the start is an error."""
+        """Follow what waits for what. If it leads to a queued request of the worker's pool, run it; if back, raise."""
         names = [worker.name]
         seen = set[Request]()
         request: Any = future
@@ -122,9 +141,16 @@ class NestedWaits:
         """
         if future.state is not QUEUED or not self.is_own(worker):
             return
-        waiting = current_request()
+        self._ask_for_help(worker, current_request() or worker, future)
+
+    def have_helped(self, worker: Worker, future: Request) -> None:
+        """`worker` waits for `future` alone: it has a helper to itself, which others wait for in their turn."""
+        if future.state is QUEUED:
+            self._ask_for_help(worker, future, future)
+
+    def _ask_for_help(self, worker: Worker, waiting: object, future: Request) -> None:
         most = self._engine.max_workers * worker.capacity
-        if (waiting or worker) not in self._helpers and len(self._helpers) >= most:
+        if waiting not in self._helpers and len(self._helpers) >= most:
             raise NestedWait(
                 f"pool {self._engine.name!r}: worker {worker.name} would wait for queued requests of its own pool, "
                 f"where {len(self._helpers)} requests do so already; wait with future.result(), or use a larger pool",
@@ -132,8 +158,8 @@ class NestedWaits:
             )
         self._want(worker, waiting, future)
 
-    def _want(self, worker: Worker, waiting: Request | None, future: Request) -> None:
-        self._wanted.append((worker, waiting or worker, future))
+    def _want(self, worker: Worker, waiting: object, future: Request) -> None:
+        self._wanted.append((worker, waiting, future))
         self._engine.time.wake()
 
     def help(self) -> None:
@@ -155,20 +181,6 @@ class NestedWaits:
 # Who waits for what, in all pools. A thread only ever sets and deletes the entries of what runs on it.
 _awaits: dict[Request, Request] = {}
 _runs_within: dict[Request, Request] = {}  # what runs inline, by that which it runs in
-
-
-@contextmanager
-def _inline(request: Request) -> Iterator[None]:
-    """Inside, `request` runs within what runs on this thread, which goes on when it ends."""
-    with inline(request) as outer:
-        if outer is None:
-            yield
-            return
-        _runs_within[outer] = request
-        try:
-            yield
-        finally:
-            del _runs_within[outer]
 
 
 def _stands_still(worker: Worker) -> bool:

@@ -123,21 +123,23 @@ class PoolOptions:
 class CallOptions:
     """What `using(...)` was told for single calls. Immutable."""
 
-    __slots__ = ("context", "limits", "terms")
+    __slots__ = ("buffersize", "context", "limits", "terms")
 
     TIMES = ("timeout", "queue_timeout", "run_timeout")
-    NAMES = (*TIMES, "context", "session", "affinity", "idempotent", "crash_retries")
+    NAMES = (*TIMES, "context", "buffersize", "session", "affinity", "idempotent", "crash_retries")
 
-    def __init__(self, limits: TimeLimits, terms: Terms, context: bool = False) -> None:
+    def __init__(self, limits: TimeLimits, terms: Terms, context: bool = False, buffersize: int | None = None) -> None:
         self.limits = limits
         self.terms = terms
         self.context = context
+        self.buffersize = buffersize  # of streams and maps
 
     def using(self, **changes: Any) -> CallOptions:
         """These options with some changed; a wrong name or value is refused."""
         values = {name: getattr(self.limits, name) for name in self.TIMES}
         values |= {name: getattr(self.terms, name) for name in Terms.__slots__}
         values["context"] = self.context
+        values["buffersize"] = self.buffersize
         for name, value in changes.items():
             if name not in self.NAMES:
                 raise InvalidOptionType("using()", name, "called with " + ", ".join(self.NAMES))
@@ -146,6 +148,7 @@ class CallOptions:
             TimeLimits(**{name: values[name] for name in self.TIMES}),
             Terms(**{name: values[name] for name in Terms.__slots__}),
             values["context"],
+            values["buffersize"],
         )
 
 
@@ -160,6 +163,9 @@ def _call_option(name: str, value: Any) -> Any:
         one_of("affinity", value, AFFINITIES)
     elif name == "crash_retries":
         at_least("crash_retries", value, 0)
+    elif name == "buffersize":
+        if value is not None:
+            at_least("buffersize", value, 1, none="for the usual one")
     else:
         boolean(name, value)
     return value

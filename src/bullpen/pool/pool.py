@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable
 from concurrent.futures import Executor, Future
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
@@ -32,6 +32,7 @@ from bullpen.pool.options import (
     seconds,
 )
 from bullpen.pool.stats import PoolStats, SessionInfo, WorkerInfo
+from bullpen.pool.stream import Stream
 from bullpen.pool.view import PoolView
 from bullpen.runtimes.open import open_runtime
 from bullpen.runtimes.port import CAPABILITIES, Runtime
@@ -225,12 +226,28 @@ class Pool(Executor):
         """
         return self._view.start_map(self, fn, iterables, timeout, chunksize, buffersize)
 
+    @overload
+    def stream(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[T]: ...
+    @overload
+    def stream(self, fn: Callable[P, AsyncIterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[T]: ...
+    @overload
+    def stream(self, fn: str, /, *args: Any, **kwargs: Any) -> Stream[Any]: ...
+
+    def stream(self, fn: Any, /, *args: Any, **kwargs: Any) -> Stream[Any]:
+        """The items that `fn(*args, **kwargs)` yields on a worker, as they come.
+
+        `fn` is a generator function, an async one, or one that returns an iterable; or it names a method of the
+        `worker`. At most `buffersize` items (100; see `using`) wait to be read, then the generator waits. It is closed
+        when the reader closes the stream, leaves its `with` block or drops it.
+        """
+        return self._view.start_stream(self, fn, args, kwargs)
+
     def using(self, **options: Any) -> PoolView:
         """This pool with options for the calls made through what is returned.
 
         `timeout`: the caller's whole budget from submission, else `DeadlineExceeded`. `queue_timeout`: the longest
         wait in the backlog, else `QueueTimeout`. `run_timeout`: the longest run, else `RunTimeout`. `context=True`:
-        run in a copy of the caller's contextvars.
+        run in a copy of the caller's contextvars. `buffersize`: of streams and maps.
         """
         return self._view.kept_by(self).using(**options)
 

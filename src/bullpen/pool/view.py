@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, overload
 
 from bullpen.core.request import Request, ServedRequest, TermedRequest, WrappedCall
@@ -13,6 +13,7 @@ from bullpen.pool.future import PoolFuture, TermedFuture
 from bullpen.pool.instances import no_workers_class
 from bullpen.pool.mapping import DEFAULT_WINDOW, MapIterator, MapWork, RequestMap, RunnerMap
 from bullpen.pool.options import CallOptions, at_least, seconds
+from bullpen.pool.stream import DEFAULT_BUFFER, Produce, Stream, StreamWork
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -135,7 +136,9 @@ class PoolView:
         """`map`, with an iterator that holds on to `keeper`."""
         function: Callable[..., T] = self._function(fn)
         at_least("chunksize", chunksize, 1)
-        if buffersize is not None:
+        if buffersize is None:
+            buffersize = self._options.buffersize
+        else:
             at_least("buffersize", buffersize, 1, none=f"for {DEFAULT_WINDOW}")
         engine = self._engine
         if isinstance(timeout, int | float) and timeout < 0:
@@ -152,6 +155,27 @@ class PoolView:
             work = RunnerMap(engine, function, calls, window)
         work.finite = any(hasattr(iterable, "__len__") for iterable in iterables)
         return MapIterator(work, deadline, keeper)
+
+    @overload
+    def stream(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[T]: ...
+    @overload
+    def stream(self, fn: Callable[P, AsyncIterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[T]: ...
+    @overload
+    def stream(self, fn: str, /, *args: Any, **kwargs: Any) -> Stream[Any]: ...
+
+    def stream(self, fn: Any, /, *args: Any, **kwargs: Any) -> Stream[Any]:
+        """The items that `fn(*args, **kwargs)` yields on a worker, as they come: see `Pool.stream`."""
+        return self.start_stream(self._keeper, fn, args, kwargs)
+
+    def start_stream(self, keeper: object, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream[Any]:
+        """`stream`, with an iterator that holds on to `keeper`."""
+        work = StreamWork[Any](self._engine, self._options.buffersize or DEFAULT_BUFFER)
+        work.admit(self._future(Produce(work, self._function(fn)), args, kwargs), self._admit)
+        return Stream(work, keeper)
+
+    def _admit(self, future: PoolFuture[Any]) -> None:
+        if not self._submit(future, self._limits):
+            raise self._engine.saturated_error()
 
     def _submit_patiently(self, fn: Callable[..., T], *args: Any) -> PoolFuture[T]:
         future: PoolFuture[T] = self._future(fn, args, {})
