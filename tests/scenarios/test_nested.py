@@ -428,6 +428,22 @@ def test_two_pools_whose_workers_wait_for_each_other_never_hang_silently() -> No
     assert out in ("0\n", "told\n")
 
 
+@pytest.mark.parametrize("capacity", [1, 2])
+@pytest.mark.parametrize("count", [2, 3])
+def test_pools_that_wait_for_each_other_again_and_again_never_stand_still(count: int, capacity: int) -> None:
+    """Whoever begins to wait last may not be the one whose request waits in a pool that stands still."""
+    for _ in range(15):
+        pools = [Pool(1, capacity=capacity) for _ in range(count)]
+
+        def descend(depth: int, pools: list[Pool] = pools) -> int:
+            return 0 if depth == 0 else 1 + pools[depth % count].submit(descend, depth - 1).result()
+
+        futures = [pool.submit(descend, 7) for pool in pools for _ in range(3)]
+        assert [future.result(PATIENCE) for future in futures] == [7] * 3 * count
+        for pool in pools:
+            pool.close()
+
+
 def test_two_pools_that_wait_in_a_ring_of_running_requests_are_told() -> None:
     with Pool(1) as first, Pool(1) as second:
         futures: list[Future[Any]] = []

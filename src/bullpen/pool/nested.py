@@ -53,8 +53,7 @@ class NestedWaits:
             _awaits[waiting] = future
         try:
             if checked:
-                self._help_if_stuck(worker, waiting, future)
-                self._look_for_cycle(worker, waiting, future)
+                self._follow(worker, waiting, future)
             yield
         finally:
             if waiting is not None:
@@ -104,15 +103,8 @@ class NestedWaits:
                 worker.failed += settled
         self._engine.dispatcher.tell_end(worker, request, settled)
 
-    def _help_if_stuck(self, worker: Worker, waiting: Request | None, future: Request) -> None:
-        """A worker of another pool waits for a request that waits here, where everybody waits too: maybe for it."""
-        if future.state is QUEUED and not self.is_own(worker):
-            workers = self._engine.registry.snapshot()
-            if all(_stands_still(other) for other in workers) and not self._engine.dispatcher.free:
-                self._want(worker, waiting or worker, future)
-
-    def _look_for_cycle(self, worker: Worker, waiting: Request | None, future: PoolFuture[Any]) -> None:
-        """Follow what waits for what. If it leads to a queued request of the worker's pool, run it; if back, raise."""
+    def _follow(self, worker: Worker, waiting: Request | None, future: PoolFuture[Any]) -> None:
+        """Follow what waits for what. If it leads to a queued request, see that somebody runs it; if back, raise."""
         names = [worker.name]
         seen = set[Request]()
         request: Any = future
@@ -120,8 +112,10 @@ class NestedWaits:
             seen.add(request)
             holder = request.holder
             if holder is None:
-                if request is not future and request.state is QUEUED and request.engine.nested.is_own(worker):
-                    request.engine.nested.run_here(worker, request, queued=True)
+                if request.state is QUEUED:
+                    nested = request.engine.nested
+                    if request is not future or not nested.is_own(worker):
+                        nested.unblock(worker, waiting, request)
                 return
             names.append(holder.name)
             if request is waiting:
@@ -131,6 +125,19 @@ class NestedWaits:
                     pool=self._engine.name,
                 )
             request = _runs_within.get(request) or _awaits.get(request)
+
+    def unblock(self, worker: Worker, waiting: Request | None, request: Request) -> None:
+        """`worker` waits, maybe by way of others, for a request that waits here: somebody has to run it.
+
+        That is the worker itself, if it is one of this pool. Otherwise a helper, if everybody here waits too, maybe for
+        it. Whoever begins to wait last finds all others waiting, so no ring of pools stands still.
+        """
+        if self.is_own(worker):
+            self.run_here(worker, request, queued=True)
+            return
+        workers = self._engine.registry.snapshot()
+        if all(_stands_still(other) for other in workers) and not self._engine.dispatcher.free:
+            self._want(worker, waiting or worker, request)
 
     # Waiting in foreign code.
 
@@ -184,8 +191,10 @@ _runs_within: dict[Request, Request] = {}  # what runs inline, by that which it 
 
 
 def _stands_still(worker: Worker) -> bool:
-    """All that runs on `worker` waits, and it has no room for more."""
+    """All that runs on `worker` waits, and it has no room for more; a helper takes nothing from the backlog anyway."""
     requests = worker.requests
+    if worker.transient:
+        return True
     return bool(requests) and worker.status is not READY and all(_innermost(request) in _awaits for request in requests)
 
 
