@@ -17,6 +17,7 @@ from bullpen.core.request import QUEUED, RUNNING, Request
 from bullpen.core.worker import READY, STARTING, Worker
 from bullpen.errors import InvalidOptionType
 from bullpen.pool.future import PoolFuture
+from bullpen.pool.nested import awaited_by
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -188,7 +189,7 @@ def _running(engine: Engine, request: Request) -> Explanation:
     if since is not None:
         parts[0] += f" for {in_words(since)}"
     left = _time_left(request, now)
-    awaited = None if worker is None else worker.waiting_for
+    awaited = awaited_by(request)
     if awaited is not None:
         parts.append(f"it waits for {_name(awaited)}")
     if left["timeout_left"] is not None or left["run_timeout_left"] is not None:
@@ -377,7 +378,7 @@ _OPEN = (PoolState.INITIALIZING, PoolState.RUNNING)
 
 
 def _occupant(worker: Worker, request: Request, now: float) -> RunningRequest:
-    awaited = worker.waiting_for
+    awaited = awaited_by(request)
     return RunningRequest(
         worker.name,
         request.number,

@@ -190,6 +190,11 @@ _awaits: dict[Request, Request] = {}
 _runs_within: dict[Request, Request] = {}  # what runs inline, by that which it runs in
 
 
+def awaited_by(request: Request) -> Request | None:
+    """What `request`, or what runs within it, waits for."""
+    return _awaits.get(_innermost(request))
+
+
 def _stands_still(worker: Worker) -> bool:
     """All that runs on `worker` waits, and it has no room for more; a helper takes nothing from the backlog anyway."""
     requests = worker.requests
