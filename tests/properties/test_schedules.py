@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import Event, Kind, Pool, PoolClosed, PoolSaturated
+from bullpen import Event, Kind, Pool, PoolClosed, PoolFailed, PoolSaturated, WorkerStartFailed
 from bullpen.core.backlog import Backlog
 from bullpen.core.deadlines import _Line
 from bullpen.core.dispatcher import Dispatcher
@@ -386,6 +386,61 @@ def idle_workers_go_while_work_comes(run: Run) -> None:
     run.check(check)
 
 
+def starts_that_fail_together(run: Run) -> None:
+    """No worker can start: whoever waits is told, whichever of them was the last hope."""
+    pool, told = Pool(2, idle_timeout=None, initializer=refuse_to_start), []
+
+    def use() -> None:
+        try:
+            told.append(type(pool.submit(run.clock.sleep, 0.0).exception()))
+        except PoolFailed:
+            told.append(PoolFailed)
+
+    run.actor(use, name="a")
+    run.actor(use, name="b")
+
+    def check() -> None:
+        assert told == [PoolFailed, PoolFailed]
+        assert pool._engine.state is PoolState.FAILED
+
+    run.check(check)
+
+
+def starts_that_fail_later(run: Run) -> None:
+    """The same in a pool that once had a worker, and stays open: also whoever comes just then is told, or served."""
+    starts: list[int] = []
+    told: list[BaseException | None] = []
+
+    def start() -> None:
+        starts.append(1)
+        if len(starts) > 1:
+            refuse_to_start()
+
+    pool = Pool(1, idle_timeout=1.0, initializer=start)
+
+    def use() -> None:
+        pool.submit(run.clock.sleep, 0.0).result()
+        run.clock.sleep(10.0)  # by now the worker has gone
+        told.append(pool.submit(run.clock.sleep, 0.0).exception())
+
+    def come_late() -> None:
+        run.clock.sleep(10.0)
+        told.append(pool.submit(run.clock.sleep, 0.0).exception())
+
+    run.actor(use, name="use")
+    run.actor(come_late, name="late")
+
+    def check() -> None:
+        assert [type(error) for error in told] == [WorkerStartFailed, WorkerStartFailed]
+        at_rest(pool)
+
+    run.check(check)
+
+
+def refuse_to_start() -> None:
+    raise OSError("no worker today")
+
+
 SCENARIOS = [
     submit_and_wait,
     grow_to_demand_only,
@@ -402,6 +457,8 @@ SCENARIOS = [
     callbacks_in_the_last_moment,
     a_map_under_way,
     idle_workers_go_while_work_comes,
+    starts_that_fail_together,
+    starts_that_fail_later,
 ]
 
 

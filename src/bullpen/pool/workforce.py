@@ -202,18 +202,23 @@ class Workforce:
         """If that was the last hope of whoever waits, they are told why."""
         engine = self._engine
         with engine.lock:
-            if any(other is not worker for other in engine.registry.snapshot()):
+            if self._has_hope():
                 return
             failed = engine.fail(error)
         refusal: BaseException
         if failed:
             engine.report_state()
             engine.time.wake(start=False)
+        if engine.state is PoolState.FAILED:
             refusal = engine.not_open()
         else:
             refusal = WorkerStartFailed(f"worker {worker.name} could not start: {error!r}", worker=worker.name)
             refusal.__cause__ = error
         engine.refuse_backlog(refusal)
+
+    def _has_hope(self) -> bool:
+        """Whether a worker is there that lives: of those that die together, the last to look finds none."""
+        return any(other.status not in (EXITED, DEAD) for other in self._engine.registry.snapshot())
 
     def _gone(self, worker: Worker, *, replace: bool = True) -> None:
         """Nothing runs in the worker's slot any more; if something waits, another may be started there."""
@@ -234,7 +239,7 @@ class Workforce:
         if engine.instances is not None:
             engine.instances.forget(worker)
         if engine.state in (PoolState.INITIALIZING, PoolState.RUNNING, PoolState.DRAINING):
-            engine.use_new_room(grow=replace)
+            engine.use_new_room(grow=replace or not self._has_hope())  # for those that came since it was given up
         if len(engine.registry) < engine.options.min_workers:
             engine.time.workers_missing(at_once=replace)
         engine.closed_if_done()
