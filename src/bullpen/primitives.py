@@ -71,6 +71,11 @@ class _Thread(threading.Thread):
         return work
 
 
+def on_main_thread() -> bool:
+    """Whether this is the thread that signals interrupt."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def _interrupt_main() -> None:
     if hasattr(signal, "pthread_kill"):  # a real signal, which also ends a wait
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -14,7 +14,18 @@ from typing import Any
 
 import pytest
 
-from bullpen import Event, Kind, Pool, PoolClosed, PoolFuture, PoolSaturated, PoolState, WorkerStatus, primitives
+from bullpen import (
+    Event,
+    Kind,
+    Pool,
+    PoolClosed,
+    PoolFuture,
+    PoolSaturated,
+    PoolState,
+    RunTimeout,
+    WorkerStatus,
+    primitives,
+)
 from bullpen.core.lifecycle import POOL_MOVES, REQUEST_MOVES, WORKER_MOVES, Moves, RequestState
 from bullpen.testing import ManualClock, ScriptedRuntime
 
@@ -422,6 +433,34 @@ def test_a_failing_observer_is_logged_and_harmless(caplog: pytest.LogCaptureFixt
     assert pool.stats().completed == 21
     assert "press: the observer failed on request.done and is ignored for it" in caplog.text
     assert all(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, KeyboardInterrupt])
+def test_an_observer_that_raises_the_exit_is_logged_and_harmless(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def observe(event: Event) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise error(event.kind.value)
+
+    with Pool(2, name="press", observer=observe, run_timeout=0.05) as pool:
+        assert [pool.submit(abs, -1).result(PATIENCE) for _ in range(5)] == [1] * 5
+        with Blocker() as blocker:
+            assert isinstance(pool.submit(blocker).exception(PATIENCE), RunTimeout)  # told by the supervisor
+            assert isinstance(pool.submit(blocker).exception(PATIENCE), RunTimeout)
+    assert "press: the observer failed on request.done and is ignored for it" in caplog.text
+
+
+def test_an_interrupt_of_main_inside_the_observer_is_not_lost() -> None:
+    def observe(event: Event) -> None:
+        if event.kind is Kind.REQUEST_QUEUED and event.request == 1:
+            raise KeyboardInterrupt
+
+    with Pool(1, observer=observe) as pool:
+        assert pool.submit(abs, -1).result(PATIENCE) == 1
+        with pytest.raises(KeyboardInterrupt):
+            pool.submit(abs, -2)
+        assert pool.submit(abs, -3).result(PATIENCE) == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"max_queue": 50}, {"max_queue": 0, "when_full": "block"}], ids=str)

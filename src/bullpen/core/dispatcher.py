@@ -492,6 +492,10 @@ class Dispatcher:
                 if not ended:  # somebody asked to be called back in the last moment
                     self._undo(worker, request, following)
             ending = following is None and worker.status is STOPPING and not worker.requests and not worker.line
+        except BaseException:  # a defect: what the worker dies with is lost, and told so
+            if not request.ended:
+                worker.add(request)
+            raise
         finally:
             lock.release()
         if not ended:

@@ -625,7 +625,9 @@ class Engine:
         assert self.options.observer is not None
         try:
             self.options.observer(event)
-        except Exception:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and primitives.on_main_thread():
+                raise  # it is not the observer's
             logger.exception("%s: the observer failed on %s and is ignored for it", self.name, event.kind.value)
 
     def _complain(self, request: Request, error: BaseException) -> None:

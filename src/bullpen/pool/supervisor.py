@@ -63,7 +63,7 @@ class Supervisor:
             now = self._clock.monotonic()
             try:
                 until = self._tick(now)
-            except Exception:  # a defect here must not stop all deadlines
+            except BaseException:  # a defect here must not stop all deadlines
                 logger.exception("%s: the supervisor failed and goes on", self._name)
                 until = now + 1.0
             if until == math.inf:

@@ -15,7 +15,7 @@ from typing import Any
 
 from bullpen import primitives
 from bullpen.core.request import DONE, FAILED, Request
-from bullpen.core.worker import Worker
+from bullpen.core.worker import STOPPING, Worker
 from bullpen.errors import WorkerStartFailed
 from bullpen.runtimes import port
 from bullpen.runtimes.port import WorkerEvents
@@ -104,26 +104,20 @@ class _Thread(_Starter):
         worker = self._worker
         port.enter(worker)
         try:
-            if not self._prepare():
-                return
+            self._runtime.initialize()
+            self._events.prepare(worker)
             if worker.capacity == 1:
                 self._work()
             else:  # nobody has been told of this handle yet, for nothing is handed to a worker that starts
                 worker.handle = lanes = _Lanes(worker, self._events, self)
                 lanes.run_first()
             self._events.retire(worker)
+        except BaseException as error:  # it could not start, or a report of its own failed: somebody has to know
+            self._events.died(worker, error)
+        else:
             self._events.exited(worker)
         finally:
             port.leave()
-
-    def _prepare(self) -> bool:
-        try:
-            self._runtime.initialize()
-            self._events.prepare(self._worker)
-        except BaseException as error:
-            self._events.died(self._worker, error)
-            return False
-        return True
 
     def _work(self) -> None:
         worker = self._worker
@@ -158,6 +152,7 @@ class _Lanes:
     __slots__ = (
         "_ending",
         "_events",
+        "_failure",
         "_first",
         "_idle",
         "_inbox",
@@ -180,6 +175,7 @@ class _Lanes:
         self._open = 1  # lanes that have not ended
         self._short = False  # a lane could not be started: requests may have to wait for another
         self._ending = False
+        self._failure: BaseException | None = None
         self._only = primitives.gate()  # opens when no lane is left but the first
         self._only.acquire()
 
@@ -232,17 +228,15 @@ class _Lanes:
 
     def run_first(self) -> None:
         """What the first lane does until all others have ended."""
-        running = port.enter_lane(self._worker)
-        request = self._events.ready(self._worker)
-        if request is not None:
-            self._put(request)
-        self._work(running)
+        self._work(first=True)
         if not self._left():
             self._only.acquire()
+        if self._failure is not None:
+            raise self._failure
 
     def _run(self) -> None:
         try:
-            self._work(port.enter_lane(self._worker))
+            self._work()
         finally:
             port.leave()
             if self._left():
@@ -254,8 +248,31 @@ class _Lanes:
             self._open -= 1
             return self._open == 0
 
-    def _work(self, running: list[Request]) -> None:
+    def _work(self, *, first: bool = False) -> None:
         """What each lane does until the worker ends."""
+        running = port.enter_lane(self._worker)
+        try:
+            if first:
+                request = self._events.ready(self._worker)
+                if request is not None:
+                    self._put(request)
+            self._serve(running)
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """A report failed: the worker dies when what else runs on it has ended."""
+        with self._worker.lock:
+            if self._worker.status is not STOPPING:
+                self._worker.move(STOPPING)
+        with self._lock:
+            self._failure = error
+            self._ending = True
+            gates, self._idle = self._idle, []
+        for gate in gates:
+            gate.release()
+
+    def _serve(self, running: list[Request]) -> None:
         worker = self._worker
         finished = self._events.finished
         gate = primitives.gate()
