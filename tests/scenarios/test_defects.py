@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from bullpen import Pool, WorkerLost
+from bullpen import Pool, Timeout, WorkerLost, primitives
 from bullpen.core.dispatcher import Dispatcher
 
 from .support import PATIENCE, Blocker
@@ -57,3 +58,37 @@ def test_a_worker_that_cannot_report_that_it_is_ready_is_dead_and_replaced(monke
     with Pool(1) as pool:
         assert pool.submit(abs, -1).result(PATIENCE) == 1
     assert pool.stats().spawned == 2
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("limit", ["timeout", "queue_timeout", "run_timeout"])
+def test_limits_are_kept_as_soon_as_somebody_can_watch_them(
+    limit: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start_thread = primitives.start_thread
+
+    def start(target: Callable[[], None], name: str) -> threading.Thread:
+        if name.endswith("supervisor"):
+            raise error("can't start new thread")
+        return start_thread(target, name)
+
+    with Blocker() as blocker, Pool(2, idle_timeout=None) as pool:
+        limited = pool.using(**{limit: 0.05})
+        if limit != "run_timeout":
+            blockers = [pool.submit(blocker, number) for number in range(2)]
+            blocker.wait_entered(2)
+        monkeypatch.setattr(primitives, "start_thread", start)
+        if error is RuntimeError or limit == "run_timeout":
+            first = limited.submit(blocker, 2)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                limited.submit(blocker, 2)
+        monkeypatch.undo()
+        second = limited.submit(blocker, 3)
+        assert isinstance(second.exception(PATIENCE), Timeout)
+        if error is RuntimeError:
+            assert isinstance(first.exception(PATIENCE), Timeout)
+            assert "no limit in time is kept" in caplog.text
+        blocker.release()
+    if limit != "run_timeout":
+        assert [future.result() for future in blockers] == [0, 1]

@@ -40,6 +40,14 @@ class Deadlines:
         self._heap: list[tuple[float, int, Timing]] = []
         self._sweep_heap_at = _SWEEP_AT_LEAST
         self._numbers = itertools.count()
+        self._unwatched = False
+
+    def unwatched(self) -> None:
+        """Nobody watches, although it was asked for: the next arming asks again."""
+        with self._lock:
+            self._unwatched = True
+            for line in (*self._waiting.values(), *self._running.values()):
+                line.ask_again()
 
     def arm_queued(self, timing: Timing) -> bool:
         """A request waits: look at it when it has to have started."""
@@ -83,7 +91,8 @@ class Deadlines:
                 self._heap = [entry for entry in self._heap if entry[2].request is not None]
                 heapq.heapify(self._heap)
                 self._sweep_heap_at = max(_SWEEP_AT_LEAST, 2 * len(self._heap))
-            return self._heap[:1] == [entry]
+            unwatched, self._unwatched = self._unwatched, False
+            return unwatched or self._heap[:1] == [entry]
 
     @property
     def next_at(self) -> float:
@@ -142,10 +151,16 @@ class _Line:
         except IndexError:  # it has come due already
             return False
 
+    def ask_again(self) -> None:
+        self._sweep_at = 0
+
     def _sweep(self) -> bool:
-        """Drop the timings of requests that have ended, which may be most."""
+        """Drop the timings of requests that have ended, which may be most; unless it came here only to ask again."""
         with self._lock:
             timings = self.timings
+            if not self._sweep_at:
+                self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(timings))
+                return True
             kept = [timing for timing in (timings.popleft() for _ in range(len(timings))) if timing.request is not None]
             timings.extendleft(reversed(kept))
             self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(kept))

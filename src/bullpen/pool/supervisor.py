@@ -19,8 +19,11 @@ logger = logging.getLogger("bullpen")
 class Supervisor:
     """Calls `tick(now)`, which returns the next instant at which to be called, again and again; infinity ends it."""
 
-    def __init__(self, tick: Callable[[float], float], clock: primitives.Clock, name: str) -> None:
+    def __init__(
+        self, tick: Callable[[float], float], clock: primitives.Clock, name: str, missing: Callable[[], None]
+    ) -> None:
         self._tick = tick
+        self._missing = missing  # told if the thread could not be started: `wake` has to be called once more
         self._clock = clock
         self._name = name
         self._lock = primitives.deadlines_lock()
@@ -49,10 +52,14 @@ class Supervisor:
     def _start(self) -> None:
         try:
             self._thread = primitives.start_thread(self._run, self._name)
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 self._running = self._called = False
-            raise
+            self._missing()
+            if not isinstance(error, Exception):  # an interrupt
+                raise
+            message = "%s could not start, so no limit in time is kept; it will be tried again: %r"
+            logger.error(message, self._name, error)
 
     def _run(self) -> None:
         while True:

@@ -36,7 +36,7 @@ class Timekeeper:
         self._next_step = math.inf
         self._refill_at = math.inf
         self._refill_delay = REFILL_DELAY
-        self._supervisor = Supervisor(self.tick, engine.clock, f"{engine.name}-supervisor")
+        self._supervisor = Supervisor(self.tick, engine.clock, f"{engine.name}-supervisor", self._unwatched)
         self.wake = self._supervisor.wake
 
     def tick(self, now: float) -> float:
@@ -54,6 +54,11 @@ class Timekeeper:
         if self._engine.state in (PoolState.CLOSED, PoolState.FAILED):
             return math.inf
         return min(self.deadlines.next_at, self._next_step, self._refill_at)
+
+    def _unwatched(self) -> None:
+        """Nobody looks at the clock: whoever comes next with something to watch has to say so again."""
+        self.deadlines.unwatched()
+        self._next_step = math.inf
 
     def watch(self, request: Request) -> None:
         """A request starts that may not run forever."""

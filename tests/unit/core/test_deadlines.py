@@ -181,3 +181,18 @@ def test_whatever_the_order_nothing_comes_due_early_late_or_unseen(data: st.Data
                 known = deadlines.next_at
                 assert known == min(armed.values(), default=math.inf)
         assert known <= min(armed.values(), default=math.inf), "the supervisor would sleep through it"
+
+
+@pytest.mark.parametrize("lines", [0, MAX_LINES], ids=["line", "heap"])
+def test_whoever_comes_next_is_told_if_nobody_watches(lines: int) -> None:
+    deadlines = Deadlines()
+    for number in range(lines):
+        waiting(deadlines, 0.0, TimeLimits(queue_timeout=100.0 + number))
+    requests = [new_request() for _ in range(4)]
+    timings = [Timing(request, 0.0, TimeLimits(queue_timeout=5.0)) for request in requests]
+    assert deadlines.arm_queued(timings[0])
+    assert not deadlines.arm_queued(timings[1])
+    deadlines.unwatched()
+    assert deadlines.arm_queued(timings[2])
+    assert not deadlines.arm_queued(timings[3])
+    assert deadlines.due(5.0) == requests
