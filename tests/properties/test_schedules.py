@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import Event, Kind, Pool, PoolClosed, PoolFailed, PoolSaturated, WorkerStartFailed
+from bullpen import Event, Kind, Pool, PoolClosed, PoolFailed, PoolSaturated, WorkerStartFailed, primitives
 from bullpen.core.backlog import Backlog
 from bullpen.core.deadlines import _Line
 from bullpen.core.dispatcher import Dispatcher
@@ -38,10 +38,12 @@ class Ran:
         self.times: dict[str, int] = {}
         self.now = 0
         self.most = 0
+        self._step = primitives.new_deque()
 
     def call(self, name: str) -> str:
         self.now += 1
         self.most = max(self.most, self.now)
+        self._step.append(name)  # here the scheduler may switch to another thread
         self.times[name] = self.times.get(name, 0) + 1
         self.now -= 1
         return name
@@ -468,6 +470,20 @@ def test_no_schedule_breaks(scenario: Scenario, thorough: bool) -> None:
     report = explore(scenario, schedules=20_000 if thorough else SCHEDULES, racing_clock=racing, max_steps=20_000)
     report.raise_for_failure()
     assert report.distinct > 100 or report.exhausted
+
+
+def test_requests_run_at_once_in_some_schedules() -> None:
+    """Otherwise that at most one ran at once would say nothing."""
+    most: set[int] = set()
+
+    def two_at_once(run: Run) -> None:
+        pool, ran = Pool(2, idle_timeout=None), Ran()
+        for name in ("a", "b"):
+            run.actor(pool.submit, ran.call, name, name=name)
+        run.check(lambda: most.add(ran.most))
+
+    explore(two_at_once, schedules=200, max_steps=20_000).raise_for_failure()
+    assert most == {1, 2}
 
 
 # The test of the tests: each of these defects is one that such pools have had.
