@@ -87,6 +87,13 @@ def test_each_request_on_a_worker_has_its_own_budget() -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, 2])
+def test_a_budget_ends_with_its_request(capacity: int) -> None:
+    with Pool(1, capacity=capacity) as pool:
+        assert pool.using(timeout=100).submit(remaining).result(PATIENCE) is not None
+        assert [pool.submit(remaining).result(PATIENCE) for _ in range(4)] == [None] * 4
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
 def test_a_nested_request_has_its_own_budget_but_no_more_than_the_outer_one(capacity: int) -> None:
     with Pool(1, capacity=capacity) as pool:
 

@@ -206,6 +206,20 @@ def test_an_early_end_closes_the_generator_on_its_worker(how: str, kind: str, fu
     assert pool.stats().completed == 2
 
 
+def test_a_generator_that_somebody_else_holds_on_to_is_closed_too() -> None:
+    source = Source()
+    held: list[Iterator[int]] = []
+
+    def hold() -> Iterator[int]:
+        held.append(source.endless())
+        return held[0]
+
+    with Pool(1) as pool:
+        with pool.stream(hold) as stream:
+            next(stream)
+        assert source.ended.wait(PATIENCE)
+
+
 def test_a_stream_that_is_closed_before_it_starts_never_runs() -> None:
     source = Source()
     with Blocker() as blocker, Pool(1) as pool:
