@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import DeadlineExceeded, NestedWait, Pool
+from bullpen import DeadlineExceeded, Event, Kind, NestedWait, Pool
 
 from .support import PATIENCE, Background, Blocker, eventually, printed
 
@@ -93,6 +93,24 @@ def test_wait_nests(workers: int) -> None:
         assert [future.result(PATIENCE) for future in outers] == [45] * workers
         assert pool.submit(int).result(PATIENCE) == 0
         assert eventually(lambda: pool.stats().workers <= workers), "helpers end when they are not needed any more"
+
+
+def test_a_helper_that_is_about_to_end_keeps_nobody_from_waiting() -> None:
+    with Blocker() as blocker:
+
+        def hold_helpers(event: Event) -> None:
+            if event.kind is Kind.WORKER_STOPPING and event.worker is not None and "helper" in event.worker:
+                blocker()
+
+        with Pool(1, observer=hold_helpers) as pool:
+
+            def outer() -> int:
+                return len(wait([pool.submit(int)]).done)
+
+            assert pool.submit(outer).result(PATIENCE) == 1
+            blocker.wait_entered()
+            assert pool.submit(outer).result(PATIENCE) == 1
+            blocker.release()
 
 
 def test_wait_for_the_first_nests() -> None:

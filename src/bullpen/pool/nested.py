@@ -148,22 +148,23 @@ class NestedWaits:
         """
         if future.state is not QUEUED or not self.is_own(worker):
             return
-        self._ask_for_help(worker, current_request() or worker, future)
-
-    def have_helped(self, worker: Worker, future: Request) -> None:
-        """`worker` waits for `future` alone: it has a helper to itself, which others wait for in their turn."""
-        if future.state is QUEUED:
-            self._ask_for_help(worker, future, future)
-
-    def _ask_for_help(self, worker: Worker, waiting: object, future: Request) -> None:
+        waiting = current_request() or worker
         most = self._engine.max_workers * worker.capacity
-        if waiting not in self._helpers and len(self._helpers) >= most:
+        if waiting not in self._helpers and sum(helper.busy for helper in list(self._helpers.values())) >= most:
             raise NestedWait(
                 f"pool {self._engine.name!r}: worker {worker.name} would wait for queued requests of its own pool, "
-                f"where {len(self._helpers)} requests do so already; wait with future.result(), or use a larger pool",
+                f"where {most} requests do so already; wait with future.result(), or use a larger pool",
                 pool=self._engine.name,
             )
         self._want(worker, waiting, future)
+
+    def have_helped(self, worker: Worker, stream: Request) -> None:
+        """`worker` reads a stream that is still queued: a helper produces it, and nothing else.
+
+        Streams that are read in turn need one each, so they are not counted: their reader is the limit.
+        """
+        if stream.state is QUEUED:
+            self._want(worker, stream, stream)
 
     def _want(self, worker: Worker, waiting: object, future: Request) -> None:
         self._wanted.append((worker, waiting, future))
@@ -221,6 +222,12 @@ class _Helper:
         self._wanted: list[Request] = [request]
         self._current: Request | None = None
         self._open = True
+
+    @property
+    def busy(self) -> bool:
+        """It has something left to do for whoever waits. Takes no lock: foreign code may hold higher ones."""
+        current = self._current
+        return self._open and (len(self._wanted) > 0 or current is None or not current.ended)
 
     def accept(self, request: Request) -> bool:
         """Run `request` too; False if the helper is about to end, or stuck in something that was given up."""
