@@ -14,6 +14,7 @@ from typing import Any
 
 from bullpen.core.lifecycle import POOL_MOVES, REQUEST_MOVES, WORKER_MOVES, PoolState, RequestState, WorkerStatus
 from tests.docs.markdown import ROOT
+from tests.docs.steps import END, EXECUTION, POOL_STAYS, QUEUE, START, WORKER_STAYS, Arrow
 
 PAGE = ROOT / "docs" / "explanation" / "state-machines.md"
 
@@ -60,7 +61,7 @@ P = PoolState
 ENGINE = "bullpen.pool.engine.Engine"
 POOL_METHODS = {
     (P.CONFIGURING, P.INITIALIZING): f"{ENGINE}.start",
-    (P.CONFIGURING, P.FAILED): NOT_YET,
+    (P.CONFIGURING, P.FAILED): "bullpen.errors.InvalidOption",
     (P.INITIALIZING, P.RUNNING): f"{ENGINE}.worker_is_ready",
     (P.INITIALIZING, P.DRAINING): f"{ENGINE}.refuse_work",
     (P.INITIALIZING, P.FAILED): f"{ENGINE}.fail",
@@ -80,37 +81,64 @@ class Machine:
         order = list(self.moves)
         return [(old, new) for old in order for new in order if new in self.moves[old]]
 
+    def arrows(self) -> list[Arrow]:
+        """Every move, named after what makes it."""
+        return [self._arrow(old, new) for old, new in self.steps()]
+
+    def _arrow(self, old: enum.Enum, new: enum.Enum) -> Arrow:
+        by = self.methods[old, new]
+        return Arrow(self.name, old.value, new.value, "" if by is None else by.rpartition(".")[2], by)
+
+    def drawn(self, *stays: Arrow) -> list[Arrow]:
+        """From the beginning to the end."""
+        first = next(iter(self.moves))
+        last = [state for state, following in self.moves.items() if not following]
+        ends = [Arrow(self.name, state.value, END, "", None) for state in last]
+        return [Arrow(self.name, START, first.value, "", None), *self.arrows(), *stays, *ends]
+
 
 MACHINES = [
     Machine("request", REQUEST_MOVES, REQUEST_METHODS),
     Machine("worker", WORKER_MOVES, WORKER_METHODS),
     Machine("pool", POOL_MOVES, POOL_METHODS),
 ]
+_REQUEST, _WORKER, _POOL = MACHINES
+
+DIAGRAMS: dict[str, list[Arrow]] = {
+    "request": _REQUEST.drawn(),
+    "worker": _WORKER.drawn(*WORKER_STAYS),
+    "pool": _POOL.drawn(*POOL_STAYS),
+    "execution": EXECUTION,
+    "queue": QUEUE,
+}
+
+# What the seed draws, and a test drives: without the moves that nothing makes yet.
+DRIVEN = [
+    arrow
+    for arrow in (*_POOL.arrows(), *POOL_STAYS, *EXECUTION, *_WORKER.arrows(), *WORKER_STAYS, *QUEUE)
+    if arrow.by is not None
+]
 
 
-def draw(machine: Machine) -> str:
+def draw(arrows: list[Arrow]) -> str:
     """The diagram and the table of one machine."""
-    return "\n".join(["", "```mermaid", *_diagram(machine), "```", "", *_table(machine), "", ""])
+    return "\n".join(["", "```mermaid", *_diagram(arrows), "```", "", *_table(arrows), "", ""])
 
 
-def _diagram(machine: Machine) -> Iterator[str]:
+def _diagram(arrows: list[Arrow]) -> Iterator[str]:
     yield "stateDiagram-v2"
-    yield f"    [*] --> {next(iter(machine.moves)).value}"
-    for old, new in machine.steps():
-        method = machine.methods[old, new]
-        label = "" if method is None else f": {_short(method).rpartition('.')[2]}"
-        yield f"    {old.value} --> {new.value}{label}"
-    for state, following in machine.moves.items():
-        if not following:
-            yield f"    {state.value} --> [*]"
+    for arrow in arrows:
+        yield f"    {arrow.old} --> {arrow.new}" + (f": {arrow.when}" if arrow.when else "")
 
 
-def _table(machine: Machine) -> Iterator[str]:
+def _table(arrows: list[Arrow]) -> Iterator[str]:
     yield "| from | to | by |"
     yield "|---|---|---|"
-    for old, new in machine.steps():
-        method = machine.methods[old, new]
-        yield f"| {old.value} | {new.value} | {'nothing yet' if method is None else f'`{_short(method)}`'} |"
+    for arrow in arrows:
+        if START not in (arrow.old, arrow.new):
+            by = "nothing yet" if arrow.by is None else f"`{_short(arrow.by)}`"
+            named_after = arrow.by is None or arrow.by.endswith(f".{arrow.when}") or not arrow.when
+            yield f"| {arrow.old} | {arrow.new} | {by if named_after else f'{arrow.when}: {by}'} |"
 
 
 def _short(method: str) -> str:
@@ -119,13 +147,13 @@ def _short(method: str) -> str:
 
 def redrawn(page: str) -> str:
     """The page with its generated parts made anew."""
-    for machine in MACHINES:
-        start, end = f"<!-- generated: {machine.name} -->\n", "<!-- end -->"
+    for name, arrows in DIAGRAMS.items():
+        start, end = f"<!-- generated: {name} -->\n", "<!-- end -->"
         before, found, rest = page.partition(start)
         _, ended, after = rest.partition(end)
         if not found or not ended:
             raise ValueError(f"the page has no part {start.strip()} … {end}")
-        page = before + start + draw(machine) + end + after
+        page = before + start + draw(arrows) + end + after
     return page
 
 

@@ -56,7 +56,7 @@ class RunningRequest:
     request: int
     label: str  # the function's name; empty if the request was given up while it ran
     seconds: float | None  # for how long; None for the many requests that nobody takes the time of
-    waits_for: int | None = None  # the request that the worker waits for
+    waits_for: int | None = None  # the request that it waits for
 
     @property
     def given_up(self) -> bool:
