@@ -225,3 +225,15 @@ def test_each_lane_that_waits_in_foreign_code_has_a_helper_of_its_own() -> None:
 
         futures = [pool.submit(outer) for _ in range(2)]
         assert [future.result(PATIENCE) for future in futures] == [True, True]
+
+
+@pytest.mark.parametrize("options", [{}, {"observer": lambda event: None}], ids=["runners", "requests"])
+def test_map_fills_the_capacity_of_all_workers(options: dict[str, Any]) -> None:
+    together = threading.Barrier(6)  # opens only if six items run at once
+
+    def meet(number: int) -> int:
+        together.wait(PATIENCE)
+        return number
+
+    with Pool(2, capacity=3, **options) as pool:
+        assert list(pool.map(meet, range(12))) == list(range(12))

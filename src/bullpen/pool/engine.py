@@ -433,6 +433,12 @@ class Engine:
         waiting = self.dispatcher.queued()
         return max(0, items + waiting - self.runners_queued.value)
 
+    def most_at_once(self) -> int:
+        """How many requests can run at once: on the workers there are, and on those that may still come."""
+        workers = [worker for worker in self.registry.snapshot() if not worker.transient]
+        to_come = max(0, self.max_workers - len(workers)) * self.options.capacity
+        return sum(worker.capacity for worker in workers) + to_come
+
     # Change.
 
     def resize(self, max_workers: int) -> None:

@@ -4,9 +4,9 @@ The window is filled when `map` is called and refilled as results are read, so a
 iterator that nobody has begun to read is run to its end when it is dropped or the pool drains: `pool.map(f, items)`
 as a statement does all of its work, as it does with the standard executors.
 
-Usually the items are not requests of their own. A few *runners*, at most one per worker, take items from the window
-one by one, so that an item costs no dispatch and none waits behind another. A runner lets others pass after a few
-milliseconds. Calls with limits, and pools that are observed, take one request per item.
+Usually the items are not requests of their own. A few *runners*, at most as many as can run at once, take items from
+the window one by one, so that an item costs no dispatch and none waits behind another. A runner lets others pass after
+a few milliseconds. Calls with limits, and pools that are observed, take one request per item.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class RunnerMap(MapWork[T]):
         self._fn = fn
         self._cells: deque[list[Any]] | None = deque()  # in order, until they are read
         self._todo = primitives.new_deque()  # those that nobody has taken yet
-        self._runners = engine.max_workers
+        self._runners = engine.most_at_once()
         self._tokens = primitives.new_deque(range(self._runners))  # permissions to start a runner
         self._lock = primitives.backlog_lock()
         self._awaited: list[Any] | None = None  # the cell that the reader waits for
