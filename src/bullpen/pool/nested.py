@@ -204,11 +204,6 @@ def _stands_still(worker: Worker) -> bool:
     return bool(requests) and worker.status is not READY and all(_innermost(request) in _awaits for request in requests)
 
 
-def awaited_by(request: Request) -> Request | None:
-    """What `request` waits for, if it does."""
-    return _awaits.get(_innermost(request))
-
-
 def _innermost(request: Request) -> Request:
     while (inner := _runs_within.get(request)) is not None:
         request = inner
