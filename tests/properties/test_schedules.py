@@ -23,6 +23,7 @@ from bullpen.core.timing import Timing
 from bullpen.core.worker import STOPPING, Worker
 from bullpen.errors import QueueTimeout, Timeout
 from bullpen.pool.supervisor import Supervisor
+from bullpen.pool.workforce import Workforce
 from bullpen.testing import explore as exploration
 from bullpen.testing.explore import Run, explore
 
@@ -49,9 +50,24 @@ class Ran:
         return name
 
 
+@pytest.fixture(autouse=True)
+def deaths_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose report fails is replaced, and nobody would notice the defect."""
+    died = Workforce.died
+
+    def remember(self: Workforce, worker: Worker, error: BaseException) -> None:
+        if worker.was_ready:
+            vars(self._engine).setdefault("unexpected", error)
+        died(self, worker, error)
+
+    monkeypatch.setattr(Workforce, "died", remember)
+
+
 def at_rest(pool: Pool) -> None:
     """What holds whenever nothing moves: nobody waits beside an idle worker or a free slot, and all counts agree."""
     engine = pool._engine
+    if (error := vars(engine).get("unexpected")) is not None:
+        raise AssertionError("a worker died") from error
     stats = pool.stats()
     assert stats.queued == 0
     assert stats.running == 0
