@@ -12,18 +12,18 @@ from bullpen.core.request import QUEUED, Request
 from bullpen.core.scaling import STEPS, Surplus
 from bullpen.core.tally import Tally
 from bullpen.errors import QueueTimeout, RunTimeout, Timeout
+from bullpen.pool.agenda import Action, Agenda
 from bullpen.pool.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from bullpen.pool.engine import Engine
 
 
-REFILL_DELAY = 0.1  # seconds, doubled with each start that fails
-MAX_REFILL_DELAY = 60.0
+ENDED = (PoolState.CLOSED, PoolState.FAILED)
 
 
 class Timekeeper:
-    """Watches the deadlines of requests and the idleness of workers, with one thread that sleeps until something is
+    """Watches the deadlines of requests and keeps the pool's agenda, with one thread that sleeps until something is
     due.
     """
 
@@ -32,10 +32,9 @@ class Timekeeper:
         self.deadlines = Deadlines()
         self.timed_out = Tally()
         self.queue_timeouts = Tally()
+        self.agenda = Agenda()
         self._surplus = Surplus()
-        self._next_step = math.inf
-        self._refill_at = math.inf
-        self._refill_delay = REFILL_DELAY
+        self._unseen = False  # there may be something on the agenda of which the supervisor does not know
         self._supervisor = Supervisor(self.tick, engine.clock, f"{engine.name}-supervisor", self._unwatched)
         self.wake = self._supervisor.wake
 
@@ -46,19 +45,28 @@ class Timekeeper:
             if timing is not None and not self.judge(request, now) and not request.ended:
                 self.deadlines.arm_again(timing, timing.next_at(request.state))
         self._engine.nested.help()
-        if now >= self._next_step:
-            self._step(now)
-        if now >= self._refill_at:
-            self._refill_at = math.inf
-            self._engine.workforce.fill_minimum()
-        if self._engine.state in (PoolState.CLOSED, PoolState.FAILED):
+        if self._engine.state not in ENDED:
+            self.agenda.carry_out(now)
+        if self._engine.state in ENDED:
+            self.agenda.clear()
             return math.inf
-        return min(self.deadlines.next_at, self._next_step, self._refill_at)
+        return min(self.deadlines.next_at, self.agenda.next_at)
+
+    def later(self, seconds: float, action: Action) -> None:
+        """Do `action` on the supervisor's thread, in `seconds` from now."""
+        self.agenda.enter(self._engine.clock.monotonic() + seconds, action)
+        self.wake()
+
+    def later_once(self, seconds: float, action: Action) -> None:
+        """The same, unless it is on the agenda already."""
+        if self.agenda.enter_once(self._engine.clock.monotonic() + seconds, action) or self._unseen:
+            self._unseen = False
+            self.wake()
 
     def _unwatched(self) -> None:
         """Nobody looks at the clock: whoever comes next with something to watch has to say so again."""
         self.deadlines.unwatched()
-        self._next_step = math.inf
+        self._unseen = True
 
     def watch(self, request: Request) -> None:
         """A request starts that may not run forever."""
@@ -104,35 +112,26 @@ class Timekeeper:
     def workers_came(self) -> None:
         """There are workers, which may turn out not to be needed."""
         timeout = self._engine.options.idle_timeout
-        if timeout is not None and self._next_step == math.inf:
-            self._next_step = self._engine.clock.monotonic() + timeout / STEPS
-            self.wake()
+        if timeout is not None:
+            self.later_once(timeout / STEPS, self._step)
 
-    def workers_missing(self, *, at_once: bool) -> None:
-        """There are fewer workers than there have to be: start some, after a delay that grows if they cannot start."""
-        if at_once:
-            self._refill_delay = REFILL_DELAY
-        delay, self._refill_delay = self._refill_delay, min(self._refill_delay * 2, MAX_REFILL_DELAY)
-        self._refill_at = self._engine.clock.monotonic() + (0.0 if at_once else delay)
-        self.wake()
-
-    def _step(self, now: float) -> None:
+    def _step(self) -> None:
         """One step of the idle timeout has passed: let one worker go, if one was never needed."""
         timeout = self._engine.options.idle_timeout
         dispatcher = self._engine.dispatcher
         removable = len(dispatcher.registry) - self._engine.options.min_workers
         if timeout is None or removable <= 0 or dispatcher.draining:
-            self._next_step = math.inf
             self._surplus.reset()
             return
         fewest, dispatcher.fewest_ready = dispatcher.fewest_ready, len(dispatcher.ready)
         if self._surplus.step(fewest, removable):
             dispatcher.stop_one_idle()
-        self._next_step = now + timeout / STEPS
+        self.later_once(timeout / STEPS, self._step)
 
     def forget(self) -> None:
         """This is a forked child: nothing is watched here."""
         self._supervisor.forget()
+        self.agenda.forget()
 
     def join(self) -> None:
         """Wait until the supervisor has ended; nothing is left to watch."""
