@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Timeout,
         TooManySessions,
         WorkerAbandoned,
+        WorkerBroken,
         WorkerBusy,
         WorkerError,
         WorkerLost,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from bullpen.pool.future import PoolFuture
     from bullpen.pool.pool import Pool
     from bullpen.pool.pools import Pools
+    from bullpen.pool.startup import InitializationDelegate
     from bullpen.pool.stats import Percentiles, PoolStats, SessionInfo, WorkerInfo
     from bullpen.pool.stream import Stream
     from bullpen.pool.view import PoolView
@@ -87,6 +89,7 @@ _HOMES = {
         "SessionError",
         "Timeout",
         "WorkerAbandoned",
+        "WorkerBroken",
         "WorkerError",
         "WorkerLost",
         "WorkerStartFailed",
@@ -95,6 +98,7 @@ _HOMES = {
     "bullpen.pool.explain": ("Explanation", "Reason", "RunningRequest", "explain"),
     "bullpen.pool.future": ("PoolFuture",),
     "bullpen.pool.pool": ("Pool",),
+    "bullpen.pool.startup": ("InitializationDelegate",),
     "bullpen.pool.stats": ("Percentiles", "PoolStats", "SessionInfo", "WorkerInfo"),
     "bullpen.pool.pools": ("Pools",),
     "bullpen.pool.stream": ("Stream",),
@@ -112,6 +116,7 @@ __all__ = [
     "Explanation",
     "Fanout",
     "IllegalTransition",
+    "InitializationDelegate",
     "InvalidOption",
     "InvalidOptionType",
     "Kind",
@@ -143,6 +148,7 @@ __all__ = [
     "Timeout",
     "TooManySessions",
     "WorkerAbandoned",
+    "WorkerBroken",
     "WorkerBusy",
     "WorkerError",
     "WorkerInfo",

@@ -24,6 +24,7 @@
     │   │   └── SessionWorkerUnavailable    the session's worker is gone, and no other will do
     │   ├── WorkerStartFailed (BrokenExecutor)  a worker could not be started
     │   └── WorkerAbandoned                 the pool closed while the request still ran
+    ├── WorkerBroken                        raised by your own code: this worker is broken, replace it
     └── IllegalTransition                   a defect in Bullpen itself: please report it
 
 Errors carry their data in fields, so that code need not read the text.
@@ -221,6 +222,14 @@ class WorkerStartFailed(WorkerError, BrokenExecutor):
 
 class WorkerAbandoned(WorkerError):
     """The pool was closed and its grace passed while the request still ran on a worker that cannot be ended."""
+
+
+class WorkerBroken(BullpenError):
+    """For your own functions to raise: the worker they run on is broken and has to be replaced.
+
+    The worker dies. The request that raised it runs again elsewhere if it is idempotent; otherwise its caller gets
+    `WorkerLost`, with this as its `__cause__`.
+    """
 
 
 class IllegalTransition(BullpenError):

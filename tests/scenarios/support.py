@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from bullpen import Pool
+from bullpen.testing import ScriptedRuntime
+
 PATIENCE = 20.0  # seconds; only a defect makes anything wait for so long
 
 
@@ -118,3 +121,46 @@ def printed(source: str, *, within: float = PATIENCE) -> str:
     outcome = run_script(source, within=within)
     assert (outcome.code, outcome.err) == (0, ""), outcome
     return outcome.out
+
+
+# Pools whose supervisor's thread never runs: the test moves a `ManualClock` and calls `tick` for it.
+
+
+class NoThread:
+    """What stands for a thread that is never started."""
+
+    def __init__(self) -> None:
+        self.ident = threading.get_ident()
+
+    def join(self, timeout: float | None = None) -> None:
+        """There is nothing to wait for."""
+
+    def is_alive(self) -> bool:
+        return False
+
+
+def tick(pool: Pool) -> float:
+    """Do what the supervisor would do now; how long it would sleep then."""
+    engine = pool._engine
+    now = engine.clock.monotonic()
+    return engine.time.tick(now) - now
+
+
+def advance(pool: Pool, seconds: float) -> float:
+    """`tick`, so many seconds later."""
+    clock: Any = pool._engine.clock
+    clock.advance(seconds)
+    return tick(pool)
+
+
+def end(pool: Pool, runtime: ScriptedRuntime) -> None:
+    """Drain a pool of scripted workers."""
+    pool.shutdown(wait=False)
+    while runtime.starting or runtime.running or runtime.stopped:
+        if runtime.starting:
+            runtime.ready()
+        elif runtime.running:
+            runtime.finish_next()
+        else:
+            runtime.exit_stopped()
+    pool.close()

@@ -22,13 +22,13 @@ from typing import Any
 from bullpen import primitives
 from bullpen.core.affinity import Sessions
 from bullpen.core.backlog import Backlog, BoundedBacklog, Ticket
-from bullpen.core.lifecycle import RequestState, WorkerStatus
+from bullpen.core.lifecycle import RequestState
 from bullpen.core.ready import Line, SchedulerStrategy
 from bullpen.core.registry import Registry
 from bullpen.core.request import DONE, FAILED, RUNNING, Request, ServedRequest
 from bullpen.core.tally import Tally
 from bullpen.core.timing import NO_LIMITS, Timing
-from bullpen.core.worker import BUSY, READY, STARTING, STOPPING, Worker
+from bullpen.core.worker import BUSY, READY, STARTING, STOPPING, TAINTED, Worker
 from bullpen.telemetry.catalogue import Kind
 
 _SAMPLE_ALL_BELOW = 64
@@ -402,15 +402,17 @@ class Dispatcher:
 
     def _needs_more(self, waiting: int) -> bool:
         """Whether the workers that are on their way have no room for all that waits."""
-        return self.capacity == 1 or waiting > self.registry.count(STARTING) * self.capacity
+        return self.capacity == 1 or waiting > self.registry.coming_count() * self.capacity
 
     def grow_to_demand(self) -> None:
         """Start as many workers as there are requests that no worker is on its way for."""
+        if self._idle():
+            self.match()  # some of those that seem ready may not be
         if not self._waiting() or not self.free:
             return
         sums = self.registry.totals()[0]
         waiting = self.backlog.queued(sums.skipped, sums.pinned) - sums.pinned  # without the shells of those that left
-        missing = -(-waiting // self.capacity) - self.registry.count(STARTING) - self._idle()
+        missing = -(-waiting // self.capacity) - self.registry.coming_count() - self._idle()
         for _ in range(missing):
             self.grow()
 
@@ -466,14 +468,14 @@ class Dispatcher:
                 worker.requests = ()
             else:
                 worker.remove(request)
-            if worker.status is STOPPING:
-                following = self._take_own(worker)
-            else:
+            if worker.status is BUSY or worker.status is READY:
                 following = self._take(worker, self._left)
                 if following is None:
                     self._rest(worker)
                 elif worker.status is not BUSY:
                     self._loaded(worker)
+            else:
+                following = self._take_own(worker)
             settled = request.settle(state, value)
             if settled:
                 if state is DONE:
@@ -553,7 +555,7 @@ class Dispatcher:
 
     def _next(self, worker: Worker, *, pledged: bool = False) -> Request | None:
         """The worker's next request; without one it becomes ready, or stops if the pool drains. Its lock is held."""
-        if worker.status is STOPPING:
+        if worker.status is not READY and worker.status is not BUSY:
             return self._take_own(worker)
         if pledged and self._bounded is not None:
             request = self._take_pledged(worker, self._bounded)
@@ -592,8 +594,10 @@ class Dispatcher:
         return None
 
     def _take_own(self, worker: Worker) -> Request | None:
-        """As `_take`, for a worker that stops: it runs what waits for it alone, and nothing else."""
-        while worker.line and not self.paused:
+        """As `_take`, for a worker that stops: it runs what waits for it alone, and nothing else. A tainted one runs
+        nothing.
+        """
+        while worker.line and not self.paused and worker.status is STOPPING:
             _, request = heapq.heappop(worker.line)
             assert request.timing is not None
             if self._start_timed(worker, request, request.timing):
@@ -653,6 +657,33 @@ class Dispatcher:
         else:
             self.backlog.appendleft(request)
 
+    # Workers under suspicion.
+
+    def taint(self, worker: Worker) -> bool:
+        """Let `worker` finish what it runs and take nothing new; False if it takes nothing anyway, or the pool
+        drains.
+        """
+        with worker.lock:
+            if self.draining or worker.transient or (worker.status is not READY and worker.status is not BUSY):
+                return False
+            worker.move(TAINTED)
+            return True
+
+    def recover(self, worker: Worker) -> bool:
+        """A tainted `worker` takes requests again; False if it is not tainted. The caller calls `resume` next."""
+        with worker.lock:
+            if worker.status is not TAINTED:
+                return False
+            worker.move(READY)
+            self._loaded(worker)
+            return True
+
+    def resume(self, worker: Worker) -> None:
+        """`worker` has recovered: let it take what has waited meanwhile."""
+        if worker.line:
+            self._serve_line(worker)
+        self.match()
+
     # Fewer workers.
 
     def stop(self, worker: Worker, *, when_idle: bool) -> bool:
@@ -662,7 +693,7 @@ class Dispatcher:
         with worker.lock:
             if ((worker.requests or worker.line) and when_idle) or worker.transient:
                 return False
-            if worker.status not in (READY, BUSY, STARTING, WorkerStatus.TAINTED):
+            if worker.status not in (READY, BUSY, STARTING, TAINTED):
                 return False
             hand = worker.status is not STARTING and not worker.requests and not worker.line
             worker.move(STOPPING)
@@ -674,6 +705,8 @@ class Dispatcher:
         """Ask the youngest idle worker to end that no strict session needs, if there is one."""
         now = self._now()
         for worker in reversed(self.registry.snapshot()):
-            if not worker.requests and not self.sessions.keeps(worker, now) and self.stop(worker, when_idle=True):
+            if worker.requests or worker.slot is None or self.sessions.keeps(worker, now):
+                continue
+            if self.stop(worker, when_idle=True):
                 return True
         return False

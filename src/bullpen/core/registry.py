@@ -82,6 +82,10 @@ class Registry:
     def count(self, *statuses: WorkerStatus) -> int:
         return sum(worker.status in statuses for worker in self.snapshot())
 
+    def coming_count(self) -> int:
+        """How many workers are starting, without those that will only take the place of another."""
+        return sum(worker.status is WorkerStatus.STARTING and worker.slot is not None for worker in self.snapshot())
+
     def busy_count(self) -> int:
         """How many workers have at least one request on them."""
         return sum(bool(worker.requests) for worker in self.snapshot())

@@ -106,6 +106,13 @@ class Request:
             self.state = QUEUED
             return True
 
+    def interrupted(self) -> Timing | None:
+        """Its worker died, and it may run again: from now on it is timed anew, if at all."""
+        with self.lock:
+            if self.timing is not None and self.state is RUNNING:
+                self.timing = self.timing.interrupt(self)
+            return self.timing
+
     def settle(self, state: RequestState, value: Any) -> bool:
         """running → done or failed, for a worker inside its own lock: no foreign code runs.
 

@@ -1,4 +1,4 @@
-"""When a pool has more workers than it needs.
+"""When a pool has more workers than it needs, or fewer.
 
 Under rotation every worker's last use is recent, so it says nothing. What says something is how few workers were
 ready at the worst moment: that many were never needed.
@@ -30,3 +30,13 @@ class Surplus:
 
     def reset(self) -> None:
         self._fewest.clear()
+
+
+def deficit(*, minimum: int, maximum: int, workers: int, waiting: int, room: int, capacity: int) -> int:
+    """How many workers are missing.
+
+    There are `workers`, those on their way included, with `room` for requests; `waiting` requests wait. A worker more
+    would have room for `capacity` of them. There have to be `minimum`, and may be `maximum`.
+    """
+    demand = workers - (-max(0, waiting - room) // capacity)
+    return max(0, min(max(minimum, demand), maximum) - workers)

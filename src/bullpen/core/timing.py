@@ -62,6 +62,22 @@ class Timing:
         """When it has run for as long as it may."""
         return self.started_at + self.limits.stamina
 
+    def interrupt(self, request: Request) -> Timing:
+        """Its worker died, and it may run again: the timing of another try, of which only the deadline stands.
+
+        It is another object because lines of deadlines are in the order of this one's instants.
+        """
+        again = Timing(request, self.submitted_at, self.limits)
+        again.started_at = self.started_at
+        again.run_until = math.inf
+        self.request = None
+        return again
+
+    def wait_again(self, now: float) -> None:
+        """It waits in the backlog once more."""
+        queue_timeout = self.limits.queue_timeout
+        self.start_by = self.deadline if queue_timeout is None else min(self.deadline, now + queue_timeout)
+
     def next_at(self, state: RequestState) -> float:
         """The next instant at which a request in `state` has to be looked at."""
         if state is QUEUED:

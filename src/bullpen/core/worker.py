@@ -15,6 +15,7 @@ from bullpen.core.request import Request
 STARTING = WorkerStatus.STARTING
 READY = WorkerStatus.READY
 BUSY = WorkerStatus.BUSY
+TAINTED = WorkerStatus.TAINTED
 STOPPING = WorkerStatus.STOPPING
 EXITED = WorkerStatus.EXITED
 DEAD = WorkerStatus.DEAD
@@ -46,9 +47,9 @@ class Worker:
         "was_ready",
     )
 
-    def __init__(self, id: int, slot: int, name: str, started_at: float, capacity: int = 1) -> None:
+    def __init__(self, id: int, slot: int | None, name: str, started_at: float, capacity: int = 1) -> None:
         self.id = id
-        self.slot: int | None = slot  # None once the slot has been given away or back
+        self.slot = slot  # None once it has been given away or back, and until it is inherited
         self.name = name
         self.started_at = started_at
         self.capacity = capacity

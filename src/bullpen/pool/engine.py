@@ -34,6 +34,9 @@ from bullpen.errors import (
 from bullpen.pool import exit as at_exit
 from bullpen.pool.nested import NestedWaits
 from bullpen.pool.options import PoolOptions
+from bullpen.pool.retries import Retries
+from bullpen.pool.startup import Startup
+from bullpen.pool.summary import Summary
 from bullpen.pool.timekeeper import Timekeeper
 from bullpen.pool.workforce import Workforce
 from bullpen.runtimes.port import Runtime, current_worker
@@ -60,6 +63,8 @@ class Engine:
         self.clock = clock
         self.name = options.name
         self.max_workers = options.max_workers
+        watched = options.max_requests is not None or bool(options.taint_on)
+        self.counts_items = watched or options.observer is not None  # items of maps are requests, one by one
         self.state = PoolState.CONFIGURING
         self.failure: BaseException | None = None
         self.lock = primitives.pool_lock()  # for the pool's own state, and which slots and workers there are
@@ -78,8 +83,10 @@ class Engine:
         self.instances = options.new_instances()
         self.backlog = Backlog() if self.bounded is None else self.bounded
         self.time = Timekeeper(self)
+        self.startup = Startup(self)
         self.workforce = Workforce(self)
         self.nested = NestedWaits(self)
+        self.retries = Retries(self)
         self.dispatcher = Dispatcher(
             self.backlog,
             options.new_scheduler(),
@@ -95,8 +102,10 @@ class Engine:
         self.registry = self.dispatcher.registry
         self.sessions = self.dispatcher.sessions
         self.workforce.finished = self.dispatcher.finished
+        if watched:
+            self.workforce.finished = self.workforce.finished_watched
         self._closed_because = "it is closed"
-        self._ready_waiters: list[primitives.Lock] = []
+        self._summary: Summary | None = None
         self._close_waiters: list[primitives.Lock] = []
         self.streams: dict[int, StreamWork[Any]] = {}  # those that have not ended; changed without a lock
         self.maps: dict[int, MapWork[Any]] = {}  # those with items left; changed without a lock, also by finalizers
@@ -108,34 +117,24 @@ class Engine:
     def start(self) -> None:
         """Open for work; start the workers that have to be there from the beginning."""
         self.move(PoolState.INITIALIZING)
-        with self.lock:
-            self.workforce.deal_slots(self.max_workers)
         self.report_state()
         at_exit.watch(self)
-        self.workforce.fill_minimum()
+        self.startup.begin()
 
     def worker_is_ready(self) -> None:
         """One more worker has started; with enough of them the pool runs."""
         if self.state is not PoolState.INITIALIZING:
             return
         with self.lock:
-            if self.state is not PoolState.INITIALIZING or self.workforce.ready_ever < self.options.min_workers:
+            if self.state is not PoolState.INITIALIZING or not self.workforce.suffices():
                 return
             self.move(PoolState.RUNNING)
-            waiters, self._ready_waiters = self._ready_waiters, []
-        _open(waiters)
         self.report_state()
+        self.startup.running()
 
     def wait_ready(self, timeout: float | None) -> bool:
         """Wait until `min_workers` workers have started; False when `timeout` seconds passed first."""
-        gate = primitives.gate()
-        gate.acquire()
-        with self.lock:
-            if self.state is PoolState.INITIALIZING and self.options.min_workers > 0:
-                self._ready_waiters.append(gate)
-            else:
-                gate.release()
-        if not self.clock.wait(gate, timeout):
+        if not self.startup.wait(timeout):
             return False
         if self.state not in OPEN:
             raise self.not_open()
@@ -150,8 +149,7 @@ class Engine:
         self.failure = error
         self.dispatcher.draining = True
         self.move(PoolState.FAILED)
-        waiters, self._ready_waiters = self._ready_waiters, []
-        _open(waiters)
+        self.startup.release_all()
         return True
 
     # Requests.
@@ -373,7 +371,7 @@ class Engine:
 
     def cancel(self, request: Request) -> bool:
         """Cancel a waiting request; end a running one where the runtime can."""
-        if self.cancel_queued(request):
+        if self.cancel_queued(request) or (len(self.retries) and self.retries.cancel(request)):
             return True
         worker = request.holder
         if worker is None or not self.runtime.cancel(worker, request):
@@ -387,6 +385,8 @@ class Engine:
         """Nobody can run what waits: tell all who wait for it."""
         for request in self._take_waiting():
             self._drop(request, request.refuse(error), self.refused)
+        if self.state is PoolState.FAILED:
+            self.retries.refuse_all(error)
 
     def refuse_line(self, worker: Worker) -> None:
         """`worker` will not run what waits for it alone: tell all who wait for it."""
@@ -447,7 +447,8 @@ class Engine:
             if self.state not in OPEN:
                 raise self.not_open()
             self.max_workers = max_workers
-            self.workforce.deal_slots(max_workers)
+            if self.startup.prepared:
+                self.workforce.deal_slots(max_workers)
         self.workforce.stop_slotless()
         self.use_new_room()
 
@@ -488,6 +489,7 @@ class Engine:
         if not self._wait_closed(grace):
             self._cancel_backlog()
             self.workforce.give_up_running(grace or 0.0)
+        self.startup.join()
         self.workforce.join()
         self.time.join()
 
@@ -506,6 +508,7 @@ class Engine:
 
     def drain_at_exit(self) -> None:
         """The interpreter exits, and starts no threads any more: what no worker is there for runs on this one."""
+        self.startup.join()
         self.dispatcher.free.clear()
         self._settle_maps(drain=True)
         self.refuse_work(at_exit.AT_EXIT)
@@ -527,22 +530,26 @@ class Engine:
             if self.state not in OPEN:
                 return
             self._closed_because = because
+            self._summary = Summary(self, quiet_if_idle=because == at_exit.AT_EXIT)
             self.move(PoolState.DRAINING)
             self.dispatcher.draining = True
-            waiters, self._ready_waiters = self._ready_waiters, []
-        _open(waiters)
+            self.startup.release_all()
         primitives.failpoint("pool.draining_not_stopped")
         self.report_state()
         if not drain:  # before a paused pool goes on
             self._cancel_backlog()
+        self.workforce.release_held()
+        self.workforce.suspects.recover_all()
+        self.retries.fire_all()
         self.resume()
         if self.bounded is not None:
             self.bounded.call_all()
-        if not len(self.backlog):
+        if not len(self.backlog) and not len(self.retries):
             self.workforce.stop_idle()
         self.closed_if_done()
 
     def _cancel_backlog(self) -> None:
+        self.retries.cancel_all()
         for request in self._take_waiting():
             self._drop(request, request.cancel_queued(), self.cancelled)
         self.workforce.stop_idle()
@@ -554,12 +561,14 @@ class Engine:
         A pool without workers is not done while something waits: somebody is just about to start a worker for it.
         """
         with self.lock:
-            if self.state is not PoolState.DRAINING or len(self.registry):
+            if self.state is not PoolState.DRAINING or len(self.registry) or len(self.retries):
                 return
             if self.dispatcher.queued():
                 return
             self.move(PoolState.CLOSED)
             waiters, self._close_waiters = self._close_waiters, []
+        assert self._summary is not None
+        self._summary.log(self)
         _open(waiters)
         self.report_state()
         self.time.wake(start=False)
@@ -584,6 +593,8 @@ class Engine:
         self.dispatcher.free.clear()
         self.registry.forget()
         self.workforce.forget()
+        self.startup.forget()
+        self.retries.forget()
         self.time.forget()
 
     def too_late(self) -> PoolClosed | PoolFailed:

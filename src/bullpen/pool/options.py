@@ -14,6 +14,7 @@ from bullpen.core.terms import AFFINITIES, Affinity, Terms
 from bullpen.core.timing import TimeLimits
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.pool.instances import CAPACITY_STRATEGIES, CapacityStrategy, Instances
+from bullpen.pool.startup import InitializationDelegate
 from bullpen.runtimes.port import Runtime
 from bullpen.telemetry.catalogue import Event
 
@@ -56,6 +57,16 @@ class PoolOptions:
     worker: Callable[[], Any] | None
     capacity: int
     capacity_strategy: CapacityStrategy
+    initialization: InitializationDelegate | None
+    startup_batch_size: int
+    startup_batch_delay: float
+    restart_limit: tuple[int, float] | None
+    reconcile_interval: float | None
+    reconcile_batch_size: int
+    taint_duration: float
+    taint_on: tuple[type[BaseException], ...]
+    max_requests: int | None
+    max_age: float | None
 
     def __post_init__(self) -> None:
         at_least("max_workers", self.max_workers, 1)
@@ -99,6 +110,17 @@ class PoolOptions:
                 self.capacity_strategy,
                 "'pool' without worker=, for there is nobody to declare one",
             )
+        if self.initialization is not None:
+            has_methods(
+                "initialization",
+                self.initialization,
+                ("prepare", "started"),
+                "an object with prepare(pool_name) and started(pool_name, workers), or None",
+            )
+        at_least("startup_batch_size", self.startup_batch_size, 1)
+        at_least("reconcile_batch_size", self.reconcile_batch_size, 1)
+        if self.max_requests is not None:
+            at_least("max_requests", self.max_requests, 1, none="for any number")
 
     def call_options(self) -> CallOptions:
         """The options of a call that says nothing else."""
@@ -191,6 +213,36 @@ def seconds(name: str, value: Seconds | None, *, zero: bool = True) -> float | N
         return float(value)
     except OverflowError:
         raise InvalidOption(name, "a number beyond all floats", "a number of seconds that fits a float") from None
+
+
+def duration(name: str, value: Seconds, *, zero: bool = True) -> float:
+    """A duration in seconds that may not be missing."""
+    if value is None:
+        raise InvalidOptionType(name, value, "a number of seconds, or a timedelta")
+    checked = seconds(name, value, zero=zero)
+    assert checked is not None
+    return checked
+
+
+def restart_limit(value: tuple[int, Seconds] | None) -> tuple[int, float] | None:
+    """How many workers may die in how many seconds."""
+    if value is None:
+        return None
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise InvalidOptionType("restart_limit", value, "a tuple (deaths ≥ 0, seconds > 0), or None")
+    at_least("restart_limit", value[0], 0)
+    return value[0], duration("restart_limit", value[1], zero=False)
+
+
+def error_types(name: str, value: object) -> tuple[type[BaseException], ...]:
+    """A tuple of classes of exceptions."""
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return (value,)
+    if not isinstance(value, tuple) or not all(isinstance(kind, type) for kind in value):
+        raise InvalidOptionType(name, value, "a tuple of classes of exceptions")
+    if not all(issubclass(kind, BaseException) for kind in value):
+        raise InvalidOptionType(name, value, "a tuple of classes of exceptions")
+    return value
 
 
 def at_least(name: str, value: object, minimum: int, none: str = "") -> None:

@@ -28,9 +28,13 @@ from bullpen.pool.options import (
     arguments,
     at_least,
     default_max_workers,
+    duration,
+    error_types,
     has_methods,
     seconds,
 )
+from bullpen.pool.options import restart_limit as checked_restart_limit
+from bullpen.pool.startup import InitializationDelegate
 from bullpen.pool.stats import PoolStats, SessionInfo, WorkerInfo
 from bullpen.pool.stream import Stream
 from bullpen.pool.view import PoolView
@@ -98,6 +102,16 @@ class Pool(Executor):
         crash_retries: int = 1,
         capacity: int = 1,
         capacity_strategy: CapacityStrategy = "pool",
+        initialization: InitializationDelegate | None = None,
+        startup_batch_size: int = 10,
+        startup_batch_delay: Seconds = 0.0,
+        restart_limit: tuple[int, Seconds] | None = None,
+        reconcile_interval: Seconds | None = 60.0,
+        reconcile_batch_size: int = 10,
+        taint_duration: Seconds = 60.0,
+        taint_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+        max_requests: int | None = None,
+        max_age: Seconds | None = None,
         clock: primitives.Clock | None = None,
     ) -> None:
         if max_workers is None:
@@ -129,6 +143,16 @@ class Pool(Executor):
             worker=worker,
             capacity=capacity,
             capacity_strategy=capacity_strategy,
+            initialization=initialization,
+            startup_batch_size=startup_batch_size,
+            startup_batch_delay=duration("startup_batch_delay", startup_batch_delay),
+            restart_limit=checked_restart_limit(restart_limit),
+            reconcile_interval=seconds("reconcile_interval", reconcile_interval, zero=False),
+            reconcile_batch_size=reconcile_batch_size,
+            taint_duration=duration("taint_duration", taint_duration, zero=False),
+            taint_on=error_types("taint_on", taint_on),
+            max_requests=max_requests,
+            max_age=seconds("max_age", max_age, zero=False),
         )
         if clock is not None:
             has_methods(
@@ -311,6 +335,19 @@ class Pool(Executor):
     def resume(self) -> None:
         """Start requests again."""
         self._engine.resume()
+
+    def taint(self, worker: int | str, seconds: Seconds | None = None) -> bool:
+        """Give the worker with this id or name nothing new for `seconds`, or the pool's `taint_duration`: it may be
+        broken.
+
+        It finishes what it runs. True if it is tainted now; False if it starts or ends just now, or the pool closes.
+        """
+        options = self._engine.options
+        length = options.taint_duration if seconds is None else duration("seconds", seconds, zero=False)
+        found = [one for one in self._engine.registry.snapshot() if worker in (one.id, one.name)]
+        if not found:
+            raise InvalidOption("worker", worker, "the id or the name of a worker of this pool")
+        return self._engine.workforce.suspects.taint(found[0], length, because="by Pool.taint")
 
     # Looking at it.
 

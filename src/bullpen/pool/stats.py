@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bullpen.core.affinity import serves
 from bullpen.core.lifecycle import PoolState, WorkerStatus
-from bullpen.core.worker import READY, STARTING, Worker
+from bullpen.core.worker import READY, STARTING, TAINTED, Worker
 
 if TYPE_CHECKING:
     from bullpen.pool.engine import Engine
@@ -55,15 +55,19 @@ class PoolStats:
     lost: int
     saturated: int
     abandoned: int
+    retried: int
+    recycled: int
     spawned: int
     retired: int
     workers: int
     starting: int
     idle: int
     busy: int
+    tainted: int
     running: int
     queued: int
     max_workers: int
+    degraded: bool
     wait: Percentiles | None
     run: Percentiles | None
 
@@ -85,24 +89,33 @@ class PoolStats:
             lost=engine.lost.value,
             saturated=engine.saturated.value,
             abandoned=engine.workforce.abandoned_ever,
+            retried=engine.retries.retried.value,
+            recycled=engine.workforce.recycling.recycled,
             spawned=spawned,
             retired=retired,
             workers=len(workers),
             starting=sum(status is STARTING for status, _ in loads),
             idle=sum(status is READY and not load for status, load in loads),
             busy=sum(load > 0 for _, load in loads),
-            running=sum(not request.ended for worker in workers for request in worker.requests),
+            tainted=sum(status is TAINTED for status, _ in loads),
+            running=sum(not request.ended for worker in workers for request in worker.requests)
+            + engine.retries.running,
             queued=engine.queued(),
             max_workers=engine.max_workers,
+            degraded=engine.workforce.restarts.degraded,
             wait=Percentiles.of([wait for wait, _ in samples]),
             run=Percentiles.of([run for _, run in samples]),
         )
 
     def __str__(self) -> str:
         rows = [f"pool {self.name} ({self.state}): {self.busy} busy, {self.idle} idle of at most {self.max_workers}"]
+        if self.tainted:
+            rows[0] += f", {self.tainted} tainted"
+        if self.degraded:
+            rows[0] += ", degraded"
         counted = [
             f"{field.name} {getattr(self, field.name)}"
-            for field in fields(self)[2:14]
+            for field in fields(self)[2:16]
             if getattr(self, field.name) or field.name in ("submitted", "completed")
         ]
         rows.append(", ".join([*counted, f"queued {self.queued}"]))

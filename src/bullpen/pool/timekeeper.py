@@ -114,12 +114,19 @@ class Timekeeper:
         timeout = self._engine.options.idle_timeout
         if timeout is not None:
             self.later_once(timeout / STEPS, self._step)
+        self.reconcile_later()
+
+    def reconcile_later(self) -> None:
+        """Look in a while whether all workers are there that should be."""
+        interval = self._engine.options.reconcile_interval
+        if interval is not None:
+            self.later_once(interval, self._engine.workforce.reconcile)
 
     def _step(self) -> None:
         """One step of the idle timeout has passed: let one worker go, if one was never needed."""
         timeout = self._engine.options.idle_timeout
         dispatcher = self._engine.dispatcher
-        removable = len(dispatcher.registry) - self._engine.options.min_workers
+        removable = self._engine.workforce.in_slots() - self._engine.options.min_workers
         if timeout is None or removable <= 0 or dispatcher.draining:
             self._surplus.reset()
             return

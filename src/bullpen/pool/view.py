@@ -149,7 +149,7 @@ class PoolView:
         if engine.dispatcher.draining:
             raise engine.not_open()
         calls = zip(*iterables, strict=False)
-        if self._limits.any or not self._plain or engine.options.observer is not None:
+        if self._limits.any or not self._plain or engine.counts_items:
             work: MapWork[T] = RequestMap(engine, self._submit_patiently, function, calls, window)
         else:
             work = RunnerMap(engine, function, calls, window)

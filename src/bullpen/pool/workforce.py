@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,8 +14,12 @@ from typing import TYPE_CHECKING, Any
 from bullpen import primitives
 from bullpen.core.lifecycle import PoolState, RequestState
 from bullpen.core.request import Request
-from bullpen.core.worker import DEAD, EXITED, STOPPING, Worker
+from bullpen.core.restarts import Restarts
+from bullpen.core.scaling import deficit
+from bullpen.core.worker import BUSY, DEAD, EXITED, READY, STARTING, STOPPING, TAINTED, Worker
 from bullpen.errors import WorkerAbandoned, WorkerLost, WorkerStartFailed
+from bullpen.pool.recycling import Recycling
+from bullpen.pool.suspects import Suspects
 from bullpen.telemetry.catalogue import Kind
 
 if TYPE_CHECKING:
@@ -24,6 +30,9 @@ logger = logging.getLogger("bullpen")
 
 OPEN_STATES = (PoolState.INITIALIZING, PoolState.RUNNING)
 HELPER = -1  # the slot of helpers, which take none
+
+LEAST_RESTARTS = 8  # the default of `restart_limit`: twice as many as there may be workers, at least so many …
+RESTART_WINDOW = 60.0  # … in so many seconds
 
 
 class Workforce:
@@ -41,6 +50,14 @@ class Workforce:
         self._helper_numbers = itertools.count()
         self._abandoned: list[Worker] = []  # until their functions return after all
         self._departing: deque[Worker] = deque()  # reported as gone; their threads may need a moment more
+        limit = engine.options.restart_limit
+        self.restarts = Restarts(*(limit or (max(LEAST_RESTARTS, 2 * engine.max_workers), RESTART_WINDOW)))
+        self._held: set[int] = set()  # slots whose workers died too soon after others: empty for a while
+        self.suspects = Suspects(engine)
+        self.recycling = Recycling(engine)
+        self._successor_numbers = itertools.count(1)
+        self._unpledged: dict[int, Worker] = {}  # successors: they bring no room along before they have a slot
+        self._missed = False  # one of the first workers did not start, while it was open whether any would
 
     # Slots: popping one is the permission to start a worker. All of this is done with the engine's lock held.
 
@@ -76,8 +93,7 @@ class Workforce:
             ended = engine.state in (PoolState.CLOSED, PoolState.FAILED)
             possible = not ended and slot in self._slots
             if possible:
-                prefix = engine.options.thread_name_prefix or engine.name
-                worker = self._new(slot, f"{prefix}_{slot}")
+                worker = self._new(slot, f"{self._prefix}_{slot}")
             else:
                 self._put_back(slot)
         if possible:
@@ -89,15 +105,69 @@ class Workforce:
                 engine.dispatcher.grow_to_demand()
 
     def fill_minimum(self) -> None:
-        """Start the workers that have to be there whatever the demand."""
+        """Start the next batch of the workers that have to be there whatever the demand."""
         engine = self._engine
-        while len(engine.registry) < engine.options.min_workers and engine.state in OPEN_STATES:
+        if engine.state not in OPEN_STATES or self._held:
+            return  # what is held comes back here
+        missing = engine.options.min_workers - self.in_slots()
+        batch = min(missing, engine.options.startup_batch_size)
+        if self._start_more(batch) == batch < missing:
+            engine.time.later_once(engine.options.startup_batch_delay, self.fill_minimum)
+
+    def _fill_soon(self) -> None:
+        minimum = self._engine.options.min_workers
+        if minimum and self._engine.state in OPEN_STATES and self.in_slots() < minimum:
+            self._engine.time.later_once(0.0, self.fill_minimum)
+
+    def _start_more(self, count: int) -> int:
+        """Start up to `count` workers, for which there need not be work; how many there were slots for."""
+        engine = self._engine
+        for started in range(count):
             slot = engine.dispatcher.pop_slot()
             if slot is None:
-                return
+                return started
             if engine.bounded is not None:
                 engine.bounded.pledge()
             self.spawn(slot)
+            if engine.state not in OPEN_STATES:
+                return started
+        return max(0, count)
+
+    def in_slots(self) -> int:
+        """How many workers there are that count: all but helpers and those that were given up."""
+        return sum(worker.slot not in (None, HELPER) for worker in self._engine.registry.snapshot())
+
+    def suffices(self) -> bool:
+        """Whether enough workers have started for the pool to run: all that have to be there, or some, if the others
+        cannot be had for now.
+        """
+        ready = self.ready_ever
+        return ready > 0 and (ready >= self._engine.options.min_workers or self.restarts.degraded)
+
+    def reconcile(self) -> None:
+        """Start workers that should be there and are not. A safety net: who dies is replaced at once."""
+        engine = self._engine
+        dispatcher = engine.dispatcher
+        waiting = dispatcher.queued() - engine.registry.totals()[0].pinned
+        if not (len(engine.registry) or waiting or engine.options.min_workers):
+            return  # a pool at rest has no timer
+        engine.time.reconcile_later()
+        if engine.state not in OPEN_STATES or dispatcher.paused or self._held:
+            return
+        dispatcher.match()
+        staying = [worker for worker in engine.registry.snapshot() if worker.slot not in (None, HELPER)]
+        taking = [worker for worker in staying if worker.status in (STARTING, READY, BUSY)]
+        missing = deficit(
+            minimum=engine.options.min_workers,
+            maximum=engine.max_workers,
+            workers=len(staying),
+            waiting=waiting,
+            room=sum(worker.capacity - worker.load for worker in taking),
+            capacity=engine.options.capacity,
+        )
+        started = self._start_more(min(missing, engine.options.reconcile_batch_size))
+        if started:
+            logger.warning("%s: %d workers were missing; started %d", engine.name, missing, started)
 
     def start_helper(self, events: WorkerEvents) -> None:
         """Start a worker that takes no slot and reports to `events`."""
@@ -105,8 +175,7 @@ class Workforce:
         with engine.lock:
             if engine.state in (PoolState.CLOSED, PoolState.FAILED):
                 return
-            prefix = engine.options.thread_name_prefix or engine.name
-            worker = self._new(HELPER, f"{prefix}_helper_{next(self._helper_numbers)}")
+            worker = self._new(HELPER, f"{self._prefix}_helper_{next(self._helper_numbers)}")
             worker.transient = True
         engine.report(Kind.WORKER_STARTING, worker, None)
         try:
@@ -114,7 +183,11 @@ class Workforce:
         except Exception as error:
             events.died(worker, error)
 
-    def _new(self, slot: int, name: str) -> Worker:
+    @property
+    def _prefix(self) -> str:
+        return self._engine.options.thread_name_prefix or self._engine.name
+
+    def _new(self, slot: int | None, name: str) -> Worker:
         capacity = 1 if slot == HELPER else self._engine.options.capacity
         worker = Worker(next(self._ids), slot, name, self._engine.clock.monotonic(), capacity)
         worker.clock = self._engine.clock
@@ -132,12 +205,50 @@ class Workforce:
             with worker.lock:
                 worker.move(DEAD)
             self._engine.report(Kind.WORKER_DEAD, worker, None)
-            if self._engine.bounded is not None:
-                self._engine.bounded.break_pledge()
+            self._break_pledge(worker)
             self._gone(worker, replace=False)
             raise
         else:
             self._engine.time.workers_came()
+
+    def _pledge(self, worker: Worker) -> None:
+        """A successor brings room along like any other worker from now on."""
+        bounded = self._engine.bounded
+        if self._unpledged.pop(worker.id, None) is not None and bounded is not None:
+            bounded.pledge()
+
+    def _break_pledge(self, worker: Worker) -> None:
+        """It will not come."""
+        bounded = self._engine.bounded
+        if self._unpledged.pop(worker.id, None) is None and bounded is not None:
+            bounded.break_pledge()
+
+    # Succession.
+
+    def may_be_replaced(self, worker: Worker) -> bool:
+        """Whether `worker` works in a slot of its own. The engine's lock is held."""
+        if self._engine.registry.get(worker.id) is not worker or worker.slot not in self._slots:
+            return False
+        return worker.status in (READY, BUSY, TAINTED)
+
+    def new_successor(self, old: Worker) -> Worker:
+        """A worker that will have the slot of `old`. The engine's lock is held."""
+        worker = self._new(None, f"{self._prefix}_{old.slot}.{next(self._successor_numbers)}")
+        self._unpledged[worker.id] = worker
+        return worker
+
+    def start_successor(self, worker: Worker) -> None:
+        self._start(worker)
+
+    def succeed(self, worker: Worker, ready: bool) -> None:
+        """The one that `worker` is to replace is gone: it begins, if it is `ready` and there is a slot for it."""
+        if worker.slot is None:
+            self._engine.dispatcher.stop(worker, when_idle=False)
+        self._pledge(worker)
+        if ready:
+            request = self._begin(worker)
+            if request is not None:
+                worker.hand(request)
 
     # What workers report.
 
@@ -152,10 +263,31 @@ class Workforce:
     def ready(self, worker: Worker) -> Request | None:
         with self._engine.lock:
             self.ready_ever += 1
+            self.restarts.came_up(self._engine.clock.monotonic())
+            missed, self._missed = self._missed, False
+        if self.restarts.degraded:
+            self._watch_recovery()
+        if missed:
+            self._fill_soon()
         self._engine.report(Kind.WORKER_READY, worker, None)
+        if self.recycling.holds(worker):
+            return None  # until the one that it replaces has ended
+        self._pledge(worker)
+        return self._begin(worker)
+
+    def _begin(self, worker: Worker) -> Request | None:
+        """A worker that is ready begins to take requests."""
         request = self._engine.dispatcher.started(worker)
         self._engine.worker_is_ready()
+        self.recycling.came_up(worker)
         return request
+
+    def finished_watched(self, worker: Worker, request: Request, state: RequestState, value: Any) -> Request | None:
+        """`finished`, for pools in which it says something about the worker."""
+        self.suspects.judge(worker, state, value)
+        following = self._engine.dispatcher.finished(worker, request, state, value)
+        self.recycling.worked(worker)
+        return following
 
     def exited(self, worker: Worker) -> None:
         with worker.lock:
@@ -169,34 +301,70 @@ class Workforce:
             worker.move(DEAD)
             requests, worker.requests = worker.requests, ()
         self._engine.report(Kind.WORKER_DEAD, worker, None)
-        for request in requests:
-            self._lose(worker, request, error)
+        self._crashed(worker, requests, error)
         if starting:
             logger.error("%s: worker %s could not start", self._engine.name, worker.name, exc_info=error)
-            if self._engine.bounded is not None:
-                self._engine.bounded.break_pledge()
+            self._break_pledge(worker)
             self._start_failed(worker, error)
         else:
-            logger.error("%s: worker %s died: %r", self._engine.name, worker.name, error)
-        self._gone(worker, replace=not starting)  # what cannot start is not tried again until more work comes
+            logger.error("%s: worker %s died: %s", self._engine.name, worker.name, repr(error))  # keeps no traceback
+        hold = self._count_death(worker)
+        self._gone(
+            worker, replace=not starting, hold=hold
+        )  # what cannot start is not tried again until more work comes
+
+    def _count_death(self, worker: Worker) -> float:
+        """Count it against the restart limit; for how many seconds its slot has to stay empty."""
+        engine = self._engine
+        with engine.lock:
+            others_up = any(other.was_ready and other is not worker for other in engine.registry.snapshot())
+            before = self.restarts.degraded
+            now, luck = engine.clock.monotonic(), primitives.random.random()
+            hold = self.restarts.died(now, luck, others_up=others_up)
+            self._missed = self._missed or not self.ready_ever
+        if not self.restarts.degraded:
+            return 0.0
+        if not before:
+            message = "%s: degraded: more than %d workers died within %g s; from now on they are replaced with delay"
+            logger.error(message, engine.name, self.restarts.limit, self.restarts.window)
+            engine.report(Kind.POOL_DEGRADED, None, None)
+            engine.worker_is_ready()
+        self._watch_recovery()
+        return 0.0 if engine.dispatcher.draining else hold
+
+    def _watch_recovery(self) -> None:
+        steady_at = self.restarts.steady_at
+        if steady_at < math.inf:
+            self._engine.time.later_once(steady_at - self._engine.clock.monotonic(), self._recover)
+
+    def _recover(self) -> None:
+        engine = self._engine
+        with engine.lock:
+            recovered = self.restarts.recover(engine.clock.monotonic())
+        if recovered:
+            logger.warning("%s: recovered: no worker has died for %g s", engine.name, self.restarts.window)
+            engine.report(Kind.POOL_RECOVERED, None, None)
+        else:
+            self._watch_recovery()
 
     def helper_died(self, worker: Worker, error: BaseException) -> None:
         """What it would have run stays in the backlog, or is lost with it."""
         logger.error("%s: helper %s died: %r", self._engine.name, worker.name, error)
         with worker.lock:
             worker.move(DEAD)
-            requests = worker.requests
+            requests, worker.requests = worker.requests, ()
         self._engine.report(Kind.WORKER_DEAD, worker, None)
-        for request in requests:
-            self._lose(worker, request, error)
+        self._crashed(worker, requests, error)
         self._gone(worker)
 
-    def _lose(self, worker: Worker, request: Request, error: BaseException) -> None:
-        lost = WorkerLost(f"worker {worker.name} died with this request on it: {error!r}", worker=worker.name)
-        lost.__cause__ = error
-        if request.lose(lost):
-            self._engine.lost.add()
-            self._engine.report_end(request, worker)
+    def _crashed(self, worker: Worker, requests: tuple[Request, ...], error: BaseException) -> None:
+        """What was on the worker runs again elsewhere if it may, and is lost otherwise."""
+        for request in self._engine.retries.keep(requests) if requests else ():
+            lost = WorkerLost(f"worker {worker.name} died with this request on it: {error!r}", worker=worker.name)
+            lost.__cause__ = error
+            if request.lose(lost):
+                self._engine.lost.add()
+                self._engine.report_end(request, worker)
 
     def _start_failed(self, worker: Worker, error: BaseException) -> None:
         """If that was the last hope of whoever waits, they are told why."""
@@ -220,29 +388,58 @@ class Workforce:
         """Whether a worker is there that lives: of those that die together, the last to look finds none."""
         return any(other.status not in (EXITED, DEAD) for other in self._engine.registry.snapshot())
 
-    def _gone(self, worker: Worker, *, replace: bool = True) -> None:
-        """Nothing runs in the worker's slot any more; if something waits, another may be started there."""
+    def _gone(self, worker: Worker, *, replace: bool = True, hold: float = 0.0) -> None:
+        """Nothing runs in the worker's slot any more; if something waits, another may be started there, after `hold`
+        seconds.
+        """
         engine = self._engine
         engine.refuse_line(worker)
         primitives.failpoint("worker.ended_not_removed")
         with engine.lock:
             engine.registry.remove(worker)
+            held = None
             if worker.slot is None:
                 if worker in self._abandoned:
                     self._abandoned.remove(worker)
             else:
                 slot, worker.slot = worker.slot, None
-                self._put_back(slot)
+                if slot in self._slots and self.recycling.inherits(worker, slot):
+                    pass
+                elif hold and slot in self._slots and not engine.dispatcher.draining:
+                    held = slot
+                    self._held.add(slot)
+                else:
+                    self._put_back(slot)
+            self.suspects.forget(worker)
             while self._departing and engine.runtime.join(self._departing[0], 0):
                 self._departing.popleft()
             self._departing.append(worker)
         if engine.instances is not None:
             engine.instances.forget(worker)
+        if held is not None:
+            engine.time.later(hold, functools.partial(self._release, held))
+        self.recycling.gone(worker, hold)
         if engine.state in (PoolState.INITIALIZING, PoolState.RUNNING, PoolState.DRAINING):
             engine.use_new_room(grow=replace or not self._has_hope())  # for those that came since it was given up
-        if len(engine.registry) < engine.options.min_workers:
-            engine.time.workers_missing(at_once=replace)
+        if self.ready_ever:
+            self._fill_soon()
         engine.closed_if_done()
+
+    def _release(self, slot: int) -> None:
+        """A slot has been empty for long enough."""
+        engine = self._engine
+        with engine.lock:
+            if slot not in self._held:
+                return
+            self._held.discard(slot)
+            self._put_back(slot)
+        engine.use_new_room()
+        self._fill_soon()
+
+    def release_held(self) -> None:
+        """The pool drains: what waits shall not wait for a slot that nobody has."""
+        for slot in list(self._held):
+            self._release(slot)
 
     # End.
 
@@ -260,6 +457,8 @@ class Workforce:
     def write_off(self, worker: Worker, request: Request) -> None:
         """A worker that cannot be ended runs past its limit: give its slot to another, within `max_abandoned`."""
         engine = self._engine
+        if request not in worker.requests:
+            return  # the worker died just now
         allowed = engine.options.max_abandoned
         with engine.lock:
             replaced = len(self._abandoned) < allowed and request in worker.requests and self._abandon(worker)
@@ -279,7 +478,8 @@ class Workforce:
                 worker.move(STOPPING)
             slot, worker.slot = worker.slot, None
         self._engine.registry.remove(worker)
-        if slot is not None:
+        self.suspects.forget(worker)
+        if slot is not None and not (slot in self._slots and self.recycling.inherits(worker, slot)):
             self._put_back(slot)
         self._abandoned.append(worker)
         self.abandoned_ever += 1
@@ -287,6 +487,7 @@ class Workforce:
 
     def _left_behind(self, worker: Worker) -> None:
         self._engine.report(Kind.WORKER_ABANDONED, worker, None)
+        self.recycling.gone(worker, 0.0)
         self._engine.refuse_line(worker)
         self._engine.use_new_room()
         self._engine.closed_if_done()

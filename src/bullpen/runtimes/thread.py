@@ -16,7 +16,7 @@ from typing import Any
 from bullpen import primitives
 from bullpen.core.request import DONE, FAILED, Request
 from bullpen.core.worker import STOPPING, Worker
-from bullpen.errors import WorkerStartFailed
+from bullpen.errors import WorkerBroken, WorkerStartFailed
 from bullpen.runtimes import port
 from bullpen.runtimes.port import WorkerEvents
 
@@ -112,7 +112,7 @@ class _Thread(_Starter):
                 worker.handle = lanes = _Lanes(worker, self._events, self)
                 lanes.run_first()
             self._events.retire(worker)
-        except BaseException as error:  # it could not start, or a report of its own failed: somebody has to know
+        except BaseException as error:  # it could not start, is broken, or a report of its own failed
             self._events.died(worker, error)
         else:
             self._events.exited(worker)
@@ -130,6 +130,9 @@ class _Thread(_Starter):
                 try:
                     kwargs = request.kwargs
                     value = request.fn(*request.args) if kwargs is None else request.fn(*request.args, **kwargs)
+                except WorkerBroken:
+                    request = None  # the error's traceback leads here, and must not lead on to whom it will be told
+                    raise
                 except BaseException as error:
                     request = finished(worker, request, FAILED, error)
                 else:
@@ -261,7 +264,7 @@ class _Lanes:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """A report failed: the worker dies when what else runs on it has ended."""
+        """The worker is broken, or a report failed: it dies when what else runs on it has ended."""
         with self._worker.lock:
             if self._worker.status is not STOPPING:
                 self._worker.move(STOPPING)
@@ -282,6 +285,10 @@ class _Lanes:
                 running.append(request)
                 try:
                     value = request.fn(*request.args, **(request.kwargs or {}))
+                except WorkerBroken:
+                    running.clear()
+                    request = None
+                    raise
                 except BaseException as error:
                     request = finished(worker, request, FAILED, error)
                 else:

@@ -23,15 +23,20 @@ class Kind(enum.Enum):
     REQUEST_ABANDONED = "request.abandoned"
     REQUEST_REFUSED = "request.refused"
     REQUEST_RETURNED = "request.returned"
+    REQUEST_REQUEUED = "request.requeued"
     WORKER_STARTING = "worker.starting"
     WORKER_READY = "worker.ready"
     WORKER_STOPPING = "worker.stopping"
     WORKER_EXITED = "worker.exited"
     WORKER_DEAD = "worker.dead"
     WORKER_ABANDONED = "worker.abandoned"
+    WORKER_TAINTED = "worker.tainted"
+    WORKER_RECOVERED = "worker.recovered"
     SESSION_BOUND = "session.bound"
     SESSION_ENDED = "session.ended"
     POOL_STATE = "pool.state"
+    POOL_DEGRADED = "pool.degraded"
+    POOL_RECOVERED = "pool.recovered"
 
     @classmethod
     def of(cls, state: enum.Enum) -> Kind:
