@@ -208,9 +208,7 @@ def test_a_pool_may_close_during_a_change(ready: bool, queued: int, drain: bool,
 
 
 @pytest.mark.parametrize("ready", [False, True])
-def test_a_pool_that_is_made_smaller_during_a_change_has_as_many_as_it_should(
-    ready: bool, by_hand: ManualClock
-) -> None:
+def test_a_pool_that_is_made_smaller_during_a_change_has_its_number(ready: bool, by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime(auto_ready=False)
     pool = Pool(2, min_workers=1, max_requests=1, runtime=runtime, clock=by_hand)
     futures = [pool.submit(int) for _ in range(6)]

@@ -183,7 +183,7 @@ def test_idle_tainted_workers_may_be_shrunk_away(by_hand: ManualClock) -> None:
 STEPS: dict[str, Callable[[Pool, ScriptedRuntime, Worker], object]] = {
     "taint": lambda pool, runtime, worker: pool._engine.workforce.suspects.taint(worker, 1, because="test"),
     "recover": lambda pool, runtime, worker: pool._engine.workforce.suspects._recover(worker),
-    "finish": lambda pool, runtime, worker: [runtime.finish(request) for request in worker.requests],
+    "finish": lambda pool, runtime, worker: runtime.run_all() if worker in runtime.workers else None,
     "submit": lambda pool, runtime, worker: pool.submit(int) if not pool._engine.dispatcher.draining else None,
     "stop": lambda pool, runtime, worker: pool._engine.dispatcher.stop(worker, when_idle=False),
     "die": lambda pool, runtime, worker: runtime.die(worker) if worker in runtime.workers else None,

@@ -68,8 +68,7 @@ class Timing:
         It is another object because lines of deadlines are in the order of this one's instants.
         """
         again = Timing(request, self.submitted_at, self.limits)
-        again.started_at = self.started_at
-        again.run_until = math.inf
+        again.started_at = math.inf  # until it starts once more
         self.request = None
         return again
 
