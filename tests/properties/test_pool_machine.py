@@ -55,6 +55,8 @@ END_EVENTS = {
     Kind.REQUEST_REFUSED,
 }
 
+RETRY_DELAY = 0.05
+
 OPEN = (PoolState.INITIALIZING, PoolState.RUNNING)
 SECONDS = st.sampled_from([1.0, 2.0, 5.0])
 LIMITS: st.SearchStrategy[dict[str, float]] = st.one_of(
@@ -75,6 +77,10 @@ class Call:
     timeout: float = math.inf
     queue_timeout: float = math.inf
     run_timeout: float = math.inf
+    idempotent: bool = False
+    crashes: int = field(default=0, init=False)
+    retry_at: float = field(default=math.inf, init=False)  # its worker died: when it will wait for another
+    waits_since: float = field(default=math.nan, init=False)
     state: str = field(default=QUEUED, init=False)
     started_at: float = field(default=math.nan, init=False)
     request: Request | None = field(
@@ -84,8 +90,30 @@ class Call:
     def __call__(self) -> None:
         raise AssertionError("a scripted worker calls nothing")
 
+    def __post_init__(self) -> None:
+        self.waits_since = self.submitted_at
+
     def may_start(self, now: float) -> bool:
-        return now < self.submitted_at + min(self.timeout, self.queue_timeout)
+        return now < min(self.submitted_at + self.timeout, self.waits_since + self.queue_timeout)
+
+    @property
+    def is_pending(self) -> bool:
+        """It counts as running, but is on no worker: the last one died."""
+        return self.state == RUNNING and self.retry_at < math.inf
+
+    def crash(self, now: float) -> None:
+        """Its worker died: it is lost, or will run again."""
+        if self.idempotent and not self.crashes:
+            self.crashes = 1
+            self.retry_at = now + RETRY_DELAY
+            self.started_at = math.inf
+        else:
+            self.state = LOST
+
+    def wait_again(self, now: float) -> None:
+        self.state = QUEUED
+        self.retry_at = math.inf
+        self.waits_since = now
 
     def judge(self, now: float) -> None:
         """What a look at the clock does to it."""
@@ -94,6 +122,10 @@ class Call:
             self.state = TIMED_OUT if too_late else QUEUE_TIMEOUT
         elif self.state == RUNNING and (too_late or now >= self.started_at + self.run_timeout):
             self.state = TIMED_OUT
+
+
+class Tainting(Exception):
+    """Says that the worker may be broken."""
 
 
 class WatchedRuntime(ScriptedRuntime):
@@ -120,6 +152,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.threads = primitives.start_thread
         primitives.start_thread = lambda target, name: SimpleNamespace(ident=primitives.current_thread_id())  # type: ignore[assignment,return-value]
         logging.disable(logging.CRITICAL)
+        self.luck = primitives.random.random
+        primitives.random.random = lambda: 0.5  # type: ignore[method-assign]
+        self.no_retries = False
         self.moves = contextlib.ExitStack()
         self.moves.enter_context(checked_moves())
         self.clock = ManualClock(now=0.0)
@@ -143,6 +178,8 @@ class PoolMachine(RuleBasedStateMachine):
         max_abandoned=st.integers(0, 2),
         idle_timeout=st.sampled_from([None, 8.0]),
         observed=st.booleans(),
+        max_requests=st.sampled_from([None, None, 1, 3]),
+        deaths=st.sampled_from([0, 2, 1000]),
     )
     def make(
         self,
@@ -156,6 +193,8 @@ class PoolMachine(RuleBasedStateMachine):
         max_abandoned: int,
         idle_timeout: float | None,
         observed: bool,
+        max_requests: int | None,
+        deaths: int,
     ) -> None:
         self.runtime = WatchedRuntime(auto_ready=auto_ready, auto_exit=auto_exit, capabilities=capabilities)
         self.runtime.machine = self
@@ -163,6 +202,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.min_workers = min(min_workers, max_workers)
         self.max_queue = max_queue
         self.max_abandoned = max_abandoned
+        self.max_requests = max_requests
         self.pool = Pool(
             max_workers,
             runtime=self.runtime,
@@ -172,6 +212,9 @@ class PoolMachine(RuleBasedStateMachine):
             idle_timeout=idle_timeout,
             scheduler=scheduler,
             log_errors=False,
+            max_requests=max_requests,
+            restart_limit=(deaths, 60.0),
+            taint_on=Tainting,
             observer=self.events.append if observed else None,
             clock=self.clock,
         )
@@ -179,11 +222,11 @@ class PoolMachine(RuleBasedStateMachine):
 
     # Steps: requests.
 
-    @rule(served=st.booleans(), limits=LIMITS)
-    def submit(self, served: bool, limits: dict[str, float]) -> None:
-        to = self.pool.using(**limits) if limits else self.pool
+    @rule(served=st.booleans(), limits=LIMITS, idempotent=st.booleans())
+    def submit(self, served: bool, limits: dict[str, float], idempotent: bool = False) -> None:
+        to = self.pool.using(**limits, idempotent=idempotent) if limits or idempotent else self.pool
         must, may = self.has_room(late_ones_count=True), self.has_room(late_ones_count=False)
-        call = Call(self.clock.monotonic(), **limits)
+        call = Call(self.clock.monotonic(), **limits, idempotent=idempotent)
         self.calls.append(call)
         try:
             if served:
@@ -215,7 +258,7 @@ class PoolMachine(RuleBasedStateMachine):
         """
         if self.max_queue is None:
             return True
-        coming = len(self.runtime.starting)
+        coming = sum(worker.slot is not None for worker in self.runtime.starting)
         if not self.paused:
             if any(worker.status is WorkerStatus.READY for worker in self.engine.registry.snapshot()):
                 return True
@@ -234,7 +277,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert call.state == QUEUED, f"a {call.state} request was started"
         assert call.may_start(now), "it was started too late"
         assert not self.paused, "a paused pool started something"
-        older = [other for other in self.calls[: self.calls.index(call)] if other.state == QUEUED]
+        older = [other for other in self.calls[: self.calls.index(call)] if other.state == QUEUED and not call.crashes]
         assert not any(other.may_start(now) for other in older), "an older request was overtaken"
         assert request.state is RequestState.RUNNING
         call.state = RUNNING
@@ -242,7 +285,7 @@ class PoolMachine(RuleBasedStateMachine):
         call.request = request
 
     @precondition(lambda self: self.runtime.running)
-    @rule(data=st.data(), error=st.none() | st.sampled_from([ValueError(), KeyboardInterrupt(), SystemExit()]))
+    @rule(data=st.data(), error=st.none() | st.sampled_from([ValueError(), KeyboardInterrupt(), Tainting()]))
     def finish(self, data: st.DataObject, error: BaseException | None) -> None:
         request = data.draw(st.sampled_from(self.runtime.running))
         call, value = self.call_of(request), object()
@@ -275,7 +318,7 @@ class PoolMachine(RuleBasedStateMachine):
         future = call.request
         assert isinstance(future, PoolFuture)
         can_end = by_pool and "cancel_running" in self.runtime.capabilities
-        now_cancelled = call.state == QUEUED or (can_end and call.state == RUNNING)
+        now_cancelled = call.state == QUEUED or ((can_end or (by_pool and call.is_pending)) and call.state == RUNNING)
         was_cancelled = call.state == CANCELLED
         if now_cancelled:
             call.state = CANCELLED
@@ -301,6 +344,8 @@ class PoolMachine(RuleBasedStateMachine):
         now = self.clock.monotonic()
         for call in self.calls:
             call.judge(now)
+            if call.is_pending and call.retry_at <= now:
+                call.wait_again(now)
         until = self.engine.time.tick(now)
         assert until > now
 
@@ -324,20 +369,36 @@ class PoolMachine(RuleBasedStateMachine):
     def die(self, data: st.DataObject) -> None:
         self.tick()
         worker = data.draw(st.sampled_from(self.runtime.workers))
+        now = self.clock.monotonic()
         for call in self.among(RUNNING):
             assert call.request is not None
-            if self.runtime.worker_of(call.request) is worker:
-                call.state = LOST
+            if not call.is_pending and self.runtime.worker_of(call.request) is worker:
+                call.crash(now)
+                if call.is_pending and not self.is_open:
+                    if self.no_retries:
+                        call.state = LOST
+                    else:
+                        call.wait_again(now)
         known = self.engine.registry.snapshot()
         self.start_failed = self.start_failed or worker in self.runtime.starting
         hopeless = worker in self.runtime.starting and known == [worker]
         refused = self.among(QUEUED) if hopeless else []
+        if hopeless and self.engine.state is PoolState.INITIALIZING:
+            refused += [call for call in self.among(RUNNING) if call.is_pending]
         for call in refused:
             call.state = FAILED
         self.runtime.die(worker)
         for call in refused:
             if isinstance(call.request, PoolFuture):
                 assert call.request.exception(0) is not None
+
+    @precondition(lambda self: self.runtime.workers)
+    @rule(data=st.data(), seconds=SECONDS)
+    def taint(self, data: st.DataObject, seconds: float) -> None:
+        worker = data.draw(st.sampled_from(self.runtime.workers))
+        if worker in self.engine.registry.snapshot():
+            taken = self.pool.taint(worker.id, seconds)
+            assert taken == (worker.status is WorkerStatus.TAINTED)
 
     # Steps: the pool.
 
@@ -361,6 +422,8 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(drain=st.booleans())
     def shut_down(self, drain: bool) -> None:
         self.tick()
+        self.fire_pending()
+        self.no_retries = self.no_retries or not drain
         if not drain and self.is_open:
             self.paused = False
             # What a worker is free for starts, as if the pool were to drain; the rest is cancelled.
@@ -371,6 +434,13 @@ class PoolMachine(RuleBasedStateMachine):
                 for call in self.among(QUEUED):
                     call.state = CANCELLED
         self.pool.shutdown(wait=False, cancel_futures=not drain)
+
+    def fire_pending(self) -> None:
+        """A pool that drains lets nobody wait for another try."""
+        if self.is_open:
+            for call in self.among(RUNNING):
+                if call.is_pending:
+                    call.wait_again(self.clock.monotonic())
 
     @precondition(lambda self: len(self.calls) > 25)
     @rule()
@@ -407,7 +477,7 @@ class PoolMachine(RuleBasedStateMachine):
     def what_runs_is_on_exactly_one_worker(self) -> None:
         workers = self.engine.registry.snapshot()
         for call in self.among(RUNNING):
-            assert sum(call.request in worker.requests for worker in workers) == 1
+            assert sum(call.request in worker.requests for worker in workers) == (not call.is_pending)
         on_workers = {request for worker in self.runtime.workers for request in worker.requests}
         assert on_workers == set(self.runtime.running)
         assert all(worker.load <= worker.capacity for worker in self.runtime.workers)
@@ -416,10 +486,12 @@ class PoolMachine(RuleBasedStateMachine):
     def there_are_never_too_many_workers(self) -> None:
         workers = self.engine.registry.snapshot()
         staying = [worker for worker in workers if worker.status is not WorkerStatus.STOPPING]
-        assert len(staying) <= self.max_workers
+        successors = [worker for worker in staying if worker.slot is None]
+        assert len(staying) - len(successors) <= self.max_workers
+        assert len(successors) <= (self.max_requests is not None)
         if not any(worker.status is WorkerStatus.STOPPING for worker in workers):
             self.ceiling = self.max_workers  # until then, those that a smaller pool has no slot for are still there
-        assert len(workers) <= self.ceiling
+        assert len(workers) - len(successors) <= self.ceiling
         if self.is_open:
             left_behind = [worker for worker in self.runtime.workers if worker not in workers]
             assert len(left_behind) <= self.max_abandoned
@@ -428,6 +500,7 @@ class PoolMachine(RuleBasedStateMachine):
     def it_runs_once_enough_workers_have_started(self) -> None:
         if self.is_open and not self.start_failed:
             enough = self.started_workers >= max(1, self.min_workers)
+            enough = enough or (self.started_workers > 0 and self.pool.stats().degraded)
             assert self.engine.state is (PoolState.RUNNING if enough else PoolState.INITIALIZING)
 
     @invariant()
@@ -440,6 +513,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert not [worker for worker in workers if worker.status is WorkerStatus.READY], "an idle worker"
         coming = [worker for worker in workers if worker.status is WorkerStatus.STARTING]
         leaving = [worker for worker in workers if worker.status is WorkerStatus.STOPPING]  # and is replaced then
+        if self.engine.workforce._held or any(worker.status is WorkerStatus.TAINTED for worker in workers):
+            return  # until some time has passed
+        coming = [worker for worker in coming if worker.slot is not None]
         assert coming or leaving or any(worker.requests for worker in workers), "nobody will ever run it"
         if not self.start_failed:  # then the pool is careful
             assert len(coming) >= len(waiting) or not self.engine.dispatcher.free, "a free slot"
@@ -447,7 +523,9 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def each_request_is_reported_once_per_move(self) -> None:
         moves = Counter((event.kind, event.request) for event in self.events if event.request is not None)
-        assert set(moves.values()) <= {1}, [move for move, times in moves.items() if times > 1]
+        for (kind, number), times in moves.items():
+            again = moves[Kind.REQUEST_REQUEUED, number] if kind is Kind.REQUEST_STARTED else 0
+            assert times <= 1 + again, (kind, number)
         ends = Counter(event.request for event in self.events if event.kind in END_EVENTS)
         assert set(ends.values()) <= {1}, "ended twice"
 
@@ -465,6 +543,7 @@ class PoolMachine(RuleBasedStateMachine):
         finally:
             self.moves.close()
             primitives.start_thread = self.threads
+            primitives.random.random = self.luck  # type: ignore[method-assign]
             logging.disable(logging.NOTSET)
         assert lock_order.drain_violations() == []
 
@@ -472,6 +551,8 @@ class PoolMachine(RuleBasedStateMachine):
         """A drain ends everything, whatever happened before."""
         if self.engine.state is not PoolState.FAILED:
             self.paused = False
+        self.tick()
+        self.fire_pending()
         self.pool.shutdown(wait=False)
         for _ in range(10 * (len(self.calls) + 10)):
             if self.runtime.starting:
