@@ -24,7 +24,7 @@ from bullpen import Pool, primitives
 from bullpen.core.lifecycle import PoolState, RequestState, WorkerStatus
 from bullpen.core.request import Request
 from bullpen.core.worker import Worker
-from bullpen.errors import PoolClosed, PoolFailed, PoolSaturated
+from bullpen.errors import DeadlineExceeded, PoolClosed, PoolFailed, PoolSaturated
 from bullpen.pool.future import PoolFuture
 from bullpen.telemetry.catalogue import Event, Kind
 from bullpen.testing import ManualClock, ScriptedRuntime, lock_order
@@ -236,6 +236,10 @@ class PoolMachine(RuleBasedStateMachine):
                 accepted = True
         except PoolSaturated:
             accepted = False
+        except DeadlineExceeded:
+            self.calls.remove(call)
+            assert call.timeout == 0, "refused although there was time"
+            return
         except PoolClosed:
             self.calls.remove(call)
             assert self.engine.state in (PoolState.DRAINING, PoolState.CLOSED)
