@@ -18,8 +18,6 @@ from tests.docs.steps import END, EXECUTION, POOL_STAYS, QUEUE, START, WORKER_ST
 
 PAGE = ROOT / "docs" / "explanation" / "state-machines.md"
 
-NOT_YET = None  # the table allows it, for what is to come; nothing does it
-
 Q, R = RequestState.QUEUED, RequestState.RUNNING
 REQUEST = "bullpen.core.request.Request"
 REQUEST_METHODS = {

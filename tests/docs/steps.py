@@ -18,6 +18,7 @@ SESSIONS = "bullpen.core.affinity.Sessions"
 ENGINE = "bullpen.pool.engine.Engine"
 WORKFORCE = "bullpen.pool.workforce.Workforce"
 POOLS = "bullpen.pool.pools.Pools"
+RETRIES = "bullpen.pool.retries.Retries"
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,13 @@ def _steps(diagram: str, *steps: tuple[str, str, str, str]) -> list[Arrow]:
 POOL_STAYS = _steps(
     "pool",
     ("initializing", "initializing", "a worker of several is ready", f"{ENGINE}.worker_is_ready"),
+    ("initializing", "initializing", "workers start in batches", f"{WORKFORCE}.fill_minimum"),
     ("initializing", "initializing", "requests wait", f"{ENGINE}.submit"),
     ("running", "running", "requests run", f"{ENGINE}.submit"),
     ("running", "running", "workers are taken and given back", f"{DISPATCHER}.finished"),
     ("running", "running", "requests wait", f"{DISPATCHER}.offer"),
     ("running", "running", "a dead worker is replaced", f"{WORKFORCE}.fill_minimum"),
+    ("running", "running", "reconcile", f"{WORKFORCE}.reconcile"),
     ("draining", "draining", "what waits still runs", f"{DISPATCHER}.finished"),
 )
 
@@ -99,6 +102,9 @@ EXECUTION = _steps(
     ("executing", "success", "it returned", f"{REQUEST}.settle"),
     ("executing", "error", "it raised", f"{REQUEST}.settle"),
     ("executing", "given_up", "run_timeout or timeout passed", f"{REQUEST}.abandon"),
+    ("executing", "crash_retry", "its worker died, and it is idempotent", f"{RETRIES}.keep"),
+    ("crash_retry", "executing", "again, after a moment, on another worker", f"{REQUEST}.requeue"),
+    ("crash_retry", "lost", "crash_retries are used up", f"{REQUEST}.lose"),
     ("executing", "lost", "its worker died", f"{REQUEST}.lose"),
     ("lost", END, "WorkerLost", f"{REQUEST}.lose"),
     ("success", "checkin", "its worker has room again", f"{DISPATCHER}.finished"),

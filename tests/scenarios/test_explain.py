@@ -200,6 +200,48 @@ def test_what_went_to_a_line_is_not_before_others() -> None:
         assert (pool.explain(last).position, pool.explain().position) == (0, 2)
 
 
+def test_it_waits_because_every_worker_is_tainted() -> None:
+    with Stage(1, min_workers=1) as stage:
+        pool = stage.pool
+        assert pool.taint("web_0")
+        future = pool.submit(fetch)
+        told = pool.explain(future)
+        assert told.reason is Reason.TAINTED
+        assert str(told).endswith("its only worker is tainted")
+        assert pool.explain().reason is Reason.TAINTED
+
+
+def test_it_waits_for_a_tainted_worker_of_its_session() -> None:
+    with Stage(2, affinity="strict_queue") as stage:
+        pool = stage.pool
+        pool.using(session="u42").submit(fetch)
+        waits = pool.using(session="u42").submit(fetch)
+        assert pool.taint("web_0")
+        told = pool.explain(waits)
+        assert (told.reason, told.worker) == (Reason.TAINTED, "web_0")
+        assert "is served by worker web_0, which is tainted" in str(told)
+
+
+def test_it_runs_again_in_a_moment(caplog: pytest.LogCaptureFixture) -> None:
+    with Stage(1) as stage:
+        future = stage.pool.using(idempotent=True).submit(fetch)
+        stage.runtime.die(stage.runtime.worker_of(future))
+        told = stage.pool.explain(future)
+        assert (told.reason, told.worker) == (Reason.RETRYING, None)
+        assert str(told).endswith("runs again in a moment: its worker died, and it is idempotent")
+
+
+def test_it_waits_because_workers_die_too_often(caplog: pytest.LogCaptureFixture) -> None:
+    with Stage(1, restart_limit=(0, 60)) as stage:
+        stage.pool.submit(fetch)
+        waits = stage.pool.submit(fetch)
+        stage.runtime.die(stage.runtime.workers[0])
+        told = stage.pool.explain(waits)
+        assert told.reason is Reason.DEGRADED
+        assert "too many workers have died of late" in str(told)
+        assert stage.pool.explain().reason is Reason.DEGRADED
+
+
 def test_what_nobody_took_the_time_of() -> None:
     with Stage() as stage:
         for _ in range(64):

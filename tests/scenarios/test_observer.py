@@ -34,6 +34,7 @@ from .support import PATIENCE, Background, Blocker, eventually
 REQUEST = {
     Kind.REQUEST_QUEUED: RequestState.QUEUED,
     Kind.REQUEST_STARTED: RequestState.RUNNING,
+    Kind.REQUEST_REQUEUED: RequestState.QUEUED,
     Kind.REQUEST_DONE: RequestState.DONE,
     Kind.REQUEST_FAILED: RequestState.FAILED,
     Kind.REQUEST_CANCELLED: RequestState.CANCELLED,
@@ -44,6 +45,8 @@ REQUEST = {
 WORKER = {
     Kind.WORKER_STARTING: WorkerStatus.STARTING,
     Kind.WORKER_READY: WorkerStatus.READY,
+    Kind.WORKER_TAINTED: WorkerStatus.TAINTED,
+    Kind.WORKER_RECOVERED: WorkerStatus.READY,
     Kind.WORKER_STOPPING: WorkerStatus.STOPPING,
     Kind.WORKER_EXITED: WorkerStatus.EXITED,
     Kind.WORKER_DEAD: WorkerStatus.DEAD,
@@ -365,6 +368,40 @@ def test_events_tell_the_whole_truth_at_every_step(caplog: pytest.LogCaptureFixt
     }
     assert_ended_legally(stage.recorder)
     assert_agrees(stage.recorder, pool)
+
+
+def test_events_tell_of_taint_and_crash_retry(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage()
+    runtime, pool, clock, check = stage.runtime, stage.pool, stage.clock, stage.check
+    again, other = stage.submit(idempotent=True), stage.submit()
+    tainted = runtime.worker_of(other)
+    pool.taint(tainted.name, 5)
+    check()
+    runtime.die(runtime.worker_of(again))
+    check()
+    assert clock.wait_for_waiters()
+    clock.advance(1)
+    assert eventually(lambda: again in runtime.running)
+    check()
+    runtime.finish(other)
+    check()
+    assert clock.wait_for_waiters()
+    clock.advance(4)
+    assert eventually(lambda: tainted.status is WorkerStatus.READY)
+    assert eventually(lambda: Kind.WORKER_RECOVERED in stage.recorder.kinds())
+    check()
+    runtime.finish(again)
+    pool.shutdown(wait=False)
+    runtime.exit_stopped()
+    pool.close()
+    assert stage.recorder.of_request(again.number) == [
+        Kind.REQUEST_QUEUED,
+        Kind.REQUEST_STARTED,
+        Kind.REQUEST_REQUEUED,
+        Kind.REQUEST_STARTED,
+        Kind.REQUEST_DONE,
+    ]
+    assert_ended_legally(stage.recorder)
 
 
 def test_events_of_a_request_carry_its_session() -> None:

@@ -246,6 +246,34 @@ def _() -> None:
         assert stage.state() is PoolState.CLOSED
 
 
+@drives("pool", "initializing", "initializing", "workers start in batches")
+def _() -> None:
+    with Stage(3, auto_ready=False, min_workers=3, startup_batch_size=2, startup_batch_delay=5) as stage:
+        assert len(stage.runtime.starting) == 2
+        assert stage.state() is PoolState.INITIALIZING
+        assert stage.clock.wait_for_waiters()
+        stage.clock.advance(5)
+        assert eventually(lambda: len(stage.runtime.starting) == 3)
+        assert stage.state() is PoolState.INITIALIZING
+
+
+@drives("pool", "running", "running", "reconcile")
+def _() -> None:
+    with Stage(2, min_workers=1, reconcile_interval=60) as stage:
+        first = stage.submit()
+        engine = stage.pool._engine
+        slot = engine.dispatcher.pop_slot()  # a slot that went astray, as no slot should
+        waits = stage.submit()
+        assert not waits.running()
+        assert slot is not None
+        engine.dispatcher.free.append(slot)  # and comes back, but nobody notices
+        assert stage.clock.wait_for_waiters()
+        stage.clock.advance(60)
+        assert eventually(waits.running)
+        assert (stage.state(), len(stage.runtime.workers)) == (PoolState.RUNNING, 2)
+        assert first.running()
+
+
 # A request's execution.
 
 
@@ -527,6 +555,26 @@ def _() -> None:
             assert stage.worker().status is WorkerStatus.READY
 
 
+@drives("execution", "executing", "crash_retry", "its worker died, and it is idempotent")
+@drives("execution", "crash_retry", "executing", "again, after a moment, on another worker")
+@drives("execution", "crash_retry", "lost", "crash_retries are used up")
+def _() -> None:
+    with Stage(crash_retries=1) as stage:
+        future = stage.submit(idempotent=True)
+        first = stage.runtime.worker_of(future)
+        stage.runtime.die(first)
+        assert future.running(), "as far as its caller is concerned"
+        assert stage.runtime.running == []
+        assert stage.clock.wait_for_waiters()
+        stage.clock.advance(1)
+        assert eventually(lambda: stage.runtime.running == [future])
+        second = stage.runtime.worker_of(future)
+        assert second is not first
+        stage.runtime.die(second)
+        assert isinstance(future.exception(0), WorkerLost)
+        assert stage.pool.stats().retried == 1
+
+
 @drives("execution", "executing", "lost", "its worker died")
 @drives("execution", "lost", END, "WorkerLost")
 def _() -> None:
@@ -647,6 +695,51 @@ def _() -> None:
         stage.runtime.die(busy)
         assert (ready.status, busy.status) == (WorkerStatus.DEAD, WorkerStatus.DEAD)
         assert isinstance(lost.exception(0), WorkerLost)
+
+
+@drives("worker", "ready", "tainted", "taint")
+@drives("worker", "busy", "tainted", "taint")
+@drives("worker", "tainted", "ready", "recover")
+def _() -> None:
+    for busy in (False, True):
+        with Stage(min_workers=1) as stage:
+            if busy:
+                stage.submit()
+            assert stage.pool.taint(stage.worker().name, 5)
+            assert stage.worker().status is WorkerStatus.TAINTED
+            waits = stage.submit()
+            if busy:
+                stage.runtime.finish_next()
+            assert not waits.running(), "it gets nothing new"
+            assert stage.clock.wait_for_waiters()
+            stage.clock.advance(5)
+            assert eventually(waits.running)
+            stage.runtime.finish_next()
+            assert stage.worker().status is WorkerStatus.READY
+
+
+@drives("worker", "tainted", "stopping", "stop")
+def _() -> None:
+    with Stage(2, auto_exit=False, min_workers=1) as stage:
+        stage.runtime.finish(stage.submit())
+        futures = [stage.submit(), stage.submit()]
+        for worker in stage.runtime.workers:
+            assert stage.pool.taint(worker.name)
+        stage.pool.resize(1)
+        statuses = sorted(worker.status.value for worker in stage.runtime.workers)
+        assert statuses == ["stopping", "tainted"]
+        assert all(future.running() for future in futures)
+
+
+@drives("worker", "tainted", "dead", "died")
+def _() -> None:
+    with Stage() as stage:
+        future = stage.submit()
+        worker = stage.runtime.worker_of(future)
+        assert stage.pool.taint(worker.name)
+        stage.runtime.die(worker)
+        assert worker.status is WorkerStatus.DEAD
+        assert isinstance(future.exception(0), WorkerLost)
 
 
 @drives("worker", "stopping", "exited", "exited")

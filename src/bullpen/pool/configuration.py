@@ -23,7 +23,7 @@ FILE = "pyproject.toml"
 SECTION = "tool.bullpen.pools"
 
 # Options whose value is something to be called: in a file, "module:attribute".
-_FUNCTIONS = ("initializer", "observer", "worker", "wrap")
+_FUNCTIONS = ("initialization", "initializer", "observer", "taint_on", "worker", "wrap")
 _NAMES_OR_FUNCTIONS = ("runtime", "scheduler")  # a string without a colon is the name of one of ours
 
 _NAME = re.compile(r"\w[\w.-]*")
@@ -67,6 +67,8 @@ def _read(option: Any, value: Any) -> Any:
         raise ValueError(f"{option!r} is not an option of a pool" + did_you_mean(option, annotations))
     if "Seconds" in annotations[option]:
         return _in_seconds(option, value)
+    if isinstance(value, list) and option in _FUNCTIONS:
+        return tuple(_import(option, part) if isinstance(part, str) else part for part in value)
     if isinstance(value, str) and (option in _FUNCTIONS or (option in _NAMES_OR_FUNCTIONS and ":" in value)):
         return _import(option, value)
     return value

@@ -36,8 +36,11 @@ class Reason(enum.Enum):
     BEHIND = "behind"  # there is room, and older requests come first
     PINNED = "pinned"  # it has to run on one certain worker, which has no room
     ABOUT_TO_START = "about_to_start"  # there is room for it: this is a matter of microseconds
+    TAINTED = "tainted"  # the workers that could run it are suspected of being broken
+    DEGRADED = "degraded"  # workers die too often: the next one is started after a delay
     PAUSED = "paused"
     RUNNING = "running"
+    RETRYING = "retrying"  # its worker died, and it runs again in a moment
     ENDED = "ended"
     IDLE = "idle"  # a pool in which nothing waits or runs
     CLOSING = "closing"
@@ -125,10 +128,11 @@ def _waiting(engine: Engine, request: Request) -> Explanation:
 
 def _pinned(scene: Scene, request: Request, line: PinnedLine) -> Explanation:
     """It waits for one certain worker."""
-    reason = Reason.PAUSED if scene.paused else Reason.PINNED
+    reason = Reason.PAUSED if scene.paused else Reason.TAINTED if line.tainted else Reason.PINNED
     blocked_by = tuple(each for each in scene.running if each.worker == line.worker)
     session = None if request.terms is None else request.terms.session
-    why = f"session {session!r} is served by worker {line.worker}, which is busy{_with_what(blocked_by)}"
+    status = "tainted" if line.tainted else "busy"
+    why = f"session {session!r} is served by worker {line.worker}, which is {status}{_with_what(blocked_by)}"
     if scene.paused:
         why = _say_why_waiting(scene, reason)
     position = _position(request, line.waiting)
@@ -177,12 +181,20 @@ def _why_waiting(scene: Scene, position: int | None) -> Reason:
     if position < scene.starting:
         return Reason.STARTING
     if not scene.room:
-        return Reason.NO_ROOM
+        return _why_no_room(scene)
     return Reason.BEHIND if position else Reason.ABOUT_TO_START
+
+
+def _why_no_room(scene: Scene) -> Reason:
+    if scene.held:
+        return Reason.DEGRADED
+    return Reason.TAINTED if scene.workers and scene.tainted == scene.workers else Reason.NO_ROOM
 
 
 def _running(engine: Engine, request: Request) -> Explanation:
     now = engine.clock.monotonic()
+    if request in engine.retries:
+        return _retrying(engine, request, now)
     worker = request.holder
     since = _ran_for(request, now)
     parts = [f"{_name(request)} runs" + ("" if worker is None else f" on {worker.name}")]
@@ -205,6 +217,12 @@ def _running(engine: Engine, request: Request) -> Explanation:
         **_identity(request),
         **left,
     )
+
+
+def _retrying(engine: Engine, request: Request, now: float) -> Explanation:
+    text = f"{_name(request)} runs again in a moment: its worker died, and it is idempotent"
+    left = _time_left(request, now)
+    return Explanation(engine.name, RUNNING, Reason.RETRYING, text, **_identity(request), **left)
 
 
 def _ended(engine: Engine, request: Request) -> Explanation:
@@ -313,8 +331,10 @@ def _why_pool(scene: Scene) -> Reason:
         return ends[scene.state]
     if scene.paused:
         return Reason.PAUSED
+    if scene.degraded:
+        return Reason.DEGRADED
     if scene.queued and not scene.room:
-        return Reason.STARTING if scene.starting else Reason.NO_ROOM
+        return Reason.STARTING if scene.starting else _why_no_room(scene)
     return Reason.RUNNING if scene.running else Reason.STARTING if scene.starting else Reason.IDLE
 
 
@@ -341,6 +361,8 @@ class Scene:
         self.workers = len(workers)
         self.starting = sum(worker.status is STARTING for worker in workers)
         self.busy = sum(bool(worker.requests) for worker in workers)
+        self.degraded = engine.workforce.restarts.degraded
+        self.held = self.degraded and engine.workforce.in_slots() < engine.max_workers
         self.tainted = sum(worker.status is WorkerStatus.TAINTED for worker in workers)
         self.room = bool(engine.dispatcher.free) or any(worker.status is READY for worker in workers)
         running = [_occupant(worker, request, self.now) for worker in workers for request in worker.requests]
@@ -366,12 +388,14 @@ class PinnedLine:
     """What waits for one certain worker, oldest first."""
 
     worker: str
+    tainted: bool
     waiting: tuple[Request, ...]
 
     @classmethod
     def of(cls, worker: Worker) -> PinnedLine:
         entries = sorted(worker.line, key=lambda entry: entry[0])
-        return cls(worker.name, tuple(request for _, request in entries if request.state is QUEUED))
+        tainted = worker.status is WorkerStatus.TAINTED
+        return cls(worker.name, tainted, tuple(request for _, request in entries if request.state is QUEUED))
 
 
 _OPEN = (PoolState.INITIALIZING, PoolState.RUNNING)
@@ -392,10 +416,14 @@ def _occupant(worker: Worker, request: Request, now: float) -> RunningRequest:
 
 
 def _all_busy(scene: Scene) -> str:
-    every = "its only worker is" if scene.workers == 1 else f"all {scene.workers} workers are"
     if not scene.workers:
         return f"none of at most {_count(scene.max_workers, 'worker')} is there"
-    return f"{every} busy{_with_what(scene.running)}"
+    busy = f"busy or tainted ({scene.tainted})" if scene.tainted else "busy"
+    return f"{_every_worker(scene)} {busy}{_with_what(scene.running)}"
+
+
+def _every_worker(scene: Scene) -> str:
+    return "its only worker is" if scene.workers == 1 else f"all {scene.workers} workers are"
 
 
 def _with_what(running: tuple[RunningRequest, ...]) -> str:
@@ -425,6 +453,10 @@ def _say_why_waiting(scene: Scene, reason: Reason) -> str:
             return f"{_count(scene.starting, 'worker')} {_is(scene.starting)} being started"
         case Reason.NO_ROOM:
             return _all_busy(scene)
+        case Reason.TAINTED:
+            return f"{_every_worker(scene)} tainted"
+        case Reason.DEGRADED:
+            return "too many workers have died of late, and the next one is started after a delay"
         case Reason.BEHIND:
             return "there is room, but older requests come first"
     return "it is about to start"
@@ -442,6 +474,10 @@ def _say_what_pool_does(scene: Scene, reason: Reason) -> str:
             return f"is paused: {_some_busy(scene)}"
         case Reason.NO_ROOM:
             return f"has no room: {_all_busy(scene)}"
+        case Reason.TAINTED:
+            return f"has no room: {_every_worker(scene)} tainted"
+        case Reason.DEGRADED:
+            return f"is degraded, too many workers have died of late: {_some_busy(scene)}"
         case Reason.STARTING:
             return f"is starting {_count(scene.starting, 'worker')}"
         case Reason.RUNNING:
@@ -455,6 +491,10 @@ def _advice(scene: Scene, reason: Reason) -> Iterator[str]:
         yield "repair what keeps workers from starting, and make a new pool"
     if reason is Reason.PAUSED:
         yield "resume()"
+    if reason is Reason.DEGRADED:
+        yield "see in the log why workers die"
+    if reason is Reason.TAINTED:
+        yield "wait until taint_duration is over, or see in the log why workers are suspected"
     if reason is Reason.PINNED:
         yield "affinity='hint' would let another worker run it"
         yield "spread the work over more sessions"

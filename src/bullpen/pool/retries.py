@@ -42,6 +42,9 @@ class Retries:
         """How many requests are here; a pool that drains is not done before there are none."""
         return len(self._waiting) + self._moving
 
+    def __contains__(self, request: object) -> bool:
+        return request in self._waiting
+
     @property
     def running(self) -> int:
         """How many of them somebody still wants."""

@@ -57,6 +57,12 @@ def test_functions_are_imported(shop: ModuleType) -> None:
     assert callable(read["scheduler"])
 
 
+def test_lists_of_durations_and_of_classes() -> None:
+    options = {"restart_limit": [3, "1m"], "taint_on": ["builtins:MemoryError", "builtins:OSError"]}
+    assert read_options("a", options, "x") == {"restart_limit": (3, 60.0), "taint_on": (MemoryError, OSError)}
+    assert read_options("a", {"taint_on": "builtins:MemoryError"}, "x") == {"taint_on": MemoryError}
+
+
 @pytest.mark.parametrize(
     ("written", "message"),
     [
