@@ -72,7 +72,7 @@ def test_limits_are_kept_as_soon_as_somebody_can_watch_them(
             raise error("can't start new thread")
         return start_thread(target, name)
 
-    with Blocker() as blocker, Pool(2, idle_timeout=None) as pool:
+    with Blocker() as blocker, Pool(2, idle_timeout=None, reconcile_interval=None) as pool:
         limited = pool.using(**{limit: 0.05})
         if limit != "run_timeout":
             blockers = [pool.submit(blocker, number) for number in range(2)]
