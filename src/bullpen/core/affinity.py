@@ -2,19 +2,18 @@
 
 A session is bound to a worker when its first request starts there. While that worker lives, *strict* requests of the
 session run nowhere else; for others it is the first choice. A strict request that comes before the session is bound
-waits in the backlog like any other and is noted here, so that the binding can send it to its worker's line.
+waits in the backlog like any other and is noted here, so that the binding can send it to its worker's line. What is in
+a line belongs to that worker, whatever becomes of the session.
 
-The table is ordered by use. What was not used for the time to live is forgotten when it is next met, and the oldest
-ones make room when there are too many; but never a session for which something waits or runs, nor, to make room, one
-that is strict: its worker may hold its state.
+The table is ordered by use, which is the start or the end of a request. What was not used for the time to live is
+forgotten when it is next met, and the oldest ones make room when there are too many; but never a session for which
+something waits or runs, nor, to make room, one that is bound strictly: its worker may hold its state.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,20 +21,25 @@ from bullpen import primitives
 from bullpen.core.request import QUEUED, Request
 from bullpen.core.tally import Tally
 from bullpen.core.terms import Terms
-from bullpen.core.worker import BUSY, READY, Worker
+from bullpen.core.worker import BUSY, READY, STOPPING, TAINTED, Worker
 
 
 class Session:
     """One session: where it lives, and what waits for it to live somewhere."""
 
-    __slots__ = ("id", "pending", "strict", "used_at", "worker")
+    __slots__ = ("begun", "id", "pending", "strict", "used_at", "worker")
 
-    def __init__(self, id: str) -> None:
+    def __init__(self, id: str, now: float) -> None:
         self.id = id
         self.worker: Worker | None = None
+        self.begun = False  # a request has started on that worker
         self.strict = False  # it was used strictly: its worker has to be there for it
         self.pending: deque[Request] = deque()  # strict requests in the backlog, until it is bound
-        self.used_at = -math.inf
+        self.used_at = now
+
+
+class Forestalled(Exception):
+    """Something else was quicker: the session is bound or forgotten by now, or waits for that already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,40 +77,40 @@ class Sessions:
         assert terms.session is not None
         with self._lock:
             session = self._find(terms.session)
+            if session is not None and self._is_stale(session, now):
+                self._remove(session)
+                session = None
             if session is None:
                 if len(self) >= self._limit and not self._make_room(now):
                     return None
-                session = Session(terms.session)
-            else:
+                session = Session(terms.session, now)
+                session.strict = terms.strict
+                self._add(session)
+            elif terms.strict and not session.strict:
                 self._remove(session)
-                if self._is_stale(session, now):
-                    session.worker = None
-                    session.strict = False
-            session.strict = session.strict or terms.strict
-            session.used_at = now
-            self._add(session)
+                session.strict = True
+                session.used_at = now
+                self._add(session)
             return session
 
-    def expect(self, session: Session, request: Request) -> bool:
-        """Note a strict `request` that is about to wait in the backlog; False if the session is bound by now."""
+    def expect(self, session: Session, request: Request) -> None:
+        """Note a strict `request` that has its number and a place, and is put into the backlog next; or raise
+        `Forestalled`.
+        """
+        assert request.terms is not None
         with self._lock:
-            if session.worker is not None:
-                return False
+            if session.worker is not None or self._find(session.id) is not session:
+                raise Forestalled
             self._prune(session)
+            if session.pending and request.terms.affinity == "strict_fail_fast":
+                raise Forestalled
             session.pending.append(request)
-            return True
 
     def is_expected(self, session: Session) -> bool:
         """Whether a strict request of an unbound session waits already."""
         with self._lock:
             self._prune(session)
-            return bool(session.pending)
-
-    def refused(self, session: Session, request: Request) -> None:
-        """A request that was noted did not get into the backlog after all."""
-        with self._lock:
-            if request in session.pending:
-                session.pending.remove(request)
+            return session.worker is None and bool(session.pending)
 
     def rebind(self, session: Session, gone: Worker) -> None:
         """Its worker is gone; if it was never strict, any other will do."""
@@ -114,43 +118,61 @@ class Sessions:
             if session.worker is gone and not session.strict:
                 session.worker = None
 
-    def start(self, request: Any, terms: Terms, worker: Worker) -> bool:
-        """Start `request` on `worker`, whose lock is held, if its session allows that; bind the session, if it is not
-        bound, and send what waits for that to the worker's line.
+    def start(self, request: Any, terms: Terms, worker: Worker, now: float) -> bool:
+        """Start `request` on `worker`, whose lock is held, if its session allows that.
+
+        If the session has no worker, this one becomes it, and what waits for that goes to its line; if some of it is
+        older, so does `request`, and does not start now.
         """
         assert terms.session is not None
         with self._lock:
             session = self._find(terms.session)
-            if session is None:  # it was forgotten while this waited
-                assert request.timing is not None
-                session = Session(terms.session)
-                session.used_at = request.timing.submitted_at
-                session.strict = terms.strict
-                self._add(session)
-            if terms.strict and session.worker is not worker and (session.worker is not None or worker.transient):
+            if request.pinned_to is not None:  # its session may have ended, and begun anew elsewhere
+                if request.pinned_to is not worker or not request.start(worker):
+                    return False
+            elif request.state is not QUEUED:
                 return False
-            if not request.start(worker):
-                return False
-            if worker.transient:  # it will be gone when the next request of the session comes
-                return True
-            if session.worker is None or not (session.strict or serves(session.worker)):
-                session.worker = worker
-                request.binds = True
-                self._send_pending(session, worker)
+            else:
+                if session is None:  # it was forgotten while this waited
+                    session = Session(terms.session, now)
+                    session.strict = terms.strict
+                    self._add(session)
+                binding = _can_bind(worker) and _is_free(session)
+                if terms.strict and session.worker is not worker and (session.worker is not None or not binding):
+                    return False
+                if binding and self._bind(session, worker, request):
+                    return False
+                if not request.start(worker):
+                    return False
+            if session is not None and session.worker is worker:
+                if not session.begun:
+                    session.begun = True
+                    request.binds = True
+                self._used(session, now)
             return True
 
-    def _send_pending(self, session: Session, worker: Worker) -> None:
-        for request in session.pending:
-            if request.state is QUEUED:
-                heapq.heappush(worker.line, (request.number, request))
-                self._moved.add()
+    def _bind(self, session: Session, worker: Worker, request: Request) -> bool:
+        """Make `worker` the session's, and send it what waits for that; True if this includes `request`, because
+        something older waits.
+        """
+        session.worker = worker
+        session.begun = False
+        self._prune(session)
+        waiting = [other for other in session.pending if other.state is QUEUED]
         session.pending.clear()
+        if waiting and waiting[0] is request:
+            del waiting[0]
+        for other in waiting:
+            worker.line_up(other)
+            self._moved.add()
+        return request.pinned_to is not None
 
     def touch(self, session_id: str, now: float) -> None:
         """A request of the session has ended."""
-        session = self._find(session_id)
-        if session is not None:
-            session.used_at = now
+        with self._lock:
+            session = self._find(session_id)
+            if session is not None:
+                self._used(session, now)
 
     def end(self, session_id: str) -> bool:
         """Forget a session; what waits for it stays together. False if there is none."""
@@ -163,6 +185,12 @@ class Sessions:
             if not session.pending:
                 self._remove(session)
             return True
+
+    def forget(self) -> None:
+        """This is a forked child, without workers. The lock is made anew, its holder may not exist here."""
+        self._lock = primitives.session_lock()
+        self._loose.clear()
+        self._strict.clear()
 
     def keeps(self, worker: Worker, now: float) -> bool:
         """Whether a strict session needs `worker`."""
@@ -192,6 +220,10 @@ class Sessions:
         if self._loose.pop(session.id, None) is None:
             del self._strict[session.id]
 
+    def _used(self, session: Session, now: float) -> None:
+        session.used_at = now
+        (self._strict if session.strict else self._loose).move_to_end(session.id)
+
     def _prune(self, session: Session) -> None:
         while session.pending and session.pending[0].ended:
             session.pending.popleft()
@@ -206,7 +238,12 @@ class Sessions:
         self._prune(session)
         if session.pending:
             return True
-        return session.worker is not None and any(_of(session.id, request) for request in _all_on(session.worker))
+        worker = session.worker
+        if worker is None:
+            return False
+        if any(_of(session.id, request) for request in worker.requests):
+            return True
+        return session.strict and any(_of(session.id, request) for _, request in list(worker.line))
 
     def _make_room(self, now: float) -> bool:
         """Forget one session: the least recently used one that nobody relies on."""
@@ -215,18 +252,21 @@ class Sessions:
                 self._remove(session)
                 return True
         for session in self._strict.values():
-            if now - session.used_at < self._ttl:
-                return False
-            if self._is_stale(session, now):
+            unbound = session.worker is None and not self._under_way(session)  # nothing of it ever started
+            if unbound or self._is_stale(session, now):
                 self._remove(session)
                 return True
         return False
 
 
-def _all_on(worker: Worker) -> Iterator[Request]:
-    yield from worker.requests
-    for _, request in list(worker.line):
-        yield request
+def _can_bind(worker: Worker) -> bool:
+    """Whether `worker` will be there when the next request of the session comes."""
+    return not worker.transient and worker.status is not STOPPING and worker.status is not TAINTED
+
+
+def _is_free(session: Session) -> bool:
+    """Whether any worker may become the session's."""
+    return session.worker is None or not (session.strict or serves(session.worker))
 
 
 def _of(session_id: str, request: Request) -> bool:

@@ -206,6 +206,14 @@ class BoundedBacklog(Backlog):
             with self._lock:
                 self._call_next()
 
+    def pass_on(self, ticket: Ticket) -> None:
+        """What was there for the holder of `ticket` is no use to it: the one behind it is called."""
+        with self._lock:
+            behind = itertools.dropwhile(lambda other: other is not ticket, self.tickets)
+            following = next(itertools.islice(behind, 1, None), None)
+            if following is not None:
+                following.call()
+
     def call_all(self) -> None:
         """The pool closes: everybody in line has to know."""
         with self._lock:

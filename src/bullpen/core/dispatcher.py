@@ -13,6 +13,7 @@ compete by age. A line is never left lying either: it is empty, or its worker ha
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import heapq
 from collections import deque
@@ -20,12 +21,12 @@ from collections.abc import Callable
 from typing import Any
 
 from bullpen import primitives
-from bullpen.core.affinity import Sessions
+from bullpen.core.affinity import Forestalled, Session, Sessions
 from bullpen.core.backlog import Backlog, BoundedBacklog, Ticket
 from bullpen.core.lifecycle import RequestState
 from bullpen.core.ready import Line, SchedulerStrategy
 from bullpen.core.registry import Registry
-from bullpen.core.request import DONE, FAILED, RUNNING, Request, ServedRequest
+from bullpen.core.request import DONE, FAILED, QUEUED, RUNNING, Request, ServedRequest
 from bullpen.core.tally import Tally
 from bullpen.core.timing import NO_LIMITS, Timing
 from bullpen.core.worker import BUSY, READY, STARTING, STOPPING, TAINTED, Worker
@@ -94,6 +95,7 @@ class Dispatcher:
         self._append = backlog.append
         self._popleft = backlog.popleft
         self._waiting = backlog.entries.__len__  # the C functions themselves, where there are any
+        self._relist = getattr(ready, "update", None)
         self._idle = ready.ids.__len__ if isinstance(ready, Line) else ready.__len__
 
     @property
@@ -124,13 +126,14 @@ class Dispatcher:
         if self._report is not None:
             self._report(Kind.REQUEST_QUEUED, None, request)
 
-    def offer_registered(self, request: Request) -> bool:
-        """`offer`, for a request that is registered."""
+    def offer_registered(self, request: Request, session: Session | None) -> bool:
+        """`offer`, for a request that is registered; a strict one of a `session` without a worker may be
+        `Forestalled`.
+        """
+        if session is not None:
+            self.sessions.expect(session, request)
         self._append(request)
-        if self._idle():
-            self.match()
-        if self.free and self._waiting():
-            self.grow()
+        self._attend()
         return not self.draining or not self.withdraw(request)
 
     def _accept_specially(self, request: Request) -> None:
@@ -139,11 +142,26 @@ class Dispatcher:
         if self._report is not None:
             self._report(Kind.REQUEST_QUEUED, None, request)
 
+    def _attend(self) -> None:
+        """Something was queued: see that somebody runs it."""
+        if self._idle():
+            self.match()
+        if self.free and self._waiting():
+            self.grow()
+
     def offer_bounded(
-        self, backlog: BoundedBacklog, request: Request, ticket: Ticket | None = None, *, registered: bool = False
+        self,
+        backlog: BoundedBacklog,
+        request: Request,
+        ticket: Ticket | None = None,
+        *,
+        registered: bool = False,
+        session: Session | None = None,
     ) -> bool:
         """Give `request` to a ready worker, or to one that is started for it, or queue it; False if none of this is
         possible.
+
+        A strict request of a `session` that has no worker may also be `Forestalled`.
         """
         if ticket is None:
             if not registered:
@@ -154,29 +172,37 @@ class Dispatcher:
                 backlog.call_next()
                 return False
         while self._idle() and not self.paused:
-            if self._reserve_for(backlog, request):
+            if self._reserve_for(backlog, request, session):
                 return True
         slot = self.pop_slot() if self.free and not self.paused and self._needs_more(self._waiting() + 1) else None
         if slot is not None:
             backlog.pledge()
-        admitted = True
-        if backlog.tickets:
-            admitted = backlog.take_place(ticket)
-        else:
-            try:
-                backlog.pop_place()
-            except IndexError:
+        try:
+            admitted = True
+            if backlog.tickets:
                 admitted = backlog.take_place(ticket)
-        if admitted:
-            self._append(request)
-        if slot is not None:
-            self._spawn(slot)
-        elif admitted:
-            if self._idle():
-                self.match()
-            if self.free and self._waiting():
-                self.grow()
+            else:
+                try:
+                    backlog.pop_place()
+                except IndexError:
+                    admitted = backlog.take_place(ticket)
+            if admitted:
+                if session is not None:
+                    self._expect(backlog, session, request)
+                self._append(request)
+        finally:
+            if slot is not None:
+                self._spawn(slot)
+        if admitted and slot is None:
+            self._attend()
         return admitted
+
+    def _expect(self, backlog: BoundedBacklog, session: Session, request: Request) -> None:
+        try:
+            self.sessions.expect(session, request)
+        except Forestalled:
+            backlog.left()  # the place it has taken
+            raise
 
     def pop_slot(self) -> int | None:
         """Take the permission to start a worker, if there is one."""
@@ -220,7 +246,9 @@ class Dispatcher:
     # A request for one certain worker.
 
     def offer_pinned(self, worker: Worker, request: Request, *, line_up: bool, ticket: Ticket | None = None) -> Pinned:
-        """Let `worker` run `request` at once; if it has no room and `line_up`, put it into the worker's line."""
+        """Let `worker` run `request` at once; if it has no room and `line_up`, put it into the worker's line, for
+        which it needs to be registered.
+        """
         following = None
         with worker.lock:
             if worker.status is not READY and worker.status is not BUSY:
@@ -231,17 +259,31 @@ class Dispatcher:
                 return Pinned.BUSY
             if not free and self._bounded is not None and not self._bounded.take_place(ticket):
                 return Pinned.FULL
-            heapq.heappush(worker.line, (request.number, request))
+            if at_once:
+                following = self._start_at_once(worker, request)
+            else:
+                worker.line_up(request)
+                following = self._take(worker, None) if free else None
             if free:
-                if self._bounded is not None:
-                    following = self._take_pledged(worker, self._bounded)
-                else:
-                    following = self._take(worker, None)
                 if following is not None:
                     self._loaded(worker)
+                elif self._bounded is not None:
+                    self._bounded.revoke()
         if following is not None:
             self._hand(worker, following)
+            if worker.line:  # there may be room for more than one
+                self._serve_line(worker)
         return Pinned.TAKEN
+
+    def _start_at_once(self, worker: Worker, request: Any) -> Request | None:
+        """Start `request` on `worker`, which has room for it and is locked; None if it is too late for that."""
+        if request.terms.strict:
+            request.pinned_to = worker
+        if self._start_timed(worker, request, request.timing):
+            worker.add(request)
+            return request  # type: ignore[no-any-return]
+        worker.skipped += 1
+        return None
 
     def start_out_of_turn(self, worker: Worker, request: Request) -> bool:
         """Start `request` on `worker`, within what runs there now, if it still can start and may do so there."""
@@ -251,13 +293,15 @@ class Dispatcher:
         if request.terms is None:
             return self._start_timed(worker, request, timing)
         with worker.lock:
-            return self._start_timed(worker, request, timing)
+            if self._start_timed(worker, request, timing):
+                return True
+            # It may have gone to this worker's line just now, behind something older: which waits for it in turn.
+            return request.pinned_to is worker and self._start_timed(worker, request, timing)
 
     def serve_lines(self) -> None:
         """Let workers take what waits for them alone: the pool was paused."""
         for worker in self.registry.snapshot():
-            if worker.line:
-                self._serve_line(worker)
+            self._serve_line(worker)  # also if its line seems empty: somebody may be about to line up
 
     def _serve_line(self, worker: Worker) -> None:
         """Hand a worker what waits for it alone, as far as it has room."""
@@ -332,7 +376,7 @@ class Dispatcher:
             self.fewest_ready = still
         return self.registry.get(worker_id)
 
-    def _reserve_for(self, backlog: BoundedBacklog, request: Request) -> bool:
+    def _reserve_for(self, backlog: BoundedBacklog, request: Request, session: Session | None) -> bool:
         worker = self._pop_ready()
         if worker is None:
             return False
@@ -340,6 +384,12 @@ class Dispatcher:
             worker.listed = False
             if worker.status is not READY:
                 return False
+            if session is not None:
+                try:
+                    self.sessions.expect(session, request)
+                except Forestalled:
+                    self._list(worker)
+                    raise
             backlog.put_free(request)
             oldest = self._take_pledged(worker, backlog)
             if oldest is None:
@@ -348,6 +398,8 @@ class Dispatcher:
                 self._loaded(worker)
         if oldest is not None:
             self._hand(worker, oldest)
+            if worker.line:
+                self._serve_line(worker)
         return True
 
     def _take_pledged(self, worker: Worker, backlog: BoundedBacklog) -> Request | None:
@@ -378,6 +430,8 @@ class Dispatcher:
         if not worker.listed:
             worker.listed = True
             self.ready.push(worker.id, len(worker.requests))
+        elif self._relist is not None:
+            self._relist(worker.id, len(worker.requests))
 
     def report_started(self, worker: Worker, request: Request) -> None:
         if self._report is not None:
@@ -410,8 +464,8 @@ class Dispatcher:
             self.match()  # some of those that seem ready may not be
         if not self._waiting() or not self.free:
             return
-        sums = self.registry.totals()[0]
-        waiting = self.backlog.queued(sums.skipped, sums.pinned) - sums.pinned  # without the shells of those that left
+        lined_up = sum(not request.ended for worker in self.registry.snapshot() for _, request in list(worker.line))
+        waiting = self.queued() - lined_up  # without the shells of those that left
         missing = -(-waiting // self.capacity) - self.registry.coming_count() - self._idle()
         for _ in range(missing):
             self.grow()
@@ -609,29 +663,31 @@ class Dispatcher:
         return None
 
     def _pop_oldest(self, worker: Worker) -> Request:
-        """Take the older of what comes next in the worker's line and in the backlog."""
-        number, pinned = worker.line[0]
-        if self._waiting() and self.backlog.entries[0].number < number:
-            request: Request = self._popleft()
-            if request.number < number:
-                return request
-            self.backlog.appendleft(request)  # another worker was quicker, and this one's turn has not come
-        heapq.heappop(worker.line)
-        return pinned
+        """Take the older of what comes next in the worker's line and in the backlog.
+
+        If others take from the backlog at the same moment, it may be the one after that.
+        """
+        with contextlib.suppress(IndexError):  # there is nothing in the backlog, or not any more
+            while self.backlog.entries[0].number < worker.line[0][0]:
+                request: Request = self._popleft()
+                if request.pinned_to is None:
+                    return request
+                worker.skipped += 1  # it is in a line, maybe in this one, and its turn comes there
+        return heapq.heappop(worker.line)[1]
 
     def _start_timed(self, worker: Worker, request: Request, timing: Timing) -> bool:
         """Start a request that has limits or terms, if it still may; if it is too late, the timekeeper tells its
         caller.
         """
         now = self._now()
-        if now >= timing.start_by:
+        if now >= timing.start_by or request.state is not QUEUED:  # one that runs shall not seem to begin now
             return False
         timing.started_at = now
         terms = request.terms
         if terms is None or terms.session is None:
             started = request.start(worker)
         else:
-            started = self.sessions.start(request, terms, worker)
+            started = self.sessions.start(request, terms, worker, now)
         if started and timing.limits.run_timeout is not None:
             self._watch(request)
         return started
@@ -651,7 +707,7 @@ class Dispatcher:
         if request.terms is not None and request.terms.strict:  # its session is bound to this worker
             if self._bounded is not None:
                 self._bounded.revoke()
-            heapq.heappush(worker.line, (request.number, request))
+            worker.line_up(request)
         elif self._bounded is not None:
             self._bounded.put_back(request)
         else:
@@ -686,12 +742,14 @@ class Dispatcher:
 
     # Fewer workers.
 
-    def stop(self, worker: Worker, *, when_idle: bool) -> bool:
+    def stop(self, worker: Worker, *, when_idle: bool, unless_needed_at: float | None = None) -> bool:
         """Ask `worker` to end: at once if it is idle, after what it runs now otherwise; only an idle one with
-        `when_idle`.
+        `when_idle`; none that a strict session needs with `unless_needed_at`, which is now.
         """
         with worker.lock:
             if ((worker.requests or worker.line) and when_idle) or worker.transient:
+                return False
+            if unless_needed_at is not None and self.sessions.keeps(worker, unless_needed_at):
                 return False
             if worker.status not in (READY, BUSY, STARTING, TAINTED):
                 return False
@@ -705,8 +763,8 @@ class Dispatcher:
         """Ask the youngest idle worker to end that no strict session needs, if there is one."""
         now = self._now()
         for worker in reversed(self.registry.snapshot()):
-            if worker.requests or worker.slot is None or self.sessions.keeps(worker, now):
+            if worker.requests or worker.slot is None:
                 continue
-            if self.stop(worker, when_idle=True):
+            if self.stop(worker, when_idle=True, unless_needed_at=now):
                 return True
         return False

@@ -63,28 +63,44 @@ class MostRecentlyUsed(Line):
 class LeastLoaded:
     """Fewest requests on it first, longest idle among equals. Differs from rotation only for a capacity above one."""
 
-    __slots__ = ("_levels", "_lock")
+    __slots__ = ("_levels", "_loads", "_lock")
 
     def __init__(self) -> None:
         self._lock = primitives.backlog_lock()
         self._levels: dict[int, dict[int, None]] = {}
+        self._loads: dict[int, int] = {}
 
     def push(self, worker_id: int, load: int) -> None:
         with self._lock:
-            self._levels.setdefault(load, {})[worker_id] = None
+            self._add(worker_id, load)
+
+    def update(self, worker_id: int, load: int) -> None:
+        """The load of a worker has changed; nothing happens if it was popped meanwhile."""
+        with self._lock:
+            before = self._loads.get(worker_id)
+            if before is not None and before != load:
+                self._remove(worker_id, before)
+                self._add(worker_id, load)
 
     def pop(self) -> int:
         with self._lock:
             if not self._levels:
                 raise IndexError("no worker has room")
             load = min(self._levels)
-            level = self._levels[load]
-            worker_id = next(iter(level))
-            del level[worker_id]
-            if not level:
-                del self._levels[load]
+            worker_id = next(iter(self._levels[load]))
+            self._remove(worker_id, load)
             return worker_id
 
+    def _add(self, worker_id: int, load: int) -> None:
+        self._loads[worker_id] = load
+        self._levels.setdefault(load, {})[worker_id] = None
+
+    def _remove(self, worker_id: int, load: int) -> None:
+        del self._loads[worker_id]
+        level = self._levels[load]
+        del level[worker_id]
+        if not level:
+            del self._levels[load]
+
     def __len__(self) -> int:
-        with self._lock:
-            return sum(map(len, self._levels.values()))
+        return len(self._loads)

@@ -34,6 +34,7 @@ class Registry:
     def __init__(self) -> None:
         self._lock = primitives.registry_lock()
         self._workers: dict[int, Worker] = {}
+        self._left_behind: dict[int, Worker] = {}  # those of the pool no longer that still do something
         self._gone = Tallies()
         self._added = 0
         self._removed = 0
@@ -46,16 +47,32 @@ class Registry:
     def remove(self, worker: Worker) -> bool:
         """Forget `worker`, keep its tallies; False if it was not there."""
         with self._lock:
+            if self._left_behind.pop(worker.id, None) is not None:
+                self._gone.add(worker)
+                return False
             if self._workers.pop(worker.id, None) is None:
                 return False
             self._gone.add(worker)
             self._removed += 1
             return True
 
+    def leave_behind(self, worker: Worker) -> None:
+        """`worker` is none of the pool's any more, but what it still does counts, until it is removed."""
+        with self._lock:
+            if self._workers.pop(worker.id, None) is not None:
+                self._left_behind[worker.id] = worker
+                self._removed += 1
+
+    def left_behind(self) -> list[Worker]:
+        """Those that were left behind and are not gone yet."""
+        with self._lock:
+            return list(self._left_behind.values())
+
     def forget(self) -> None:
         """There are no workers here: this is a forked child. The lock is made anew, its holder may not exist here."""
         self._lock = primitives.registry_lock()
         self._workers = {}
+        self._left_behind = {}
 
     def get(self, worker_id: int) -> Worker | None:
         return self._workers.get(worker_id)
@@ -72,7 +89,7 @@ class Registry:
         """Tallies over all workers there ever were, how many were added, how many were removed."""
         with self._lock:
             sums = Tallies(self._gone.completed, self._gone.failed, self._gone.skipped)
-            workers = list(self._workers.values())
+            workers = [*self._workers.values(), *self._left_behind.values()]
             added, removed = self._added, self._removed
         for worker in workers:
             sums.add(worker)

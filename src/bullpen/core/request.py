@@ -69,6 +69,7 @@ class Request:
     attended: ClassVar[bool] = False  # whether somebody can see its outcome
     terms: Terms | None = None  # what it asks for besides its limits in time; see `TermedRequest`
     binds: bool = False  # it is the one with which its session came to its worker
+    pinned_to: Worker | None = None  # the worker in whose line it is, or was; no other may run it
 
     number: int  # in the order of admission
     worker: Worker
@@ -254,6 +255,12 @@ class ServedRequest(Request):
         self.worker = worker
         return True
 
+    def requeue(self) -> bool:
+        if self.state is not RUNNING:
+            return False
+        self.state = QUEUED
+        return True
+
     def settle(self, state: RequestState, value: Any) -> bool:
         if self.state is not RUNNING:
             return False
@@ -274,7 +281,7 @@ class ServedRequest(Request):
 class TermedRequest(Request):
     """A request with terms: of a session, or one that may run again if its worker dies."""
 
-    __slots__ = ("binds", "crashes", "terms")
+    __slots__ = ("binds", "crashes", "pinned_to", "terms")
 
     def __init__(
         self,
@@ -287,4 +294,5 @@ class TermedRequest(Request):
         super().__init__(lock, fn, args, kwargs)
         self.terms: Terms | None = terms
         self.binds = False
+        self.pinned_to: Worker | None = None
         self.crashes = 0  # how many workers have died with it

@@ -6,6 +6,7 @@ and takes no registry lock while it does.
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
 from bullpen import primitives
@@ -84,6 +85,11 @@ class Worker:
             self.requests = tuple(other for other in self.requests if other is not request)
         elif self.requests and self.requests[0] is request:
             self.requests = ()
+
+    def line_up(self, request: Any) -> None:
+        """Let `request` wait for this worker and for no other. The caller holds the lock."""
+        request.pinned_to = self
+        heapq.heappush(self.line, (request.number, request))
 
     @property
     def load(self) -> int:

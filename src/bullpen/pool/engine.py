@@ -6,6 +6,7 @@ drains by itself.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bullpen import primitives
-from bullpen.core.affinity import Session
+from bullpen.core.affinity import Forestalled, Session
 from bullpen.core.backlog import Backlog, BoundedBacklog, Ticket
 from bullpen.core.dispatcher import Dispatcher, Pinned
 from bullpen.core.lifecycle import POOL_MOVES, PoolState, check_move
@@ -23,6 +24,7 @@ from bullpen.core.terms import Terms
 from bullpen.core.timing import NO_LIMITS, TimeLimits, Timing
 from bullpen.core.worker import Worker
 from bullpen.errors import (
+    BullpenError,
     DeadlineExceeded,
     PoolClosed,
     PoolFailed,
@@ -201,51 +203,47 @@ class Engine:
         assert terms is not None
         timing = request.timing = Timing(request, self._now(), limits)
         self.dispatcher.register(request)
-        session = self.sessions.use(terms, timing.submitted_at)
-        if session is None:
-            raise self._turned_away(request, TooManySessions(pool=self.name, limit=self.options.max_sessions))
-        while True:
-            worker = session.worker
-            if worker is not None:
-                admitted = self._admit_pinned(session, worker, terms, request, patient)
-            elif terms.strict:
-                admitted = self._admit_first(session, terms, request, patient)
-            else:
-                admitted = self._admit_anywhere(request, patient)
-            if admitted is not None:
-                break
+        admitted = None
+        while admitted is None:
+            session = self.sessions.use(terms, timing.submitted_at)
+            if session is None:
+                raise self._turned_away(request, TooManySessions(pool=self.name, limit=self.options.max_sessions))
+            with contextlib.suppress(Forestalled):
+                admitted = self._admit_to(session, terms, request, patient)
         if admitted and (enforced or limits.queue_timeout is not None) and self._arm_queued(timing):
             self.time.wake()
         return admitted
 
-    def _admit_anywhere(self, request: Request, patient: bool) -> bool:
+    def _admit_to(self, session: Session, terms: Terms, request: Request, patient: bool) -> bool | None:
+        """Admit a request of `session`; None, or `Forestalled`, if that has changed meanwhile."""
+        worker = session.worker
+        if worker is not None:
+            return self._admit_pinned(session, worker, terms, request, patient)
+        if not terms.strict:
+            return self._admit_anywhere(request, patient)
+        if terms.affinity == "strict_fail_fast" and self.sessions.is_expected(session):
+            raise self._turned_away(request, WorkerBusy(worker="", session=session.id))
+        return self._admit_anywhere(request, patient, session)
+
+    def _turned_away(self, request: Request, error: BullpenError) -> BullpenError:
+        """A registered request is refused with `error`."""
+        self.dispatcher.turn_away(request)
+        return error
+
+    def _admit_anywhere(self, request: Request, patient: bool, session: Session | None = None) -> bool:
+        """Admit a request that any worker may run; also the first of a strict `session`."""
         dispatcher, bounded = self.dispatcher, self.bounded
         if bounded is None:
-            if not dispatcher.offer_registered(request):
+            if not dispatcher.offer_registered(request, session):
                 raise self.too_late()
             return True
-        if not dispatcher.offer_bounded(bounded, request, registered=True) and not self._admit_late(
-            bounded, request, patient
+        if not dispatcher.offer_bounded(bounded, request, registered=True, session=session) and not self._admit_late(
+            bounded, request, patient, session
         ):
             return False
         if dispatcher.draining and dispatcher.withdraw(request):
             raise self.too_late()
         return True
-
-    def _admit_first(self, session: Session, terms: Terms, request: Request, patient: bool) -> bool | None:
-        """Admit a strict request of a session that has no worker yet; None if it has one by now."""
-        assert terms.session is not None
-        if terms.affinity == "strict_fail_fast" and self.sessions.is_expected(session):
-            raise self._turned_away(request, WorkerBusy(worker="", session=terms.session))
-        if not self.sessions.expect(session, request):
-            return None
-        admitted = False
-        try:
-            admitted = self._admit_anywhere(request, patient)
-        finally:
-            if not admitted:
-                self.sessions.refused(session, request)
-        return admitted
 
     def _admit_pinned(
         self, session: Session, worker: Worker, terms: Terms, request: Request, patient: bool
@@ -254,46 +252,49 @@ class Engine:
         assert terms.session is not None
         line_up = terms.affinity == "strict_queue"
         outcome = self.dispatcher.offer_pinned(worker, request, line_up=line_up)
+        if outcome is Pinned.FULL:
+            outcome = self._line_up_late(worker, request, patient)
+        if outcome is Pinned.FULL:
+            return self._saturated(request)
         if outcome is Pinned.TAKEN:
             if self.dispatcher.draining and self.dispatcher.withdraw(request):
                 raise self.too_late()
             return True
-        if outcome is Pinned.FULL:
-            return self._line_up_late(worker, request, patient)
         if not terms.strict:
             if outcome is Pinned.GONE:
                 self.sessions.rebind(session, worker)
             return self._admit_anywhere(request, patient)
         if outcome is Pinned.BUSY:
             raise self._turned_away(request, WorkerBusy(worker=worker.name, session=terms.session))
-        if session.worker is not worker:
-            return None
-        raise self._turned_away(request, SessionWorkerUnavailable(worker=worker.name, session=terms.session))
+        if self.dispatcher.draining:  # which is why the worker takes nothing any more
+            raise self._turned_away(request, self.not_open())
+        if session.worker is worker:
+            raise self._turned_away(request, SessionWorkerUnavailable(worker=worker.name, session=terms.session))
+        return None
 
-    def _turned_away(self, request: Request, error: Exception) -> Exception:
-        self.dispatcher.turn_away(request)
-        return error
-
-    def _line_up_late(self, worker: Worker, request: Request, patient: bool) -> bool | None:
-        """There was no room for a request that waits for `worker`: refuse, or wait for room; None if the worker is
-        gone by then.
-        """
-        assert self.bounded is not None
+    def _line_up_late(self, worker: Worker, request: Request, patient: bool) -> Pinned:
+        """There was no room for a request that waits for `worker`: wait for it, unless it has to be refused."""
+        backlog = self.bounded
+        assert backlog is not None
+        if self.options.when_full == "reject" and not patient:
+            return Pinned.FULL
         here = current_worker()
-        if here is worker:
-            return self._run_here(here, request)
-        own = here is not None and self.nested.is_own(here)
-        if own or (self.options.when_full == "reject" and not patient):
-            return self._saturated(request)
+        if here is worker and self.nested.is_own(here):
+            self._run_here(here, request)
+            return Pinned.TAKEN
+        if here is not None and self.nested.is_own(here):  # to wait for room here could be to wait for itself
+            return Pinned.FULL
         outcome = Pinned.FULL
 
         def line_up(ticket: Ticket) -> bool:
             nonlocal outcome
             outcome = self.dispatcher.offer_pinned(worker, request, line_up=True, ticket=ticket)
+            if outcome is Pinned.FULL:  # another worker may have room, which is of no use here
+                backlog.pass_on(ticket)
             return outcome is not Pinned.FULL
 
-        self._wait_for_room(self.bounded, request, line_up)
-        return True if outcome is Pinned.TAKEN else None
+        self._wait_for_room(backlog, request, line_up)
+        return outcome
 
     def submit_runner(self, runner: Request, *, patient: bool) -> bool:
         """Admit a runner of a map. What it runs was promised before, so a pool that drains takes it too."""
@@ -308,7 +309,9 @@ class Engine:
         except PoolClosed:
             return False
 
-    def _admit_late(self, backlog: BoundedBacklog, request: Request, patient: bool) -> bool:
+    def _admit_late(
+        self, backlog: BoundedBacklog, request: Request, patient: bool, session: Session | None = None
+    ) -> bool:
         """There was no room: refuse, or wait for it."""
         if self.options.when_full == "reject" and not patient:
             return self._saturated(request)
@@ -317,7 +320,7 @@ class Engine:
             return self._run_here(worker, request)
 
         def offer(ticket: Ticket) -> bool:
-            return self.dispatcher.offer_bounded(backlog, request, ticket)
+            return self.dispatcher.offer_bounded(backlog, request, ticket, session=session)
 
         self._wait_for_room(backlog, request, offer)
         return True
@@ -329,6 +332,8 @@ class Engine:
 
     def _run_here(self, worker: Worker, request: Request) -> bool:
         if not self.nested.run_here(worker, request, queued=False):
+            if request.timing is not None and self._now() < request.timing.start_by:
+                raise Forestalled
             self.time.raise_too_late(request)
         return True
 
@@ -346,6 +351,8 @@ class Engine:
                 timeout = None if until == math.inf else until - self._now()
                 if not self.clock.wait(ticket.gate, timeout):
                     self.time.raise_too_late(request)
+        except Forestalled:
+            raise
         except BaseException:
             if not request.ended:  # closed, or interrupted
                 self.dispatcher.turn_away(request)
@@ -592,6 +599,7 @@ class Engine:
         self.dispatcher.draining = True
         self.dispatcher.free.clear()
         self.registry.forget()
+        self.sessions.forget()
         self.workforce.forget()
         self.startup.forget()
         self.retries.forget()
@@ -635,6 +643,9 @@ class Engine:
             self._observe(Event(kind, self._now(), self.name, name, number, session, detail))
 
     def report_end(self, request: Request, worker: Worker | None) -> None:
+        """A request ended otherwise than by its function, while it waited or on `worker`."""
+        if worker is not None and request.terms is not None and request.terms.session is not None:
+            self.sessions.touch(request.terms.session, self._now())
         if self.options.observer is not None:
             self.report(Kind.of(request.state), worker, request)
 

@@ -21,6 +21,7 @@ from bullpen.core.terms import Terms
 from bullpen.runtimes.port import current_worker
 
 if TYPE_CHECKING:
+    from bullpen.core.worker import Worker
     from bullpen.pool.engine import Engine
 
 T = TypeVar("T")
@@ -229,7 +230,7 @@ class PoolFuture(Request, Future[T]):
 class TermedFuture(PoolFuture[T]):
     """The future of a request with terms: of a session, or one that may run again if its worker dies."""
 
-    __slots__ = ("binds", "crashes", "terms")
+    __slots__ = ("binds", "crashes", "pinned_to", "terms")
 
     def __init__(
         self, engine: Engine, terms: Terms, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -237,4 +238,5 @@ class TermedFuture(PoolFuture[T]):
         super().__init__(engine, fn, args, kwargs)
         self.terms: Terms | None = terms
         self.binds = False
+        self.pinned_to: Worker | None = None
         self.crashes = 0  # how many workers have died with it

@@ -75,6 +75,7 @@ class PoolStats:
     def of(cls, engine: Engine) -> PoolStats:
         tallies, spawned, retired = engine.registry.totals()
         workers = engine.registry.snapshot()
+        everyone = (*workers, *engine.registry.left_behind())
         loads = [(worker.status, len(worker.requests)) for worker in workers]
         samples = list(engine.dispatcher.samples)
         return cls(
@@ -98,7 +99,7 @@ class PoolStats:
             idle=sum(status is READY and not load for status, load in loads),
             busy=sum(load > 0 for _, load in loads),
             tainted=sum(status is TAINTED for status, _ in loads),
-            running=sum(not request.ended for worker in workers for request in worker.requests)
+            running=sum(not request.ended for worker in everyone for request in worker.requests)
             + engine.retries.running,
             queued=engine.queued(),
             max_workers=engine.max_workers,

@@ -477,7 +477,7 @@ class Workforce:
             if worker.status is not STOPPING:
                 worker.move(STOPPING)
             slot, worker.slot = worker.slot, None
-        self._engine.registry.remove(worker)
+        self._engine.registry.leave_behind(worker)
         self.suspects.forget(worker)
         if slot is not None and not (slot in self._slots and self.recycling.inherits(worker, slot)):
             self._put_back(slot)
