@@ -7,6 +7,7 @@ put back on purpose, and have to be found.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -26,11 +27,13 @@ from bullpen import (
     WorkerStartFailed,
     primitives,
 )
-from bullpen.core.backlog import Backlog
+from bullpen.core.affinity import Session, Sessions
+from bullpen.core.backlog import Backlog, BoundedBacklog
 from bullpen.core.deadlines import _Line
 from bullpen.core.dispatcher import Dispatcher
 from bullpen.core.lifecycle import PoolState
-from bullpen.core.request import Request
+from bullpen.core.request import Request, ServedRequest
+from bullpen.core.tally import Tally
 from bullpen.core.timing import Timing
 from bullpen.core.worker import STOPPING, Worker
 from bullpen.errors import QueueTimeout, Timeout
@@ -640,6 +643,29 @@ def pause_and_resume_with_lines(run: Run) -> None:
     run.check(check)
 
 
+def resume_while_a_session_lines_up(run: Run) -> None:
+    pool, places, paused = Pool(2, idle_timeout=None), Places(), threading.Event()
+
+    def use() -> None:
+        strict(pool).do(places.call, "a")
+        pool.pause()
+        paused.set()
+        strict(pool).do(places.call, "b")
+
+    def resume() -> None:
+        paused.wait()
+        pool.resume()
+
+    run.actor(use, name="use")
+    run.actor(resume, name="resume")
+
+    def check() -> None:
+        assert places.of["a"] == places.of["b"]
+        at_rest(pool)
+
+    run.check(check)
+
+
 def blocked_submitters_of_sessions(run: Run) -> None:
     """Those who wait for room get it, whichever worker they want, and no place is lost or made."""
     pool, places = Pool(2, max_queue=1, when_full="block", idle_timeout=None), Places()
@@ -655,6 +681,38 @@ def blocked_submitters_of_sessions(run: Run) -> None:
         assert places.of["c"] == places.of["d"]
         at_rest(pool)
         has_places(pool, 1)
+
+    run.check(check)
+
+
+def room_on_another_worker(run: Run) -> None:
+    """Whoever waits for room on one worker does not keep those behind it from the room of another."""
+    pool = Pool(2, max_queue=0, when_full="block", idle_timeout=None)
+    gates = {"s": threading.Event(), "t": threading.Event()}
+    order: list[str] = []
+
+    def use(session: str, delay: float) -> None:
+        run.clock.sleep(delay)
+        strict(pool, session).do(lambda: order.append(session))
+
+    for session, gate in gates.items():
+        run.actor(lambda session=session, gate=gate: strict(pool, session).do(gate.wait), name=f"hold {session}")
+    run.actor(use, "s", 1.0, name="s")  # first in line, for a worker that stays busy
+    run.actor(use, "t", 2.0, name="t")
+
+    def release() -> None:
+        run.clock.sleep(3.0)
+        gates["t"].set()
+        run.clock.sleep(3.0)
+        assert order == ["t"]
+        gates["s"].set()
+
+    run.actor(release, name="release")
+
+    def check() -> None:
+        assert order == ["t", "s"]
+        at_rest(pool)
+        has_places(pool, 0)
 
     run.check(check)
 
@@ -867,7 +925,11 @@ def served_until_the_grace_has_passed(run: Run) -> None:
 
     def serve(name: str, seconds: float) -> None:
         with contextlib.suppress(PoolClosed):
-            pool.serve(lambda: (run.clock.sleep(seconds), ran.call(name)))
+            pool.serve(work, name, seconds)
+
+    def work(name: str, seconds: float) -> None:
+        run.clock.sleep(seconds)
+        ran.call(name)
 
     run.actor(serve, "a", 1.0, name="a")
     run.actor(serve, "b", 0.0, name="b")
@@ -907,7 +969,9 @@ SESSIONS = [
     resize_while_a_session_lines_up,
     an_idle_worker_goes_unless_a_session_needs_it,
     pause_and_resume_with_lines,
+    resume_while_a_session_lines_up,
     blocked_submitters_of_sessions,
+    room_on_another_worker,
     bounded_and_pinned,
     close_while_a_session_lines_up,
     close_without_draining_lines,
@@ -1062,7 +1126,105 @@ def publish_before_making_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dispatcher, "finished", Dispatcher._finished_aloud)
 
 
+def bind_without_sending_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for a session to be bound stays in the backlog, where no other worker may run it."""
+
+    def bind(self: Sessions, session: Session, worker: Worker, request: Request) -> bool:
+        session.worker = worker
+        session.pending.clear()
+        return False
+
+    monkeypatch.setattr(Sessions, "_bind", bind)
+
+
+def move_without_marking_shells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What leaves the backlog for a line is counted twice, and a pool that waits for it never closes."""
+    init = Sessions.__init__
+
+    def uncounted(self: Sessions, ttl: float | None, limit: int, moved: Tally) -> None:
+        init(self, ttl, limit, Tally())
+
+    monkeypatch.setattr(Sessions, "__init__", uncounted)
+
+
+def bind_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request that comes first to a worker binds the session and starts, though an older one waits."""
+    bind = Sessions._bind
+
+    def start_at_once(self: Sessions, session: Session, worker: Worker, request: Any) -> bool:
+        if request in session.pending:
+            session.pending.remove(request)
+        return bind(self, session, worker, request)
+
+    monkeypatch.setattr(Sessions, "_bind", start_at_once)
+
+
+def note_before_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strict request is noted as waiting before it is admitted: the binding may send it to a line nevertheless."""
+    offer = Dispatcher.offer_bounded
+
+    def offer_bounded(self: Dispatcher, *args: Any, session: Session | None = None, **options: Any) -> bool:
+        if session is not None and len(args) == 2:
+            self.sessions.expect(session, args[1])
+        return offer(self, *args, **options)
+
+    monkeypatch.setattr(Dispatcher, "offer_bounded", offer_bounded)
+
+
+def end_before_the_line_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is told to stop takes nothing more, not even what waits for it alone."""
+    monkeypatch.setattr(Dispatcher, "_take_own", lambda self, worker, left: None)
+
+
+def resume_only_what_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that seem empty are passed over, without the lock of those who line up."""
+
+    line_up = Worker.line_up
+
+    def line_up_slowly(self: Worker, request: Request) -> None:
+        len(primitives.new_deque())  # somebody else may run here
+        line_up(self, request)
+
+    def serve_lines(self: Dispatcher) -> None:
+        for worker in self.registry.snapshot():
+            if worker.line:
+                self._serve_line(worker)
+
+    monkeypatch.setattr(Worker, "line_up", line_up_slowly)
+    monkeypatch.setattr(Dispatcher, "serve_lines", serve_lines)
+
+
+def give_up_at_an_empty_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that finds the backlog emptied by another forgets its own line."""
+
+    def pop_oldest(self: Dispatcher, worker: Worker) -> Request:
+        if self._waiting() and self.backlog.entries[0].number < worker.line[0][0]:
+            return self._popleft()  # type: ignore[no-any-return]
+        return heapq.heappop(worker.line)[1]
+
+    monkeypatch.setattr(Dispatcher, "_pop_oldest", pop_oldest)
+
+
+def keep_others_from_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submitter that waits for room on one worker does not let those behind it have the room of another."""
+    monkeypatch.setattr(BoundedBacklog, "pass_on", lambda self, ticket: None)
+
+
+def requeue_without_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A served request is given back as if it had a lock."""
+    monkeypatch.setattr(ServedRequest, "requeue", Request.requeue)
+
+
 SABOTAGE = [
+    (bind_without_sending_what_waits, a_session_binds_once),
+    (move_without_marking_shells, close_while_a_session_lines_up),
+    (bind_out_of_order, a_session_keeps_its_order),
+    (note_before_there_is_room, bounded_and_pinned),
+    (end_before_the_line_is_empty, resize_while_a_session_lines_up),
+    (resume_only_what_is_seen, resume_while_a_session_lines_up),
+    (give_up_at_an_empty_backlog, a_session_keeps_its_order),
+    (keep_others_from_their_turn, room_on_another_worker),
+    (requeue_without_a_lock, served_beside_a_late_callback),
     (ready_without_looking_again, submit_and_wait),
     (stop_without_the_lock, close_while_submitting),
     (spawn_without_the_permission, grow_to_demand_only),
