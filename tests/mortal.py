@@ -1,4 +1,4 @@
-"""Workers that can die, and that run several requests at once: a small runtime of threads for tests."""
+"""Workers that can die: a small runtime of threads for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Death(BaseException):
 
 class MortalRuntime:
     """Each request that is handed to a worker, and what follows it, has a thread of its own. A worker whose function
-    raises `Death` is gone; it should have nothing else to do then.
+    raises `Death` is gone. For workers with a capacity of one.
     """
 
     name = "mortal"
@@ -47,13 +47,25 @@ class _Handle:
         self.threads: list[Any] = []
 
     def begin(self) -> None:
-        self._start(lambda: self._work(self._events.ready(self._worker)))
+        self._start(self._begin)
+
+    def _begin(self) -> None:
+        try:
+            self._events.prepare(self._worker)
+        except BaseException as error:
+            self._events.died(self._worker, error)
+        else:
+            self._work(self._events.ready(self._worker))
 
     def hand(self, request: Request | None) -> None:
         if request is None:
-            self._start(lambda: self._events.exited(self._worker))
+            self._start(self._end)
         else:
             self._start(lambda: self._work(request))
+
+    def _end(self) -> None:
+        self._events.retire(self._worker)
+        self._events.exited(self._worker)
 
     def _start(self, work: Any) -> None:
         self.threads.append(primitives.start_thread(work, self._worker.name))

@@ -857,7 +857,7 @@ def waits_across_lines(run: Run) -> None:
 
 def several_at_once_on_a_worker(run: Run) -> None:
     """Whatever becomes free, nobody waits beside room, and no worker has more than its capacity."""
-    pool, ran, most = Pool(2, runtime=MortalRuntime(), capacity=2, idle_timeout=None), Ran(), []
+    pool, ran, most = Pool(2, capacity=2, idle_timeout=None), Ran(), []
     places = Places()
 
     def call(name: str) -> None:
@@ -882,7 +882,7 @@ def several_at_once_on_a_worker(run: Run) -> None:
 def bounded_room_on_a_worker(run: Run) -> None:
     """A worker for two and no backlog: two run at once, and whoever waits for room gets it."""
     options: Any = {"max_queue": 0, "when_full": "block"}
-    pool, places = Pool(1, runtime=MortalRuntime(), capacity=2, idle_timeout=None, **options), Places()
+    pool, places = Pool(1, capacity=2, idle_timeout=None, **options), Places()
     run.actor(lambda: pool.do(places.call, "a"), name="a")
     run.actor(lambda: strict(pool).do(places.call, "b"), name="b")
     run.actor(lambda: strict(pool).do(places.call, "c"), name="c")

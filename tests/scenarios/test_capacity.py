@@ -12,7 +12,6 @@ from bullpen import InvalidOption, Pool, PoolSaturated
 from bullpen.core.worker import Worker
 from bullpen.runtimes.port import current_worker
 from bullpen.testing import ScriptedRuntime
-from tests.mortal import MortalRuntime
 from tests.scenarios.support import Blocker
 
 
@@ -210,7 +209,7 @@ def test_capacity_is_a_whole_number() -> None:
 
 
 def test_really_at_once() -> None:
-    with Pool(2, runtime=MortalRuntime(), capacity=4) as pool, Blocker() as blocker:
+    with Pool(2, capacity=4) as pool, Blocker() as blocker:
         futures = [pool.submit(blocker) for _ in range(9)]
         blocker.wait_entered(8)
         assert not blocker.was_entered(within=0.05)
@@ -234,7 +233,7 @@ def test_never_more_than_the_capacity_under_load(scheduler: str, max_queue: int 
         with lock:
             now[worker] -= 1
 
-    with Pool(3, runtime=MortalRuntime(), capacity=3, scheduler=scheduler, **options) as pool:
+    with Pool(3, capacity=3, scheduler=scheduler, **options) as pool:
         for number in range(600):
             to: Any = pool.using(session=str(number % 20), affinity="strict_queue") if number % 3 else pool
             assert to.serve(work)

@@ -327,7 +327,7 @@ def test_a_blocked_submitter_gets_its_worker_when_that_is_free() -> None:
         pool.serve(other)
         other.wait_entered()
         with Background(lambda: strict.do(current_worker)) as waiting:
-            assert eventually(lambda: pool._engine.bounded is not None and pool._engine.bounded.has_line)
+            assert eventually(lambda: pool._engine.bounded is not None and pool._engine.bounded.tickets)
             blocker.release()
             assert waiting.join().result is held.result()
 
@@ -696,7 +696,7 @@ def test_workers_die_under_load_and_their_sessions_with_them() -> None:
                 pool.end_session(name)
             outcomes.append(outcome)
 
-    with Pool(4, runtime=MortalRuntime(), idle_timeout=None) as pool:
+    with Pool(4, runtime=MortalRuntime(), idle_timeout=None, restart_limit=(10_000, 1.0)) as pool:
         submitters = [Background(functools.partial(submit, part)) for part in range(4)]
         for submitter in submitters:
             assert submitter.join(60).error is None

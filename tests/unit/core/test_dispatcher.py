@@ -217,7 +217,8 @@ def test_a_shell_that_another_worker_finds_does_not_restart_the_clock_of_what_ru
     first, second = (TermedRequest(primitives.state_lock(), STRICT, print, (), {}) for _ in range(2))
     for request in (first, second):
         request.timing = Timing(request, 0.0, TimeLimits(run_timeout=10.0))
-        bench.dispatcher.offer_first(session, request)
+        bench.dispatcher.register(request)
+        bench.dispatcher.offer_registered(request, session)
     worker = bench.new_worker(0, 2)
     assert worker.handle.handed == [second]
     assert second.timing is not None
