@@ -94,6 +94,10 @@ def _start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
+def _start_soon(target: Callable[..., None], *args: Any) -> None:
+    _thread.start_new_thread(target, args)
+
+
 def _pass(name: str) -> None:
     """Nothing fails here."""
 
@@ -111,6 +115,7 @@ deadlines_lock: Callable[[], Lock] = _thread.allocate_lock
 gate: Callable[[], Lock] = _thread.allocate_lock
 new_deque: Callable[..., collections.deque[Any]] = collections.deque
 start_thread: Callable[[Callable[[], None], str], threading.Thread] = _start_thread
+start_soon: Callable[..., None] = _start_soon  # for finalizers: it takes no lock, and is to do little
 failpoint: Callable[[str], None] = _pass  # called, with a name, where a crash or a delay would hurt most
 current_thread_id: Callable[[], int] = _thread.get_ident
 system_clock: Clock = SystemClock()

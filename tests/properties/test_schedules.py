@@ -405,6 +405,104 @@ def a_map_under_way(run: Run) -> None:
     run.check(check)
 
 
+def a_dropped_map_while_the_pool_closes(run: Run) -> None:
+    """`pool.map(…)` as a statement: all of it has run when `close` returns, or none was accepted."""
+    pool, ran = Pool(1, idle_timeout=None), Ran()
+    accepted: list[bool] = []
+    ran_at_close: list[int] = []
+
+    def use() -> None:
+        try:
+            pool.map(lambda number: ran.call(str(number)), range(4), buffersize=2)
+        except PoolClosed:
+            accepted.append(False)
+        else:
+            accepted.append(True)
+
+    def close() -> None:
+        pool.close()
+        ran_at_close.append(len(ran.times))
+
+    run.actor(use, name="use")
+    run.actor(close, name="close")
+
+    def check() -> None:
+        assert ran_at_close == ([4] if accepted == [True] else [0])
+        assert ran.times == (dict.fromkeys("0123", 1) if accepted == [True] else {})
+        assert ran.most <= 1
+        at_rest(pool)
+
+    run.check(check)
+
+
+def a_map_is_read_while_the_pool_closes(run: Run) -> None:
+    """Whoever reads gets everything of an input with a length; of another all that was taken, and is then told."""
+    pool, results, endless = Pool(1, idle_timeout=None), [], []
+    maps: list[Any] = [pool.map(str, range(4), buffersize=2), pool.map(str, iter(range(4)), buffersize=2)]
+
+    def read() -> None:
+        results.extend(maps[0])
+        try:
+            endless.extend(maps[1])
+        except PoolClosed:
+            endless.append("closed")
+
+    run.actor(read, name="read")
+    run.actor(lambda: pool.close(), name="close")
+
+    def check() -> None:
+        assert results == ["0", "1", "2", "3"]
+        given = [result for result in endless if result != "closed"]
+        assert given == ["0", "1", "2", "3"][: len(given)]
+        assert len(given) == 4 or endless[-1] == "closed"
+        at_rest(pool)
+
+    run.check(check)
+
+
+def a_map_while_the_pool_changes(run: Run) -> None:
+    """Paused, resumed, made smaller: nothing of a map is lost, and never more runs than may."""
+    pool, ran = Pool(2, idle_timeout=None), Ran()
+    results: list[str] = []
+
+    def change() -> None:
+        pool.pause()
+        pool.resize(1)
+        pool.resume()
+
+    def read() -> None:
+        results.extend(pool.map(lambda number: ran.call(str(number)), range(5), buffersize=3))
+
+    run.actor(read, name="read")
+    run.actor(change, name="change")
+
+    def check() -> None:
+        assert results == ["0", "1", "2", "3", "4"]
+        assert ran.times == dict.fromkeys("01234", 1)
+        at_rest(pool)
+        assert pool.stats().workers <= 1
+
+    run.check(check)
+
+
+def a_map_without_room(run: Run) -> None:
+    """Runners need no room, and take none for good."""
+    pool = Pool(1, idle_timeout=None, max_queue=0, when_full="block")
+    results: list[str] = []
+    run.actor(lambda: results.extend(pool.map(str, range(3), buffersize=2)), name="map")
+    run.actor(lambda: results.append(pool.submit(str, "x").result()), name="other")
+
+    def check() -> None:
+        assert [result for result in results if result != "x"] == ["0", "1", "2"]
+        assert "x" in results
+        at_rest(pool)
+        bounded = pool._engine.bounded
+        assert bounded is not None
+        assert len(bounded._places) == len(bounded._owed) == 0
+
+    run.check(check)
+
+
 def idle_workers_go_while_work_comes(run: Run) -> None:
     pool, ran = Pool(1, idle_timeout=1.0), Ran()
 
@@ -1001,6 +1099,10 @@ SCENARIOS = [
     whoever_sees_the_result_finds_the_worker_free,
     callbacks_in_the_last_moment,
     a_map_under_way,
+    a_dropped_map_while_the_pool_closes,
+    a_map_is_read_while_the_pool_closes,
+    a_map_while_the_pool_changes,
+    a_map_without_room,
     idle_workers_go_while_work_comes,
     starts_that_fail_together,
     starts_that_fail_later,
@@ -1111,7 +1213,7 @@ def trust_the_ready_queue(monkeypatch: pytest.MonkeyPatch) -> None:
             self.match()
         elif self.free:
             self.grow()
-        return not self.draining or not self.withdraw(request)
+        return not self.ending or not self.withdraw(request)
 
     monkeypatch.setattr(Dispatcher, "offer", offer)
 

@@ -80,7 +80,8 @@ class Dispatcher:
         self._offered = Tally()
         self._turned_away = Tally()
         self.paused = False
-        self.draining = False
+        self.draining = False  # no new requests are taken
+        self.ending = False  # and nobody brings items of maps any more: workers end when nothing waits
         self.samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES_KEPT)  # how long requests waited and ran
         self.fewest_ready = 0  # since it was last reset: that many workers were not needed
         self._bounded = backlog if isinstance(backlog, BoundedBacklog) else None
@@ -118,7 +119,7 @@ class Dispatcher:
             self.match()
         if self.free and self._waiting():  # also when those that seemed ready were not
             self.grow()
-        return not self.draining or not self.withdraw(request)
+        return not self.ending or not self.withdraw(request)
 
     def register(self, request: Request) -> None:
         """Take note of a request of a session, which may have to be offered more than once."""
@@ -134,7 +135,7 @@ class Dispatcher:
             self.sessions.expect(session, request)
         self._append(request)
         self._attend()
-        return not self.draining or not self.withdraw(request)
+        return not self.ending or not self.withdraw(request)
 
     def _accept_specially(self, request: Request) -> None:
         if request.timing is None:
@@ -623,7 +624,7 @@ class Dispatcher:
 
     def _rest(self, worker: Worker) -> None:
         """Nothing waits: the worker becomes ready, or stops if the pool drains. Its lock is held."""
-        if self.draining and not worker.requests:
+        if self.ending and not worker.requests:
             worker.status = STOPPING
         else:
             worker.status = READY

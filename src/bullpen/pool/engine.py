@@ -21,8 +21,8 @@ from bullpen.core.lifecycle import POOL_MOVES, PoolState, check_move
 from bullpen.core.request import Request
 from bullpen.core.tally import Tally, Total
 from bullpen.core.terms import Terms
-from bullpen.core.timing import NO_LIMITS, TimeLimits, Timing
-from bullpen.core.worker import Worker
+from bullpen.core.timing import TimeLimits, Timing
+from bullpen.core.worker import STOPPING, Worker
 from bullpen.errors import (
     BullpenError,
     DeadlineExceeded,
@@ -34,6 +34,7 @@ from bullpen.errors import (
     WorkerBusy,
 )
 from bullpen.pool import exit as at_exit
+from bullpen.pool.maps import Maps
 from bullpen.pool.nested import NestedWaits
 from bullpen.pool.options import PoolOptions
 from bullpen.pool.retries import Retries
@@ -76,6 +77,7 @@ class Engine:
         self.cancelled = Tally()
         self.lost = Tally()
         self.refused = Tally()
+        self.items = Tally()  # of maps, as far as they are no requests
         self.extra_submitted = Total()  # items of maps are counted, their runners are not
         self.extra_completed = Total()
         self.extra_failed = Total()
@@ -110,7 +112,7 @@ class Engine:
         self._summary: Summary | None = None
         self._close_waiters: list[primitives.Lock] = []
         self.streams: dict[int, StreamWork[Any]] = {}  # those that have not ended; changed without a lock
-        self.maps: dict[int, MapWork[Any]] = {}  # those with items left; changed without a lock, also by finalizers
+        self.maps = Maps(self)
         self._now = clock.monotonic
         self._arm_queued = self.time.deadlines.arm_queued
 
@@ -149,7 +151,7 @@ class Engine:
         if self.state is not PoolState.INITIALIZING:
             return False
         self.failure = error
-        self.dispatcher.draining = True
+        self.dispatcher.draining = self.dispatcher.ending = True
         self.move(PoolState.FAILED)
         self.startup.release_all()
         return True
@@ -159,11 +161,11 @@ class Engine:
     def submit(self, request: Request, limits: TimeLimits, enforced: bool = True, patient: bool = False) -> bool:
         """Admit `request`; False if the pool is saturated.
 
-        Not `enforced`: the caller sees to the `timeout` itself. `patient`: wait for room even if the pool usually
-        rejects.
+        Not `enforced`: the caller sees to the `timeout` itself. `patient`: it is an item of a map, so wait for room
+        even if the pool usually rejects, also while the pool drains.
         """
         dispatcher = self.dispatcher
-        if dispatcher.draining:
+        if dispatcher.draining and not patient:
             raise self.not_open()
         if limits.any:
             timing = request.timing = Timing(request, self._now(), limits)
@@ -174,7 +176,7 @@ class Engine:
         else:
             if not dispatcher.offer_bounded(bounded, request) and not self._admit_late(bounded, request, patient):
                 return False
-            if dispatcher.draining and dispatcher.withdraw(request):
+            if dispatcher.ending and dispatcher.withdraw(request):
                 raise self.too_late()
         if limits.any and (enforced or limits.queue_timeout is not None) and self._arm_queued(timing):
             self.time.wake()
@@ -197,7 +199,7 @@ class Engine:
         self, request: Request, limits: TimeLimits, enforced: bool = True, patient: bool = False
     ) -> bool:
         """`submit`, for a request of a session: to the session's worker, if it has one."""
-        if self.dispatcher.draining:
+        if self.dispatcher.draining and not patient:
             raise self.not_open()
         terms = request.terms
         assert terms is not None
@@ -241,7 +243,7 @@ class Engine:
             bounded, request, patient, session
         ):
             return False
-        if dispatcher.draining and dispatcher.withdraw(request):
+        if dispatcher.ending and dispatcher.withdraw(request):
             raise self.too_late()
         return True
 
@@ -257,7 +259,7 @@ class Engine:
         if outcome is Pinned.FULL:
             return self._saturated(request)
         if outcome is Pinned.TAKEN:
-            if self.dispatcher.draining and self.dispatcher.withdraw(request):
+            if self.dispatcher.ending and self.dispatcher.withdraw(request):
                 raise self.too_late()
             return True
         if not terms.strict:
@@ -293,21 +295,16 @@ class Engine:
                 backlog.pass_on(ticket)
             return outcome is not Pinned.FULL
 
-        self._wait_for_room(backlog, request, line_up)
+        self._wait_for_room(backlog, request, line_up, patient)
         return outcome
 
-    def submit_runner(self, runner: Request, *, patient: bool) -> bool:
-        """Admit a runner of a map. What it runs was promised before, so a pool that drains takes it too."""
-        if self.dispatcher.draining:
-            return False
-        if self.bounded is None:
-            return self.dispatcher.offer(runner)
-        worker = current_worker()
-        alone = worker is None or not self.nested.is_own(worker)
-        try:
-            return self.submit(runner, NO_LIMITS, patient=patient and alone)
-        except PoolClosed:
-            return False
+    def submit_runner(self, runner: Request) -> bool:
+        """Queue a runner of a map; False if the pool has ended. It needs no room: what waits are the items, and they
+        wait elsewhere.
+        """
+        if self.bounded is not None:
+            self.bounded.revoke()
+        return self.dispatcher.offer(runner)
 
     def _admit_late(
         self, backlog: BoundedBacklog, request: Request, patient: bool, session: Session | None = None
@@ -322,7 +319,7 @@ class Engine:
         def offer(ticket: Ticket) -> bool:
             return self.dispatcher.offer_bounded(backlog, request, ticket, session=session)
 
-        self._wait_for_room(backlog, request, offer)
+        self._wait_for_room(backlog, request, offer, patient)
         return True
 
     def _saturated(self, request: Request) -> bool:
@@ -337,14 +334,16 @@ class Engine:
             self.time.raise_too_late(request)
         return True
 
-    def _wait_for_room(self, backlog: BoundedBacklog, request: Request, offer: Callable[[Ticket], bool]) -> None:
+    def _wait_for_room(
+        self, backlog: BoundedBacklog, request: Request, offer: Callable[[Ticket], bool], patient: bool
+    ) -> None:
         """Stand in line until `offer` succeeds."""
         until = math.inf if request.timing is None else request.timing.start_by
         ticket = backlog.take_ticket()
         try:
             while True:
                 ticket.rearm()
-                if self.dispatcher.draining:
+                if self.dispatcher.ending or (self.dispatcher.draining and not patient):
                     raise self.not_open()
                 if offer(ticket):
                     return
@@ -436,13 +435,12 @@ class Engine:
 
     def queued(self) -> int:
         """How many requests, and items of maps, wait."""
-        items = sum(work.waiting for work in list(self.maps.values()))
         waiting = self.dispatcher.queued()
-        return max(0, items + waiting - self.runners_queued.value)
+        return max(0, self.maps.waiting + waiting - self.runners_queued.value)
 
     def most_at_once(self) -> int:
-        """How many requests can run at once: on the workers there are, and on those that may still come."""
-        workers = [worker for worker in self.registry.snapshot() if not worker.transient]
+        """How many requests can run at once: on the workers that stay, and on those that may still come."""
+        workers = [w for w in self.registry.snapshot() if not w.transient and w.status is not STOPPING]
         to_come = max(0, self.max_workers - len(workers)) * self.options.capacity
         return sum(worker.capacity for worker in workers) + to_come
 
@@ -484,29 +482,22 @@ class Engine:
         """End the pool: no new work, then what waits is run or cancelled, then workers end. Safe to call again, from
         anywhere.
         """
-        self._settle_maps(drain)
-        self.refuse_work("it is closed", drain)
+        for work in self.refuse_work("it is closed", drain):
+            self.maps.start_feeder(work)
         if not drain:
-            self._cancel_backlog()
+            self._cancel_waiting()
         worker = current_worker()
-        wait = wait and (worker is None or not self.nested.is_own(worker))
+        wait = wait and (worker is None or not self.nested.is_own(worker)) and not self.maps.feeds_here()
         self._settle_streams(drain, primitives.current_thread_id() if wait else None)
         if not wait:
             return
         if not self._wait_closed(grace):
-            self._cancel_backlog()
+            self._cancel_waiting()
             self.workforce.give_up_running(grace or 0.0)
         self.startup.join()
         self.workforce.join()
+        self.maps.join()
         self.time.join()
-
-    def _settle_maps(self, drain: bool) -> None:
-        """Items of maps that nobody reads yet are work like any other: run all of them, or none."""
-        for work in list(self.maps.values()):
-            if drain:
-                work.run_to_the_end()
-            else:
-                work.cancel()
 
     def _settle_streams(self, drain: bool, closer: int | None = None) -> None:
         """Streams are read to their end, unless their reader is the thread `closer`, which waits for them to end."""
@@ -517,43 +508,87 @@ class Engine:
         """The interpreter exits, and starts no threads any more: what no worker is there for runs on this one."""
         self.startup.join()
         self.dispatcher.free.clear()
-        self._settle_maps(drain=True)
-        self.refuse_work(at_exit.AT_EXIT)
+        self.maps.cut_endless()
+        unread = self.refuse_work(at_exit.AT_EXIT)
         self._settle_streams(drain=False)
-        if not len(self.registry):
-            here = Worker(-1, -1, f"{self.name}_exit", self._now())
-            here.clock = self.clock
+        if len(self.registry):
+            for work in unread:
+                self.maps.start_feeder(work)
+        else:
+            self._drain_here(unread)
+        self.close(None, drain=True)
+
+    def _drain_here(self, unread: list[MapWork[Any]]) -> None:
+        """Run what waits, and these maps, on this thread."""
+        here = Worker(-1, -1, f"{self.name}_exit", self._now())
+        here.clock = self.clock
+        self._run_waiting(here)
+        for work in unread:
+            while not work.exhausted:
+                work.fill(1)
+                self._run_waiting(here)
+            self.maps.is_fed(work)
+        self.closed_if_done()
+
+    def _run_waiting(self, here: Worker) -> None:
+        while len(self.backlog):  # a runner of a map may have let others pass
             for request in self._take_waiting():
                 if getattr(request.function, "needs_instance", False):  # there is no instance, nor will there be one
                     self._drop(request, request.refuse(self.not_open()), self.refused)
                 elif not self.nested.run_here(here, request, queued=False):
                     self.backlog.dropped()
-            self.closed_if_done()
-        self.close(None, drain=True)
 
-    def refuse_work(self, because: str, drain: bool = True) -> None:
-        """Take no new work from now on; workers end when nothing waits any more."""
+    def refuse_work(self, because: str, drain: bool = True) -> list[MapWork[Any]]:
+        """Take no new work from now on; workers end when nothing waits any more.
+
+        Returns the maps that the caller has to see fed to their end; until then items are still taken.
+        """
         with self.lock:
             if self.state not in OPEN:
-                return
+                return []
             self._closed_because = because
             self._summary = Summary(self, quiet_if_idle=because == at_exit.AT_EXIT)
             self.move(PoolState.DRAINING)
             self.dispatcher.draining = True
+            unread = self.maps.settle() if drain else []
+            self.dispatcher.ending = not self.maps.being_fed()
             self.startup.release_all()
         primitives.failpoint("pool.draining_not_stopped")
         self.report_state()
+        self.maps.warn()
         if not drain:  # before a paused pool goes on
-            self._cancel_backlog()
+            self._cancel_waiting()
         self.workforce.release_held()
         self.workforce.suspects.recover_all()
         self.retries.fire_all()
         self.resume()
         if self.bounded is not None:
             self.bounded.call_all()
+        if self.dispatcher.ending:
+            self._let_workers_end()
+        return unread
+
+    def end_if_fed(self) -> None:
+        """Called whenever a map has been fed: once nobody brings items any more, the workers of a draining pool may
+        end.
+        """
+        with self.lock:
+            if self.state is not PoolState.DRAINING or self.dispatcher.ending or self.maps.being_fed():
+                return
+            self.dispatcher.ending = True
+        if self.bounded is not None:
+            self.bounded.call_all()
+        self._let_workers_end()
+
+    def _let_workers_end(self) -> None:
         if not len(self.backlog) and not len(self.retries):
             self.workforce.stop_idle()
         self.closed_if_done()
+
+    def _cancel_waiting(self) -> None:
+        """Start nothing more."""
+        self.maps.give_up()
+        self._cancel_backlog()
 
     def _cancel_backlog(self) -> None:
         self.retries.cancel_all()
@@ -568,7 +603,9 @@ class Engine:
         A pool without workers is not done while something waits: somebody is just about to start a worker for it.
         """
         with self.lock:
-            if self.state is not PoolState.DRAINING or len(self.registry) or len(self.retries):
+            if self.state is not PoolState.DRAINING or not self.dispatcher.ending:
+                return
+            if len(self.registry) or len(self.retries):
                 return
             if self.dispatcher.queued():
                 return
@@ -596,8 +633,9 @@ class Engine:
         self._closed_because = because
         self.state = PoolState.CLOSED
         self.lock = primitives.pool_lock()
-        self.dispatcher.draining = True
+        self.dispatcher.draining = self.dispatcher.ending = True
         self.dispatcher.free.clear()
+        self.maps.forget()
         self.registry.forget()
         self.sessions.forget()
         self.workforce.forget()

@@ -1,19 +1,22 @@
 """`Pool.map`: results in order, never more than a window of them at once.
 
 The window is filled when `map` is called and refilled as results are read, so an endless iterable is welcome. An
-iterator that nobody has begun to read is run to its end when it is dropped or the pool drains: `pool.map(f, items)`
-as a statement does all of its work, as it does with the standard executors.
+iterator that is dropped before anybody has begun to read it is run to its end: `pool.map(f, items)` as a statement
+does all of its work, as it does with the standard executors. See `maps.py` for who takes the items then, and for what
+happens when the pool closes.
 
 Usually the items are not requests of their own. A few *runners*, at most as many as can run at once, take items from
 the window one by one, so that an item costs no dispatch and none waits behind another. A runner lets others pass after
-a few milliseconds. Calls with limits, and pools that are observed, take one request per item.
+a few milliseconds, and goes back to the backlog when the pool is paused or its worker has to end. Calls with limits,
+and pools that are observed, take one request per item.
 """
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import itertools
+import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
@@ -22,11 +25,14 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from bullpen import primitives
 from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import DONE, QUEUED, WITHDRAWN, Request
+from bullpen.core.worker import STOPPING
 from bullpen.pool.future import PoolFuture
 from bullpen.runtimes.port import current_worker
 
 if TYPE_CHECKING:
     from bullpen.pool.engine import Engine
+
+logger = logging.getLogger("bullpen")
 
 T = TypeVar("T")
 Calls = Iterator[tuple[Any, ...]]
@@ -61,183 +67,269 @@ class MapIterator(Generic[T]):
         work: MapWork[T] | None = getattr(self, "_work", None)
         if work is None:  # interrupted while it was made
             return
+        work.dropped = True
         if work.begun:
-            work.stop_feeding()
+            work.stop()
         else:
-            work.forget_results()
-        if not work.is_over():
+            work.unread = None
+        if work.needs_care:
             with contextlib.suppress(RuntimeError):  # no new threads at interpreter exit, where pools drain anyway
-                _thread.start_new_thread(work.reader_gone, ())
+                primitives.start_soon(work.engine.maps.see_to, work)
 
 
-def raise_from_call(error: BaseException) -> NoReturn:
-    """Raise what a call raised; but a `StopIteration` of its would look like the end of the results."""
-    if isinstance(error, StopIteration):
-        raise RuntimeError("the function of a map raised StopIteration") from error
-    raise error
+class MapWork(ABC, Generic[T]):
+    """One `map` under way: what is still to be called, and what was not read yet."""
 
-
-class MapWork(Generic[T]):
-    """One `map` under way: what is still to be called, and the window of results."""
-
-    def __init__(self, engine: Engine, calls: Calls, window: int) -> None:
+    def __init__(self, engine: Engine, calls: Calls, window: int, *, finite: bool) -> None:
         self.engine = engine
         self.window = window
-        self.low = window - 1 if window < _REFILL_AT_ONCE_BELOW else window // 2
+        self.finite = finite  # as far as can be known
         self.begun = False  # somebody reads
-        self.finite = False  # as far as can be known
-        self.cut_short = False  # the pool closed before everything was taken
+        self.dropped = False  # nobody will
+        self.taken = 0  # items so far
+        self.feeder_id: int | None = None  # the thread that feeds it
+        self.unread: deque[Any] | None = deque()  # entries for the reader, in order; None if there will be none
+        self._low = window if window < _REFILL_AT_ONCE_BELOW else window // 2 + 1  # so few unread ones are too few
         self._calls: Calls | None = calls
+        self._last: BaseException | None = None  # what comes after the last result, if not simply the end
+        self._failed = False  # because an item could not be had
         self._feeding = primitives.gate()  # open while nobody takes from the iterables
-        engine.maps[id(self)] = self
-        self.fill(window)
+        engine.maps.enter(self)
+        try:
+            self.fill(window)
+        except BaseException:  # an interrupt: nobody will get the iterator
+            self.close()
+            raise
 
-    def next(self, deadline: float | None) -> T:
-        raise NotImplementedError
+    # Taking items.
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing more will be taken."""
+        return self._calls is None
+
+    @property
+    def held_up(self) -> bool:
+        """Somebody is just taking an item, and may wait for it."""
+        if not self._feeding.acquire(False):
+            return True
+        self._feeding.release()
+        return False
 
     def fill(self, count: int) -> None:
-        """Take up to `count` more items from the iterables."""
+        """Take up to `count` more items. An error in doing so comes after the results of those before it."""
         self._feeding.acquire()
         try:
             if self._calls is None:
                 return
-            if self.engine.dispatcher.draining:
+            before = self.taken
+            self.accept(itertools.islice(self._calls, count))
+            if self.taken - before < count:
                 self._calls = None
-                self.cut_short = True
-                return
-            batch = list(itertools.islice(self._calls, count))
-            if len(batch) < count:
-                self._calls = None
-            if batch:
-                self.accept(batch)
-        except BaseException:
-            self._calls = None
-            raise
+        except Exception as error:
+            self._fails(error)
         finally:
             self._feeding.release()
-            self.forget_if_done()
+            self.leave_if_done()
 
-    def forget_if_done(self) -> None:
+    @abstractmethod
+    def accept(self, items: Calls) -> None:
+        """Take these items one by one, until `_calls` is gone, and see that each of them is run; count them."""
+
+    def _fails(self, error: BaseException) -> None:
+        """The iterables raised `error`, or the pool would not take an item."""
+        self._last = error
+        self._failed = True
+        self._calls = None
+        if self.dropped:
+            self._log_failure()
+
+    def _log_failure(self) -> None:
+        """Nobody reads, and so nobody else will learn of it."""
+        error, self._last, self._failed = self._last, None, False
+        if self.engine.options.log_errors:
+            message = "%s: a map that nobody reads ended early, after %d items: its input failed"
+            logger.error(message, self.engine.name, self.taken, exc_info=error)
+
+    def feed(self) -> None:
+        """Take all that is left, as workers get through it."""
+        self.feeder_id = primitives.current_thread_id()
+        try:
+            while self._calls is not None:
+                self.fill(self.wait_for_room())
+        except BaseException as error:  # this thread has nobody else to tell
+            self._fails(error)
+        finally:
+            self.feeder_id = None
+            self.engine.maps.is_fed(self)
+
+    @abstractmethod
+    def wait_for_room(self) -> int:
+        """Wait until fewer items are under way than a window has; how many fewer."""
+
+    def leave_if_done(self) -> None:
         """Once everything was taken, and nothing of it waits, the pool need not know of this any more."""
         if self._calls is None and not self.waiting:
-            self.engine.maps.pop(id(self), None)
-
-    def accept(self, batch: list[tuple[Any, ...]]) -> None:
-        raise NotImplementedError
+            self.engine.maps.leave(self)
 
     @property
     def waiting(self) -> int:
         """How many items were taken but wait for a worker, apart from requests in the backlog."""
         return 0
 
-    def close(self) -> None:
-        """Nobody reads any further: start nothing more."""
-        self.begun = True
-        self.stop_feeding()
-        self.drop()
-
-    def stop_feeding(self) -> None:
-        """Take nothing more from the iterables. Takes no lock."""
-        self._calls = None
-        self.engine.maps.pop(id(self), None)
-
-    def drop(self) -> None:
-        raise NotImplementedError
-
-    def cancel(self) -> None:
-        """The pool closes without draining: start nothing more, and let the reader know when it comes to that."""
-        self._calls = None
-
-    def run_to_the_end(self) -> None:
-        """Take all that is left; but not without end for somebody who reads, and may want to stop."""
-        while (not self.begun or self.finite) and self._calls is not None:
-            self.fill(DEFAULT_WINDOW)
-
-    def end(self) -> NoReturn:
-        """Everything was read, or all that there will be."""
-        if self.cut_short:
-            self.cut_short = False
-            raise self.engine.not_open()
-        raise StopIteration
-
-    def is_over(self) -> bool:
-        """Nothing is left to be taken, and nothing taken that should not run. Takes no lock."""
-        return self._calls is None
-
-    def reader_gone(self) -> None:
-        if self.begun:
-            self.close()
-        else:
-            self.run_to_the_end()
-
-    def forget_results(self) -> None:
-        raise NotImplementedError
-
-
-class RequestMap(MapWork[T]):
-    """One request per item."""
-
-    def __init__(
-        self, engine: Engine, submit: Callable[..., PoolFuture[T]], fn: Callable[..., T], calls: Calls, window: int
-    ) -> None:
-        self._submit = submit
-        self._fn = fn
-        self._futures: deque[PoolFuture[T]] | None = deque()
-        super().__init__(engine, calls, window)
-
-    def accept(self, batch: list[tuple[Any, ...]]) -> None:
-        for args in batch:
-            future = self._submit(self._fn, *args)
-            if self._futures is not None:
-                self._futures.append(future)
+    # Reading.
 
     def next(self, deadline: float | None) -> T:
         self.begun = True
-        futures = self._futures
-        if not futures:
-            self.end()
-        try:
-            value = futures[0].result(None if deadline is None else deadline - self.engine.clock.monotonic())
-        except BaseException as error:
-            self.close()
-            raise_from_call(error)
-        futures.popleft()
-        if len(futures) <= self.low:
-            self.fill(self.window - len(futures))
+        unread = self.unread
+        if not unread:
+            self.fill(self.window)  # usually there is nothing left, but somebody else may just be taking items
+            unread = self.unread
+            if not unread:
+                self._end()
+        value = self.outcome(unread[0], deadline)
+        if len(unread) <= self._low and self._calls is not None:
+            self.fill(self.window - len(unread) + 1)
+        unread.popleft()  # only now: an interrupt loses nothing
         return value
 
-    def is_over(self) -> bool:
-        return super().is_over() and not (self.begun and self._futures)
+    @abstractmethod
+    def outcome(self, entry: Any, deadline: float | None) -> T:
+        """The result of the oldest item; its error, or `TimeoutError`, ends the map."""
 
-    def drop(self) -> None:
-        futures, self._futures = self._futures, None
-        for future in futures or ():
+    def _end(self) -> NoReturn:
+        """Everything was read, or all that there will be."""
+        error, self._last = self._last, None
+        try:
+            raise StopIteration if error is None else error
+        finally:
+            del error
+
+    def raise_from_call(self, error: BaseException) -> NoReturn:
+        """A call raised `error`, which ends the map; but a `StopIteration` would look like the end of the results."""
+        self.close()
+        if isinstance(error, StopIteration):
+            raise RuntimeError("the function of a map raised StopIteration") from error
+        raise error
+
+    # The end.
+
+    def close(self) -> None:
+        """Nobody reads any further: start nothing more."""
+        self.begun = True
+        self._last = None
+        self.stop()
+        unread, self.unread = self.unread, None
+        self.forget(unread or ())
+
+    def stop(self) -> None:
+        """Take nothing more from the iterables. Takes no lock."""
+        self._calls = None
+        self.engine.maps.leave(self)
+
+    def forget(self, unread: Any) -> None:
+        """Nobody will read these entries."""
+
+    def cut(self, error: BaseException) -> None:
+        """Take nothing more; what was taken is run, and `error` comes after it."""
+        self._last = error
+        self._calls = None
+
+    def cancel(self) -> None:
+        """The pool closes without draining: start nothing more, and let the reader know when it comes to that."""
+        if self._calls is not None:
+            self.cut(CancelledError())
+
+    @property
+    def needs_care(self) -> bool:
+        """The reader has gone, and something has to be done that cannot be done there. Takes no lock."""
+        return self._calls is not None or (self._failed and not self.begun)
+
+    def reader_gone(self) -> None:
+        """Do that, on a thread of the pool's own."""
+        if self.begun:
+            self.close()
+        elif self._failed:
+            self._log_failure()
+        else:
+            self.feed()
+
+
+class RequestMap(MapWork[T]):
+    """One request per item. The entries are futures."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        submit: Callable[[tuple[Any, ...]], PoolFuture[T]],
+        calls: Calls,
+        window: int,
+        *,
+        finite: bool,
+    ) -> None:
+        self._submit = submit
+        self._under_way: deque[PoolFuture[T]] = deque()
+        super().__init__(engine, calls, window, finite=finite)
+
+    def accept(self, items: Calls) -> None:
+        unread, under_way = self.unread, self._under_way
+        for args in items:
+            if self._calls is None:
+                break
+            future = self._submit(args)
+            self.taken += 1
+            while under_way and under_way[0].ended:
+                under_way.popleft()
+            under_way.append(future)
+            if unread is not None:
+                unread.append(future)
+
+    def wait_for_room(self) -> int:
+        while len(self._under_way) >= self.window:
+            self._under_way[0].wait_at_gate(None)
+            self._under_way.popleft()
+        return self.window - len(self._under_way)
+
+    def outcome(self, entry: PoolFuture[T], deadline: float | None) -> T:
+        try:
+            return entry.result(None if deadline is None else deadline - self.engine.clock.monotonic())
+        except BaseException as error:
+            self.raise_from_call(error)
+
+    @property
+    def needs_care(self) -> bool:
+        return super().needs_care or (self.begun and bool(self.unread))
+
+    def forget(self, unread: Any) -> None:
+        for future in unread:
             future.cancel()
-
-    def forget_results(self) -> None:
-        self._futures = None
 
 
 _PENDING, _VALUE, _ERROR = 0, 1, 2
 
 
 class RunnerMap(MapWork[T]):
-    """A few runners for all items. An item is a cell: `[_PENDING, arguments]`, then `[_VALUE, result]` or `[_ERROR,
-    error]`.
+    """A few runners for all items. The entries are cells: `[_PENDING, arguments]`, then `[_VALUE, result]` or
+    `[_ERROR, error]`.
+
+    While items wait there is a runner, at work or in the backlog: one that finds nothing is counted out first and
+    looks again after; whoever adds an item looks at the count after.
     """
 
-    def __init__(self, engine: Engine, fn: Callable[..., T], calls: Calls, window: int) -> None:
+    def __init__(self, engine: Engine, fn: Callable[..., T], calls: Calls, window: int, *, finite: bool) -> None:
         self._fn = fn
-        self._cells: deque[list[Any]] | None = deque()  # in order, until they are read
-        self._todo = primitives.new_deque()  # those that nobody has taken yet
-        self._runners = engine.most_at_once()
-        self._tokens = primitives.new_deque(range(self._runners))  # permissions to start a runner
-        self._lock = primitives.backlog_lock()
+        self._todo = primitives.new_deque()  # cells that nobody has taken yet
+        self._runners = 0
+        self._most = 0  # runners at once
+        self._lock = primitives.backlog_lock()  # for all that follows, and the number of runners
         self._awaited: list[Any] | None = None  # the cell that the reader waits for
-        self._gate = primitives.gate()
-        self._gate.acquire()
-        self._error: BaseException | None = None
-        super().__init__(engine, calls, window)
+        self._done = primitives.gate()  # where the reader waits
+        self._done.acquire()
+        self._hungry = False  # the feeder waits for the items to be used up
+        self._dry = primitives.gate()  # and this is where
+        self._dry.acquire()
+        self._error: BaseException | None = None  # why nothing more will be run
+        super().__init__(engine, calls, window, finite=finite)
 
     @property
     def waiting(self) -> int:
@@ -247,57 +339,74 @@ class RunnerMap(MapWork[T]):
     def label(self) -> str:
         return str(getattr(self._fn, "__qualname__", None) or self._fn)
 
-    def accept(self, batch: list[tuple[Any, ...]]) -> None:
-        cells = [[_PENDING, args] for args in batch]
-        self.engine.extra_submitted.add(len(cells))
-        if self._cells is not None:
-            self._cells.extend(cells)
-        self._todo.extend(cells)
-        for _ in range(min(len(cells), len(self._tokens))):
-            if not self._start_runner():
-                break
-        if self._todo and len(self._tokens) == self._runners:  # nobody can be had, so whoever asks does it
-            self._help(None)
+    # Taking items.
 
-    def _start_runner(self) -> bool:
+    def accept(self, items: Calls) -> None:
+        unread, add, count, taken = self.unread, self._todo.append, self.engine.items.add, self.taken
+        self._most = self.engine.most_at_once()
         try:
-            token = self._tokens.popleft()
-        except IndexError:
-            return False
-        if self._offer(token, patient=len(self._tokens) == self._runners - 1):
-            return True
-        self._tokens.append(token)
-        return False
+            for args in items:
+                if self._calls is None:
+                    break
+                taken += 1
+                cell = [_PENDING, args]
+                count()
+                if unread is not None:
+                    unread.append(cell)
+                add(cell)
+                if self._runners < self._most:
+                    self._start_runner()
+        finally:
+            self.taken = taken
 
-    def _offer(self, token: int, *, patient: bool) -> bool:
-        """Queue a runner; the only one waits for room, for without it nothing would be done."""
-        runner = _Runner(self.engine.state_lock(), self._run, (token,), {})
+    def _start_runner(self) -> None:
+        with self._lock:
+            if self._runners >= self._most or not self._todo:
+                return
+            self._runners += 1
+        if not self._offer():
+            with self._lock:
+                self._runners -= 1
+            self.fail(self.engine.not_open())
+
+    def _offer(self) -> bool:
+        """Put a runner, which is counted, into the backlog; False if the pool has no more use for it."""
+        runner = _Runner(self.engine.state_lock(), self._run, (), {})
         runner.work = self
+        runner.args = (runner,)
         self.engine.extra_submitted.add(-1)
         self.engine.runners_queued.add(1)
-        if self.engine.submit_runner(runner, patient=patient):
+        if self.engine.submit_runner(runner):
             return True
         self.engine.extra_submitted.add(1)
         self.engine.runners_queued.add(-1)
         return False
 
-    def _run(self, token: int) -> None:
+    def wait_for_room(self) -> int:
+        with self._lock:
+            self._hungry = bool(self._todo) and self._error is None
+            wait = self._hungry
+        if wait:
+            self._dry.acquire()
+        return self.window
+
+    # Running them.
+
+    def _run(self, runner: _Runner) -> None:
         """What a runner does: take items until there are none, or others have waited long enough."""
-        self.engine.runners_queued.add(-1)
-        fn, take, now = self._fn, self._todo.popleft, self.engine.clock.monotonic
-        others_wait = self.engine.backlog.entries.__len__
+        engine, worker = self.engine, runner.worker
+        engine.runners_queued.add(-1)
+        fn, take, now, dispatcher = self._fn, self._todo.popleft, engine.clock.monotonic, engine.dispatcher
+        others_wait = engine.backlog.entries.__len__
         until = now() + TURN_SECONDS
         succeeded = failed = 0
         while True:
+            if (dispatcher.paused or worker.status is STOPPING) and self._steps_aside():
+                break
             try:
                 cell = take()
             except IndexError:
-                self._tokens.append(token)
-                if not self._todo:  # looked at again after the token is back: no item is left beside a missing runner
-                    break
-                try:
-                    token = self._tokens.popleft()
-                except IndexError:
+                if self._may_go():
                     break
                 continue
             try:
@@ -313,38 +422,68 @@ class RunnerMap(MapWork[T]):
             if self._awaited is cell:
                 self._wake(cell)
             if others_wait() and now() >= until:
-                if self._offer(token, patient=False):
+                if self._offer():
                     break
                 until = now() + TURN_SECONDS
-        self.forget_if_done()
-        worker = current_worker()
-        assert worker is not None
-        with worker.lock:
-            worker.completed += succeeded - 1  # the runner itself is no request that anybody made
-            worker.failed += failed
+        self.leave_if_done()
+        if engine.nested.is_own(worker):
+            with worker.lock:
+                worker.completed += succeeded - 1  # the runner itself is no request that anybody made
+                worker.failed += failed
+        else:
+            engine.extra_completed.add(succeeded)
+            engine.extra_failed.add(failed)
+
+    def _may_go(self) -> bool:
+        """A runner has found nothing to do."""
+        with self._lock:
+            self._runners -= 1
+            self._feeder_goes_on()
+        if not self._todo:
+            return True
+        with self._lock:
+            if self._runners >= self._most:
+                return True
+            self._runners += 1
+            return False
+
+    def _steps_aside(self) -> bool:
+        """A runner may not go on where it is: another goes on, if one is needed, when and where that is allowed."""
+        most = self._most = self.engine.most_at_once()
+        with self._lock:
+            if self._runners > most or self._error is not None:
+                self._runners -= 1
+                return True
+        return self._offer()
+
+    def _feeder_goes_on(self) -> None:
+        """Called with the lock held."""
+        if self._hungry:
+            self._hungry = False
+            self._dry.release()
+
+    # Reading.
 
     def next(self, deadline: float | None) -> T:
-        self.begun = True
-        cells = self._cells
-        if not cells:
-            self.end()
-        cell = cells[0]
-        if cell[0] == _PENDING:
-            self._wait_for(cell, deadline)
-        cells.popleft()
-        if cell[0] == _VALUE:
-            if len(cells) <= self.low and self._calls is not None:
-                self.fill(self.window - len(cells))
-            return cell[1]  # type: ignore[no-any-return]
-        self.close()
+        unread = self.unread
+        if unread and unread[0][0] == _VALUE and len(unread) > self._low:  # the short way, which is taken most often
+            self.begun = True
+            return unread.popleft()[1]  # type: ignore[no-any-return]
+        return super().next(deadline)
+
+    def outcome(self, entry: list[Any], deadline: float | None) -> T:
+        if entry[0] == _PENDING:
+            self._wait_for(entry, deadline)
+        if entry[0] == _VALUE:
+            return entry[1]  # type: ignore[no-any-return]
         try:
-            raise_from_call(cell[1])
+            self.raise_from_call(entry[1])
         finally:
-            del cell
+            del entry
 
     def _wait_for(self, cell: list[Any], deadline: float | None) -> None:
         worker = current_worker()
-        if self.engine.dispatcher.draining or (worker is not None and self.engine.nested.is_own(worker)):
+        if worker is not None and self.engine.nested.is_own(worker):
             self._help(cell)
         while cell[0] == _PENDING:
             with self._lock:
@@ -353,25 +492,30 @@ class RunnerMap(MapWork[T]):
                     self._awaited = None
                     break
             timeout = None if deadline is None else deadline - self.engine.clock.monotonic()
-            if not self.engine.clock.wait(self._gate, timeout):
-                self._timed_out()
+            try:
+                woken = self.engine.clock.wait(self._done, timeout)
+            except BaseException:
+                self._stop_waiting()
+                raise
+            if not woken and self._stop_waiting():
+                self.close()
+                raise TimeoutError
         if cell[0] == _PENDING and self._error is not None:
             error = self._error
             self.close()
             raise error
 
-    def _timed_out(self) -> None:
+    def _stop_waiting(self) -> bool:
+        """The reader waits no longer; False if it was woken in the last moment."""
         with self._lock:
-            late, self._awaited = self._awaited is None, None
-            if late:  # woken in the last moment: take the gate's opening back
-                self._gate.acquire(False)
-        if not late:
-            self.close()
-            raise TimeoutError
+            waited, self._awaited = self._awaited is not None, None
+            if not waited:  # take the gate's opening back
+                self._done.acquire(False)
+        return waited
 
-    def _help(self, cell: list[Any] | None) -> None:
-        """A worker reads a map of its own pool, or the pool drains: run items here, for nobody else may be free to."""
-        while cell is None or cell[0] == _PENDING:
+    def _help(self, cell: list[Any]) -> None:
+        """A worker reads a map of its own pool: it runs items itself, for nobody else may be free to."""
+        while cell[0] == _PENDING:
             try:
                 item = self._todo.popleft()
             except IndexError:
@@ -388,14 +532,13 @@ class RunnerMap(MapWork[T]):
         with self._lock:
             if self._awaited is not None and (cell is None or self._awaited is cell):
                 self._awaited = None
-                self._gate.release()
+                self._done.release()
 
-    def stop_feeding(self) -> None:
-        super().stop_feeding()
+    # The end.
+
+    def stop(self) -> None:
+        super().stop()
         self._clear()
-
-    def drop(self) -> None:
-        self._cells = None
 
     def _clear(self) -> None:
         """Take away what nobody has begun. Takes no lock."""
@@ -406,9 +549,6 @@ class RunnerMap(MapWork[T]):
                 break
             self.engine.cancelled.add()
 
-    def forget_results(self) -> None:
-        self._cells = None
-
     def cancel(self) -> None:
         super().cancel()
         self.fail(CancelledError())
@@ -416,8 +556,11 @@ class RunnerMap(MapWork[T]):
     def fail(self, error: BaseException) -> None:
         """A runner will not run: neither will the items, and the reader has to know."""
         self._error = error
+        self._calls = None
         self._clear()
         self._wake(None)
+        with self._lock:
+            self._feeder_goes_on()
 
 
 class _Runner(Request):

@@ -81,7 +81,7 @@ class PoolStats:
         return cls(
             name=engine.name,
             state=engine.state,
-            submitted=engine.dispatcher.submitted + engine.extra_submitted.value,
+            submitted=engine.dispatcher.submitted + engine.items.value + engine.extra_submitted.value,
             completed=tallies.completed + engine.extra_completed.value,
             failed=tallies.failed + engine.refused.value + engine.extra_failed.value,
             cancelled=engine.cancelled.value + engine.extra_cancelled.value,

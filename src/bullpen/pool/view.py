@@ -149,11 +149,12 @@ class PoolView:
         if engine.dispatcher.draining:
             raise engine.not_open()
         calls = zip(*iterables, strict=False)
+        finite = any(hasattr(iterable, "__len__") for iterable in iterables)
         if self._limits.any or not self._plain or engine.counts_items:
-            work: MapWork[T] = RequestMap(engine, self._submit_patiently, function, calls, window)
+            submit = self._submit_items(function)
+            work: MapWork[T] = RequestMap(engine, submit, calls, window, finite=finite)
         else:
-            work = RunnerMap(engine, function, calls, window)
-        work.finite = any(hasattr(iterable, "__len__") for iterable in iterables)
+            work = RunnerMap(engine, function, calls, window, finite=finite)
         return MapIterator(work, deadline, keeper)
 
     @overload
@@ -177,13 +178,25 @@ class PoolView:
         if not self._submit(future, self._limits):
             raise self._engine.saturated_error()
 
-    def _submit_patiently(self, fn: Callable[..., T], *args: Any) -> PoolFuture[T]:
-        future: PoolFuture[T] = self._future(fn, args, {})
-        self._submit(future, self._limits, patient=True)
-        return future
+    def _submit_items(self, fn: Callable[..., T]) -> Callable[[tuple[Any, ...]], PoolFuture[T]]:
+        """What submits an item of a map, from whatever thread, in the context of whoever made the map."""
+        context = contextvars.copy_context() if self._options.context else None
 
-    def _future(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PoolFuture[Any]:
-        call = self._bind(fn, args, kwargs)
+        def submit(args: tuple[Any, ...]) -> PoolFuture[T]:
+            future: PoolFuture[T] = self._future(fn, args, {}, context)
+            self._submit(future, self._limits, patient=True)
+            return future
+
+        return submit
+
+    def _future(
+        self,
+        fn: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        context: contextvars.Context | None = None,
+    ) -> PoolFuture[Any]:
+        call = self._bind(fn, args, kwargs, context)
         if self._terms is None:
             return PoolFuture(self._engine, *call)
         return TermedFuture(self._engine, self._terms, *call)
@@ -197,15 +210,18 @@ class PoolView:
         return ServedRequest(*call)
 
     def _bind(
-        self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: contextvars.Context | None = None
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """The call that a worker makes: the function itself, or in the caller's context, or in the pool's wrapper."""
+        """The call that a worker makes: the function itself, or in the pool's wrapper, or in a copy of `context`, which
+        is else the caller's.
+        """
         fn = self._function(fn)
         wrap = self._engine.options.wrap
         if wrap is not None:
             fn, args, kwargs = wrap, (WrappedCall(fn, *args, **kwargs),), {}
         if self._options.context:
-            fn, args = contextvars.copy_context().run, (fn, *args)
+            copy = contextvars.copy_context() if context is None else context.copy()
+            fn, args = copy.run, (fn, *args)
         return fn, args, kwargs
 
     def _function(self, fn: Any) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from bullpen import primitives
@@ -266,6 +267,7 @@ def replaced() -> Iterator[None]:
     seams |= {
         "new_deque": Deque,
         "start_thread": ControlledThread,
+        "start_soon": lambda target, *args: ControlledThread(partial(target, *args), "soon"),
         "system_clock": clock,
         "random": random.Random(0),
     }
