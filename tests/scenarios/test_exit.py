@@ -83,6 +83,59 @@ def test_what_waits_in_a_paused_pool_is_run_or_refused_in_words(used: bool) -> N
     assert outcome.out in ("True\n", "WorkerStartFailed\n", "PoolFailed\n", "PoolClosed\n")
 
 
+def test_what_runs_on_main_at_the_end_may_wait_for_what_waits_and_close_the_pool() -> None:
+    script = """
+        import sys
+        from bullpen import Pool
+
+        pool = Pool(1)
+        pool.pause()
+        futures = []
+        pool.submit(lambda: print(futures[0].result(), futures[1].result(), futures[2].done()))
+        pool.submit(pool.close)
+        futures += [pool.submit(abs, -number) for number in range(3)]
+        import atexit; atexit.register(lambda: print(pool.stats().completed, pool.stats().queued, pool.stats().state))
+        """
+    assert printed(script, within=5) == "0 1 False\n5 0 closed\n"
+
+
+def test_what_runs_on_main_at_the_end_may_wait_in_foreign_code_or_is_told() -> None:
+    script = """
+        import concurrent.futures, logging
+        from bullpen import NestedWait, Pool
+
+        logging.disable(logging.CRITICAL)
+        pool = Pool(1)
+        pool.pause()
+
+        def outer():
+            try:
+                print(len(concurrent.futures.wait(futures).done))
+            except NestedWait:
+                print("told")
+
+        pool.submit(outer)
+        futures = [pool.submit(abs, -number) for number in range(3)]
+        """
+    assert printed(script, within=5) in ("3\n", "told\n")
+
+
+def test_what_runs_on_main_at_the_end_may_wait_for_a_pool_that_was_paused() -> None:
+    script = """
+        from bullpen import Pool
+
+        pools = [Pool(1) for _ in range(6)]
+        for pool in pools:
+            pool.submit(int).result()
+            pool.pause()
+        idle = Pool(1)
+        idle.pause()
+        futures = [pool.submit(abs, -number) for number, pool in enumerate(pools)]
+        idle.submit(lambda: print(sum(future.result() for future in futures)))
+        """
+    assert printed(script, within=5) == "15\n"
+
+
 def test_a_map_that_nobody_reads_is_run() -> None:
     script = """
         from bullpen import Pool

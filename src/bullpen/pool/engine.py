@@ -504,10 +504,14 @@ class Engine:
         for work in list(self.streams.values()):
             work.pool_closes(drain=drain, closer=closer)
 
-    def drain_at_exit(self) -> None:
-        """The interpreter exits, and starts no threads any more: what no worker is there for runs on this one."""
+    def go_on_at_exit(self) -> None:
+        """The interpreter exits, and starts no threads any more: let the workers that are there do what they can."""
         self.startup.join()
         self.dispatcher.free.clear()
+        self.resume()
+
+    def drain_at_exit(self) -> None:
+        """Every pool goes on: wait until this one has ended. What no worker is there for runs on this thread."""
         self.maps.cut_endless()
         unread = self.refuse_work(at_exit.AT_EXIT)
         self._settle_streams(drain=False)
@@ -520,18 +524,19 @@ class Engine:
 
     def _drain_here(self, unread: list[MapWork[Any]]) -> None:
         """Run what waits, and these maps, on this thread."""
-        here = Worker(-1, -1, f"{self.name}_exit", self._now())
-        here.clock = self.clock
-        self._run_waiting(here)
-        for work in unread:
-            while not work.exhausted:
-                work.fill(1)
-                self._run_waiting(here)
-            self.maps.is_fed(work)
-        self.closed_if_done()
+        here = self.workforce.enlist_this_thread()
+        try:
+            self._run_waiting(here)
+            for work in unread:
+                while not work.exhausted:
+                    work.fill(1)
+                    self._run_waiting(here)
+                self.maps.is_fed(work)
+        finally:
+            self.workforce.dismiss_this_thread(here)
 
     def _run_waiting(self, here: Worker) -> None:
-        while len(self.backlog):  # a runner of a map may have let others pass
+        while len(self.backlog):  # a runner of a map may have let others pass, a request may have taken one out of turn
             for request in self._take_waiting():
                 if getattr(request.function, "needs_instance", False):  # there is no instance, nor will there be one
                     self._drop(request, request.refuse(self.not_open()), self.refused)

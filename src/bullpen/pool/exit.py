@@ -52,6 +52,8 @@ def _drain_all() -> None:
     _exiting = True
     engines = list(_engines)
     for engine in engines:
+        engine.go_on_at_exit()
+    for engine in engines:
         engine.drain_at_exit()
 
 

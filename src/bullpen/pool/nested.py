@@ -168,7 +168,12 @@ class NestedWaits:
 
     def _want(self, worker: Worker, waiting: object, future: Request) -> None:
         self._wanted.append((worker, waiting, future))
-        self._engine.time.wake()
+        if not self._engine.time.wake():
+            raise NestedWait(
+                f"pool {self._engine.name!r}: worker {worker.name} would wait for queued requests, and no thread could "
+                "be started to run them",
+                pool=self._engine.name,
+            )
 
     def help(self) -> None:
         """Have helpers run what workers wait for. Called by the supervisor."""

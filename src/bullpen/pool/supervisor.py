@@ -33,25 +33,25 @@ class Supervisor:
         self._running = False
         self._thread: Any = None
 
-    def wake(self, *, start: bool = True) -> None:
+    def wake(self, *, start: bool = True) -> bool:
         """Something new, or earlier than expected, has to be watched. Without `start`, only a running thread is
-        woken.
+        woken. False if there is no thread, and none could be started.
         """
         with self._lock:
             if self._called or not (self._running or start):
-                return
+                return True
             self._called = True
             starting = not self._running
             if starting:
                 self._running = True
             else:
                 self._gate.release()
-        if starting:
-            self._start()
+        return not starting or self._start()
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
         try:
             self._thread = primitives.start_thread(self._run, self._name)
+            return True
         except BaseException as error:
             with self._lock:
                 self._running = self._called = False
@@ -60,6 +60,7 @@ class Supervisor:
                 raise
             message = "%s could not start, so no limit in time is kept; it will be tried again: %r"
             logger.error(message, self._name, error)
+            return False
 
     def _run(self) -> None:
         while True:

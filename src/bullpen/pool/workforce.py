@@ -20,6 +20,7 @@ from bullpen.core.worker import BUSY, DEAD, EXITED, READY, STARTING, STOPPING, T
 from bullpen.errors import WorkerAbandoned, WorkerLost, WorkerStartFailed
 from bullpen.pool.recycling import Recycling
 from bullpen.pool.suspects import Suspects
+from bullpen.runtimes import port
 from bullpen.telemetry.catalogue import Kind
 
 if TYPE_CHECKING:
@@ -186,6 +187,31 @@ class Workforce:
     @property
     def _prefix(self) -> str:
         return self._engine.options.thread_name_prefix or self._engine.name
+
+    def enlist_this_thread(self) -> Worker:
+        """Make the current thread a worker, which the caller lends for a while."""
+        engine = self._engine
+        with engine.lock:
+            worker = self._new(HELPER, f"{self._prefix}_exit")
+        with worker.lock:
+            worker.transient = worker.was_ready = True
+            worker.move(READY)
+            worker.move(BUSY)
+        engine.report(Kind.WORKER_STARTING, worker, None)
+        engine.report(Kind.WORKER_READY, worker, None)
+        port.enter(worker)
+        return worker
+
+    def dismiss_this_thread(self, worker: Worker) -> None:
+        engine = self._engine
+        port.leave()
+        with worker.lock:
+            worker.move(STOPPING)
+            worker.move(EXITED)
+        engine.report(Kind.WORKER_STOPPING, worker, None)
+        engine.report(Kind.WORKER_EXITED, worker, None)
+        engine.registry.remove(worker)
+        engine.closed_if_done()
 
     def _new(self, slot: int | None, name: str) -> Worker:
         capacity = 1 if slot == HELPER else self._engine.options.capacity
