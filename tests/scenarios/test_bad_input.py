@@ -13,6 +13,8 @@ import pytest
 from bullpen import InvalidOption, NotCallable, Pool, PoolClosed, PoolStats
 from bullpen.errors import BullpenError, InvalidOptionType
 
+from .support import PATIENCE, Blocker
+
 NAN, INF = float("nan"), float("inf")
 
 WRONG_TYPE: list[tuple[str, Any]] = [
@@ -350,3 +352,28 @@ def test_the_rest_refuses_too(pool: Pool, call: Callable[[Pool], object], kind: 
 def test_numbers_at_rest_do_not_change_when_they_are_read(pool: Pool) -> None:
     readings: set[PoolStats] = {pool.stats() for _ in range(100)}
     assert len(readings) == 1
+
+
+@pytest.mark.parametrize("end", ["set_result", "set_exception", "running first", "while it runs"])
+def test_a_future_that_is_ended_by_hand_leaves_the_pool_whole(end: str) -> None:
+    with Pool(1) as pool, Blocker() as blocker:
+        running = pool.submit(blocker)
+        blocker.wait_entered()
+        future = running if end == "while it runs" else pool.submit(int)
+        after = pool.submit(abs, -1)
+        if end == "running first":
+            assert future.set_running_or_notify_cancel()
+            assert future.running()
+            assert not future.cancel()
+        error = LookupError()
+        if end == "set_exception":
+            future.set_exception(error)
+            assert future.exception() is error
+        else:
+            future.set_result(5)
+            assert future.result() == 5
+        stats = pool.stats()
+        assert stats.submitted == stats.completed + stats.failed + stats.queued + stats.running
+        assert stats.queued == 1
+        blocker.release()
+        assert after.result(PATIENCE) == 1

@@ -18,7 +18,7 @@ from bullpen.core.affinity import Forestalled, Session
 from bullpen.core.backlog import Backlog, BoundedBacklog, Ticket
 from bullpen.core.dispatcher import Dispatcher, Pinned
 from bullpen.core.lifecycle import POOL_MOVES, PoolState, check_move
-from bullpen.core.request import Request
+from bullpen.core.request import DONE, Request
 from bullpen.core.tally import Tally, Total
 from bullpen.core.terms import Terms
 from bullpen.core.timing import TimeLimits, Timing
@@ -386,6 +386,16 @@ class Engine:
             self.cancelled.add()
             self.report_end(request, worker)
         return True
+
+    def started_by_hand(self, request: Request) -> None:
+        """A waiting request runs outside the pool."""
+        self.withdrawn()
+        self.report(Kind.REQUEST_STARTED, None, request)
+
+    def ended_by_hand(self, request: Request) -> None:
+        """A request was given its outcome from outside the pool."""
+        (self.extra_completed if request.state is DONE else self.extra_failed).add(1)
+        self.report_end(request, None)
 
     def refuse_backlog(self, error: BaseException) -> None:
         """Nobody can run what waits: tell all who wait for it."""

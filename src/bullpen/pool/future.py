@@ -174,6 +174,7 @@ class PoolFuture(Request, Future[T]):
     def _set(self, state: RequestState, value: Any) -> None:
         if not (self._leave(RUNNING, state, value) or (self.start_by_hand() and self._leave(RUNNING, state, value))):
             raise InvalidStateError(f"{self.state}: {self!r}")
+        self.engine.ended_by_hand(self)
 
     def start_by_hand(self) -> bool:
         """queued → running, outside the pool."""
@@ -181,7 +182,9 @@ class PoolFuture(Request, Future[T]):
             if self.state is not QUEUED:
                 return False
             self.state = RUNNING
-            return True
+            self.worker = None  # type: ignore[assignment]  # it has no holder
+        self.engine.started_by_hand(self)
+        return True
 
     # What `concurrent.futures` reads of a future. To type checkers these are what the base class says they are.
 
