@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, overload
 
 from bullpen.core.request import Request, ServedRequest, TermedRequest, WrappedCall
-from bullpen.errors import NotCallable
+from bullpen.errors import DeadlineExceeded, NotCallable
 from bullpen.pool.engine import Engine
 from bullpen.pool.future import PoolFuture, TermedFuture
 from bullpen.pool.instances import no_workers_class
@@ -148,6 +148,8 @@ class PoolView:
         window = DEFAULT_WINDOW if buffersize is None else buffersize
         if engine.dispatcher.draining:
             raise engine.not_open()
+        if self._limits.budget <= 0:
+            raise DeadlineExceeded(seconds=self._limits.budget, ran=False)
         calls = zip(*iterables, strict=False)
         finite = any(hasattr(iterable, "__len__") for iterable in iterables)
         if self._limits.any or not self._plain or engine.counts_items:
