@@ -139,7 +139,10 @@ class WatchedRuntime(ScriptedRuntime):
         return worker
 
     def took(self, worker: Worker, request: Request) -> None:
-        self.machine.started(worker, request)
+        try:
+            self.machine.started(worker, request)
+        except AssertionError as error:  # the supervisor logs what fails, and goes on
+            self.machine.objections.append(error)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -155,6 +158,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.luck = primitives.random.random
         primitives.random.random = lambda: 0.5  # type: ignore[method-assign]
         self.no_retries = False
+        self.objections: list[AssertionError] = []
         self.moves = contextlib.ExitStack()
         self.moves.enter_context(checked_moves())
         self.clock = ManualClock(now=0.0)
@@ -281,7 +285,10 @@ class PoolMachine(RuleBasedStateMachine):
         assert call.state == QUEUED, f"a {call.state} request was started"
         assert call.may_start(now), "it was started too late"
         assert not self.paused, "a paused pool started something"
-        older = [other for other in self.calls[: self.calls.index(call)] if other.state == QUEUED and not call.crashes]
+        older = [other for other in self.calls[: self.calls.index(call)] if other.state == QUEUED]
+        if call.crashes:  # it may be back a moment later than others, or earlier
+            older = []
+        older = [other for other in older if not other.crashes]
         assert not any(other.may_start(now) for other in older), "an older request was overtaken"
         assert request.state is RequestState.RUNNING
         call.state = RUNNING
@@ -337,7 +344,7 @@ class PoolMachine(RuleBasedStateMachine):
         if noticed:
             self.tick()
 
-    @precondition(lambda self: any(call.run_timeout < math.inf for call in self.among(RUNNING)))
+    @precondition(lambda self: any(call.started_at + call.run_timeout < math.inf for call in self.among(RUNNING)))
     @rule()
     def overrun(self) -> None:
         """What would overrun its limit first does."""
@@ -461,6 +468,11 @@ class PoolMachine(RuleBasedStateMachine):
     # What holds after every step.
 
     @invariant()
+    def nobody_objects_to_a_start(self) -> None:
+        for objection in self.objections:
+            raise objection
+
+    @invariant()
     def nothing_is_lost_and_nothing_counted_twice(self) -> None:
         stats = self.pool.stats()
         counted = Counter(call.state for call in self.calls)
@@ -490,8 +502,8 @@ class PoolMachine(RuleBasedStateMachine):
     def there_are_never_too_many_workers(self) -> None:
         workers = self.engine.registry.snapshot()
         staying = [worker for worker in workers if worker.status is not WorkerStatus.STOPPING]
-        successors = [worker for worker in staying if worker.slot is None]
-        assert len(staying) - len(successors) <= self.max_workers
+        successors = [worker for worker in workers if worker.slot is None]
+        assert len([worker for worker in staying if worker not in successors]) <= self.max_workers
         assert len(successors) <= (self.max_requests is not None)
         if not any(worker.status is WorkerStatus.STOPPING for worker in workers):
             self.ceiling = self.max_workers  # until then, those that a smaller pool has no slot for are still there
@@ -559,6 +571,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.fire_pending()
         self.pool.shutdown(wait=False)
         for _ in range(10 * (len(self.calls) + 10)):
+            self.nobody_objects_to_a_start()
             if self.runtime.starting:
                 self.runtime.ready()
             elif self.runtime.running:

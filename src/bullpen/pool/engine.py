@@ -573,9 +573,9 @@ class Engine:
         self.maps.warn()
         if not drain:  # before a paused pool goes on
             self._cancel_waiting()
+        self.retries.fire_all()
         self.workforce.release_held()
         self.workforce.suspects.recover_all()
-        self.retries.fire_all()
         self.resume()
         if self.bounded is not None:
             self.bounded.call_all()
