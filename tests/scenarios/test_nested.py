@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import DeadlineExceeded, Event, Kind, NestedWait, Pool
+from bullpen import DeadlineExceeded, Event, Kind, NestedWait, Pool, RunTimeout, WorkerAbandoned
 
 from .support import PATIENCE, Background, Blocker, eventually, printed
 
@@ -505,3 +505,44 @@ def test_cancelling_while_a_worker_waits_for_it() -> None:
             cancelled = inner[0].cancel()
             future.exception(PATIENCE)
             assert cancelled == (not ran)
+
+
+def test_the_grace_is_kept_to_those_who_wait_for_what_runs_inline() -> None:
+    with Blocker() as blocker:
+        pool = Pool(1, name="press")
+        inner: list[Future[Any]] = []
+
+        def outer() -> Any:
+            inner.append(pool.submit(blocker))
+            return inner[0].result()
+
+        future = pool.submit(outer)
+        blocker.wait_entered()
+        stats = pool.stats()
+        assert (stats.submitted, stats.running, stats.queued, stats.busy) == (2, 2, 0, 1)
+        assert len(pool.workers()[0].running) == 2
+        pool.close(grace=0.05)
+        assert isinstance(future.exception(PATIENCE), WorkerAbandoned)
+        assert isinstance(inner[0].exception(PATIENCE), WorkerAbandoned)
+        stats = pool.stats()
+        assert (stats.submitted, stats.timed_out, stats.running) == (2, 2, 0)
+
+
+def test_what_ends_on_an_abandoned_worker_is_counted() -> None:
+    with Blocker() as blocker:
+        pool = Pool(1, run_timeout=0.05, max_abandoned=1)
+        inner: list[Future[Any]] = []
+
+        def outer() -> Any:
+            inner.append(pool.using(run_timeout=None).submit(blocker, 1))
+            return inner[0].result()
+
+        assert isinstance(pool.submit(outer).exception(PATIENCE), RunTimeout)
+        assert eventually(lambda: pool.stats().abandoned)
+        stats = pool.stats()
+        assert (stats.submitted, stats.timed_out, stats.running) == (2, 1, 1)
+        blocker.release()
+        assert inner[0].result(PATIENCE) == 1
+        pool.close()
+        stats = pool.stats()
+        assert (stats.submitted, stats.timed_out, stats.completed, stats.running) == (2, 1, 1, 0)

@@ -61,9 +61,11 @@ class NestedWaits:
 
     def run_here(self, worker: Worker, request: Request, *, queued: bool) -> bool:
         """Run a request on the thread of `worker`, within what runs there now; False if it cannot start any more."""
-        if not self.take(worker, request, queued=queued):
+        if request.state is not QUEUED:
             return False
-        with self.inline(request):
+        with self.inline(request):  # whoever gives the worker up sees the request even before it starts
+            if not self.take(worker, request, queued=queued):
+                return False
             try:
                 value = request.fn(*request.args, **(request.kwargs or {}))
             except BaseException as error:
@@ -87,6 +89,8 @@ class NestedWaits:
 
     def take(self, worker: Worker, request: Request, *, queued: bool) -> bool:
         """Start a request out of turn, if it still can start."""
+        if queued and not self.is_own(worker):
+            return False
         if not self._engine.dispatcher.start_out_of_turn(worker, request):
             return False
         if queued:
@@ -95,8 +99,10 @@ class NestedWaits:
         return True
 
     def settle(self, worker: Worker, request: Request, state: RequestState, value: Any) -> None:
-        settled = request.settle_aloud(state, value)
+        settled = request.attended and request.settle_aloud(state, value)
         with worker.lock:
+            if not request.attended:  # nobody is called back, and this lock is all that guards it
+                settled = request.settle_aloud(state, value)
             if state is DONE:
                 worker.completed += settled
             else:
@@ -199,6 +205,15 @@ _runs_within: dict[Request, Request] = {}  # what runs inline, by that which it 
 def awaited_by(request: Request) -> Request | None:
     """What `request`, or what runs within it, waits for."""
     return _awaits.get(_innermost(request))
+
+
+def all_on(worker: Worker) -> Iterator[Request]:
+    """What runs on `worker`, also inline."""
+    for request in worker.requests:
+        each: Request | None = request
+        while each is not None:
+            yield each
+            each = _runs_within.get(each)
 
 
 def _stands_still(worker: Worker) -> bool:

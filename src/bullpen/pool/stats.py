@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from bullpen.core.affinity import serves
 from bullpen.core.lifecycle import PoolState, WorkerStatus
 from bullpen.core.worker import READY, STARTING, TAINTED, Worker
+from bullpen.pool.nested import all_on
 
 if TYPE_CHECKING:
     from bullpen.pool.engine import Engine
@@ -99,7 +100,7 @@ class PoolStats:
             idle=sum(status is READY and not load for status, load in loads),
             busy=sum(load > 0 for _, load in loads),
             tainted=sum(status is TAINTED for status, _ in loads),
-            running=sum(not request.ended for worker in everyone for request in worker.requests)
+            running=sum(not request.ended for worker in everyone for request in all_on(worker))
             + engine.retries.running,
             queued=engine.queued(),
             max_workers=engine.max_workers,
@@ -153,7 +154,7 @@ class WorkerInfo:
                 status=worker.status,
                 load=len(worker.requests),
                 capacity=worker.capacity,
-                running=tuple(request.label or GIVEN_UP for request in worker.requests),
+                running=tuple(request.label or GIVEN_UP for request in all_on(worker)),
                 completed=worker.completed,
                 failed=worker.failed,
                 age=now - worker.started_at,

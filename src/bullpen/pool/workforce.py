@@ -18,6 +18,7 @@ from bullpen.core.restarts import Restarts
 from bullpen.core.scaling import deficit
 from bullpen.core.worker import BUSY, DEAD, EXITED, READY, STARTING, STOPPING, TAINTED, Worker
 from bullpen.errors import WorkerAbandoned, WorkerLost, WorkerStartFailed
+from bullpen.pool.nested import all_on
 from bullpen.pool.recycling import Recycling
 from bullpen.pool.suspects import Suspects
 from bullpen.runtimes import port
@@ -526,9 +527,10 @@ class Workforce:
                 continue
             with engine.lock:
                 abandoned = self._abandon(worker)
-            for request in worker.requests:
+            for request in all_on(worker):
                 message = f"pool {engine.name!r} closed and its grace of {grace:g} s passed while this still ran"
-                if self._give_up(worker, request, WorkerAbandoned(message, worker=worker.name)):
+                error = WorkerAbandoned(message, worker=worker.name)
+                if self._give_up(worker, request, error):
                     engine.time.timed_out.add()
                     engine.report_end(request, worker)
             if abandoned:
@@ -536,10 +538,11 @@ class Workforce:
                 logger.warning(message, engine.name, worker.name, grace)
                 self._left_behind(worker)
 
-    @staticmethod
-    def _give_up(worker: Worker, request: Request, error: WorkerAbandoned) -> bool:
+    def _give_up(self, worker: Worker, request: Request, error: WorkerAbandoned) -> bool:
         if request.attended:
-            return request.abandon(error)
+            if request.abandon(error):
+                return True
+            return not self._engine.cancel_queued(request) and request.abandon(error)  # it may be about to run inline
         with worker.lock:  # which is all that guards a request that nobody waits for
             return request.abandon(error)
 
