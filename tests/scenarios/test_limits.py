@@ -1056,3 +1056,13 @@ def _refuses(view: object) -> bool:
     except PoolClosed:
         return True
     return False
+
+
+def test_samples_are_taken_however_often_somebody_looks() -> None:
+    with Pool(1) as pool:
+        for _ in range(64 + 10 * 32):
+            pool.submit(int).result(PATIENCE)
+            pool.stats()
+        stats = pool.stats()
+    assert stats.run is not None
+    assert stats.run.samples == 64 + 10

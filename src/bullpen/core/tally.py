@@ -8,24 +8,21 @@ from bullpen import primitives
 
 
 class Tally:
-    """A counter whose increment is one atomic step of the interpreter. Only reading takes a lock.
+    """A counter that needs no lock: to add is one step of the interpreter, and so is to read.
 
-    Reading draws a number too, so reads are counted and subtracted.
+    Reading must not add, for the numbers that `add` gives out have a meaning. All that shows where an `itertools.count`
+    stands, in every version of Python, is its text.
     """
 
-    __slots__ = ("_lock", "_reads", "add")
+    __slots__ = ("_count", "add")
 
     def __init__(self) -> None:
-        self.add = itertools.count().__next__
-        self._reads = 0
-        self._lock = primitives.backlog_lock()
+        self._count = itertools.count()
+        self.add = self._count.__next__
 
     @property
     def value(self) -> int:
-        with self._lock:
-            value = self.add() - self._reads
-            self._reads += 1
-            return value
+        return int(repr(self._count)[len("count(") : -1])
 
 
 class Total:

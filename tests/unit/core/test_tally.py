@@ -45,9 +45,9 @@ def test_reading_does_not_count() -> None:
     assert [tally.value for _ in range(5)] == [2] * 5
 
 
-def test_a_number_is_given_out_once_while_nobody_reads() -> None:
+def test_each_number_is_given_out_once_in_order_whoever_reads() -> None:
     tally = Tally()
-    assert [tally.add() for _ in range(3)] == [0, 1, 2]
+    assert [(tally.add(), tally.value) for _ in range(3)] == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_many_threads_count_exactly() -> None:
