@@ -98,6 +98,13 @@ def _start_soon(target: Callable[..., None], *args: Any) -> None:
     _thread.start_new_thread(target, args)
 
 
+def renew_lock(lock: Lock) -> None:
+    """This is a forked child: open a lock whose holder may not exist here."""
+    renew = getattr(lock, "_at_fork_reinit", None)  # what the standard library does with its own
+    if renew is not None:
+        renew()
+
+
 def _pass(name: str) -> None:
     """Nothing fails here."""
 

@@ -577,6 +577,86 @@ def test_a_child_forked_while_the_pool_is_busy_exits_cleanly() -> None:
     assert printed(source) == "parent ends\n"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(
+    "options", ["", "max_queue=100", "scheduler='least_loaded'", "queue_timeout=60, run_timeout=60"]
+)
+def test_a_forked_child_waits_for_no_lock_of_the_pool(options: str) -> None:
+    """Every lock that the pool has is held by another thread of the parent when it forks."""
+    script = f"""
+        import _thread, faulthandler, gc, os, signal, sys, threading, types, warnings
+        from bullpen import Pool, PoolClosed
+
+        warnings.simplefilter("ignore")  # Python 3.12 warns of every fork with threads
+        signal.alarm(10)
+        locks = (_thread.LockType, type(_thread.RLock()))
+
+        foreign = (type, types.ModuleType, types.FunctionType, types.FrameType, threading.Thread)
+
+        def hold_all(pool):
+            seen, todo = set(), [pool._engine]
+            while todo:
+                each = todo.pop()
+                if id(each) in seen or isinstance(each, foreign):
+                    continue
+                seen.add(id(each))
+                if isinstance(each, locks):
+                    if each.acquire(False):
+                        held.append(each)
+                else:
+                    todo += gc.get_referents(each)
+
+        def tries(call):
+            try:
+                call()
+            except (PoolClosed, KeyError):
+                pass
+
+        pool = Pool(2, {options})
+        pool.using(session="s").submit(int).result()
+        reader = pool.map(abs, range(5000))
+        begun = pool.map(abs, range(5000))
+        next(begun)
+        pool.pause()
+        waiting = pool.using(session="s").submit(int)
+        held, holding, over = [], threading.Event(), threading.Event()
+
+        def hold():
+            hold_all(pool)
+            holding.set()
+            over.wait()
+            for lock in held:
+                lock.release()
+
+        threading.Thread(target=hold).start()
+        holding.wait()
+        assert len(held) > 10, held
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)
+            faulthandler.dump_traceback_later(2)
+            for call in (
+                pool.stats, pool.workers, pool.sessions, pool.explain, lambda: repr(pool), pool.pause, pool.resume,
+                lambda: pool.submit(int), lambda: pool.serve(int), lambda: pool.do(int), lambda: pool.map(int, "1"),
+                lambda: pool.using(session="s").submit(int), lambda: pool.using(timeout=1).submit(int),
+                lambda: pool.end_session("s"), lambda: pool.resize(3), lambda: pool.wait_ready(1),
+                begun.close, pool.close,
+            ):
+                tries(call)
+            del reader, begun
+            with Pool(1) as own:
+                assert own.do(abs, -1) == 1
+            del pool
+            gc.collect()
+            os._exit(0)
+        code = os.waitpid(child, 0)[1]
+        over.set()
+        pool.close()
+        print("child", code)
+        """
+    assert printed(script) == "child 0\n"
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_threads_that_cannot_be_started_are_told_in_words(count: int) -> None:
     """As when the interpreter ends, from Python 3.12 on, or the system has no more threads."""

@@ -60,6 +60,10 @@ class Backlog:
             return False
         return True
 
+    def forget(self) -> None:
+        """This is a forked child: what waits is the parent's. Locks are made anew, their holders may not exist here."""
+        self.entries.clear()
+
     def copy(self) -> list[Request]:
         """A copy, oldest first."""
         while True:
@@ -112,6 +116,11 @@ class BoundedBacklog(Backlog):
         self._unmade = limit  # places are made in batches when they are first needed
         self._owed = primitives.new_deque()  # places that have to vanish when they come back
         self.tickets = primitives.new_deque()  # submitters that wait for room, in order
+
+    def forget(self) -> None:
+        super().forget()
+        self._lock = primitives.backlog_lock()
+        self._tickets = primitives.new_deque()
 
     def put(self, request: Request, ticket: Ticket | None = None) -> bool:
         """Queue `request` if there is room, and nobody waits for room before it."""

@@ -42,6 +42,11 @@ class Deadlines:
         self._numbers = itertools.count()
         self._unwatched = False
 
+    def forget(self) -> None:
+        """This is a forked child: nothing is watched. The lock is made anew, its holder may not exist here."""
+        self._lock = primitives.deadlines_lock()
+        self._waiting, self._running, self._heap = {}, {}, []
+
     def unwatched(self) -> None:
         """Nobody watches, although it was asked for: the next arming asks again."""
         with self._lock:

@@ -37,3 +37,7 @@ class Total:
     def add(self, number: int) -> None:
         with self._lock:
             self.value += number
+
+    def renew(self) -> None:
+        """This is a forked child: the lock is made anew, its holder may not exist here."""
+        self._lock = primitives.backlog_lock()

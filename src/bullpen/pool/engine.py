@@ -475,6 +475,8 @@ class Engine:
 
     def resume(self) -> None:
         self.dispatcher.paused = False
+        if self.state in (PoolState.CLOSED, PoolState.FAILED):
+            return
         self.dispatcher.match()
         self.dispatcher.serve_lines()
         self.use_new_room()
@@ -651,6 +653,17 @@ class Engine:
         self.dispatcher.draining = self.dispatcher.ending = True
         self.dispatcher.free.clear()
         self.maps.forget()
+        for total in (
+            self.extra_submitted,
+            self.extra_completed,
+            self.extra_failed,
+            self.extra_cancelled,
+            self.runners_queued,
+        ):
+            total.renew()
+        for _ in range(STATE_LOCKS):  # these are where they are, in futures
+            primitives.renew_lock(self.state_lock())
+        self.backlog.forget()
         self.registry.forget()
         self.sessions.forget()
         self.workforce.forget()

@@ -137,6 +137,7 @@ class Timekeeper:
 
     def forget(self) -> None:
         """This is a forked child: nothing is watched here."""
+        self.deadlines.forget()
         self._supervisor.forget()
         self.agenda.forget()
 
