@@ -33,10 +33,22 @@ Errors carry their data in fields, so that code need not read the text.
 from __future__ import annotations
 
 from concurrent.futures import BrokenExecutor
+from typing import Any
 
 
 class BullpenError(Exception):
     """The root of all errors that Bullpen itself raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors cross processes, and can be copied, with their text and their fields."""
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[BullpenError], args: tuple[Any, ...], fields: dict[str, Any]) -> BullpenError:
+    error = kind.__new__(kind)  # what `__init__` makes of its arguments is in the fields
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 class InvalidOption(BullpenError, ValueError):
