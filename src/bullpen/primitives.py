@@ -56,13 +56,14 @@ class SystemClock:
 
 
 class _Thread(threading.Thread):
-    """A daemon that does not hold on to what it was started with."""
+    """A daemon that does not hold on to what it was started with, and whose threads are no daemons."""
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
         super().__init__(name=name, daemon=True)
         self._work = target
 
     def run(self) -> None:
+        self._daemonic = False  # only what threads that are started from here inherit; nobody waits for this one
         self._take_work()()
 
     def _take_work(self) -> Callable[[], None]:

@@ -222,6 +222,22 @@ def test_a_thread_that_outlives_main_is_served_or_refused_in_words() -> None:
     assert printed(script) in ("refused\n", "served\n")
 
 
+@pytest.mark.parametrize("daemon", [None, True])
+def test_a_thread_that_a_request_started_is_waited_for_unless_it_is_a_daemon(daemon: bool | None) -> None:
+    script = f"""
+        import threading, time
+        from bullpen import Pool
+
+        def outlive():
+            time.sleep(0.2)
+            print("done")
+
+        pool = Pool(1)
+        pool.submit(lambda: threading.Thread(target=outlive, daemon={daemon}).start()).result()
+        """
+    assert printed(script) == ("" if daemon else "done\n")
+
+
 def test_a_request_that_submits_while_the_interpreter_ends_is_served_or_refused_in_words() -> None:
     script = """
         import threading, time
