@@ -1,0 +1,179 @@
+"""What a store of tasks is. It keeps tasks, hands them out, and takes back what became of them; it decides nothing.
+
+Everything is a batch, and every method is one atomic step: it happens as a whole or not at all, whatever dies in
+between. What all stores promise:
+
+- A task that `add` returned for is there until it is pruned, also after a crash, as far as the store's durability goes.
+- A task is claimed by one worker at a time. Each claim raises its `attempt` by one, and from then on only writes with
+  that attempt are applied; later ones of an earlier attempt are refused, and change nothing.
+- Claims come in the order of priority (high first), `eta`, id; never before the `eta`, never from a queue that is
+  paused, never beyond a limit.
+- Instants are by the store's own clock. A lease is a duration, and the store decides when it is over.
+- Everything is safe to repeat when its outcome was never learned: adding the same id, settling the same attempt, and
+  claiming, whose outcome can be asked for by `claim_id`.
+
+`storage/memory.py` is the readable reference. One contract suite, `bullpen.testing.storage_contract`, runs on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from bullpen.tasks.task import Progress, Settlement, Task, TaskStatus
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """A task in the hands of a worker."""
+
+    id: str
+    attempt: int
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """What came of one exchange."""
+
+    claimed: tuple[Task, ...]
+    refused: frozenset[tuple[str, int]] = (
+        frozenset()
+    )  # settlements, by id and attempt, of tasks that are lost to others
+
+
+class Renewal(msgspec.Struct, frozen=True):
+    """What a worker learns when it renews its leases."""
+
+    lost: frozenset[Hold] = frozenset()  # they run in a later attempt, or not at all
+    cancelled: frozenset[Hold] = frozenset()  # somebody wants them to stop
+
+
+class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tasks: all that fit everything that is given."""
+
+    ids: tuple[str, ...] | None = None
+    queues: tuple[str, ...] | None = None
+    statuses: tuple[TaskStatus, ...] | None = None
+    func_path: str | None = None
+    worker: str | None = None
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker process, as it tells the store about itself."""
+
+    id: str
+    host: str
+    pid: int
+    boot_id: str  # of the machine: a pid means nothing without
+    process_started: float
+    queues: tuple[str, ...]
+    concurrency: int
+    running: int = 0
+    started_at: float = 0.0
+    seen_at: float = 0.0  # by the store's clock
+    stopping: bool = False
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """At most so many at once: of a queue, or of each concurrency key in it; and at most so many starts a second."""
+
+    queue: str
+    max_running: int | None = None
+    max_running_per_key: int | None = None
+    rate: float | None = None
+
+
+Counts = Mapping[str, Mapping[TaskStatus, int]]  # by queue and status
+Decide = Callable[[Task, float], Settlement]  # what becomes of a task whose lease is over, at that instant
+
+
+class Storage(Protocol):
+    """A store of tasks. An object belongs to one event loop."""
+
+    durable: bool  # what was added survives the process
+
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+
+    async def now(self) -> float:
+        """The store's clock."""
+
+    # Producers.
+
+    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        """Keep `tasks`; each as it is kept then. One whose id is there already, or whose unique key is alive, stays
+        as it is, and is returned so.
+        """
+
+    # Workers.
+
+    async def exchange(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        worker: str,
+        queues: Sequence[str],
+        limit: int,
+        lease: float,
+        claim_id: str,
+    ) -> Exchange:
+        """Apply `settlements`, then claim at most `limit` due tasks of `queues`, in one step."""
+
+    async def find_claim(self, claim_id: str) -> Sequence[Task]:
+        """The running tasks of a claim whose outcome was never learned."""
+
+    async def renew(self, holds: Sequence[Hold], lease: float) -> Renewal:
+        """Hold tasks for another `lease` seconds."""
+
+    async def note_progress(self, hold: Hold, progress: Progress) -> bool:
+        """Keep how far a task is; False if it is lost to others."""
+
+    async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
+        """Take back running tasks whose lease is over, or whose worker is known to be dead, as `decide` says; as they
+        are then.
+        """
+
+    async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
+        """Return when something may be due in `queues`, or after `timeout` seconds. A hint: it may return early."""
+
+    # Results.
+
+    async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> None:
+        """Return when the task may be final, or have completed more than `runs` runs, or after `timeout` seconds."""
+
+    # People.
+
+    async def get(self, ids: Sequence[str]) -> Sequence[Task | None]: ...
+
+    async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
+        """Tasks in the order of their ids, beginning behind the id `after`."""
+
+    async def counts(self) -> Counts: ...
+
+    async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
+        """Cancel those that wait, ask for those that run; the ones that this changed."""
+
+    async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
+        """Let final tasks run again; the ones that this changed."""
+
+    async def delete(self, ids: Sequence[str]) -> int:
+        """Forget final tasks; how many."""
+
+    # Upkeep.
+
+    async def expire(self, *, limit: int) -> Sequence[Task]:
+        """Fail waiting tasks whose time to start is over; as they are then."""
+
+    async def prune(self, *, limit: int) -> int:
+        """Forget final tasks whose time to live is over; how many."""
+
+    # Workers, queues, limits.
+
+    async def note_worker(self, record: WorkerRecord) -> None: ...
+    async def drop_worker(self, worker: str) -> None: ...
+    async def workers(self) -> Sequence[WorkerRecord]: ...
+    async def pause(self, queue: str) -> None: ...
+    async def resume(self, queue: str) -> None: ...
+    async def paused(self) -> frozenset[str]: ...
+    async def set_limit(self, limit: Limit) -> None: ...
+    async def limits(self) -> Sequence[Limit]: ...

@@ -1,0 +1,320 @@
+"""What a task is, and every move it can make. Pure: time and luck are arguments, and nothing is stored here.
+
+A move of a running task is a value, a `Settlement`. The functions below make them, with all policy in them: retry or
+give up, when to run again, what a crash means. A store applies a settlement in one atomic step if the task is still
+running in that very attempt, and knows no policy at all.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from bullpen.tasks.retry import Backoff
+
+
+class TaskStatus(enum.Enum):
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCESS = "success"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+PENDING = TaskStatus.PENDING
+RUNNING = TaskStatus.RUNNING
+SUCCESS = TaskStatus.SUCCESS
+FAILED = TaskStatus.FAILED
+CANCELLED = TaskStatus.CANCELLED
+
+FINAL = frozenset({SUCCESS, FAILED, CANCELLED})
+
+TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
+    PENDING: frozenset({RUNNING, CANCELLED, FAILED}),  # FAILED: it expired
+    RUNNING: frozenset({SUCCESS, FAILED, CANCELLED, PENDING}),
+    SUCCESS: frozenset({PENDING}),  # an operator runs it again
+    FAILED: frozenset({PENDING}),
+    CANCELLED: frozenset({PENDING}),
+}
+
+# Why a task failed. An exception of its function is "exception"; the others need no traceback.
+ErrorKind = Literal["exception", "timeout", "crash", "expired", "poison", "unknown_function", "lost", "cancelled"]
+
+OnFailure = Literal["fail", "continue"]
+
+MAX_CRASHES = 3
+ERRORS_KEPT = 10
+LOWEST_PRIORITY, HIGHEST_PRIORITY = 0, 9
+
+
+class TaskError(msgspec.Struct, frozen=True, kw_only=True):
+    """One failed attempt, as data: no exception is ever rebuilt from it."""
+
+    kind: ErrorKind
+    attempt: int
+    at: float  # seconds since the epoch, by the store's clock
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    worker: str = ""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a running task says it is."""
+
+    done: float
+    total: float | None = None
+    note: str = ""
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """A task as a store keeps it. Instants are seconds since the epoch, by the store's clock."""
+
+    id: str
+    func_path: str  # the name in the registry
+    payload: bytes  # the arguments, encoded
+    codec: str = "json"
+    queue: str = "default"
+    priority: int = 0
+    status: TaskStatus = PENDING
+    eta: float = 0.0  # not before
+    interval: float | None = None
+    max_retries: int = 0
+    backoff: Backoff = Backoff()
+    timeout: float | None = None
+    expires: float | None = None  # not started after
+    at_most_once: bool = False
+    on_failure: OnFailure = "fail"  # of a task with an interval
+    result_ttl: float | None = 86_400.0
+    unique_key: str | None = None
+    concurrency_key: str | None = None
+    headers: dict[str, str] = {}
+
+    attempt: int = 0  # rises with every claim, and fences every write after it
+    failures: int = 0  # in this run: exceptions and timeouts
+    crashes: int = 0  # in this run: the worker died with it
+    runs: int = 0  # completed runs of a task with an interval
+
+    worker: str | None = None
+    claim_id: str | None = None
+    lease_until: float | None = None
+    cancel_requested: bool = False
+    progress: Progress | None = None
+
+    result: bytes | None = None
+    result_dropped: str = ""  # why a result could not be kept, if it could not
+    errors: tuple[TaskError, ...] = ()  # the latest attempts that failed, oldest first
+
+    created_at: float = 0.0
+    started_at: float | None = None
+    finished_at: float | None = None
+
+    @property
+    def error(self) -> TaskError | None:
+        """Why it failed, or why its latest attempt did."""
+        return self.errors[-1] if self.errors else None
+
+    @property
+    def is_final(self) -> bool:
+        return self.status in FINAL
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of a running task. Applied only while it runs in this `attempt`.
+
+    `delay`: run again, that many seconds after the store has applied this; None for a final state.
+    """
+
+    id: str
+    attempt: int
+    status: TaskStatus
+    delay: float | None = None
+    failures: int = 0
+    crashes: int = 0
+    runs: int = 0
+    result: bytes | None = None
+    result_dropped: str = ""
+    error: TaskError | None = None  # added to the task's errors
+
+    @property
+    def is_final(self) -> bool:
+        return self.status in FINAL
+
+
+# Moves of a running task, made by whoever holds it.
+
+
+def succeed(task: Task, result: bytes | None, result_dropped: str = "") -> Settlement:
+    """Its function returned. A task with an interval waits for its next run, counted from now."""
+    again = task.interval is not None and not task.cancel_requested
+    return Settlement(
+        id=task.id,
+        attempt=task.attempt,
+        status=PENDING if again else SUCCESS,
+        delay=task.interval if again else None,
+        runs=task.runs + 1,
+        result=result,
+        result_dropped=result_dropped,
+    )
+
+
+def fail(task: Task, error: TaskError, luck: float, *, retry: bool = True, after: float | None = None) -> Settlement:
+    """Its function raised, or took too long: run it again if it may, at most `max_retries` times.
+
+    `luck` is a random number from 0 to 1. Not `retry`: the error says that there is no use. `after`: a delay that the
+    function asked for.
+    """
+    failures = task.failures + 1
+    if task.cancel_requested:
+        return cancel(task)
+    if retry and not task.at_most_once and failures <= task.max_retries:
+        delay = task.backoff.delay(failures, luck) if after is None else after
+        return _again(task, delay, failures=failures, crashes=task.crashes, error=error)
+    return _give_up(task, error, failures=failures, crashes=task.crashes)
+
+
+def crash(task: Task, error: TaskError) -> Settlement:
+    """Its worker died, or was cut off, with it: no failure of its own, but not to be repeated for ever."""
+    crashes = task.crashes + 1
+    if task.cancel_requested:
+        return cancel(task)
+    if task.at_most_once:
+        return _give_up(task, msgspec.structs.replace(error, kind="lost"), failures=task.failures, crashes=crashes)
+    if crashes >= MAX_CRASHES:
+        poison = msgspec.structs.replace(error, kind="poison")
+        return _give_up(task, poison, failures=task.failures, crashes=crashes)
+    return _again(task, 0.0, failures=task.failures, crashes=crashes, error=error)
+
+
+def reject(task: Task, error: TaskError) -> Settlement:
+    """Nobody could ever run it: what is stored cannot be decoded, or its function stayed unknown."""
+    return Settlement(
+        id=task.id, attempt=task.attempt, status=FAILED, failures=task.failures, crashes=task.crashes, error=error
+    )
+
+
+def release(task: Task, delay: float = 0.0) -> Settlement:
+    """It was claimed but not run, or not to its end: nothing is counted."""
+    if task.cancel_requested:
+        return cancel(task)
+    return _again(task, delay, failures=task.failures, crashes=task.crashes)
+
+
+def cancel(task: Task) -> Settlement:
+    """It was cancelled while it ran, or said so itself."""
+    return Settlement(
+        id=task.id, attempt=task.attempt, status=CANCELLED, failures=task.failures, crashes=task.crashes, runs=task.runs
+    )
+
+
+def _again(task: Task, delay: float, *, failures: int, crashes: int, error: TaskError | None = None) -> Settlement:
+    return Settlement(
+        id=task.id,
+        attempt=task.attempt,
+        status=PENDING,
+        delay=delay,
+        failures=failures,
+        crashes=crashes,
+        runs=task.runs,
+        error=error,
+    )
+
+
+def _give_up(task: Task, error: TaskError, *, failures: int, crashes: int) -> Settlement:
+    """The run has failed for good; a task with an interval may go on with the next one."""
+    again = task.interval is not None and task.on_failure == "continue" and not task.at_most_once
+    if again:
+        return _again(task, task.interval or 0.0, failures=0, crashes=0, error=error)
+    return Settlement(
+        id=task.id,
+        attempt=task.attempt,
+        status=FAILED,
+        failures=failures,
+        crashes=crashes,
+        runs=task.runs,
+        error=error,
+    )
+
+
+# What a move makes of a task: the same in every store.
+
+
+def claimed(task: Task, *, worker: str, claim_id: str, now: float, lease_until: float) -> Task:
+    """PENDING → RUNNING."""
+    return msgspec.structs.replace(
+        task,
+        status=RUNNING,
+        attempt=task.attempt + 1,
+        worker=worker,
+        claim_id=claim_id,
+        lease_until=lease_until,
+        started_at=now,
+        progress=None,
+    )
+
+
+def settled(task: Task, settlement: Settlement, now: float) -> Task:
+    """RUNNING → what the settlement says. The caller has checked that it applies."""
+    again = settlement.delay is not None
+    completed = settlement.status is SUCCESS or (again and settlement.runs > task.runs)
+    return msgspec.structs.replace(
+        task,
+        status=settlement.status,
+        eta=now + settlement.delay if settlement.delay is not None else task.eta,
+        failures=settlement.failures,
+        crashes=settlement.crashes,
+        runs=settlement.runs,
+        result=settlement.result if completed else task.result,
+        result_dropped=settlement.result_dropped if completed else task.result_dropped,
+        errors=(*task.errors, settlement.error)[-ERRORS_KEPT:] if settlement.error is not None else task.errors,
+        worker=None if again else task.worker,
+        claim_id=None,
+        lease_until=None,
+        cancel_requested=False if again else task.cancel_requested,
+        finished_at=None if again and not completed else now,
+    )
+
+
+def applies(task: Task, settlement: Settlement) -> bool:
+    """Whether `task` is still in the attempt that the settlement is about."""
+    return task.status is RUNNING and task.attempt == settlement.attempt
+
+
+def cancelled_by_operator(task: Task, now: float) -> Task | None:
+    """PENDING → CANCELLED, or a request to whoever runs it; None if it is too late."""
+    if task.status is PENDING:
+        return msgspec.structs.replace(task, status=CANCELLED, finished_at=now)
+    if task.status is RUNNING:
+        return msgspec.structs.replace(task, cancel_requested=True)
+    return None
+
+
+def redriven(task: Task, now: float) -> Task | None:
+    """A final state → PENDING: an operator lets it run again, with all its tries; None if it is not final."""
+    if not task.is_final:
+        return None
+    return msgspec.structs.replace(
+        task,
+        status=PENDING,
+        eta=now,
+        failures=0,
+        crashes=0,
+        expires=None,
+        cancel_requested=False,
+        finished_at=None,
+        worker=None,
+    )
+
+
+def expired(task: Task, now: float) -> Task | None:
+    """PENDING → FAILED: it was not started in time; None if it may still start."""
+    if task.status is not PENDING or task.expires is None or now < task.expires:
+        return None
+    error = TaskError(kind="expired", attempt=task.attempt, at=now, message="it was not started in time")
+    return msgspec.structs.replace(task, status=FAILED, errors=(*task.errors, error)[-ERRORS_KEPT:], finished_at=now)
