@@ -36,9 +36,7 @@ class Exchange(msgspec.Struct, frozen=True):
     """What came of one exchange."""
 
     claimed: tuple[Task, ...]
-    refused: frozenset[tuple[str, int]] = (
-        frozenset()
-    )  # settlements, by id and attempt, of tasks that are lost to others
+    refused: frozenset[Hold] = frozenset()  # settlements of tasks that are lost to others
 
 
 class Renewal(msgspec.Struct, frozen=True):
