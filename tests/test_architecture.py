@@ -55,13 +55,13 @@ LAYERS = [
     Layer("pool", f"{GROUND} telemetry core runtimes.port runtimes.open"),
     # Where tasks live.
     Layer("storage", "storage.port"),
-    Layer("storage.port", f"{GROUND} tasks"),
+    Layer("storage.port", f"{GROUND} tasks", third_party="msgspec"),
     Layer("storage.open", f"{GROUND} storage"),
-    Layer("storage.*", f"{GROUND} tasks storage.port"),
-    Layer("storage.postgres", f"{GROUND} tasks storage.port", third_party="asyncpg"),
-    Layer("storage.redis", f"{GROUND} tasks storage.port", third_party="redis"),
-    Layer("consumer", f"{GROUND} telemetry tasks storage.port pool"),
-    Layer("queue", f"{GROUND} telemetry tasks storage.port storage.open"),
+    Layer("storage.*", f"{GROUND} tasks storage.port", third_party="msgspec"),
+    Layer("storage.postgres", f"{GROUND} tasks storage.port", third_party="asyncpg msgspec"),
+    Layer("storage.redis", f"{GROUND} tasks storage.port", third_party="msgspec redis"),
+    Layer("consumer", f"{GROUND} telemetry tasks storage.port pool", third_party="msgspec"),
+    Layer("queue", f"{GROUND} telemetry tasks storage.port storage.open", third_party="msgspec"),
     # Who brings it together.
     Layer(
         "testing",
