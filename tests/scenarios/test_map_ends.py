@@ -263,6 +263,13 @@ def test_the_error_of_the_input_comes_after_all_results(make: Make) -> None:
             next(results)
 
 
+def test_an_input_that_fails_before_its_first_item_fails_at_once(make: Make) -> None:
+    with make() as pool:
+        with pytest.raises(Oops):
+            pool.map(abs, Input(0, then=Oops()))
+        assert pool.submit(abs, -1).result() == 1
+
+
 def test_an_input_that_fails_does_not_keep_the_pool_from_closing(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     numbers = Input(30, then=Oops("no more"))
     pool = make()

@@ -97,7 +97,9 @@ class MapWork(ABC, Generic[T]):
         engine.maps.enter(self)
         try:
             self.fill(window)
-        except BaseException:  # an interrupt: nobody will get the iterator
+            if self._failed and not self.taken:
+                self._end()
+        except BaseException:  # nobody will get the iterator
             self.close()
             raise
 
