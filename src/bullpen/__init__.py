@@ -50,14 +50,20 @@ if TYPE_CHECKING:
         WorkerError,
         WorkerLost,
         WorkerStartFailed,
+        WrongLoop,
     )
+    from bullpen.pool.async_call import AsyncFuture
+    from bullpen.pool.async_mapping import AsyncMap
+    from bullpen.pool.async_pool import AsyncPool
+    from bullpen.pool.async_stream import AsyncStream
+    from bullpen.pool.async_view import AsyncPoolView
     from bullpen.pool.budget import remaining
     from bullpen.pool.explain import Explanation, Reason, RunningRequest, explain
     from bullpen.pool.future import PoolFuture
     from bullpen.pool.pool import Pool
     from bullpen.pool.pools import Pools
     from bullpen.pool.startup import InitializationDelegate
-    from bullpen.pool.stats import Percentiles, PoolStats, SessionInfo, WorkerInfo
+    from bullpen.pool.stats import AsyncPoolStats, Percentiles, PoolStats, SessionInfo, WorkerInfo
     from bullpen.pool.stream import Stream
     from bullpen.pool.view import PoolView
     from bullpen.telemetry.catalogue import Event, Kind
@@ -93,13 +99,19 @@ _HOMES = {
         "WorkerError",
         "WorkerLost",
         "WorkerStartFailed",
+        "WrongLoop",
     ),
+    "bullpen.pool.async_call": ("AsyncFuture",),
+    "bullpen.pool.async_mapping": ("AsyncMap",),
+    "bullpen.pool.async_pool": ("AsyncPool",),
+    "bullpen.pool.async_stream": ("AsyncStream",),
+    "bullpen.pool.async_view": ("AsyncPoolView",),
     "bullpen.pool.budget": ("remaining",),
     "bullpen.pool.explain": ("Explanation", "Reason", "RunningRequest", "explain"),
     "bullpen.pool.future": ("PoolFuture",),
     "bullpen.pool.pool": ("Pool",),
     "bullpen.pool.startup": ("InitializationDelegate",),
-    "bullpen.pool.stats": ("Percentiles", "PoolStats", "SessionInfo", "WorkerInfo"),
+    "bullpen.pool.stats": ("AsyncPoolStats", "Percentiles", "PoolStats", "SessionInfo", "WorkerInfo"),
     "bullpen.pool.pools": ("Pools",),
     "bullpen.pool.stream": ("Stream",),
     "bullpen.pool.view": ("PoolView",),
@@ -109,6 +121,12 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AsyncFuture",
+    "AsyncMap",
+    "AsyncPool",
+    "AsyncPoolStats",
+    "AsyncPoolView",
+    "AsyncStream",
     "BullpenError",
     "ConfigurationError",
     "DeadlineExceeded",
@@ -155,6 +173,7 @@ __all__ = [
     "WorkerLost",
     "WorkerStartFailed",
     "WorkerStatus",
+    "WrongLoop",
     "__version__",
     "explain",
     "remaining",

@@ -12,7 +12,8 @@
     │   ├── PoolFailed (BrokenExecutor)     no worker could be started; `__cause__` says why
     │   ├── PoolSaturated                   every worker is busy and the backlog is full
     │   ├── TooManySessions                 `max_sessions` are in use, and none of them can be forgotten
-    │   └── NestedWait (RuntimeError)       a worker would wait for itself forever
+    │   ├── NestedWait (RuntimeError)       a worker would wait for itself forever
+    │   └── WrongLoop (RuntimeError)        an `AsyncPool` was used outside the event loop that it belongs to
     ├── Timeout (TimeoutError)
     │   ├── DeadlineExceeded                the caller's whole budget (`timeout`) is spent
     │   ├── QueueTimeout                    waited in the backlog longer than `queue_timeout`
@@ -153,6 +154,21 @@ class TooManySessions(PoolError):
 
 class NestedWait(PoolError, RuntimeError):
     """A request waits, directly or by way of others, for a result that only itself could produce."""
+
+
+class WrongLoop(PoolError, RuntimeError):
+    """An `AsyncPool` was used outside the event loop that it belongs to: the first one it was used on."""
+
+    def __init__(self, *, pool: str, owner: object, caller: object) -> None:
+        self.owner = owner
+        self.caller = caller
+        whose = "belongs to no event loop yet" if owner is None else f"belongs to {owner!r}"
+        where = "where no event loop runs" if caller is None else f"on {caller!r}"
+        super().__init__(
+            f"pool {pool!r} {whose} and was used {where}; use it on its loop (from another thread with "
+            "asyncio.run_coroutine_threadsafe), or make a pool for each loop",
+            pool=pool,
+        )
 
 
 class Timeout(BullpenError, TimeoutError):

@@ -8,6 +8,12 @@ import sys
 import bullpen
 
 PUBLIC = [
+    "AsyncFuture",
+    "AsyncMap",
+    "AsyncPool",
+    "AsyncPoolStats",
+    "AsyncPoolView",
+    "AsyncStream",
     "BullpenError",
     "ConfigurationError",
     "DeadlineExceeded",
@@ -54,6 +60,7 @@ PUBLIC = [
     "WorkerLost",
     "WorkerStartFailed",
     "WorkerStatus",
+    "WrongLoop",
     "__version__",
     "remaining",
     "explain",

@@ -196,9 +196,10 @@ class BoundedBacklog(Backlog):
 
     # Submitters that wait for room.
 
-    def take_ticket(self) -> Ticket:
-        """Stand in line for room."""
-        ticket = Ticket()
+    def take_ticket(self, ticket: Ticket | None = None) -> Ticket:
+        """Stand in line for room, with a ticket of one's own or a new one."""
+        if ticket is None:
+            ticket = Ticket()
         with self._lock:
             self.tickets.append(ticket)
         return ticket

@@ -70,6 +70,7 @@ class Request:
     terms: Terms | None = None  # what it asks for besides its limits in time; see `TermedRequest`
     binds: bool = False  # it is the one with which its session came to its worker
     pinned_to: Worker | None = None  # the worker in whose line it is, or was; no other may run it
+    context: Any = None  # the contextvars that a coroutine runs in, where there are any of its own
 
     number: int  # in the order of admission
     worker: Worker

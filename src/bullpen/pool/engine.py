@@ -40,7 +40,7 @@ from bullpen.pool.options import PoolOptions
 from bullpen.pool.retries import Retries
 from bullpen.pool.startup import Startup
 from bullpen.pool.summary import Summary
-from bullpen.pool.timekeeper import Timekeeper
+from bullpen.pool.timekeeper import Timekeeper, Timer
 from bullpen.pool.workforce import Workforce
 from bullpen.runtimes.port import Runtime, current_worker
 from bullpen.telemetry.catalogue import Event, Kind
@@ -60,7 +60,13 @@ OPEN = (PoolState.INITIALIZING, PoolState.RUNNING)
 class Engine:
     """Runs one pool."""
 
-    def __init__(self, options: PoolOptions, runtime: Runtime, clock: primitives.Clock) -> None:
+    def __init__(
+        self,
+        options: PoolOptions,
+        runtime: Runtime,
+        clock: primitives.Clock,
+        new_timer: Callable[[Callable[[float], float]], Timer] | None = None,
+    ) -> None:
         self.options = options
         self.runtime = runtime
         self.clock = clock
@@ -86,7 +92,7 @@ class Engine:
         self.bounded = None if options.max_queue is None else BoundedBacklog(options.max_queue, options.capacity)
         self.instances = options.new_instances()
         self.backlog = Backlog() if self.bounded is None else self.bounded
-        self.time = Timekeeper(self)
+        self.time = Timekeeper(self, new_timer)
         self.startup = Startup(self)
         self.workforce = Workforce(self)
         self.nested = NestedWaits(self)
@@ -140,9 +146,12 @@ class Engine:
         """Wait until `min_workers` workers have started; False when `timeout` seconds passed first."""
         if not self.startup.wait(timeout):
             return False
+        self.check_open()
+        return True
+
+    def check_open(self) -> None:
         if self.state not in OPEN:
             raise self.not_open()
-        return True
 
     def fail(self, error: BaseException) -> bool:
         """No worker could start, and none ever did: the pool has failed. Called with the lock held; False if one
@@ -497,14 +506,14 @@ class Engine:
         for work in self.refuse_work("it is closed", drain):
             self.maps.start_feeder(work)
         if not drain:
-            self._cancel_waiting()
+            self.cancel_waiting()
         worker = current_worker()
         wait = wait and (worker is None or not self.nested.is_own(worker)) and not self.maps.feeds_here()
         self._settle_streams(drain, primitives.current_thread_id() if wait else None)
         if not wait:
             return
         if not self._wait_closed(grace):
-            self._cancel_waiting()
+            self.cancel_waiting()
             self.workforce.give_up_running(grace or 0.0)
         self.startup.join()
         self.workforce.join()
@@ -574,7 +583,7 @@ class Engine:
         self.report_state()
         self.maps.warn()
         if not drain:  # before a paused pool goes on
-            self._cancel_waiting()
+            self.cancel_waiting()
         self.retries.fire_all()
         self.workforce.release_held()
         self.workforce.suspects.recover_all()
@@ -602,7 +611,7 @@ class Engine:
             self.workforce.stop_idle()
         self.closed_if_done()
 
-    def _cancel_waiting(self) -> None:
+    def cancel_waiting(self) -> None:
         """Start nothing more."""
         self.maps.give_up()
         self._cancel_backlog()
@@ -637,11 +646,15 @@ class Engine:
     def _wait_closed(self, grace: float | None) -> bool:
         gate = primitives.gate()
         gate.acquire()
+        return not self.opens_when_closed(gate) or self.clock.wait(gate, grace)
+
+    def opens_when_closed(self, gate: primitives.Lock) -> bool:
+        """Have `gate` opened once a pool that drains is closed; False if it does not drain."""
         with self.lock:
             if self.state is not PoolState.DRAINING:
-                return True
+                return False
             self._close_waiters.append(gate)
-        return self.clock.wait(gate, grace)
+            return True
 
     def forget_workers(self, because: str) -> None:
         """This is a forked child: the workers are the parent's. Locks are made anew, their holders may not exist

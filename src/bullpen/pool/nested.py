@@ -143,7 +143,7 @@ class NestedWaits:
             return
         workers = self._engine.registry.snapshot()
         if all(_stands_still(other) for other in workers) and not self._engine.dispatcher.free:
-            self._want(worker, waiting or worker, request)
+            self.want(worker, waiting or worker, request)
 
     # Waiting in foreign code.
 
@@ -162,7 +162,7 @@ class NestedWaits:
                 f"where {most} requests do so already; wait with future.result(), or use a larger pool",
                 pool=self._engine.name,
             )
-        self._want(worker, waiting, future)
+        self.want(worker, waiting, future)
 
     def have_helped(self, worker: Worker, stream: Request) -> None:
         """`worker` reads a stream that is still queued: a helper produces it, and nothing else.
@@ -170,9 +170,10 @@ class NestedWaits:
         Streams that are read in turn need one each, so they are not counted: their reader is the limit.
         """
         if stream.state is QUEUED:
-            self._want(worker, stream, stream)
+            self.want(worker, stream, stream)
 
-    def _want(self, worker: Worker, waiting: object, future: Request) -> None:
+    def want(self, worker: Worker, waiting: object, future: Request) -> None:
+        """Have a helper run `future`, for `waiting`, which runs on `worker`; all that `waiting` wants runs in turn."""
         self._wanted.append((worker, waiting, future))
         if not self._engine.time.wake():
             raise NestedWait(

@@ -83,19 +83,27 @@ class Startup:
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until `min_workers` workers have started; False when `timeout` seconds passed first."""
-        engine = self._engine
         gate = primitives.gate()
         gate.acquire()
+        if not self.line_up(gate) or self._engine.clock.wait(gate, timeout):
+            return True
+        self.leave_line(gate)
+        return False
+
+    def line_up(self, gate: primitives.Lock) -> bool:
+        """Have `gate` opened once `min_workers` workers have started, or cannot; False if that is so already."""
+        engine = self._engine
         with engine.lock:
             if engine.state is not PoolState.INITIALIZING or (self.prepared and not engine.options.min_workers):
-                return True
+                return False
             self._waiters.append(gate)
-        if engine.clock.wait(gate, timeout):
             return True
-        with engine.lock:
+
+    def leave_line(self, gate: primitives.Lock) -> None:
+        """Whoever waits at `gate` does not any more."""
+        with self._engine.lock:
             if gate in self._waiters:
                 self._waiters.remove(gate)
-        return False
 
     @property
     def waiters(self) -> int:

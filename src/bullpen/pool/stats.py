@@ -126,6 +126,68 @@ class PoolStats:
         return "\n".join(rows)
 
 
+@dataclass(frozen=True, slots=True)
+class AsyncPoolStats:
+    """An `AsyncPool` at one moment: its coroutines and its threads, each as a pool of its own, and sums over both."""
+
+    coroutines: PoolStats
+    threads: PoolStats
+
+    @property
+    def name(self) -> str:
+        return self.coroutines.name
+
+    @property
+    def state(self) -> PoolState:
+        """That of the coroutines, unless the threads have failed or are not closed yet."""
+        if self.threads.state is PoolState.FAILED or self.coroutines.state is PoolState.CLOSED:
+            return self.threads.state
+        return self.coroutines.state
+
+    @property
+    def submitted(self) -> int:
+        return self.coroutines.submitted + self.threads.submitted
+
+    @property
+    def completed(self) -> int:
+        return self.coroutines.completed + self.threads.completed
+
+    @property
+    def failed(self) -> int:
+        return self.coroutines.failed + self.threads.failed
+
+    @property
+    def cancelled(self) -> int:
+        return self.coroutines.cancelled + self.threads.cancelled
+
+    @property
+    def timed_out(self) -> int:
+        return self.coroutines.timed_out + self.threads.timed_out
+
+    @property
+    def queue_timeouts(self) -> int:
+        return self.coroutines.queue_timeouts + self.threads.queue_timeouts
+
+    @property
+    def lost(self) -> int:
+        return self.coroutines.lost + self.threads.lost
+
+    @property
+    def saturated(self) -> int:
+        return self.coroutines.saturated + self.threads.saturated
+
+    @property
+    def running(self) -> int:
+        return self.coroutines.running + self.threads.running
+
+    @property
+    def queued(self) -> int:
+        return self.coroutines.queued + self.threads.queued
+
+    def __str__(self) -> str:
+        return f"{self.coroutines}\n{self.threads}"
+
+
 GIVEN_UP = "given up"  # what a worker runs although nobody waits for it any more
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from bullpen import primitives
 from bullpen.core.deadlines import Deadlines
@@ -22,12 +23,20 @@ if TYPE_CHECKING:
 ENDED = (PoolState.CLOSED, PoolState.FAILED)
 
 
+class Timer(Protocol):
+    """Calls a `tick(now)` again and again, each time at the instant that the last call returned. See `Supervisor`."""
+
+    def wake(self, *, start: bool = True) -> bool: ...
+    def forget(self) -> None: ...
+    def join(self, timeout: float | None) -> bool: ...
+
+
 class Timekeeper:
     """Watches the deadlines of requests and keeps the pool's agenda, with one thread that sleeps until something is
     due.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, new_timer: Callable[[Callable[[float], float]], Timer] | None = None) -> None:
         self._engine = engine
         self.deadlines = Deadlines()
         self.timed_out = Tally()
@@ -35,7 +44,11 @@ class Timekeeper:
         self.agenda = Agenda()
         self._surplus = Surplus()
         self._unseen = False  # there may be something on the agenda of which the supervisor does not know
-        self._supervisor = Supervisor(self.tick, engine.clock, f"{engine.name}-supervisor", self._unwatched)
+        self._supervisor: Timer
+        if new_timer is None:
+            self._supervisor = Supervisor(self.tick, engine.clock, f"{engine.name}-supervisor", self._unwatched)
+        else:
+            self._supervisor = new_timer(self.tick)
         self.wake = self._supervisor.wake
 
     def tick(self, now: float) -> float:

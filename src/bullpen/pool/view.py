@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import sys
 from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -11,6 +12,7 @@ from bullpen.errors import DeadlineExceeded, NotCallable
 from bullpen.pool.engine import Engine
 from bullpen.pool.future import PoolFuture, TermedFuture
 from bullpen.pool.instances import no_workers_class
+from bullpen.pool.loop_warning import warn_on_event_loop
 from bullpen.pool.mapping import DEFAULT_WINDOW, MapIterator, MapWork, RequestMap, RunnerMap
 from bullpen.pool.options import CallOptions, at_least, seconds
 from bullpen.pool.stream import DEFAULT_BUFFER, Produce, Stream, StreamWork
@@ -80,6 +82,8 @@ class PoolView:
 
     def do(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(*args, **kwargs)` on a worker and wait for the result, at most for the `timeout`."""
+        if "asyncio" in sys.modules:
+            warn_on_event_loop()
         future = self._future(fn, args, kwargs)
         if not self._submit(future, self._limits, enforced=False):
             raise self._engine.saturated_error()

@@ -22,3 +22,10 @@ def open_runtime(
 
         return ThreadRuntime(initializer, initargs)
     raise InvalidOption("runtime", runtime, f"one of {', '.join(map(repr, NAMES))}, or a Runtime")
+
+
+def open_event_loop() -> Runtime:
+    """The runtime of coroutines, on the loop on which its first worker starts."""
+    from bullpen.runtimes.event_loop import EventLoopRuntime
+
+    return EventLoopRuntime()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from bullpen import primitives
@@ -79,6 +80,9 @@ CAPABILITIES = {
 }
 
 
+# The request that a coroutine belongs to, also in what it starts in its turn. Look at its state: it may be over.
+coroutine_request: ContextVar[Request | None] = ContextVar("coroutine_request", default=None)
+
 _workers: dict[int, Worker] = {}  # by thread; a thread only ever sets and deletes its own entry
 _requests: dict[int, list[Request]] = {}  # by thread, outermost first; a worker of one thread has none until it nests
 
@@ -89,13 +93,18 @@ def current_worker() -> Worker | None:
 
 
 def current_requests() -> Sequence[Request]:
-    """What runs on the current thread: a request, and those that run inline within it, outermost first."""
+    """What runs on the current thread: a request, and those that run inline within it, outermost first; or the request
+    of the current coroutine.
+    """
     thread = primitives.current_thread_id()
     running = _requests.get(thread)
     if running is not None:
         return running
     worker = _workers.get(thread)
-    return () if worker is None else worker.requests[:1]
+    if worker is not None:
+        return worker.requests[:1]
+    request = coroutine_request.get()
+    return () if request is None or request.ended else (request,)
 
 
 def current_request() -> Request | None:

@@ -1,0 +1,257 @@
+"""A request of an `AsyncPool` and its `asyncio.Future`.
+
+The request is the pool's, and moves as every request does. The future is the caller's and is touched on the loop's
+thread only. A request that ends there tells its future itself; one that ends on a thread is posted to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from bullpen.core.lifecycle import RequestState
+from bullpen.core.request import CANCELLED, DONE, QUEUED, RUNNING, Request
+from bullpen.core.terms import Terms
+
+if TYPE_CHECKING:
+    from bullpen.core.worker import Worker
+    from bullpen.pool.lane import Lane, LoopLane, ThreadLane
+
+T = TypeVar("T")
+
+_add_done_callback = asyncio.Future.add_done_callback
+_cancel = asyncio.Future.cancel
+
+
+class AsyncFuture(asyncio.Future[T]):
+    """What `AsyncPool.submit` returns. To cancel it, or the task that waits for it, is to cancel the work."""
+
+    __slots__ = ("call",)
+
+    call: AsyncCall | None  # until it ends
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Cancel it, and the work: what waits never runs, a coroutine that runs is cancelled, the result of a function
+        that runs on a thread is dropped. False if it has ended.
+        """
+        if not _cancel(self, msg):
+            return False
+        call, self.call = self.call, None
+        if call is not None:
+            call.lane.give_up(call)
+        return True
+
+
+class NestedFuture(AsyncFuture[T]):
+    """The future of a call that a coroutine of the same pool has made, and may wait for while it keeps its place."""
+
+    __slots__ = ()
+
+    def add_done_callback(self, fn: Callable[[Any], object], *, context: Any = None) -> None:
+        """Call `fn(self)` when it ends. Whoever waits for it comes here, too."""
+        call = self.call
+        if call is not None:
+            call.lane.awaited(call)
+        _add_done_callback(self, fn, context=context)
+
+
+class Bell:
+    """What the calls of a map have instead of futures: it rings when the one that the reader waits for has ended."""
+
+    __slots__ = ("_call", "_reader")
+
+    def __init__(self) -> None:
+        self._call: AsyncCall | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    async def wait_for(self, call: AsyncCall, loop: asyncio.AbstractEventLoop) -> None:
+        self._call = call
+        self._reader = loop.create_future()
+        try:
+            await self._reader
+        finally:
+            self._call = self._reader = None
+
+    def ring(self) -> None:
+        """A call has ended. On the loop's thread."""
+        call, reader = self._call, self._reader
+        if call is not None and reader is not None and call.ended and not reader.done():
+            reader.set_result(None)
+
+
+class AsyncCall(Request):
+    """What both kinds of calls have in common."""
+
+    __slots__ = ("future", "lane")
+
+    audience: ClassVar[None] = None  # type: ignore[misc]  # its future has one
+
+    future: Any  # whom to tell: an `asyncio.Future`, a `Bell`, or None
+    lane: Lane
+
+    @property
+    def attended(self) -> bool:  # type: ignore[override]
+        return self.future is not None
+
+    def cancel_running(self) -> bool:
+        """running → cancelled: by its caller, or by somebody who cancelled its task."""
+        worker = self.holder
+        if not super().cancel_running():
+            return False
+        self.lane.was_cancelled(self, worker)
+        return True
+
+    def deliver(self) -> None:
+        """Tell the future, on the loop, what has become of the request."""
+        future = self.future
+        if future is None:
+            return
+        if type(future) is Bell:
+            future.ring()
+            return
+        if future.done():
+            return
+        if isinstance(future, AsyncFuture):
+            future.call = None
+        state, value = self.state, self.value
+        if state is DONE:
+            future.set_result(value)
+        elif state is CANCELLED:
+            _cancel(future)
+        elif isinstance(value, StopIteration):  # which a future cannot hold
+            error = RuntimeError("the function raised StopIteration")
+            error.__cause__ = value
+            future.set_exception(error)
+        else:
+            future.set_exception(value)
+
+
+class LoopCall(AsyncCall):
+    """A call of a coroutine function. All that happens to it happens on the loop's thread, so it takes no lock."""
+
+    __slots__ = ("context",)
+
+    def __init__(
+        self,
+        lane: LoopLane,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        future: asyncio.Future[Any] | Bell | None,
+    ) -> None:
+        # As Request.__init__, written out: this runs once for every call ever made.
+        self.lane = lane
+        self.lock = lane.lock
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs or None
+        self.state = QUEUED
+        self.timing = None
+        self.future = future
+        self.context = copy_context()
+
+    def start(self, worker: Worker) -> bool:
+        if self.state is not QUEUED:
+            return False
+        self.state = RUNNING
+        self.worker = worker
+        return True
+
+    def settle(self, state: RequestState, value: Any) -> bool:
+        if state is not DONE or self.state is not RUNNING:
+            return self._leave(RUNNING, state, value)
+        # As _leave and deliver, written out.
+        self.value = value
+        self.state = DONE
+        self.fn = self.args = self.kwargs = self.context = None
+        if self.timing is not None:
+            self.timing.request = None
+        future = self.future
+        if type(future) is AsyncFuture and not future.done():
+            future.call = None
+            future.set_result(value)
+        else:
+            self.deliver()
+        return True
+
+    def _leave(self, expected: RequestState, state: RequestState, value: Any) -> bool:
+        if self.state is not expected:
+            return False
+        self.value = value
+        self.state = state
+        self.fn = self.args = self.kwargs = self.context = None
+        if self.timing is not None:
+            self.timing.request = None
+        self.deliver()
+        return True
+
+
+class ThreadCall(AsyncCall):
+    """A call of a function on a thread."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        lane: ThreadLane,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        future: asyncio.Future[Any] | Bell | None,
+    ) -> None:
+        # As Request.__init__, written out: this runs once for every call ever made.
+        self.lane = lane
+        self.lock = lane.state_lock()
+        self.fn = copy_context().run
+        self.args = (fn, *args)
+        self.kwargs = kwargs or None
+        self.state = QUEUED
+        self.timing = None
+        self.future = future
+
+    def settle(self, state: RequestState, value: Any) -> bool:
+        return self._leave(RUNNING, state, value)  # a worker may hold its lock: the loop takes none when it is woken
+
+    def _leave(self, expected: RequestState, state: RequestState, value: Any) -> bool:
+        lock = self.lock
+        lock.acquire()
+        if self.state is not expected:
+            lock.release()
+            return False
+        self.value = value
+        self.state = state
+        self.fn = self.args = self.kwargs = None
+        if self.timing is not None:
+            self.timing.request = None
+        lock.release()
+        if self.future is not None:
+            self.lane.home.post(self)
+        return True
+
+
+class TermedLoopCall(LoopCall):
+    """One with terms: of a session, or that may run again if its worker dies."""
+
+    __slots__ = ("binds", "crashes", "terms")
+
+    crashes: int
+
+    def agree(self, terms: Terms) -> None:
+        self.terms = terms
+        self.binds = False
+        self.crashes = 0
+
+
+class TermedThreadCall(ThreadCall):
+    """One with terms: of a session, or that may run again if its worker dies."""
+
+    __slots__ = ("binds", "crashes", "terms")
+
+    crashes: int
+
+    def agree(self, terms: Terms) -> None:
+        self.terms = terms
+        self.binds = False
+        self.crashes = 0

@@ -1,0 +1,171 @@
+"""`using(...)` of an `AsyncPool`: the pool with options for single calls."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, ParamSpec, TypeVar, overload
+
+from bullpen.errors import InvalidOptionType
+from bullpen.pool.async_call import AsyncCall, AsyncFuture, NestedFuture
+from bullpen.pool.async_mapping import AsyncMap
+from bullpen.pool.async_stream import AsyncStream
+from bullpen.pool.home import running_loop
+from bullpen.pool.lane import Lane, Lanes
+from bullpen.pool.mapping import DEFAULT_WINDOW
+from bullpen.pool.options import CallOptions, at_least, seconds
+from bullpen.pool.stream import DEFAULT_BUFFER
+from bullpen.runtimes.port import coroutine_request
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncPoolView:
+    """An `AsyncPool` and the options of calls made through it. Immutable, cheap, to be kept or thrown away."""
+
+    __slots__ = ("_home", "_keeper", "_lanes", "_limits", "_options", "_terms", "_waits_for_room")
+
+    def __init__(self, lanes: Lanes, options: CallOptions, keeper: object = None) -> None:
+        self._lanes = lanes
+        self._home = lanes.home
+        self._keeper = keeper  # the pool, which would drain if nobody held on to it
+        self._options = options
+        self._limits = options.limits
+        self._terms = options.terms if options.terms.any else None
+        # A request of a session is refused if there is no room, and so is one that has no time left.
+        self._waits_for_room = lanes.patient and options.terms.session is None and options.limits.budget > 0
+
+    def kept_by(self, keeper: object) -> AsyncPoolView:
+        """The same view, holding on to `keeper`."""
+        return AsyncPoolView(self._lanes, self._options, keeper)
+
+    def using(self, **options: Any) -> AsyncPoolView:
+        """This view with some options changed: see `AsyncPool.using`."""
+        if "context" in options:
+            names = ", ".join(name for name in CallOptions.NAMES if name != "context")
+            raise InvalidOptionType("using()", "context", f"called with {names}: the context is always carried")
+        return AsyncPoolView(self._lanes, self._options.using(**options), self._keeper)
+
+    @overload
+    def submit(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncFuture[T]: ...
+    @overload
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> AsyncFuture[T]: ...
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> AsyncFuture[Any]:
+        """Run `fn(*args, **kwargs)`; the future of its result, at once."""
+        self._enter()
+        lane = self._lanes.of(fn)
+        future = self.offer(lane, fn, args, kwargs)
+        if future is None:
+            raise lane.engine.saturated_error()
+        return future
+
+    def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Run `fn(*args, **kwargs)` and forget it: True if it was accepted, False if the pool is saturated."""
+        self._enter()
+        lane = self._lanes.of(fn)
+        return self._admit(lane, lane.new_call(fn, args, kwargs, None, self._terms))
+
+    @overload
+    async def do(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    async def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def do(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Run `fn(*args, **kwargs)` and wait for the result."""
+        self._enter()
+        lane = self._lanes.of(fn)
+        future = self._home.loop.create_future()
+        call = lane.new_call(fn, args, kwargs, future, self._terms)
+        if self._waits_for_room:
+            await lane.submit_patiently(call, self._limits)
+        elif not self._admit(lane, call):
+            raise lane.engine.saturated_error()
+        return await lane.outcome(call, future)
+
+    @overload
+    def map(
+        self,
+        fn: Callable[..., Awaitable[T]],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        buffersize: int | None = None,
+    ) -> AsyncMap[T]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        buffersize: int | None = None,
+    ) -> AsyncMap[T]: ...
+    def map(
+        self,
+        fn: Any,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        buffersize: int | None = None,
+    ) -> AsyncMap[Any]:
+        """The results of `fn` over the iterables, in order, as they are read; see `AsyncPool.map`."""
+        self._enter()
+        lane = self._lanes.of(fn)
+        if buffersize is None:
+            buffersize = self._options.buffersize
+        else:
+            at_least("buffersize", buffersize, 1, none=f"for {DEFAULT_WINDOW}")
+        if isinstance(timeout, int | float) and timeout < 0:
+            timeout = 0.0  # as with the standard executors, it has passed
+        limit = seconds("timeout", timeout)
+        deadline = None if limit is None else lane.engine.clock.monotonic() + limit
+        if lane.dispatcher.draining:
+            raise lane.engine.not_open()
+        window = DEFAULT_WINDOW if buffersize is None else buffersize
+        return AsyncMap(lane, self._limits, self._terms, fn, iterables, deadline, window, self._keeper)
+
+    @overload
+    def stream(self, fn: Callable[P, AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[T]: ...
+    @overload
+    def stream(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[T]: ...
+    def stream(self, fn: Any, /, *args: Any, **kwargs: Any) -> AsyncStream[Any]:
+        """The items of a generator function, which runs on a worker, as they are made; see `AsyncPool.stream`."""
+        self._enter()
+        return AsyncStream(self, self._lanes, self._options.buffersize or DEFAULT_BUFFER, fn, args, kwargs)
+
+    # What maps and streams are made of.
+
+    def offer(
+        self, lane: Lane, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> AsyncFuture[Any] | None:
+        """One call on `lane`, if there is room."""
+        call, future = self._call(lane, fn, args, kwargs)
+        return future if self._admit(lane, call) else None
+
+    async def offer_streaming(self, lane: Lane, fn: Any, args: tuple[Any, ...]) -> AsyncFuture[Any]:
+        """One call on `lane`, with the patience that the pool has."""
+        if self._waits_for_room:
+            return await self.offer_patiently(lane, fn, args)
+        future = self.offer(lane, fn, args)
+        if future is None:
+            raise lane.engine.saturated_error()
+        return future
+
+    async def offer_patiently(self, lane: Lane, fn: Any, args: tuple[Any, ...]) -> AsyncFuture[Any]:
+        """One call on `lane`, as soon as there is room."""
+        call, future = self._call(lane, fn, args, None)
+        await lane.submit_patiently(call, self._limits)
+        return future
+
+    def _call(
+        self, lane: Lane, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> tuple[AsyncCall, AsyncFuture[Any]]:
+        kind = AsyncFuture if coroutine_request.get() is None else NestedFuture
+        future: AsyncFuture[Any] = kind(loop=self._home.loop)
+        future.call = call = lane.new_call(fn, args, kwargs or {}, future, self._terms)
+        return call, future
+
+    def _admit(self, lane: Lane, call: AsyncCall) -> bool:
+        """Take `call` in; False if there is no room."""
+        return lane.admit(call, self._limits)
+
+    def _enter(self) -> None:
+        loop = running_loop()
+        if loop is None or loop is not self._home.loop:
+            self._lanes.enter(loop)

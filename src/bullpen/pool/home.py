@@ -1,0 +1,187 @@
+"""The event loop that an `AsyncPool` lives on, and how other threads reach it.
+
+What ends on a thread is posted here. However many requests end meanwhile, the loop is woken once and delivers all of
+them: to wake a loop costs more than all else that happens to a small request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from asyncio import _get_running_loop
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from bullpen import primitives
+from bullpen.core.backlog import Ticket
+from bullpen.errors import WrongLoop
+
+logger = logging.getLogger("bullpen")
+
+running_loop = _get_running_loop  # None instead of an error when no loop runs on this thread
+
+
+class Parcel(Protocol):
+    """Something that has to be told on the loop."""
+
+    def deliver(self) -> None: ...
+
+
+class Home:
+    """The loop, once it is known."""
+
+    __slots__ = ("_awake", "_parcels", "lanes", "loop", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.loop: Any = None
+        self.lanes: object = None  # those that live here
+        self._parcels = primitives.new_deque()
+        self._awake = False  # the loop will look, and need not be woken
+
+    def settle_on(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Belong to `loop` from now on; an error if there is none, or another one already."""
+        if loop is None:
+            raise WrongLoop(pool=self.name, owner=self.loop, caller=None)
+        if self.loop is not None and self.loop is not loop:
+            raise WrongLoop(pool=self.name, owner=self.loop, caller=loop)
+        self.loop = loop
+
+    def post(self, parcel: Parcel) -> None:
+        """Have `parcel` delivered. From any thread; a worker may hold its own lock, and the loop takes none here."""
+        self._parcels.append(parcel)
+        if not self._awake:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._awake = True
+        try:
+            self.loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:  # it is closed: nobody waits there any more
+            self._parcels.clear()
+
+    def _deliver(self) -> None:
+        self._awake = False  # before looking: whoever posts from now on wakes the loop again
+        parcels = self._parcels
+        try:
+            for _ in range(len(parcels)):
+                parcels.popleft().deliver()
+        finally:
+            if parcels and not self._awake:  # interrupted
+                self._wake()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call `function` on the loop's thread: at once if this is it."""
+        if running_loop() is self.loop:
+            function()
+            return
+        try:
+            self.loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            pass  # it is closed
+
+
+class LoopGate:
+    """A gate at which a coroutine waits, to be opened from any thread. To an engine it is a gate like others."""
+
+    __slots__ = ("_home", "_opened")
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._opened: asyncio.Future[None] = home.loop.create_future()
+
+    def release(self) -> None:
+        self._home.call(self._open)
+
+    def _open(self) -> None:
+        if not self._opened.done():
+            self._opened.set_result(None)
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: ARG002 — as a lock has it
+        """Close it again, if it was open."""
+        if self._opened.done():
+            self._opened = self._home.loop.create_future()
+            return True
+        return False
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is open; False when `timeout` seconds passed first."""
+        if not self._opened.done():
+            await asyncio.wait([self._opened], timeout=timeout)
+        return self._opened.done()
+
+
+class LoopTicket(Ticket):
+    """The place in line of a coroutine that waits for room in the backlog."""
+
+    __slots__ = ()
+
+    gate: LoopGate
+
+    def __init__(self, home: Home) -> None:
+        self.gate = LoopGate(home)
+        self.called = False
+
+
+class LoopClock:
+    """The machine's clock, of a pool whose time passes only while its loop runs: nobody can block on it."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    @staticmethod
+    def wait(gate: primitives.Lock, timeout: float | None) -> bool:  # noqa: ARG004 — as a clock has it
+        raise AssertionError("a pool on an event loop never blocks")
+
+
+class LoopTimer:
+    """Calls `tick(now)` on the loop when something is due: one timer for all that a pool has to watch.
+
+    Does what `Supervisor` does, without its thread.
+    """
+
+    def __init__(self, home: Home, tick: Callable[[float], float]) -> None:
+        self._home = home
+        self._tick = tick
+        self._called = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wake(self, *, start: bool = True) -> None:  # noqa: ARG002 — there is no thread to be started
+        """Something new, or earlier than expected, has to be watched. From any thread."""
+        if self._called or self._home.loop is None:
+            return
+        self._called = True
+        try:
+            self._home.loop.call_soon_threadsafe(self._run)
+        except RuntimeError:
+            pass  # it is closed
+
+    def _run(self) -> None:
+        self._called = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        loop = self._home.loop
+        try:
+            until = self._tick(time.monotonic())
+        except Exception:  # a defect here must not stop all deadlines
+            logger.exception("%s: the timer failed and goes on", self._home.name)
+            until = time.monotonic() + 1.0
+        if until != math.inf:
+            self._timer = loop.call_at(loop.time() + max(0.0, until - time.monotonic()), self._run)
+
+    def forget(self) -> None:
+        """This is a forked child: nothing is watched here."""
+        self._called = True
+
+    def join(self, timeout: float | None) -> bool:  # noqa: ARG002 — there is nothing to wait for
+        if self._timer is not None:
+            self._home.call(self._timer.cancel)
+        return True

@@ -1,0 +1,327 @@
+"""The two lanes of an `AsyncPool`: coroutines on the loop, functions on threads. Each is an engine of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import inspect
+import logging
+import math
+import time
+import types
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any, TypeVar
+
+from bullpen import primitives
+from bullpen.core.lifecycle import PoolState
+from bullpen.core.request import QUEUED, RUNNING, Request
+from bullpen.core.terms import Terms
+from bullpen.core.timing import TimeLimits, Timing
+from bullpen.core.worker import Worker
+from bullpen.errors import NotCallable, WorkerAbandoned
+from bullpen.pool.async_call import AsyncCall, Bell, LoopCall, TermedLoopCall, TermedThreadCall, ThreadCall
+from bullpen.pool.engine import Engine
+from bullpen.pool.exit import close_in_background
+from bullpen.pool.home import Home, LoopClock, LoopGate, LoopTicket, LoopTimer
+from bullpen.pool.options import PoolOptions
+from bullpen.runtimes.open import open_event_loop, open_runtime
+from bullpen.runtimes.port import coroutine_request
+
+T = TypeVar("T")
+logger = logging.getLogger("bullpen")
+
+CLEANUP_SECONDS = 1.0  # what a coroutine gets to end after it was cancelled for good
+
+_FUNCTION = types.FunctionType
+_COROUTINE = inspect.CO_COROUTINE
+
+
+def is_coroutine_function(fn: Any) -> bool:
+    """Whether a call of `fn` has to be awaited: it is one, or a method, partial or object that leads to one."""
+    if type(fn) is _FUNCTION:
+        if fn.__code__.co_flags & _COROUTINE:
+            return True
+        if not fn.__dict__:  # where the marks of decorators are
+            return False
+    elif not callable(fn):
+        raise NotCallable(fn)
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if inspect.iscoroutinefunction(fn):
+        return True
+    return not inspect.isroutine(fn) and inspect.iscoroutinefunction(type(fn).__call__)
+
+
+class Lane:
+    """One engine, and how calls get into it."""
+
+    def __init__(self, home: Home, options: PoolOptions, clock: primitives.Clock, runtime: Any) -> None:
+        self.home = home
+        options = dataclasses.replace(options, when_full="reject")  # an engine would block the loop
+        self.engine = engine = Engine(options, runtime, clock, functools.partial(LoopTimer, home))
+        self.dispatcher = engine.dispatcher
+        self.offer = engine.dispatcher.offer
+
+    def new_call(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        future: asyncio.Future[Any] | Bell | None,
+        terms: Terms | None = None,
+    ) -> AsyncCall:
+        """A call in the caller's context, which tells `future` when it ends."""
+        raise NotImplementedError
+
+    def admit(self, call: AsyncCall, limits: TimeLimits) -> bool:
+        """Take `call` in; False if there is no room."""
+        engine = self.engine
+        if limits.budget <= 0:
+            engine.refuse_spent(call, limits)
+        if call.terms is not None and call.terms.session is not None:
+            return engine.submit_in_session(call, limits)
+        return engine.submit(call, limits)
+
+    async def outcome(self, call: AsyncCall, future: asyncio.Future[T]) -> T:
+        """Wait for a call that was admitted; whoever is cancelled here does not want it any more."""
+        if call.state is QUEUED:
+            self.awaited(call)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.give_up(call)  # unless it has ended: then it was cancelled itself
+            raise
+
+    async def submit_patiently(self, call: AsyncCall, limits: TimeLimits) -> None:
+        """Admit `call`, after waiting for room if need be."""
+        engine, dispatcher = self.engine, self.dispatcher
+        if engine.bounded is None:
+            engine.submit(call, limits)
+            return
+        if dispatcher.draining:
+            raise engine.not_open()
+        timing = None
+        if limits.any:
+            timing = call.timing = Timing(call, engine.clock.monotonic(), limits)
+        if not dispatcher.offer_bounded(engine.bounded, call):
+            await self._wait_for_room(call)
+        if dispatcher.draining and dispatcher.withdraw(call):
+            raise engine.too_late()
+        if timing is not None and engine.time.deadlines.arm_queued(timing):
+            engine.time.wake()
+
+    async def _wait_for_room(self, call: AsyncCall) -> None:
+        engine, backlog = self.engine, self.engine.bounded
+        assert backlog is not None
+        until = math.inf if call.timing is None else call.timing.start_by
+        ticket = LoopTicket(self.home)
+        backlog.take_ticket(ticket)
+        try:
+            while True:
+                ticket.rearm()
+                if self.dispatcher.draining:
+                    raise engine.not_open()
+                if self.dispatcher.offer_bounded(backlog, call, ticket):
+                    return
+                timeout = None if until == math.inf else until - engine.clock.monotonic()
+                if not await ticket.gate.wait(timeout):
+                    engine.time.raise_too_late(call)
+        except BaseException:
+            if not call.ended:  # closed, or cancelled
+                self.dispatcher.turn_away(call)
+            raise
+        finally:
+            backlog.return_ticket(ticket)
+
+    def give_up(self, call: AsyncCall) -> None:
+        """Its caller does not want it any more."""
+        engine = self.engine
+        if not engine.cancel_queued(call):
+            worker = call.holder
+            if worker is not None and call.cancel_running():
+                engine.runtime.cancel(worker, call)
+
+    def was_cancelled(self, call: AsyncCall, worker: Worker | None) -> None:
+        self.engine.cancelled.add()
+        self.engine.report_end(call, worker)
+
+    def awaited(self, call: AsyncCall) -> None:
+        """Somebody wants to know when `call`, which waits for a worker, ends."""
+
+    async def ready(self, timeout: float | None) -> bool:
+        """Wait until the workers that have to be there are; False when `timeout` seconds passed first."""
+        gate = LoopGate(self.home)
+        if self.engine.opens_when_ready(gate) and not await gate.wait(timeout):
+            return False
+        self.engine.check_open()
+        return True
+
+    async def closed(self, timeout: float | None) -> bool:
+        """Wait until the lane is closed; False when `timeout` seconds passed first."""
+        gate = LoopGate(self.home)
+        return not self.engine.opens_when_closed(gate) or await gate.wait(timeout)
+
+
+class LoopLane(Lane):
+    """Coroutines, each in a task of its own."""
+
+    def __init__(self, home: Home, options: PoolOptions) -> None:
+        super().__init__(home, options, LoopClock(), open_event_loop())
+        self.lock = primitives.state_lock()  # of all calls: all that happens to them happens on one thread
+
+    def new_call(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        future: asyncio.Future[Any] | Bell | None,
+        terms: Terms | None = None,
+    ) -> LoopCall:
+        if terms is None:
+            return LoopCall(self, fn, args, kwargs, future)
+        call = TermedLoopCall(self, fn, args, kwargs, future)
+        call.agree(terms)
+        return call
+
+    def runs_here(self) -> Request | None:
+        """The request of this lane that the current coroutine belongs to."""
+        request = coroutine_request.get()
+        if request is None or request.state is not RUNNING or not isinstance(request, LoopCall):
+            return None
+        return request if request.lane is self else None
+
+    def awaited(self, call: AsyncCall) -> None:
+        """If a coroutine of this lane waits for it, nobody may ever be free to run it: then a helper does."""
+        waiting = self.runs_here()
+        if waiting is not None and call.state is QUEUED:
+            self.engine.nested.may_wait(waiting.worker, call)
+
+    def cancel_running(self, grace: float) -> None:
+        """Cancel all that runs for good, and tell whoever waits for it."""
+        engine = self.engine
+        for worker in engine.registry.snapshot():
+            for request in worker.requests:
+                message = f"pool {engine.name!r} closed and its grace of {grace:g} s passed while this still ran"
+                if request.abandon(WorkerAbandoned(message, worker=worker.name)):
+                    engine.time.timed_out.add()
+                    engine.report_end(request, worker)
+            engine.runtime.kill(worker)
+
+
+class ThreadLane(Lane):
+    """Functions, on threads, in the contextvars of their callers."""
+
+    def __init__(self, home: Home, options: PoolOptions) -> None:
+        runtime = open_runtime("thread", options.initializer, options.initargs)
+        super().__init__(home, options, primitives.system_clock, runtime)
+        self.state_lock = self.engine.state_lock
+
+    def new_call(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        future: asyncio.Future[Any] | Bell | None,
+        terms: Terms | None = None,
+    ) -> ThreadCall:
+        if terms is None:
+            return ThreadCall(self, fn, args, kwargs, future)
+        call = TermedThreadCall(self, fn, args, kwargs, future)
+        call.agree(terms)
+        return call
+
+
+class Lanes:
+    """Both lanes of a pool on one loop, and what concerns both."""
+
+    def __init__(self, home: Home, for_coroutines: PoolOptions, for_threads: PoolOptions) -> None:
+        self.home = home
+        self.coroutines = LoopLane(home, for_coroutines)
+        self.threads = ThreadLane(home, for_threads)
+        self.patient = for_coroutines.when_full == "block"  # then whoever can wait for room does so
+        self._farewell: AsyncGenerator[None, None] | None = None
+        self._dropped = False
+        home.lanes = self  # whatever runs keeps all of this alive
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter((self.coroutines, self.threads))
+
+    def enter(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Somebody uses the pool on `loop`. The first time decides where it belongs, and starts it."""
+        new = self.home.loop is None
+        self.home.settle_on(loop)
+        if new:
+            for lane in self:
+                lane.engine.start()
+            self._farewell = self._watch_loop()
+            with contextlib.suppress(StopIteration):
+                self._farewell.__anext__().send(None)
+
+    def of(self, fn: Any) -> Lane:
+        """The lane that a function runs on."""
+        return self.coroutines if is_coroutine_function(fn) else self.threads
+
+    async def close(self, grace: float | None, drain: bool) -> None:
+        """Take no new work, run what waits or cancel it, and wait until nothing runs; see `AsyncPool.close`."""
+        for lane in self:
+            lane.engine.refuse_work("it is closed", drain)
+            if not drain:
+                lane.engine.cancel_backlog()
+        if self.coroutines.runs_here() is not None:
+            return
+        if not await self._closed(grace):
+            for lane in self:
+                lane.engine.cancel_backlog()
+            self.coroutines.cancel_running(grace or 0.0)
+            self.threads.engine.workforce.give_up_running(grace or 0.0)
+            if not await self.coroutines.closed(CLEANUP_SECONDS):
+                self.coroutines.engine.workforce.give_up_running(grace or 0.0)
+        for lane in self:
+            lane.engine.workforce.join()
+            lane.engine.time.join()
+        await self._stop_watching()
+
+    async def _closed(self, timeout: float | None) -> bool:
+        start = time.monotonic()
+        for lane in self:
+            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - start))
+            if not await lane.closed(left):
+                return False
+        return True
+
+    def pool_is_gone(self) -> None:
+        """Nobody refers to the pool any more: let it drain.
+
+        This may run inside the garbage collector, on any thread and inside any critical section, so it takes no lock.
+        """
+        self._dropped = True
+        if self.home.loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.home.loop.call_soon_threadsafe(self.coroutines.engine.refuse_work, "nobody refers to it")
+            close_in_background(self.threads.engine)
+
+    # A loop that ends before the pool was closed.
+
+    async def _watch_loop(self) -> AsyncGenerator[None, None]:
+        """Waits for the loop to shut down: then `asyncio.run` closes all async generators, of which this is one."""
+        try:
+            yield
+        finally:
+            if self.coroutines.engine.state is not PoolState.CLOSED and not self._dropped:
+                await self._loop_ends()
+
+    async def _loop_ends(self) -> None:
+        logger.warning("%s: its event loop ends, and it was not closed; what it runs is cancelled", self.home.name)
+        for lane in self:
+            lane.engine.refuse_work("its event loop has ended", drain=False)
+            lane.engine.cancel_backlog()
+        self.coroutines.cancel_running(0.0)
+        if not await self.coroutines.closed(CLEANUP_SECONDS):
+            self.coroutines.engine.workforce.give_up_running(0.0)
+
+    async def _stop_watching(self) -> None:
+        farewell, self._farewell = self._farewell, None
+        if farewell is not None:
+            await farewell.aclose()

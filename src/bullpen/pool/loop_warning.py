@@ -1,0 +1,25 @@
+"""Whoever waits for a `Pool` on the thread of an event loop stops the loop meanwhile: that works, and is worth a word."""
+
+from __future__ import annotations
+
+import warnings
+
+_warned = False
+
+
+def warn_on_event_loop() -> None:
+    """Warn, once per process, if an event loop runs on this thread. Only called where asyncio is imported already."""
+    global _warned  # noqa: PLW0603 — one process, one warning
+    if _warned:
+        return
+    from asyncio import _get_running_loop
+
+    if _get_running_loop() is None:
+        return
+    _warned = True
+    warnings.warn(
+        "Pool.do was called on the thread of a running event loop, which stands still until the result is there; "
+        "use bullpen.AsyncPool, or await asyncio.wrap_future(pool.submit(...))",
+        RuntimeWarning,
+        stacklevel=4,
+    )

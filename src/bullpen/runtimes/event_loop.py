@@ -1,0 +1,182 @@
+"""Workers that are places on an event loop: each runs one coroutine at a time, as an `asyncio.Task` of its own.
+
+Everything happens on the loop's thread. A pool on another thread may hand over work, cancel it and wait for the end;
+what it asks for is then posted to the loop. A coroutine that is cancelled may take its time, or refuse to end, so
+`cancel_running` is promised and `kill_running` is not: the worker is free again when the coroutine has really ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import types
+from asyncio import _get_running_loop  # None instead of an error when no loop runs on this thread
+from collections.abc import Callable, Generator
+from typing import Any
+
+from bullpen import primitives
+from bullpen.core.request import DONE, FAILED, RUNNING, Request
+from bullpen.core.worker import Worker
+from bullpen.runtimes.port import WorkerEvents, coroutine_request
+
+
+class EventLoopRuntime:
+    """Runs coroutine functions on `loop`; `initializer(*initargs)`, which may be one too, comes first in each worker.
+
+    Without a loop it takes the one that runs when the first worker starts.
+    """
+
+    name = "event_loop"
+    capabilities = frozenset({"share_memory", "cancel_running"})
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+    ) -> None:
+        self._loop = loop
+        self._initializer = initializer
+        self._initargs = initargs
+
+    def start(self, worker: Worker, events: WorkerEvents) -> None:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        worker.handle = place = _Place(worker, events, self._loop)
+        if self._initializer is not None:
+            place.post(place.initialize, self._initializer, self._initargs)
+        else:
+            place.post(place.start)
+
+    def cancel(self, worker: Worker, request: Request) -> bool:
+        worker.handle.post(worker.handle.cancel, request)
+        return True
+
+    def kill(self, worker: Worker) -> bool:
+        """Cancel what runs there. Whether that ends it is up to the coroutine."""
+        worker.handle.post(worker.handle.cancel_all)
+        return False
+
+    def join(self, worker: Worker, timeout: float | None) -> bool:
+        return bool(worker.handle.join(timeout))
+
+
+@types.coroutine
+def _begin() -> Generator[None, None, None]:
+    """A task that is cancelled before its first step never enters its coroutine, which then could not say that it has
+    ended. So coroutines are entered before their tasks are made, and wait here.
+    """
+    yield
+
+
+class _Place:
+    """Where one worker runs its coroutines."""
+
+    __slots__ = ("_events", "_gone", "_loop", "_tasks", "_worker")
+
+    def __init__(self, worker: Worker, events: WorkerEvents, loop: asyncio.AbstractEventLoop) -> None:
+        self._worker = worker
+        self._events = events
+        self._loop = loop
+        self._tasks: dict[Request | None, asyncio.Task[None]] = {}  # None: the one that starts the worker
+        self._gone: primitives.Lock = primitives.gate()
+        self._gone.acquire()
+
+    def post(self, call: Callable[..., object], *args: Any) -> None:
+        """Make a call on the loop's thread: at once if this is it."""
+        if _get_running_loop() is self._loop:
+            call(*args)
+        else:
+            self._loop.call_soon_threadsafe(call, *args)
+
+    # Start.
+
+    def start(self) -> None:
+        try:
+            self._events.prepare(self._worker)
+        except BaseException as error:
+            self._died(error)
+        else:
+            self._run(self._events.ready(self._worker))
+
+    def initialize(self, initializer: Callable[..., object], initargs: tuple[Any, ...]) -> None:
+        steps = self._initialize(initializer, initargs)
+        steps.send(None)
+        self._tasks[None] = asyncio.Task(steps, loop=self._loop)
+
+    async def _initialize(self, initializer: Callable[..., object], initargs: tuple[Any, ...]) -> None:
+        try:
+            await _begin()
+            made = initializer(*initargs)
+            if inspect.isawaitable(made):
+                await made
+        except BaseException as error:
+            self._died(error)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+        else:
+            del self._tasks[None]
+            self.start()
+
+    def _died(self, error: BaseException) -> None:
+        self._tasks.clear()
+        self._events.died(self._worker, error)
+        self._gone.release()
+
+    # Work.
+
+    def hand(self, request: Request | None) -> None:
+        if request is None:
+            self._loop.call_soon_threadsafe(self._end)  # not at once: it may be in the midst of a report
+        else:
+            self.post(self._run, request)
+
+    def _run(self, request: Request | None) -> None:
+        if request is not None:
+            steps = self._steps(request)
+            steps.send(None)  # see `_begin`
+            self._tasks[request] = asyncio.Task(steps, loop=self._loop, context=request.context)
+
+    async def _steps(self, request: Request) -> None:
+        try:
+            await _begin()
+            if request.state is not RUNNING:  # given up before its first step
+                raise asyncio.CancelledError
+            coroutine_request.set(request)  # in its own context
+            kwargs = request.kwargs
+            value = await (request.fn(*request.args) if kwargs is None else request.fn(*request.args, **kwargs))
+        except BaseException as error:
+            del self._tasks[request]
+            if isinstance(error, asyncio.CancelledError):
+                request.cancel_running()  # by somebody else than the pool, if this changes anything
+            self._run(self._events.finished(self._worker, request, FAILED, error))
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise  # as asyncio does: the loop ends, and everybody here was told before
+        else:
+            del self._tasks[request]
+            self._run(self._events.finished(self._worker, request, DONE, value))
+
+    def cancel(self, request: Request) -> None:
+        """Cancel the task of `request`, unless that is over."""
+        task = self._tasks.get(request)
+        if task is not None:
+            task.cancel()
+
+    def cancel_all(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+    # The end.
+
+    def _end(self) -> None:
+        self._events.retire(self._worker)
+        self._events.exited(self._worker)
+        self._gone.release()
+
+    def join(self, timeout: float | None) -> bool:
+        if _get_running_loop() is self._loop:
+            timeout = 0  # what is left of it here ends by itself
+        if not primitives.system_clock.wait(self._gone, timeout):
+            return False
+        self._gone.release()
+        return True
