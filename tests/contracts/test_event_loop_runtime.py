@@ -7,6 +7,7 @@ waits for it there: what is tested is how workers start, take over, report, are 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import threading
@@ -138,7 +139,8 @@ async def on_a_thread(worker: Worker, fn: Callable[..., Any], *args: Any, **kwar
             error = raised
         finally:
             port.leave()
-        loop.call_soon_threadsafe(tell, error, value)
+        with contextlib.suppress(RuntimeError):  # nobody waits any more, and the loop is closed
+            loop.call_soon_threadsafe(tell, error, value)
 
     threading.Thread(target=contextvars.Context().run, args=(run,)).start()
     error, value = await ended

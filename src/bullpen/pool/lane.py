@@ -207,7 +207,7 @@ class LoopLane(Lane):
                 if request.abandon(WorkerAbandoned(message, worker=worker.name)):
                     engine.time.timed_out.add()
                     engine.report_end(request, worker)
-            engine.runtime.kill(worker)
+                engine.runtime.cancel(worker, request)
 
 
 class ThreadLane(Lane):

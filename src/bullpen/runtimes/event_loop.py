@@ -52,9 +52,7 @@ class EventLoopRuntime:
         worker.handle.post(worker.handle.cancel, request)
         return True
 
-    def kill(self, worker: Worker) -> bool:
-        """Cancel what runs there. Whether that ends it is up to the coroutine."""
-        worker.handle.post(worker.handle.cancel_all)
+    def kill(self, worker: Worker) -> bool:  # noqa: ARG002 — a coroutine may always refuse to end
         return False
 
     def join(self, worker: Worker, timeout: float | None) -> bool:
@@ -162,10 +160,6 @@ class _Place:
         if task is not None:
             task.cancel()
 
-    def cancel_all(self) -> None:
-        for task in list(self._tasks.values()):
-            task.cancel()
-
     # The end.
 
     def _end(self) -> None:
@@ -174,9 +168,10 @@ class _Place:
         self._gone.release()
 
     def join(self, timeout: float | None) -> bool:
-        if _get_running_loop() is self._loop:
-            timeout = 0  # what is left of it here ends by itself
-        if not primitives.system_clock.wait(self._gone, timeout):
-            return False
-        self._gone.release()
-        return True
+        if timeout == 0 or _get_running_loop() is self._loop:  # to wait on the loop would be to wait forever
+            gone = self._gone.acquire(False)
+        else:
+            gone = primitives.system_clock.wait(self._gone, timeout)
+        if gone:
+            self._gone.release()
+        return gone

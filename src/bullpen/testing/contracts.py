@@ -34,7 +34,7 @@ from bullpen.core.worker import Worker
 from bullpen.errors import DeadlineExceeded, PoolClosed, PoolError, PoolFailed, WorkerAbandoned, WorkerError, WorkerLost
 from bullpen.pool.future import PoolFuture
 from bullpen.pool.pool import Pool
-from bullpen.runtimes.port import CAPABILITIES, Runtime
+from bullpen.runtimes.port import CAPABILITIES, Runtime, current_worker
 
 PATIENCE = 30.0
 """Seconds after which something that has to happen has not."""
@@ -370,6 +370,7 @@ class RuntimeContract:
                 with pytest.raises((CancelledError, WorkerLost)):
                     running.result(PATIENCE)
                 assert pool.submit(pow, 2, 2).result(PATIENCE) == 4, "its place is free again"
+                leave_note(tmp_path, "go")  # for whatever is left of it
             else:
                 leave_note(tmp_path, "go")
                 assert running.result(PATIENCE) == "done"
@@ -512,8 +513,9 @@ def twice(call: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 def place() -> str:
-    """Where this runs."""
-    return f"{os.getpid()}:{threading.get_ident()}"
+    """Where this runs: on which worker, if that can be seen from here, or else on which thread."""
+    worker = current_worker()
+    return f"{os.getpid()}:{threading.get_ident() if worker is None else worker.name}"
 
 
 def note_place(folder: Path, name: str) -> None:
@@ -545,7 +547,7 @@ def wait_then_fail(folder: Path, text: str) -> None:
 def meet(folder: Path, count: int) -> int:
     """Wait until `count` calls are here at once."""
     folder.mkdir(exist_ok=True)
-    (folder / f"here-{place()}").touch()
+    (folder / f"here-{place()}-{threading.get_ident()}").touch()
     eventually(lambda: len(list(folder.glob("here-*"))) >= count)
     return count
 
@@ -558,7 +560,7 @@ def meet_in(folder: Path, count: int) -> str:
 
 def count_present(folder: Path) -> int:
     """How many calls, this one included, were here while it was."""
-    own = folder / f"present-{place()}"
+    own = folder / f"present-{place()}-{threading.get_ident()}"
     own.touch(exist_ok=False)
     most = 0
     for _ in range(5):
