@@ -196,7 +196,7 @@ class LoopLane(Lane):
         """If a coroutine of this lane waits for it, nobody may ever be free to run it: then a helper does."""
         waiting = self.runs_here()
         if waiting is not None and call.state is QUEUED:
-            self.engine.nested.may_wait(waiting.worker, call)
+            self.engine.nested.want(waiting.worker, waiting, call)
 
     def cancel_running(self, grace: float) -> None:
         """Cancel all that runs for good, and tell whoever waits for it."""

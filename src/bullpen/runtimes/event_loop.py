@@ -144,11 +144,12 @@ class _Place:
             kwargs = request.kwargs
             value = await (request.fn(*request.args) if kwargs is None else request.fn(*request.args, **kwargs))
         except BaseException as error:
-            del self._tasks[request]
+            task = self._tasks.pop(request)
             if isinstance(error, asyncio.CancelledError):
                 request.cancel_running()  # by somebody else than the pool, if this changes anything
             self._run(self._events.finished(self._worker, request, FAILED, error))
             if isinstance(error, KeyboardInterrupt | SystemExit):
+                task.add_done_callback(asyncio.Task.exception)  # nobody else will ask for it
                 raise  # as asyncio does: the loop ends, and everybody here was told before
         else:
             del self._tasks[request]
