@@ -1,7 +1,7 @@
 """The contract of runtimes, kept by the event loop.
 
-The functions of the contract block, and would block the loop. So each is run on a thread of its own, by a coroutine that
-waits for it there: what is tested is how workers start, take over, report, are cancelled and end.
+The functions of the contract would block the loop. So each is run on a thread of its own, by a coroutine that waits for
+it: what is tested is how workers start, take over, report, are cancelled and end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`AsyncPool`: coroutines and functions, bounds, limits in time, cancelling, and the end. On asyncio's loop and uvloop."""
+"""`AsyncPool`: coroutines and functions, bounds, limits in time, cancelling, the end. On asyncio's loop and uvloop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -76,6 +75,16 @@ async def fail(text: str = "no") -> None:
 
 def fail_on_a_thread(text: str = "no") -> None:
     raise Oops(text)
+
+
+async def count(n: int) -> AsyncIterator[int]:
+    for x in range(n):
+        await asyncio.sleep(0)
+        yield x
+
+
+def count_on_a_thread(n: int) -> Iterator[int]:
+    yield from range(n)
 
 
 # A call.
@@ -368,7 +377,8 @@ def test_whoever_can_wait_for_room_does_so_without_blocking_the_loop(run: Run) -
 def test_the_wait_for_room_ends_with_its_time_and_with_the_pool(run: Run) -> None:
     async def main() -> None:
         door = Door()
-        for fn, blocker in ((door, None), (Blocker(), True)):
+        blocker = Blocker()
+        for fn, release in ((door, door.open), (blocker, blocker.release)):
             async with AsyncPool(1, threads=1, max_queue=0, when_full="block") as pool:
                 running = pool.submit(fn)
                 await steps(3)
@@ -381,7 +391,7 @@ def test_the_wait_for_room_ends_with_its_time_and_with_the_pool(run: Run) -> Non
                 closing = asyncio.create_task(pool.close())
                 with pytest.raises(PoolClosed):
                     await waiting
-                fn.release() if blocker else fn.open()  # type: ignore[attr-defined]
+                release()
                 await asyncio.gather(running, closing)
                 assert_counts_agree(pool)
 
@@ -729,312 +739,6 @@ def test_requests_of_a_strict_session_come_one_after_the_other(run: Run) -> None
     run(main())
 
 
-# Maps.
-
-
-def test_a_map_is_lazy_and_bounded_and_in_order(run: Run) -> None:
-    async def main() -> None:
-        taken, started = 0, list[int]()
-
-        def endless() -> Iterator[int]:
-            nonlocal taken
-            while True:
-                yield taken
-                taken += 1
-
-        async def note(x: int, y: int) -> int:
-            started.append(x)
-            await asyncio.sleep(0)
-            return x - y
-
-        async with AsyncPool(3) as pool:
-            results = pool.map(note, endless(), endless(), buffersize=8)
-            await steps(3)
-            assert started == [], "nobody reads"
-            read = []
-            async for result in results:
-                read.append(result)
-                assert taken <= 2 * (len(read) + 8)
-                if len(read) == 50:
-                    break
-            await results.aclose()
-            before = len(started)
-            await steps(5)
-            assert len(started) == before
-            with pytest.raises(StopAsyncIteration):
-                await anext(results)
-            for fn in (double, lambda x: 2 * x):
-                assert [x async for x in pool.map(fn, range(3000))] == list(range(0, 6000, 2))
-            assert [x async for x in pool.map(max, [1, 5], [4, 2, 9])] == [4, 5]
-            await at_rest(pool)
-
-    run(main())
-
-
-def test_the_error_of_a_call_comes_after_the_results_before_it_and_ends_the_map(run: Run) -> None:
-    async def picky(x: int) -> int:
-        if x == 3:
-            raise Oops
-        return x
-
-    def broken() -> Iterator[int]:
-        yield from range(3)
-        raise Oops("of the iterable")
-
-    async def main() -> None:
-        async with AsyncPool(2) as pool:
-            for results in (pool.map(picky, range(100)), pool.map(double, broken())):
-                read = []
-                with pytest.raises(Oops):
-                    async for x in results:
-                        read.append(x)  # noqa: PERF401 — there is an error to come
-                assert len(read) == 3
-                assert [x async for x in results] == []
-            await at_rest(pool)
-
-    run(main())
-
-
-def test_a_map_waits_for_room(run: Run) -> None:
-    async def main() -> None:
-        async with AsyncPool(1, threads=1, max_queue=0) as pool:
-            for fn in (double, square):
-                door = Door()
-                pool.submit(door)
-                for _ in range(2):
-                    assert len([x async for x in pool.map(square, range(20))]) == 20
-                door.open()
-                assert len([x async for x in pool.map(fn, range(20))]) == 20
-            await at_rest(pool)
-
-    run(main())
-
-
-def test_a_map_has_a_time_for_all_of_it(run: Run) -> None:
-    async def main() -> None:
-        door = Door()
-        async with AsyncPool(1) as pool:
-            with pytest.raises(TimeoutError):
-                async for _ in pool.map(door, range(3), timeout=0.02):
-                    pass
-            with pytest.raises(DeadlineExceeded):
-                async for _ in pool.using(timeout=0.02).map(door, range(3)):
-                    pass
-            await at_rest(pool)
-            with pytest.raises(InvalidOption):
-                pool.map(door, [1], buffersize=0)
-
-    run(main())
-
-
-def test_a_map_that_is_dropped_cancels_what_is_left(run: Run) -> None:
-    async def main() -> None:
-        door = Door()
-        async with AsyncPool(1) as pool:
-            results = pool.map(door, range(100))
-            reading = asyncio.create_task(anext(results))
-            await door.wait_entered(1)
-            reading.cancel()
-            await asyncio.wait([reading])
-            await at_rest(pool)
-            read = [x async for x in pool.map(double, range(5))]
-            results = pool.map(double, range(100), buffersize=20)
-            read.append(await anext(results))
-            del results
-            gc.collect()
-            await at_rest(pool)
-            assert read == [0, 2, 4, 6, 8, 0]
-
-    run(main())
-
-
-def test_a_closing_pool_cuts_a_map_short_and_says_so(run: Run) -> None:
-    async def main() -> None:
-        pool = AsyncPool(2)
-        results = pool.map(double, range(100), buffersize=4)
-        read = [await anext(results)]
-        await pool.close()
-        with pytest.raises(PoolClosed):
-            async for x in results:
-                read.append(x)  # noqa: PERF401
-        assert read == [0, 2, 4, 6]
-        with pytest.raises(PoolClosed):
-            pool.map(double, range(3))
-
-    run(main())
-
-
-# Streams.
-
-
-async def count(n: int) -> AsyncIterator[int]:
-    for x in range(n):
-        await asyncio.sleep(0)
-        yield x
-
-
-def count_on_a_thread(n: int) -> Iterator[int]:
-    yield from range(n)
-
-
-@pytest.mark.parametrize("fn", [count, count_on_a_thread, functools.partial(count), range])
-def test_items_arrive_in_order(run: Run, fn: Any) -> None:
-    async def main() -> None:
-        async with AsyncPool(2) as pool:
-            assert [x async for x in pool.stream(fn, 500)] == list(range(500))
-            assert [x async for x in pool.stream(fn, 0)] == []
-            small = pool.using(buffersize=1)
-            assert [x async for x in small.stream(fn, 50)] == list(range(50))
-            await at_rest(pool)
-            assert pool.stats().completed == 3
-
-    run(main())
-
-
-class Tap:
-    """Generators that note what becomes of them."""
-
-    def __init__(self) -> None:
-        self.made = 0
-        self.closed = threading.Event()
-
-    async def on_the_loop(self) -> AsyncIterator[int]:
-        try:
-            while True:
-                self.made += 1
-                yield self.made
-        finally:
-            self.closed.set()
-
-    def on_a_thread(self) -> Iterator[int]:
-        try:
-            while True:
-                self.made += 1
-                yield self.made
-        finally:
-            self.closed.set()
-
-
-@pytest.fixture(params=["on_the_loop", "on_a_thread"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def test_a_generator_waits_for_its_reader(run: Run, kind: str) -> None:
-    async def main() -> None:
-        tap = Tap()
-        async with AsyncPool(1, threads=1) as pool, aclosing(pool.using(buffersize=4).stream(getattr(tap, kind))) as s:
-            assert tap.made == 0, "nobody reads"
-            assert await anext(s) == 1
-            await asyncio.sleep(0.02)
-            assert tap.made <= 7
-            assert [await anext(s) for _ in range(20)] == list(range(2, 22))
-            assert tap.made <= 27
-
-    run(main())
-
-
-def test_to_close_a_stream_early_is_to_end_its_generator(run: Run, kind: str) -> None:
-    async def main() -> None:
-        for ending in ("with", "aclose", "drop", "cancel", "unstarted"):
-            tap = Tap()
-            async with AsyncPool(1, threads=1) as pool:
-                stream = pool.stream(getattr(tap, kind))
-                if ending != "unstarted":
-                    assert await anext(stream) == 1
-                if ending == "with":
-                    async with stream:
-                        async for x in stream:
-                            if x == 5:
-                                break
-                elif ending == "drop":
-                    del stream
-                    gc.collect()
-                elif ending == "cancel":
-                    while not stream._channel.closed:
-                        reading = asyncio.ensure_future(read_all(stream))
-                        await steps(3)
-                        reading.cancel()
-                        await asyncio.wait([reading])
-                else:
-                    await stream.aclose()
-                if ending != "drop":
-                    with pytest.raises(StopAsyncIteration):
-                        await anext(stream)
-                await until(lambda: ending == "unstarted" or tap.closed.is_set())  # noqa: B023
-                assert await pool.do(double if kind == "on_the_loop" else square, 2) == 4, "its place is free"
-                await at_rest(pool)
-
-    run(main())
-
-
-async def read_all(items: AsyncIterator[Any]) -> list[Any]:
-    return [item async for item in items]
-
-
-def test_an_error_comes_after_the_items_before_it(run: Run) -> None:
-    async def break_down() -> AsyncIterator[int]:
-        yield 1
-        yield 2
-        raise Oops
-
-    def break_down_on_a_thread() -> Iterator[int]:
-        yield 1
-        yield 2
-        raise Oops
-
-    async def main() -> None:
-        async with AsyncPool(1) as pool:
-            for fn in (break_down, break_down_on_a_thread):
-                stream, read = pool.stream(fn), []
-                with pytest.raises(Oops):
-                    async for x in stream:
-                        read.append(x)  # noqa: PERF401
-                assert read == [1, 2]
-                assert await read_all(stream) == []
-            for wrong in (double, 5):
-                with pytest.raises((InvalidOptionType, NotCallable)):
-                    pool.stream(wrong)  # type: ignore[call-overload]
-            with pytest.raises(TypeError, match="not iterable"):
-                await read_all(pool.stream(abs, 5))  # type: ignore[call-overload]
-            await at_rest(pool)
-            assert pool.stats().failed == 3
-
-    run(main())
-
-
-def test_a_stream_has_limits_in_time(run: Run, kind: str) -> None:
-    async def main() -> None:
-        tap = Tap()
-        async with AsyncPool(1, threads=1) as pool:
-            with pytest.raises(DeadlineExceeded):
-                async for _ in pool.using(timeout=0.03).stream(getattr(tap, kind)):
-                    await asyncio.sleep(0.001)
-            await until(tap.closed.is_set)
-            await at_rest(pool)
-            assert pool.stats().timed_out == 1
-
-    run(main())
-
-
-def test_a_stream_of_a_full_pool_is_refused_or_waits(run: Run) -> None:
-    async def main() -> None:
-        for when_full in ("reject", "block"):
-            door = Door()
-            async with AsyncPool(1, max_queue=0, when_full=when_full) as pool:  # type: ignore[arg-type]
-                pool.submit(door)
-                reading = asyncio.create_task(read_all(pool.stream(count, 3)))
-                await steps(3)
-                door.open()
-                if when_full == "reject":
-                    with pytest.raises(PoolSaturated):
-                        await reading
-                else:
-                    assert await reading == [0, 1, 2]
-
-    run(main())
-
-
 # The end.
 
 
@@ -1056,21 +760,26 @@ def test_to_leave_normally_is_to_finish_what_was_accepted(run: Run) -> None:
 
 
 def test_to_leave_by_an_error_is_to_cancel_what_waits(run: Run) -> None:
+    running: list[AsyncFuture[Any]] = []
+    waiting: list[AsyncFuture[Any]] = []
+
+    async def break_off(pool: AsyncPool, door: Door, blocker: Blocker) -> None:
+        async with pool:
+            running.extend([pool.submit(door, "ran"), pool.submit(blocker, "ran")])
+            waiting.extend([pool.submit(double, 1), pool.submit(square, 1)])
+            await door.wait_entered(1)
+            await asyncio.to_thread(blocker.wait_entered)
+            asyncio.get_running_loop().call_later(0.01, door.open)
+            asyncio.get_running_loop().call_later(0.01, blocker.release)
+            raise Oops
+
     async def main() -> None:
-        door = Door()
-        with Blocker() as blocker:
-            with pytest.raises(Oops):
-                async with AsyncPool(1, threads=1) as pool:
-                    running = [pool.submit(door, "ran"), pool.submit(blocker, "ran")]
-                    waiting = [pool.submit(double, 1), pool.submit(square, 1)]
-                    await door.wait_entered(1)
-                    await asyncio.to_thread(blocker.wait_entered)
-                    asyncio.get_running_loop().call_later(0.01, door.open)
-                    asyncio.get_running_loop().call_later(0.01, blocker.release)
-                    raise Oops
-            assert [future.result() for future in running] == ["ran", "ran"]
-            assert all(future.cancelled() for future in waiting)
-            assert_counts_agree(pool)
+        pool = AsyncPool(1, threads=1)
+        with Blocker() as blocker, pytest.raises(Oops):
+            await break_off(pool, Door(), blocker)
+        assert [future.result() for future in running] == ["ran", "ran"]
+        assert all(future.cancelled() for future in waiting)
+        assert_counts_agree(pool)
 
     run(main())
 

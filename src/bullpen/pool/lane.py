@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, TypeVar
 
 from bullpen import primitives
+from bullpen.core.backlog import BoundedBacklog
 from bullpen.core.lifecycle import PoolState
 from bullpen.core.request import QUEUED, RUNNING, Request
 from bullpen.core.terms import Terms
@@ -105,7 +106,7 @@ class Lane:
         timing = None
         if limits.any:
             timing = call.timing = Timing(call, engine.clock.monotonic(), limits)
-        if not dispatcher.offer_bounded(engine.bounded, call):
+        if not dispatcher.offer_bounded(engine.bounded, call) and not self.push_in(engine.bounded, call):
             await self._wait_for_room(call)
         if dispatcher.draining and dispatcher.withdraw(call):
             raise engine.too_late()
@@ -146,6 +147,10 @@ class Lane:
     def was_cancelled(self, call: AsyncCall, worker: Worker | None) -> None:
         self.engine.cancelled.add()
         self.engine.report_end(call, worker)
+
+    def push_in(self, backlog: BoundedBacklog, call: AsyncCall) -> bool:  # noqa: ARG002 — see LoopLane
+        """Take in a call although there is no room for it, if its caller must not wait for room."""
+        return False
 
     def awaited(self, call: AsyncCall) -> None:
         """Somebody wants to know when `call`, which waits for a worker, ends."""
@@ -191,6 +196,15 @@ class LoopLane(Lane):
         if request is None or request.state is not RUNNING or not isinstance(request, LoopCall):
             return None
         return request if request.lane is self else None
+
+    def push_in(self, backlog: BoundedBacklog, call: AsyncCall) -> bool:
+        """For a coroutine of this lane, to wait for room could be to wait for itself."""
+        if self.runs_here() is None:
+            return False
+        backlog.revoke()  # the place that it gives back when it leaves
+        backlog.put_free(call)
+        self.awaited(call)
+        return True
 
     def awaited(self, call: AsyncCall) -> None:
         """If a coroutine of this lane waits for it, nobody may ever be free to run it: then a helper does."""

@@ -1,4 +1,4 @@
-"""Whoever waits for a `Pool` on the thread of an event loop stops the loop meanwhile: that works, and is worth a word."""
+"""To wait for a `Pool` on the thread of an event loop is to stop the loop meanwhile: that works, and is worth a word."""
 
 from __future__ import annotations
 
