@@ -16,7 +16,7 @@ from multiprocessing.pool import ThreadPool
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
-from .settings import LIMIT_SECONDS, MAX_QUEUE, WORKERS
+from .settings import COROUTINES_AT_ONCE, LIMIT_SECONDS, MAX_QUEUE, WORKERS
 
 Function = Callable[..., object]
 Loop = Callable[[Function, int], object]
@@ -95,6 +95,39 @@ BULLPEN_LIMITED = Peer(
     lambda: import_module("bullpen").Pool(WORKERS, max_queue=MAX_QUEUE, queue_timeout=LIMIT_SECONDS),
 )
 
+RUN_IN_EXECUTOR = Peer(
+    "run_in_executor",
+    "concurrent.futures:ThreadPoolExecutor",
+    None,
+    None,
+    f"ThreadPoolExecutor({WORKERS})",
+    lambda: None,
+)
+TO_THREAD = Peer(
+    "asyncio.to_thread",
+    "concurrent.futures:ThreadPoolExecutor",
+    None,
+    None,
+    f"set_default_executor(ThreadPoolExecutor({WORKERS}))",
+    lambda: None,
+)
+TASK_GROUP = Peer(
+    "Semaphore + TaskGroup",
+    "asyncio:TaskGroup",
+    None,
+    None,
+    f"Semaphore({COROUTINES_AT_ONCE})",
+    lambda: None,
+)
+ASYNC_BULLPEN = Peer(
+    "bullpen",
+    "bullpen:AsyncPool",
+    "bullpen",
+    "pip install -e .",
+    f"AsyncPool({COROUTINES_AT_ONCE}, threads={WORKERS})",
+    lambda: None,
+)
+
 SCRIPTED = Peer(
     "bullpen",
     "bullpen.testing:ScriptedRuntime",
@@ -104,7 +137,7 @@ SCRIPTED = Peer(
     lambda: None,
 )
 
-PEERS = (EXECUTOR, THREAD_POOL, PEBBLE, JOBLIB, BULLPEN)
+PEERS = (EXECUTOR, THREAD_POOL, PEBBLE, JOBLIB, BULLPEN, RUN_IN_EXECUTOR, TO_THREAD, TASK_GROUP, ASYNC_BULLPEN)
 
 
 def on(peer: Peer, make: Callable[[Any], L]) -> Callable[[], AbstractContextManager[L]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 WORKERS = 4
 MAX_QUEUE = 10**6
+COROUTINES_AT_ONCE = 100
 LIMIT_SECONDS = 60
 
 

@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
-from . import dispatch, memory
+from . import asynchronous, dispatch, memory
 from .peers import (
+    ASYNC_BULLPEN,
     BULLPEN,
     BULLPEN_LIMITED,
     EXECUTOR,
     JOBLIB,
     JOBLIB_SINGLE,
     PEBBLE,
+    RUN_IN_EXECUTOR,
     SCRIPTED,
+    TASK_GROUP,
     THREAD_POOL,
+    TO_THREAD,
     Peer,
     drain,
     drain_map_future,
@@ -94,6 +98,9 @@ BARS = (
     Bar("serve-limits", RATE, 2.5),
     Bar("latency", P50, 1.0),
     Bar("latency", P99, 1.0),
+    Bar("async-submit", RATE, 6.0),
+    Bar("async-do", RATE, 3.0),
+    Bar("coroutines", RATE, 1.7),
     Bar("dispatch-scale", dispatch.COST, 1.3),
     Bar("memory", memory.QUEUED_TRACED, 1.0),
     Bar("memory", memory.QUEUED_RESIDENT, 1.0),
@@ -135,6 +142,13 @@ _EXECUTOR_SERVE = Contestant(
     EXECUTOR,
     f"{EXECUTOR.opened_as}: submit, then shutdown(wait=True)",
     rate_until_closed(on(EXECUTOR, lambda pool: serve(pool.submit, pool.shutdown))),
+)
+
+_RUN_IN_EXECUTOR = Contestant(
+    RUN_IN_EXECUTOR.name,
+    RUN_IN_EXECUTOR,
+    f"{RUN_IN_EXECUTOR.opened_as}: gather(*[loop.run_in_executor(executor, noop), …])",
+    asynchronous.rate_of_functions(asynchronous.run_in_executor),
 )
 
 WORKS = (
@@ -301,6 +315,68 @@ WORKS = (
                 BULLPEN,
                 f"{BULLPEN.opened_as}: submit(noop).result()",
                 latency(on(BULLPEN, lambda pool: one_by_one(pool.submit))),
+            ),
+        ),
+    ),
+    Work(
+        "async-submit",
+        "{count:,} no-ops on threads from asyncio: submit all, then gather",
+        "tasks",
+        THROUGHPUT,
+        (
+            _RUN_IN_EXECUTOR,
+            Contestant(
+                ASYNC_BULLPEN.name,
+                ASYNC_BULLPEN,
+                f"{ASYNC_BULLPEN.opened_as}: gather(*[pool.submit(noop), …])",
+                asynchronous.rate_of_functions(asynchronous.pool_submit),
+            ),
+        ),
+    ),
+    Work(
+        "async-do",
+        "{count:,} no-ops on threads from asyncio: gather of coroutines that wait for one each",
+        "tasks",
+        THROUGHPUT,
+        (
+            _RUN_IN_EXECUTOR,
+            Contestant(
+                TO_THREAD.name,
+                TO_THREAD,
+                f"{TO_THREAD.opened_as}: gather(*[to_thread(noop), …])",
+                asynchronous.rate_of_functions(asynchronous.to_thread),
+            ),
+            Contestant(
+                ASYNC_BULLPEN.name,
+                ASYNC_BULLPEN,
+                f"{ASYNC_BULLPEN.opened_as}: gather(*[pool.do(noop), …])",
+                asynchronous.rate_of_functions(asynchronous.pool_do),
+            ),
+        ),
+    ),
+    Work(
+        "coroutines",
+        "{count:,} coroutines that await once, 100 of them at once",
+        "tasks",
+        THROUGHPUT,
+        (
+            Contestant(
+                TASK_GROUP.name,
+                TASK_GROUP,
+                f"{TASK_GROUP.opened_as}: each task enters it",
+                asynchronous.rate_of_coroutines(asynchronous.semaphore_and_task_group),
+            ),
+            Contestant(
+                f"{ASYNC_BULLPEN.name}, submit and gather",
+                ASYNC_BULLPEN,
+                f"{ASYNC_BULLPEN.opened_as}: gather(*[pool.submit(f), …])",
+                asynchronous.rate_of_coroutines(asynchronous.pool_submit),
+            ),
+            Contestant(
+                f"{ASYNC_BULLPEN.name}, map",
+                ASYNC_BULLPEN,
+                f"{ASYNC_BULLPEN.opened_as}: async for _ in pool.map(f, items)",
+                asynchronous.rate_of_coroutines(asynchronous.pool_map),
             ),
         ),
     ),

@@ -8,6 +8,9 @@ To read the code, follow one call from `submit` to its result:
     core/worker.py       one worker and its lock         core/request.py    one call and its states
     runtimes/port.py     what a runtime is               runtimes/thread.py where the call runs
 
+From asyncio: `pool/async_pool.py`, `pool/lane.py` for its two engines, `pool/async_call.py` for a request and its
+future, `pool/home.py` for the loop, `runtimes/event_loop.py` for where coroutines run.
+
 `core/lifecycle.py` has the three state machines, `pool/workforce.py` how workers start and end, `pool/timekeeper.py`
 all that happens because time has passed, `pool/pools.py` several pools by name, `errors.py` everything that is raised,
 `primitives.py` the seams that tests use.

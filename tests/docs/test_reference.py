@@ -11,6 +11,9 @@ from typing import Any
 
 import bullpen.testing
 from bullpen import (
+    AsyncPool,
+    AsyncPoolStats,
+    AsyncPoolView,
     Event,
     Explanation,
     Kind,
@@ -78,6 +81,19 @@ def test_every_option_of_using_is_described() -> None:
     assert missing_from("pool.md", [*limits, *set(CallOptions.__slots__) - {"limits"}]) == []
 
 
+def test_everything_of_an_async_pool_is_described() -> None:
+    page = "async-pool.md"
+    assert missing_from(page, inspect.signature(AsyncPool).parameters) == []
+    assert missing_from(page, public_methods(AsyncPool)) == []
+    for method in (AsyncPool.close, AsyncPool.map, AsyncPool.wait_ready, AsyncPool.resize, AsyncPool.can):
+        assert missing_from(page, [name for name in inspect.signature(method).parameters if name != "self"]) == []
+    assert missing_from(page, [name for name in CallOptions.NAMES if name != "context"]) == []
+    sums = [name for name, value in vars(AsyncPoolStats).items() if isinstance(value, property)]
+    assert len(sums) > 10
+    assert missing_from(page, [*field_names(AsyncPoolStats), *sums]) == []
+    assert set(public_methods(AsyncPoolView)) >= {"submit", "serve", "do", "map", "stream", "using"}
+
+
 def test_views_futures_schedulers_and_capabilities_are_described() -> None:
     futures = ["result", "exception", "cancel", "cancelled", "running", "done", "add_done_callback"]
     assert set(futures) <= set(dir(PoolFuture))
@@ -128,7 +144,7 @@ def test_the_testing_tools_are_described() -> None:
 
 
 def test_the_public_names_are_somewhere_in_the_reference() -> None:
-    pages = ("pool.md", "pools.md", "errors.md", "stats.md", "events.md", "explain.md")
+    pages = ("pool.md", "async-pool.md", "pools.md", "errors.md", "stats.md", "events.md", "explain.md")
     for name in bullpen.__all__:
         if name != "__version__":
             assert any(not missing_from(page, [name]) for page in pages), name

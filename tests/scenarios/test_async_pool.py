@@ -159,7 +159,7 @@ def test_errors_come_back_as_they_are(run: Run) -> None:
                     await pool.do(fn, "as it is")
                 error = (await asyncio.gather(pool.submit(fn), return_exceptions=True))[0]
                 assert type(error) is Oops
-            assert pool.stats().failed == 4
+            await until(lambda: pool.stats().failed == 4)
             with pytest.raises(NotCallable):
                 pool.submit(double(1).close())  # type: ignore[call-overload]
             with pytest.raises(NotCallable):

@@ -1,4 +1,4 @@
-"""To wait for a `Pool` on the thread of an event loop is to stop the loop meanwhile: that works, and is worth a word."""
+"""To wait for a `Pool` on the thread of an event loop is to stop the loop meanwhile, which is worth a warning."""
 
 from __future__ import annotations
 
