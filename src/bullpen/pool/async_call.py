@@ -234,24 +234,26 @@ class ThreadCall(AsyncCall):
 class TermedLoopCall(LoopCall):
     """One with terms: of a session, or that may run again if its worker dies."""
 
-    __slots__ = ("binds", "crashes", "terms")
+    __slots__ = ("binds", "crashes", "pinned_to", "terms")
 
     crashes: int
 
     def agree(self, terms: Terms) -> None:
         self.terms = terms
         self.binds = False
+        self.pinned_to = None
         self.crashes = 0
 
 
 class TermedThreadCall(ThreadCall):
     """One with terms: of a session, or that may run again if its worker dies."""
 
-    __slots__ = ("binds", "crashes", "terms")
+    __slots__ = ("binds", "crashes", "pinned_to", "terms")
 
     crashes: int
 
     def agree(self, terms: Terms) -> None:
         self.terms = terms
         self.binds = False
+        self.pinned_to = None
         self.crashes = 0

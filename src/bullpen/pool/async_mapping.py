@@ -12,7 +12,6 @@ from bullpen.core.request import CANCELLED, DONE, QUEUED
 from bullpen.core.terms import Terms
 from bullpen.core.timing import TimeLimits
 from bullpen.pool.async_call import AsyncCall, Bell
-from bullpen.pool.mapping import raise_from_call
 
 if TYPE_CHECKING:
     from bullpen.pool.lane import Lane
@@ -99,9 +98,11 @@ class AsyncMap(Generic[T]):
         calls.popleft()
         if call.state is DONE:
             return call.value  # type: ignore[no-any-return]
-        if call.state is not CANCELLED:
-            raise_from_call(call.value)
-        raise asyncio.CancelledError
+        if call.state is CANCELLED:
+            raise asyncio.CancelledError
+        if isinstance(call.value, StopIteration | StopAsyncIteration):  # which would look like the end of the results
+            raise RuntimeError(f"the function of a map raised {type(call.value).__name__}") from call.value
+        raise call.value
 
     def _fill(self) -> None:
         """Start calls until the window is full, or the pool."""

@@ -99,6 +99,15 @@ class AsyncPool:
             "worker": None,
             "capacity": 1,
             "capacity_strategy": "pool",
+            "initialization": None,
+            "startup_batch_size": 10,
+            "startup_batch_delay": 0.0,
+            "restart_limit": None,
+            "reconcile_batch_size": 10,
+            "taint_duration": 60.0,
+            "taint_on": (),
+            "max_requests": None,
+            "max_age": None,
         }
         for_threads = PoolOptions(
             max_workers=threads,
@@ -111,6 +120,7 @@ class AsyncPool:
             max_abandoned=max_abandoned,
             idle_timeout=seconds("idle_timeout", idle_timeout, zero=False),
             scheduler=scheduler,
+            reconcile_interval=60.0,
             when_full=when_full,
             **common,
         )
@@ -125,6 +135,7 @@ class AsyncPool:
             max_abandoned=0,
             idle_timeout=None,  # a place on the loop costs nothing
             scheduler="rotation",
+            reconcile_interval=None,
             when_full=when_full,
             **common,
         )

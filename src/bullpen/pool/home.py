@@ -7,6 +7,7 @@ them: to wake a loop costs more than all else that happens to a small request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -77,10 +78,8 @@ class Home:
         if running_loop() is self.loop:
             function()
             return
-        try:
+        with contextlib.suppress(RuntimeError):  # it is closed
             self.loop.call_soon_threadsafe(function)
-        except RuntimeError:
-            pass  # it is closed
 
 
 class LoopGate:
@@ -153,15 +152,13 @@ class LoopTimer:
         self._called = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def wake(self, *, start: bool = True) -> None:  # noqa: ARG002 — there is no thread to be started
+    def wake(self, *, start: bool = True) -> bool:  # noqa: ARG002 — there is no thread to be started
         """Something new, or earlier than expected, has to be watched. From any thread."""
-        if self._called or self._home.loop is None:
-            return
-        self._called = True
-        try:
-            self._home.loop.call_soon_threadsafe(self._run)
-        except RuntimeError:
-            pass  # it is closed
+        if not self._called and self._home.loop is not None:
+            self._called = True
+            with contextlib.suppress(RuntimeError):  # it is closed
+                self._home.loop.call_soon_threadsafe(self._run)
+        return True
 
     def _run(self) -> None:
         self._called = False

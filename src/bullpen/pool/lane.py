@@ -158,8 +158,12 @@ class Lane:
     async def ready(self, timeout: float | None) -> bool:
         """Wait until the workers that have to be there are; False when `timeout` seconds passed first."""
         gate = LoopGate(self.home)
-        if self.engine.opens_when_ready(gate) and not await gate.wait(timeout):
-            return False
+        if self.engine.startup.line_up(gate):
+            try:
+                if not await gate.wait(timeout):
+                    return False
+            finally:
+                self.engine.startup.leave_line(gate)
         self.engine.check_open()
         return True
 
@@ -282,12 +286,12 @@ class Lanes:
         for lane in self:
             lane.engine.refuse_work("it is closed", drain)
             if not drain:
-                lane.engine.cancel_backlog()
+                lane.engine.cancel_waiting()
         if self.coroutines.runs_here() is not None:
             return
         if not await self._closed(grace):
             for lane in self:
-                lane.engine.cancel_backlog()
+                lane.engine.cancel_waiting()
             self.coroutines.cancel_running(grace or 0.0)
             self.threads.engine.workforce.give_up_running(grace or 0.0)
             if not await self.coroutines.closed(CLEANUP_SECONDS):
@@ -330,7 +334,7 @@ class Lanes:
         logger.warning("%s: its event loop ends, and it was not closed; what it runs is cancelled", self.home.name)
         for lane in self:
             lane.engine.refuse_work("its event loop has ended", drain=False)
-            lane.engine.cancel_backlog()
+            lane.engine.cancel_waiting()
         self.coroutines.cancel_running(0.0)
         if not await self.coroutines.closed(CLEANUP_SECONDS):
             self.coroutines.engine.workforce.give_up_running(0.0)

@@ -17,6 +17,7 @@ from typing import Any
 from bullpen import primitives
 from bullpen.core.request import DONE, FAILED, RUNNING, Request
 from bullpen.core.worker import Worker
+from bullpen.errors import WorkerBroken
 from bullpen.runtimes.port import WorkerEvents, coroutine_request
 
 
@@ -143,6 +144,10 @@ class _Place:
             coroutine_request.set(request)  # in its own context
             kwargs = request.kwargs
             value = await (request.fn(*request.args) if kwargs is None else request.fn(*request.args, **kwargs))
+        except WorkerBroken as error:
+            del self._tasks[request]
+            request = None  # type: ignore[assignment]  # the error's traceback leads here, and must not lead on
+            self._died(error)
         except BaseException as error:
             task = self._tasks.pop(request)
             if isinstance(error, asyncio.CancelledError):
