@@ -383,7 +383,8 @@ def test_a_pool_that_shrinks_runs_fewer_items_at_once(make: Make) -> None:
         results.close()
 
 
-def test_a_pool_that_grows_runs_more_items_at_once(make: Make) -> None:
+@pytest.mark.parametrize("buffersize", [4, None])
+def test_a_pool_that_grows_runs_more_items_at_once(make: Make, buffersize: int | None) -> None:
     with make(1) as pool:
         meeting = threading.Barrier(3)
         met = threading.Event()
@@ -394,10 +395,14 @@ def test_a_pool_that_grows_runs_more_items_at_once(make: Make) -> None:
                 met.set()
             return number
 
-        results = pool.map(run, itertools.count(), buffersize=4)
+        go = threading.Event()
+        results = pool.map(
+            lambda number: (number < 5 or go.wait(PATIENCE)) and run(number), itertools.count(), buffersize=buffersize
+        )
         for _ in range(5):
             next(results)
         pool.resize(3)
+        go.set()
         assert [next(results) for _ in range(50)] == list(range(5, 55))
         assert met.is_set()
         results.close()

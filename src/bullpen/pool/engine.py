@@ -475,6 +475,7 @@ class Engine:
                 self.workforce.deal_slots(max_workers)
         self.workforce.stop_slotless()
         self.use_new_room()
+        self.maps.resized()
 
     def pause(self) -> None:
         """Start nothing from now on. What runs goes on, and what is submitted waits. A pool that drains goes on."""

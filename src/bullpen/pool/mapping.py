@@ -169,6 +169,9 @@ class MapWork(ABC, Generic[T]):
     def wait_for_room(self) -> int:
         """Wait until fewer items are under way than a window has; how many fewer."""
 
+    def resized(self) -> None:
+        """More items may run at once than when they were taken."""
+
     def leave_if_done(self) -> None:
         """Once everything was taken, and nothing of it waits, the pool need not know of this any more."""
         if self._calls is None and not self.waiting:
@@ -370,6 +373,11 @@ class RunnerMap(MapWork[T]):
             with self._lock:
                 self._runners -= 1
             self.fail(self.engine.not_open())
+
+    def resized(self) -> None:
+        most = self._most = self.engine.most_at_once()
+        for _ in range(min(len(self._todo), most)):
+            self._start_runner()
 
     def _offer(self) -> bool:
         """Put a runner, which is counted, into the backlog; False if the pool has no more use for it."""

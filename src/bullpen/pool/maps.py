@@ -49,6 +49,11 @@ class Maps:
         """Nothing is left of a map that has to be known here. Takes no lock."""
         self._unfinished.pop(id(work), None)
 
+    def resized(self) -> None:
+        """More may run at once than before."""
+        for work in list(self._unfinished.values()):
+            work.resized()
+
     # Feeders.
 
     def see_to(self, work: MapWork[Any]) -> None:
