@@ -95,13 +95,13 @@ class Maps:
     def settle(self) -> list[MapWork[Any]]:
         """The pool begins to drain, and its lock is held: the maps that have to get a feeder now.
 
-        Those whose input may be endless, and that somebody may still read, are taken no further.
+        Those whose input may be endless, and that somebody has begun to read, are taken no further.
         """
         wanted = []
         for work in list(self._unfinished.values()):
             if id(work) in self._fed or work.exhausted:
                 continue
-            if work.finite or work.dropped:
+            if work.finite or work.dropped or not work.begun:
                 self._fed[id(work)] = work
                 wanted.append(work)
             else:
