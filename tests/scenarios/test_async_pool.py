@@ -919,16 +919,22 @@ def test_a_loop_that_ends_before_its_pool_was_closed_is_no_tragedy() -> None:
                     pool.serve(hang)
                     pool.serve(print, end="")
                 futures = [pool.submit(hang) for _ in range(10)]
+                dropped = AsyncPool(1, name="dropped")
+                dropped.serve(hang)
+                dropped.serve(hang)
+                await asyncio.sleep(0.01)
+                del dropped
                 await asyncio.sleep(0.01)
 
             with asyncio.Runner(loop_factory={loop}.new_event_loop) as runner:
                 runner.run(main())
-            print(cleaned >= 3, pool.stats().running, pool.stats().queued)
+            print(cleaned >= 4, pool.stats().running, pool.stats().queued)
             """
         )
         assert (outcome.code, outcome.out) == (0, "True 0 0\n"), outcome
-        assert outcome.err.splitlines() == [
-            "WARNING forgotten: its event loop ends, and it was not closed; what it runs is cancelled"
+        assert sorted(outcome.err.splitlines()) == [
+            f"WARNING {name}: its event loop ends, and it was not closed; what it runs is cancelled"
+            for name in ("dropped", "forgotten")
         ]
 
 

@@ -207,7 +207,6 @@ class LoopLane(Lane):
             return False
         backlog.revoke()  # the place that it gives back when it leaves
         backlog.put_free(call)
-        self.awaited(call)
         return True
 
     def awaited(self, call: AsyncCall) -> None:
@@ -327,7 +326,8 @@ class Lanes:
         try:
             yield
         finally:
-            if self.coroutines.engine.state is not PoolState.CLOSED and not self._dropped:
+            engine = self.coroutines.engine
+            if engine.state is not PoolState.CLOSED and (not self._dropped or len(engine.registry)):
                 await self._loop_ends()
 
     async def _loop_ends(self) -> None:
