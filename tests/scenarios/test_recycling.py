@@ -229,6 +229,37 @@ def test_a_pool_that_is_made_smaller_during_a_change_has_its_number(ready: bool,
     end(pool, runtime)
 
 
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_successor_without_a_slot_brings_no_room_along(ready: bool, by_hand: ManualClock) -> None:
+    runtime = ScriptedRuntime(auto_ready=False)
+    pool = Pool(2, max_requests=1, max_queue=1, runtime=runtime, clock=by_hand)
+    for _ in range(2):
+        pool.serve(int)
+        runtime.ready()
+    second = runtime.running[1]
+    pool.serve(int)
+    runtime.finish(second)
+    tick(pool)
+    (successor,) = runtime.starting
+    assert pool.serve(int)
+    assert not pool.serve(int)
+    if ready:
+        runtime.ready()
+    pool.resize(1)
+    runtime.finish_next()
+    while runtime.worker_of(runtime.running[0]).slot != 0:
+        runtime.finish_next()
+    waiting = pool.stats().queued
+    while pool.serve(int):
+        waiting += 1
+    assert waiting == 1, "the backlog has one place"
+    if not ready:
+        runtime.ready(successor)
+        assert not pool.serve(int)
+    assert successor not in runtime.workers
+    end(pool, runtime)
+
+
 def test_a_worker_whose_line_is_not_empty_runs_it_before_it_ends(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
     pool = Pool(1, max_requests=1, runtime=runtime, clock=by_hand)

@@ -271,7 +271,8 @@ class Workforce:
         """The one that `worker` is to replace is gone: it begins, if it is `ready` and there is a slot for it."""
         if worker.slot is None:
             self._engine.dispatcher.stop(worker, when_idle=False)
-        self._pledge(worker)
+        else:
+            self._pledge(worker)
         if ready:
             request = self._begin(worker)
             if request is not None:
@@ -299,12 +300,14 @@ class Workforce:
         self._engine.report(Kind.WORKER_READY, worker, None)
         if self.recycling.holds(worker):
             return None  # until the one that it replaces has ended
-        self._pledge(worker)
         return self._begin(worker)
 
     def _begin(self, worker: Worker) -> Request | None:
         """A worker that is ready begins to take requests."""
+        if worker.slot is not None:
+            self._pledge(worker)
         request = self._engine.dispatcher.started(worker)
+        self._pledge(worker)  # one that only ends: what it took back it had never brought
         self._engine.worker_is_ready()
         self.recycling.came_up(worker)
         return request
