@@ -49,6 +49,11 @@ SCHEDULES = 600
 Scenario = Callable[[Run], None]
 
 
+def new_pool(max_workers: int, **options: Any) -> Pool:
+    """A pool without its safety net, which would repair in a minute what has to be found."""
+    return Pool(max_workers, reconcile_interval=None, **{"idle_timeout": None, **options})
+
+
 class Ran:
     """Counts how often each function ran, and how many at once."""
 
@@ -104,7 +109,7 @@ def at_rest(pool: Pool) -> None:
 
 def submit_and_wait(run: Run) -> None:
     """Queued while a worker becomes ready: nobody is left lying."""
-    pool, ran, results = Pool(1, idle_timeout=None), Ran(), []
+    pool, ran, results = new_pool(1), Ran(), []
 
     def use(name: str) -> None:
         results.append(pool.submit(ran.call, name).result())
@@ -123,7 +128,7 @@ def submit_and_wait(run: Run) -> None:
 
 def grow_to_demand_only(run: Run) -> None:
     """Two requests never start more than two workers, and one slot never gets two."""
-    pool, ran = Pool(3, idle_timeout=None), Ran()
+    pool, ran = new_pool(3), Ran()
 
     def use(name: str) -> None:
         pool.submit(ran.call, name).result()
@@ -141,7 +146,7 @@ def grow_to_demand_only(run: Run) -> None:
 
 def close_while_submitting(run: Run) -> None:
     """Stop while a worker parks, and while somebody submits: everything accepted runs, everything else is refused."""
-    pool, ran, outcomes = Pool(1, idle_timeout=None), Ran(), {}
+    pool, ran, outcomes = new_pool(1), Ran(), {}
 
     def use(name: str) -> None:
         try:
@@ -166,7 +171,7 @@ def close_while_submitting(run: Run) -> None:
 
 def close_without_draining(run: Run) -> None:
     """A request that is cancelled never runs; one that is not, runs once."""
-    pool, ran, outcomes = Pool(1, idle_timeout=None), Ran(), {}
+    pool, ran, outcomes = new_pool(1), Ran(), {}
 
     def use(name: str) -> None:
         try:
@@ -188,7 +193,7 @@ def close_without_draining(run: Run) -> None:
 
 def cancel_and_expire(run: Run) -> None:
     """Start, cancel and expire a request at once: one wins, the others notice."""
-    pool, ran = Pool(1, idle_timeout=None), Ran()
+    pool, ran = new_pool(1), Ran()
     outcomes: dict[str, object] = {}
     run.actor(lambda: outcomes.update(first=pool.submit(run.clock.sleep, 1.0).result()), name="first")
 
@@ -223,7 +228,7 @@ def deadlines_are_kept(run: Run) -> None:
             told.append(event.at)
 
     begin = run.clock.monotonic()
-    pool = Pool(1, idle_timeout=None, observer=observe)
+    pool = new_pool(1, observer=observe)
     gate = threading.Event()
 
     def use(timeout: float) -> None:
@@ -247,7 +252,7 @@ def deadlines_are_kept(run: Run) -> None:
 
 def deadlines_that_come_together(run: Run) -> None:
     """One limit passes while another of the same length is being set."""
-    pool, outcomes = Pool(1, idle_timeout=None), []
+    pool, outcomes = new_pool(1), []
     gate = threading.Event()
 
     def use() -> None:
@@ -269,7 +274,7 @@ def deadlines_that_come_together(run: Run) -> None:
 
 def bounded_exactly(run: Run) -> None:
     """One runs, one waits, everybody else is turned away; a place that is given back is there for the next."""
-    pool, ran, outcomes = Pool(1, max_queue=1, idle_timeout=None), Ran(), {}
+    pool, ran, outcomes = new_pool(1, max_queue=1), Ran(), {}
     gate = threading.Event()
     waiting: list[int] = []
 
@@ -307,7 +312,7 @@ def bounded_exactly(run: Run) -> None:
 
 
 def blocked_submitters_get_their_turn(run: Run) -> None:
-    pool, ran, results = Pool(1, max_queue=0, when_full="block", idle_timeout=None), Ran(), []
+    pool, ran, results = new_pool(1, max_queue=0, when_full="block"), Ran(), []
 
     def use(name: str) -> None:
         results.append(pool.submit(ran.call, name).result())
@@ -323,7 +328,7 @@ def blocked_submitters_get_their_turn(run: Run) -> None:
 
 
 def resize_under_load(run: Run) -> None:
-    pool, ran, results = Pool(2, idle_timeout=None), Ran(), []
+    pool, ran, results = new_pool(2), Ran(), []
 
     def use(name: str) -> None:
         results.append(pool.submit(ran.call, name).result())
@@ -345,7 +350,7 @@ def resize_under_load(run: Run) -> None:
 
 
 def pause_and_resume(run: Run) -> None:
-    pool, ran = Pool(1, idle_timeout=None), Ran()
+    pool, ran = new_pool(1), Ran()
     run.actor(lambda: pool.submit(ran.call, "a").result(), name="a")
     run.actor(lambda: pool.submit(ran.call, "b").result(), name="b")
 
@@ -363,7 +368,7 @@ def pause_and_resume(run: Run) -> None:
 
 
 def whoever_sees_the_result_finds_the_worker_free(run: Run) -> None:
-    pool, ran = Pool(1, max_queue=0, idle_timeout=None), Ran()
+    pool, ran = new_pool(1, max_queue=0), Ran()
 
     def one_after_another() -> None:
         for name in ("a", "b", "c"):
@@ -375,7 +380,7 @@ def whoever_sees_the_result_finds_the_worker_free(run: Run) -> None:
 
 def callbacks_in_the_last_moment(run: Run) -> None:
     """A callback is called once, and a request handed to the worker meanwhile does not wait behind it."""
-    pool, ran, called = Pool(1, idle_timeout=None), Ran(), []
+    pool, ran, called = new_pool(1), Ran(), []
 
     def watch() -> None:
         future = pool.submit(ran.call, "a")
@@ -393,7 +398,7 @@ def callbacks_in_the_last_moment(run: Run) -> None:
 
 
 def a_map_under_way(run: Run) -> None:
-    pool = Pool(2, idle_timeout=None)
+    pool = new_pool(2)
     results: list[str] = []
     run.actor(lambda: results.extend(pool.map(str, range(5), buffersize=2)), name="map")
     run.actor(lambda: results.append(pool.submit(str, "x").result()), name="other")
@@ -407,7 +412,7 @@ def a_map_under_way(run: Run) -> None:
 
 def a_dropped_map_while_the_pool_closes(run: Run) -> None:
     """`pool.map(…)` as a statement: all of it has run when `close` returns, or none was accepted."""
-    pool, ran = Pool(1, idle_timeout=None), Ran()
+    pool, ran = new_pool(1), Ran()
     accepted: list[bool] = []
     ran_at_close: list[int] = []
 
@@ -437,7 +442,7 @@ def a_dropped_map_while_the_pool_closes(run: Run) -> None:
 
 def a_map_is_read_while_the_pool_closes(run: Run) -> None:
     """Whoever reads gets everything of an input with a length; of another all that was taken, and is then told."""
-    pool, results, endless = Pool(1, idle_timeout=None), [], []
+    pool, results, endless = new_pool(1), [], []
     maps: list[Any] = [pool.map(str, range(4), buffersize=2), pool.map(str, iter(range(4)), buffersize=2)]
 
     def read() -> None:
@@ -462,7 +467,7 @@ def a_map_is_read_while_the_pool_closes(run: Run) -> None:
 
 def a_map_while_the_pool_changes(run: Run) -> None:
     """Paused, resumed, made smaller: nothing of a map is lost, and never more runs than may."""
-    pool, ran = Pool(2, idle_timeout=None), Ran()
+    pool, ran = new_pool(2), Ran()
     results: list[str] = []
 
     def change() -> None:
@@ -487,7 +492,7 @@ def a_map_while_the_pool_changes(run: Run) -> None:
 
 def a_map_without_room(run: Run) -> None:
     """Runners need no room, and take none for good."""
-    pool = Pool(1, idle_timeout=None, max_queue=0, when_full="block")
+    pool = new_pool(1, max_queue=0, when_full="block")
     results: list[str] = []
     run.actor(lambda: results.extend(pool.map(str, range(3), buffersize=2)), name="map")
     run.actor(lambda: results.append(pool.submit(str, "x").result()), name="other")
@@ -504,7 +509,7 @@ def a_map_without_room(run: Run) -> None:
 
 
 def idle_workers_go_while_work_comes(run: Run) -> None:
-    pool, ran = Pool(1, idle_timeout=1.0), Ran()
+    pool, ran = new_pool(1, idle_timeout=1.0), Ran()
 
     def use() -> None:
         for name in ("a", "b"):
@@ -521,7 +526,7 @@ def idle_workers_go_while_work_comes(run: Run) -> None:
 
 def starts_that_fail_together(run: Run) -> None:
     """No worker can start: whoever waits is told, whichever of them was the last hope."""
-    pool, told = Pool(2, idle_timeout=None, initializer=refuse_to_start), []
+    pool, told = new_pool(2, initializer=refuse_to_start), []
 
     def use() -> None:
         try:
@@ -549,7 +554,7 @@ def starts_that_fail_later(run: Run) -> None:
         if len(starts) > 1:
             refuse_to_start()
 
-    pool = Pool(1, idle_timeout=1.0, initializer=start)
+    pool = new_pool(1, idle_timeout=1.0, initializer=start)
 
     def use() -> None:
         pool.submit(run.clock.sleep, 0.0).result()
@@ -607,7 +612,7 @@ def strict(pool: Pool, session: str = "s") -> PoolView:
 
 def a_session_binds_once(run: Run) -> None:
     """Two strict requests of a new session, two workers: both run on one of them."""
-    pool, places = Pool(2, idle_timeout=None), Places()
+    pool, places = new_pool(2), Places()
     for name in ("a", "b"):
         run.actor(lambda name=name: strict(pool).do(places.call, name), name=name)
 
@@ -621,7 +626,7 @@ def a_session_binds_once(run: Run) -> None:
 
 def a_session_keeps_its_order(run: Run) -> None:
     """What one caller submits to a strict session starts in that order, while it is being bound and after."""
-    pool, places = Pool(2, idle_timeout=None), Places()
+    pool, places = new_pool(2), Places()
 
     def use() -> None:
         futures = [strict(pool).submit(places.call, name) for name in ("a", "b", "c")]
@@ -640,7 +645,7 @@ def a_session_keeps_its_order(run: Run) -> None:
 
 def one_call_of_a_new_session_fails_fast(run: Run) -> None:
     """Of two calls that do not wait, one that comes while the other waits or runs is refused, and never runs."""
-    pool, places, outcomes = Pool(1, idle_timeout=None), Places(), {}
+    pool, places, outcomes = new_pool(1), Places(), {}
     view = pool.using(session="s", affinity="strict_fail_fast")
 
     def use(name: str) -> None:
@@ -660,7 +665,7 @@ def one_call_of_a_new_session_fails_fast(run: Run) -> None:
 
 def a_worker_dies_while_its_session_lines_up(run: Run) -> None:
     """The one that ran is lost, what waits for that worker is refused, what comes later too; nobody waits forever."""
-    pool, places, outcomes = Pool(2, runtime=MortalRuntime(), idle_timeout=None), Places(), {}
+    pool, places, outcomes = new_pool(2, runtime=MortalRuntime()), Places(), {}
 
     def die() -> None:
         raise Death
@@ -684,7 +689,7 @@ def a_worker_dies_while_its_session_lines_up(run: Run) -> None:
 
 def resize_while_a_session_lines_up(run: Run) -> None:
     """A worker that has to go runs what waits for it alone first; later calls are refused."""
-    pool, places, outcomes = Pool(2, idle_timeout=None), Places(), {}
+    pool, places, outcomes = new_pool(2), Places(), {}
 
     def use(name: str) -> None:
         outcomes[name] = outcome_of(lambda: strict(pool).do(places.call, name))
@@ -705,7 +710,7 @@ def resize_while_a_session_lines_up(run: Run) -> None:
 
 def an_idle_worker_goes_unless_a_session_needs_it(run: Run) -> None:
     """A strict session finds its worker again, however long it was idle."""
-    pool, places = Pool(2, idle_timeout=1.0), Places()
+    pool, places = new_pool(2, idle_timeout=1.0), Places()
 
     def use(name: str) -> None:
         for times in range(2):
@@ -723,7 +728,7 @@ def an_idle_worker_goes_unless_a_session_needs_it(run: Run) -> None:
 
 
 def pause_and_resume_with_lines(run: Run) -> None:
-    pool, places = Pool(2, idle_timeout=None), Places()
+    pool, places = new_pool(2), Places()
     run.actor(lambda: [strict(pool).do(places.call, name) for name in ("a", "b")], name="ab")
     run.actor(lambda: strict(pool).do(places.call, "c"), name="c")
 
@@ -742,7 +747,7 @@ def pause_and_resume_with_lines(run: Run) -> None:
 
 
 def resume_while_a_session_lines_up(run: Run) -> None:
-    pool, places, paused = Pool(2, idle_timeout=None), Places(), threading.Event()
+    pool, places, paused = new_pool(2), Places(), threading.Event()
 
     def use() -> None:
         strict(pool).do(places.call, "a")
@@ -766,7 +771,7 @@ def resume_while_a_session_lines_up(run: Run) -> None:
 
 def blocked_submitters_of_sessions(run: Run) -> None:
     """Those who wait for room get it, whichever worker they want, and no place is lost or made."""
-    pool, places = Pool(2, max_queue=1, when_full="block", idle_timeout=None), Places()
+    pool, places = new_pool(2, max_queue=1, when_full="block"), Places()
 
     def use(session: str, name: str) -> None:
         assert strict(pool, session).do(places.call, name) == name
@@ -785,7 +790,7 @@ def blocked_submitters_of_sessions(run: Run) -> None:
 
 def room_on_another_worker(run: Run) -> None:
     """Whoever waits for room on one worker does not keep those behind it from the room of another."""
-    pool = Pool(2, max_queue=0, when_full="block", idle_timeout=None)
+    pool = new_pool(2, max_queue=0, when_full="block")
     gates = {"s": threading.Event(), "t": threading.Event()}
     order: list[str] = []
 
@@ -817,7 +822,7 @@ def room_on_another_worker(run: Run) -> None:
 
 def bounded_and_pinned(run: Run) -> None:
     """With one worker and one place, one runs, one waits, the third is turned away: by a session as without."""
-    pool, outcomes = Pool(1, max_queue=1, idle_timeout=None), {}
+    pool, outcomes = new_pool(1, max_queue=1), {}
     gate = threading.Event()
 
     def hold() -> str:
@@ -853,7 +858,7 @@ def has_places(pool: Pool, count: int) -> None:
 
 def close_while_a_session_lines_up(run: Run) -> None:
     """Everything accepted runs, on one worker, everything else is refused."""
-    pool, places, outcomes = Pool(2, idle_timeout=None), Places(), {}
+    pool, places, outcomes = new_pool(2), Places(), {}
 
     def use(name: str) -> None:
         outcomes[name] = outcome_of(lambda: strict(pool).do(places.call, name))
@@ -873,7 +878,7 @@ def close_while_a_session_lines_up(run: Run) -> None:
 
 
 def close_without_draining_lines(run: Run) -> None:
-    pool, places, outcomes = Pool(2, idle_timeout=None), Places(), {}
+    pool, places, outcomes = new_pool(2), Places(), {}
 
     def use(name: str) -> None:
         outcomes[name] = outcome_of(lambda: strict(pool).do(places.call, name))
@@ -893,7 +898,7 @@ def close_without_draining_lines(run: Run) -> None:
 
 def end_a_session_that_lines_up(run: Run) -> None:
     """What was submitted before the end runs all the same, wherever the session begins anew."""
-    pool, places = Pool(2, idle_timeout=None), Places()
+    pool, places = new_pool(2), Places()
 
     def use() -> None:
         first = [strict(pool).submit(places.call, name) for name in ("a", "b")]
@@ -914,7 +919,7 @@ def end_a_session_that_lines_up(run: Run) -> None:
 
 def cancel_in_line(run: Run) -> None:
     """One that is cancelled or expires in a line never runs, and leaves nothing behind."""
-    pool, places, outcomes = Pool(2, idle_timeout=None), Places(), {}
+    pool, places, outcomes = new_pool(2), Places(), {}
 
     def use(name: str, **options: Any) -> None:
         future = strict(pool).using(**options).submit(places.call, name)
@@ -936,7 +941,7 @@ def cancel_in_line(run: Run) -> None:
 
 def waits_across_lines(run: Run) -> None:
     """A request may wait for one of its own session, which then runs on the very worker that waits."""
-    pool, places = Pool(2, idle_timeout=None), Places()
+    pool, places = new_pool(2), Places()
 
     def outer(name: str) -> str:
         places.call(f"outer {name}")
@@ -955,7 +960,7 @@ def waits_across_lines(run: Run) -> None:
 
 def several_at_once_on_a_worker(run: Run) -> None:
     """Whatever becomes free, nobody waits beside room, and no worker has more than its capacity."""
-    pool, ran, most = Pool(2, capacity=2, idle_timeout=None), Ran(), []
+    pool, ran, most = new_pool(2, capacity=2), Ran(), []
     places = Places()
 
     def call(name: str) -> None:
@@ -980,7 +985,7 @@ def several_at_once_on_a_worker(run: Run) -> None:
 def bounded_room_on_a_worker(run: Run) -> None:
     """A worker for two and no backlog: two run at once, and whoever waits for room gets it."""
     options: Any = {"max_queue": 0, "when_full": "block"}
-    pool, places = Pool(1, capacity=2, idle_timeout=None, **options), Places()
+    pool, places = new_pool(1, capacity=2, **options), Places()
     run.actor(lambda: pool.do(places.call, "a"), name="a")
     run.actor(lambda: strict(pool).do(places.call, "b"), name="b")
     run.actor(lambda: strict(pool).do(places.call, "c"), name="c")
@@ -997,7 +1002,7 @@ def bounded_room_on_a_worker(run: Run) -> None:
 
 
 def served_while_closing_without_draining(run: Run) -> None:
-    pool, ran, outcomes = Pool(1, idle_timeout=None), Ran(), {}
+    pool, ran, outcomes = new_pool(1), Ran(), {}
 
     def use(name: str) -> None:
         outcomes[name] = outcome_of(lambda: pool.serve(ran.call, name))
@@ -1019,7 +1024,7 @@ def served_while_closing_without_draining(run: Run) -> None:
 
 def served_until_the_grace_has_passed(run: Run) -> None:
     """What is left behind when the grace has passed is counted once, whenever it returns."""
-    pool, ran = Pool(1, idle_timeout=None, log_errors=False), Ran()
+    pool, ran = new_pool(1, log_errors=False), Ran()
 
     def serve(name: str, seconds: float) -> None:
         with contextlib.suppress(PoolClosed):
@@ -1041,7 +1046,7 @@ def served_until_the_grace_has_passed(run: Run) -> None:
 
 def served_beside_a_late_callback(run: Run) -> None:
     """A worker that took a served request gives it back to call back first."""
-    pool, ran, called = Pool(1, idle_timeout=None), Ran(), []
+    pool, ran, called = new_pool(1), Ran(), []
 
     def watch() -> None:
         future = pool.submit(ran.call, "a")
@@ -1132,7 +1137,7 @@ def test_requests_run_at_once_in_some_schedules() -> None:
     most: set[int] = set()
 
     def two_at_once(run: Run) -> None:
-        pool, ran = Pool(2, idle_timeout=None), Ran()
+        pool, ran = new_pool(2), Ran()
         for name in ("a", "b"):
             run.actor(pool.submit, ran.call, name, name=name)
         run.check(lambda: most.add(ran.most))
@@ -1275,7 +1280,7 @@ def note_before_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def end_before_the_line_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is told to stop takes nothing more, not even what waits for it alone."""
-    monkeypatch.setattr(Dispatcher, "_take_own", lambda self, worker, left: None)
+    monkeypatch.setattr(Dispatcher, "_take_own", lambda self, worker: None)
 
 
 def resume_only_what_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
