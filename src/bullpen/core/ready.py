@@ -24,6 +24,9 @@ class SchedulerStrategy(Protocol):
 
     def __len__(self) -> int: ...
 
+    # A strategy that looks at the load may have `update(worker_id, load)` too: the load of a worker has changed that
+    # was pushed, and may have been popped meanwhile.
+
 
 class Line:
     """Ids in one deque, whose operations are atomic."""
