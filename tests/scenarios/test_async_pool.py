@@ -1072,8 +1072,16 @@ def test_threads_that_cannot_start_are_told_of_and_coroutines_go_on(run: Run) ->
             assert pool.stats().state is PoolState.FAILED
         assert pool.stats().coroutines.state is PoolState.CLOSED
 
-    logging.getLogger("bullpen").addFilter(lambda record: "could not start" not in record.msg)
-    run(main())
+    logger, quiet = logging.getLogger("bullpen"), _without_failed_starts
+    logger.addFilter(quiet)
+    try:
+        run(main())
+    finally:
+        logger.removeFilter(quiet)
+
+
+def _without_failed_starts(record: logging.LogRecord) -> bool:
+    return "could not start" not in record.msg
 
 
 @pytest.mark.parametrize(
