@@ -90,7 +90,7 @@ class Ticket:
             self.gate.release()
 
     def rearm(self) -> None:
-        """Be ready to be called again. Only the holder calls this, before it tries for a place once more."""
+        """Be ready to be called again. Called with the lock of the line held."""
         self.gate.acquire(False)
         self.called = False
 
@@ -203,6 +203,11 @@ class BoundedBacklog(Backlog):
         with self._lock:
             self.tickets.append(ticket)
         return ticket
+
+    def rearm(self, ticket: Ticket) -> None:
+        """Let `ticket` be called again. Its holder does this before it tries for a place once more."""
+        with self._lock:
+            ticket.rearm()
 
     def return_ticket(self, ticket: Ticket) -> None:
         """Leave the line, served or not; the next one is called."""

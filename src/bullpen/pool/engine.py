@@ -351,7 +351,7 @@ class Engine:
         ticket = backlog.take_ticket()
         try:
             while True:
-                ticket.rearm()
+                backlog.rearm(ticket)
                 if self.dispatcher.ending or (self.dispatcher.draining and not patient):
                     raise self.not_open()
                 if offer(ticket):
