@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from bullpen import (
     ConfigurationError,
     InvalidOption,
     InvalidOptionType,
+    NoSuchMethod,
     Pool,
     PoolClosed,
     PoolFailed,
@@ -103,6 +106,68 @@ def test_a_session_belongs_to_one_pool() -> None:
     with Pools(a={"max_workers": 2}, b={"max_workers": 2}) as pools:
         assert pools.using(pool="a", session="u42").do(where).startswith("a_")
         assert pools.using(pool="b", session="u42").do(where).startswith("b_")
+
+
+# All verbs, with functions and with the names of methods.
+
+
+class Scale:
+    """A worker that knows one factor."""
+
+    weighed = 0
+
+    def weigh(self, weight: int, *, unit: int = 1) -> int:
+        Scale.weighed += 1
+        return 2 * weight * unit
+
+    def portions(self, count: int) -> Iterator[int]:
+        yield from range(count)
+
+    async def drops(self, count: int) -> AsyncIterator[int]:
+        for drop in range(count):
+            yield drop
+
+
+def test_methods_of_the_workers_of_the_default_pool_are_called_by_their_names() -> None:
+    with Pools(scales={"max_workers": 1, "worker": Scale}, other={}) as pools:
+        assert pools.submit("weigh", 3, unit=10).result(PATIENCE) == 60
+        assert pools.do("weigh", 4) == 8
+        weighed = Scale.weighed
+        assert pools.serve("weigh", 5)
+        assert eventually(lambda: Scale.weighed == weighed + 1)
+        assert list(pools.map("weigh", [1, 2, 3], timeout=PATIENCE, buffersize=2)) == [2, 4, 6]
+        assert list(pools.stream("portions", 3)) == [0, 1, 2]
+        assert list(pools.stream("drops", 3)) == [0, 1, 2]
+        with pytest.raises(NoSuchMethod, match="weight"):
+            pools.do("weight", 1)
+
+
+def test_a_method_is_asked_of_the_pool_that_was_named() -> None:
+    with Pools(default={}, scales={"max_workers": 1, "worker": Scale}) as pools:
+        assert pools.using(pool="scales", session="u42").do("weigh", 4) == 8
+        assert list(pools.using(pool="scales", timeout=PATIENCE).stream("portions", 2)) == [0, 1]
+        verbs = (pools.submit, pools.serve, pools.do, pools.map, pools.stream)
+        for verb in verbs:
+            with pytest.raises(NoSuchMethod, match="made without worker="):
+                verb("weigh", [4])
+
+
+def test_streams_run_on_the_default_pool() -> None:
+    def here(times: int) -> Iterator[str]:
+        for _ in range(times):
+            yield where()
+
+    with Pools(default={"max_workers": 1}, other={}) as pools:
+        names = list(pools.stream(here, 3))
+        assert len(names) == 3
+        assert all(name.startswith("default_") for name in names)
+        with pytest.raises(TypeError, match="a stream takes a generator"):
+            next(pools.stream(abs, -1))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("verb", ["submit", "serve", "do", "map", "stream"])
+def test_verbs_have_the_signatures_of_a_pools(verb: str) -> None:
+    assert inspect.signature(getattr(Pools, verb)) == inspect.signature(getattr(Pool, verb))
 
 
 # One is broken.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 from bullpen.errors import ConfigurationError, InvalidOption, InvalidOptionType, PoolFailed, PoolNotFound
 from bullpen.pool.configuration import closest, read_pools, read_toml
@@ -15,6 +15,7 @@ from bullpen.pool.mapping import MapIterator
 from bullpen.pool.options import Seconds, seconds
 from bullpen.pool.pool import Pool
 from bullpen.pool.stats import PoolStats, WorkerInfo
+from bullpen.pool.stream import Stream
 from bullpen.pool.view import PoolView
 
 P = ParamSpec("P")
@@ -129,18 +130,34 @@ class Pools:
 
     # Work on the default pool.
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolFuture[T]:
+    @overload
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolFuture[T]: ...
+    @overload
+    def submit(self, fn: str, /, *args: Any, **kwargs: Any) -> PoolFuture[Any]: ...
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> PoolFuture[Any]:
         """`Pool.submit` on the default pool."""
         return self.pool().submit(fn, *args, **kwargs)
 
-    def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool:
+    @overload
+    def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool: ...
+    @overload
+    def serve(self, fn: str, /, *args: Any, **kwargs: Any) -> bool: ...
+
+    def serve(self, fn: Any, /, *args: Any, **kwargs: Any) -> bool:
         """`Pool.serve` on the default pool."""
         return self.pool().serve(fn, *args, **kwargs)
 
-    def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    @overload
+    def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def do(self, fn: str, /, *args: Any, **kwargs: Any) -> Any: ...
+
+    def do(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         """`Pool.do` on the default pool."""
         return self.pool().do(fn, *args, **kwargs)
 
+    @overload
     def map(
         self,
         fn: Callable[..., T],
@@ -148,9 +165,38 @@ class Pools:
         timeout: float | None = None,
         chunksize: int = 1,
         buffersize: int | None = None,
-    ) -> MapIterator[T]:
+    ) -> MapIterator[T]: ...
+    @overload
+    def map(
+        self,
+        fn: str,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> MapIterator[Any]: ...
+
+    def map(
+        self,
+        fn: Any,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+    ) -> MapIterator[Any]:
         """`Pool.map` on the default pool."""
         return self.pool().map(fn, *iterables, timeout=timeout, chunksize=chunksize, buffersize=buffersize)
+
+    @overload
+    def stream(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[T]: ...
+    @overload
+    def stream(self, fn: Callable[P, AsyncIterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[T]: ...
+    @overload
+    def stream(self, fn: str, /, *args: Any, **kwargs: Any) -> Stream[Any]: ...
+
+    def stream(self, fn: Any, /, *args: Any, **kwargs: Any) -> Stream[Any]:
+        """`Pool.stream` on the default pool."""
+        return self.pool().stream(fn, *args, **kwargs)
 
     # Life.
 
