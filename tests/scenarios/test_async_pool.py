@@ -12,7 +12,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -33,9 +33,12 @@ from bullpen import (
     QueueTimeout,
     RunTimeout,
     WorkerAbandoned,
+    WorkerBroken,
+    WorkerLost,
     WrongLoop,
     remaining,
 )
+from bullpen.pool import retries
 from tests.scenarios.async_support import (
     LOOPS,
     PATIENCE,
@@ -514,6 +517,74 @@ def test_a_request_knows_how_much_time_it_has_left(run: Run) -> None:
             assert left is not None
             assert 0 < left <= 5
             assert remaining() is None
+
+    run(main())
+
+
+class Fragile:
+    """Breaks its worker as often as it is told to, as a coroutine and as a function, and notes each run."""
+
+    def __init__(self, times: int) -> None:
+        self.runs = 0
+        self._times = times
+
+    async def on_the_loop(self) -> int:
+        await asyncio.sleep(0)
+        return self.on_a_thread()
+
+    def on_a_thread(self) -> int:
+        self.runs += 1
+        if self.runs <= self._times:
+            raise WorkerBroken
+        return self.runs
+
+
+FRAGILE = [Fragile.on_the_loop, Fragile.on_a_thread]
+
+
+@pytest.mark.parametrize("fn", FRAGILE)
+def test_what_breaks_its_worker_is_lost_and_goes_again_if_it_may(run: Run, fn: Callable[[Fragile], Any]) -> None:
+    async def main() -> None:
+        async with AsyncPool(1, threads=1) as pool:
+            with pytest.raises(WorkerLost):
+                await pool.do(fn, Fragile(1))
+            assert await pool.using(idempotent=True).do(fn, Fragile(1)) == 2
+            assert await pool.using(idempotent=True, crash_retries=2).submit(fn, Fragile(2)) == 3
+            twice = Fragile(2)
+            with pytest.raises(WorkerLost):
+                await pool.using(idempotent=True).do(fn, twice)
+            assert twice.runs == 2
+            served = Fragile(1)
+            assert pool.using(idempotent=True).serve(fn, served)
+            await until(lambda: served.runs == 2)
+            await at_rest(pool)
+            assert (pool.stats().lost, pool.stats().coroutines.retried + pool.stats().threads.retried) == (2, 5)
+
+    run(main())
+
+
+@pytest.mark.parametrize("fn", FRAGILE)
+@pytest.mark.parametrize("end", ["cancel", "timeout", "close"])
+def test_what_waits_for_another_try_can_be_given_up(
+    run: Run, fn: Callable[[Fragile], Any], end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "FIRST_DELAY", 3600.0)
+
+    async def main() -> None:
+        fragile = Fragile(1)
+        async with AsyncPool(1, threads=1) as pool:
+            future = pool.using(idempotent=True, timeout=0.02 if end == "timeout" else None).submit(fn, fragile)
+            await until(lambda: fragile.runs == 1 and not any(worker.load for worker in pool.workers()))
+            if end == "cancel":
+                assert future.cancel()
+            elif end == "close":
+                await pool.close(drain=False)
+            with pytest.raises(DeadlineExceeded if end == "timeout" else asyncio.CancelledError):
+                await future
+            stats = pool.stats()
+            assert (stats.cancelled, stats.timed_out) == ((0, 1) if end == "timeout" else (1, 0))
+            await at_rest(pool)
+        assert fragile.runs == 1
 
     run(main())
 

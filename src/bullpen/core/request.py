@@ -70,6 +70,7 @@ class Request:
     terms: Terms | None = None  # what it asks for besides its limits in time; see `TermedRequest`
     binds: bool = False  # it is the one with which its session came to its worker
     pinned_to: Worker | None = None  # the worker in whose line it is, or was; no other may run it
+    crashes: int = 0  # how many workers have died with it
     context: Any = None  # the contextvars that a coroutine runs in, where there are any of its own
 
     number: int  # in the order of admission
@@ -155,6 +156,10 @@ class Request:
 
     def cancel_running(self) -> bool:
         """running → cancelled: the runtime ended it."""
+        return self._leave(RUNNING, CANCELLED, None)
+
+    def cancel_retry(self) -> bool:
+        """running → cancelled: its worker had died, and it waited for another."""
         return self._leave(RUNNING, CANCELLED, None)
 
     def abandon(self, error: BaseException) -> bool:
@@ -296,4 +301,4 @@ class TermedRequest(Request):
         self.terms: Terms | None = terms
         self.binds = False
         self.pinned_to: Worker | None = None
-        self.crashes = 0  # how many workers have died with it
+        self.crashes = 0

@@ -242,4 +242,4 @@ class TermedFuture(PoolFuture[T]):
         self.terms: Terms | None = terms
         self.binds = False
         self.pinned_to: Worker | None = None
-        self.crashes = 0  # how many workers have died with it
+        self.crashes = 0

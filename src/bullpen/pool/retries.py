@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from bullpen import primitives
 from bullpen.core.lifecycle import PoolState
-from bullpen.core.request import FAILED, RUNNING, Request, TermedRequest
+from bullpen.core.request import FAILED, RUNNING, Request
 from bullpen.core.restarts import jittered
 from bullpen.core.tally import Tally
-from bullpen.pool.future import TermedFuture
 from bullpen.telemetry.catalogue import Kind
 
 if TYPE_CHECKING:
     from bullpen.pool.engine import Engine
-
-Termed = TermedRequest | TermedFuture[Any]
 
 FIRST_DELAY = 0.05  # seconds, doubled with each crash of the same request
 
@@ -53,7 +50,7 @@ class Retries:
 
     def keep(self, requests: tuple[Request, ...]) -> list[Request]:
         """The worker of `requests` died: keep those that may run again; the others, which are lost, are returned."""
-        lost, again = list[Request](), list[Termed]()
+        lost, again = list[Request](), list[Request]()
         for request in sorted(requests, key=lambda request: request.number):
             if _may_run_again(request):
                 self._prepare(request)
@@ -72,7 +69,7 @@ class Retries:
             self._engine.time.later(jittered(delay, primitives.random.random()), again_later)
         return lost
 
-    def _prepare(self, request: Termed) -> None:
+    def _prepare(self, request: Any) -> None:  # of any of the kinds that have terms
         request.crashes += 1
         timing = request.interrupted()
         if timing is not None and self._engine.time.deadlines.arm_again(timing, timing.deadline):
@@ -120,7 +117,7 @@ class Retries:
             if request not in self._waiting:
                 return False
             self._waiting.discard(request)
-        if not request.cancel_running():
+        if not request.cancel_retry():
             return False
         self._engine.cancelled.add()
         self._engine.report_end(request, None)
@@ -147,10 +144,9 @@ class Retries:
         self._waiting = set()
 
 
-def _may_run_again(request: Request) -> TypeGuard[Termed]:
+def _may_run_again(request: Request) -> bool:
     """Whether a crash of its worker costs `request` only time. A strict session lives and dies with its worker."""
     terms = request.terms
     if terms is None or not terms.idempotent or terms.strict or request.ended:
         return False
-    assert isinstance(request, TermedRequest | TermedFuture)
     return request.crashes < terms.crash_retries
