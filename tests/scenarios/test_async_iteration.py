@@ -20,6 +20,8 @@ from bullpen import (
     NotCallable,
     PoolClosed,
     PoolSaturated,
+    WorkerBroken,
+    WorkerLost,
 )
 from tests.scenarios.async_support import (
     LOOPS,
@@ -366,5 +368,49 @@ def test_a_stream_of_a_full_pool_is_refused_or_waits(run: Run) -> None:
                         await reading
                 else:
                     assert await reading == [0, 1, 2]
+
+    run(main())
+
+
+# Workers that die.
+
+
+class Breaking:
+    """Generators that break their worker after so many items, one number for each run, and then run well."""
+
+    def __init__(self, *breaks: int) -> None:
+        self.runs = 0
+        self._breaks = breaks
+
+    def on_a_thread(self) -> Iterator[int]:
+        self.runs += 1
+        breaks = self._breaks[self.runs - 1 :]
+        for number in range(5):
+            if breaks and number == breaks[0]:
+                raise WorkerBroken
+            yield number
+
+    async def on_the_loop(self) -> AsyncIterator[int]:
+        for number in self.on_a_thread():
+            await asyncio.sleep(0)
+            yield number
+
+
+@pytest.mark.parametrize("kind", ["on_a_thread", "on_the_loop"])
+@pytest.mark.parametrize("buffersize", [1, 2, 100])
+def test_an_idempotent_stream_never_repeats_an_item(run: Run, kind: str, buffersize: int) -> None:
+    async def main() -> None:
+        async with AsyncPool(1, threads=1) as pool:
+            again = pool.using(idempotent=True, crash_retries=9, buffersize=buffersize)
+            for breaks in ((3,), (0, 3)):
+                source, read = Breaking(*breaks), list[int]()
+                with pytest.raises(WorkerLost):
+                    await read_into(read, again.stream(getattr(source, kind)))
+                assert read == [0, 1, 2]
+                assert source.runs == len(breaks)
+            source = Breaking(0, 0)
+            assert [item async for item in again.stream(getattr(source, kind))] == [0, 1, 2, 3, 4]
+            assert source.runs == 3
+            await at_rest(pool)
 
     run(main())

@@ -7,6 +7,7 @@ import contextvars
 import gc
 import itertools
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError
 from typing import Any
@@ -24,6 +25,8 @@ from bullpen import (
     QueueTimeout,
     RunTimeout,
     Stream,
+    WorkerBroken,
+    WorkerLost,
     remaining,
 )
 from bullpen.pool import stream as streams
@@ -341,6 +344,92 @@ def test_the_whole_generator_runs_in_the_context_and_in_the_wrapper(asynchronous
     finally:
         variable.reset(token)
     assert names == ["aread" if asynchronous else "read"]
+
+
+# Workers that die.
+
+
+class Breaking:
+    """Generators that break their worker after so many items, one number for each run, and then run well."""
+
+    def __init__(self, *breaks: int) -> None:
+        self.runs = 0
+        self._breaks = breaks
+
+    def items(self) -> Iterator[int]:
+        self.runs += 1
+        run, breaks = self.runs, self._breaks[self.runs - 1 :]
+        for number in range(5):
+            if breaks and number == breaks[0]:
+                raise WorkerBroken(f"in run {run}")
+            yield number
+
+    async def aitems(self) -> AsyncIterator[int]:
+        for number in self.items():
+            await asyncio.sleep(0)
+            yield number
+
+
+def read_until_lost(stream: Stream[int]) -> list[int]:
+    """The items before `WorkerLost`."""
+    items = list[int]()
+    with pytest.raises(WorkerLost):
+        deque(map(items.append, stream))
+    assert list(stream) == [], "and that was all"
+    return items
+
+
+@pytest.mark.parametrize("kind", ["items", "aitems"])
+@pytest.mark.parametrize("buffersize", [1, 2, 100])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"wrap": lambda call: call()}, {"max_queue": 5}, {"capacity": 2}],
+    ids=["", "wrap", "queue", "lanes"],
+)
+@pytest.mark.parametrize("context", [False, True])
+def test_an_idempotent_stream_never_repeats_an_item(
+    kind: str, buffersize: int, options: dict[str, Any], context: bool
+) -> None:
+    source = Breaking(3)
+    with Pool(1, **options) as pool:
+        again = pool.using(idempotent=True, crash_retries=9, buffersize=buffersize, context=context)
+        assert read_until_lost(again.stream(getattr(source, kind))) == [0, 1, 2]
+        assert source.runs == 1
+        stats = pool.stats()
+        assert (stats.lost, stats.retried) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", ["items", "aitems"])
+def test_an_idempotent_stream_that_had_produced_nothing_runs_again(kind: str) -> None:
+    source = Breaking(0, 0)
+    with Pool(1) as pool:
+        assert list(pool.using(idempotent=True, crash_retries=2).stream(getattr(source, kind))) == [0, 1, 2, 3, 4]
+        assert source.runs == 3
+        assert eventually(lambda: pool.stats().completed == 1)
+        assert (pool.stats().lost, pool.stats().retried) == (0, 2)
+
+
+def test_a_stream_that_runs_again_may_be_lost_later() -> None:
+    source = Breaking(0, 2)
+    with Pool(1) as pool:
+        assert read_until_lost(pool.using(idempotent=True, crash_retries=9).stream(source.items)) == [0, 1]
+    assert source.runs == 2
+
+
+@pytest.mark.parametrize("breaks", [0, 3])
+def test_a_stream_that_is_not_idempotent_is_lost_after_its_items(breaks: int) -> None:
+    source = Breaking(breaks)
+    with Pool(1) as pool:
+        assert read_until_lost(pool.stream(source.items)) == list(range(breaks))
+    assert source.runs == 1
+
+
+def test_items_of_a_lost_worker_can_be_read_later() -> None:
+    source = Breaking(3)
+    with Pool(1) as pool:
+        stream = pool.using(session="u42", idempotent=True).stream(source.items)
+        assert eventually(lambda: pool.stats().lost == 1)
+        assert read_until_lost(stream) == [0, 1, 2]
 
 
 # The end of the pool.

@@ -116,6 +116,11 @@ class Request:
                 self.timing = self.timing.interrupt(self)
             return self.timing
 
+    def once_only(self) -> None:
+        """It has gone too far to run again, whatever its terms were. To be called where it runs."""
+        if self.terms is not None:
+            self.terms = self.terms.once_only()  # type: ignore[misc]  # those that have terms have a slot for them
+
     def settle(self, state: RequestState, value: Any) -> bool:
         """running → done or failed, for a worker inside its own lock: no foreign code runs.
 

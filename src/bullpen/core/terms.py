@@ -31,6 +31,10 @@ class Terms:
         """The session has to be served by its own worker and by no other."""
         return self.session is not None and self.affinity != "hint"
 
+    def once_only(self) -> Terms:
+        """These, for a call that has gone too far to run again."""
+        return Terms(self.session, self.affinity, idempotent=False) if self.idempotent else self
+
     @property
     def any(self) -> bool:
         """Something is asked for that a plain call does not."""

@@ -1,7 +1,8 @@
 """`AsyncPool.stream`: the items of a generator, which runs on a worker, as they are made.
 
 Between the two is a *channel* with room for a few items: a generator that is faster than its reader waits. An async
-generator runs on the loop, in the task of its request; any other runs on a thread.
+generator runs on the loop, in the task of its request; any other runs on a thread. Its request runs again only if it
+had made nothing when its worker died: no item comes twice.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from bullpen import primitives
 from bullpen.core.request import WrappedCall
 from bullpen.errors import InvalidOptionType, NotCallable
 from bullpen.pool.async_call import AsyncFuture
+from bullpen.runtimes.port import current_request
 
 if TYPE_CHECKING:
     from bullpen.pool.async_view import AsyncPoolView
@@ -134,7 +136,15 @@ class _Channel:
         self.size = size
         self.items: deque[Any] = deque()
         self.closed = False
+        self.begun = False  # something was made
         self._reader: asyncio.Future[None] | None = None
+
+    def begin(self) -> None:
+        """The first item is made, here: another run would repeat it."""
+        self.begun = True
+        request = current_request()
+        if request is not None:
+            request.once_only()
 
     async def wait_for_item(self) -> None:
         """Wait until there is an item, or the generator has ended."""
@@ -166,6 +176,8 @@ class _LoopChannel(_Channel):
         made = call()
         try:
             async for item in made:
+                if not self.begun:
+                    self.begin()
                 self.items.append(item)
                 self.wake_reader()
                 if len(self.items) >= self.size:
@@ -207,6 +219,8 @@ class _ThreadChannel(_Channel):
         made = call()
         try:
             for item in made:
+                if not self.begun:
+                    self.begin()
                 if not self._put(item):
                     return
         finally:

@@ -3,8 +3,9 @@
 A stream is one request. It puts items into a bounded buffer and waits while that is full. When its reader goes away,
 the generator is closed at its next item, on the worker, so that its `finally` blocks run there.
 
-What ends a stream from outside (a limit in time, a worker that is gone) is told at once; its own error comes after the
-items before it.
+What ends a stream from outside, as a limit in time does, is told at once; its own error, and the loss of its worker,
+come after the items before them. A stream that is idempotent runs again only if it had produced nothing when its
+worker died: no item comes twice.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bullpen import primitives
-from bullpen.core.request import CANCELLED, DONE, FAILED, QUEUED
+from bullpen.core.request import CANCELLED, DONE, FAILED, LOST, QUEUED
 from bullpen.pool.future import PoolFuture
 from bullpen.runtimes.port import current_worker
 
@@ -87,6 +88,7 @@ class StreamWork(Generic[T]):
         self._size = size
         self._items: deque[T] = deque()
         self._lock = primitives.backlog_lock()
+        self._begun = False  # something was produced
         self._closed = False  # nobody reads any more
         self._cut: BaseException | None = None  # why the pool ended it
         self.reads = 0
@@ -128,6 +130,9 @@ class StreamWork(Generic[T]):
                 gate = self._take_gate()
                 answer = _Answer.OVER
             else:
+                if not self._begun:
+                    self._begun = True
+                    self.future.once_only()
                 self._items.append(item)
                 gate = self._take_gate()
                 answer = _Answer.TAKEN
@@ -173,7 +178,7 @@ class StreamWork(Generic[T]):
                 if self._closed:
                     raise StopIteration
                 ended, state = self.future.ended, self.future.state
-                given_up = ended and state not in (DONE, FAILED, CANCELLED)
+                given_up = ended and state not in (DONE, FAILED, CANCELLED, LOST)
                 if self._items and not given_up:
                     item = self._items.popleft()
                     self.reads += 1
