@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bullpen.core.lifecycle import RequestState
-from bullpen.core.request import CANCELLED, DONE, QUEUED, RUNNING, Request
+from bullpen.core.request import CANCELLED, DONE, QUEUED, RUNNING, Request, WrappedCall
 from bullpen.core.terms import Terms
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 _add_done_callback = asyncio.Future.add_done_callback
 _cancel = asyncio.Future.cancel
+_run_in = Context.run
 
 
 class AsyncFuture(asyncio.Future[T]):
@@ -106,12 +107,10 @@ class AsyncCall(Request):
     def deliver(self) -> None:
         """Tell the future, on the loop, what has become of the request."""
         future = self.future
-        if future is None:
-            return
         if type(future) is Bell:
             future.ring()
             return
-        if future.done():
+        if future is None or future.done():
             return
         if isinstance(future, AsyncFuture):
             future.call = None
@@ -204,20 +203,25 @@ class ThreadCall(AsyncCall):
         # As Request.__init__, written out: this runs once for every call ever made.
         self.lane = lane
         self.lock = lane.state_lock()
-        self.fn = copy_context().run
-        self.args = (fn, *args)
+        self.fn = _run_in  # not the context's own method, which would be one more object
+        self.args = (copy_context(), fn, *args)
         self.kwargs = kwargs or None
         self.state = QUEUED
         self.timing = None
         self.future = future
 
-    def settle(self, state: RequestState, value: Any) -> bool:
-        return self._leave(RUNNING, state, value)  # a worker may hold its lock: the loop takes none when it is woken
+    @property
+    def function(self) -> Any:
+        args = self.args
+        if not args:
+            return None
+        return args[2].func if len(args) > 2 and isinstance(args[2], WrappedCall) else args[1]
 
-    def _leave(self, expected: RequestState, state: RequestState, value: Any) -> bool:
+    def settle(self, state: RequestState, value: Any) -> bool:
+        # As _leave, written out. A worker may hold its lock: the loop takes none when it is woken.
         lock = self.lock
         lock.acquire()
-        if self.state is not expected:
+        if self.state is not RUNNING:
             lock.release()
             return False
         self.value = value
@@ -226,6 +230,22 @@ class ThreadCall(AsyncCall):
         if self.timing is not None:
             self.timing.request = None
         lock.release()
+        if self.future is not None:
+            home = self.lane.home
+            home.parcels.append(self)
+            if not home.awake:
+                home.wake()
+        return True
+
+    def _leave(self, expected: RequestState, state: RequestState, value: Any) -> bool:
+        with self.lock:
+            if self.state is not expected:
+                return False
+            self.value = value
+            self.state = state
+            self.fn = self.args = self.kwargs = None
+            if self.timing is not None:
+                self.timing.request = None
         if self.future is not None:
             self.lane.home.post(self)
         return True

@@ -36,6 +36,7 @@ class AsyncMap(Generic[T]):
         "_keeper",
         "_lane",
         "_limits",
+        "_low",
         "_reading",
         "_terms",
         "_window",
@@ -61,6 +62,7 @@ class AsyncMap(Generic[T]):
         self._error: BaseException | None = None  # of the iterables, or that the pool is closed
         self._deadline = deadline
         self._window = window
+        self._low = window // 2  # so few calls are too few
         self._keeper = keeper  # the pool, which would drain if nobody held on to it
         self._calls: deque[AsyncCall] = deque()
         self._bell = Bell()
@@ -72,6 +74,9 @@ class AsyncMap(Generic[T]):
     async def __anext__(self) -> T:
         if self._reading:
             raise RuntimeError("somebody else waits for the next result of this map already")
+        calls = self._calls
+        if len(calls) > self._low and calls[0].state is DONE and self._deadline is None:  # the usual case
+            return calls.popleft().value  # type: ignore[no-any-return]
         self._reading = True
         try:
             if self._deadline is None:
@@ -86,7 +91,7 @@ class AsyncMap(Generic[T]):
 
     async def _next(self) -> T:
         calls = self._calls
-        if len(calls) <= self._window // 2 and self._items is not None:
+        if len(calls) <= self._low:
             self._fill()
         if not calls:
             await self._start_held()
@@ -109,19 +114,22 @@ class AsyncMap(Generic[T]):
         lane, calls, items = self._lane, self._calls, self._items
         if items is None:
             return
-        submit, new_call, fn, bell = lane.admit, lane.new_call, self._fn, self._bell
+        admit: Callable[[AsyncCall, TimeLimits], bool] = lane.admit
+        new_call, fn, bell = lane.new_call, self._fn, self._bell
         limits, terms = self._limits, self._terms
+        if not limits.any and (terms is None or terms.session is None):
+            admit = lane.engine.submit  # which is what it would come to
         try:
             while len(calls) < self._window:
                 call = self._held
                 if call is None:
                     args = next(items, None)
                     if args is None:
-                        self._items = None
+                        self._items, self._low = None, 0
                         return
                     call = new_call(fn, args, {}, bell, terms)
                 self._held = call
-                if not submit(call, limits):
+                if not admit(call, limits):
                     return
                 self._held = None
                 calls.append(call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from asyncio import CancelledError
+from asyncio import CancelledError, Future
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from inspect import CO_COROUTINE
 from types import FunctionType, TracebackType
@@ -19,7 +19,7 @@ from bullpen.pool.async_mapping import AsyncMap
 from bullpen.pool.async_stream import AsyncStream
 from bullpen.pool.async_view import AsyncPoolView
 from bullpen.pool.home import Home, running_loop
-from bullpen.pool.lane import Lane, Lanes, is_coroutine_function
+from bullpen.pool.lane import Lane, Lanes
 from bullpen.pool.options import (
     PoolOptions,
     Seconds,
@@ -167,8 +167,10 @@ class AsyncPool:
             return self._view.submit(fn, *args, **kwargs)
         future: AsyncFuture[Any] = AsyncFuture(loop=loop)
         lane: Lane
-        call: AsyncCall
-        if (type(fn) is FunctionType and fn.__code__.co_flags & CO_COROUTINE) or is_coroutine_function(fn):
+        if type(fn) is not FunctionType or fn.__dict__:  # where the marks of decorators are
+            lane = self._lanes.of(fn)
+            call = future.call = lane.new_call(fn, args, kwargs, future)
+        elif fn.__code__.co_flags & CO_COROUTINE:
             lane = self._coroutines
             call = future.call = LoopCall(lane, fn, args, kwargs, future)
         else:
@@ -195,9 +197,18 @@ class AsyncPool:
         loop = running_loop()
         if not self._plain or loop is None or loop is not self._home.loop:
             return await self._view.do(fn, *args, **kwargs)
-        lane = self._coroutines if is_coroutine_function(fn) else self._threads
-        future = loop.create_future()
-        call = lane.new_call(fn, args, kwargs, future)
+        future: Future[Any] = Future(loop=loop)
+        lane: Lane
+        call: AsyncCall
+        if type(fn) is not FunctionType or fn.__dict__:  # as in `submit`
+            lane = self._lanes.of(fn)
+            call = lane.new_call(fn, args, kwargs, future)
+        elif fn.__code__.co_flags & CO_COROUTINE:
+            lane = self._coroutines
+            call = LoopCall(lane, fn, args, kwargs, future)
+        else:
+            lane = self._threads
+            call = ThreadCall(lane, fn, args, kwargs, future)
         if lane.dispatcher.draining or not lane.offer(call):
             raise lane.engine.too_late()
         if call.state is QUEUED and within_request() is not None:

@@ -33,14 +33,14 @@ class Parcel(Protocol):
 class Home:
     """The loop, once it is known."""
 
-    __slots__ = ("_awake", "_parcels", "lanes", "loop", "name")
+    __slots__ = ("awake", "lanes", "loop", "name", "parcels")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.loop: Any = None
         self.lanes: object = None  # those that live here
-        self._parcels = primitives.new_deque()
-        self._awake = False  # the loop will look, and need not be woken
+        self.parcels = primitives.new_deque()
+        self.awake = False  # the loop will look, and need not be woken
 
     def settle_on(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Belong to `loop` from now on; an error if there is none, or another one already."""
@@ -52,26 +52,27 @@ class Home:
 
     def post(self, parcel: Parcel) -> None:
         """Have `parcel` delivered. From any thread; a worker may hold its own lock, and the loop takes none here."""
-        self._parcels.append(parcel)
-        if not self._awake:
-            self._wake()
+        self.parcels.append(parcel)
+        if not self.awake:
+            self.wake()
 
-    def _wake(self) -> None:
-        self._awake = True
+    def wake(self) -> None:
+        """Have the loop look."""
+        self.awake = True
         try:
             self.loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:  # it is closed: nobody waits there any more
-            self._parcels.clear()
+            self.parcels.clear()
 
     def _deliver(self) -> None:
-        self._awake = False  # before looking: whoever posts from now on wakes the loop again
-        parcels = self._parcels
+        self.awake = False  # before looking: whoever posts from now on wakes the loop again
+        parcels = self.parcels
         try:
             for _ in range(len(parcels)):
                 parcels.popleft().deliver()
         finally:
-            if parcels and not self._awake:  # interrupted
-                self._wake()
+            if parcels and not self.awake:  # interrupted
+                self.wake()
 
     def call(self, function: Callable[[], object]) -> None:
         """Call `function` on the loop's thread: at once if this is it."""
