@@ -23,6 +23,7 @@ from bullpen.runtimes import port
 from bullpen.runtimes.event_loop import EventLoopRuntime
 from bullpen.runtimes.port import WorkerEvents
 from bullpen.testing import RuntimeContract
+from bullpen.testing.contracts import PATIENCE
 
 
 class TestEventLoopRuntime(RuntimeContract):
@@ -36,6 +37,7 @@ class TestEventLoopRuntime(RuntimeContract):
         try:
             yield
         finally:
+            asyncio.run_coroutine_threadsafe(all_ended(), self.loop).result(PATIENCE)
             self.loop.call_soon_threadsafe(self.loop.stop)
             thread.join()
             self.loop.close()
@@ -44,6 +46,12 @@ class TestEventLoopRuntime(RuntimeContract):
         self, initializer: Callable[..., object] | None = None, initargs: tuple[Any, ...] = ()
     ) -> EventLoopRuntime:
         return OffLoop(self.loop, initializer, initargs)
+
+
+async def all_ended() -> None:
+    """Wait for coroutines that were left behind, whose functions return now."""
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others)
 
 
 def run_on(loop: asyncio.AbstractEventLoop) -> None:
