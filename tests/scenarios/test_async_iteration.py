@@ -18,6 +18,7 @@ from bullpen import (
     InvalidOption,
     InvalidOptionType,
     NotCallable,
+    Pool,
     PoolClosed,
     PoolSaturated,
     WorkerBroken,
@@ -414,3 +415,23 @@ def test_an_idempotent_stream_never_repeats_an_item(run: Run, kind: str, buffers
             await at_rest(pool)
 
     run(main())
+
+
+def test_a_stream_on_a_loop_on_a_worker_says_of_itself_that_it_has_begun(run: Run) -> None:
+    """Not of the request on whose thread the loop runs."""
+    runs = 0
+
+    async def main() -> list[int]:
+        async with AsyncPool(1) as inside:
+            return [item async for item in inside.using(idempotent=True).stream(Breaking().on_the_loop)]
+
+    def outer() -> int:
+        nonlocal runs
+        runs += 1
+        assert run(main()) == [0, 1, 2, 3, 4]
+        if runs == 1:
+            raise WorkerBroken
+        return runs
+
+    with Pool(1) as pool:
+        assert pool.using(idempotent=True).do(outer) == 2

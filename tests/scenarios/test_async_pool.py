@@ -8,6 +8,7 @@ import functools
 import gc
 import inspect
 import logging
+import math
 import random
 import threading
 import time
@@ -26,6 +27,7 @@ from bullpen import (
     InvalidOptionType,
     Kind,
     NotCallable,
+    Pool,
     PoolClosed,
     PoolFailed,
     PoolSaturated,
@@ -505,20 +507,156 @@ def test_limits_hold_on_threads_although_those_cannot_be_ended(run: Run) -> None
     run(main())
 
 
+# What is left of the time.
+
+
+async def ask() -> float | None:
+    await asyncio.sleep(0)
+    return remaining()
+
+
+def about(seconds: float, left: float | None) -> bool:
+    """Whether `left` is what is left of so many seconds, of which few have passed."""
+    return left is not None and seconds - PATIENCE < left <= seconds
+
+
 def test_a_request_knows_how_much_time_it_has_left(run: Run) -> None:
-    async def ask() -> float | None:
-        await asyncio.sleep(0)
-        return remaining()
+    async def all_over() -> list[float | None]:
+        """Here, in other coroutines, in tasks, in callbacks, and on threads with this context."""
+        called = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(lambda: called.set_result(remaining()))
+        gathered = await asyncio.gather(ask(), asyncio.create_task(ask()), asyncio.to_thread(remaining), called)
+        return [remaining(), await ask(), *gathered]
 
     async def main() -> None:
-        async with AsyncPool(2) as pool:
-            assert await pool.do(ask) is None
-            left = await pool.using(timeout=5).do(ask)
-            assert left is not None
-            assert 0 < left <= 5
+        async with AsyncPool(2, threads=2) as pool:
+            assert await pool.do(all_over) == [None] * 6
+            assert await pool.do(remaining) is None
+            for limits in ({"timeout": 100}, {"run_timeout": 100}, {"timeout": 100, "run_timeout": 1000}):
+                view = pool.using(**limits)
+                lefts = await view.do(all_over)
+                assert len(lefts) == 6
+                assert all(about(100, left) for left in lefts)
+                assert about(100, await view.do(remaining))
+                assert about(100, await view.submit(ask))
             assert remaining() is None
 
     run(main())
+
+
+def test_requests_side_by_side_have_their_own_time(run: Run) -> None:
+    async def main() -> None:
+        together = asyncio.Barrier(3)
+
+        async def look() -> float | None:
+            await together.wait()
+            left = remaining()
+            await together.wait()
+            assert left is None or about(left, remaining())
+            return left
+
+        async with AsyncPool(3) as pool:
+            calls = [pool.using(timeout=limit).do(look) for limit in (100, 1000, None)]
+            first, second, third = await asyncio.gather(*calls)
+        assert about(100, first)
+        assert about(1000, second)
+        assert third is None
+
+    run(main())
+
+
+def test_streams_and_maps_know_how_much_time_is_left(run: Run) -> None:
+    async def on_the_loop() -> AsyncIterator[float | None]:
+        yield remaining()
+        yield await ask()
+
+    def on_a_thread() -> Iterator[float | None]:
+        yield remaining()
+        yield remaining()
+
+    async def main() -> None:
+        async with AsyncPool(2, threads=2) as pool:
+            view = pool.using(timeout=100)
+            for stream in (view.stream(on_the_loop), view.stream(on_a_thread)):
+                assert [about(100, left) async for left in stream] == [True, True]
+            assert [about(100, left) async for left in view.map(lambda _: remaining(), "ab")] == [True, True]
+
+    run(main())
+
+
+def test_what_a_coroutine_calls_has_its_own_time(run: Run) -> None:
+    async def main() -> None:
+        async with AsyncPool(1, threads=1) as pool:
+
+            async def outer() -> None:
+                for fn in (ask, remaining):  # the first runs on a helper, for all places are taken
+                    assert await pool.do(fn) is None
+                    assert about(1000, await pool.using(timeout=1000).do(fn))
+                assert about(100, remaining())
+
+            await pool.using(timeout=100).do(outer)
+
+    run(main())
+
+
+@pytest.mark.parametrize("limit", ["timeout", "run_timeout"])
+def test_whoever_cleans_up_after_its_time_has_none_left(run: Run, limit: str) -> None:
+    async def main() -> None:
+        seen = list[float | None]()
+
+        async def slow() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                seen.append(remaining())
+
+        async with AsyncPool(1) as pool:
+            with pytest.raises(RunTimeout if limit == "run_timeout" else DeadlineExceeded):
+                await pool.using(**{limit: 0.01}).do(slow)
+        assert seen == [0.0]
+
+    run(main())
+
+
+def test_what_outlives_its_request_has_no_limit(run: Run) -> None:
+    async def main() -> None:
+        door = Door()
+
+        async def wait_and_ask() -> float | None:
+            await door()
+            return remaining()
+
+        async def leave_behind() -> asyncio.Task[float | None]:
+            return asyncio.create_task(wait_and_ask())
+
+        async with AsyncPool(1) as pool:
+            task = await pool.using(timeout=100).do(leave_behind)
+            door.open()
+            assert await task is None
+
+    run(main())
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+@pytest.mark.parametrize(("outer", "inner"), [(100, 1000), (1000, 100), (None, 100), (100, None), (None, None)])
+def test_a_loop_on_a_worker_has_no_more_time_than_the_worker(
+    run: Run, capacity: int, outer: float | None, inner: float | None
+) -> None:
+    async def main() -> tuple[float | None, float | None, float | None]:
+        async with AsyncPool(1) as inside:
+            view = inside.using(timeout=inner)
+            return remaining(), await view.do(ask), await view.do(remaining)
+
+    with Pool(1, capacity=capacity) as pool:
+        around, on_the_loop, on_a_thread = pool.using(timeout=outer).do(run, main())
+    assert around is None if outer is None else about(outer, around)
+    least = min(outer or math.inf, inner or math.inf)
+    assert on_the_loop is None if least == math.inf else about(least, on_the_loop)
+    assert on_a_thread is None if inner is None else about(inner, on_a_thread)
+
+
+# Workers that break.
 
 
 class Fragile:
@@ -592,7 +730,7 @@ def test_what_waits_for_another_try_can_be_given_up(
 def test_limits_of_the_pool_are_those_of_its_calls(run: Run) -> None:
     async def main() -> None:
         door = Door()
-        async with AsyncPool(1, run_timeout=0.02, queue_timeout=0.01) as pool:
+        async with AsyncPool(1, run_timeout=0.5, queue_timeout=0.01) as pool:
             results = await asyncio.gather(pool.do(door), pool.do(door), return_exceptions=True)
             assert [type(result) for result in results] == [RunTimeout, QueueTimeout]
 

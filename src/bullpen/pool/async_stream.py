@@ -15,10 +15,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bullpen import primitives
-from bullpen.core.request import WrappedCall
+from bullpen.core.request import Request, WrappedCall
 from bullpen.errors import InvalidOptionType, NotCallable
 from bullpen.pool.async_call import AsyncFuture
-from bullpen.runtimes.port import current_request
+from bullpen.runtimes.port import current_coroutine, current_request
 
 if TYPE_CHECKING:
     from bullpen.pool.async_view import AsyncPoolView
@@ -139,10 +139,9 @@ class _Channel:
         self.begun = False  # something was made
         self._reader: asyncio.Future[None] | None = None
 
-    def begin(self) -> None:
-        """The first item is made, here: another run would repeat it."""
+    def begin(self, request: Request | None) -> None:
+        """The first item of `request` is made: another run would repeat it."""
         self.begun = True
-        request = current_request()
         if request is not None:
             request.once_only()
 
@@ -177,7 +176,7 @@ class _LoopChannel(_Channel):
         try:
             async for item in made:
                 if not self.begun:
-                    self.begin()
+                    self.begin(current_coroutine())
                 self.items.append(item)
                 self.wake_reader()
                 if len(self.items) >= self.size:
@@ -220,7 +219,7 @@ class _ThreadChannel(_Channel):
         try:
             for item in made:
                 if not self.begun:
-                    self.begin()
+                    self.begin(current_request())
                 if not self._put(item):
                     return
         finally:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 from bullpen.core.request import RUNNING
-from bullpen.runtimes.port import current_requests
+from bullpen.runtimes.port import current_coroutine, current_requests
 
 
 def remaining() -> float | None:
-    """Seconds left to the request that runs on this thread, of its `timeout` or `run_timeout`, whichever ends sooner.
+    """Seconds left to the request that runs on this thread, or to which this coroutine belongs: of its `timeout` or
+    `run_timeout`, whichever ends sooner.
 
     0.0 once the time is over; None if there is no limit, or if no request runs here, so that a library may ask at any
     time. A request that runs within another has no more than the other has.
@@ -21,7 +22,8 @@ def remaining() -> float | None:
         pool.using(timeout=2).do(fetch, url)
     """
     left = math.inf
-    for request in current_requests():
+    coroutine = current_coroutine()
+    for request in current_requests() if coroutine is None else (*current_requests(), coroutine):
         timing, clock = request.timing, request.worker.clock
         if timing is not None and clock is not None:
             left = min(left, timing.next_at(RUNNING) - clock.monotonic())

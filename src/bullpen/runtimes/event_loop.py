@@ -81,9 +81,17 @@ class _Place:
         self._gone: primitives.Lock = primitives.gate()
         self._gone.acquire()
 
+    def has(self, request: Request) -> bool:
+        """Whether the coroutine of `request` is here and has not ended. From any thread."""
+        return request in self._tasks
+
+    def is_here(self) -> bool:
+        """Whether the loop runs on the current thread, now."""
+        return _get_running_loop() is self._loop
+
     def post(self, call: Callable[..., object], *args: Any) -> None:
         """Make a call on the loop's thread: at once if this is it."""
-        if _get_running_loop() is self._loop:
+        if self.is_here():
             call(*args)
         else:
             self._loop.call_soon_threadsafe(call, *args)
@@ -174,7 +182,7 @@ class _Place:
         self._gone.release()
 
     def join(self, timeout: float | None) -> bool:
-        if timeout == 0 or _get_running_loop() is self._loop:  # to wait on the loop would be to wait forever
+        if timeout == 0 or self.is_here():  # to wait on the loop would be to wait forever
             gone = self._gone.acquire(False)
         else:
             gone = primitives.system_clock.wait(self._gone, timeout)

@@ -80,7 +80,8 @@ CAPABILITIES = {
 }
 
 
-# The request that a coroutine belongs to, also in what it starts in its turn. Look at its state: it may be over.
+# The request that a coroutine belongs to, also in what it starts in its turn, which may outlive it; so look at its
+# state, or ask for `current_coroutine`.
 coroutine_request: ContextVar[Request | None] = ContextVar("coroutine_request", default=None)
 
 _workers: dict[int, Worker] = {}  # by thread; a thread only ever sets and deletes its own entry
@@ -93,24 +94,32 @@ def current_worker() -> Worker | None:
 
 
 def current_requests() -> Sequence[Request]:
-    """What runs on the current thread: a request, and those that run inline within it, outermost first; or the request
-    of the current coroutine.
-    """
+    """What runs on the current thread: a request, and those that run inline within it, outermost first."""
     thread = primitives.current_thread_id()
     running = _requests.get(thread)
     if running is not None:
         return running
     worker = _workers.get(thread)
-    if worker is not None:
-        return worker.requests[:1]
-    request = coroutine_request.get()
-    return () if request is None or request.ended else (request,)
+    return () if worker is None else worker.requests[:1]
 
 
 def current_request() -> Request | None:
     """The innermost request that runs on the current thread."""
     running = current_requests()
     return running[-1] if running else None
+
+
+def current_coroutine() -> Request | None:
+    """The request that the current coroutine belongs to, until it has really ended: one that is past its time still
+    cleans up.
+
+    A request on a thread may have been started with the context of a coroutine, to which it does not belong.
+    """
+    request = coroutine_request.get()
+    if request is None:
+        return None
+    place = request.worker.handle
+    return request if place.has(request) and (current_worker() is None or place.is_here()) else None
 
 
 def enter(worker: Worker) -> None:
