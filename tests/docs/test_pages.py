@@ -82,6 +82,25 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
+@EACH_PAGE
+def test_the_sections_that_a_page_links_to_are_there(page: Path) -> None:
+    links = re.findall(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)", page.read_text())
+    assert [(target, name) for target, name in links if name not in sections(page.parent / target, page)] == []
+
+
+def sections(target: Path, page: Path) -> set[str]:
+    """The names of a page's headings in links, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", (page if target.is_dir() else target).read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_on_the_list_of_pages() -> None:
+    listed = re.findall(r"\]\(([^)#]+\.md)", (ROOT / "docs" / "README.md").read_text())
+    written = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").glob("*/*.md")]
+    assert sorted(set(written) - set(listed) - {"reference/benchmark-figures.md"}) == []  # a part of benchmarks.md
+
+
 # The reader of pages, tested.
 
 PAGE = """\
