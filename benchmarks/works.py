@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
-from . import asynchronous, dispatch, memory
+from . import asynchronous, dispatch, memory, sessions
 from .peers import (
     ASYNC_BULLPEN,
     BULLPEN,
@@ -102,6 +102,8 @@ BARS = (
     Bar("async-do", RATE, 3.0),
     Bar("coroutines", RATE, 1.7),
     Bar("dispatch-scale", dispatch.COST, 1.3),
+    Bar("sessions", sessions.STRICT, 1.3),
+    Bar("sessions", sessions.HINT, 1.3),
     Bar("memory", memory.QUEUED_TRACED, 1.0),
     Bar("memory", memory.QUEUED_RESIDENT, 1.0),
     Bar("memory", memory.WORKER_TRACED, 1.0),
@@ -393,6 +395,24 @@ WORKS = (
                 dispatch.cost(workers),
             )
             for workers in (dispatch.FEW, dispatch.MANY)
+        ),
+    ),
+    Work(
+        "sessions",
+        "{count:,} requests of sessions, scripted workers: what one costs must not grow with the number of sessions",
+        "dispatches",
+        (
+            Metric(sessions.STRICT, "cost of a request, strict_queue", "µs", "lower"),
+            Metric(sessions.HINT, "cost of a request, hint", "µs", "lower"),
+        ),
+        tuple(
+            Contestant(
+                f"{BULLPEN.name}, {count:,} sessions",
+                SCRIPTED,
+                f"Pool(4, min_workers=4, max_sessions={count}, runtime=ScriptedRuntime()).using(session=id)",
+                sessions.cost(count),
+            )
+            for count in (sessions.FEW, sessions.MANY)
         ),
     ),
     Work(

@@ -21,10 +21,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from bullpen import Pool, primitives
+from bullpen.core.affinity import serves
 from bullpen.core.lifecycle import PoolState, RequestState, WorkerStatus
 from bullpen.core.request import Request
 from bullpen.core.worker import Worker
-from bullpen.errors import DeadlineExceeded, PoolClosed, PoolFailed, PoolSaturated
+from bullpen.errors import (
+    DeadlineExceeded,
+    PoolClosed,
+    PoolFailed,
+    PoolSaturated,
+    SessionWorkerUnavailable,
+    WorkerBusy,
+)
 from bullpen.pool.future import PoolFuture
 from bullpen.telemetry.catalogue import Event, Kind
 from bullpen.testing import ManualClock, ScriptedRuntime, lock_order
@@ -78,6 +86,9 @@ class Call:
     queue_timeout: float = math.inf
     run_timeout: float = math.inf
     idempotent: bool = False
+    session: str | None = None
+    affinity: str = "hint"
+    pinned: Worker | None = field(default=None, init=False)  # the worker in whose line it is
     crashes: int = field(default=0, init=False)
     retry_at: float = field(default=math.inf, init=False)  # its worker died: when it will wait for another
     waits_since: float = field(default=math.nan, init=False)
@@ -92,6 +103,13 @@ class Call:
 
     def __post_init__(self) -> None:
         self.waits_since = self.submitted_at
+
+    @property
+    def is_strict(self) -> bool:
+        return self.session is not None and self.affinity != "hint"
+
+    def may_run_on(self, worker: Worker) -> bool:
+        return self.pinned is None or self.pinned is worker
 
     def may_start(self, now: float) -> bool:
         return now < min(self.submitted_at + self.timeout, self.waits_since + self.queue_timeout)
@@ -170,6 +188,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.over = False
         self.ceiling = 0
         self.events: list[Event] = []
+        self.bound: dict[str, Worker | None] = {}
+        self.strict: set[str] = set()
 
     @initialize(
         max_workers=st.integers(1, 4),
@@ -184,6 +204,7 @@ class PoolMachine(RuleBasedStateMachine):
         observed=st.booleans(),
         max_requests=st.sampled_from([None, None, 1, 3]),
         deaths=st.sampled_from([0, 2, 1000]),
+        capacity=st.sampled_from([1, 1, 2, 3]),
     )
     def make(
         self,
@@ -199,6 +220,7 @@ class PoolMachine(RuleBasedStateMachine):
         observed: bool,
         max_requests: int | None,
         deaths: int,
+        capacity: int,
     ) -> None:
         self.runtime = WatchedRuntime(auto_ready=auto_ready, auto_exit=auto_exit, capabilities=capabilities)
         self.runtime.machine = self
@@ -207,6 +229,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.max_queue = max_queue
         self.max_abandoned = max_abandoned
         self.max_requests = max_requests
+        self.capacity = capacity
         self.pool = Pool(
             max_workers,
             runtime=self.runtime,
@@ -219,6 +242,8 @@ class PoolMachine(RuleBasedStateMachine):
             max_requests=max_requests,
             restart_limit=(deaths, 60.0),
             taint_on=Tainting,
+            capacity=capacity,
+            session_ttl=None,
             observer=self.events.append if observed else None,
             clock=self.clock,
         )
@@ -227,7 +252,7 @@ class PoolMachine(RuleBasedStateMachine):
     # Steps: requests.
 
     @rule(served=st.booleans(), limits=LIMITS, idempotent=st.booleans())
-    def submit(self, served: bool, limits: dict[str, float], idempotent: bool = False) -> None:
+    def submit(self, served: bool, limits: dict[str, Any], idempotent: bool = False) -> None:
         to = self.pool.using(**limits, idempotent=idempotent) if limits or idempotent else self.pool
         must, may = self.has_room(late_ones_count=True), self.has_room(late_ones_count=False)
         call = Call(self.clock.monotonic(), **limits, idempotent=idempotent)
@@ -273,7 +298,7 @@ class PoolMachine(RuleBasedStateMachine):
             coming += bool(self.engine.dispatcher.free)
         now = self.clock.monotonic()
         waiting = sum(late_ones_count or call.may_start(now) for call in self.among(QUEUED))
-        return waiting - coming < self.max_queue
+        return waiting - coming * self.capacity < self.max_queue
 
     def started(self, worker: Worker, request: Request) -> None:
         """The pool has started `request`: it has to be the oldest that may start, and never before."""
@@ -285,15 +310,20 @@ class PoolMachine(RuleBasedStateMachine):
         assert call.state == QUEUED, f"a {call.state} request was started"
         assert call.may_start(now), "it was started too late"
         assert not self.paused, "a paused pool started something"
+        assert call.may_run_on(worker), "it was started on the wrong worker"
         older = [other for other in self.calls[: self.calls.index(call)] if other.state == QUEUED]
         if call.crashes:  # it may be back a moment later than others, or earlier
             older = []
         older = [other for other in older if not other.crashes]
-        assert not any(other.may_start(now) for other in older), "an older request was overtaken"
+        if self.capacity == 1:  # else those that are handed over come before the one that is returned
+            overtaken = [other for other in older if other.may_start(now) and other.may_run_on(worker)]
+            assert not overtaken, "an older request was overtaken"
         assert request.state is RequestState.RUNNING
         call.state = RUNNING
         call.started_at = now
         call.request = request
+        if call.session is not None and call.pinned is None:
+            self.bind(call, worker)
 
     @precondition(lambda self: self.runtime.running)
     @rule(data=st.data(), error=st.none() | st.sampled_from([ValueError(), KeyboardInterrupt(), Tainting()]))
@@ -312,7 +342,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert error is not None or request.result(0) is value
 
     @rule(count=st.integers(2, 6), served=st.booleans(), limits=LIMITS)
-    def submit_many(self, count: int, served: bool, limits: dict[str, float]) -> None:
+    def submit_many(self, count: int, served: bool, limits: dict[str, Any]) -> None:
         for _ in range(count):
             self.submit(served, limits)
 
@@ -336,6 +366,116 @@ class PoolMachine(RuleBasedStateMachine):
         answer = self.pool.cancel(future) if by_pool else future.cancel()
         assert answer == (now_cancelled or (was_cancelled and not by_pool)) or (was_cancelled and by_pool)
 
+    # Steps: sessions.
+
+    @rule(
+        session=st.sampled_from("stu"),
+        affinity=st.sampled_from(["hint", "strict_queue", "strict_queue", "strict_fail_fast"]),
+        served=st.booleans(),
+        limits=LIMITS,
+        count=st.integers(1, 3),
+    )
+    def submit_in_session(self, session: str, affinity: str, served: bool, limits: dict[str, Any], count: int) -> None:
+        for _ in range(count):
+            self.submit_one_in_session(session, affinity, served, limits)
+
+    def submit_one_in_session(self, session: str, affinity: str, served: bool, limits: dict[str, Any]) -> None:
+        call = Call(self.clock.monotonic(), **limits, session=session, affinity=affinity)
+        to = self.pool.using(session=session, affinity=affinity, **limits)
+        worker = self.bound.get(session)
+        serving = worker is not None and serves(worker)
+        expected = [other for other in self.among(QUEUED) if other.session == session and other.is_strict]
+        if self.is_open and call.timeout > 0:
+            if call.is_strict:
+                self.strict.add(session)
+                if affinity == "strict_queue" and serving:
+                    call.pinned = worker
+            elif worker is not None and not serving and session not in self.strict:
+                self.bound[session] = None
+        self.calls.append(call)
+        try:
+            if served:
+                accepted = to.serve(call)
+            else:
+                call.request = to.submit(call)
+                accepted = True
+        except PoolSaturated:
+            accepted = False
+        except DeadlineExceeded:
+            self.calls.remove(call)
+            assert call.timeout == 0
+            return
+        except WorkerBusy:
+            self.calls.remove(call)
+            assert affinity == "strict_fail_fast"
+            assert serving or (worker is None and expected)
+            return
+        except SessionWorkerUnavailable:
+            self.calls.remove(call)
+            assert call.is_strict
+            assert worker is not None
+            assert not serving
+            return
+        except (PoolClosed, PoolFailed):
+            self.calls.remove(call)
+            assert not self.is_open
+            return
+        assert self.is_open
+        assert not call.is_strict or worker is None or serving, "accepted although its worker is gone"
+        assert accepted or self.max_queue is not None
+        if not accepted:
+            self.calls.remove(call)
+            self.saturated += 1
+        elif call.state == RUNNING and serving:
+            assert call.request is not None
+            assert not call.is_strict or self.runtime.worker_of(call.request) is worker
+        elif call.state == QUEUED and affinity == "strict_fail_fast":
+            assert worker is None, "it waits although it was told not to"
+
+    def bind(self, call: Call, worker: Worker) -> None:
+        """A request of a session that nothing binds to another worker starts on `worker`."""
+        assert call.session is not None
+        before = self.bound.get(call.session)
+        if before is worker:
+            return
+        if before is not None and (call.session in self.strict or serves(before)):
+            assert not call.is_strict, "a strict session has moved"
+            return
+        self.bound[call.session] = worker
+        for other in self.among(QUEUED):
+            if other.session == call.session and other.is_strict and other.pinned is None:
+                other.pinned = worker
+
+    def lines_of_the_gone(self) -> None:
+        """What waited for a worker that is gone is refused."""
+        there = self.engine.registry.snapshot()
+        for call in self.among(QUEUED):
+            if call.pinned is not None and call.pinned not in there:
+                call.state = FAILED
+
+    @rule(session=st.sampled_from("stu"))
+    def end_session(self, session: str) -> None:
+        ended = self.pool.end_session(session)
+        unbound = [call for call in self.among(QUEUED) if call.session == session and call.is_strict]
+        unbound = [call for call in unbound if call.pinned is None]
+        assert ended or (session not in self.bound and not unbound)
+        self.bound.pop(session, None)
+        if not unbound:
+            self.strict.discard(session)
+
+    @invariant()
+    def sessions_are_where_the_model_says(self) -> None:
+        names = {info.id: info.worker for info in self.pool.sessions()}
+        for session, worker in self.bound.items():
+            assert names[session] == (None if worker is None else worker.name)
+        now = self.clock.monotonic()
+        waiting = [call for call in self.among(QUEUED) if call.pinned is not None and call.may_start(now)]
+        for worker in self.engine.registry.snapshot():
+            lined_up = {request.fn for _, request in worker.line if not request.ended}
+            assert {call for call in waiting if call.pinned is worker} == {
+                call for call in lined_up if call.may_start(now)
+            }
+
     # Steps: time.
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0, 5.0, 20.0]), noticed=st.booleans())
@@ -344,12 +484,16 @@ class PoolMachine(RuleBasedStateMachine):
         if noticed:
             self.tick()
 
-    @precondition(lambda self: any(call.started_at + call.run_timeout < math.inf for call in self.among(RUNNING)))
+    @precondition(lambda self: self.overruns_at < math.inf)
     @rule()
     def overrun(self) -> None:
         """What would overrun its limit first does."""
-        until = min(call.started_at + call.run_timeout for call in self.among(RUNNING))
+        until = self.overruns_at
         self.advance(max(0.0, until - self.clock.monotonic()), noticed=True)
+
+    @property
+    def overruns_at(self) -> float:
+        return min((call.started_at + call.run_timeout for call in self.among(RUNNING)), default=math.inf)
 
     def tick(self) -> None:
         now = self.clock.monotonic()
@@ -359,6 +503,7 @@ class PoolMachine(RuleBasedStateMachine):
                 call.wait_again(now)
         until = self.engine.time.tick(now)
         assert until > now
+        self.lines_of_the_gone()
 
     # Steps: workers.
 
@@ -399,6 +544,7 @@ class PoolMachine(RuleBasedStateMachine):
         for call in refused:
             call.state = FAILED
         self.runtime.die(worker)
+        self.lines_of_the_gone()
         for call in refused:
             if isinstance(call.request, PoolFuture):
                 assert call.request.exception(0) is not None
@@ -491,7 +637,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_runs_is_on_exactly_one_worker(self) -> None:
-        workers = self.engine.registry.snapshot()
+        workers = [*self.engine.registry.snapshot(), *self.engine.registry.left_behind()]
         for call in self.among(RUNNING):
             assert sum(call.request in worker.requests for worker in workers) == (not call.is_pending)
         on_workers = {request for worker in self.runtime.workers for request in worker.requests}
@@ -526,7 +672,8 @@ class PoolMachine(RuleBasedStateMachine):
         if not waiting or self.paused or self.engine.state is PoolState.FAILED:
             return
         workers = self.engine.registry.snapshot()
-        assert not [worker for worker in workers if worker.status is WorkerStatus.READY], "an idle worker"
+        ready = [worker for worker in workers if worker.status is WorkerStatus.READY]
+        assert not [worker for worker in ready for call in waiting if call.may_run_on(worker)], "an idle worker"
         coming = [worker for worker in workers if worker.status is WorkerStatus.STARTING]
         leaving = [worker for worker in workers if worker.status is WorkerStatus.STOPPING]  # and is replaced then
         if self.engine.workforce._held or any(worker.status is WorkerStatus.TAINTED for worker in workers):
@@ -534,7 +681,9 @@ class PoolMachine(RuleBasedStateMachine):
         coming = [worker for worker in coming if worker.slot is not None]
         assert coming or leaving or any(worker.requests for worker in workers), "nobody will ever run it"
         if not self.start_failed:  # then the pool is careful
-            assert len(coming) >= len(waiting) or not self.engine.dispatcher.free, "a free slot"
+            anywhere = [call for call in waiting if call.pinned is None]
+            enough = len(coming) * self.capacity >= len(anywhere)
+            assert enough or not self.engine.dispatcher.free, "a free slot"
 
     @invariant()
     def each_request_is_reported_once_per_move(self) -> None:

@@ -187,6 +187,11 @@ class Dispatcher:
                     backlog.pop_place()
                 except IndexError:
                     admitted = backlog.take_place(ticket)
+            if not admitted and slot is None and self.free and not self.paused:
+                slot = self.pop_slot()  # what waits for certain workers may have the places of those on their way
+                if slot is not None:
+                    backlog.pledge()
+                    admitted = backlog.take_place(ticket)
             if admitted:
                 if session is not None:
                     self._expect(backlog, session, request)
