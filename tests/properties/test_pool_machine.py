@@ -429,7 +429,7 @@ class PoolMachine(RuleBasedStateMachine):
         elif call.state == RUNNING and serving:
             assert call.request is not None
             assert not call.is_strict or self.runtime.worker_of(call.request) is worker
-        elif call.state == QUEUED and affinity == "strict_fail_fast":
+        elif call.state == QUEUED and affinity == "strict_fail_fast" and call.may_start(call.submitted_at):
             assert worker is None, "it waits although it was told not to"
 
     def bind(self, call: Call, worker: Worker) -> None:
