@@ -67,6 +67,9 @@ class MemoryStorage:
     async def close(self) -> None:
         """Nor to close: others may use it."""
 
+    def another(self) -> MemoryStorage:
+        return self  # any loop may use it
+
     async def now(self) -> float:
         return self._now()
 
@@ -206,14 +209,14 @@ class MemoryStorage:
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
         with self._lock:
             now = self._now()
-            over = [
-                task
-                for task in self._running.values()
-                if task.worker in dead_workers or (task.lease_until is not None and task.lease_until <= now)
-            ][:limit]
-            for task in over:
-                self._settle(decide(task, now), now)
-            rescued = [self._tasks[task.id] for task in over]
+            rescued = []
+            for task in list(self._running.values()):
+                if task.worker in dead_workers or (task.lease_until is not None and task.lease_until <= now):
+                    settlement = decide(task, now)
+                    if settlement is not None and self._settle(settlement, now):
+                        rescued.append(self._tasks[task.id])
+                        if len(rescued) == limit:
+                            break
         if rescued:
             self._wake()
         return rescued

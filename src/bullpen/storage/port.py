@@ -82,16 +82,21 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Counts = Mapping[str, Mapping[TaskStatus, int]]  # by queue and status
-Decide = Callable[[Task, float], Settlement]  # what becomes of a task whose lease is over, at that instant
+# What becomes of a task whose lease is over, at that instant; None: leave it alone. Pure and quick: a store may call it
+# on any thread and under its lock.
+Decide = Callable[[Task, float], Settlement | None]
 
 
 class Storage(Protocol):
-    """A store of tasks. An object belongs to one event loop."""
+    """A store of tasks. An object belongs to one event loop; `another` makes one for another."""
 
     durable: bool  # what was added survives the process
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...
+
+    def another(self) -> Storage | None:
+        """A client of the same store for another event loop, not open yet; None if there can be no other."""
 
     async def now(self) -> float:
         """The store's clock."""

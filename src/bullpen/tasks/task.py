@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from bullpen.tasks.retry import Backoff
+from bullpen.tasks.retry import JITTER, Backoff
 
 
 class TaskStatus(enum.Enum):
@@ -50,7 +50,10 @@ OnFailure = Literal["fail", "continue"]
 
 MAX_CRASHES = 3
 ERRORS_KEPT = 10
+LONGEST_POSTPONEMENT = 60.0
 LOWEST_PRIORITY, HIGHEST_PRIORITY = 0, 9
+
+_POSTPONED = "postponed"  # the type of the error that says since when a task has waited for its function
 
 
 class TaskError(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +200,24 @@ def reject(task: Task, error: TaskError) -> Settlement:
     return Settlement(
         id=task.id, attempt=task.attempt, status=FAILED, failures=task.failures, crashes=task.crashes, error=error
     )
+
+
+def postpone(task: Task, error: TaskError, luck: float, *, give_up_after: float) -> Settlement:
+    """Its function is unknown here: maybe another worker knows it, or this one after the next deployment.
+
+    It waits as long again as it has waited for its function, at most `LONGEST_POSTPONEMENT` seconds, with nothing
+    counted. `error` is kept once, as the mark of when this began; after `give_up_after` seconds the task is rejected.
+    """
+    if task.cancel_requested:
+        return cancel(task)
+    mark = task.error
+    waits_already = mark is not None and mark.kind == "unknown_function" and mark.type == _POSTPONED
+    waited = max(error.at - mark.at, 0.0) if mark is not None and waits_already else 0.0
+    if waited >= give_up_after:
+        return reject(task, error)
+    delay = min(max(waited, 1.0), LONGEST_POSTPONEMENT) * (1.0 + JITTER * luck)
+    postponed = None if waits_already else msgspec.structs.replace(error, type=_POSTPONED)
+    return _again(task, delay, failures=task.failures, crashes=task.crashes, error=postponed)
 
 
 def release(task: Task, delay: float = 0.0) -> Settlement:
