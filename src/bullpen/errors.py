@@ -17,7 +17,8 @@
     ├── Timeout (TimeoutError)
     │   ├── DeadlineExceeded                the caller's whole budget (`timeout`) is spent
     │   ├── QueueTimeout                    waited in the backlog longer than `queue_timeout`
-    │   └── RunTimeout                      ran longer than `run_timeout`
+    │   ├── RunTimeout                      ran longer than `run_timeout`
+    │   └── ResultTimeout                   a task was not done in the time that its result was waited for
     ├── WorkerError
     │   ├── WorkerLost (BrokenExecutor)     the worker died with the request on it
     │   ├── SessionError
@@ -25,6 +26,24 @@
     │   │   └── SessionWorkerUnavailable    the session's worker is gone, and no other will do
     │   ├── WorkerStartFailed (BrokenExecutor)  a worker could not be started
     │   └── WorkerAbandoned                 the pool closed while the request still ran
+    ├── QueueError
+    │   ├── InvalidTask (TypeError)         a function cannot be a task; says why
+    │   │   └── DuplicateTask               … for another one has its name; names both places
+    │   ├── InvalidArgument (TypeError)     arguments do not fit, or would not come back as they are; has the path
+    │   │   └── PayloadTooLarge             … or are too large together
+    │   ├── InvalidResult (TypeError)       a result cannot be kept: its task succeeded, but the result is dropped
+    │   ├── InvalidPayload (ValueError)     what is stored cannot be read back
+    │   ├── UnknownTask (LookupError)       no function is registered under this name
+    │   ├── TaskNotFound (LookupError)      there is no task of this id, or not any more
+    │   ├── TaskFailed                      waited for a result, but the task failed; has the error as data
+    │   ├── TaskCancelled                   … but the task was cancelled
+    │   ├── ResultDropped                   … and the task succeeded, but its result could not be kept
+    │   ├── LeaseLost                       this attempt is over: the task went to another worker
+    │   └── NoCurrentTask (RuntimeError)    `current_task()` was called outside a task
+    ├── TaskSignal                          raised by your own tasks, to say what is to become of them
+    │   ├── Retry                           try again, after a delay of its own
+    │   ├── Snooze                          run later; nothing is counted
+    │   └── Cancel                          stop for good; not a failure
     ├── WorkerBroken                        raised by your own code: this worker is broken, replace it
     └── IllegalTransition                   a defect in Bullpen itself: please report it
 
@@ -34,6 +53,7 @@ Errors carry their data in fields, so that code need not read the text.
 from __future__ import annotations
 
 from concurrent.futures import BrokenExecutor
+from datetime import timedelta
 from typing import Any
 
 
@@ -204,6 +224,15 @@ class RunTimeout(Timeout):
         super().__init__(f"ran longer than run_timeout={seconds:g} s", seconds=seconds)
 
 
+class ResultTimeout(Timeout):
+    """A task was not done in the time that its result was waited for. It goes on."""
+
+    def __init__(self, *, seconds: float, task: str, status: str) -> None:
+        self.task = task
+        self.status = status
+        super().__init__(f"task {task} is {status} after a wait of {seconds:g} s", seconds=seconds)
+
+
 class WorkerError(BullpenError):
     """Something about one worker."""
 
@@ -250,6 +279,192 @@ class WorkerStartFailed(WorkerError, BrokenExecutor):
 
 class WorkerAbandoned(WorkerError):
     """The pool was closed and its grace passed while the request still ran on a worker that cannot be ended."""
+
+
+class QueueError(BullpenError):
+    """Something about durable tasks."""
+
+
+class InvalidTask(QueueError, TypeError):
+    """A function cannot be a task."""
+
+    def __init__(self, reason: str, *, function: str) -> None:
+        self.function = function
+        self.reason = reason
+        super().__init__(f"{function} cannot be a task: {reason}")
+
+
+class DuplicateTask(InvalidTask):
+    """Two functions would have the same name, and a stored task could mean either."""
+
+    def __init__(self, *, name: str, place: str, taken_by: str) -> None:
+        self.name = name
+        self.place = place
+        self.taken_by = taken_by
+        super().__init__(
+            f"the name {name!r} is taken by the function at {taken_by}; give one of them another with name=",
+            function=f"the function at {place}",
+        )
+
+
+class InvalidArgument(QueueError, TypeError):
+    """An argument would not come back as it is, or the arguments do not fit the function. Nothing was enqueued."""
+
+    def __init__(self, reason: str, *, function: str, path: str) -> None:
+        self.function = function
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{function}: {path} {reason}" if path else f"{function}: {reason}")
+
+
+class PayloadTooLarge(InvalidArgument):
+    """All arguments together are larger than the queue takes. Keep the data elsewhere, and pass where it is."""
+
+    def __init__(self, *, function: str, size: int, limit: int) -> None:
+        self.size = size
+        self.limit = limit
+        super().__init__(
+            f"the arguments are {size} bytes, and at most {limit} are taken; "
+            "store the data elsewhere and pass where it is, or raise max_payload",
+            function=function,
+            path="",
+        )
+
+
+class InvalidResult(QueueError, TypeError):
+    """A result cannot be kept, or would not come back as it is."""
+
+    def __init__(self, reason: str, *, function: str, path: str) -> None:
+        self.function = function
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{function}: {path} {reason}")
+
+
+class InvalidPayload(QueueError, ValueError):
+    """What is stored cannot be read back: it is damaged, or was made for another version of the function."""
+
+    def __init__(self, reason: str, *, function: str, path: str) -> None:
+        self.function = function
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{function}: {path} {reason}" if path else f"{function}: {reason}")
+
+
+class UnknownTask(QueueError, LookupError):
+    """No function is registered under this name."""
+
+    def __init__(self, *, name: str, known: tuple[str, ...], suggestion: str | None) -> None:
+        self.name = name
+        self.known = known
+        self.suggestion = suggestion
+        hint = "" if suggestion is None else f"; did you mean {suggestion!r}?"
+        super().__init__(f"no task is registered as {name!r}{hint}")
+
+
+class TaskNotFound(QueueError, LookupError):
+    """There is no task of this id: there never was, or its time to live is over."""
+
+    def __init__(self, *, task: str) -> None:
+        self.task = task
+        super().__init__(f"there is no task {task}: there never was one, or it was forgotten when its time was over")
+
+
+class TaskFailed(QueueError):
+    """The task failed for good. What it raised is here as data: its type's name, its message, its traceback."""
+
+    def __init__(
+        self, *, task: str, name: str, kind: str, type: str, message: str, traceback: str, attempt: int
+    ) -> None:
+        self.task = task
+        self.name = name
+        self.kind = kind
+        self.type = type
+        self.message = message
+        self.traceback = traceback
+        self.attempt = attempt
+        what = f"{type}: {message}" if type and message else type or message or kind
+        super().__init__(f"{name} failed in attempt {attempt}, {what} (task {task})")
+        if traceback:
+            self.add_note(f"\nWhere the task raised it:\n{traceback}")
+
+
+class TaskCancelled(QueueError):
+    """The task was cancelled, so there is no result."""
+
+    def __init__(self, *, task: str, name: str) -> None:
+        self.task = task
+        self.name = name
+        super().__init__(f"{name} was cancelled (task {task})")
+
+
+class ResultDropped(QueueError):
+    """The task succeeded, but its result could not be kept."""
+
+    def __init__(self, *, task: str, name: str, reason: str) -> None:
+        self.task = task
+        self.name = name
+        self.reason = reason
+        super().__init__(f"{name} succeeded, but its result was not kept: {reason} (task {task})")
+
+
+class LeaseLost(QueueError):
+    """This attempt is over: its lease ended, and the task went to another worker. What it still writes is refused."""
+
+    def __init__(self, *, task: str, attempt: int) -> None:
+        self.task = task
+        self.attempt = attempt
+        super().__init__(f"attempt {attempt} of task {task} is over: the task went to another worker")
+
+
+class NoCurrentTask(QueueError, RuntimeError):
+    """`current_task()` was called where no task runs."""
+
+
+class TaskSignal(BullpenError):
+    """For your own tasks to raise: what is to become of them. None of these is an error of the task."""
+
+
+class Retry(TaskSignal):
+    """Try again, `after` seconds from now instead of the usual delay. It counts as a try, of which there are
+    `max_retries` more than one.
+
+        raise Retry("the service is busy", after=30)
+    """
+
+    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
+        self.reason = reason
+        self.after = None if after is None else _delay("after", after)
+        wait = "" if self.after is None else f" after {self.after:g} s"
+        super().__init__(f"try again{wait}" + (f": {reason}" if reason else ""))
+
+
+class Snooze(TaskSignal):
+    """Run again `delay` seconds from now, as if nothing had happened: nothing is counted."""
+
+    def __init__(self, delay: float | timedelta) -> None:
+        self.delay = _delay("delay", delay)
+        super().__init__(f"run again in {self.delay:g} s")
+
+
+class Cancel(TaskSignal):
+    """Stop for good, and be cancelled: there is no use in going on, and nothing is wrong."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(reason or "the task cancelled itself")
+
+
+_CENTURY = 100 * 365.25 * 86_400
+
+
+def _delay(name: str, value: float | timedelta) -> float:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise InvalidOptionType(name, value, "a number of seconds, or a timedelta")
+    if not 0 <= seconds <= _CENTURY:
+        raise InvalidOption(name, value, "≥ 0 seconds, and at most a century")
+    return float(seconds)
 
 
 class WorkerBroken(BullpenError):

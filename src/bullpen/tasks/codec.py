@@ -1,0 +1,418 @@
+"""How arguments and results become bytes: JSON, which the standard library reads too.
+
+What was accepted comes back equal, and of the same type. JSON has no tuples, sets, bytes, dates or classes, and only
+strings for keys; the annotations of the function say what is to be restored. Whatever they do not restore is refused
+before anything is stored, with the path to the value: `args[0].items[3] is a tuple, and would come back as a list`.
+
+Three small changes are taken: a whole number for a parameter of type `float` becomes one, a date and time keeps its
+offset but not the name of its zone, and what is merely a subclass of a date, UUID or Decimal becomes the plain one.
+
+Values that need no care (strings, whole numbers, …) cost one look at their type; all others are written and read back
+once, which is the only proof that they survive.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from bullpen.errors import InvalidArgument, InvalidPayload, InvalidResult, PayloadTooLarge
+from bullpen.tasks.fidelity import find_change, find_nan, find_unwritable, write, write_unknown
+
+MAX_PAYLOAD = 256 * 1024
+MAX_RESULT = 256 * 1024
+MAX_DEPTH = 64
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+_PLAIN: frozenset[Any] = frozenset({str, int, bool, type(None)})  # these survive JSON; so do floats that are finite
+
+
+class _Call(msgspec.Struct):
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+class _WrittenCall(msgspec.Struct):
+    args: list[msgspec.Raw]
+    kwargs: dict[str, msgspec.Raw]
+
+
+_encode = msgspec.json.Encoder(enc_hook=write_unknown).encode
+_read_call = msgspec.json.Decoder(_WrittenCall).decode
+
+
+class CallCodec:
+    """Writes and reads the arguments and results of a function; of one that is not known here, without annotations."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any] | None,
+        name: str,
+        *,
+        max_payload: int = MAX_PAYLOAD,
+        max_result: int = MAX_RESULT,
+    ) -> None:
+        self.name = name
+        self.max_payload = max_payload
+        self.max_result = max_result
+        self._function = function
+        self._known: _Shape | None = None
+
+    @property
+    def _shape(self) -> _Shape:
+        """Made when it is first needed: then the names in annotations are defined, also those further down."""
+        if self._known is None:
+            self._known = _Shape(self._function)
+        return self._known
+
+    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """The arguments of one call. Raises InvalidArgument or PayloadTooLarge."""
+        shape = self._known or self._shape
+        problem = shape.misfit(args, kwargs)
+        if problem is not None:
+            raise InvalidArgument(problem, function=self.name, path="")
+        try:
+            payload = _encode(_Call(shape.write_positions(args), shape.write_names(kwargs) if kwargs else kwargs))
+        except (_Refused, UnicodeEncodeError, ValueError):
+            self._refuse(args, kwargs)
+        if len(payload) > self.max_payload:
+            raise PayloadTooLarge(function=self.name, size=len(payload), limit=self.max_payload)
+        return payload
+
+    def _refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NoReturn:
+        """Find the argument that was to blame: this is done only when one was."""
+        kinds = self._shape.of_positions(len(args))
+        for number, (kind, value) in enumerate(zip(kinds, args, strict=False)):
+            kind.check(value, f"args[{number}]", lambda path, why: InvalidArgument(why, function=self.name, path=path))
+        for key, value in kwargs.items():
+            self._shape.of_name(key).check(
+                value, f"kwargs[{key!r}]", lambda path, why: InvalidArgument(why, function=self.name, path=path)
+            )
+        raise InvalidArgument("the arguments cannot be written as JSON", function=self.name, path="")
+
+    def decode(self, payload: bytes) -> Arguments:
+        """What `encode` was given. Raises InvalidPayload, whatever the bytes are."""
+        shape = self._known or self._shape
+        path = ""
+        try:
+            _limit_depth(payload)
+            args_of_usual_call = shape.read_usual_call(payload)
+            if args_of_usual_call is not None:
+                return args_of_usual_call, {}
+            call = _read_call(payload)
+            args = []
+            for number, (kind, raw) in enumerate(zip(shape.of_positions(len(call.args)), call.args, strict=False)):
+                path = f"args[{number}]"
+                args.append(kind.read(raw))
+            kwargs = {}
+            for key, raw in call.kwargs.items():
+                path = f"kwargs[{key!r}]"
+                kwargs[key] = shape.of_name(key).read(raw)
+        except (msgspec.MsgspecError, _Refused, ValueError, TypeError, RecursionError) as error:
+            where, why = _locate(error, path)
+            raise InvalidPayload(why, function=self.name, path=where) from None
+        problem = shape.misfit(call.args, call.kwargs)
+        if problem is not None:
+            raise InvalidPayload(problem, function=self.name, path="")
+        return tuple(args), kwargs
+
+    def encode_result(self, value: Any) -> bytes:
+        """What the function returned. Raises InvalidResult."""
+        kind = (self._known or self._shape).result
+        try:
+            data = _encode(value) if type(value) in kind.plain else bytes(kind.write(value))
+        except (_Refused, UnicodeEncodeError, ValueError):
+            kind.check(value, "result", lambda path, why: InvalidResult(why, function=self.name, path=path))
+            raise InvalidResult("cannot be written as JSON", function=self.name, path="result") from None
+        if len(data) > self.max_result:
+            why = f"is {len(data)} bytes, and at most {self.max_result} are kept"
+            raise InvalidResult(why, function=self.name, path="result")
+        return data
+
+    def decode_result(self, data: bytes) -> Any:
+        """What `encode_result` was given. Raises InvalidPayload."""
+        try:
+            _limit_depth(data)
+            return (self._known or self._shape).result.read(data)
+        except (msgspec.MsgspecError, _Refused, ValueError, TypeError, RecursionError) as error:
+            where, why = _locate(error, "result")
+            raise InvalidPayload(why, function=self.name, path=where) from None
+
+
+class _Shape:
+    """The parameters of a function, and what each of them restores."""
+
+    def __init__(self, function: Callable[..., Any] | None) -> None:
+        self._positions: list[_Kind] = []
+        self._names: dict[str, _Kind] = {}
+        self._more_positions: _Kind | None = None
+        self._more_names: _Kind | None = None
+        self.result = _ANYTHING
+        self._position_names: list[str] = []  # "" for those that cannot be given by name
+        self._required = 0
+        self._required_names: set[str] = set()
+        self._usual_call: Callable[[bytes], Any] | None = None
+        self._signature = None if function is None else _signature(function)
+        if function is None or self._signature is None:
+            self._more_positions = self._more_names = _ANYTHING
+            return
+        resolve = _resolver(function)
+        for parameter in self._signature.parameters.values():
+            self._add(parameter, resolve(parameter.annotation, parameter.default))
+        self.result = resolve(self._signature.return_annotation, inspect.Parameter.empty)
+        if not self._required_names:
+            self._usual_call = _decoder_of_call(self._positions)
+
+    def _add(self, parameter: inspect.Parameter, kind: _Kind) -> None:
+        required = parameter.default is parameter.empty
+        match parameter.kind:
+            case parameter.VAR_POSITIONAL:
+                self._more_positions = kind
+            case parameter.VAR_KEYWORD:
+                self._more_names = kind
+            case parameter.KEYWORD_ONLY:
+                self._names[parameter.name] = kind
+                if required:
+                    self._required_names.add(parameter.name)
+            case _:
+                self._positions.append(kind)
+                self._required += required
+                by_name = parameter.kind is not parameter.POSITIONAL_ONLY
+                self._position_names.append(parameter.name if by_name else "")
+                if by_name:
+                    self._names[parameter.name] = kind
+
+    def misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """Why the function could not be called so, or None if it could."""
+        if self._signature is None or self._fits(len(args), kwargs):
+            return None
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            return f"the arguments do not fit {self._signature}: {error}"
+        return None
+
+    def _fits(self, count: int, kwargs: Mapping[str, Any]) -> bool:
+        """What `Signature.bind` would find, but quickly. When in doubt, False."""
+        if count > len(self._positions) and self._more_positions is None:
+            return False
+        if not kwargs:
+            return count >= self._required and not self._required_names
+        given = self._position_names[:count]
+        for name in kwargs:
+            if name in given or (name not in self._names and self._more_names is None):
+                return False
+        for name in self._position_names[count : self._required]:
+            if name not in kwargs:
+                return False
+        return self._required_names <= kwargs.keys()
+
+    def write_positions(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Each as it is, if that is written well, or as JSON."""
+        for kind, value in zip(self._positions, args, strict=False):
+            if type(value) not in kind.plain:
+                break
+        else:
+            if len(args) <= len(self._positions):
+                return args
+        return [
+            value if type(value) in kind.plain else kind.write(value)
+            for kind, value in zip(self.of_positions(len(args)), args, strict=False)
+        ]
+
+    def write_names(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            key: value if type(value) in kind.plain else kind.write(value)
+            for key, kind, value in ((key, self.of_name(key), value) for key, value in kwargs.items())
+        }
+
+    def read_usual_call(self, payload: bytes) -> tuple[Any, ...] | None:
+        """The arguments, if there are all that can be given by position, and no others; else None."""
+        if self._usual_call is None:
+            return None
+        try:
+            call = self._usual_call(payload)
+        except Exception:  # not the usual call, or damaged: the long way finds out
+            return None
+        return None if call.kwargs else call.args
+
+    def of_positions(self, count: int) -> Sequence[_Kind]:
+        if count <= len(self._positions):
+            return self._positions
+        more = self._more_positions or _ANYTHING
+        return [*self._positions, *[more] * (count - len(self._positions))]
+
+    def of_name(self, name: str) -> _Kind:
+        return self._names.get(name) or self._more_names or _ANYTHING
+
+
+class _Refused(Exception):
+    """A value does not survive; `CallCodec` finds out where."""
+
+
+class _Kind:
+    """What one annotation restores. `plain`: the types whose values survive as they are."""
+
+    __slots__ = ("_decode", "_note", "_takes_floats", "annotation", "plain")
+
+    def __init__(self, annotation: Any = Any, note: str = "") -> None:
+        self._note = note
+        try:
+            self._decode = msgspec.json.Decoder(annotation, dec_hook=_read_unknown).decode
+        except (TypeError, ValueError, RecursionError, NameError) as error:
+            self._note = f"its annotation cannot be restored: {error}"
+            annotation = Any
+            self._decode = msgspec.json.Decoder().decode
+        self.annotation = annotation
+        members = _members(annotation)
+        self.plain = _PLAIN if Any in members or object in members else _PLAIN & members
+        self._takes_floats = not members.isdisjoint({Any, object, float})
+
+    def write(self, value: Any) -> msgspec.Raw:
+        """The value as JSON, if it survives."""
+        if type(value) is float and self._takes_floats and value - value == 0.0:
+            return msgspec.Raw(_encode(value))
+        data = write(value)
+        if data is None:
+            raise _Refused
+        try:
+            _limit_depth(data)
+            restored = self._decode(data)
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+            raise _Refused from None
+        if find_change(value, restored) is not None:
+            raise _Refused
+        return msgspec.Raw(data)
+
+    def read(self, raw: Any) -> Any:
+        return self._decode(raw)
+
+    def check(self, value: Any, path: str, error: Callable[[str, str], Exception]) -> None:
+        """Raise what `error` makes of the place and the reason, if the value does not survive."""
+        found = self._problem(value, path)
+        if found is not None:
+            where, why = found
+            raise error(where, f"{why} ({self._note})" if self._note else why)
+
+    def _problem(self, value: Any, path: str) -> tuple[str, str] | None:
+        data = write(value)
+        if data is None:
+            return find_unwritable(value, path, MAX_DEPTH)
+        try:
+            _limit_depth(data)
+            restored = self._decode(data)
+        except (msgspec.MsgspecError, _Refused, ValueError, TypeError, RecursionError) as error:
+            return find_nan(value, path) or _locate(error, path)
+        change = find_change(value, restored)
+        return None if change is None else (path + change[0], change[1])
+
+
+def _decoder_of_call(kinds: Sequence[_Kind]) -> Callable[[bytes], Any] | None:
+    """Reads all positional arguments at once, which is faster than one by one."""
+    try:
+        args: Any = tuple.__class_getitem__(tuple(kind.annotation for kind in kinds))
+        call = msgspec.defstruct("_UsualCall", [("args", args), ("kwargs", dict[str, msgspec.Raw])])
+        return msgspec.json.Decoder(call, dec_hook=_read_unknown).decode
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return None
+
+
+def _resolver(function: Callable[..., Any]) -> Callable[[Any, Any], _Kind]:
+    """Makes annotations kinds: one by one, so that a name which cannot be found spoils no other parameter."""
+    plain = inspect.unwrap(function)
+    while hasattr(plain, "func"):  # partial
+        plain = plain.func
+    if not hasattr(plain, "__globals__"):
+        plain = getattr(type(plain), "__call__", plain)  # noqa: B004 — the function behind an object that can be called
+    names = getattr(plain, "__globals__", {})
+    known: dict[Any, _Kind] = {}
+
+    def resolve(annotation: Any, default: Any) -> _Kind:
+        if annotation is inspect.Parameter.empty:
+            return _ANYTHING
+        holder = types.SimpleNamespace(__annotations__={"it": annotation})
+        try:
+            found = typing.get_type_hints(holder, names, include_extras=True)["it"]
+        except Exception as error:
+            return _Kind(note=f"its annotation {annotation!r} cannot be resolved: {error}")
+        if default is None:
+            found = found | None if found is not Any else found
+        try:
+            if found not in known:
+                known[found] = _Kind(found)
+            return known[found]
+        except TypeError:  # an annotation that has no hash
+            return _Kind(found)
+
+    return resolve
+
+
+def _members(annotation: Any) -> frozenset[Any]:
+    """The types that a union consists of; of any other annotation, itself."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        return frozenset().union(*map(_members, typing.get_args(annotation)))
+    if annotation is None:
+        return frozenset({type(None)})
+    try:
+        return frozenset({annotation})
+    except TypeError:
+        return frozenset()
+
+
+def _read_unknown(kind: Any, value: Any) -> Any:
+    """What msgspec does not know: pydantic models, and what is checked only."""
+    validate = getattr(kind, "model_validate_json", None)
+    if validate is not None:
+        return validate(_encode(value))
+    if isinstance(kind, type) and isinstance(value, kind):
+        return value
+    raise TypeError(f"cannot be restored as {getattr(kind, '__qualname__', kind)}")
+
+
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+
+
+def _limit_depth(data: Any) -> None:
+    """Refuse what is nested deeper than MAX_DEPTH."""
+    if type(data) is not bytes:
+        data = bytes(data)
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for token in _brackets(data):
+        depth += 1 if token in (b"[", b"{") else -1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
+
+
+def _brackets(data: bytes) -> Iterator[bytes]:
+    return (token for token in _BRACKETS.findall(data) if token[:1] != b'"')
+
+
+def _locate(error: BaseException, path: str) -> tuple[str, str]:
+    """Where and why a value could not be read: msgspec says so at the end of its messages."""
+    if isinstance(error, RecursionError):
+        return path, f"is nested deeper than {MAX_DEPTH} levels"
+    why, _, where = str(error).partition(" - at `$")
+    if isinstance(error, msgspec.ValidationError):
+        why = f"does not fit: {why[0].lower()}{why[1:]}"
+    elif isinstance(error, msgspec.DecodeError):
+        why = f"is no JSON: {why}" if path else f"the arguments are no JSON: {why}"
+    return path + where.rstrip("`"), why
+
+
+_ANYTHING = _Kind()

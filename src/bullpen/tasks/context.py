@@ -1,0 +1,136 @@
+"""What a running task may know about itself, and say: `current_task()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime
+
+from bullpen.errors import Cancel, InvalidOption, InvalidOptionType, NoCurrentTask
+from bullpen.tasks.task import Progress, Task
+
+
+class CurrentTask:
+    """The task that runs here. All of it may be used from any thread.
+
+    Whoever runs the task makes it: `report` takes progress and returns at once, `cancelled` says whether somebody
+    wants the task to stop.
+    """
+
+    __slots__ = ("_cancelled", "_report", "_task", "deadline")
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        deadline: datetime | None = None,
+        report: Callable[[Progress], object] = lambda _: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._task = task
+        self._report = report
+        self._cancelled = cancelled
+        self.deadline = deadline  # when this attempt has to be over
+
+    @property
+    def id(self) -> str:
+        """The same in every attempt: a key for effects that must not happen twice."""
+        return self._task.id
+
+    @property
+    def name(self) -> str:
+        return self._task.func_path
+
+    @property
+    def queue(self) -> str:
+        return self._task.queue
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first; it rises with every start, whatever the reason for it."""
+        return self._task.attempt
+
+    @property
+    def failures(self) -> int:
+        """How often this run has failed before."""
+        return self._task.failures
+
+    @property
+    def max_retries(self) -> int:
+        return self._task.max_retries
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._task.headers
+
+    @property
+    def fencing_token(self) -> str:
+        """This very attempt. A system that has seen a later one can refuse what an earlier one still sends."""
+        return f"{self._task.id}:{self._task.attempt}"
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody wants it to stop. A function on a thread has to look, for nothing can stop it."""
+        return self._cancelled()
+
+    def stop_if_cancelled(self) -> None:
+        """Raise Cancel if somebody wants it to stop."""
+        if self._cancelled():
+            raise Cancel("it was asked to stop")
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Say how far it is. It costs little: only the latest is kept, and written every now and then."""
+        _number("done", done)
+        if total is not None:
+            _number("total", total)
+        if not isinstance(note, str):
+            raise InvalidOptionType("note", note, "a string")
+        self._report(Progress(done, total, note))
+
+    def __repr__(self) -> str:
+        return f"<task {self.name} {self.id}, attempt {self.attempt}>"
+
+
+def _number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidOptionType(name, value, "a number")
+    if not value - value == 0 or value < 0:
+        raise InvalidOption(name, value, "a number ≥ 0, and finite")
+
+
+_current: ContextVar[CurrentTask] = ContextVar("bullpen_current_task")
+
+
+def current_task() -> CurrentTask:
+    """The task that runs here, on this thread or in this coroutine. Raises NoCurrentTask where none does.
+
+    def import_rows(path: str) -> None:
+        task = current_task()
+        for number, row in enumerate(rows := read(path)):
+            task.progress(number, len(rows))
+            task.stop_if_cancelled()
+            insert(row, idempotency_key=f"{task.id}:{number}")
+    """
+    current = _current.get(None)
+    if current is None:
+        raise NoCurrentTask(
+            "no task runs here: current_task() is for functions that a worker runs; a thread that a task starts has to "
+            "be given the context, as with contextvars.copy_context().run"
+        )
+    return current
+
+
+def enter(current: CurrentTask) -> None:
+    """Make it the current task of this coroutine, for the rest of its life."""
+    _current.set(current)
+
+
+@contextmanager
+def running(current: CurrentTask) -> Iterator[None]:
+    """Make it the current task of this thread or coroutine."""
+    token = _current.set(current)
+    try:
+        yield
+    finally:
+        _current.reset(token)

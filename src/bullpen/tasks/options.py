@@ -1,0 +1,318 @@
+"""What a task may be told: one frozen object that checks itself, before anything is stored.
+
+`TaskQueue(...)` takes them as defaults for all its tasks, `@queue.task(...)` for one function, `using(...)` for single
+calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+import msgspec
+
+from bullpen.errors import InvalidOption, InvalidOptionType, TaskSignal
+from bullpen.tasks.retry import Backoff
+from bullpen.tasks.task import HIGHEST_PRIORITY, LOWEST_PRIORITY, OnFailure, Task
+
+Seconds = float | timedelta
+ErrorTypes = type[BaseException] | tuple[type[BaseException], ...]
+
+MAX_SECONDS = 100 * 365.25 * 86_400
+MAX_KEY = 200
+MAX_HEADERS = 8 * 1024
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+QUEUE_WORDS = "a name of at most 100 letters, digits, '_', '-' and '.', beginning with a letter, a digit or '_'"
+
+
+class SharedOptions(TypedDict, total=False):
+    """Options that a queue, a function and a call may have."""
+
+    queue: str
+    priority: int
+    max_retries: int
+    backoff: Backoff | Seconds
+    timeout: Seconds | None
+    at_most_once: bool
+    result_ttl: Seconds | None
+    headers: Mapping[str, str]
+
+
+class FunctionOptions(SharedOptions, total=False):
+    """Options of `@queue.task(...)`."""
+
+    expires: Seconds | None
+    concurrency_key: str | None
+    retry_on: ErrorTypes
+    give_up_on: ErrorTypes
+
+
+class CallOptions(SharedOptions, total=False):
+    """Options of `using(...)`."""
+
+    delay: Seconds | None
+    eta: datetime | None
+    interval: Seconds | None
+    on_failure: OnFailure
+    expires: Seconds | datetime | None
+    unique_key: str | None
+    concurrency_key: str | None
+
+
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options, checked: durations in seconds, instants in seconds since the epoch."""
+
+    queue: str = "default"
+    priority: int = 0
+    delay: float | None = None
+    eta: float | None = None
+    interval: float | None = None
+    on_failure: OnFailure = "fail"
+    max_retries: int = 0
+    backoff: Backoff = Backoff()
+    timeout: float | None = None
+    expires_in: float | None = None  # `expires`, given as a duration
+    expires_at: float | None = None  # … or as an instant
+    at_most_once: bool = False
+    result_ttl: float | None = 86_400.0
+    unique_key: str | None = None
+    concurrency_key: str | None = None
+    headers: dict[str, str] = {}
+    retry_on: tuple[type[BaseException], ...] = (BaseException,)
+    give_up_on: tuple[type[BaseException], ...] = ()
+
+    def using(self, allowed: frozenset[str], where: str, changes: Mapping[str, Any]) -> TaskOptions:
+        """These with some changed; a wrong name or value, or two that contradict each other, are refused."""
+        for name in changes:
+            if name not in allowed:
+                raise InvalidOptionType(where, name, "called with " + ", ".join(sorted(allowed)))
+        if changes.get("delay") is not None and changes.get("eta") is not None:
+            raise InvalidOption("delay", changes["delay"], "left out if eta is given: both say when it starts")
+        values: dict[str, Any] = {}
+        for name, value in changes.items():
+            values |= _CHECKS[name](name, value)
+        if "delay" in changes and "eta" not in changes:
+            values["eta"] = None
+        if "eta" in changes and "delay" not in changes:
+            values["delay"] = None
+        changed = msgspec.structs.replace(self, **values)
+        changed.check_together()
+        return changed
+
+    def check_together(self) -> None:
+        """Refuse options that contradict each other."""
+        if self.at_most_once and self.max_retries:
+            raise InvalidOption(
+                "max_retries", self.max_retries, "0 with at_most_once=True: such a task never runs again"
+            )
+        if self.interval is None and self.on_failure != "fail":
+            raise InvalidOption("on_failure", self.on_failure, "left out without an interval: there is no next run")
+        start = self.delay if self.delay is not None else 0.0
+        if self.expires_in is not None and self.eta is None and self.expires_in <= start:
+            raise InvalidOption("expires", self.expires_in, f"later than the start, {start:g} s from now")
+        if self.expires_at is not None and self.eta is not None and self.expires_at <= self.eta:
+            raise InvalidOption("expires", _instant(self.expires_at), f"later than eta, {_instant(self.eta)}")
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether somebody has to look at the store's clock to make a task of these."""
+        return self.delay is not None or self.expires_in is not None
+
+    def new_task(self, task_id: str, func_path: str, payload: bytes, now: float = 0.0) -> Task:
+        """A task that waits for a worker. `now`, by the store's clock, is needed only if these are relative."""
+        return Task(
+            id=task_id,
+            func_path=func_path,
+            payload=payload,
+            queue=self.queue,
+            priority=self.priority,
+            eta=now + self.delay if self.delay is not None else self.eta or 0.0,
+            interval=self.interval,
+            on_failure=self.on_failure,
+            max_retries=self.max_retries,
+            backoff=self.backoff,
+            timeout=self.timeout,
+            expires=now + self.expires_in if self.expires_in is not None else self.expires_at,
+            at_most_once=self.at_most_once,
+            result_ttl=self.result_ttl,
+            unique_key=self.unique_key,
+            concurrency_key=self.concurrency_key,
+            headers=self.headers,
+        )
+
+    def may_retry(self, error: BaseException) -> bool:
+        """Whether there is use in trying again after this error."""
+        if isinstance(error, TaskSignal):
+            return True
+        return isinstance(error, self.retry_on) and not isinstance(error, self.give_up_on)
+
+
+# One check per name: what it makes of the value, by the names of the fields.
+
+
+def _queue(name: str, value: Any) -> dict[str, Any]:
+    return {name: queue_name(name, value)}
+
+
+def queue_name(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidOptionType(name, value, QUEUE_WORDS)
+    if _QUEUE_NAME.fullmatch(value) is None:
+        raise InvalidOption(name, value, QUEUE_WORDS)
+    return value
+
+
+def _priority(name: str, value: Any) -> dict[str, Any]:
+    allowed = f"a whole number from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY}; the highest goes first"
+    return {name: whole(name, value, LOWEST_PRIORITY, HIGHEST_PRIORITY, allowed)}
+
+
+def _max_retries(name: str, value: Any) -> dict[str, Any]:
+    return {name: whole(name, value, 0, 1_000_000, "a whole number from 0 to 1000000")}
+
+
+def whole(name: str, value: object, lowest: int, highest: int, allowed: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidOptionType(name, value, allowed)
+    if not lowest <= value <= highest:
+        raise InvalidOption(name, value, allowed)
+    return value
+
+
+def seconds(name: str, value: object, *, zero: bool = True, none: str = "") -> float:
+    """A duration, in seconds."""
+    or_none = f", or None {none}" if none else ""
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise InvalidOptionType(name, value, f"a number of seconds, or a timedelta{or_none}")
+    if not (0 <= number <= MAX_SECONDS) or (number == 0 and not zero):
+        raise InvalidOption(name, value, f"{'≥' if zero else '>'} 0 seconds, and at most a century{or_none}")
+    return float(number)
+
+
+def instant(name: str, value: object, or_else: str = "") -> float:
+    """An aware datetime, in seconds since the epoch."""
+    if not isinstance(value, datetime):
+        raise InvalidOptionType(name, value, f"a datetime with a time zone{or_else}")
+    if value.utcoffset() is None:
+        raise InvalidOption(name, value, f"a datetime with a time zone, such as datetime.now(UTC){or_else}")
+    return value.timestamp()
+
+
+def _instant(epoch: float) -> str:
+    return f"{epoch:.3f} s since 1970"
+
+
+def _delay(name: str, value: Any) -> dict[str, Any]:
+    return {name: None if value is None else seconds(name, value, none="for none")}
+
+
+def _eta(name: str, value: Any) -> dict[str, Any]:
+    return {name: None if value is None else instant(name, value, ", or None for at once")}
+
+
+def _interval(name: str, value: Any) -> dict[str, Any]:
+    return {name: None if value is None else seconds(name, value, zero=False, none="for a task that runs once")}
+
+
+def _timeout(name: str, value: Any) -> dict[str, Any]:
+    return {name: None if value is None else seconds(name, value, zero=False, none="for no limit")}
+
+
+def _result_ttl(name: str, value: Any) -> dict[str, Any]:
+    return {name: None if value is None else seconds(name, value, none="to keep it for ever")}
+
+
+def _expires(name: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {"expires_in": None, "expires_at": None}
+    if isinstance(value, datetime):
+        return {"expires_in": None, "expires_at": instant(name, value)}
+    if not isinstance(value, int | float | timedelta):
+        raise InvalidOptionType(name, value, "a number of seconds, a timedelta, a datetime with a time zone, or None")
+    return {"expires_in": seconds(name, value, zero=False, none="for never"), "expires_at": None}
+
+
+def _backoff(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Backoff):
+        return {name: Backoff(seconds(name, value))}
+    seconds(f"{name}.base", value.base)
+    seconds(f"{name}.max_delay", value.max_delay)
+    return {name: value}
+
+
+def _boolean(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, bool):
+        raise InvalidOptionType(name, value, "True or False")
+    return {name: value}
+
+
+def _on_failure(name: str, value: Any) -> dict[str, Any]:
+    if value not in ("fail", "continue"):
+        raise InvalidOption(name, value, "'fail' or 'continue'")
+    return {name: value}
+
+
+def _key(name: str, value: Any) -> dict[str, Any]:
+    allowed = f"a string of 1 to {MAX_KEY} characters, or None"
+    if value is not None:
+        if not isinstance(value, str):
+            raise InvalidOptionType(name, value, allowed)
+        if not 1 <= len(value) <= MAX_KEY:
+            raise InvalidOption(name, value, allowed)
+        _writable(name, value)
+    return {name: value}
+
+
+def _headers(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(part, str) for item in value.items() for part in item):
+        raise InvalidOptionType(name, value, "a dict of strings")
+    size = sum(len(key) + len(text) for key, text in value.items())
+    if size > MAX_HEADERS:
+        raise InvalidOption(name, f"{size} characters", f"at most {MAX_HEADERS} characters together")
+    for item in value.items():
+        for part in item:
+            _writable(name, part)
+    return {name: dict(value)}
+
+
+def _writable(name: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidOption(name, value, "text that can be written as UTF-8") from None
+
+
+def _errors(name: str, value: Any) -> dict[str, Any]:
+    kinds = value if isinstance(value, tuple) else (value,)
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        raise InvalidOptionType(name, value, "a class of exceptions, or a tuple of them")
+    return {name: kinds}
+
+
+_CHECKS = {
+    "queue": _queue,
+    "priority": _priority,
+    "delay": _delay,
+    "eta": _eta,
+    "interval": _interval,
+    "on_failure": _on_failure,
+    "max_retries": _max_retries,
+    "backoff": _backoff,
+    "timeout": _timeout,
+    "expires": _expires,
+    "at_most_once": _boolean,
+    "result_ttl": _result_ttl,
+    "unique_key": _key,
+    "concurrency_key": _key,
+    "headers": _headers,
+    "retry_on": _errors,
+    "give_up_on": _errors,
+}
+
+SHARED_NAMES = frozenset(SharedOptions.__annotations__)
+FUNCTION_NAMES = frozenset(FunctionOptions.__annotations__)
+CALL_NAMES = frozenset(CallOptions.__annotations__)

@@ -1,0 +1,163 @@
+"""The functions that may run as tasks, by name. What a store holds is only ever looked up here, never imported."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bullpen.errors import DuplicateTask, InvalidOption, InvalidOptionType, InvalidResult, InvalidTask
+from bullpen.tasks.codec import MAX_PAYLOAD, MAX_RESULT, Arguments, CallCodec
+from bullpen.tasks.options import TaskOptions
+
+_NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
+
+
+class TaskDefinition:
+    """One function that may run as a task."""
+
+    __slots__ = ("codec", "func_path", "function", "is_async", "options", "place")
+
+    def __init__(
+        self, func_path: str, function: Callable[..., Any], options: TaskOptions, codec: CallCodec, place: str
+    ) -> None:
+        self.func_path = func_path
+        self.function = function
+        self.options = options
+        self.codec = codec
+        self.place = place  # file and line
+        self.is_async = is_async(function)
+
+    def decode(self, payload: bytes) -> Arguments:
+        """The arguments of a call. Raises InvalidPayload."""
+        return self.codec.decode(payload)
+
+    def encode_result(self, value: Any) -> bytes:
+        """A result as it is stored. Raises InvalidResult."""
+        return self.codec.encode_result(value)
+
+    def keep_result(self, value: Any) -> tuple[bytes | None, str]:
+        """A result as it is stored and "", or None and why it cannot be. The function has run, so nothing is raised."""
+        try:
+            return self.codec.encode_result(value), ""
+        except InvalidResult as error:
+            return None, f"{error.path} {error.reason}"
+        except Exception as error:  # code of the value's own class
+            return None, f"result cannot be written: {type(error).__name__}"
+
+    def __repr__(self) -> str:
+        return f"<task {self.func_path} at {self.place}>"
+
+
+class Registry:
+    """Task definitions by name."""
+
+    def __init__(self, *, max_payload: int = MAX_PAYLOAD, max_result: int = MAX_RESULT) -> None:
+        self._max_payload = max_payload
+        self._max_result = max_result
+        self._definitions: dict[str, TaskDefinition] = {}
+
+    def register(
+        self, function: Callable[..., Any], options: TaskOptions | None = None, name: str | None = None
+    ) -> TaskDefinition:
+        """Let a function run as a task. Raises InvalidTask, or DuplicateTask if the name is taken.
+
+        The same function of a module that is loaded again takes its own place.
+        """
+        if not callable(function):
+            raise InvalidTask("it cannot be called", function=repr(function))
+        _refuse_generators(function)
+        func_path = _name_of(function) if name is None else _checked(name)
+        place = _place_of(function)
+        before = self._definitions.get(func_path)
+        if before is not None and not (before.place == place and _is_of_module(before.function, function)):
+            raise DuplicateTask(name=func_path, place=place, taken_by=before.place)
+        codec = CallCodec(function, func_path, max_payload=self._max_payload, max_result=self._max_result)
+        definition = TaskDefinition(func_path, function, options or TaskOptions(), codec, place)
+        self._definitions[func_path] = definition
+        return definition
+
+    def get(self, func_path: str) -> TaskDefinition | None:
+        return self._definitions.get(func_path)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._definitions))
+
+    def __contains__(self, func_path: object) -> bool:
+        return func_path in self._definitions
+
+    def __iter__(self) -> Iterator[TaskDefinition]:
+        return iter(list(self._definitions.values()))
+
+    def __len__(self) -> int:
+        return len(self._definitions)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it makes a coroutine; also for objects with an async `__call__`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def _refuse_generators(function: Callable[..., Any]) -> None:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidTask(
+            "it is a generator, so calling it would run nothing; return a list", function=_describe(function)
+        )
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Module and name, the same in every process that imports it."""
+    qualname = getattr(function, "__qualname__", None)
+    if qualname is None:
+        raise InvalidTask("it has no name of its own; give it one with name=", function=_describe(function))
+    if "<lambda>" in qualname or "<locals>" in qualname:
+        what = "a lambda" if "<lambda>" in qualname else "a function inside a function"
+        raise InvalidTask(
+            f"it is {what}, which a worker could not find by its name; move it to the top of a module, or give it a "
+            "name with name= and make sure that workers register it too",
+            function=_describe(function),
+        )
+    if inspect.ismethod(function):
+        raise InvalidTask("it is bound to an object, which a worker does not have", function=_describe(function))
+    return f"{_module_of(function)}.{qualname}"
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    """Its module; of a script, the name under which workers import it."""
+    module: str = function.__module__
+    if module != "__main__":
+        return module
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    spec = names.get("__spec__")
+    if spec is not None:  # python -m app.jobs
+        return str(spec.name).removesuffix(".__main__")
+    file = names.get("__file__")
+    return module if file is None else re.sub(r"\.[^.]*$", "", re.split(r"[\\/]", file)[-1])
+
+
+def _checked(name: object) -> str:
+    allowed = "a string of 1 to 255 characters without spaces"
+    if not isinstance(name, str):
+        raise InvalidOptionType("name", name, allowed)
+    if _NAME.fullmatch(name) is None:
+        raise InvalidOption("name", name, allowed)
+    return name
+
+
+def _is_of_module(before: Callable[..., Any], now: Callable[..., Any]) -> bool:
+    """Whether both are one function of a module: such a function is made once each time the module is loaded."""
+    old, new = getattr(before, "__qualname__", "<locals>"), getattr(now, "__qualname__", "<locals>")
+    return old == new and "<locals>" not in old and "<lambda>" not in old
+
+
+def _place_of(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _describe(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__qualname__", None)
+    return repr(function) if name is None else f"{name} ({_place_of(function)})"
