@@ -46,6 +46,7 @@ class MemoryStorage:
     """Keeps tasks in dictionaries. `now` is its clock: seconds since the epoch."""
 
     durable = False
+    needs_no_loop = True  # but for the two waits
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now

@@ -1,0 +1,16 @@
+"""Durable tasks as people use them. To read it, follow one task from `enqueue` to its result:
+
+task_queue.py   TaskQueue: functions become tasks, and the verbs of people
+function.py     TaskFunction: what `@queue.task` makes of a function
+clients.py      one client of the store per event loop, also after a fork
+portal.py       the event loop behind the sync methods
+job.py          Job: one task, and the way to its result
+why.py          why a task is not done
+"""
+
+from bullpen.queue.function import AsyncTaskFunction, SyncTaskFunction, TaskFunction
+from bullpen.queue.job import Job
+from bullpen.queue.task_queue import TaskQueue
+from bullpen.queue.why import Cause, Why
+
+__all__ = ["AsyncTaskFunction", "Cause", "Job", "SyncTaskFunction", "TaskFunction", "TaskQueue", "Why"]

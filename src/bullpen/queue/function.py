@@ -1,0 +1,125 @@
+"""What `@queue.task` makes of a function: still that function, and a way to have it run by a worker."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack
+
+from bullpen.errors import InvalidArgument
+from bullpen.queue.job import Job
+from bullpen.queue.store import Store
+from bullpen.tasks.options import CALL_NAMES, CallOptions, TaskOptions
+from bullpen.tasks.registry import TaskDefinition
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ManyArguments = Iterable[tuple[Any, ...] | Mapping[str, Any]]
+
+
+class TaskFunction(Generic[P, R]):
+    """A function that may run as a task. Calling it is calling the function, here and now.
+
+    It keeps the parameters of the function, for type checkers too:
+
+        @queue.task(max_retries=5)
+        async def send_email(to: str) -> str: ...
+
+        job = send_email.enqueue("a@example.org")       # Job[str]
+        job = await send_email.aenqueue("a@example.org")
+        send_email.using(delay=60).enqueue("a@example.org")
+    """
+
+    __name__: str
+    __qualname__: str
+    definition: TaskDefinition
+
+    def __init__(self, store: Store, definition: TaskDefinition) -> None:
+        functools.update_wrapper(self, definition.function)
+        self.definition = definition
+        self._store = store
+        self._options: TaskOptions = definition.options
+
+    @property
+    def name(self) -> str:
+        """Its name in the registry, and in the store."""
+        return self.definition.func_path
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return self.definition.function(*args, **kwargs)
+
+    def using(self, **options: Unpack[CallOptions]) -> Self:
+        """The same function with options for the calls made through this view. Nothing is enqueued yet."""
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__)
+        view._options = self._options.using(CALL_NAMES, "using()", options)
+        return view
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Have a worker run it. When this returns, the task is kept; until then, nothing is.
+
+        Raises InvalidArgument if the arguments do not fit the function, or would not come back as they are.
+        """
+        payload = self.definition.codec.encode(args, kwargs)
+        return self._store.run("enqueue", self._add(payload))
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """`enqueue`, for async code."""
+        return await self._add(self.definition.codec.encode(args, kwargs))
+
+    async def _add(self, payload: bytes) -> Job[R]:
+        ((task, is_new),) = await self._store.add(self._options, self.definition.func_path, [payload])
+        return Job(self._store, task.id, is_new=is_new)
+
+    def enqueue_many(self, calls: ManyArguments) -> list[Job[R]]:
+        """Enqueue one task for each tuple of arguments, or dict of arguments by name; all of them, or none."""
+        payloads = self._payloads(calls)
+        return self._store.run("enqueue_many", self._add_many(payloads))
+
+    async def aenqueue_many(self, calls: ManyArguments) -> list[Job[R]]:
+        """`enqueue_many`, for async code."""
+        return await self._add_many(self._payloads(calls))
+
+    async def _add_many(self, payloads: Sequence[bytes]) -> list[Job[R]]:
+        if not payloads:
+            return []
+        added = await self._store.add(self._options, self.definition.func_path, payloads)
+        return [Job(self._store, task.id, is_new=is_new) for task, is_new in added]
+
+    def _payloads(self, calls: ManyArguments) -> list[bytes]:
+        encode = self.definition.codec.encode
+        payloads = []
+        for number, call in enumerate(calls):
+            try:
+                if isinstance(call, tuple):
+                    payloads.append(encode(call, {}))
+                elif isinstance(call, Mapping):
+                    payloads.append(encode((), call))
+                else:
+                    why = f"is {call!r:.80}; it must be a tuple of arguments, or a dict of them by name"
+                    raise InvalidArgument(why, function=self.name, path="")
+            except InvalidArgument as error:
+                error.add_note(f"in call number {number} of enqueue_many; none was enqueued")
+                raise
+        return payloads
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # by name, as functions are
+
+    def __repr__(self) -> str:
+        return f"<task function {self.name}>"
+
+
+class SyncTaskFunction(TaskFunction[P, R]):
+    """Of a plain function."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+class AsyncTaskFunction(TaskFunction[P, R]):
+    """Of a coroutine function."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        return self.definition.function(*args, **kwargs)  # type: ignore[no-any-return]

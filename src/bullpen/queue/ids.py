@@ -1,0 +1,34 @@
+"""New ids for tasks: in the order in which this process makes them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from bullpen import primitives
+from bullpen.tasks.ids import as_uuid7, next_ordinal
+
+_lock = threading.Lock()
+_latest = 0
+
+
+def new_id() -> str:
+    """An id that sorts after all ids that this process has made before."""
+    global _latest  # noqa: PLW0603 — one process, one order
+    luck = primitives.random.getrandbits(74)
+    with _lock:
+        ordinal = _latest = next_ordinal(_latest, time.time_ns() // 1_000_000, luck)
+    return as_uuid7(ordinal)
+
+
+def _after_fork() -> None:
+    """Parent and child must not draw the same numbers, or go on from the same id."""
+    global _lock, _latest  # noqa: PLW0603
+    _lock = threading.Lock()
+    _latest = 0
+    primitives.random.seed()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

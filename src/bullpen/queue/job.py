@@ -1,0 +1,138 @@
+"""One task that was enqueued, and the way to its result."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar, cast
+
+from bullpen import primitives
+from bullpen.errors import ResultDropped, ResultTimeout, TaskCancelled, TaskFailed
+from bullpen.queue.store import Store
+from bullpen.queue.why import Why, explain_task
+from bullpen.tasks.codec import CallCodec
+from bullpen.tasks.info import TaskInfo, info_of
+from bullpen.tasks.options import Seconds, seconds
+from bullpen.tasks.task import CANCELLED, FAILED, Progress, Task, TaskStatus
+
+R = TypeVar("R")
+
+_LONGEST_WAIT = 5.0  # then the store is asked again, should its notification be lost
+
+
+class Job(Generic[R]):
+    """One task, by its id. It holds nothing else: every question is put to the store."""
+
+    __slots__ = ("_store", "id", "is_new")
+
+    def __init__(self, store: Store, task_id: str, *, is_new: bool = False) -> None:
+        self._store = store
+        self.id = task_id
+        self.is_new = is_new  # False if a task with the same unique_key was there already, and this is that one
+
+    @property
+    def status(self) -> TaskStatus:
+        return self._store.run("status", self.astatus())
+
+    async def astatus(self) -> TaskStatus:
+        return (await self._store.task(self.id)).status
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far it says it is; None if it says nothing."""
+        return self._store.run("progress", self.aprogress())
+
+    async def aprogress(self) -> Progress | None:
+        return (await self._store.task(self.id)).progress
+
+    def result(self, timeout: Seconds | None = None) -> R:
+        """What the function returned; waits for it.
+
+        A task with an interval has many results: this waits for the next run that completes. Raises TaskFailed,
+        TaskCancelled, ResultDropped, TaskNotFound, and ResultTimeout when the time is over; the task goes on then.
+        """
+        limit = _limit(timeout)
+        return self._store.run("result", self.aresult(limit), waits=True)
+
+    async def aresult(self, timeout: Seconds | None = None) -> R:
+        """`result`, for async code."""
+        limit = _limit(timeout)
+        storage = await self._store.clients.get()
+        monotonic = primitives.system_clock.monotonic
+        end = None if limit is None else monotonic() + limit
+        task = await self._store.task(self.id)
+        runs = task.runs
+        while not (task.is_final or task.runs > runs):
+            left = _LONGEST_WAIT if end is None else end - monotonic()
+            if left <= 0:
+                raise ResultTimeout(seconds=limit or 0.0, task=self.id, status=str(task.status))
+            await storage.wait_for_result(self.id, runs, min(left, _LONGEST_WAIT))
+            task = await self._store.task(self.id)
+        return cast(R, self._outcome(task))
+
+    def _outcome(self, task: Task) -> Any:
+        if task.status is FAILED:
+            raise _failure(task)
+        if task.status is CANCELLED:
+            raise TaskCancelled(task=task.id, name=task.func_path)
+        if task.result_dropped:
+            raise ResultDropped(task=task.id, name=task.func_path, reason=task.result_dropped)
+        if task.result is None:
+            return None
+        definition = self._store.registry.get(task.func_path)
+        codec = CallCodec(None, task.func_path) if definition is None else definition.codec
+        return codec.decode_result(task.result)
+
+    def info(self) -> TaskInfo:
+        """All that is known about it: attempts, times, errors with their tracebacks."""
+        return self._store.run("info", self.ainfo())
+
+    async def ainfo(self) -> TaskInfo:
+        return info_of(await self._store.task(self.id))
+
+    def why(self) -> Why:
+        """Why it is not done, in words and as data."""
+        return self._store.run("why", self.awhy())
+
+    async def awhy(self) -> Why:
+        return await explain_task(await self._store.clients.get(), await self._store.task(self.id))
+
+    def cancel(self) -> bool:
+        """Cancel it if it waits; ask it to stop if it runs. False if it is over, or not there."""
+        return self._store.run("cancel", self.acancel())
+
+    async def acancel(self) -> bool:
+        storage = await self._store.clients.get()
+        return bool(await storage.cancel([self.id]))
+
+    def retry(self) -> bool:
+        """Let it run again, with all its tries, if it is over. False if it is not, or not there."""
+        return self._store.run("retry", self.aretry())
+
+    async def aretry(self) -> bool:
+        storage = await self._store.clients.get()
+        return bool(await storage.retry([self.id]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id}>"
+
+
+def _limit(timeout: Seconds | None) -> float | None:
+    return None if timeout is None else seconds("timeout", timeout, none="to wait for ever")
+
+
+def _failure(task: Task) -> TaskFailed:
+    error = task.error
+    return TaskFailed(
+        task=task.id,
+        name=task.func_path,
+        kind=error.kind if error is not None else "exception",
+        type=error.type if error is not None else "",
+        message=error.message if error is not None else "",
+        traceback=error.traceback if error is not None else "",
+        attempt=error.attempt if error is not None else task.attempt,
+    )

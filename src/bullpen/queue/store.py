@@ -1,0 +1,75 @@
+"""The store as the parts of a queue use it: async inside, with a way in for sync methods."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from asyncio import _get_running_loop
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from bullpen import primitives
+from bullpen.errors import TaskNotFound
+from bullpen.queue.clients import Clients
+from bullpen.tasks.options import TaskOptions
+from bullpen.tasks.registry import Registry
+from bullpen.tasks.task import Task
+
+T = TypeVar("T")
+
+_warned = False
+
+
+class Store:
+    """What functions, jobs and the queue share."""
+
+    def __init__(self, clients: Clients, registry: Registry, new_id: Callable[[], str]) -> None:
+        self.clients = clients
+        self.registry = registry
+        self._new_id = new_id
+
+    def run(self, name: str, coroutine: Coroutine[Any, Any, T], *, waits: bool = False) -> T:
+        """Run `aname`, as the coroutine is called, for the sync method `name`."""
+        if _get_running_loop() is not None:
+            _warn(name)
+        return self.clients.run(coroutine, waits=waits)
+
+    async def add(self, options: TaskOptions, func_path: str, payloads: Sequence[bytes]) -> list[tuple[Task, bool]]:
+        """Keep new tasks, all or none of them; each as it is kept, and whether it is new."""
+        storage = await self.clients.get()
+        now = await storage.now() if options.is_relative else 0.0
+        tasks = [options.new_task(self._new_id(), func_path, payload, now) for payload in payloads]
+        primitives.failpoint("enqueue.before_add")
+        kept = await storage.add(tasks)
+        primitives.failpoint("enqueue.after_add")
+        return [(there, there.id == task.id) for task, there in zip(tasks, kept, strict=True)]
+
+    async def task(self, task_id: str) -> Task:
+        """A task as it is now. Raises TaskNotFound."""
+        storage = await self.clients.get()
+        (task,) = await storage.get([task_id])
+        if task is None:
+            raise TaskNotFound(task=task_id)
+        return task
+
+
+def _warn(name: str) -> None:
+    """Once per process: to wait on the thread of an event loop is to stop the loop meanwhile."""
+    global _warned  # noqa: PLW0603 — one process, one warning
+    if _warned:
+        return
+    _warned = True
+    warnings.warn(
+        f"{name}() was called on the thread of a running event loop, which stands still until it returns; "
+        f"use await a{name}()",
+        RuntimeWarning,
+        stacklevel=_frames_of_ours(),
+    )
+
+
+def _frames_of_ours() -> int:
+    """How far up the first frame outside this package is."""
+    frame, level = sys._getframe(1), 1  # noqa: SLF001 — there is no other way
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("bullpen.queue"):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,0 +1,434 @@
+"""TaskQueue: functions become tasks, and people look after them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+
+from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, UnknownTask
+from bullpen.queue.clients import Clients
+from bullpen.queue.function import AsyncTaskFunction, SyncTaskFunction, TaskFunction
+from bullpen.queue.ids import new_id as _new_id
+from bullpen.queue.job import Job
+from bullpen.queue.store import Store
+from bullpen.storage.port import Counts, Limit, Storage, TaskFilter, WorkerRecord
+from bullpen.tasks.codec import MAX_PAYLOAD, MAX_RESULT, CallCodec
+from bullpen.tasks.info import TaskInfo, info_of
+from bullpen.tasks.options import (
+    CALL_NAMES,
+    FUNCTION_NAMES,
+    SHARED_NAMES,
+    CallOptions,
+    FunctionOptions,
+    Seconds,
+    SharedOptions,
+    TaskOptions,
+    queue_name,
+    seconds,
+    whole,
+)
+from bullpen.tasks.registry import Registry, is_async
+from bullpen.tasks.task import FINAL, TaskStatus
+
+P = ParamSpec("P")
+R = TypeVar("R")
+List = list  # in the class, `list` is a method
+
+Status = TaskStatus | Literal["pending", "running", "success", "failed", "cancelled"]
+
+LARGEST_PAGE = 1000
+_PURGE_PAGE = 500
+_GIBIBYTE = 1 << 30
+
+
+class _TaskDecorator:
+    """`@queue.task(...)`, waiting for its function."""
+
+    def __init__(self, make: Callable[[Callable[..., Any]], Any]) -> None:
+        self._make = make
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]]
+    ) -> AsyncTaskFunction[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> SyncTaskFunction[P, R]: ...
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        return self._make(function)
+
+
+class TaskQueue:
+    """Tasks that survive: they are kept in a store, and workers run them.
+
+        queue = TaskQueue("sqlite:///jobs.db")
+
+        @queue.task(max_retries=5, timeout=30)
+        async def send_email(to: str) -> str: ...
+
+        job = send_email.enqueue("a@example.org")
+        job.result(timeout=10)
+
+    `url_or_storage` is an address, or a storage object, which is then used as it is. Options are defaults for all
+    tasks. Nothing is opened before it is needed. All methods may be called from any thread; those for async code begin
+    with an `a`.
+    """
+
+    def __init__(
+        self,
+        url_or_storage: str | Storage,
+        *,
+        max_payload: int = MAX_PAYLOAD,
+        max_result: int = MAX_RESULT,
+        new_id: Callable[[], str] = _new_id,
+        **options: Unpack[SharedOptions],
+    ) -> None:
+        allowed = "a number of bytes from 1 to a gibibyte"
+        self._max_payload = whole("max_payload", max_payload, 1, _GIBIBYTE, allowed)
+        whole("max_result", max_result, 1, _GIBIBYTE, allowed)
+        self._options = TaskOptions().using(SHARED_NAMES, "TaskQueue()", options)
+        self.registry = Registry(max_payload=max_payload, max_result=max_result)
+        self._clients = Clients(url_or_storage)
+        self._store = Store(self._clients, self.registry, new_id)
+        self.url = url_or_storage if isinstance(url_or_storage, str) else None
+
+    # Functions.
+
+    @overload
+    def task(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTaskFunction[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> SyncTaskFunction[P, R]: ...
+    @overload
+    def task(self, *, name: str | None = None, **options: Unpack[FunctionOptions]) -> _TaskDecorator: ...
+    def task(  # type: ignore[misc]
+        self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any
+    ) -> Any:
+        """Let a function run as a task: `@queue.task`, or `@queue.task(max_retries=5)`.
+
+        Its name is that of its module and its own, unless `name` gives another.
+        """
+        checked = self._options.using(FUNCTION_NAMES, "task()", options)
+
+        def make(function: Callable[..., Any]) -> TaskFunction[..., Any]:
+            if isinstance(function, TaskFunction):
+                function = function.definition.function  # of another queue
+            definition = self.registry.register(function, checked, name)
+            kind = AsyncTaskFunction if is_async(function) else SyncTaskFunction
+            return kind(self._store, definition)
+
+        return _TaskDecorator(make) if function is None else make(function)
+
+    # Enqueueing by name.
+
+    def enqueue(
+        self,
+        func_path: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        elsewhere: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Job[Any]:
+        """Enqueue a function by its name. `elsewhere`: it is not registered here, only where workers run.
+
+        Raises UnknownTask if it is registered nowhere, as far as is known.
+        """
+        made, payload = self._call(func_path, args, kwargs, elsewhere, options)
+        return self._store.run("enqueue", self._add(made, func_path, payload))
+
+    async def aenqueue(
+        self,
+        func_path: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        elsewhere: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Job[Any]:
+        """`enqueue`, for async code."""
+        made, payload = self._call(func_path, args, kwargs, elsewhere, options)
+        return await self._add(made, func_path, payload)
+
+    def _call(
+        self,
+        func_path: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        elsewhere: bool,
+        options: CallOptions,
+    ) -> tuple[TaskOptions, bytes]:
+        if not isinstance(func_path, str):
+            raise InvalidOptionType("func_path", func_path, "the name of a task, a string")
+        if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+            raise InvalidArgument(f"is {args!r:.80}; it must be a list or tuple", function=func_path, path="args")
+        if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
+            raise InvalidArgument(f"is {kwargs!r:.80}; it must be a dict by name", function=func_path, path="kwargs")
+        definition = self.registry.get(func_path)
+        if definition is not None:
+            base, codec = definition.options, definition.codec
+        elif elsewhere:
+            base, codec = self._options, CallCodec(None, func_path, max_payload=self._max_payload)
+        else:
+            known = self.registry.names()
+            near = difflib.get_close_matches(func_path, known, 1)
+            raise UnknownTask(name=func_path, known=known, suggestion=near[0] if near else None)
+        return base.using(CALL_NAMES, "enqueue()", options), codec.encode(args, kwargs or {})
+
+    async def _add(self, options: TaskOptions, func_path: str, payload: bytes) -> Job[Any]:
+        ((task, is_new),) = await self._store.add(options, func_path, [payload])
+        return Job(self._store, task.id, is_new=is_new)
+
+    # Looking.
+
+    def job(self, task_id: str) -> Job[Any]:
+        """A handle for a task by its id. The store is not asked."""
+        return Job(self._store, _id(task_id))
+
+    def get(self, task_id: str) -> TaskInfo:
+        """What is known about a task. Raises TaskNotFound."""
+        return self._store.run("get", self.aget(task_id))
+
+    async def aget(self, task_id: str) -> TaskInfo:
+        return info_of(await self._store.task(_id(task_id)))
+
+    def list(
+        self,
+        *,
+        status: Status | Iterable[Status] | None = None,
+        queue: str | Iterable[str] | None = None,
+        name: str | None = None,
+        worker: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> List[TaskInfo]:
+        """Tasks that fit all that is given, oldest first. `after` is the id of the last one of the page before."""
+        which = _filter(status, queue, name, worker, limit, after)
+        return self._store.run("list", self._list(which, limit, after))
+
+    async def alist(
+        self,
+        *,
+        status: Status | Iterable[Status] | None = None,
+        queue: str | Iterable[str] | None = None,
+        name: str | None = None,
+        worker: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> List[TaskInfo]:
+        """`list`, for async code."""
+        return await self._list(_filter(status, queue, name, worker, limit, after), limit, after)
+
+    async def _list(self, which: TaskFilter, limit: int, after: str | None) -> List[TaskInfo]:
+        storage = await self._clients.get()
+        return [info_of(task) for task in await storage.list(which, limit=limit, after=after)]
+
+    def counts(self) -> Counts:
+        """How many tasks there are, by queue and status."""
+        return self._store.run("counts", self.acounts())
+
+    async def acounts(self) -> Counts:
+        return await (await self._clients.get()).counts()
+
+    def workers(self) -> Sequence[WorkerRecord]:
+        """The workers that run, as they say."""
+        return self._store.run("workers", self.aworkers())
+
+    async def aworkers(self) -> Sequence[WorkerRecord]:
+        return await (await self._clients.get()).workers()
+
+    # Changing.
+
+    def cancel(self, *task_ids: str) -> int:
+        """Cancel tasks that wait, and ask those that run to stop; how many this changed."""
+        return self._store.run("cancel", self.acancel(*task_ids))
+
+    async def acancel(self, *task_ids: str) -> int:
+        ids = [_id(task_id) for task_id in task_ids]
+        return len(await (await self._clients.get()).cancel(ids))
+
+    def retry(self, *task_ids: str) -> int:
+        """Let tasks that are over run again, with all their tries; how many this changed."""
+        return self._store.run("retry", self.aretry(*task_ids))
+
+    async def aretry(self, *task_ids: str) -> int:
+        ids = [_id(task_id) for task_id in task_ids]
+        return len(await (await self._clients.get()).retry(ids))
+
+    def purge(
+        self,
+        *,
+        status: Status | Iterable[Status] | None = None,
+        queue: str | Iterable[str] | None = None,
+        older_than: Seconds = 0.0,
+    ) -> int:
+        """Forget tasks that are over, at least for `older_than`; how many. Those that wait or run stay."""
+        return self._store.run("purge", self.apurge(status=status, queue=queue, older_than=older_than))
+
+    async def apurge(
+        self,
+        *,
+        status: Status | Iterable[Status] | None = None,
+        queue: str | Iterable[str] | None = None,
+        older_than: Seconds = 0.0,
+    ) -> int:
+        age = seconds("older_than", older_than)
+        which = _filter(status or tuple(FINAL), queue, None, None, _PURGE_PAGE, None)
+        if not FINAL.issuperset(which.statuses or ()):
+            raise InvalidOption("status", status, "success, failed or cancelled: others are not over")
+        storage = await self._clients.get()
+        before, forgotten, after = await storage.now() - age, 0, None
+        while page := await storage.list(which, limit=_PURGE_PAGE, after=after):
+            after = page[-1].id
+            old = [task.id for task in page if task.finished_at is None or task.finished_at <= before]
+            forgotten += await storage.delete(old) if old else 0
+        return forgotten
+
+    def pause(self, queue: str = "default") -> None:
+        """Let no task of a queue start, in any worker. Those that run go on."""
+        self._store.run("pause", self.apause(queue))
+
+    async def apause(self, queue: str = "default") -> None:
+        name = queue_name("queue", queue)
+        await (await self._clients.get()).pause(name)
+
+    def resume(self, queue: str = "default") -> None:
+        """Let tasks of a queue start again."""
+        self._store.run("resume", self.aresume(queue))
+
+    async def aresume(self, queue: str = "default") -> None:
+        name = queue_name("queue", queue)
+        await (await self._clients.get()).resume(name)
+
+    def paused(self) -> frozenset[str]:
+        """The queues that are paused."""
+        return self._store.run("paused", self.apaused())
+
+    async def apaused(self) -> frozenset[str]:
+        return await (await self._clients.get()).paused()
+
+    def set_limit(
+        self,
+        queue: str = "default",
+        *,
+        max_running: int | None = None,
+        max_running_per_key: int | None = None,
+        rate: float | None = None,
+    ) -> None:
+        """Limit a queue over all workers: how many tasks run at once, with each `concurrency_key`, and how many start
+        in a second. What is left out has no limit.
+        """
+        limit = _limit(queue, max_running, max_running_per_key, rate)
+        self._store.run("set_limit", self._set_limit(limit))
+
+    async def aset_limit(
+        self,
+        queue: str = "default",
+        *,
+        max_running: int | None = None,
+        max_running_per_key: int | None = None,
+        rate: float | None = None,
+    ) -> None:
+        """`set_limit`, for async code."""
+        await self._set_limit(_limit(queue, max_running, max_running_per_key, rate))
+
+    async def _set_limit(self, limit: Limit) -> None:
+        await (await self._clients.get()).set_limit(limit)
+
+    def limits(self) -> Sequence[Limit]:
+        return self._store.run("limits", self.alimits())
+
+    async def alimits(self) -> Sequence[Limit]:
+        return await (await self._clients.get()).limits()
+
+    # The store, for workers and tools.
+
+    @property
+    def storage(self) -> Storage:
+        """The storage object that was given; for an address one that is not open, to make clients with `another()`."""
+        return self._clients.root
+
+    async def astorage(self) -> Storage:
+        """The client of the running event loop, open. It is closed by `aclose`."""
+        return await self._clients.get()
+
+    # The end.
+
+    def close(self) -> None:
+        """Close what the sync methods have opened. Another call opens it again."""
+        self._clients.close()
+
+    async def aclose(self) -> None:
+        """Close what was opened on this event loop. Another call opens it again."""
+        await self._clients.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<TaskQueue with {len(self.registry)} tasks>"  # no address: it may hold a password
+
+
+def _id(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidOptionType("task_id", value, "the id of a task, a string")
+    return value
+
+
+def _filter(
+    status: Status | Iterable[Status] | None,
+    queue: str | Iterable[str] | None,
+    name: str | None,
+    worker: str | None,
+    limit: int,
+    after: str | None,
+) -> TaskFilter:
+    whole("limit", limit, 1, LARGEST_PAGE, f"a whole number from 1 to {LARGEST_PAGE}")
+    if after is not None:
+        _id(after)
+    queues = (queue,) if isinstance(queue, str) else queue
+    statuses = (status,) if isinstance(status, str | TaskStatus) else status
+    return TaskFilter(
+        queues=None if queues is None else tuple(queue_name("queue", one) for one in queues),
+        statuses=None if statuses is None else tuple(_status(one) for one in statuses),
+        func_path=name,
+        worker=worker,
+    )
+
+
+def _status(value: object) -> TaskStatus:
+    try:
+        return TaskStatus(value)
+    except ValueError:
+        raise InvalidOption("status", value, "one of " + ", ".join(map(str, TaskStatus))) from None
+
+
+def _limit(queue: str, max_running: int | None, max_running_per_key: int | None, rate: float | None) -> Limit:
+    allowed = "a whole number ≥ 1, or None for any number"
+    for name, value in (("max_running", max_running), ("max_running_per_key", max_running_per_key)):
+        if value is not None:
+            whole(name, value, 1, 1_000_000_000, allowed)
+    if rate is not None:
+        if isinstance(rate, bool) or not isinstance(rate, int | float):
+            raise InvalidOptionType("rate", rate, "a number of starts in a second, or None")
+        if not 0 < rate <= 1_000_000_000:
+            raise InvalidOption("rate", rate, "> 0 starts in a second, or None for no limit")
+        rate = float(rate)
+    return Limit(
+        queue=queue_name("queue", queue), max_running=max_running, max_running_per_key=max_running_per_key, rate=rate
+    )

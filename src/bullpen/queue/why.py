@@ -1,0 +1,219 @@
+"""Why a task is not done: in words for people, and as data for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from bullpen.storage.port import Limit, Storage, TaskFilter, WorkerRecord
+from bullpen.tasks.info import as_datetime
+from bullpen.tasks.task import FAILED, PENDING, RUNNING, SUCCESS, Task, TaskStatus
+
+STALE_AFTER = 30.0  # a worker that said nothing for so long does not count
+_HOLDERS_NAMED = 5
+
+CauseKind = Literal[
+    "succeeded",
+    "failed",
+    "cancelled",
+    "running",
+    "cancel_requested",
+    "lease_over",
+    "retry",
+    "next_run",
+    "eta",
+    "expired",
+    "paused",
+    "no_worker",
+    "limit",
+    "rate",
+    "in_line",
+]
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """One thing that a task waits for, or what became of it."""
+
+    kind: CauseKind
+    words: str
+    data: Mapping[str, Any] = {}
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a task is not done, or what became of it. `str()` is the words."""
+
+    id: str
+    name: str
+    status: TaskStatus
+    causes: tuple[Cause, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.status}: " + "; ".join(cause.words for cause in self.causes)
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is around a task that waits."""
+
+    now: float
+    paused: bool = False
+    workers: Sequence[WorkerRecord] = ()  # all there are
+    limit: Limit | None = None  # of its queue
+    running: Sequence[Task] = ()  # in its queue; only needed if there is a limit
+    waiting: int = 0  # in its queue, this one included
+
+
+async def explain_task(storage: Storage, task: Task) -> Why:
+    """Ask the store for what is around a task, and explain it."""
+    around = Surroundings(now=await storage.now())
+    if task.status is PENDING:
+        limit = next((limit for limit in await storage.limits() if limit.queue == task.queue), None)
+        running = TaskFilter(queues=(task.queue,), statuses=(RUNNING,))
+        counts = await storage.counts()
+        around = Surroundings(
+            now=around.now,
+            paused=task.queue in await storage.paused(),
+            workers=await storage.workers(),
+            limit=limit,
+            running=() if limit is None else await storage.list(running, limit=1000),
+            waiting=counts.get(task.queue, {}).get(PENDING, 0),
+        )
+    elif task.status is RUNNING:
+        around = Surroundings(now=around.now, workers=await storage.workers())
+    return explain(task, around)
+
+
+def explain(task: Task, around: Surroundings) -> Why:
+    """The decision behind it, without a store."""
+    if task.status is PENDING:
+        causes = [*_waits_for_time(task, around.now), *_waits_for_others(task, around)] or [_in_line(task, around)]
+    elif task.status is RUNNING:
+        causes = list(_runs(task, around))
+    else:
+        causes = [_is_over(task)]
+    return Why(id=task.id, name=task.func_path, status=task.status, causes=tuple(causes))
+
+
+def _waits_for_time(task: Task, now: float) -> list[Cause]:
+    if task.expires is not None and task.expires <= now:
+        return [Cause("expired", "it was not started in time, and will not be", {"expires": task.expires})]
+    if task.eta <= now:
+        return []
+    wait = f"{_until(task.eta, now)}"
+    data: dict[str, Any] = {"eta": task.eta, "seconds": task.eta - now}
+    error = task.error
+    if task.failures and error is not None:
+        said = f"{error.type}: {error.message}" if error.type else error.message or error.kind
+        tries = f"try {task.failures + 1} of {task.max_retries + 1} is due {wait}"
+        words = f"its attempt {error.attempt} failed with {said}, {tries}"
+        return [Cause("retry", words, data | {"error": error, "failures": task.failures})]
+    if task.runs:
+        return [Cause("next_run", f"it has run {task.runs} times, and runs again {wait}", data | {"runs": task.runs})]
+    return [Cause("eta", f"it is due {wait}", data)]
+
+
+def _waits_for_others(task: Task, around: Surroundings) -> list[Cause]:
+    causes = []
+    if around.paused:
+        causes.append(Cause("paused", f"the queue {task.queue!r} is paused", {"queue": task.queue}))
+    if not _serving(task.queue, around):
+        causes.append(_no_worker(task, around))
+    if around.limit is not None:
+        causes += _limits(task, around.limit, around)
+    return causes
+
+
+def _serving(queue: str, around: Surroundings) -> list[WorkerRecord]:
+    return [
+        worker
+        for worker in around.workers
+        if queue in worker.queues and not worker.stopping and around.now - worker.seen_at < STALE_AFTER
+    ]
+
+
+def _no_worker(task: Task, around: Surroundings) -> Cause:
+    others = tuple(sorted({queue for worker in around.workers for queue in worker.queues}))
+    silent = [worker.id for worker in around.workers if task.queue in worker.queues]
+    if silent:
+        hint = f"; {', '.join(silent)} did, but said nothing for {STALE_AFTER:g} s or is stopping"
+    elif others:
+        hint = f"; there are workers for {', '.join(others)}"
+    else:
+        hint = "; no worker runs at all"
+    words = f"no worker serves the queue {task.queue!r}{hint}"
+    return Cause("no_worker", words, {"queue": task.queue, "served": others, "silent": tuple(silent)})
+
+
+def _limits(task: Task, limit: Limit, around: Surroundings) -> list[Cause]:
+    causes = []
+    if limit.max_running is not None and len(around.running) >= limit.max_running:
+        words = f"{len(around.running)} of at most {limit.max_running} tasks of {task.queue!r} run: "
+        causes.append(Cause("limit", words + _named(around.running), _holders(around.running, limit.max_running)))
+    if limit.max_running_per_key is not None and task.concurrency_key is not None:
+        key, most = task.concurrency_key, limit.max_running_per_key
+        same = [other for other in around.running if other.concurrency_key == key]
+        if len(same) >= most:
+            words = f"{len(same)} of at most {most} tasks with the key {key!r} run: "
+            causes.append(Cause("limit", words + _named(same), _holders(same, most) | {"key": key}))
+    if not causes and limit.rate is not None:
+        words = f"at most {limit.rate:g} tasks of {task.queue!r} start in a second, and {around.waiting} wait"
+        causes.append(Cause("rate", words, {"rate": limit.rate, "waiting": around.waiting}))
+    return causes
+
+
+def _holders(running: Sequence[Task], most: int) -> dict[str, Any]:
+    return {"max_running": most, "held_by": tuple(task.id for task in running)}
+
+
+def _named(running: Sequence[Task]) -> str:
+    named = ", ".join(f"{task.func_path} {task.id}" for task in running[:_HOLDERS_NAMED])
+    more = len(running) - _HOLDERS_NAMED
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def _in_line(task: Task, around: Surroundings) -> Cause:
+    workers = [worker.id for worker in _serving(task.queue, around)]
+    words = f"it is due, and waits for its turn among {around.waiting} in {task.queue!r}"
+    return Cause("in_line", words, {"waiting": around.waiting, "workers": tuple(workers)})
+
+
+def _runs(task: Task, around: Surroundings) -> list[Cause]:
+    since = task.started_at if task.started_at is not None else around.now
+    host = next((worker.host for worker in around.workers if worker.id == task.worker), None)
+    where = f"worker {task.worker}" + (f" on {host}" if host else "")
+    words = f"attempt {task.attempt} runs on {where} for {around.now - since:.1f} s"
+    if task.progress is not None:
+        words += f", {_progress(task)}"
+    data = {"worker": task.worker, "host": host, "since": since, "attempt": task.attempt}
+    causes = [Cause("running", words, data)]
+    if task.cancel_requested:
+        causes.append(Cause("cancel_requested", "it was asked to stop, and has not stopped yet"))
+    if task.lease_until is not None and task.lease_until <= around.now:
+        late = around.now - task.lease_until
+        words = f"its worker should have reported {late:.1f} s ago: it will run again elsewhere"
+        causes.append(Cause("lease_over", words, {"lease_until": task.lease_until}))
+    return causes
+
+
+def _progress(task: Task) -> str:
+    assert task.progress is not None
+    done, total, note = task.progress.done, task.progress.total, task.progress.note
+    return f"{done:g}" + ("" if total is None else f" of {total:g}") + " done" + (f" ({note})" if note else "")
+
+
+def _is_over(task: Task) -> Cause:
+    at = "" if task.finished_at is None else f" at {as_datetime(task.finished_at):%Y-%m-%d %H:%M:%S} UTC"
+    data = {"finished_at": task.finished_at}
+    if task.status is SUCCESS:
+        dropped = f", but its result was not kept: {task.result_dropped}" if task.result_dropped else ""
+        return Cause("succeeded", f"it succeeded{at}{dropped}", data)
+    if task.status is FAILED:
+        error = task.error
+        said = "" if error is None else f" with {error.type or error.kind}: {error.message}"
+        return Cause("failed", f"it failed{at}{said}", data | {"error": error})
+    return Cause("cancelled", f"it was cancelled{at}", data)
+
+
+def _until(eta: float, now: float) -> str:
+    return f"in {eta - now:.1f} s, at {as_datetime(eta):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,86 @@
+"""A task as people see it: instants are datetimes, and the arguments, which may be secrets, are left out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from bullpen.tasks.task import Progress, Task, TaskError, TaskStatus
+
+
+class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about a task, at one moment."""
+
+    id: str
+    name: str
+    queue: str
+    priority: int
+    status: TaskStatus
+    attempt: int  # how often it was started
+    failures: int  # … and failed, in this run
+    crashes: int  # … and its worker died, in this run
+    runs: int  # completed runs of a task with an interval
+    max_retries: int
+    eta: datetime  # not before
+    interval: timedelta | None
+    timeout: timedelta | None
+    expires: datetime | None
+    at_most_once: bool
+    unique_key: str | None
+    concurrency_key: str | None
+    headers: dict[str, str]
+    worker: str | None  # who runs it, or ran it last
+    lease_until: datetime | None
+    cancel_requested: bool
+    progress: Progress | None
+    result_dropped: str  # why its result could not be kept, if it could not
+    errors: tuple[TaskError, ...]  # of the latest attempts that failed, oldest first
+    created_at: datetime
+    started_at: datetime | None  # of the latest attempt
+    finished_at: datetime | None
+
+    @property
+    def error(self) -> TaskError | None:
+        """Why it failed, or why its latest attempt did."""
+        return self.errors[-1] if self.errors else None
+
+
+def info_of(task: Task) -> TaskInfo:
+    return TaskInfo(
+        id=task.id,
+        name=task.func_path,
+        queue=task.queue,
+        priority=task.priority,
+        status=task.status,
+        attempt=task.attempt,
+        failures=task.failures,
+        crashes=task.crashes,
+        runs=task.runs,
+        max_retries=task.max_retries,
+        eta=as_datetime(task.eta),
+        interval=None if task.interval is None else timedelta(seconds=task.interval),
+        timeout=None if task.timeout is None else timedelta(seconds=task.timeout),
+        expires=_maybe(task.expires),
+        at_most_once=task.at_most_once,
+        unique_key=task.unique_key,
+        concurrency_key=task.concurrency_key,
+        headers=dict(task.headers),
+        worker=task.worker,
+        lease_until=_maybe(task.lease_until),
+        cancel_requested=task.cancel_requested,
+        progress=task.progress,
+        result_dropped=task.result_dropped,
+        errors=task.errors,
+        created_at=as_datetime(task.created_at),
+        started_at=_maybe(task.started_at),
+        finished_at=_maybe(task.finished_at),
+    )
+
+
+def as_datetime(epoch: float) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=epoch)
+
+
+def _maybe(epoch: float | None) -> datetime | None:
+    return None if epoch is None else as_datetime(epoch)
