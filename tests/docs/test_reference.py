@@ -7,15 +7,18 @@ import enum
 import inspect
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 import bullpen.testing
 from bullpen import (
     AsyncPool,
     AsyncPoolStats,
     AsyncPoolView,
+    Cause,
+    CurrentTask,
     Event,
     Explanation,
+    Job,
     Kind,
     Percentiles,
     Pool,
@@ -23,15 +26,23 @@ from bullpen import (
     Pools,
     PoolStats,
     PoolView,
+    Progress,
     Reason,
     RunningRequest,
     SessionInfo,
+    TaskError,
+    TaskFunction,
+    TaskInfo,
+    TaskQueue,
+    Why,
     WorkerInfo,
     errors,
 )
 from bullpen.core.timing import TimeLimits
 from bullpen.pool.options import SCHEDULERS, CallOptions
+from bullpen.queue.why import CauseKind
 from bullpen.runtimes.port import CAPABILITIES
+from bullpen.tasks.options import CALL_NAMES, FUNCTION_NAMES, SHARED_NAMES
 from bullpen.testing import ManualClock, ScriptedRuntime
 from tests.docs.markdown import ROOT
 
@@ -128,6 +139,25 @@ def test_every_kind_of_event_is_described() -> None:
     assert missing_from("events.md", field_names(Event)) == []
 
 
+def test_every_option_of_a_task_has_a_row_that_says_where() -> None:
+    page = (ROOT / "docs" / "reference" / "tasks.md").read_text()
+    places = {"queue": SHARED_NAMES, "function": FUNCTION_NAMES, "call": CALL_NAMES}
+    for name in SHARED_NAMES | FUNCTION_NAMES | CALL_NAMES:
+        row = re.search(rf"^\| `{name}` \| .*? \| ([a-z, ]+) \|", page, re.MULTILINE)
+        assert row is not None, f"no row for the option {name}"
+        assert row[1] == ", ".join(place for place, names in places.items() if name in names), name
+
+
+def test_every_method_of_a_queue_a_function_a_job_and_a_task_is_described() -> None:
+    for cls in (TaskQueue, TaskFunction, Job, CurrentTask):
+        properties = [name for name, value in vars(cls).items() if isinstance(value, property)]
+        assert missing_from("tasks.md", [*public_methods(cls), *properties]) == [], cls
+    for struct in (TaskInfo, TaskError, Progress, Why, Cause):
+        assert missing_from("tasks.md", struct.__struct_fields__) == [], struct
+    assert missing_from("tasks.md", get_args(CauseKind)) == []
+    assert missing_from("tasks.md", ["max_payload", "max_result", "new_id"]) == []
+
+
 def test_every_statistic_is_described() -> None:
     names = [*field_names(PoolStats), *field_names(Percentiles), *field_names(WorkerInfo), *field_names(SessionInfo)]
     assert missing_from("stats.md", names) == []
@@ -145,7 +175,7 @@ def test_the_testing_tools_are_described() -> None:
 
 
 def test_the_public_names_are_somewhere_in_the_reference() -> None:
-    pages = ("pool.md", "async-pool.md", "pools.md", "errors.md", "stats.md", "events.md", "explain.md")
+    pages = ("pool.md", "async-pool.md", "pools.md", "errors.md", "stats.md", "events.md", "explain.md", "tasks.md")
     for name in bullpen.__all__:
         if name != "__version__":
             assert any(not missing_from(page, [name]) for page in pages), name
