@@ -11,6 +11,13 @@ To read the code, follow one call from `submit` to its result:
 From asyncio: `pool/async_pool.py`, `pool/lane.py` for its two engines, `pool/async_call.py` for a request and its
 future, `pool/home.py` for the loop, `runtimes/event_loop.py` for where coroutines run.
 
+To follow a durable task from `enqueue` to its result:
+
+    queue/task_queue.py  TaskQueue: functions become tasks   queue/function.py  TaskFunction: enqueue
+    tasks/options.py     what a task may be told             tasks/codec.py     arguments and results as JSON
+    queue/clients.py     one client of the store per loop    storage/port.py    what a store is
+    tasks/task.py        what a task is, and its moves       queue/job.py       Job: the way to the result
+
 `core/lifecycle.py` has the three state machines, `pool/workforce.py` how workers start and end, `pool/timekeeper.py`
 all that happens because time has passed, `pool/pools.py` several pools by name, `errors.py` everything that is raised,
 `primitives.py` the seams that tests use.

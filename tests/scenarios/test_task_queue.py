@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from bullpen import (
     InvalidOptionType,
     InvalidTask,
     PayloadTooLarge,
+    QueueError,
     ResultDropped,
     ResultTimeout,
     TaskCancelled,
@@ -589,6 +591,19 @@ def test_queues_share_one_thread(server: Server) -> None:
         one.close()
         one.close()
         assert other.counts() == {}
+
+
+def test_a_queue_that_is_closed_lets_go_of_those_who_wait(server: Server) -> None:
+    with TaskQueue(ADDRESS) as other, ThreadPoolExecutor(2) as threads:
+        other.counts()  # keeps the loop going
+        for queue in (TaskQueue(ADDRESS), TaskQueue(MemoryStorage())):
+            job = queue.task(add).enqueue(1)
+            waiting = threads.submit(job.result)
+            while not queue._clients._calls:
+                time.sleep(0.001)
+            queue.close()
+            with pytest.raises(QueueError, match="closed"):
+                waiting.result(timeout=10)
 
 
 def test_a_store_that_cannot_be_opened_is_tried_again(server: Server) -> None:

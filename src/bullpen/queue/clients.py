@@ -10,9 +10,10 @@ import os
 import threading
 import weakref
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
-from bullpen.errors import InvalidOptionType
+from bullpen.errors import InvalidOptionType, QueueError
 from bullpen.queue.portal import portal
 from bullpen.storage.open import open_storage
 from bullpen.storage.port import Storage
@@ -40,6 +41,7 @@ class Clients:
         self._lock = threading.Lock()
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Client] = weakref.WeakKeyDictionary()
         self._uses_portal = False
+        self._calls: set[Future[Any]] = set()  # of sync methods, that are not done
 
     def after_fork(self) -> None:
         """The connections are the parent's: neither used nor closed here, which would disturb them."""
@@ -65,15 +67,23 @@ class Clients:
         """Run something for a sync method. `waits`: it may wait for somebody else, so it needs an event loop."""
         if self._needs_no_loop and not waits:
             return _finish(coroutine)
-        if not self._uses_portal:
-            self._enter_portal()
-        return portal.run(coroutine)
+        call = self._start_call(coroutine)
+        try:
+            return call.result()
+        except CancelledError:
+            raise QueueError("the queue was closed by another thread meanwhile") from None
+        finally:
+            call.cancel()  # if the caller was interrupted; else it is done
+            self._calls.discard(call)
 
-    def _enter_portal(self) -> None:
+    def _start_call(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         with self._lock:
             if not self._uses_portal:
                 portal.enter()
                 self._uses_portal = True
+            call = portal.start(coroutine)
+            self._calls.add(call)
+            return call
 
     async def aclose(self) -> None:
         """Close the client of the running loop. What was given directly is its owner's to close."""
@@ -83,13 +93,18 @@ class Clients:
             await client.storage.close()
 
     def close(self) -> None:
-        """Close what the sync methods used."""
-        if self._uses_portal:
-            portal.run(self.aclose())
-            with self._lock:
-                leaves, self._uses_portal = self._uses_portal, False
-            if leaves:
-                portal.leave()
+        """Close what the sync methods used. Calls of other threads that still wait are ended."""
+        with self._lock:
+            if not self._uses_portal:
+                return
+            calls, self._calls = self._calls, set()
+            self._uses_portal = False
+        for call in calls:
+            call.cancel()
+        try:
+            portal.start(self.aclose()).result()
+        finally:
+            portal.leave()
 
 
 class _Client:

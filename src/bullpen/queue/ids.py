@@ -7,7 +7,7 @@ import threading
 import time
 
 from bullpen import primitives
-from bullpen.tasks.ids import as_uuid7, next_ordinal
+from bullpen.tasks.ids import RANDOM_BITS, as_uuid7, next_ordinal
 
 _lock = threading.Lock()
 _latest = 0
@@ -16,9 +16,11 @@ _latest = 0
 def new_id() -> str:
     """An id that sorts after all ids that this process has made before."""
     global _latest  # noqa: PLW0603 — one process, one order
-    luck = primitives.random.getrandbits(74)
     with _lock:
-        ordinal = _latest = next_ordinal(_latest, time.time_ns() // 1_000_000, luck)
+        unix_ms = time.time_ns() // 1_000_000
+        is_first = unix_ms > _latest >> RANDOM_BITS  # of this millisecond; others just follow
+        luck = primitives.random.getrandbits(RANDOM_BITS) if is_first else 0
+        ordinal = _latest = next_ordinal(_latest, unix_ms, luck)
     return as_uuid7(ordinal)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from bullpen import primitives
@@ -56,6 +57,7 @@ class Portal:
             try:
                 loop.run_forever()
             finally:
+                loop.run_until_complete(_end_tasks())
                 loop.run_until_complete(loop.shutdown_asyncgens())
                 loop.close()
 
@@ -67,20 +69,23 @@ class Portal:
         self._loop = loop
         started.wait()
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine that runs on the portal's loop. The caller has entered."""
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the portal's loop. The caller has entered, and will not leave before it is done."""
         loop, thread = self._loop, self._thread
         assert loop is not None
         assert thread is not None
         if thread.ident == threading.get_ident():
             coroutine.close()
             raise RuntimeError("a sync method of a TaskQueue was called by what runs on its own event loop")
-        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # the caller was interrupted; if not, it is done and this does nothing
-            raise
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+
+async def _end_tasks() -> None:
+    """Let what was cancelled come to its end."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 portal = Portal()

@@ -8,6 +8,8 @@ from asyncio import _get_running_loop
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from bullpen import primitives
 from bullpen.errors import TaskNotFound
 from bullpen.queue.clients import Clients
@@ -38,7 +40,8 @@ class Store:
         """Keep new tasks, all or none of them; each as it is kept, and whether it is new."""
         storage = await self.clients.get()
         now = await storage.now() if options.is_relative else 0.0
-        tasks = [options.new_task(self._new_id(), func_path, payload, now) for payload in payloads]
+        first = options.new_task("", func_path, b"", now)
+        tasks = [replace(first, id=self._new_id(), payload=payload) for payload in payloads]
         primitives.failpoint("enqueue.before_add")
         kept = await storage.add(tasks)
         primitives.failpoint("enqueue.after_add")

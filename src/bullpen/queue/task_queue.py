@@ -91,7 +91,6 @@ class TaskQueue:
         self.registry = Registry(max_payload=max_payload, max_result=max_result)
         self._clients = Clients(url_or_storage)
         self._store = Store(self._clients, self.registry, new_id)
-        self.url = url_or_storage if isinstance(url_or_storage, str) else None
 
     # Functions.
 

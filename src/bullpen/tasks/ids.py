@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-_RANDOM_BITS = 74
-_RANDOM_MASK = (1 << _RANDOM_BITS) - 1
-_LOW_BITS = 62
-_LOW_MASK = (1 << _LOW_BITS) - 1
-_VERSION = 7 << 76
-_VARIANT = 2 << 62
+RANDOM_BITS = 74
+_RANDOM_MASK = (1 << RANDOM_BITS) - 1
 
 
 def next_ordinal(previous: int, unix_ms: int, luck: int) -> int:
@@ -15,14 +11,17 @@ def next_ordinal(previous: int, unix_ms: int, luck: int) -> int:
 
     Within one millisecond, or if the clock went back, it is the next number after `previous`.
     """
-    if unix_ms <= previous >> _RANDOM_BITS:
+    if unix_ms <= previous >> RANDOM_BITS:
         return previous + 1
-    return (unix_ms << _RANDOM_BITS) | (luck & _RANDOM_MASK)
+    return (unix_ms << RANDOM_BITS) | (luck & _RANDOM_MASK)
 
 
 def as_uuid7(ordinal: int) -> str:
     """The ordinal as a UUID in its usual form. Ordinals and their UUIDs sort alike."""
-    high = ordinal >> _LOW_BITS  # 48 bits of time, 12 of luck
-    number = ((high >> 12) << 80) | _VERSION | ((high & 0xFFF) << 64) | _VARIANT | (ordinal & _LOW_MASK)
-    text = f"{number:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    return "%08x-%04x-7%03x-%04x-%012x" % (  # noqa: UP031 — the faster spelling
+        ordinal >> 90,
+        (ordinal >> 74) & 0xFFFF,
+        (ordinal >> 62) & 0xFFF,
+        0x8000 | ((ordinal >> 48) & 0x3FFF),
+        ordinal & 0xFFFF_FFFF_FFFF,
+    )

@@ -71,7 +71,7 @@ def test_what_a_worker_could_not_find_is_refused_unless_it_has_a_name() -> None:
 
     def local() -> None: ...
 
-    nameless: list[Any] = [lambda: None, local, functools.partial(resize, "x"), Shop().sell, Shop()]
+    nameless: list[Any] = [lambda: None, local, functools.partial(resize, "x"), Shop().sell, Shop.sell, Shop()]
     for number, function in enumerate(nameless):
         with pytest.raises(InvalidTask):
             registry.register(function)
