@@ -514,6 +514,8 @@ def test_why_a_task_waits_for_a_limit_and_who_holds_it(queue: TaskQueue, storage
     assert why.causes[0].data["held_by"] == (first.id,)
     assert why.causes[0].data["key"] == "k"
     assert first.id in str(why)
+    another = queue.task(add).using(concurrency_key="other").enqueue(3)
+    assert causes(queue, another.id) == ["in_line"]
     queue.set_limit(max_running=1)
     assert causes(queue, second.id) == ["limit"]
     queue.set_limit(rate=0.1)
@@ -686,6 +688,7 @@ for number in range(3):
     children += os.read(read, 10000).decode().split()
 ids = [before, f.enqueue().id, *children]
 assert len(set(ids)) == len(ids) == 11, ids
+assert len({child[-12:] for child in children[::3]}) == 3, children  # they draw other numbers, too
 queue.close()
 print("ok")
 """

@@ -301,6 +301,7 @@ def test_every_kind_of_parameter_is_restored(args: tuple[Any, ...], kwargs: dict
     [
         ((), {"d": ()}, "missing a required argument: 'a'"),
         ((1,), {}, "missing a required"),
+        ((1,), {"e": 1}, "missing a required"),
         ((1, "x", 1.0), {"c": 2.0, "d": ()}, "multiple values"),
         ((1,), {"d": (), "a": 1}, ""),
     ],
