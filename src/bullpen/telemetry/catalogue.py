@@ -1,4 +1,4 @@
-"""Every event the pool layer reports, by name. A checker can rebuild a whole history from them.
+"""Every event that pools and workers report, by name. A checker can rebuild a whole history from them.
 
 Reporting costs one comparison with None when nobody listens.
 """
@@ -37,6 +37,24 @@ class Kind(enum.Enum):
     POOL_STATE = "pool.state"
     POOL_DEGRADED = "pool.degraded"
     POOL_RECOVERED = "pool.recovered"
+    TASK_CLAIMED = "task.claimed"
+    TASK_STARTED = "task.started"
+    TASK_ENDED = "task.ended"
+    TASK_SUCCEEDED = "task.succeeded"
+    TASK_RETRYING = "task.retrying"
+    TASK_FAILED = "task.failed"
+    TASK_CANCELLED = "task.cancelled"
+    TASK_RELEASED = "task.released"
+    TASK_LOST = "task.lost"
+    TASK_ABANDONED = "task.abandoned"
+    TASK_RETURNED = "task.returned"
+    TASK_RESCUED = "task.rescued"
+    TASK_EXPIRED = "task.expired"
+    CONSUMER_STATE = "consumer.state"
+    CONSUMER_STUCK = "consumer.stuck"
+    CONSUMER_RECOVERED = "consumer.recovered"
+    STORE_LOST = "store.lost"
+    STORE_FOUND = "store.found"
 
     @classmethod
     def of(cls, state: enum.Enum) -> Kind:
@@ -54,4 +72,7 @@ class Event:
     worker: str | None = None
     request: int | None = None  # its number within the pool
     session: str | None = None  # of the request
-    detail: Any = None  # the new state of a pool, the capacity of a worker that is ready
+    detail: Any = None  # the new state of a pool, the capacity of a worker that is ready, the delay of a task
+    task: str | None = None  # its id
+    attempt: int | None = None  # of the task
+    queue: str | None = None  # of the task

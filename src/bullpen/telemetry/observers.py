@@ -31,8 +31,10 @@ def describe(event: Event) -> str:
     words = [f"{event.pool}: {event.kind.value}"]
     if event.request is not None:
         words.append(str(event.request))
+    if event.task is not None:
+        words.append(f"{event.task}, attempt {event.attempt}, queue {event.queue}")
     if event.worker is not None:
-        words.append(event.worker if event.request is None else f"on {event.worker}")
+        words.append(event.worker if event.request is None and event.task is None else f"on {event.worker}")
     if event.session is not None:
         words.append(f"of session {event.session}")
     if isinstance(event.detail, enum.Enum | int | float):

@@ -1,0 +1,332 @@
+"""One attempt at one task, from its claim to the settlement that says what became of it.
+
+    resolve → decode → run → classify → settle
+
+An async function runs on the loop, in one asyncio task; another one on a thread of the lane's pool, with everything
+around it. Whatever ends it, there is one settlement, and what comes later is too late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import traceback
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bullpen import primitives
+from bullpen.consumer.reports import logger
+from bullpen.errors import Cancel, Retry, Snooze
+from bullpen.tasks.context import CurrentTask, enter, running
+from bullpen.tasks.registry import TaskDefinition
+from bullpen.tasks.task import (
+    ErrorKind,
+    Progress,
+    Settlement,
+    Task,
+    TaskError,
+    cancel,
+    crash,
+    fail,
+    postpone,
+    reject,
+    release,
+    succeed,
+)
+from bullpen.telemetry.catalogue import Kind
+
+if TYPE_CHECKING:
+    from bullpen.consumer.lane import LaneRunner
+
+# Seconds that a function gets to end after it was told to, and how many when there is no time left.
+PATIENCE, SHORT_PATIENCE = 5.0, 0.5
+MESSAGE_KEPT, TRACEBACK_KEPT = 2_000, 20_000  # characters
+
+
+class Interruption(enum.Enum):
+    """Why a worker ends an attempt that has not ended by itself."""
+
+    TIMEOUT = "timeout"
+    CANCEL = "somebody cancelled it"
+    STOP = "the worker stops"
+    CUT_OFF = "the lease could not be renewed"
+    LOST = "the task went to another worker"
+
+
+_PATIENT = (Interruption.TIMEOUT, Interruption.CANCEL)
+
+
+class Attempt:
+    """A claimed task in this worker's hands. All on the loop's thread, apart from what says otherwise."""
+
+    __slots__ = (
+        "_definition",
+        "_gives_up_at",
+        "_lane",
+        "_timer",
+        "began",
+        "claimed_at",
+        "ended",
+        "expires_at",
+        "interruption",
+        "progress",
+        "repeated",
+        "task",
+        "unit",
+    )
+
+    def __init__(self, lane: LaneRunner, task: Task, claimed_at: float, expires_at: float) -> None:
+        self._lane = lane
+        self._timer: asyncio.TimerHandle | None = None
+        self._gives_up_at: float | None = None
+        self._definition: TaskDefinition
+        self.task = task
+        self.claimed_at = claimed_at  # on the loop's clock
+        self.expires_at = expires_at  # the lease, on the loop's clock, with a margin; any thread may move it on
+        self.unit: asyncio.Task[None] | None = None
+        self.began = False  # the function may have been called
+        self.ended = False  # there is a settlement, or it is lost
+        self.interruption: Interruption | None = None
+        self.progress: Progress | None = None  # what is not written yet
+        self.repeated = False  # its settlement may have been written before
+
+    # The life of an attempt.
+
+    def begin(self) -> None:
+        """Resolve the function, and hand it to the loop or to a thread."""
+        task, lane = self.task, self._lane
+        definition = lane.registry.get(task.func_path)
+        if definition is None:
+            lane.settle(self, self._unknown())
+            return
+        self._definition = definition
+        if definition.is_async:
+            self.unit = lane.loop.create_task(self._run_on_loop())
+        else:
+            self.began = True
+            lane.run_on_thread(self)
+        if task.timeout is not None:
+            self._timer = lane.loop.call_later(task.timeout, self.interrupt, Interruption.TIMEOUT)
+
+    async def _run_on_loop(self) -> None:
+        lane = self._lane
+        if self.interruption is not None:
+            lane.settle(self, self._interrupted(None))
+            return
+        self.began = True
+        primitives.failpoint("attempt.before")
+        if lane.reports.watched:
+            lane.reports.event(Kind.TASK_STARTED, self.task)
+        try:
+            args, kwargs = self._definition.decode(self.task.payload)
+        except BaseException as error:
+            lane.settle(self, self._undecodable(error))
+            return
+        enter(self._current())
+        try:
+            value = await self._definition.function(*args, **kwargs)
+        except BaseException as error:  # also what would end the loop: it is this attempt that failed
+            settlement = self._raised(error)
+        else:
+            settlement = self._returned(value)
+        primitives.failpoint("attempt.after")
+        lane.settle(self, settlement)
+
+    def run_on_thread(self) -> None:
+        """On a thread of the lane's pool."""
+        lane = self._lane
+        primitives.failpoint("attempt.before")
+        if lane.reports.watched:
+            lane.reports.event(Kind.TASK_STARTED, self.task)
+        settlement: Settlement | None = None
+        try:
+            args, kwargs = self._definition.decode(self.task.payload)
+        except BaseException as error:
+            settlement = self._undecodable(error)
+        else:
+            try:
+                with running(self._current()):
+                    value = self._definition.function(*args, **kwargs)
+            except BaseException as error:
+                settlement = self._raised(error)
+            else:
+                settlement = self._returned(value)
+        primitives.failpoint("attempt.after")
+        lane.settle_from_thread(self, settlement)
+
+    def _current(self) -> CurrentTask:
+        timeout, now = self.task.timeout, self.task.started_at
+        deadline = None if timeout is None or now is None else datetime.fromtimestamp(now + timeout, UTC)
+        return CurrentTask(self.task, deadline=deadline, report=self._report, cancelled=self._is_interrupted)
+
+    def _report(self, progress: Progress) -> None:
+        """On any thread: the keeper writes the latest."""
+        self.progress = progress
+
+    def _is_interrupted(self) -> bool:
+        return self.interruption is not None
+
+    # What became of it. On the thread that ran the function.
+
+    def _returned(self, value: Any) -> Settlement | None:
+        if self.interruption is Interruption.LOST:
+            return None
+        try:
+            result, dropped = self._definition.keep_result(value)
+        except BaseException as error:  # no `Exception`, or too deep
+            result, dropped = None, f"{_type_of(error)} while it was written"
+        if result is None:
+            self._log(logging.WARNING, "succeeded, but its result cannot be kept: %s", dropped)
+        return succeed(self.task, result, dropped)
+
+    def _raised(self, error: BaseException) -> Settlement | None:
+        try:
+            return self._classify(error)
+        except BaseException as broken:  # there is no memory left, or a handler of the log raised
+            failure = TaskError(kind="exception", attempt=self.task.attempt, at=self._now(), type=_type_of(error))
+            logger.error("task %s: cannot say how it failed (%s)", self.task.id, type(broken).__name__)
+            return fail(self.task, failure, primitives.random.random())
+
+    def _classify(self, error: BaseException) -> Settlement | None:
+        if self.interruption is not None:
+            return self._interrupted(error)
+        if isinstance(error, Snooze):
+            self._log(logging.INFO, "snoozes for %g s", error.delay)
+            return release(self.task, error.delay)
+        if isinstance(error, Cancel):
+            self._log(logging.INFO, "cancelled itself: %s", error)
+            return cancel(self.task)
+        retry = self._definition.options.may_retry(error)
+        after = error.after if isinstance(error, Retry) else None
+        settlement = fail(
+            self.task, self._error("exception", error), primitives.random.random(), retry=retry, after=after
+        )
+        self._log_failure("failed", settlement, error)
+        return settlement
+
+    def _interrupted(self, error: BaseException | None) -> Settlement | None:
+        """The worker ended it; `error` is what the function made of that, None if it never saw it."""
+        why = self.interruption
+        assert why is not None
+        if why is Interruption.LOST:
+            return None
+        if why is Interruption.CANCEL:
+            self._log(logging.INFO, "cancelled")
+            return cancel(self.task)
+        if why is Interruption.TIMEOUT:
+            timeout = f"took longer than its timeout of {self.task.timeout:g} s"
+            settlement = fail(self.task, self._error("timeout", error, timeout), primitives.random.random())
+            self._log_failure(timeout, settlement, None if isinstance(error, asyncio.CancelledError) else error)
+            return settlement
+        if self.task.at_most_once and self.began:
+            self._log(logging.ERROR, "lost: it was interrupted (%s) and may not run again", why.value)
+            return crash(self.task, self._error("lost", None, f"it was interrupted: {why.value}"))
+        self._log(logging.INFO, "released: %s", why.value)
+        return release(self.task)
+
+    def _unknown(self) -> Settlement:
+        error = self._error("unknown_function", None, f"no function is registered as {self.task.func_path!r}")
+        after = self._lane.options.unknown_after
+        settlement = postpone(self.task, error, primitives.random.random(), give_up_after=after)
+        if settlement.is_final:
+            self._log(logging.ERROR, "failed: no such function is registered here, and none was for %g s", after)
+        else:
+            self._log(logging.WARNING, "no such function is registered here; tried again in %.3g s", settlement.delay)
+        return settlement
+
+    def _undecodable(self, error: BaseException) -> Settlement:
+        self._log(logging.ERROR, "failed: what is stored cannot be decoded: %s", _text_of(error))
+        return reject(self.task, self._error("poison", error))
+
+    def _error(self, kind: ErrorKind, error: BaseException | None, message: str = "") -> TaskError:
+        """A failure as data."""
+        if error is not None and (not message or not isinstance(error, asyncio.CancelledError)):
+            message = f"{message}; it raised {_text_of(error)}" if message else _text_of(error)
+        return TaskError(
+            kind=kind,
+            attempt=self.task.attempt,
+            at=self._now(),
+            type="" if error is None else _type_of(error),
+            message=message[:MESSAGE_KEPT],
+            traceback="" if error is None else _traceback_of(error)[-TRACEBACK_KEPT:],
+            worker=self._lane.worker,
+        )
+
+    def _now(self) -> float:
+        """By the store's clock, as far as it is known here."""
+        return (self.task.started_at or 0.0) + self._lane.loop.time() - self.claimed_at
+
+    def _log(self, level: int, message: str, *values: object) -> None:
+        self._lane.reports.log(level, self.task, message, *values)
+
+    def _log_failure(self, what: str, settlement: Settlement, error: BaseException | None) -> None:
+        retries = settlement.status.value == "pending"
+        level = logging.WARNING if retries else logging.ERROR
+        then = f", tried again in {settlement.delay:.3g} s" if retries else f", now {settlement.status}"
+        self._lane.reports.log(level, self.task, "%s%s", what, then, error=error)
+
+    # Ending it from outside.
+
+    def interrupt(self, why: Interruption) -> None:
+        """End it, if that is possible; what it is settled as is decided when it has ended, or is given up."""
+        if self.ended:
+            return
+        if self.interruption is None or why is Interruption.LOST:
+            self.interruption = why
+        if self.unit is not None:
+            if self.began:
+                self.unit.cancel()
+            self._give_up_within(PATIENCE if why in _PATIENT else SHORT_PATIENCE)
+        elif why is Interruption.STOP:
+            self._give_up_within(SHORT_PATIENCE)
+        elif why is not Interruption.CANCEL:  # which a function on a thread may notice by itself, or else ignores
+            self._give_up()
+
+    def note_cancel_request(self) -> None:
+        """Somebody wants it to stop. From now on it is not tried again."""
+        if not self.ended and not self.task.cancel_requested:
+            self.task = msgspec.structs.replace(self.task, cancel_requested=True)
+            self.interrupt(Interruption.CANCEL)
+
+    def _give_up_within(self, seconds: float) -> None:
+        at = self._lane.loop.time() + seconds
+        if self._gives_up_at is None or at < self._gives_up_at:
+            self.stop_timer()
+            self._gives_up_at = at
+            self._timer = self._lane.loop.call_at(at, self._give_up)
+
+    def _give_up(self) -> None:
+        """It does not end: settle it nevertheless, and be content that it still runs."""
+        if self.ended:
+            return
+        self._lane.abandon(self)
+        self._lane.settle(self, self._interrupted(None))
+
+    def stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _type_of(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:
+        return f"<{type(error).__name__} without a text: its __str__ raised>"
+
+
+def _traceback_of(error: BaseException) -> str:
+    """Beginning in the function itself."""
+    try:
+        frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        return "".join(traceback.format_exception(type(error), error, frames))
+    except BaseException:
+        return ""

@@ -1,0 +1,310 @@
+"""A lane at work: permits, claims, and the writes that settle what was claimed.
+
+- A permit comes before a claim: an exchange asks for no more tasks than there are free permits. A task holds its permit
+  from the claim to the write that settles it, so the store never shows more running than there are permits.
+- One exchange at a time. Whatever ends meanwhile goes with the next one, which begins at once.
+- A settlement is kept until the store has it. If nobody knows whether a claim was made, the store is asked by its id
+  before anything else is claimed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from bullpen import primitives
+from bullpen.consumer.attempt import Attempt, Interruption
+from bullpen.consumer.options import Lane, WorkerOptions
+from bullpen.consumer.outage import Outage
+from bullpen.consumer.reports import Reports, logger
+from bullpen.pool.pool import Pool
+from bullpen.storage.port import Hold, Storage
+from bullpen.tasks.registry import Registry
+from bullpen.tasks.task import Settlement, Task, release
+from bullpen.telemetry.catalogue import Kind
+
+Key = tuple[str, int]  # of a task and an attempt
+Ended = tuple[Attempt, Settlement]
+
+START_PAUSE = 5.0  # seconds, for a task that no thread could be started for
+CLOSE_GRACE = 0.2  # seconds that threads get to end after their functions have
+FIRST_PAUSE = 0.005  # seconds, after a notification that came to nothing
+
+
+class LaneRunner:
+    """Runs the tasks of one lane. All on the loop's thread, apart from what says otherwise."""
+
+    def __init__(
+        self, lane: Lane, options: WorkerOptions, registry: Registry, storage: Storage, worker: str, reports: Reports
+    ) -> None:
+        self.lane = lane
+        self.options = options
+        self.registry = registry
+        self.worker = worker
+        self.reports = reports
+        self.loop = asyncio.get_running_loop()
+        self.held: dict[Key, Attempt] = {}  # every permit that is taken; other threads may copy it
+        self.abandoned: set[Attempt] = set()  # settled, and still running
+        self.doubtful: dict[str, float] = {}  # claims that may still be made, and until when; other threads may copy it
+        self._storage = storage
+        self._outage = Outage(reports, f"lane {lane}")
+        self._ended: list[Ended] = []
+        self._from_threads: collections.deque[tuple[Attempt, Settlement | None]] = collections.deque()
+        self._threads_call = False  # a call of `_settle_from_threads` is under way
+        self._waiter: asyncio.Future[None] | None = None
+        self._stopping = False
+        self._stuck = False
+        self._idle = False  # the last claim got less than it asked for
+        self._misses = 0  # notifications in a row that came to nothing
+        self._claims = 0
+        self._threads: Pool | None = None
+
+    # Its life.
+
+    async def serve(self) -> None:
+        """Claim, run and settle until stopped, and then until everything held is settled."""
+        while True:
+            ended, self._ended = self._ended, []
+            limit = self._room(returning=len(ended))
+            if ended or (limit and not self._idle):
+                await self._exchange(ended, limit)
+            elif limit:
+                await self._wait_for_work()
+            elif self._stopping and not self.held:
+                return
+            else:
+                await self._woken()
+
+    def stop_claiming(self) -> None:
+        self._stopping = True
+        self._wake()
+
+    def interrupt_all(self, why: Interruption) -> None:
+        for attempt in list(self.held.values()):
+            attempt.interrupt(why)
+
+    def close(self) -> None:
+        """After everything was settled or given up. Threads that still run are left behind."""
+        if self._threads is not None:
+            self._threads.close(grace=CLOSE_GRACE)
+
+    @property
+    def claims(self) -> bool:
+        """Whether it would claim if it had room."""
+        return not self._stopping and not self._stuck
+
+    def _room(self, returning: int) -> int:
+        """How many permits are free, with those that return with the next write."""
+        if self._stopping or self._stuck:
+            return 0
+        return self.lane.concurrency - len(self.held) + returning
+
+    # The exchange.
+
+    async def _exchange(self, ended: list[Ended], limit: int) -> None:
+        self._claims += 1
+        claim_id = f"{self.worker}/{self.lane.queues[0]}/{self._claims}"
+        sent = self.loop.time()
+        primitives.failpoint("exchange.before")
+        try:
+            async with asyncio.timeout(self.options.store_patience):
+                exchange = await self._storage.exchange(
+                    [settlement for _, settlement in ended],
+                    worker=self.worker,
+                    queues=self.lane.queues,
+                    limit=limit,
+                    lease=self.options.lease,
+                    claim_id=claim_id,
+                )
+        except Exception as error:
+            for attempt, _ in ended:
+                attempt.repeated = True
+            self._ended[:0] = ended
+            await self._resolve(claim_id, limit, sent, error)
+            return
+        primitives.failpoint("exchange.after")
+        self._outage.over()
+        self._idle = len(exchange.claimed) < limit
+        if exchange.claimed:
+            self._misses = 0
+        await self._written(ended, exchange.refused)
+        self._take(exchange.claimed, limit, sent)
+
+    async def _resolve(self, claim_id: str, limit: int, sent: float, error: Exception) -> None:
+        """Nobody knows what became of an exchange. Learn whether it claimed anything; settlements are sent again."""
+        await asyncio.sleep(self._outage.failed("exchange tasks", error))
+        if limit == 0:
+            return
+        self.doubtful[claim_id] = sent + 4 * self.options.lease  # it may be on its way even now
+        while True:
+            try:
+                async with asyncio.timeout(self.options.store_patience):
+                    found = await self._storage.find_claim(claim_id)
+            except Exception as again:
+                await asyncio.sleep(self._outage.failed("say what was claimed", again))
+                continue
+            if found:
+                del self.doubtful[claim_id]
+            self._take(found, limit, sent)
+            return
+
+    async def _written(self, ended: list[Ended], refused: frozenset[Hold]) -> None:
+        """The store has applied what has ended, apart from what it refused."""
+        for attempt, settlement in ended:
+            task = attempt.task
+            self.held.pop((task.id, task.attempt), None)
+            was_written = not refused or Hold(task.id, task.attempt) not in refused
+            if was_written or (attempt.repeated and await self._was_written(settlement)):
+                self.reports.settled(task, settlement)
+            else:
+                self.reports.lost(task, f"{settlement.status} was refused, for this attempt is over")
+
+    async def _was_written(self, settlement: Settlement) -> bool:
+        """Whether a settlement that was refused now had been applied when its outcome was not learned."""
+        try:
+            (task,) = await self._storage.get([settlement.id])
+        except Exception:
+            return False
+        return task is not None and task.attempt == settlement.attempt and task.status is settlement.status
+
+    def _take(self, claimed: Sequence[Task], limit: int, sent: float) -> None:
+        """Start what was claimed, if there is still a reason to: a stop, or too late an answer, comes first."""
+        now = self.loop.time()
+        expires_at = sent + self.options.lease - self.options.margin
+        for number, task in enumerate(claimed):
+            attempt = self.held[task.id, task.attempt] = Attempt(self, task, now, expires_at)
+            if self.reports.watched:
+                self.reports.event(Kind.TASK_CLAIMED, task)
+            if self._stopping or number >= limit or now >= expires_at:
+                self.settle(attempt, release(task))
+            else:
+                attempt.begin()
+
+    # What ends.
+
+    def settle(self, attempt: Attempt, settlement: Settlement | None) -> None:
+        """An attempt has ended, or is given up. None: there is nothing to write, for the task is lost."""
+        if attempt.ended:
+            self._returned(attempt)
+            return
+        attempt.ended = True
+        attempt.stop_timer()
+        if attempt.began and self.reports.watched:
+            self.reports.event(Kind.TASK_ENDED, attempt.task)
+        if settlement is None:
+            self.held.pop((attempt.task.id, attempt.task.attempt), None)
+            self.reports.lost(attempt.task, Interruption.LOST.value)
+        else:
+            self._ended.append((attempt, settlement))
+        self._wake()
+
+    def settle_from_thread(self, attempt: Attempt, settlement: Settlement | None) -> None:
+        """On any thread: `settle` on the loop's, all that ends at the same time with one wake-up."""
+        self._from_threads.append((attempt, settlement))
+        if not self._threads_call:  # only after the append: what is there when the call begins is seen by it
+            self._threads_call = True
+            try:
+                self.loop.call_soon_threadsafe(self._settle_from_threads)
+            except RuntimeError:  # the worker has stopped without it, and said so
+                pass
+
+    def _settle_from_threads(self) -> None:
+        self._threads_call = False
+        while self._from_threads:
+            self.settle(*self._from_threads.popleft())
+
+    def abandon(self, attempt: Attempt) -> None:
+        """It goes on after its end. There is only so much room for that."""
+        self.abandoned.add(attempt)
+        self.reports.log(
+            logging.ERROR,
+            attempt.task,
+            "abandoned, for it does not end (%s): %d such on lane %s, at most %d are replaced",
+            attempt.interruption.value if attempt.interruption is not None else "",
+            len(self.abandoned),
+            self.lane,
+            self.options.max_abandoned,
+        )
+        self.reports.event(Kind.TASK_ABANDONED, attempt.task)
+        if len(self.abandoned) > self.options.max_abandoned and not self._stuck:
+            self._stuck = True
+            logger.error("%s: lane %s claims nothing any more: too many tasks do not end", self.reports.name, self.lane)
+            self.reports.event(Kind.CONSUMER_STUCK, detail=len(self.abandoned))
+
+    def _returned(self, attempt: Attempt) -> None:
+        """What was abandoned has ended after all."""
+        if attempt not in self.abandoned:
+            return
+        self.abandoned.discard(attempt)
+        self.reports.log(logging.WARNING, attempt.task, "has ended, long after it was abandoned")
+        self.reports.event(Kind.TASK_RETURNED, attempt.task)
+        if self._stuck and len(self.abandoned) <= self.options.max_abandoned:
+            self._stuck = False
+            logger.warning("%s: lane %s claims again", self.reports.name, self.lane)
+            self.reports.event(Kind.CONSUMER_RECOVERED, detail=len(self.abandoned))
+            self._wake()
+
+    def run_on_thread(self, attempt: Attempt) -> None:
+        if self._threads is None:
+            self._threads = Pool(
+                self.lane.concurrency + self.options.max_abandoned + 1,
+                thread_name_prefix=f"{self.options.name}-{self.lane.queues[0]}",
+                name=f"{self.options.name} {self.lane}",
+            )
+        started = self._threads.submit(attempt.run_on_thread)
+        started.add_done_callback(lambda future: self._has_run(attempt, future))
+
+    def _has_run(self, attempt: Attempt, future: Future[None]) -> None:
+        """On any thread. An attempt on a thread ends well, unless there was no thread for it."""
+        error = None if future.cancelled() else future.exception()
+        if error is not None and not attempt.ended:
+            self.reports.log(logging.ERROR, attempt.task, "released: no thread could be started for it (%s)", error)
+            self.settle_from_thread(attempt, release(attempt.task, START_PAUSE))
+
+    # Waiting.
+
+    async def _wait_for_work(self) -> None:
+        """Until the store says that something may be due, something ends, or `poll_interval` has passed."""
+        hint = self.loop.create_task(self._hint())
+        woken = self._wake_up()
+        try:
+            await asyncio.wait((hint, woken), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._waiter = None
+            self._idle = False
+            if not hint.done():
+                hint.cancel()
+                await asyncio.wait((hint,))
+
+    async def _hint(self) -> None:
+        poll_interval = self.options.poll_interval
+        began = self.loop.time()
+        if self._misses:  # a store may say so without end, of a queue whose limit is reached
+            await asyncio.sleep(min(FIRST_PAUSE * 2.0 ** min(self._misses, 20), poll_interval))
+        remaining = poll_interval - (self.loop.time() - began)
+        if remaining > 0:
+            try:
+                await self._storage.wait_for_work(self.lane.queues, remaining)
+            except Exception as error:
+                await asyncio.sleep(self._outage.failed("wait for work", error))
+        notified = self.loop.time() - began < poll_interval * 0.9
+        self._misses = self._misses + 1 if notified else 0
+
+    async def _woken(self) -> None:
+        woken = self._wake_up()
+        try:
+            await woken
+        finally:
+            self._waiter = None
+
+    def _wake_up(self) -> asyncio.Future[None]:
+        """What the next `_wake` ends."""
+        self._waiter = self.loop.create_future()
+        return self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,122 @@
+"""`WorkerPool`: a worker for programs that are not async."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from concurrent.futures import Future
+from types import EllipsisType, TracebackType
+from typing import Any
+
+from bullpen import primitives
+from bullpen.consumer.worker_pool import AsyncWorkerPool, Queue, WorkerState
+from bullpen.pool.options import Seconds, seconds
+
+
+class WorkerPool:
+    """An `AsyncWorkerPool`, with the same options, on an event loop and a thread of its own.
+
+        with WorkerPool(queue, concurrency=8):
+            ...
+
+        WorkerPool(queue).run()     # until SIGTERM or SIGINT
+
+    Any thread may call anything. At interpreter exit a worker that was not stopped releases what it holds.
+    """
+
+    def __init__(self, queue: Queue, *args: Any, **options: Any) -> None:
+        self._pool = AsyncWorkerPool(queue, *args, **options)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Start the worker; returns when it claims. Raises what the store raises."""
+        with self._lock:
+            started: Future[None] = Future()
+            thread = primitives.start_thread(lambda: self._serve(started), f"{self._pool.name}-loop")
+            try:
+                started.result()
+            except BaseException:
+                thread.join()
+                raise
+            self._thread = thread
+        atexit.register(self._stop_at_exit)
+
+    def _serve(self, started: Future[None]) -> None:
+        asyncio.run(self._main(started))
+
+    async def _main(self, started: Future[None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._pool.start()
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        await self._pool.wait_stopped()
+
+    def stop(self, grace: Seconds | EllipsisType | None = ...) -> None:
+        """As `AsyncWorkerPool.stop`; returns when everything is settled. Safe to call twice, and before `start`."""
+        if not isinstance(grace, EllipsisType):
+            seconds("grace", grace)
+        thread, loop = self._thread, self._loop
+        if thread is None or loop is None or not thread.is_alive():
+            return
+        stopping = self._pool.stop(grace)
+        try:
+            stopped = asyncio.run_coroutine_threadsafe(stopping, loop)
+        except RuntimeError:  # the loop is closed: it has just stopped
+            stopping.close()
+        else:
+            try:
+                stopped.result()
+            except BaseException:
+                if thread.is_alive():
+                    raise
+        thread.join()
+        atexit.unregister(self._stop_at_exit)
+
+    def _stop_at_exit(self) -> None:
+        self.stop(grace=0)
+
+    def run(self) -> None:
+        """Work on this thread until SIGTERM or SIGINT, as `AsyncWorkerPool.run`."""
+        asyncio.run(self._pool.run())
+
+    def __enter__(self) -> WorkerPool:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def id(self) -> str:
+        return self._pool.id
+
+    @property
+    def name(self) -> str:
+        return self._pool.name
+
+    @property
+    def state(self) -> WorkerState:
+        return self._pool.state
+
+    @property
+    def running(self) -> int:
+        return self._pool.running
+
+    @property
+    def abandoned(self) -> int:
+        return self._pool.abandoned
+
+    @property
+    def ready(self) -> bool:
+        return self._pool.ready
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} {self.state}, {self.running} running>"

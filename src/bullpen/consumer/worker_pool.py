@@ -1,0 +1,303 @@
+"""`AsyncWorkerPool`: a worker of a task queue, on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+from collections.abc import Callable
+from types import EllipsisType, TracebackType
+from typing import Protocol
+
+from bullpen.consumer.attempt import Interruption
+from bullpen.consumer.identity import bid_farewell, introduce, new_worker_id
+from bullpen.consumer.keeper import Keeper
+from bullpen.consumer.lane import LaneRunner
+from bullpen.consumer.options import Lanes, WorkerOptions
+from bullpen.consumer.reports import Reports, logger
+from bullpen.consumer.signals import StopSignals
+from bullpen.errors import PoolClosed
+from bullpen.pool.options import Seconds, seconds
+from bullpen.storage.port import Storage
+from bullpen.tasks.registry import Registry
+from bullpen.telemetry.catalogue import Event, Kind
+
+_numbers = itertools.count(1)
+
+
+class Queue(Protocol):
+    """What a worker needs of a `TaskQueue`."""
+
+    @property
+    def storage(self) -> Storage: ...
+    @property
+    def registry(self) -> Registry: ...
+
+
+class WorkerState(enum.Enum):
+    """new → starting → running → stopping → stopped; starting → stopped if the store cannot be opened."""
+
+    NEW = "new"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class AsyncWorkerPool:
+    """Runs the tasks of a queue: at most `concurrency` at once.
+
+    What it promises:
+
+    - It claims no more tasks than it can run at once, and the store never shows more of them running.
+    - Every claimed task is settled once: with what its function returned or raised, or released if it did not run.
+    - A task keeps its lease while it runs, also if it blocks the event loop. A worker that cannot reach the store stops
+      its tasks before others may start them.
+    - `stop` claims nothing more from that moment on, waits `grace` seconds for what runs, and releases the rest.
+
+        async with AsyncWorkerPool(queue, concurrency=100):
+            ...
+
+        await AsyncWorkerPool(queue, lanes="default:100 cpu:4@thread").run()     # until SIGTERM or SIGINT
+
+    Async functions run on the event loop, others on threads. A lane is a set of queues with permits of its own; without
+    `lanes` there is one, for all queues of the registered functions. An idle worker waits for a notification of the
+    store, at most `poll_interval` seconds. A function on a thread that runs past its timeout cannot be ended: it is
+    abandoned, and while more than `max_abandoned` of a lane are, that lane claims nothing. Tasks of functions that are
+    not registered here are put back, and fail after `unknown_after` seconds. `observer` is called with an `Event` for
+    everything that happens.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        concurrency: int = 10,
+        poll_interval: Seconds = 1.0,
+        lanes: Lanes | None = None,
+        *,
+        name: str | None = None,
+        grace: Seconds | None = 25.0,
+        lease: Seconds = 15.0,
+        max_abandoned: int = 10,
+        unknown_after: Seconds = 3600.0,
+        observer: Callable[[Event], object] | None = None,
+    ) -> None:
+        self._queue = queue
+        self._options = WorkerOptions.read(
+            default_queues=_queues_of(queue.registry),
+            concurrency=concurrency,
+            lanes=lanes,
+            name=f"worker-{next(_numbers)}" if name is None else name,
+            poll_interval=poll_interval,
+            grace=grace,
+            lease=lease,
+            max_abandoned=max_abandoned,
+            unknown_after=unknown_after,
+            observer=observer,
+        )
+        self.id = new_worker_id()
+        self._state = WorkerState.NEW
+        self._lanes: list[LaneRunner] = []
+        self._serving: list[asyncio.Task[None]] = []
+        self._keeper: Keeper | None = None
+        self._own: Storage | None = None
+        self._stop: asyncio.Task[None] | None = None
+        self._hurry: asyncio.Event
+        self._deadline: float | None = None
+        self._stop_early = False  # it was stopped while it started
+        self._failure: BaseException | None = None  # a defect that has ended it
+
+    # Its life.
+
+    async def start(self) -> None:
+        """Open the store and begin to claim. Raises what the store raises; then nothing is left running."""
+        if self._state is not WorkerState.NEW:
+            raise PoolClosed(f"worker {self._options.name!r} is {self._state}; make a new one", pool=self._options.name)
+        loop = asyncio.get_running_loop()
+        options = self._options
+        self._hurry = asyncio.Event()
+        self._stopped: asyncio.Future[None] = loop.create_future()
+        self._reports = Reports(options.name, self.id, options.observer, loop.time)
+        self._enter(WorkerState.STARTING)
+        storage = self._queue.storage
+        try:
+            self._own = storage.another()
+            if self._own is not None:
+                storage = self._own
+                await storage.open()
+            queues = tuple(queue for lane in options.lanes for queue in lane.queues)
+            permits = sum(lane.concurrency for lane in options.lanes)
+            record = introduce(self.id, queues, permits, await storage.now())
+            await storage.note_worker(record)
+        except BaseException:
+            await self._close_storage()
+            self._enter(WorkerState.STOPPED)
+            self._stopped.set_result(None)
+            raise
+        self._lanes = [
+            LaneRunner(lane, options, self._queue.registry, storage, self.id, self._reports) for lane in options.lanes
+        ]
+        self._keeper = Keeper(storage, self._lanes, options, record, self._reports)
+        self._keeper.start()
+        for lane in self._lanes:
+            serving = loop.create_task(lane.serve(), name=f"{options.name} {lane.lane}")
+            serving.add_done_callback(self._served)
+            self._serving.append(serving)
+        self._enter(WorkerState.RUNNING)
+        logger.info("%s: worker %s runs %s", options.name, self.id, " ".join(map(str, options.lanes)))
+        if self._stop_early:
+            self._begin_stop(options.grace)
+
+    def _served(self, serving: asyncio.Task[None]) -> None:
+        """A lane has ended; if it was not told to, that is a defect, and the others are to end in order."""
+        if not serving.cancelled() and serving.exception() is not None:
+            self._failure = serving.exception()
+            logger.critical("%s: %s has failed", self._options.name, serving.get_name(), exc_info=serving.exception())
+            self._begin_stop(self._options.grace)
+
+    async def stop(self, grace: Seconds | EllipsisType | None = ...) -> None:
+        """Claim nothing more, wait `grace` seconds for what runs (None: as long as it takes), release the rest.
+
+        Safe to call twice, and before `start`; a shorter grace counts. Returns when everything is settled.
+        """
+        limit = self._options.grace if isinstance(grace, EllipsisType) else seconds("grace", grace)
+        if self._state is WorkerState.NEW:
+            self._state = WorkerState.STOPPED
+        if self._state is WorkerState.STOPPED:
+            return
+        if self._state is WorkerState.STARTING:
+            self._stop_early = True
+        else:
+            self._begin_stop(limit)
+        await self.wait_stopped()
+
+    def _begin_stop(self, grace: float | None) -> asyncio.Task[None]:
+        loop = asyncio.get_running_loop()
+        if grace is not None:
+            deadline = loop.time() + grace
+            if self._deadline is None or deadline < self._deadline:
+                self._deadline = deadline
+                self._hurry.set()
+        if self._stop is None:
+            for lane in self._lanes:
+                lane.stop_claiming()
+            self._enter(WorkerState.STOPPING)
+            self._stop = loop.create_task(self._finish(), name=f"{self._options.name} stop")
+        return self._stop
+
+    async def _finish(self) -> None:
+        """Wait for what runs, end the rest, and write what became of everything."""
+        try:
+            await self._settled_by_deadline()
+            for lane in self._lanes:
+                lane.interrupt_all(Interruption.STOP)
+            if self._serving:
+                _, unsettled = await asyncio.wait(self._serving, timeout=self._options.lease)
+                for serving in unsettled:
+                    serving.cancel()
+                if unsettled:
+                    await asyncio.wait(unsettled)
+                    logger.error(
+                        "%s: the store does not answer; %d tasks are left to run again when their leases are over",
+                        self._options.name,
+                        sum(len(lane.held) for lane in self._lanes),
+                    )
+            if self._keeper is not None:
+                await self._keeper.stop()
+            for lane in self._lanes:
+                lane.close()
+        finally:
+            bid_farewell(self.id)
+            await self._close_storage()
+            self._enter(WorkerState.STOPPED)
+            logger.info("%s: worker %s has stopped", self._options.name, self.id)
+            self._stopped.set_result(None)
+
+    async def _settled_by_deadline(self) -> None:
+        """Until every lane has settled what it holds, or the grace is over, which may be shortened meanwhile."""
+        loop = asyncio.get_running_loop()
+        while serving := [lane for lane in self._serving if not lane.done()]:
+            self._hurry.clear()
+            remaining = None if self._deadline is None else self._deadline - loop.time()
+            if remaining is not None and remaining <= 0:
+                return
+            hurried = loop.create_task(self._hurry.wait())
+            await asyncio.wait((hurried, *serving), timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+            hurried.cancel()
+
+    async def _close_storage(self) -> None:
+        if self._own is not None:
+            await self._own.close()
+
+    async def wait_stopped(self) -> None:
+        """Until it has stopped."""
+        await asyncio.shield(self._stopped)
+
+    async def run(self) -> None:
+        """Work until SIGTERM or SIGINT, then stop. The second one releases what runs, the third ends the process."""
+        starting: asyncio.Task[None] | None = None
+
+        def on_signal(count: int) -> None:
+            if self._state is WorkerState.STARTING and starting is not None:
+                starting.cancel()
+            elif self._state is not WorkerState.STOPPED:
+                self._begin_stop(self._options.grace if count == 1 else 0.0)
+
+        with StopSignals(on_signal):
+            starting = asyncio.get_running_loop().create_task(self.start())
+            await asyncio.wait((starting,))
+            if starting.cancelled():
+                return
+            starting.result()
+            await self.wait_stopped()
+        if self._failure is not None:
+            raise self._failure
+
+    async def __aenter__(self) -> AsyncWorkerPool:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # Looking at it.
+
+    @property
+    def name(self) -> str:
+        return self._options.name
+
+    @property
+    def state(self) -> WorkerState:
+        return self._state
+
+    @property
+    def running(self) -> int:
+        """How many tasks it holds: claimed, and not settled yet."""
+        return sum(len(lane.held) for lane in self._lanes)
+
+    @property
+    def abandoned(self) -> int:
+        """How many functions still run though their attempts are over."""
+        return sum(len(lane.abandoned) for lane in self._lanes)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every lane claims what it has room for."""
+        return self._state is WorkerState.RUNNING and all(lane.claims for lane in self._lanes)
+
+    def _enter(self, state: WorkerState) -> None:
+        self._state = state
+        self._reports.event(Kind.CONSUMER_STATE, detail=state)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} {self._state}, {self.running} running>"
+
+
+def _queues_of(registry: Registry) -> tuple[str, ...]:
+    """Those of the registered functions, and the default one."""
+    return tuple(dict.fromkeys(["default", *(definition.options.queue for definition in registry)]))
