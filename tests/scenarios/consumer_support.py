@@ -110,7 +110,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 class OneLoopStorage(MemoryStorage):
     """A store with one client only, so that the keeper shares the worker's loop and its virtual time.
 
-    The store's clock is the loop's, and `skew` seconds more. Every call can be made to fail, before or after it is done.
+    The store's clock is the loop's, and `skew` seconds more. Calls can be made to fail, before or after they are done.
     """
 
     def __init__(self) -> None:

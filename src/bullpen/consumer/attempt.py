@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bullpen import primitives
-from bullpen.consumer.reports import logger
+from bullpen.consumer.reports import say
 from bullpen.errors import Cancel, Retry, Snooze
 from bullpen.tasks.context import CurrentTask, enter, running
 from bullpen.tasks.registry import TaskDefinition
@@ -187,7 +187,7 @@ class Attempt:
             return self._classify(error)
         except BaseException as broken:  # there is no memory left, or a handler of the log raised
             failure = TaskError(kind="exception", attempt=self.task.attempt, at=self._now(), type=_type_of(error))
-            logger.error("task %s: cannot say how it failed (%s)", self.task.id, type(broken).__name__)
+            say(logging.ERROR, "task %s: cannot say how it failed (%s)", self.task.id, type(broken).__name__)
             return fail(self.task, failure, primitives.random.random())
 
     def _classify(self, error: BaseException) -> Settlement | None:

@@ -8,6 +8,7 @@ by the worker's own monotonic clock, counted from before the renewal was sent.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from bullpen.consumer.identity import bid_farewell
 from bullpen.consumer.lane import LaneRunner
 from bullpen.consumer.options import WorkerOptions
 from bullpen.consumer.outage import Outage
-from bullpen.consumer.reports import Reports, logger
+from bullpen.consumer.reports import Reports, say
 from bullpen.consumer.upkeep import Upkeep
 from bullpen.storage.port import Hold, Storage, WorkerRecord
 from bullpen.tasks.task import release
@@ -79,8 +80,8 @@ class Keeper:
     def _run_thread(self) -> None:
         try:
             asyncio.run(self._keep())
-        except BaseException:
-            logger.critical("%s: leases are not renewed any more", self._reports.name, exc_info=True)
+        except BaseException as broken:
+            say(logging.CRITICAL, "%s: leases are not renewed any more", self._reports.name, error=broken)
             self._call_home(_end, self._ended)
 
     async def _keep(self) -> None:
@@ -198,7 +199,7 @@ class Keeper:
         try:
             await self._within(self._storage.drop_worker(self._record.id))
         except Exception as error:
-            logger.warning("%s: its record stays behind (%s)", self._reports.name, error)
+            say(logging.WARNING, "%s: its record stays behind (%s)", self._reports.name, error)
 
     # Small things.
 

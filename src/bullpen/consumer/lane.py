@@ -19,7 +19,7 @@ from bullpen import primitives
 from bullpen.consumer.attempt import Attempt, Interruption
 from bullpen.consumer.options import Lane, WorkerOptions
 from bullpen.consumer.outage import Outage
-from bullpen.consumer.reports import Reports, logger
+from bullpen.consumer.reports import Reports, say
 from bullpen.pool.pool import Pool
 from bullpen.storage.port import Hold, Storage
 from bullpen.tasks.registry import Registry
@@ -231,7 +231,12 @@ class LaneRunner:
         self.reports.event(Kind.TASK_ABANDONED, attempt.task)
         if len(self.abandoned) > self.options.max_abandoned and not self._stuck:
             self._stuck = True
-            logger.error("%s: lane %s claims nothing any more: too many tasks do not end", self.reports.name, self.lane)
+            say(
+                logging.ERROR,
+                "%s: lane %s claims nothing any more: too many tasks do not end",
+                self.reports.name,
+                self.lane,
+            )
             self.reports.event(Kind.CONSUMER_STUCK, detail=len(self.abandoned))
 
     def _returned(self, attempt: Attempt) -> None:
@@ -243,7 +248,7 @@ class LaneRunner:
         self.reports.event(Kind.TASK_RETURNED, attempt.task)
         if self._stuck and len(self.abandoned) <= self.options.max_abandoned:
             self._stuck = False
-            logger.warning("%s: lane %s claims again", self.reports.name, self.lane)
+            say(logging.WARNING, "%s: lane %s claims again", self.reports.name, self.lane)
             self.reports.event(Kind.CONSUMER_RECOVERED, detail=len(self.abandoned))
             self._wake()
 

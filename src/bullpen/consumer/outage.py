@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from bullpen import primitives
-from bullpen.consumer.reports import Reports, logger
+from bullpen.consumer.reports import Reports, say
 from bullpen.telemetry.catalogue import Kind
 
 SHORTEST, LONGEST = 0.05, 5.0
@@ -25,7 +25,7 @@ class Outage:
         self.failures += 1
         level = logging.WARNING if self.failures == 1 else logging.DEBUG
         why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        logger.log(level, "%s: %s: the store fails to %s, trying again (%s)", self._reports.name, self._who, doing, why)
+        say(level, "%s: %s: the store fails to %s, trying again (%s)", self._reports.name, self._who, doing, why)
         if self.failures == 1:
             self._reports.event(Kind.STORE_LOST, detail=self._who)
         longest = min(SHORTEST * 2.0 ** min(self.failures, 30), self._longest)
@@ -34,6 +34,12 @@ class Outage:
     def over(self) -> None:
         """The store has answered."""
         if self.failures:
-            logger.warning("%s: %s: the store is back after %d failures", self._reports.name, self._who, self.failures)
+            say(
+                logging.WARNING,
+                "%s: %s: the store is back after %d failures",
+                self._reports.name,
+                self._who,
+                self.failures,
+            )
             self.failures = 0
             self._reports.event(Kind.STORE_FOUND, detail=self._who)

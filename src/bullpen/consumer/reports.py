@@ -16,6 +16,16 @@ from bullpen.telemetry.catalogue import Event, Kind
 
 logger = logging.getLogger("bullpen.worker")
 
+
+def say(level: int, message: str, *values: object, error: BaseException | None = None, **fields: object) -> None:
+    """Log a line. A log that is broken ends no worker."""
+    if logger.isEnabledFor(level):
+        try:
+            logger.log(level, message, *values, exc_info=error, extra=fields)
+        except Exception:  # a filter or a handler that raises
+            pass
+
+
 Observer = Callable[[Event], object]
 
 
@@ -47,22 +57,23 @@ class Reports:
             )
         try:
             self._observer(event)
-        except Exception:
-            logger.exception("%s: observer %r failed on %s", self.name, self._observer, kind.value)
+        except Exception as broken:
+            say(logging.ERROR, "%s: observer %r failed on %s", self.name, self._observer, kind.value, error=broken)
 
     def log(self, level: int, task: Task, message: str, *values: object, error: BaseException | None = None) -> None:
-        if logger.isEnabledFor(level):
-            logger.log(
-                level,
-                "%s (task %s, attempt %d, queue %s): " + message,
-                task.func_path,
-                task.id,
-                task.attempt,
-                task.queue,
-                *values,
-                exc_info=error,
-                extra={"task_id": task.id, "attempt": task.attempt, "queue": task.queue},
-            )
+        say(
+            level,
+            "%s (task %s, attempt %d, queue %s): " + message,
+            task.func_path,
+            task.id,
+            task.attempt,
+            task.queue,
+            *values,
+            error=error,
+            task_id=task.id,
+            attempt=task.attempt,
+            queue=task.queue,
+        )
 
     def settled(self, task: Task, settlement: Settlement) -> None:
         """The store has what became of a task."""

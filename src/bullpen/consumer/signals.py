@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from bullpen import primitives
-from bullpen.consumer.reports import logger
+from bullpen.consumer.reports import say
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -48,5 +49,5 @@ class StopSignals:
 
     def _call(self, number: int, count: int) -> None:
         then = "stops when its tasks have ended" if count == 1 else "releases its tasks and stops"
-        logger.warning("%s: the worker %s", signal.Signals(number).name, then)
+        say(logging.WARNING, "%s: the worker %s", signal.Signals(number).name, then)
         self._stop(count)

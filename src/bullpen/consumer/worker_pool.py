@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import itertools
+import logging
 from collections.abc import Callable
 from types import EllipsisType, TracebackType
 from typing import Protocol
@@ -14,7 +15,7 @@ from bullpen.consumer.identity import bid_farewell, introduce, new_worker_id
 from bullpen.consumer.keeper import Keeper
 from bullpen.consumer.lane import LaneRunner
 from bullpen.consumer.options import Lanes, WorkerOptions
-from bullpen.consumer.reports import Reports, logger
+from bullpen.consumer.reports import Reports, say
 from bullpen.consumer.signals import StopSignals
 from bullpen.errors import PoolClosed
 from bullpen.pool.options import Seconds, seconds
@@ -147,7 +148,7 @@ class AsyncWorkerPool:
             serving.add_done_callback(self._served)
             self._serving.append(serving)
         self._enter(WorkerState.RUNNING)
-        logger.info("%s: worker %s runs %s", options.name, self.id, " ".join(map(str, options.lanes)))
+        say(logging.INFO, "%s: worker %s runs %s", options.name, self.id, " ".join(map(str, options.lanes)))
         if self._stop_early:
             self._begin_stop(options.grace)
 
@@ -155,7 +156,9 @@ class AsyncWorkerPool:
         """A lane has ended; if it was not told to, that is a defect, and the others are to end in order."""
         if not serving.cancelled() and serving.exception() is not None:
             self._failure = serving.exception()
-            logger.critical("%s: %s has failed", self._options.name, serving.get_name(), exc_info=serving.exception())
+            say(
+                logging.CRITICAL, "%s: %s has failed", self._options.name, serving.get_name(), error=serving.exception()
+            )
             self._begin_stop(self._options.grace)
 
     async def stop(self, grace: Seconds | EllipsisType | None = ...) -> None:
@@ -200,7 +203,8 @@ class AsyncWorkerPool:
                     serving.cancel()
                 if unsettled:
                     await asyncio.wait(unsettled)
-                    logger.error(
+                    say(
+                        logging.ERROR,
                         "%s: the store does not answer; %d tasks are left to run again when their leases are over",
                         self._options.name,
                         sum(len(lane.held) for lane in self._lanes),
@@ -213,7 +217,7 @@ class AsyncWorkerPool:
             bid_farewell(self.id)
             await self._close_storage()
             self._enter(WorkerState.STOPPED)
-            logger.info("%s: worker %s has stopped", self._options.name, self.id)
+            say(logging.INFO, "%s: worker %s has stopped", self._options.name, self.id)
             self._stopped.set_result(None)
 
     async def _settled_by_deadline(self) -> None:
