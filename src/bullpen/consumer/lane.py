@@ -285,18 +285,19 @@ class LaneRunner:
                 await asyncio.wait((hint,))
 
     async def _hint(self) -> None:
-        poll_interval = self.options.poll_interval
-        began = self.loop.time()
+        wait = self.options.poll_interval
         if self._misses:  # a store may say so without end, of a queue whose limit is reached
-            await asyncio.sleep(min(FIRST_PAUSE * 2.0 ** min(self._misses, 20), poll_interval))
-        remaining = poll_interval - (self.loop.time() - began)
-        if remaining > 0:
-            try:
-                await self._storage.wait_for_work(self.lane.queues, remaining)
-            except Exception as error:
-                await asyncio.sleep(self._outage.failed("wait for work", error))
-        notified = self.loop.time() - began < poll_interval * 0.9
-        self._misses = self._misses + 1 if notified else 0
+            pause = min(FIRST_PAUSE * 2.0 ** min(self._misses, 20), wait)
+            await asyncio.sleep(pause)
+            wait -= pause
+        if wait <= 0:
+            return
+        began = self.loop.time()
+        try:
+            await self._storage.wait_for_work(self.lane.queues, wait)
+        except Exception as error:
+            await asyncio.sleep(self._outage.failed("wait for work", error))
+        self._misses = self._misses + 1 if self.loop.time() - began < wait else 0
 
     async def _woken(self) -> None:
         woken = self._wake_up()

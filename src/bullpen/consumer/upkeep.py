@@ -52,7 +52,7 @@ class Upkeep:
         self._overdue = {key: since for key, since in self._overdue.items() if key in decide.spared}
         now = await self._storage.now()
         for record in records.values():
-            if record.id in dead or now - record.seen_at > FORGOTTEN_AFTER:
+            if record.id in dead or (not is_on_this_host(record) and now - record.seen_at > FORGOTTEN_AFTER):
                 await self._storage.drop_worker(record.id)
 
     def _decide(self, records: Mapping[str, WorkerRecord], dead: frozenset[str]) -> _Decision:

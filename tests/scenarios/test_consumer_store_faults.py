@@ -1,0 +1,346 @@
+"""A store that fails at the worst moment: nothing is lost, nothing runs twice, and the worker comes back by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from bullpen import primitives
+from bullpen.consumer.worker_pool import AsyncWorkerPool
+from bullpen.storage.port import Exchange
+from bullpen.tasks.task import PENDING, RUNNING, SUCCESS
+from bullpen.telemetry.catalogue import Event, Kind
+from tests.scenarios.consumer_support import (
+    Desk,
+    OneLoopStorage,
+    in_virtual_time,
+    killed_at_end,
+    statuses,
+    until,
+)
+
+
+class Counter:
+    """A function that counts its runs by argument."""
+
+    def __init__(self) -> None:
+        self.runs: dict[int, int] = {}
+
+    async def work(self, number: int) -> int:
+        self.runs[number] = self.runs.get(number, 0) + 1
+        await asyncio.sleep(0.01)
+        return number
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("failures", [1, 3])
+def test_each_task_runs_once_though_answers_are_lost(when: str, failures: int) -> None:
+    """Undone, or done without an answer: the settlements are repeated, and the claim is asked for by its id."""
+
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+        counter, events = Counter(), list[Event]()
+        name = desk.task(counter.work, "work")
+        ids = [await desk.add(name, number) for number in range(30)]
+        failing = store.fail_before if when == "before" else store.fail_after
+        async with desk.worker(4, observer=events.append):
+            for _ in range(5):
+                await asyncio.sleep(0.05)
+                failing["exchange"] = failures
+                failing["find_claim"] = failures - 1
+            await until(lambda: all(store._tasks[one].is_final for one in ids))
+        assert set(counter.runs.values()) == {1}
+        assert statuses(await store.get(ids)) == [SUCCESS] * 30
+        assert store.most_running <= 4
+        kinds = [event.kind for event in events]
+        assert kinds.count(Kind.TASK_SUCCEEDED) == 30
+        assert kinds.count(Kind.TASK_LOST) == 0
+        assert kinds.count(Kind.STORE_LOST) == kinds.count(Kind.STORE_FOUND) >= 1
+
+    in_virtual_time(main)
+
+
+def test_pauses_grow_while_the_store_is_away_and_have_jitter() -> None:
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+        async with desk.worker(1, poll_interval=0.1):
+            await asyncio.sleep(1)
+            store.away = True
+            gone = asyncio.get_running_loop().time()
+            await asyncio.sleep(60)
+            tries = [at - gone for name, at in store.calls if name in {"exchange", "find_claim"} and at > gone]
+            assert 12 <= len(tries) <= 40  # not ten a second
+            gaps = [later - earlier for earlier, later in zip(tries, tries[1:], strict=False)]  # noqa: RUF007
+            assert max(gaps) <= 5.01
+            assert len({round(gap, 4) for gap in gaps}) > len(gaps) / 2
+            store.away = False
+            name = desk.task(Counter().work, "work")
+            task = await desk.ended(await desk.add(name, 1))
+            assert task.status is SUCCESS
+
+    in_virtual_time(main)
+
+
+def test_what_ended_while_the_store_was_away_is_settled_when_it_is_back() -> None:
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+        let_go = asyncio.Event()
+
+        async def work(number: int) -> int:
+            await let_go.wait()
+            return number
+
+        name = desk.task(work)
+        ids = [await desk.add(name, number) for number in range(3)]
+        async with desk.worker(3) as worker:
+            await until(lambda: worker.running == 3)
+            store.away = True
+            let_go.set()
+            await asyncio.sleep(40)  # longer than their leases
+            assert statuses([store._tasks[one] for one in ids]) == [RUNNING] * 3
+            store.away = False
+            await until(lambda: all(store._tasks[one].is_final for one in ids))
+        tasks = [await desk.get(one) for one in ids]
+        assert [(task.status, task.attempt, task.crashes) for task in tasks] == [(SUCCESS, 1, 0)] * 3
+
+    in_virtual_time(main)
+
+
+def test_a_claim_that_is_made_after_nobody_waits_for_it_is_released() -> None:
+    """The answer did not come, the store knew of no such claim, and then it was made after all."""
+
+    class Late(OneLoopStorage):
+        def __init__(self) -> None:
+            super().__init__()
+            self.delayed: dict[str, Any] | None = None
+            self.delay_next = False
+
+        async def exchange(self, settlements: Any, **kwargs: Any) -> Exchange:
+            if self.delay_next and kwargs["limit"]:
+                self.delay_next = False
+                self.delayed = kwargs
+                raise ConnectionError("cut off")
+            return await super().exchange(settlements, **kwargs)
+
+    async def main() -> None:
+        desk = Desk(store := Late())
+        counter = Counter()
+        name = desk.task(counter.work, "work")
+        async with desk.worker(1, poll_interval=1.0):
+            await asyncio.sleep(3)
+            await store.pause("default")
+            store.delay_next = True
+            task_id = await desk.add(name, 7)
+            await until(lambda: store.delayed is not None and store.times("find_claim"))
+            await asyncio.sleep(1)
+            await store.resume("default")
+            assert store.delayed is not None
+            await super(Late, store).exchange([], **store.delayed)
+            task = await desk.ended(task_id)
+        assert (task.status, task.crashes, counter.runs) == (SUCCESS, 0, {7: 1})
+
+    in_virtual_time(main)
+
+
+def test_a_store_that_never_answers_is_given_up_and_asked_again() -> None:
+    class Hanging(OneLoopStorage):
+        hangs = False
+
+        async def exchange(self, settlements: Any, **kwargs: Any) -> Exchange:
+            if self.hangs:
+                await asyncio.sleep(1e9)
+            return await super().exchange(settlements, **kwargs)
+
+    async def main() -> None:
+        desk = Desk(store := Hanging())
+        counter = Counter()
+        name = desk.task(counter.work, "work")
+        async with desk.worker(1):
+            await asyncio.sleep(1)
+            store.hangs = True
+            task_id = await desk.add(name, 1)
+            await asyncio.sleep(30)
+            store.hangs = False
+            task = await desk.ended(task_id)
+        assert (task.status, counter.runs) == (SUCCESS, {1: 1})
+
+    in_virtual_time(main)
+
+
+def test_a_settlement_that_is_refused_is_reported_as_lost() -> None:
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+        events = list[Event]()
+        let_go = asyncio.Event()
+
+        async def work() -> None:
+            await let_go.wait()
+
+        name = desk.task(work)
+        task_id = await desk.add(name)
+        async with desk.worker(1, observer=events.append) as worker:
+            await until(lambda: worker.running == 1)
+            task = await desk.get(task_id)
+            from bullpen.tasks.task import cancel
+
+            assert store._settle(cancel(task), 0.0)  # somebody else has ended this attempt
+            let_go.set()
+            await until(lambda: worker.running == 0)
+        assert [event.kind for event in events if event.kind is Kind.TASK_LOST] == [Kind.TASK_LOST]
+        assert str((await desk.get(task_id)).status) == "cancelled"
+
+    in_virtual_time(main)
+
+
+def test_a_worker_that_is_cut_off_stops_its_tasks_before_their_leases_end() -> None:
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+        stopped = list[float]()
+        runs = list[int]()
+
+        async def work() -> None:
+            runs.append(1)
+            try:
+                await asyncio.sleep(1e6 if len(runs) == 1 else 0)
+            except asyncio.CancelledError:
+                stopped.append(asyncio.get_running_loop().time())
+                raise
+
+        name = desk.task(work)
+        async with killed_at_end(desk.worker(1)) as worker:
+            task_id = await desk.add(name)
+            await until(lambda: worker.running == 1)
+            await asyncio.sleep(20)
+            store.away = True
+            lease_until = store._tasks[task_id].lease_until
+            assert lease_until is not None
+            await until(lambda: stopped)
+            assert lease_until - 3.5 <= stopped[0] + store.skew < lease_until
+            await asyncio.sleep(30)
+            store.away = False
+            task = await desk.ended(task_id)
+        assert (task.status, task.attempt, task.crashes, task.failures) == (SUCCESS, 2, 0, 0)  # nothing is counted
+
+    in_virtual_time(main)
+
+
+def test_an_outage_shorter_than_the_lease_is_not_noticed_by_tasks() -> None:
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+        counter = Counter()
+
+        async def work() -> None:
+            await counter.work(1)
+            await asyncio.sleep(60)
+
+        name = desk.task(work)
+        async with desk.worker(1):
+            task_id = await desk.add(name)
+            await until(lambda: counter.runs)
+            for _ in range(5):
+                store.away = True
+                await asyncio.sleep(6)
+                store.away = False
+                await asyncio.sleep(4)
+            task = await desk.ended(task_id)
+        assert (task.status, task.attempt) == (SUCCESS, 1)
+
+    in_virtual_time(main)
+
+
+def test_stop_ends_though_the_store_is_away() -> None:
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+        counter = Counter()
+        name = desk.task(counter.work, "work")
+        await desk.add(name, 1)
+        worker = desk.worker(1)
+        await worker.start()
+        await until(lambda: counter.runs)
+        store.away = True
+        began = asyncio.get_running_loop().time()
+        await worker.stop(grace=1)
+        assert asyncio.get_running_loop().time() - began < 60
+        assert str(worker.state) == "stopped"
+
+    in_virtual_time(main)
+
+
+def test_a_hint_that_comes_to_nothing_does_not_make_the_worker_spin() -> None:
+    """A queue whose limit is reached has something due all the time."""
+    from bullpen.storage.port import Limit
+
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+        let_go = asyncio.Event()
+
+        async def work() -> None:
+            await let_go.wait()
+
+        name = desk.task(work)
+        await store.set_limit(Limit(queue="default", max_running=1))
+        ids = [await desk.add(name) for _ in range(3)]
+        async with desk.worker(5, poll_interval=1.0) as worker:
+            await until(lambda: worker.running == 1)
+            before = len(store.times("exchange"))
+            await asyncio.sleep(60)
+            assert len(store.times("exchange")) - before <= 80
+            let_go.set()
+            await until(lambda: all(store._tasks[one].is_final for one in ids))
+
+    in_virtual_time(main)
+
+
+def test_a_lane_that_fails_stops_the_worker_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect of ours ends the worker in order; it does not leave half of one."""
+
+    def fail(name: str) -> None:
+        if name == "exchange.after":
+            raise AssertionError("a defect")
+
+    async def main() -> None:
+        desk = Desk(OneLoopStorage())
+        worker: AsyncWorkerPool = desk.worker(1)
+        with pytest.raises(AssertionError, match="a defect"):
+            await worker.run()
+        assert str(worker.state) == "stopped"
+
+    monkeypatch.setattr(primitives, "failpoint", fail)
+    in_virtual_time(main)
+
+
+def test_failures_of_the_observer_are_logged_and_harmless(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        desk = Desk(OneLoopStorage())
+
+        def observe(event: Event) -> None:
+            raise RuntimeError("no")
+
+        name = desk.task(Counter().work, "work")
+        async with desk.worker(1, observer=observe):
+            task = await desk.ended(await desk.add(name, 1))
+        assert task.status is SUCCESS
+
+    in_virtual_time(main)
+    assert "observer" in caplog.text
+
+
+def test_released_and_pending_tasks_are_there_for_others() -> None:
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+
+        async def work() -> None:
+            await asyncio.sleep(1e6)
+
+        name = desk.task(work)
+        task_id = await desk.add(name)
+        worker = desk.worker(1)
+        await worker.start()
+        await until(lambda: worker.running == 1)
+        await worker.stop(grace=0)
+        task = store._tasks[task_id]
+        assert (task.status, task.worker, task.lease_until) == (PENDING, None, None)
+
+    in_virtual_time(main)
