@@ -1,4 +1,4 @@
-"""Stopping: nothing is claimed from that moment on, what runs gets its grace, the rest is released with nothing counted."""
+"""Stopping: nothing is claimed from then on, what runs gets its grace, the rest is released with nothing counted."""
 
 from __future__ import annotations
 
@@ -326,7 +326,17 @@ class Script:
     """A worker in a process of its own, with one task that has started."""
 
     def __init__(self, function: str, seconds: float, kind: str = "async", grace: float = 25.0) -> None:
-        command = [sys.executable, "-W", "error", "-c", textwrap.dedent(SCRIPT), function, str(seconds), kind, str(grace)]
+        command = [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            textwrap.dedent(SCRIPT),
+            function,
+            str(seconds),
+            kind,
+            str(grace),
+        ]
         root = Path(__file__).parents[2]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", cwd=root
