@@ -141,7 +141,7 @@ class MemoryStorage:
                 break
             entry = heapq.heappop(self._due[queue])
             task = self._tasks.get(entry[2])
-            if task is None or task.status is not PENDING or entry != _due(task):
+            if task is None or task.queue != queue or task.status is not PENDING or entry != _due(task):
                 continue  # stale
             if expired(task, now) is not None or not self._within_limits(task, now):
                 passed_over.append((queue, entry))
@@ -155,7 +155,7 @@ class MemoryStorage:
         later = self._later[queue]
         while later and later[0][0] <= now:
             task = self._tasks.get(heapq.heappop(later)[1])
-            if task is not None and task.status is PENDING and task.eta <= now:
+            if task is not None and task.queue == queue and task.status is PENDING and task.eta <= now:
                 heapq.heappush(self._due[queue], _due(task))
 
     def _within_limits(self, task: Task, now: float) -> bool:
@@ -346,6 +346,10 @@ class MemoryStorage:
         if task.status is PENDING:
             heapq.heappush(self._later[task.queue], (task.eta, task.id))
 
+    def _lives_elsewhere(self, task: Task) -> bool:
+        """Whether another task has its unique key: then it cannot come back to life."""
+        return task.unique_key is not None and self._unique.get(task.unique_key, task.id) != task.id
+
     def _is_final(self, task_id: str) -> bool:
         task = self._tasks.get(task_id)
         return task is not None and task.is_final
@@ -362,7 +366,7 @@ class MemoryStorage:
             for task_id in ids:
                 task = self._tasks.get(task_id)
                 after = None if task is None else move(task, now)
-                if after is not None:
+                if after is not None and not self._lives_elsewhere(after):
                     self._keep(after)
                     changed.append(after)
         if changed:

@@ -157,7 +157,7 @@ class Storage(Protocol):
         """Cancel those that wait, ask for those that run; the ones that this changed."""
 
     async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
-        """Let final tasks run again; the ones that this changed."""
+        """Let final tasks run again, but not those whose unique key is alive in another; the ones that this changed."""
 
     async def delete(self, ids: Sequence[str]) -> int:
         """Forget final tasks; how many."""
