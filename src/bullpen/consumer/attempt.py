@@ -62,36 +62,23 @@ _PATIENT = (Interruption.TIMEOUT, Interruption.CANCEL)
 class Attempt:
     """A claimed task in this worker's hands. All on the loop's thread, apart from what says otherwise."""
 
-    __slots__ = (
-        "_definition",
-        "_gives_up_at",
-        "_lane",
-        "_timer",
-        "began",
-        "claimed_at",
-        "ended",
-        "expires_at",
-        "interruption",
-        "progress",
-        "repeated",
-        "task",
-        "unit",
-    )
+    # What most attempts never change.
+    unit: asyncio.Task[None] | None = None
+    began = False  # the function may have been called
+    ended = False  # there is a settlement, or it is lost
+    interruption: Interruption | None = None
+    progress: Progress | None = None  # what is not written yet
+    repeated = False  # its settlement may have been written before
+    timer: asyncio.TimerHandle | None = None
+    _gives_up_at: float | None = None
+    _definition: TaskDefinition
 
     def __init__(self, lane: LaneRunner, task: Task, claimed_at: float, expires_at: float) -> None:
         self._lane = lane
-        self._timer: asyncio.TimerHandle | None = None
-        self._gives_up_at: float | None = None
-        self._definition: TaskDefinition
         self.task = task
+        self.key = (task.id, task.attempt)
         self.claimed_at = claimed_at  # on the loop's clock
         self.expires_at = expires_at  # the lease, on the loop's clock, with a margin; any thread may move it on
-        self.unit: asyncio.Task[None] | None = None
-        self.began = False  # the function may have been called
-        self.ended = False  # there is a settlement, or it is lost
-        self.interruption: Interruption | None = None
-        self.progress: Progress | None = None  # what is not written yet
-        self.repeated = False  # its settlement may have been written before
 
     # The life of an attempt.
 
@@ -109,7 +96,7 @@ class Attempt:
             self.began = True
             lane.run_on_thread(self)
         if task.timeout is not None:
-            self._timer = lane.loop.call_later(task.timeout, self.interrupt, Interruption.TIMEOUT)
+            self.timer = lane.loop.call_later(task.timeout, self.interrupt, Interruption.TIMEOUT)
 
     async def _run_on_loop(self) -> None:
         lane = self._lane
@@ -125,7 +112,7 @@ class Attempt:
         except BaseException as error:
             lane.settle(self, self._undecodable(error))
             return
-        enter(self._current())
+        enter(self._current)
         try:
             value = await self._definition.function(*args, **kwargs)
         except BaseException as error:  # also what would end the loop: it is this attempt that failed
@@ -133,6 +120,7 @@ class Attempt:
         else:
             settlement = self._returned(value)
         primitives.failpoint("attempt.after")
+        self.unit = None  # whose context refers to this: without, there is no circle for the garbage collector
         lane.settle(self, settlement)
 
     def run_on_thread(self) -> None:
@@ -296,7 +284,7 @@ class Attempt:
         if self._gives_up_at is None or at < self._gives_up_at:
             self.stop_timer()
             self._gives_up_at = at
-            self._timer = self._lane.loop.call_at(at, self._give_up)
+            self.timer = self._lane.loop.call_at(at, self._give_up)
 
     def _give_up(self) -> None:
         """It does not end: settle it nevertheless, and be content that it still runs."""
@@ -306,9 +294,9 @@ class Attempt:
         self._lane.settle(self, self._interrupted(None))
 
     def stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
 def _type_of(error: BaseException) -> str:

@@ -153,14 +153,16 @@ class LaneRunner:
 
     async def _written(self, ended: list[Ended], refused: frozenset[Hold]) -> None:
         """The store has applied what has ended, apart from what it refused."""
+        held, reports = self.held, self.reports
+        is_told = reports.tells_all()
         for attempt, settlement in ended:
-            task = attempt.task
-            self.held.pop((task.id, task.attempt), None)
-            was_written = not refused or Hold(task.id, task.attempt) not in refused
+            held.pop(attempt.key, None)
+            was_written = not refused or Hold(*attempt.key) not in refused
             if was_written or (attempt.repeated and await self._was_written(settlement)):
-                self.reports.settled(task, settlement)
+                if is_told:
+                    reports.settled(attempt.task, settlement)
             else:
-                self.reports.lost(task, f"{settlement.status} was refused, for this attempt is over")
+                reports.lost(attempt.task, f"{settlement.status} was refused, for this attempt is over")
 
     async def _was_written(self, settlement: Settlement) -> bool:
         """Whether a settlement that was refused now had been applied when its outcome was not learned."""
@@ -175,7 +177,8 @@ class LaneRunner:
         now = self.loop.time()
         expires_at = sent + self.options.lease - self.options.margin
         for number, task in enumerate(claimed):
-            attempt = self.held[task.id, task.attempt] = Attempt(self, task, now, expires_at)
+            attempt = Attempt(self, task, now, expires_at)
+            self.held[attempt.key] = attempt
             if self.reports.watched:
                 self.reports.event(Kind.TASK_CLAIMED, task)
             if self._stopping or number >= limit or now >= expires_at:
@@ -191,15 +194,17 @@ class LaneRunner:
             self._returned(attempt)
             return
         attempt.ended = True
-        attempt.stop_timer()
+        if attempt.timer is not None:
+            attempt.stop_timer()
         if attempt.began and self.reports.watched:
             self.reports.event(Kind.TASK_ENDED, attempt.task)
         if settlement is None:
-            self.held.pop((attempt.task.id, attempt.task.attempt), None)
+            self.held.pop(attempt.key, None)
             self.reports.lost(attempt.task, Interruption.LOST.value)
         else:
             self._ended.append((attempt, settlement))
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def settle_from_thread(self, attempt: Attempt, settlement: Settlement | None) -> None:
         """On any thread: `settle` on the loop's, all that ends at the same time with one wake-up."""

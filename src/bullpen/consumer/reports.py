@@ -75,6 +75,10 @@ class Reports:
             queue=task.queue,
         )
 
+    def tells_all(self) -> bool:
+        """Whether anybody hears of tasks that end well."""
+        return self.watched or logger.isEnabledFor(logging.DEBUG)
+
     def settled(self, task: Task, settlement: Settlement) -> None:
         """The store has what became of a task."""
         if logger.isEnabledFor(logging.DEBUG):

@@ -6,10 +6,11 @@ One lock makes every method one atomic step, so that any number of threads and e
 from __future__ import annotations
 
 import asyncio
+import bisect
 import heapq
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
@@ -39,7 +40,7 @@ from bullpen.tasks.task import (
     settled,
 )
 
-Due = tuple[int, float, str]  # in the order of claims: priority (high first), eta, id
+Entry = tuple[float, str]  # an instant and an id
 
 
 class MemoryStorage:
@@ -52,8 +53,10 @@ class MemoryStorage:
         self._now = now
         self._lock = threading.Lock()
         self._tasks: dict[str, Task] = {}
-        self._due: dict[str, list[Due]] = defaultdict(list)  # heaps by queue; entries may be stale
-        self._later: dict[str, list[tuple[float, str]]] = defaultdict(list)  # heaps by queue, not due yet
+        self._due: dict[str, dict[int, _Line]] = defaultdict(dict)  # by queue and priority; entries may be stale
+        self._later: dict[str, list[Entry]] = defaultdict(list)  # heaps by queue, not due yet
+        self._expiring: list[Entry] = []  # a heap of those that have to start in time
+        self._ending: list[Entry] = []  # a heap of those that are final, by when they are to be forgotten
         self._running: dict[str, Task] = {}
         self._unique: dict[str, str] = {}  # from a unique key to the id of the task that is alive
         self._workers: dict[str, WorkerRecord] = {}
@@ -90,7 +93,7 @@ class MemoryStorage:
         if there is not None:
             return there
         task = msgspec.structs.replace(task, created_at=now, eta=max(task.eta, 0.0) or now)
-        self._keep(task)
+        self._keep(task, now)
         return task
 
     # Workers.
@@ -125,7 +128,7 @@ class MemoryStorage:
         task = self._tasks.get(settlement.id)
         if task is None or not applies(task, settlement):
             return False
-        self._keep(settled(task, settlement, now))
+        self._keep(settled(task, settlement, now), now)
         return True
 
     def _claimable(self, queues: Sequence[str], now: float, limit: int) -> Iterator[Task]:
@@ -133,37 +136,62 @@ class MemoryStorage:
         open_queues = [queue for queue in queues if queue not in self._paused]
         for queue in open_queues:
             self._become_due(queue, now)
-        passed_over: list[tuple[str, Due]] = []
-        found = 0
-        while found < limit:
-            queue = min(filter(self._due.get, open_queues), key=lambda name: self._due[name][0], default="")
-            if not queue:
-                break
-            entry = heapq.heappop(self._due[queue])
-            task = self._tasks.get(entry[2])
-            if task is None or task.queue != queue or task.status is not PENDING or entry != _due(task):
+        if limit <= 0:
+            return
+        for priority in sorted({priority for queue in open_queues for priority in self._due[queue]}, reverse=True):
+            lines = [line for queue in open_queues if (line := self._due[queue].get(priority))]
+            for task in self._in_order(lines, now):
+                yield task
+                limit -= 1
+                if limit <= 0:
+                    break
+            for line in lines:
+                line.drop_while(self._is_stale)
+            if limit <= 0:
+                return
+
+    def _in_order(self, lines: list[_Line], now: float) -> Iterator[Task]:
+        entries = iter(lines[0]) if len(lines) == 1 else heapq.merge(*lines)
+        tasks, limits = self._tasks, self._limits
+        full: set[str] = set()
+        for entry in entries:
+            task = tasks.get(entry[1])
+            if task is None or task.status is not PENDING or task.eta != entry[0]:
                 continue  # stale
-            if expired(task, now) is not None or not self._within_limits(task, now):
-                passed_over.append((queue, entry))
+            if task.expires is not None and now >= task.expires:
                 continue
-            found += 1
+            if limits and (task.queue in full or not self._within_limits(task, now, full)):
+                continue
             yield task
-        for queue, entry in passed_over:
-            heapq.heappush(self._due[queue], entry)
+
+    def _is_stale(self, entry: Entry) -> bool:
+        """Whether an entry stands for nothing any more: its task is gone, runs, or waits for another instant."""
+        task = self._tasks.get(entry[1])
+        return task is None or task.status is not PENDING or task.eta != entry[0]
 
     def _become_due(self, queue: str, now: float) -> None:
         later = self._later[queue]
         while later and later[0][0] <= now:
-            task = self._tasks.get(heapq.heappop(later)[1])
-            if task is not None and task.queue == queue and task.status is PENDING and task.eta <= now:
-                heapq.heappush(self._due[queue], _due(task))
+            entry = heapq.heappop(later)
+            task = self._tasks.get(entry[1])
+            if task is not None and task.queue == queue and task.status is PENDING and task.eta == entry[0]:
+                self._line(task).add(entry)
 
-    def _within_limits(self, task: Task, now: float) -> bool:
+    def _line(self, task: Task) -> _Line:
+        lines = self._due[task.queue]
+        line = lines.get(task.priority)
+        if line is None:
+            line = lines[task.priority] = _Line()
+        return line
+
+    def _within_limits(self, task: Task, now: float, full: set[str]) -> bool:
+        """Whether it may start. A queue that may start nothing at all is added to `full`."""
         limit = self._limits.get(task.queue)
         if limit is None:
             return True
         running = [other for other in self._running.values() if other.queue == task.queue]
         if limit.max_running is not None and len(running) >= limit.max_running:
+            full.add(task.queue)
             return False
         if limit.max_running_per_key is not None and task.concurrency_key is not None:
             same_key = sum(other.concurrency_key == task.concurrency_key for other in running)
@@ -173,6 +201,7 @@ class MemoryStorage:
             period = max(1.0, 1.0 / limit.rate)
             starts = self._starts[task.queue] = [at for at in self._starts[task.queue] if now - at < period]
             if len(starts) >= limit.rate * period:
+                full.add(task.queue)
                 return False
             starts.append(now)
         return True
@@ -230,8 +259,10 @@ class MemoryStorage:
         for queue in queues:
             if queue not in self._paused:
                 self._become_due(queue, now)
-                if self._due[queue]:
-                    return True
+                for line in self._due[queue].values():
+                    line.drop_while(self._is_stale)
+                    if line:
+                        return True
         return False
 
     # Results.
@@ -278,21 +309,22 @@ class MemoryStorage:
     async def expire(self, *, limit: int) -> Sequence[Task]:
         with self._lock:
             now = self._now()
-            late = [task.id for task in self._tasks.values() if expired(task, now) is not None][:limit]
+            late = _take_due(self._expiring, now, limit, lambda task_id: self._is_late(task_id, now))
         return self._change(late, expired)
+
+    def _is_late(self, task_id: str, now: float) -> bool:
+        task = self._tasks.get(task_id)
+        return task is not None and expired(task, now) is not None
 
     async def prune(self, *, limit: int) -> int:
         with self._lock:
             now = self._now()
-            old = [
-                task.id
-                for task in self._tasks.values()
-                if task.is_final
-                and task.finished_at is not None
-                and task.result_ttl is not None
-                and task.finished_at + task.result_ttl <= now
-            ]
-            return self._forget(old[:limit])
+            return self._forget(_take_due(self._ending, now, limit, lambda task_id: self._is_over(task_id, now)))
+
+    def _is_over(self, task_id: str, now: float) -> bool:
+        task = self._tasks.get(task_id)
+        ends = None if task is None else _ends(task)
+        return ends is not None and ends <= now
 
     # Workers, queues, limits.
 
@@ -330,21 +362,30 @@ class MemoryStorage:
 
     # With the lock held.
 
-    def _keep(self, task: Task) -> None:
-        """The only place where a task changes."""
+    def _keep(self, task: Task, now: float | None = None) -> None:
+        """The only place where a task changes. With the time at hand, what is due already takes the shorter way."""
         self._tasks[task.id] = task
-        if task.status is RUNNING:
+        status = task.status
+        if status is RUNNING:
             self._running[task.id] = task
         else:
             self._running.pop(task.id, None)
+            if status is PENDING:
+                entry = (task.eta, task.id)
+                if now is not None and task.eta <= now:
+                    self._line(task).add(entry)
+                else:
+                    heapq.heappush(self._later[task.queue], entry)
+                if task.expires is not None:
+                    heapq.heappush(self._expiring, (task.expires, task.id))
+            elif (ends := _ends(task)) is not None:
+                heapq.heappush(self._ending, (ends, task.id))
         if task.unique_key is not None:
-            if task.status in FINAL:
+            if status in FINAL:
                 if self._unique.get(task.unique_key) == task.id:
                     del self._unique[task.unique_key]
             else:
                 self._unique[task.unique_key] = task.id
-        if task.status is PENDING:
-            heapq.heappush(self._later[task.queue], (task.eta, task.id))
 
     def _lives_elsewhere(self, task: Task) -> bool:
         """Whether another task has its unique key: then it cannot come back to life."""
@@ -374,7 +415,7 @@ class MemoryStorage:
         return changed
 
     async def _wait(self, timeout: float, is_there: Callable[[], bool]) -> None:
-        wake_up = _WakeUp()
+        wake_up = _WakeUp(is_there)
         with self._lock:
             if is_there():
                 return
@@ -388,16 +429,18 @@ class MemoryStorage:
                 self._wake_ups.discard(wake_up)
 
     def _wake(self) -> None:
-        with self._lock:
-            wake_ups = list(self._wake_ups)
-        for wake_up in wake_ups:
-            wake_up.call()
+        if self._wake_ups:
+            with self._lock:
+                wake_ups = [wake_up for wake_up in self._wake_ups if wake_up.is_there()]
+            for wake_up in wake_ups:
+                wake_up.call()
 
 
 class _WakeUp:
     """Somebody who waits on an event loop, maybe another thread's."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_there: Callable[[], bool]) -> None:
+        self.is_there = is_there  # what it waits for; called with the store's lock held
         self.event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -408,8 +451,48 @@ class _WakeUp:
             pass
 
 
-def _due(task: Task) -> Due:
-    return (-task.priority, task.eta, task.id)
+class _Line:
+    """Entries in order, taken from the front. Nearly all come in order, at the back."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: deque[Entry] = deque()
+
+    def add(self, entry: Entry) -> None:
+        if not self._entries or self._entries[-1] <= entry:
+            self._entries.append(entry)
+        else:
+            bisect.insort(self._entries, entry)
+
+    def drop_while(self, is_stale: Callable[[Entry], bool]) -> None:
+        """Drop entries from the front as long as they are stale."""
+        entries = self._entries
+        while entries and is_stale(entries[0]):
+            entries.popleft()
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+
+def _take_due(heap: list[Entry], now: float, limit: int, still: Callable[[str], bool]) -> list[str]:
+    """Take at most `limit` ids whose instant has come and that are `still` meant by it."""
+    taken: dict[str, None] = {}
+    while heap and heap[0][0] <= now and len(taken) < limit:
+        task_id = heapq.heappop(heap)[1]
+        if still(task_id):
+            taken[task_id] = None
+    return list(taken)
+
+
+def _ends(task: Task) -> float | None:
+    """When a final task is to be forgotten."""
+    if task.finished_at is None or task.result_ttl is None or task.status not in FINAL:
+        return None
+    return task.finished_at + task.result_ttl
 
 
 def _fits(task: Task, which: TaskFilter) -> bool:

@@ -25,21 +25,21 @@ import msgspec
 from bullpen.tasks.task import Progress, Settlement, Task, TaskStatus
 
 
-class Hold(msgspec.Struct, frozen=True):
+class Hold(msgspec.Struct, frozen=True, gc=False):
     """A task in the hands of a worker."""
 
     id: str
     attempt: int
 
 
-class Exchange(msgspec.Struct, frozen=True):
+class Exchange(msgspec.Struct, frozen=True, gc=False):
     """What came of one exchange."""
 
     claimed: tuple[Task, ...]
     refused: frozenset[Hold] = frozenset()  # settlements of tasks that are lost to others
 
 
-class Renewal(msgspec.Struct, frozen=True):
+class Renewal(msgspec.Struct, frozen=True, gc=False):
     """What a worker learns when it renews its leases."""
 
     lost: frozenset[Hold] = frozenset()  # they run in a later attempt, or not at all

@@ -99,7 +99,7 @@ def _number(name: str, value: object) -> None:
         raise InvalidOption(name, value, "a number ≥ 0, and finite")
 
 
-_current: ContextVar[CurrentTask] = ContextVar("bullpen_current_task")
+_current: ContextVar[CurrentTask | Callable[[], CurrentTask]] = ContextVar("bullpen_current_task")
 
 
 def current_task() -> CurrentTask:
@@ -118,12 +118,12 @@ def current_task() -> CurrentTask:
             "no task runs here: current_task() is for functions that a worker runs; a thread that a task starts has to "
             "be given the context, as with contextvars.copy_context().run"
         )
-    return current
+    return current if isinstance(current, CurrentTask) else current()
 
 
-def enter(current: CurrentTask) -> None:
-    """Make it the current task of this coroutine, for the rest of its life."""
-    _current.set(current)
+def enter(make: Callable[[], CurrentTask]) -> None:
+    """Let `make` make the current task of this coroutine, for the rest of its life, if somebody asks for it."""
+    _current.set(make)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ JITTER = 0.1
 _LARGEST_EXPONENT = 60
 
 
-class Backoff(msgspec.Struct, frozen=True):
+class Backoff(msgspec.Struct, frozen=True, gc=False):
     """After the n-th failure `base * 2**n` seconds and up to a tenth more, at most `max_delay`."""
 
     base: float = 1.0

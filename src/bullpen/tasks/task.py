@@ -3,6 +3,8 @@
 A move of a running task is a value, a `Settlement`. The functions below make them, with all policy in them: retry or
 give up, when to run again, what a crash means. A store applies a settlement in one atomic step if the task is still
 running in that very attempt, and knows no policy at all.
+
+The values here hold nothing but values, so the garbage collector need not look at them (`gc=False`).
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ LOWEST_PRIORITY, HIGHEST_PRIORITY = 0, 9
 _POSTPONED = "postponed"  # the type of the error that says since when a task has waited for its function
 
 
-class TaskError(msgspec.Struct, frozen=True, kw_only=True):
+class TaskError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One failed attempt, as data: no exception is ever rebuilt from it."""
 
     kind: ErrorKind
@@ -68,7 +70,7 @@ class TaskError(msgspec.Struct, frozen=True, kw_only=True):
     worker: str = ""
 
 
-class Progress(msgspec.Struct, frozen=True):
+class Progress(msgspec.Struct, frozen=True, gc=False):
     """How far a running task says it is."""
 
     done: float
@@ -76,7 +78,7 @@ class Progress(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A task as a store keeps it. Instants are seconds since the epoch, by the store's clock."""
 
     id: str
@@ -128,7 +130,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return self.status in FINAL
 
 
-class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What becomes of a running task. Applied only while it runs in this `attempt`.
 
     `delay`: run again, that many seconds after the store has applied this; None for a final state.

@@ -90,7 +90,7 @@ def test_each_thread_has_its_own() -> None:
 @pytest.mark.anyio
 async def test_each_coroutine_has_its_own() -> None:
     async def work(task_id: str) -> str:
-        enter(CurrentTask(Task(id=task_id, func_path="f", payload=b"")))
+        enter(lambda: CurrentTask(Task(id=task_id, func_path="f", payload=b"")))
         await asyncio.sleep(0)
         return current_task().id
 
