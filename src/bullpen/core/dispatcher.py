@@ -134,7 +134,10 @@ class Dispatcher:
         if session is not None:
             self.sessions.expect(session, request)
         self._append(request)
-        self._attend()
+        if self._idle():
+            self.match()
+        if self.free and self._waiting():
+            self.grow()
         return not self.ending or not self.withdraw(request)
 
     def _accept_specially(self, request: Request) -> None:
@@ -142,13 +145,6 @@ class Dispatcher:
             request.timing = Timing(request, self._now(), NO_LIMITS)
         if self._report is not None:
             self._report(Kind.REQUEST_QUEUED, None, request)
-
-    def _attend(self) -> None:
-        """Something was queued: see that somebody runs it."""
-        if self._idle():
-            self.match()
-        if self.free and self._waiting():
-            self.grow()
 
     def offer_bounded(
         self,
@@ -200,7 +196,10 @@ class Dispatcher:
             if slot is not None:
                 self._spawn(slot)
         if admitted and slot is None:
-            self._attend()
+            if self._idle():
+                self.match()
+            if self.free and self._waiting():
+                self.grow()
         return admitted
 
     def _expect(self, backlog: BoundedBacklog, session: Session, request: Request) -> None:
