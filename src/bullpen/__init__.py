@@ -17,6 +17,7 @@ To follow a durable task from `enqueue` to its result:
     tasks/options.py     what a task may be told             tasks/codec.py     arguments and results as JSON
     queue/clients.py     one client of the store per loop    storage/port.py    what a store is
     tasks/task.py        what a task is, and its moves       queue/job.py       Job: the way to the result
+    consumer/            the worker: see its docstring       storage/memory.py  the readable store
 
 `core/lifecycle.py` has the three state machines, `pool/workforce.py` how workers start and end, `pool/timekeeper.py`
 all that happens because time has passed, `pool/pools.py` several pools by name, `errors.py` everything that is raised,
@@ -31,6 +32,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from bullpen.consumer.options import Lane
+    from bullpen.consumer.sync import WorkerPool
+    from bullpen.consumer.worker_pool import AsyncWorkerPool, WorkerState
     from bullpen.core.lifecycle import PoolState, WorkerStatus
     from bullpen.core.ready import SchedulerStrategy
     from bullpen.errors import (
@@ -107,6 +111,9 @@ if TYPE_CHECKING:
     from bullpen.telemetry.observers import Fanout, LogObserver
 
 _HOMES = {
+    "bullpen.consumer.options": ("Lane",),
+    "bullpen.consumer.sync": ("WorkerPool",),
+    "bullpen.consumer.worker_pool": ("AsyncWorkerPool", "WorkerState"),
     "bullpen.core.lifecycle": ("PoolState", "WorkerStatus"),
     "bullpen.core.ready": ("SchedulerStrategy",),
     "bullpen.errors": (
@@ -201,6 +208,7 @@ __all__ = [
     "AsyncPoolStats",
     "AsyncPoolView",
     "AsyncStream",
+    "AsyncWorkerPool",
     "Backoff",
     "BullpenError",
     "Cancel",
@@ -222,6 +230,7 @@ __all__ = [
     "InvalidTask",
     "Job",
     "Kind",
+    "Lane",
     "LeaseLost",
     "LogObserver",
     "NestedWait",
@@ -275,7 +284,9 @@ __all__ = [
     "WorkerError",
     "WorkerInfo",
     "WorkerLost",
+    "WorkerPool",
     "WorkerStartFailed",
+    "WorkerState",
     "WorkerStatus",
     "WrongLoop",
     "__version__",

@@ -14,12 +14,14 @@ from bullpen import (
     AsyncPool,
     AsyncPoolStats,
     AsyncPoolView,
+    AsyncWorkerPool,
     Cause,
     CurrentTask,
     Event,
     Explanation,
     Job,
     Kind,
+    Lane,
     Percentiles,
     Pool,
     PoolFuture,
@@ -36,6 +38,7 @@ from bullpen import (
     TaskQueue,
     Why,
     WorkerInfo,
+    WorkerPool,
     errors,
 )
 from bullpen.core.timing import TimeLimits
@@ -158,6 +161,22 @@ def test_every_method_of_a_queue_a_function_a_job_and_a_task_is_described() -> N
     assert missing_from("tasks.md", ["max_payload", "max_result", "new_id"]) == []
 
 
+def test_every_option_of_a_worker_has_a_row_with_its_default() -> None:
+    page = (ROOT / "docs" / "reference" / "workers.md").read_text()
+    for name, parameter in inspect.signature(AsyncWorkerPool).parameters.items():
+        row = re.search(rf"^\| `{name}` \| (.*?) ?\|", page, re.MULTILINE)
+        assert row is not None, f"no row for the option {name}"
+        if parameter.default is not inspect.Parameter.empty:
+            assert str(parameter.default) in row[1], name
+
+
+def test_every_method_of_a_worker_is_described() -> None:
+    for cls in (AsyncWorkerPool, WorkerPool):
+        properties = [name for name, value in vars(cls).items() if isinstance(value, property)]
+        assert missing_from("workers.md", [*public_methods(cls), *set(properties) - {"name"}]) == [], cls
+    assert missing_from("workers.md", field_names(Lane)) == []
+
+
 def test_every_statistic_is_described() -> None:
     names = [*field_names(PoolStats), *field_names(Percentiles), *field_names(WorkerInfo), *field_names(SessionInfo)]
     assert missing_from("stats.md", names) == []
@@ -175,7 +194,17 @@ def test_the_testing_tools_are_described() -> None:
 
 
 def test_the_public_names_are_somewhere_in_the_reference() -> None:
-    pages = ("pool.md", "async-pool.md", "pools.md", "errors.md", "stats.md", "events.md", "explain.md", "tasks.md")
+    pages = (
+        "pool.md",
+        "async-pool.md",
+        "pools.md",
+        "errors.md",
+        "stats.md",
+        "events.md",
+        "explain.md",
+        "tasks.md",
+        "workers.md",
+    )
     for name in bullpen.__all__:
         if name != "__version__":
             assert any(not missing_from(page, [name]) for page in pages), name

@@ -247,10 +247,13 @@ def test_leases_are_kept_during_the_grace() -> None:
         await worker.start()
         await until(lambda: worker.running == 1)
         stopping = asyncio.create_task(worker.stop(grace=None))
+        said = False
         while not stopping.done():
             await asyncio.sleep(1)
             task = store._tasks[task_id]
             assert task.lease_until is None or task.lease_until > store._now()
+            said = said or any(record.stopping for record in store._workers.values())
+        assert said
         assert (await desk.get(task_id)).status is SUCCESS
 
     in_virtual_time(main)

@@ -9,6 +9,7 @@ import pytest
 
 from bullpen import primitives
 from bullpen.consumer.worker_pool import AsyncWorkerPool
+from bullpen.storage.memory import MemoryStorage
 from bullpen.storage.port import Exchange
 from bullpen.tasks.task import PENDING, RUNNING, SUCCESS
 from bullpen.telemetry.catalogue import Event, Kind
@@ -142,6 +143,55 @@ def test_a_claim_that_is_made_after_nobody_waits_for_it_is_released() -> None:
         assert (task.status, task.crashes, counter.runs) == (SUCCESS, 0, {7: 1})
 
     in_virtual_time(main)
+
+
+def test_what_is_found_when_its_lease_is_nearly_over_is_not_started() -> None:
+    """The answer was lost, and the store away for so long that others may take the task at any moment."""
+
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+        starts = list[float]()
+
+        async def work() -> None:
+            starts.append(asyncio.get_running_loop().time())
+
+        name = desk.task(work)
+        async with desk.worker(1, lease=15):
+            await asyncio.sleep(1)
+            store.fail_after["exchange"] = 1
+            task_id = await desk.add(name)
+            await until(lambda: store._tasks[task_id].attempt == 1)
+            store.away = True
+            await asyncio.sleep(13)
+            lease_until = store._tasks[task_id].lease_until
+            assert lease_until is not None
+            assert lease_until > store._now()
+            store.away = False
+            task = await desk.ended(task_id)
+        assert (task.status, task.attempt, task.crashes) == (SUCCESS, 2, 0)
+        assert len(starts) == 1
+
+    in_virtual_time(main)
+
+
+def test_a_keeper_that_cannot_open_the_store_stops_the_worker() -> None:
+    class OneOnly(MemoryStorage):
+        """The second client cannot be opened."""
+
+        opened = 0
+
+        async def open(self) -> None:
+            OneOnly.opened += 1
+            if OneOnly.opened > 1:
+                raise ConnectionRefusedError("too many connections")
+
+    async def main() -> None:
+        worker = Desk(OneOnly()).worker(1)
+        with pytest.raises(ConnectionRefusedError):
+            await worker.run()
+        assert str(worker.state) == "stopped"
+
+    asyncio.run(main())
 
 
 def test_a_store_that_never_answers_is_given_up_and_asked_again() -> None:

@@ -43,12 +43,14 @@ class Keeper:
         options: WorkerOptions,
         record: WorkerRecord,
         reports: Reports,
+        failed: Callable[[str, BaseException], None],
     ) -> None:
         self._home = asyncio.get_running_loop()
         self._lanes = tuple(lanes)
         self._options = options
         self._record = record
         self._reports = reports
+        self._failed = failed
         self._own = storage.another()
         self._storage = storage if self._own is None else self._own
         self._upkeep = Upkeep(self._storage, options.lease, reports)
@@ -56,15 +58,20 @@ class Keeper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_stopping = False
         self._ended: asyncio.Future[None] = self._home.create_future()
 
     # Its life, on the worker's loop.
 
     def start(self) -> None:
         if self._own is None:
-            self._task = self._home.create_task(self._keep())
+            self._task = self._home.create_task(self._run())
         else:
             self._thread = primitives.start_thread(self._run_thread, f"{self._options.name}-keeper")
+
+    def say_stopping(self) -> None:
+        """The worker's record says so from its next heartbeat on."""
+        self._is_stopping = True
 
     async def stop(self) -> None:
         """Renew and tend no longer; the worker's record is gone then."""
@@ -78,10 +85,14 @@ class Keeper:
             self._thread.join()
 
     def _run_thread(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
         try:
-            asyncio.run(self._keep())
-        except BaseException as broken:
-            say(logging.CRITICAL, "%s: leases are not renewed any more", self._reports.name, error=broken)
+            await self._keep()
+        except Exception as error:  # it could not open the store, or this is a defect: nobody renews leases any more
+            self._call_home(self._failed, "the keeper of leases", error)
+        finally:
             self._call_home(_end, self._ended)
 
     async def _keep(self) -> None:
@@ -96,7 +107,6 @@ class Keeper:
         finally:
             if self._own is not None:
                 await self._own.close()
-            self._call_home(_end, self._ended)
 
     # Leases.
 
@@ -132,7 +142,7 @@ class Keeper:
                 attempt.expires_at = expires_at
                 if hold in renewal.cancelled:
                     self._call_home(attempt.note_cancel_request)
-        self._record = msgspec.structs.replace(self._record, running=len(held))
+        self._record = msgspec.structs.replace(self._record, running=len(held), stopping=self._is_stopping)
         await self._within(self._storage.note_worker(self._record))
 
     async def _keep_time(self) -> None:
@@ -196,6 +206,7 @@ class Keeper:
     async def _leave(self) -> None:
         """The worker is none any more; what it may have left behind can be taken back at once."""
         bid_farewell(self._record.id)
+        primitives.failpoint("worker.before_leave")
         try:
             await self._within(self._storage.drop_worker(self._record.id))
         except Exception as error:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.pool.options import Seconds, at_least, duration, function, one_of, seconds, text
+from bullpen.tasks.options import queue_name
 from bullpen.telemetry.catalogue import Event
 
 RUNTIMES = ("thread",)
 
 _LANE = re.compile(r"(?P<queues>[^\s:@]+)(:(?P<concurrency>\d+))?(@(?P<runtime>\w+))?")
-_QUEUE = re.compile(r"[^\s:@,]+")
 _WRITTEN = "written as queue[,queue…][:permits][@runtime], like 'default:100' or 'mail,sms:4@thread'"
 
 
@@ -42,26 +42,19 @@ class Lane:
     def parse(cls, written: str, concurrency: int) -> Lane:
         """`"mail,sms:4@thread"`; without a number it has `concurrency` permits."""
         found = _LANE.fullmatch(written)
-        if found is None or not all(map(_QUEUE.fullmatch, found["queues"].split(","))):
+        if found is None:
             raise InvalidOption("lanes", written, _WRITTEN)
+        queues = tuple(queue_name("lanes", queue) for queue in found["queues"].split(","))
         permits = concurrency if found["concurrency"] is None else int(found["concurrency"])
         at_least("lanes", permits, 1)
         if found["runtime"] is not None and found["runtime"] not in RUNTIMES:
             raise InvalidOption("lanes", written, f"of one of the runtimes there are: {', '.join(RUNTIMES)}")
-        queues = tuple(found["queues"].split(","))
         if len(set(queues)) < len(queues):
             raise InvalidOption("lanes", written, "of different queues")
         return cls(queues, permits, found["runtime"] or "thread")
 
 
 Lanes = str | Iterable[str | Lane]
-
-
-def queue_name(option: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise InvalidOptionType(option, value, "the name of a queue")
-    if not _QUEUE.fullmatch(value):
-        raise InvalidOption(option, value, "the name of a queue, without spaces, ':', '@' and ','")
 
 
 def read_lanes(lanes: Lanes, concurrency: int) -> tuple[Lane, ...]:
@@ -93,7 +86,8 @@ def read_lanes(lanes: Lanes, concurrency: int) -> tuple[Lane, ...]:
 class WorkerOptions:
     """Everything a worker was told, checked and with durations in seconds."""
 
-    lanes: tuple[Lane, ...]
+    lanes: tuple[Lane, ...] | None
+    concurrency: int
     name: str
     poll_interval: float
     grace: float | None
@@ -101,6 +95,10 @@ class WorkerOptions:
     max_abandoned: int
     unknown_after: float
     observer: Callable[[Event], object] | None
+
+    def lanes_for(self, queues: tuple[str, ...]) -> tuple[Lane, ...]:
+        """Those that were given, else one for all of `queues`."""
+        return (Lane(queues, self.concurrency),) if self.lanes is None else self.lanes
 
     @property
     def renew_every(self) -> float:
@@ -120,7 +118,6 @@ class WorkerOptions:
     def read(
         cls,
         *,
-        default_queues: tuple[str, ...],
         concurrency: int,
         lanes: Lanes | None,
         name: str,
@@ -136,7 +133,8 @@ class WorkerOptions:
         at_least("max_abandoned", max_abandoned, 0)
         function("observer", observer)
         return cls(
-            lanes=(Lane(default_queues, concurrency),) if lanes is None else read_lanes(lanes, concurrency),
+            lanes=None if lanes is None else read_lanes(lanes, concurrency),
+            concurrency=concurrency,
             name=name,
             poll_interval=duration("poll_interval", poll_interval, zero=False),
             grace=seconds("grace", grace),

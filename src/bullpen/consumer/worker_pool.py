@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import EllipsisType, TracebackType
 from typing import Protocol
 
+from bullpen import primitives
 from bullpen.consumer.attempt import Interruption
 from bullpen.consumer.identity import bid_farewell, introduce, new_worker_id
 from bullpen.consumer.keeper import Keeper
@@ -88,7 +89,6 @@ class AsyncWorkerPool:
     ) -> None:
         self._queue = queue
         self._options = WorkerOptions.read(
-            default_queues=_queues_of(queue.registry),
             concurrency=concurrency,
             lanes=lanes,
             name=f"worker-{next(_numbers)}" if name is None else name,
@@ -124,41 +124,46 @@ class AsyncWorkerPool:
         self._reports = Reports(options.name, self.id, options.observer, loop.time)
         self._enter(WorkerState.STARTING)
         storage = self._queue.storage
+        lanes = options.lanes_for(_queues_of(self._queue.registry))
         try:
             self._own = storage.another()
             if self._own is not None:
                 storage = self._own
                 await storage.open()
-            queues = tuple(queue for lane in options.lanes for queue in lane.queues)
-            permits = sum(lane.concurrency for lane in options.lanes)
+            queues = tuple(queue for lane in lanes for queue in lane.queues)
+            permits = sum(lane.concurrency for lane in lanes)
             record = introduce(self.id, queues, permits, await storage.now())
+            primitives.failpoint("worker.before_record")
             await storage.note_worker(record)
+            primitives.failpoint("worker.after_record")
         except BaseException:
             await self._close_storage()
             self._enter(WorkerState.STOPPED)
             self._stopped.set_result(None)
             raise
         self._lanes = [
-            LaneRunner(lane, options, self._queue.registry, storage, self.id, self._reports) for lane in options.lanes
+            LaneRunner(lane, options, self._queue.registry, storage, self.id, self._reports) for lane in lanes
         ]
-        self._keeper = Keeper(storage, self._lanes, options, record, self._reports)
+        self._keeper = Keeper(storage, self._lanes, options, record, self._reports, self._fail)
         self._keeper.start()
         for lane in self._lanes:
             serving = loop.create_task(lane.serve(), name=f"{options.name} {lane.lane}")
             serving.add_done_callback(self._served)
             self._serving.append(serving)
         self._enter(WorkerState.RUNNING)
-        say(logging.INFO, "%s: worker %s runs %s", options.name, self.id, " ".join(map(str, options.lanes)))
+        say(logging.INFO, "%s: worker %s runs %s", options.name, self.id, " ".join(map(str, lanes)))
         if self._stop_early:
             self._begin_stop(options.grace)
 
     def _served(self, serving: asyncio.Task[None]) -> None:
         """A lane has ended; if it was not told to, that is a defect, and the others are to end in order."""
-        if not serving.cancelled() and serving.exception() is not None:
-            self._failure = serving.exception()
-            say(
-                logging.CRITICAL, "%s: %s has failed", self._options.name, serving.get_name(), error=serving.exception()
-            )
+        if not serving.cancelled() and (error := serving.exception()) is not None:
+            self._fail(f"lane {serving.get_name()}", error)
+
+    def _fail(self, what: str, error: BaseException) -> None:
+        say(logging.CRITICAL, "%s: %s has failed, the worker stops", self._options.name, what, error=error)
+        self._failure = error
+        if self._state is WorkerState.RUNNING:
             self._begin_stop(self._options.grace)
 
     async def stop(self, grace: Seconds | EllipsisType | None = ...) -> None:
@@ -187,6 +192,8 @@ class AsyncWorkerPool:
         if self._stop is None:
             for lane in self._lanes:
                 lane.stop_claiming()
+            if self._keeper is not None:
+                self._keeper.say_stopping()
             self._enter(WorkerState.STOPPING)
             self._stop = loop.create_task(self._finish(), name=f"{self._options.name} stop")
         return self._stop
