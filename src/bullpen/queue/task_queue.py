@@ -229,7 +229,8 @@ class TaskQueue:
         return self._store.run("counts", self.acounts())
 
     async def acounts(self) -> Counts:
-        return await (await self._clients.get()).counts()
+        counts = await (await self._clients.get()).counts()
+        return {queue: dict(statuses) for queue, statuses in counts.items()}
 
     def workers(self) -> Sequence[WorkerRecord]:
         """The workers that run, as they say."""

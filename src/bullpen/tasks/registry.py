@@ -135,7 +135,9 @@ def _module_of(function: Callable[..., Any]) -> str:
     if spec is not None:  # python -m app.jobs
         return str(spec.name).removesuffix(".__main__")
     file = names.get("__file__")
-    return module if file is None else re.sub(r"\.[^.]*$", "", re.split(r"[\\/]", file)[-1])
+    if file is None or file.startswith("<"):  # typed in, or piped
+        return module
+    return re.sub(r"\.[^.]*$", "", re.split(r"[\\/]", file)[-1])
 
 
 def _checked(name: object) -> str:

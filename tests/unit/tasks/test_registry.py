@@ -144,6 +144,7 @@ if __name__ == "__main__":
         (["-m", "jobs"], "jobs.work"),
         (["-m", "shop.jobs"], "shop.jobs.work"),
         (["-c", SCRIPT], "__main__.work"),
+        (["-"], "__main__.work"),
     ],
 )
 def test_a_function_of_a_script_has_the_name_under_which_workers_import_it(
@@ -153,6 +154,6 @@ def test_a_function_of_a_script_has_the_name_under_which_workers_import_it(
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "jobs.py").write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, *command], cwd=tmp_path, input=SCRIPT, capture_output=True, text=True, check=True, timeout=30
     )
     assert done.stdout.strip() == name
