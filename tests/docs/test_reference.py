@@ -158,7 +158,7 @@ def test_every_method_of_a_queue_a_function_a_job_and_a_task_is_described() -> N
     for struct in (TaskInfo, TaskError, Progress, Why, Cause):
         assert missing_from("tasks.md", struct.__struct_fields__) == [], struct
     assert missing_from("tasks.md", get_args(CauseKind)) == []
-    assert missing_from("tasks.md", ["max_payload", "max_result", "new_id"]) == []
+    assert missing_from("tasks.md", ["max_payload", "max_result", "new_ids"]) == []
 
 
 def test_every_option_of_a_worker_has_a_row_with_its_default() -> None:

@@ -69,8 +69,8 @@ class TaskFunction(Generic[P, R]):
         return await self._add(self.definition.codec.encode(args, kwargs))
 
     async def _add(self, payload: bytes) -> Job[R]:
-        ((task, is_new),) = await self._store.add(self._options, self.definition.func_path, [payload])
-        return Job(self._store, task.id, is_new=is_new)
+        ((task_id, is_new),) = await self._store.add(self._options, self.definition.func_path, [payload])
+        return Job(self._store, task_id, is_new=is_new)
 
     def enqueue_many(self, calls: ManyArguments) -> list[Job[R]]:
         """Enqueue one task for each tuple of arguments, or dict of arguments by name; all of them, or none."""
@@ -85,7 +85,7 @@ class TaskFunction(Generic[P, R]):
         if not payloads:
             return []
         added = await self._store.add(self._options, self.definition.func_path, payloads)
-        return [Job(self._store, task.id, is_new=is_new) for task, is_new in added]
+        return [Job(self._store, task_id, is_new=is_new) for task_id, is_new in added]
 
     def _payloads(self, calls: ManyArguments) -> list[bytes]:
         encode = self.definition.codec.encode

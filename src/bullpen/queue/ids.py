@@ -7,21 +7,22 @@ import threading
 import time
 
 from bullpen import primitives
-from bullpen.tasks.ids import RANDOM_BITS, as_uuid7, next_ordinal
+from bullpen.tasks.ids import RANDOM_BITS, as_uuids7, next_ordinal
 
 _lock = threading.Lock()
 _latest = 0
 
 
-def new_id() -> str:
-    """An id that sorts after all ids that this process has made before."""
+def new_ids(count: int) -> list[str]:
+    """Ids that sort after all ids that this process has made before, and as they are in the list."""
     global _latest  # noqa: PLW0603 — one process, one order
     with _lock:
         unix_ms = time.time_ns() // 1_000_000
         is_first = unix_ms > _latest >> RANDOM_BITS  # of this millisecond; others just follow
         luck = primitives.random.getrandbits(RANDOM_BITS) if is_first else 0
-        ordinal = _latest = next_ordinal(_latest, unix_ms, luck)
-    return as_uuid7(ordinal)
+        ordinal = next_ordinal(_latest, unix_ms, luck)
+        _latest = ordinal + count - 1
+    return as_uuids7(ordinal, count)
 
 
 def _after_fork() -> None:

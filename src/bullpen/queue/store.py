@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from asyncio import _get_running_loop
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -25,10 +25,10 @@ _warned = False
 class Store:
     """What functions, jobs and the queue share."""
 
-    def __init__(self, clients: Clients, registry: Registry, new_id: Callable[[], str]) -> None:
+    def __init__(self, clients: Clients, registry: Registry, new_ids: Callable[[int], Sequence[str]]) -> None:
         self.clients = clients
         self.registry = registry
-        self._new_id = new_id
+        self._new_ids = new_ids
 
     def run(self, name: str, coroutine: Coroutine[Any, Any, T], *, waits: bool = False) -> T:
         """Run `aname`, as the coroutine is called, for the sync method `name`."""
@@ -36,16 +36,17 @@ class Store:
             _warn(name)
         return self.clients.run(coroutine, waits=waits)
 
-    async def add(self, options: TaskOptions, func_path: str, payloads: Sequence[bytes]) -> list[tuple[Task, bool]]:
-        """Keep new tasks, all or none of them; each as it is kept, and whether it is new."""
+    async def add(self, options: TaskOptions, func_path: str, payloads: Sequence[bytes]) -> Iterator[tuple[str, bool]]:
+        """Keep new tasks, all or none of them; the id of each, and whether it is new."""
         storage = await self.clients.get()
         now = await storage.now() if options.is_relative else 0.0
         first = options.new_task("", func_path, b"", now)
-        tasks = [replace(first, id=self._new_id(), payload=payload) for payload in payloads]
+        ids = self._new_ids(len(payloads))
+        tasks = [replace(first, id=task_id, payload=payload) for task_id, payload in zip(ids, payloads, strict=True)]
         primitives.failpoint("enqueue.before_add")
         kept = await storage.add(tasks)
         primitives.failpoint("enqueue.after_add")
-        return [(there, there.id == task.id) for task, there in zip(tasks, kept, strict=True)]
+        return ((there.id, there.id == task_id) for there, task_id in zip(kept, ids, strict=True))
 
     async def task(self, task_id: str) -> Task:
         """A task as it is now. Raises TaskNotFound."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, UnknownTask
 from bullpen.queue.clients import Clients
 from bullpen.queue.function import AsyncTaskFunction, SyncTaskFunction, TaskFunction
-from bullpen.queue.ids import new_id as _new_id
+from bullpen.queue.ids import new_ids as _new_ids
 from bullpen.queue.job import Job
 from bullpen.queue.store import Store
 from bullpen.storage.port import Counts, Limit, Storage, TaskFilter, WorkerRecord
@@ -81,7 +81,7 @@ class TaskQueue:
         *,
         max_payload: int = MAX_PAYLOAD,
         max_result: int = MAX_RESULT,
-        new_id: Callable[[], str] = _new_id,
+        new_ids: Callable[[int], Sequence[str]] = _new_ids,
         **options: Unpack[SharedOptions],
     ) -> None:
         allowed = "a number of bytes from 1 to a gibibyte"
@@ -90,7 +90,7 @@ class TaskQueue:
         self._options = TaskOptions().using(SHARED_NAMES, "TaskQueue()", options)
         self.registry = Registry(max_payload=max_payload, max_result=max_result)
         self._clients = Clients(url_or_storage)
-        self._store = Store(self._clients, self.registry, new_id)
+        self._store = Store(self._clients, self.registry, new_ids)
 
     # Functions.
 
@@ -177,8 +177,8 @@ class TaskQueue:
         return base.using(CALL_NAMES, "enqueue()", options), codec.encode(args, kwargs or {})
 
     async def _add(self, options: TaskOptions, func_path: str, payload: bytes) -> Job[Any]:
-        ((task, is_new),) = await self._store.add(options, func_path, [payload])
-        return Job(self._store, task.id, is_new=is_new)
+        ((task_id, is_new),) = await self._store.add(options, func_path, [payload])
+        return Job(self._store, task_id, is_new=is_new)
 
     # Looking.
 

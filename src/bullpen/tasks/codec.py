@@ -75,11 +75,14 @@ class CallCodec:
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """The arguments of one call. Raises InvalidArgument or PayloadTooLarge."""
         shape = self._known or self._shape
-        problem = shape.misfit(args, kwargs)
-        if problem is not None:
-            raise InvalidArgument(problem, function=self.name, path="")
         try:
-            payload = _encode(_Call(shape.write_positions(args), shape.write_names(kwargs) if kwargs else kwargs))
+            if not kwargs and shape.is_plain(args):
+                payload = _encode(_Call(args, kwargs))
+            else:
+                problem = shape.misfit(args, kwargs)
+                if problem is not None:
+                    raise InvalidArgument(problem, function=self.name, path="")
+                payload = _encode(_Call(shape.write_positions(args), shape.write_names(kwargs)))
         except (_Refused, UnicodeEncodeError, ValueError):
             self._refuse(args, kwargs)
         if len(payload) > self.max_payload:
@@ -151,6 +154,7 @@ class _Shape:
 
     def __init__(self, function: Callable[..., Any] | None) -> None:
         self._positions: list[_Kind] = []
+        self._plains: list[frozenset[Any]] = []  # of the positions
         self._names: dict[str, _Kind] = {}
         self._more_positions: _Kind | None = None
         self._more_names: _Kind | None = None
@@ -183,11 +187,21 @@ class _Shape:
                     self._required_names.add(parameter.name)
             case _:
                 self._positions.append(kind)
+                self._plains.append(kind.plain)
                 self._required += required
                 by_name = parameter.kind is not parameter.POSITIONAL_ONLY
                 self._position_names.append(parameter.name if by_name else "")
                 if by_name:
                     self._names[parameter.name] = kind
+
+    def is_plain(self, args: Sequence[Any]) -> bool:
+        """Whether the function can be called so, and no value needs care: the usual call, with one look at each."""
+        if not self._required <= len(args) <= len(self._plains) or self._required_names:
+            return False
+        for plain, value in zip(self._plains, args, strict=False):
+            if type(value) not in plain:
+                return False
+        return True
 
     def misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         """Why the function could not be called so, or None if it could."""
@@ -216,12 +230,6 @@ class _Shape:
 
     def write_positions(self, args: Sequence[Any]) -> Sequence[Any]:
         """Each as it is, if that is written well, or as JSON."""
-        for kind, value in zip(self._positions, args, strict=False):
-            if type(value) not in kind.plain:
-                break
-        else:
-            if len(args) <= len(self._positions):
-                return args
         return [
             value if type(value) in kind.plain else kind.write(value)
             for kind, value in zip(self.of_positions(len(args)), args, strict=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 RANDOM_BITS = 74
 _RANDOM_MASK = (1 << RANDOM_BITS) - 1
+_NODE_MASK = (1 << 48) - 1  # of the last part of a UUID
 
 
 def next_ordinal(previous: int, unix_ms: int, luck: int) -> int:
@@ -16,6 +17,15 @@ def next_ordinal(previous: int, unix_ms: int, luck: int) -> int:
     return (unix_ms << RANDOM_BITS) | (luck & _RANDOM_MASK)
 
 
+def as_uuids7(ordinal: int, count: int) -> list[str]:
+    """The UUIDs of an ordinal and those that follow it. Most differ in their last part only."""
+    last = ordinal & _NODE_MASK
+    if last + count > _NODE_MASK:
+        return [as_uuid7(ordinal + step) for step in range(count)]
+    head = as_uuid7(ordinal)[:24]
+    return [f"{head}{node:012x}" for node in range(last, last + count)]
+
+
 def as_uuid7(ordinal: int) -> str:
     """The ordinal as a UUID in its usual form. Ordinals and their UUIDs sort alike."""
     return "%08x-%04x-7%03x-%04x-%012x" % (  # noqa: UP031 — the faster spelling
@@ -23,5 +33,5 @@ def as_uuid7(ordinal: int) -> str:
         (ordinal >> 74) & 0xFFFF,
         (ordinal >> 62) & 0xFFF,
         0x8000 | ((ordinal >> 48) & 0x3FFF),
-        ordinal & 0xFFFF_FFFF_FFFF,
+        ordinal & _NODE_MASK,
     )

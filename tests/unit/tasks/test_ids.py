@@ -8,8 +8,8 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bullpen.queue.ids import new_id
-from bullpen.tasks.ids import as_uuid7, next_ordinal
+from bullpen.queue.ids import new_ids
+from bullpen.tasks.ids import as_uuid7, as_uuids7, next_ordinal
 
 MS = st.integers(0, 2**47)
 LUCK = st.integers(0, 2**74 - 1)
@@ -34,6 +34,11 @@ def test_ids_sort_as_they_were_made_also_when_the_clock_goes_back(draws: list[tu
     assert sorted(set(made)) == made
 
 
+@given(st.integers(0, 2**120) | st.integers(2**100 - 20, 2**100), st.integers(0, 30))
+def test_ids_in_a_row_are_those_of_their_ordinals(ordinal: int, count: int) -> None:
+    assert as_uuids7(ordinal, count) == [as_uuid7(ordinal + step) for step in range(count)]
+
+
 def test_all_bits_of_luck_are_used() -> None:
     assert as_uuid7(next_ordinal(-1, 0, 2**74 - 1)) == "00000000-0000-7fff-bfff-ffffffffffff"
     assert as_uuid7(next_ordinal(-1, 0, 0)) == "00000000-0000-7000-8000-000000000000"
@@ -41,7 +46,12 @@ def test_all_bits_of_luck_are_used() -> None:
 
 def test_threads_never_make_the_same_id() -> None:
     made: list[list[str]] = [[] for _ in range(4)]
-    threads = [threading.Thread(target=lambda mine=mine: mine.extend(new_id() for _ in range(2000))) for mine in made]
+
+    def make(mine: list[str]) -> None:
+        for _ in range(500):
+            mine += new_ids(4)
+
+    threads = [threading.Thread(target=make, args=(mine,)) for mine in made]
     for thread in threads:
         thread.start()
     for thread in threads:
