@@ -574,6 +574,18 @@ def test_every_event_loop_has_a_client_of_its_own(server: Server) -> None:
         assert queue.counts()["default"] == {TaskStatus.SUCCESS: 7}  # and it goes on
 
 
+def test_a_client_that_nobody_closes_is_closed_with_its_loop(server: Server) -> None:
+    queue = TaskQueue(ADDRESS)
+    function = queue.task(add)
+
+    async def main() -> None:
+        await function.aenqueue(1)
+
+    for number in range(1, 4):
+        asyncio.run(main())
+        assert [client.closes for client in server.opened] == [1] * number
+
+
 def test_sync_methods_are_for_any_number_of_threads(server: Server) -> None:
     with TaskQueue(ADDRESS) as queue:
         function = queue.task(add)

@@ -1,6 +1,7 @@
 """Clients of the store: one per event loop, for a client belongs to the loop that opened it.
 
-Storage objects that are given directly are used as they are. So is a store in memory, which any loop may use.
+A client is closed with its loop (`asyncio.run` sees to that), or by `aclose`. Storage objects that are given directly
+are used as they are. So is a store in memory, which any loop may use.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
@@ -90,7 +91,7 @@ class Clients:
         with self._lock:
             client = self._by_loop.pop(asyncio.get_running_loop(), None)
         if client is not None:
-            await client.storage.close()
+            await client.close()
 
     def close(self) -> None:
         """Close what the sync methods used. Calls of other threads that still wait are ended."""
@@ -108,18 +109,32 @@ class Clients:
 
 
 class _Client:
-    """A storage object, and whether it is open. Whoever comes while it is being opened waits for that."""
+    """A storage object that is closed with its loop, if not before."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.is_open = False
         self._opening = asyncio.Lock()
+        self._life = self._live()
 
     async def open(self) -> None:
+        """Whoever comes while it is being opened waits for that."""
         async with self._opening:
             if not self.is_open:
                 await self.storage.open()
+                await anext(self._life)
                 self.is_open = True
+
+    async def close(self) -> None:
+        self.is_open = False
+        await self._life.aclose()
+
+    async def _live(self) -> AsyncGenerator[None, None]:
+        """A loop that ends closes the async generators that were begun on it, and this one its storage."""
+        try:
+            yield
+        finally:
+            await self.storage.close()
 
 
 def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
