@@ -41,6 +41,7 @@ from bullpen import (
     remaining,
 )
 from bullpen.pool import retries
+from bullpen.pool.engine import Engine
 from tests.scenarios.async_support import (
     LOOPS,
     PATIENCE,
@@ -52,7 +53,7 @@ from tests.scenarios.async_support import (
     steps,
     until,
 )
-from tests.scenarios.support import Blocker, printed, run_script
+from tests.scenarios.support import Blocker, eventually, printed, run_script
 
 
 @pytest.fixture(params=LOOPS)
@@ -964,6 +965,28 @@ def test_to_leave_normally_is_to_finish_what_was_accepted(run: Run) -> None:
         with pytest.raises(PoolClosed):
             await pool.do(square, 1)
         await pool.close()
+
+    run(main())
+
+
+def test_what_threads_finish_at_the_last_moment_is_there_when_the_pool_is_closed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocker, look = Blocker(), Engine.opens_when_closed
+
+    def closed_just_before_one_looks(engine: Engine, gate: Any) -> bool:
+        if engine.runtime.name == "thread":
+            blocker.release()
+            assert eventually(lambda: engine.state is PoolState.CLOSED)
+        return look(engine, gate)
+
+    monkeypatch.setattr(Engine, "opens_when_closed", closed_just_before_one_looks)
+
+    async def main() -> None:
+        async with AsyncPool(1, threads=1) as pool:
+            future = pool.submit(blocker, "done")
+        assert future.done()
+        assert future.result() == "done"
 
     run(main())
 

@@ -74,6 +74,10 @@ class Home:
             if parcels and not self.awake:  # interrupted
                 self.wake()
 
+    def catch_up(self) -> None:
+        """Deliver at once what was posted so far. On the loop's thread."""
+        self._deliver()
+
     def call(self, function: Callable[[], object]) -> None:
         """Call `function` on the loop's thread: at once if this is it."""
         if running_loop() is self.loop:

@@ -298,6 +298,7 @@ class Lanes:
         for lane in self:
             lane.engine.workforce.join()
             lane.engine.time.join()
+        self.home.catch_up()  # the threads may have ended since the loop last looked
         await self._stop_watching()
 
     async def _closed(self, timeout: float | None) -> bool:
