@@ -712,7 +712,7 @@ def test_what_waits_for_another_try_can_be_given_up(
     async def main() -> None:
         fragile = Fragile(1)
         async with AsyncPool(1, threads=1) as pool:
-            future = pool.using(idempotent=True, timeout=0.02 if end == "timeout" else None).submit(fn, fragile)
+            future = pool.using(idempotent=True, timeout=0.5 if end == "timeout" else None).submit(fn, fragile)
             await until(lambda: fragile.runs == 1 and not any(worker.load for worker in pool.workers()))
             if end == "cancel":
                 assert future.cancel()

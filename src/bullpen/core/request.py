@@ -116,10 +116,17 @@ class Request:
                 self.timing = self.timing.interrupt(self)
             return self.timing
 
-    def once_only(self) -> None:
+    def agree(self: Any, terms: Terms) -> None:
+        """Take on `terms`. Only the kinds of requests that have slots for them can."""
+        self.terms = terms
+        self.binds = False
+        self.pinned_to = None
+        self.crashes = 0
+
+    def once_only(self: Any) -> None:
         """It has gone too far to run again, whatever its terms were. To be called where it runs."""
         if self.terms is not None:
-            self.terms = self.terms.once_only()  # type: ignore[misc]  # those that have terms have a slot for them
+            self.terms = self.terms.once_only()
 
     def settle(self, state: RequestState, value: Any) -> bool:
         """running → done or failed, for a worker inside its own lock: no foreign code runs.
@@ -303,7 +310,4 @@ class TermedRequest(Request):
         kwargs: Mapping[str, Any],
     ) -> None:
         super().__init__(lock, fn, args, kwargs)
-        self.terms: Terms | None = terms
-        self.binds = False
-        self.pinned_to: Worker | None = None
-        self.crashes = 0
+        self.agree(terms)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import CANCELLED, DONE, QUEUED, RUNNING, Request, WrappedCall
-from bullpen.core.terms import Terms
 
 if TYPE_CHECKING:
     from bullpen.core.worker import Worker
@@ -256,24 +255,8 @@ class TermedLoopCall(LoopCall):
 
     __slots__ = ("binds", "crashes", "pinned_to", "terms")
 
-    crashes: int
-
-    def agree(self, terms: Terms) -> None:
-        self.terms = terms
-        self.binds = False
-        self.pinned_to = None
-        self.crashes = 0
-
 
 class TermedThreadCall(ThreadCall):
     """One with terms: of a session, or that may run again if its worker dies."""
 
     __slots__ = ("binds", "crashes", "pinned_to", "terms")
-
-    crashes: int
-
-    def agree(self, terms: Terms) -> None:
-        self.terms = terms
-        self.binds = False
-        self.pinned_to = None
-        self.crashes = 0

@@ -11,8 +11,7 @@ from bullpen.pool.async_mapping import AsyncMap
 from bullpen.pool.async_stream import AsyncStream
 from bullpen.pool.home import running_loop
 from bullpen.pool.lane import Lane, Lanes
-from bullpen.pool.mapping import DEFAULT_WINDOW
-from bullpen.pool.options import CallOptions, at_least, seconds
+from bullpen.pool.options import CallOptions
 from bullpen.pool.stream import DEFAULT_BUFFER
 from bullpen.runtimes.port import coroutine_request
 
@@ -107,17 +106,9 @@ class AsyncPoolView:
         """The results of `fn` over the iterables, in order, as they are read; see `AsyncPool.map`."""
         self._enter()
         lane = self._lanes.of(fn)
-        if buffersize is None:
-            buffersize = self._options.buffersize
-        else:
-            at_least("buffersize", buffersize, 1, none=f"for {DEFAULT_WINDOW}")
-        if isinstance(timeout, int | float) and timeout < 0:
-            timeout = 0.0  # as with the standard executors, it has passed
-        limit = seconds("timeout", timeout)
-        deadline = None if limit is None else lane.engine.clock.monotonic() + limit
+        deadline, window = self._options.of_map(timeout, buffersize, lane.engine.clock.monotonic())
         if lane.dispatcher.draining:
             raise lane.engine.not_open()
-        window = DEFAULT_WINDOW if buffersize is None else buffersize
         return AsyncMap(lane, self._limits, self._terms, fn, iterables, deadline, window, self._keeper)
 
     @overload

@@ -21,7 +21,6 @@ from bullpen.core.terms import Terms
 from bullpen.runtimes.port import current_worker
 
 if TYPE_CHECKING:
-    from bullpen.core.worker import Worker
     from bullpen.pool.engine import Engine
 
 T = TypeVar("T")
@@ -239,7 +238,4 @@ class TermedFuture(PoolFuture[T]):
         self, engine: Engine, terms: Terms, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         super().__init__(engine, fn, args, kwargs)
-        self.terms: Terms | None = terms
-        self.binds = False
-        self.pinned_to: Worker | None = None
-        self.crashes = 0
+        self.agree(terms)

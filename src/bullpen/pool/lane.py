@@ -12,7 +12,7 @@ import math
 import time
 import types
 from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from bullpen import primitives
 from bullpen.core.backlog import BoundedBacklog
@@ -21,7 +21,7 @@ from bullpen.core.request import QUEUED, RUNNING, Request
 from bullpen.core.terms import Terms
 from bullpen.core.timing import TimeLimits, Timing
 from bullpen.core.worker import Worker
-from bullpen.errors import NotCallable, WorkerAbandoned
+from bullpen.errors import NotCallable
 from bullpen.pool.async_call import AsyncCall, Bell, LoopCall, TermedLoopCall, TermedThreadCall, ThreadCall
 from bullpen.pool.engine import Engine
 from bullpen.pool.exit import close_in_background
@@ -58,6 +58,9 @@ def is_coroutine_function(fn: Any) -> bool:
 class Lane:
     """One engine, and how calls get into it."""
 
+    plain: ClassVar[Callable[..., AsyncCall]]  # the kinds of its calls
+    termed: ClassVar[Callable[..., AsyncCall]]
+
     def __init__(self, home: Home, options: PoolOptions, clock: primitives.Clock, runtime: Any) -> None:
         self.home = home
         options = dataclasses.replace(options, when_full="reject")  # an engine would block the loop
@@ -74,7 +77,11 @@ class Lane:
         terms: Terms | None = None,
     ) -> AsyncCall:
         """A call in the caller's context, which tells `future` when it ends."""
-        raise NotImplementedError
+        if terms is None:
+            return self.plain(self, fn, args, kwargs, future)
+        call = self.termed(self, fn, args, kwargs, future)
+        call.agree(terms)
+        return call
 
     def admit(self, call: AsyncCall, limits: TimeLimits) -> bool:
         """Take `call` in; False if there is no room."""
@@ -176,23 +183,12 @@ class Lane:
 class LoopLane(Lane):
     """Coroutines, each in a task of its own."""
 
+    plain = LoopCall
+    termed = TermedLoopCall
+
     def __init__(self, home: Home, options: PoolOptions) -> None:
         super().__init__(home, options, LoopClock(), open_event_loop())
         self.lock = primitives.state_lock()  # of all calls: all that happens to them happens on one thread
-
-    def new_call(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        future: asyncio.Future[Any] | Bell | None,
-        terms: Terms | None = None,
-    ) -> LoopCall:
-        if terms is None:
-            return LoopCall(self, fn, args, kwargs, future)
-        call = TermedLoopCall(self, fn, args, kwargs, future)
-        call.agree(terms)
-        return call
 
     def runs_here(self) -> Request | None:
         """The request of this lane that the current coroutine belongs to."""
@@ -220,8 +216,7 @@ class LoopLane(Lane):
         engine = self.engine
         for worker in engine.registry.snapshot():
             for request in worker.requests:
-                message = f"pool {engine.name!r} closed and its grace of {grace:g} s passed while this still ran"
-                if request.abandon(WorkerAbandoned(message, worker=worker.name)):
+                if request.abandon(engine.workforce.outlasted(worker, grace)):
                     engine.time.timed_out.add()
                     engine.report_end(request, worker)
                 engine.runtime.cancel(worker, request)
@@ -230,24 +225,13 @@ class LoopLane(Lane):
 class ThreadLane(Lane):
     """Functions, on threads, in the contextvars of their callers."""
 
+    plain = ThreadCall
+    termed = TermedThreadCall
+
     def __init__(self, home: Home, options: PoolOptions) -> None:
         runtime = open_runtime("thread", options.initializer, options.initargs)
         super().__init__(home, options, primitives.system_clock, runtime)
         self.state_lock = self.engine.state_lock
-
-    def new_call(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        future: asyncio.Future[Any] | Bell | None,
-        terms: Terms | None = None,
-    ) -> ThreadCall:
-        if terms is None:
-            return ThreadCall(self, fn, args, kwargs, future)
-        call = TermedThreadCall(self, fn, args, kwargs, future)
-        call.agree(terms)
-        return call
 
 
 class Lanes:

@@ -37,7 +37,6 @@ logger = logging.getLogger("bullpen")
 T = TypeVar("T")
 Calls = Iterator[tuple[Any, ...]]
 
-DEFAULT_WINDOW = 1024
 TURN_SECONDS = 0.005  # after that long a runner lets others pass
 _REFILL_AT_ONCE_BELOW = 64  # a smaller window is refilled item by item
 

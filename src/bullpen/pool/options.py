@@ -22,6 +22,8 @@ Seconds = float | timedelta
 WhenFull = Literal["reject", "block"]
 Wrap = Callable[[WrappedCall], Any]
 
+DEFAULT_WINDOW = 1024  # how many items of a map may be under way or unread
+
 SCHEDULERS: dict[str, Callable[[], SchedulerStrategy]] = {
     "rotation": Rotation,
     "most_recently_used": MostRecentlyUsed,
@@ -172,6 +174,15 @@ class CallOptions:
             values["context"],
             values["buffersize"],
         )
+
+    def of_map(self, timeout: Seconds | None, buffersize: int | None, now: float) -> tuple[float | None, int]:
+        """When a map that was begun `now` has to be done, and how many of its items may be under way or unread."""
+        if buffersize is not None:
+            at_least("buffersize", buffersize, 1, none=f"for {DEFAULT_WINDOW}")
+        if isinstance(timeout, int | float) and timeout < 0:
+            timeout = 0.0  # as with the standard executors, it has passed
+        limit = seconds("timeout", timeout)
+        return None if limit is None else now + limit, buffersize or self.buffersize or DEFAULT_WINDOW
 
 
 def _call_option(name: str, value: Any) -> Any:

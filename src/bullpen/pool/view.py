@@ -13,8 +13,8 @@ from bullpen.pool.engine import Engine
 from bullpen.pool.future import PoolFuture, TermedFuture
 from bullpen.pool.instances import no_workers_class
 from bullpen.pool.loop_warning import warn_on_event_loop
-from bullpen.pool.mapping import DEFAULT_WINDOW, MapIterator, MapWork, RequestMap, RunnerMap
-from bullpen.pool.options import CallOptions, at_least, seconds
+from bullpen.pool.mapping import MapIterator, MapWork, RequestMap, RunnerMap
+from bullpen.pool.options import CallOptions, at_least
 from bullpen.pool.stream import DEFAULT_BUFFER, Produce, Stream, StreamWork
 
 P = ParamSpec("P")
@@ -140,16 +140,8 @@ class PoolView:
         """`map`, with an iterator that holds on to `keeper`."""
         function: Callable[..., T] = self._function(fn)
         at_least("chunksize", chunksize, 1)
-        if buffersize is None:
-            buffersize = self._options.buffersize
-        else:
-            at_least("buffersize", buffersize, 1, none=f"for {DEFAULT_WINDOW}")
         engine = self._engine
-        if isinstance(timeout, int | float) and timeout < 0:
-            timeout = 0.0  # as with the standard executors, it has passed
-        limit = seconds("timeout", timeout)
-        deadline = None if limit is None else engine.clock.monotonic() + limit
-        window = DEFAULT_WINDOW if buffersize is None else buffersize
+        deadline, window = self._options.of_map(timeout, buffersize, engine.clock.monotonic())
         if engine.dispatcher.draining:
             raise engine.not_open()
         if self._limits.budget <= 0:

@@ -531,15 +531,18 @@ class Workforce:
             with engine.lock:
                 abandoned = self._abandon(worker)
             for request in all_on(worker):
-                message = f"pool {engine.name!r} closed and its grace of {grace:g} s passed while this still ran"
-                error = WorkerAbandoned(message, worker=worker.name)
-                if self._give_up(worker, request, error):
+                if self._give_up(worker, request, self.outlasted(worker, grace)):
                     engine.time.timed_out.add()
                     engine.report_end(request, worker)
             if abandoned:
                 message = "%s: worker %s still runs after the grace of %g s; left behind"
                 logger.warning(message, engine.name, worker.name, grace)
                 self._left_behind(worker)
+
+    def outlasted(self, worker: Worker, grace: float) -> WorkerAbandoned:
+        """What whoever waits is told when the pool does not wait any longer."""
+        message = f"pool {self._engine.name!r} closed and its grace of {grace:g} s passed while this still ran"
+        return WorkerAbandoned(message, worker=worker.name)
 
     def _give_up(self, worker: Worker, request: Request, error: WorkerAbandoned) -> bool:
         if request.attended:
