@@ -59,6 +59,7 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._has_to_stop = False
         self._ended: asyncio.Future[None] = self._home.create_future()
 
     # Its life, on the worker's loop.
@@ -75,6 +76,7 @@ class Keeper:
 
     async def stop(self) -> None:
         """Renew and tend no longer; the worker's record is gone then."""
+        self._has_to_stop = True  # before a look at what a thread that has just begun sets, and then looks at this
         if self._loop is not None and self._stopped is not None:
             try:
                 self._loop.call_soon_threadsafe(self._stopped.set)
@@ -98,6 +100,8 @@ class Keeper:
     async def _keep(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopped = asyncio.Event()
+        if self._has_to_stop:
+            self._stopped.set()
         try:
             if self._own is not None:
                 await self._own.open()

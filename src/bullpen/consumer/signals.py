@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
+import socket
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
@@ -20,7 +22,8 @@ class StopSignals:
     """Counts the signals that come while it is entered, and calls `stop(count)` on the event loop for each.
 
     The handlers are plain ones, not the loop's: the third signal has to end the process also while a task blocks the
-    loop. Off the main thread, where there are no signals, it does nothing.
+    loop. A signal may reach any thread of the process, so a byte in a socket wakes the loop, for the handler to run.
+    Off the main thread, where there are no signals, it does nothing.
     """
 
     def __init__(self, stop: Callable[[int], object]) -> None:
@@ -29,17 +32,32 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         if primitives.on_main_thread():
+            self._wakes, self._waker = socket.socketpair()
+            self._wakes.setblocking(False)
+            self._waker.setblocking(False)
+            loop.add_reader(self._wakes, self._woken)
+            self._fd_before = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
             for number in SIGNALS:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wakes.recv(4096)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if not self._before:
+            return
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._fd_before)
+        self._loop.remove_reader(self._wakes)
+        self._wakes.close()
+        self._waker.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self._count += 1
