@@ -78,7 +78,7 @@ def deaths_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     died = Workforce.died
 
     def remember(self: Workforce, worker: Worker, error: BaseException) -> None:
-        if worker.was_ready:
+        if worker.was_ready and not isinstance(error, Death):
             vars(self._engine).setdefault("unexpected", error)
         died(self, worker, error)
 
