@@ -385,12 +385,26 @@ def _read_unknown(kind: Any, value: Any) -> Any:
     """What msgspec does not know: pydantic models, and what is checked only."""
     validate = getattr(kind, "model_validate_json", None)
     if validate is not None:
-        return validate(_encode(value))
+        try:
+            return validate(_encode(value))
+        except ValueError as error:
+            raise ValueError(_refusal_of_model(kind, error)) from None
     if isinstance(kind, type) and isinstance(value, kind):
         return value
     raise TypeError(f"cannot be restored as {getattr(kind, '__qualname__', kind)}")
 
 
+def _refusal_of_model(kind: Any, error: ValueError) -> str:
+    """What pydantic says, without the values that it quotes."""
+    try:
+        found = error.errors(include_url=False, include_context=False, include_input=False)  # type: ignore[attr-defined]
+        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found[:3])
+    except Exception:  # another library with the same method
+        said = type(error).__name__
+    return f"Refused by {kind.__qualname__}: {said}"
+
+
+_QUOTED_VALUE = re.compile(r"^(Invalid .*?value) .*", re.DOTALL)
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
@@ -417,6 +431,7 @@ def _locate(error: BaseException, path: str) -> tuple[str, str]:
         return path, f"is nested deeper than {MAX_DEPTH} levels"
     why, _, where = str(error).partition(" - at `$")
     if isinstance(error, msgspec.ValidationError):
+        why = _QUOTED_VALUE.sub(r"\1", why)
         why = f"does not fit: {why[0].lower()}{why[1:]}"
     elif isinstance(error, msgspec.DecodeError):
         why = f"is no JSON: {why}" if path else f"the arguments are no JSON: {why}"

@@ -1,6 +1,7 @@
 """Whether a value survives being written as JSON and read back; if not, which part of it does not, and why.
 
-A path is how one would write it in Python: `args[0].items[3]['name']`.
+A path is how one would write it in Python: `args[0].items[3]['name']`. Messages tell types and keys, but no values, for
+these may be secrets and messages end up in logs.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def find_change(value: Any, restored: Any) -> Problem | None:
     if kind is not type(restored):
         return _find_change_of_type(value, restored)
     if kind in _SIMPLE:
-        return None if value == restored else ("", f"would come back as {_short(restored)}")
+        return None if value == restored else ("", f"is {_a(value)} that would come back changed")
     if isinstance(value, dict):
         return _find_change_in_dict(value, restored)
     if isinstance(value, list | tuple):
@@ -72,7 +73,7 @@ def find_change(value: Any, restored: Any) -> Problem | None:
         same = bool(value == restored)
     except Exception:  # comparing is the value's own code
         same = False
-    return None if same else ("", f"is {_short(value)}, and would come back as {_short(restored)}")
+    return None if same else ("", f"is {_a(value)} that would come back changed")
 
 
 def _find_change_in_dict(value: dict[Any, Any], restored: dict[Any, Any]) -> Problem | None:

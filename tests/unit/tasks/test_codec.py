@@ -255,6 +255,28 @@ def test_the_message_names_the_function_and_the_remedy() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (Any, ("secret",)),
+        (Any, {"a": b"secret"}),
+        (decimal.Decimal, "secret"),
+        (int, "secret"),
+        (set[str], ["secret"]),
+        (Colour, "secret"),
+        (dt.datetime, "secret"),
+        (Line, Line("secret", ("secret",))),
+        (Customer, {"name": "secret"}),
+        (Any, Text("secret")),
+        (Any, "secret\ud800"),
+    ],
+    ids=repr,
+)
+def test_messages_have_no_values(annotation: Any, value: Any) -> None:
+    path, reason = refusal(taking(annotation), value)
+    assert "secret" not in path + reason
+
+
 def test_none_is_taken_where_it_is_the_default() -> None:
     def f(value: int = None) -> None: ...  # type: ignore[assignment] # noqa: RUF013
 
@@ -392,8 +414,10 @@ def test_a_damaged_payload_says_where() -> None:
 
 def test_a_model_that_refuses_what_is_stored_is_a_damaged_payload() -> None:
     with pytest.raises(InvalidPayload) as caught:
-        taking(Customer).decode(b'{"args":[{"name":"a","since":"yesterday"}],"kwargs":{}}')
-    assert caught.value.path == "args[0]"
+        taking(list[Customer]).decode(b'{"args":[[{"name":"a","since":"secret"}]],"kwargs":{}}')
+    assert caught.value.path == "args[0][0]"
+    assert "refused by Customer: since: Input should be a valid date" in caught.value.reason
+    assert "secret" not in str(caught.value)
 
 
 def test_a_damaged_result_is_refused_by_name() -> None:
