@@ -105,6 +105,38 @@ def test_those_who_crashed_are_the_oldest_again(by_hand: ManualClock) -> None:
     end(pool, runtime)
 
 
+def test_those_who_crash_again_are_in_their_first_order(by_hand: ManualClock) -> None:
+    runtime = ScriptedRuntime()
+    pool = Pool(1, capacity=2, crash_retries=9, runtime=runtime, clock=by_hand)
+    first = pool.using(**ONCE_MORE).submit(int)
+    runtime.die(runtime.worker_of(first))
+    second = pool.using(**ONCE_MORE).submit(int)
+    advance(pool, 0.05)
+    assert runtime.running == [second, first], "the older one came to it later"
+    others = [pool.submit(int) for _ in range(2)]
+    runtime.die(runtime.worker_of(first))
+    advance(pool, 0.1)
+    assert set(runtime.running) == set(others)
+    for expected in (first, second):
+        runtime.finish_next()
+        assert runtime.running[-1] is expected
+    end(pool, runtime)
+
+
+def test_a_pool_that_drains_runs_those_who_crashed_in_their_first_order(by_hand: ManualClock) -> None:
+    runtime = ScriptedRuntime()
+    pool = Pool(1, runtime=runtime, clock=by_hand)
+    crashed = [pool.using(**ONCE_MORE).submit(int) for _ in range(7)]
+    for future in crashed:
+        runtime.die(runtime.worker_of(future))
+    assert runtime.running == []
+    pool.shutdown(wait=False)
+    for future in crashed:
+        assert runtime.running == [future]
+        runtime.finish(future)
+    pool.close()
+
+
 def test_a_bounded_backlog_stays_within_its_bound(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
     pool = Pool(1, max_queue=1, runtime=runtime, clock=by_hand)

@@ -85,6 +85,22 @@ def test_waiters_go_on_one_after_another() -> None:
     pool.close()
 
 
+def test_waiters_go_on_in_the_order_in_which_they_came() -> None:
+    runtime, clock = ScriptedRuntime(auto_ready=False), ManualClock()
+    pool = Pool(1, min_workers=1, runtime=runtime, clock=clock, idle_timeout=None, reconcile_interval=None)
+    waiters = list[Background]()
+    for count in range(1, 4):
+        waiters.append(Background(pool.wait_ready))
+        assert eventually(lambda: pool._engine.startup.waiters == count)  # noqa: B023 — it is called here and now
+    runtime.ready()
+    for waiter in waiters:
+        waiter.join()
+        if waiter is not waiters[-1]:
+            assert clock.wait_for_waiters(1)
+            clock.advance(STAGGER)
+    pool.close()
+
+
 def _at_most(count: int, waiters: list[Background]) -> bool:
     return sum(waiter.running for waiter in waiters) <= count
 
@@ -175,6 +191,31 @@ def test_no_worker_starts_before_the_pool_is_prepared(workers: int) -> None:
     assert delegate.calls[1][:2] == ("started", "press")
     assert delegate.calls[1][2] >= 1
     assert len(delegate.calls) == 2
+
+
+def test_who_waits_for_a_pool_that_needs_no_workers_goes_on_once_it_is_prepared() -> None:
+    delegate = Delegate()
+    with Pool(1, initialization=delegate) as pool:
+        delegate.blocker.wait_entered()
+        waiter = Background(pool.wait_ready)
+        assert eventually(lambda: pool._engine.startup.waiters == 1)
+        assert waiter.running
+        delegate.blocker.release()
+        assert waiter.join().result is True
+        assert pool.stats().workers == 0
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_closing_waits_until_nothing_is_prepared_any_more(drain: bool) -> None:
+    delegate = Delegate()
+    pool = Pool(1, initialization=delegate)
+    delegate.blocker.wait_entered()
+    with Background(lambda: pool.close(drain=drain)) as closing:
+        assert eventually(lambda: pool.stats().state is PoolState.CLOSED), "nothing waits, so it is closed"
+        assert closing.running
+        delegate.blocker.release()
+        assert closing.join().error is None
+    assert not [thread for thread in threading.enumerate() if thread.name == f"{pool.stats().name}-prepare"]
 
 
 def test_a_pool_that_cannot_be_prepared_has_failed(caplog: pytest.LogCaptureFixture) -> None:

@@ -306,3 +306,21 @@ def test_threads_are_recycled_under_load_without_a_gap() -> None:
     stats = pool.stats()
     assert len(threads) >= 3
     assert (stats.completed, stats.lost, stats.workers) == (submitted, 0, 0)
+
+
+def test_a_successor_whose_old_one_died_brings_room_before_it_is_ready(by_hand: ManualClock) -> None:
+    """As any worker does that is being started: it has the slot now, in which else one would be started."""
+    runtime = ScriptedRuntime(auto_ready=False)
+    pool = Pool(1, max_queue=0, max_requests=1, runtime=runtime, clock=by_hand)
+    assert pool.serve(int)
+    old = runtime.ready()
+    runtime.finish_next()
+    tick(pool)
+    (new,) = runtime.starting
+    runtime.die(old)
+    assert new.slot == 0
+    waiting = pool.submit(int)
+    assert not pool.serve(int), "and for one only"
+    runtime.ready()
+    assert runtime.running == [waiting]
+    end(pool, runtime)
