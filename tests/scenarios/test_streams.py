@@ -179,6 +179,17 @@ def test_the_producer_waits_while_the_buffer_is_full(kind: str) -> None:
         assert source.ended.wait(PATIENCE)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_producer_goes_on_when_half_of_the_buffer_is_read(kind: str) -> None:
+    source = Source()
+    with Pool(1) as pool, pool.using(buffersize=10).stream(getattr(source, kind)) as stream:
+        assert eventually(lambda: source.produced == 11)
+        assert [next(stream) for _ in range(4)] == [0, 1, 2, 3]
+        assert not eventually(lambda: source.produced > 11, within=0.05), "it is woken for a few at once"
+        assert next(stream) == 4
+        assert eventually(lambda: source.produced == 16)
+
+
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["close", "with", "drop", "error"])
@@ -473,6 +484,27 @@ def test_closing_ends_a_stream_whose_reader_has_stalled(kind: str, monkeypatch: 
         assert list(stream) == [0, 1, 2]
 
 
+def test_closing_leaves_a_slow_reader_its_time() -> None:
+    clock = ManualClock()
+    pool = Pool(1, clock=clock, idle_timeout=None, reconcile_interval=None)
+    made = list[int]()
+
+    def note() -> Iterator[int]:
+        for number in range(30):
+            made.append(number)
+            yield number
+
+    stream = pool.using(buffersize=10).stream(note)
+    assert eventually(lambda: len(made) == 11), "the buffer is full"
+    pool.shutdown(wait=False)
+    assert clock.wait_for_waiters(1), "to see whether anybody reads"
+    assert next(stream) == 0
+    clock.advance(streams.STALL_SECONDS)
+    assert eventually(lambda: len(made) == 12), "somebody does"
+    assert list(stream) == list(range(1, 30))
+    pool.close()
+
+
 def test_a_reader_may_go_on_after_shutdown_without_waiting() -> None:
     pool = Pool(1)
     stream = pool.using(buffersize=3).stream(count, 50)
@@ -612,6 +644,25 @@ def test_an_error_of_a_nested_stream_arrives_after_its_items() -> None:
         assert isinstance(future.exception(PATIENCE), ValueError)
     assert seen == [1]
     assert pool.stats().failed == 2
+
+
+def test_a_worker_that_reads_a_stream_of_its_own_pool_is_told_in_time() -> None:
+    """Were it to produce the items itself, it would be where it cannot be told."""
+    with Blocker() as blocker, Pool(1) as pool:
+
+        def slow() -> Iterator[int]:
+            yield 0
+            yield blocker(1)
+
+        def outer() -> str:
+            stream = pool.using(timeout=0.5).stream(slow)
+            assert next(stream) == 0
+            with pytest.raises(DeadlineExceeded):
+                next(stream)
+            return "told"
+
+        assert pool.submit(outer).result(PATIENCE / 2) == "told"
+        blocker.release()
 
 
 def test_a_stream_that_waits_for_its_reader_is_told() -> None:

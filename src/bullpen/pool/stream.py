@@ -373,11 +373,7 @@ class Produce:
     def open(self, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
         """The items one by one, for a reader that runs on the worker itself."""
         made = self.fn(*args, **kwargs)
-        items = _each_async(made) if hasattr(made, "__aiter__") else _iterator(made, self.__qualname__)
-        try:
-            yield from items
-        finally:
-            _close(items)
+        yield from _each_async(made) if hasattr(made, "__aiter__") else _iterator(made, self.__qualname__)
 
 
 def _iterator(made: Any, name: str) -> Iterator[Any]:

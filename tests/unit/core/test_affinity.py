@@ -336,6 +336,14 @@ def test_a_strict_session_that_never_began_makes_room() -> None:
 # Keeping a worker.
 
 
+def test_a_session_that_becomes_strict_is_used_by_that() -> None:
+    sessions, worker = table(ttl=10.0), ready_worker()
+    end(sessions, run(sessions, terms(affinity="hint"), worker), 0.0)
+    use(sessions, terms(), 9.0)
+    assert sessions.keeps(worker, 18.0)
+    assert not sessions.keeps(worker, 19.0)
+
+
 def test_a_strict_session_keeps_its_worker() -> None:
     sessions, worker, other = table(ttl=10.0), ready_worker(), ready_worker(1)
     end(sessions, run(sessions, terms("hint", "hint"), other), 0.0)
