@@ -357,3 +357,52 @@ def test_pools_of_a_dictionary() -> None:
         assert pools["a"]._engine.options.idle_timeout == 300
     with pytest.raises(ConfigurationError, match="configuration: pool 'a'"):
         Pools.from_config({"a": {"max_workers": "many"}})
+
+
+def test_an_interrupt_while_they_begin_to_end_comes_after_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Pools(a={}, b={}, c={})
+    shutdown = Pool.shutdown
+
+    def interrupted(pool: Pool, **options: bool) -> None:
+        shutdown(pool, wait=False)
+        if pool is not pools["c"]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Pool, "shutdown", interrupted)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        pools.close()
+    assert [type(error) for error in caught.value.exceptions] == [KeyboardInterrupt] * 2
+    assert {stats.state for stats in pools.stats().values()} == {PoolState.CLOSED}
+
+
+def test_all_of_them_have_the_same_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, graces, close = ManualClock(), list[float | None](), Pool.close
+
+    def slow(pool: Pool, grace: float | None = None, drain: bool = True) -> None:
+        graces.append(grace)
+        clock.advance(3)
+        close(pool, grace, drain)
+
+    monkeypatch.setattr(Pool, "close", slow)
+    Pools({name: Pool(1, clock=clock) for name in "abc"}).close(grace=5)
+    assert graces == [5.0, 2.0, 0.0]
+
+
+def test_those_with_maps_are_told_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To take in the rest of a map may mean to wait, and the others should not wait for that."""
+    told, shutdown = list[str](), Pool.shutdown
+
+    def noted(pool: Pool, **options: bool) -> None:
+        told.append(pool.stats().name)
+        shutdown(pool, **options)
+
+    monkeypatch.setattr(Pool, "shutdown", noted)
+    with Blocker() as blocker:
+        pools = Pools(a={}, b={}, c={})
+        results = pools["a"].map(blocker, [1, 2, 3], buffersize=1)
+        blocker.wait_entered()
+        with Background(pools.close):
+            assert eventually(lambda: len(told) >= 2)
+            blocker.release()
+        assert list(results) == [1, 2, 3]
+    assert told == ["b", "c", "a"]
