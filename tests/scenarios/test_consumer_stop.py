@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from bullpen import primitives
 from bullpen.consumer.worker_pool import WorkerState
 from bullpen.errors import InvalidOption, PoolClosed
 from bullpen.tasks.task import FAILED, PENDING, RUNNING, SUCCESS
@@ -453,3 +454,24 @@ def test_running_tasks_are_seen_as_such() -> None:
         await worker.stop(grace=0)
 
     in_virtual_time(main)
+
+
+def test_a_worker_may_stop_before_its_keeper_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper's thread starts late; it must not miss that it is to end."""
+    start_thread = primitives.start_thread
+
+    def start(target: Any, name: str) -> Any:
+        def late() -> None:
+            if name.endswith("-keeper"):
+                time.sleep(0.1)
+            target()
+
+        return start_thread(late, name)
+
+    async def main() -> None:
+        worker = Desk().worker(1)
+        await worker.start()
+        await worker.stop()
+
+    monkeypatch.setattr(primitives, "start_thread", start)
+    asyncio.run(main())

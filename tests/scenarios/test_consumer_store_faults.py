@@ -11,6 +11,7 @@ from bullpen import primitives
 from bullpen.consumer.worker_pool import AsyncWorkerPool
 from bullpen.storage.memory import MemoryStorage
 from bullpen.storage.port import Exchange
+from bullpen.tasks.context import current_task
 from bullpen.tasks.task import PENDING, RUNNING, SUCCESS
 from bullpen.telemetry.catalogue import Event, Kind
 from tests.scenarios.consumer_support import (
@@ -21,6 +22,7 @@ from tests.scenarios.consumer_support import (
     statuses,
     until,
 )
+from tests.scenarios.support import Blocker
 
 
 class Counter:
@@ -274,6 +276,51 @@ def test_a_worker_that_is_cut_off_stops_its_tasks_before_their_leases_end() -> N
         assert (task.status, task.attempt, task.crashes, task.failures) == (SUCCESS, 2, 0, 0)  # nothing is counted
 
     in_virtual_time(main)
+
+
+def test_a_function_on_a_thread_that_was_cut_off_counts_if_its_task_is_still_there() -> None:
+    """It cannot be stopped, so nothing is won by giving it up: others would run it beside."""
+
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+        with Blocker() as blocker:
+            told = list[bool]()
+
+            def work() -> str:
+                blocker()
+                told.append(current_task().is_cancelled)
+                return "after all"
+
+            name = desk.task(work)
+            async with desk.worker(1, lease=0.3) as worker:
+                task_id = await desk.add(name)
+                await until(lambda: worker.running == 1)
+                store.away = True
+                (attempt,) = worker._lanes[0].held.values()
+                await until(lambda: attempt.interruption is not None)
+                store.away = False
+                blocker.release()
+                task = await desk.ended(task_id)
+        assert (task.status, task.attempt, told) == (SUCCESS, 1, [True])
+
+    asyncio.run(main())
+
+
+def test_many_tasks_that_end_at_once_leave_the_loop_running() -> None:
+    """Thousands of unknown functions are put back one after the other; others get their turn meanwhile."""
+
+    async def main() -> None:
+        desk = Desk(store := MemoryStorage())
+        for _ in range(500):
+            await desk.add("unknown")
+        turns = 0
+        async with desk.worker(1):
+            while any(task.attempt == 0 for task in store._tasks.values()):
+                turns += 1
+                await asyncio.sleep(0)
+        assert turns > 100
+
+    asyncio.run(main())
 
 
 def test_an_outage_shorter_than_the_lease_is_not_noticed_by_tasks() -> None:

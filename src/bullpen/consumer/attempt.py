@@ -57,6 +57,8 @@ class Interruption(enum.Enum):
 
 
 _PATIENT = (Interruption.TIMEOUT, Interruption.CANCEL)
+# A function on a thread cannot be ended. It may notice these by itself, and its outcome counts if the task is ours yet.
+_ONLY_SAID = (Interruption.CANCEL, Interruption.CUT_OFF)
 
 
 class Attempt:
@@ -226,7 +228,7 @@ class Attempt:
         return settlement
 
     def _undecodable(self, error: BaseException) -> Settlement:
-        self._log(logging.ERROR, "failed: what is stored cannot be decoded: %s", _text_of(error))
+        self._log(logging.ERROR, "failed: what is stored cannot be decoded (%s)", _type_of(error))  # no arguments here
         return reject(self.task, self._error("poison", error))
 
     def _error(self, kind: ErrorKind, error: BaseException | None, message: str = "") -> TaskError:
@@ -270,7 +272,7 @@ class Attempt:
             self._give_up_within(PATIENCE if why in _PATIENT else SHORT_PATIENCE)
         elif why is Interruption.STOP:
             self._give_up_within(SHORT_PATIENCE)
-        elif why is not Interruption.CANCEL:  # which a function on a thread may notice by itself, or else ignores
+        elif why not in _ONLY_SAID:
             self._give_up()
 
     def note_cancel_request(self) -> None:

@@ -71,6 +71,8 @@ class LaneRunner:
             limit = self._room(returning=len(ended))
             if ended or (limit and not self._idle):
                 await self._exchange(ended, limit)
+                if self._ended:  # without the loop having run: let it, for there may be many such
+                    await asyncio.sleep(0)
             elif limit:
                 await self._wait_for_work()
             elif self._stopping and not self.held:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import EllipsisType, TracebackType
-from typing import Any
 
 from bullpen import primitives
+from bullpen.consumer.options import Lanes
 from bullpen.consumer.worker_pool import AsyncWorkerPool, Queue, WorkerState
 from bullpen.pool.options import Seconds, seconds
+from bullpen.telemetry.catalogue import Event
 
 
 class WorkerPool:
@@ -25,8 +27,32 @@ class WorkerPool:
     Any thread may call anything. At interpreter exit a worker that was not stopped releases what it holds.
     """
 
-    def __init__(self, queue: Queue, *args: Any, **options: Any) -> None:
-        self._pool = AsyncWorkerPool(queue, *args, **options)
+    def __init__(
+        self,
+        queue: Queue,
+        concurrency: int = 10,
+        poll_interval: Seconds = 1.0,
+        lanes: Lanes | None = None,
+        *,
+        name: str | None = None,
+        grace: Seconds | None = 25.0,
+        lease: Seconds = 15.0,
+        max_abandoned: int = 10,
+        unknown_after: Seconds = 3600.0,
+        observer: Callable[[Event], object] | None = None,
+    ) -> None:
+        self._pool = AsyncWorkerPool(
+            queue,
+            concurrency,
+            poll_interval,
+            lanes,
+            name=name,
+            grace=grace,
+            lease=lease,
+            max_abandoned=max_abandoned,
+            unknown_after=unknown_after,
+            observer=observer,
+        )
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -64,17 +90,10 @@ class WorkerPool:
         thread, loop = self._thread, self._loop
         if thread is None or loop is None or not thread.is_alive():
             return
-        stopping = self._pool.stop(grace)
         try:
-            stopped = asyncio.run_coroutine_threadsafe(stopping, loop)
+            loop.call_soon_threadsafe(self._pool.begin_stop, grace)
         except RuntimeError:  # the loop is closed: it has just stopped
-            stopping.close()
-        else:
-            try:
-                stopped.result()
-            except BaseException:
-                if thread.is_alive():
-                    raise
+            pass
         thread.join()
         atexit.unregister(self._stop_at_exit)
 

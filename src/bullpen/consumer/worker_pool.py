@@ -171,16 +171,19 @@ class AsyncWorkerPool:
 
         Safe to call twice, and before `start`; a shorter grace counts. Returns when everything is settled.
         """
+        self.begin_stop(grace)
+        if self._state is not WorkerState.STOPPED:
+            await self.wait_stopped()
+
+    def begin_stop(self, grace: Seconds | EllipsisType | None = ...) -> None:
+        """As `stop`, but without waiting. On the worker's loop."""
         limit = self._options.grace if isinstance(grace, EllipsisType) else seconds("grace", grace)
         if self._state is WorkerState.NEW:
             self._state = WorkerState.STOPPED
-        if self._state is WorkerState.STOPPED:
-            return
-        if self._state is WorkerState.STARTING:
+        elif self._state is WorkerState.STARTING:
             self._stop_early = True
-        else:
+        elif self._state is not WorkerState.STOPPED:
             self._begin_stop(limit)
-        await self.wait_stopped()
 
     def _begin_stop(self, grace: float | None) -> asyncio.Task[None]:
         loop = asyncio.get_running_loop()
