@@ -1,0 +1,156 @@
+"""A worker is killed at every failpoint in the life of a task: nothing is lost, and another one goes on at once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bullpen.tasks.options import TaskOptions
+from bullpen.tasks.registry import Registry
+from bullpen.tasks.task import SUCCESS, Task
+
+sqlite = pytest.importorskip("bullpen.storage.sqlite.store", reason="needs the SQLite store")
+
+FAILPOINTS = [  # and how often it is passed before
+    ("worker.before_record", 0),
+    ("worker.after_record", 0),
+    ("exchange.before", 0),
+    ("exchange.before", 3),
+    ("exchange.after", 0),
+    ("exchange.after", 3),
+    ("attempt.before", 0),
+    ("attempt.before", 4),
+    ("attempt.after", 0),
+    ("attempt.after", 4),
+    ("renew.before", 0),
+    ("renew.after", 0),
+    ("rescue.before", 0),
+    ("rescue.after", 0),
+]
+TASKS, CONCURRENCY = 12, 3
+WITHIN = 40.0
+
+WORKER = """
+import asyncio, os, signal, sys
+from bullpen import AsyncWorkerPool, primitives
+from bullpen.storage.sqlite.store import SqliteStorage
+from bullpen.tasks.context import current_task
+from bullpen.tasks.registry import Registry
+
+path, effects, fatal, hits, lease, nap = *sys.argv[1:4], int(sys.argv[4]), *map(float, sys.argv[5:])
+
+def failpoint(name):
+    global hits
+    if name == fatal:
+        hits -= 1
+        if hits < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+primitives.failpoint = failpoint
+
+def note(number):
+    task = current_task()
+    descriptor = os.open(effects, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(descriptor, f"{task.id} {task.attempt}\\n".encode())
+    os.close(descriptor)
+
+async def on_loop(number: int) -> int:
+    note(number)
+    await asyncio.sleep(nap)
+    return number
+
+def on_thread(number: int) -> int:
+    note(number)
+    return number
+
+class Queue:
+    storage = SqliteStorage(path)
+    registry = Registry()
+
+Queue.registry.register(on_loop, name="on_loop")
+Queue.registry.register(on_thread, name="on_thread")
+asyncio.run(AsyncWorkerPool(Queue, 3, poll_interval=0.1, lease=lease).run())
+"""
+
+
+class Worker:
+    """In a process of its own, which never outlives the test."""
+
+    def __init__(self, path: Path, effects: Path, fatal: str = "", hits: int = 0, **times: float) -> None:
+        times = {"lease": 15.0, "nap": 0.05, **times}
+        command = [sys.executable, "-c", WORKER, path, effects, fatal, hits, times["lease"], times["nap"]]
+        self._process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, encoding="utf-8")
+
+    def dies(self) -> None:
+        _, err = self._process.communicate(timeout=WITHIN)
+        assert self._process.returncode == -signal.SIGKILL, err
+
+    def stops(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        _, err = self._process.communicate(timeout=WITHIN)
+        assert self._process.returncode == 0, err
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+async def fill(path: Path) -> list[str]:
+    async def on_loop(number: int) -> int:
+        return number
+
+    codec = Registry().register(on_loop, name="on_loop").codec
+    storage = sqlite.SqliteStorage(path)
+    await storage.open()
+    tasks = [
+        TaskOptions().new_task(f"{number:04d}", "on_loop" if number % 2 else "on_thread", codec.encode((number,), {}))
+        for number in range(TASKS)
+    ]
+    await storage.add(tasks)
+    await storage.close()
+    return [task.id for task in tasks]
+
+
+async def all_ended(path: Path, ids: list[str]) -> list[Task]:
+    storage = sqlite.SqliteStorage(path)
+    await storage.open()
+    deadline = time.monotonic() + WITHIN
+    try:
+        while True:
+            tasks = [task for task in await storage.get(ids) if task is not None]
+            if len(tasks) == len(ids) and all(task.is_final for task in tasks):
+                return tasks
+            assert time.monotonic() < deadline, [(task.id, str(task.status), task.worker) for task in tasks]
+            await asyncio.sleep(0.02)
+    finally:
+        await storage.close()
+
+
+@pytest.mark.parametrize(("fatal", "hits"), FAILPOINTS)
+def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, fatal: str, hits: int) -> None:
+    path, effects = tmp_path / "jobs.db", tmp_path / "effects"
+    ids = asyncio.run(fill(path))
+    slow = {"lease": 0.6, "nap": 1.0} if fatal.startswith("renew") else {}
+    with Worker(path, effects, fatal, hits, **slow) as first:
+        first.dies()
+    with Worker(path, effects) as second:
+        tasks = asyncio.run(all_ended(path, ids))
+        second.stops()
+    assert [task.status for task in tasks] == [SUCCESS] * TASKS
+    assert [task.result for task in tasks] == [b"%d" % number for number in range(TASKS)]
+    starts = [tuple(line.split()) for line in effects.read_text().splitlines()]
+    assert {task_id for task_id, _ in starts} == set(ids)
+    assert max(Counter(starts).values()) == 1  # no attempt is started twice
+    again = [task for task in tasks if task.attempt > 1]
+    assert len(again) <= CONCURRENCY  # only what the dead one held
+    assert all(task.attempt == 2 for task in again)
