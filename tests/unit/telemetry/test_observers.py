@@ -76,3 +76,8 @@ def test_one_observer_that_fails_does_not_keep_the_event_from_the_others(caplog:
     assert first == last == [event]
     assert "web: observer" in caplog.text
     assert "failed on request.queued" in caplog.text
+
+
+def test_a_line_about_a_task_names_it_its_attempt_its_queue_and_its_worker() -> None:
+    event = Event(Kind.TASK_RETRYING, 0.0, "worker-1", "host-7-ab", detail=2.1, task="0193", attempt=3, queue="mail")
+    assert describe(event) == "worker-1: task.retrying 0193, attempt 3, queue mail on host-7-ab (2.1)"
