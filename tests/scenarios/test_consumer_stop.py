@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from bullpen import primitives
+from bullpen.consumer.attempt import Interruption
 from bullpen.consumer.worker_pool import WorkerState
 from bullpen.errors import InvalidOption, PoolClosed
+from bullpen.tasks.context import current_task
 from bullpen.tasks.task import FAILED, PENDING, RUNNING, SUCCESS
 from bullpen.telemetry.catalogue import Event, Kind
 from tests.scenarios.consumer_support import Desk, OneLoopStorage, in_virtual_time, statuses, until
@@ -231,6 +233,30 @@ def test_what_returns_while_it_is_interrupted_has_succeeded() -> None:
         await until(lambda: worker.running == 1)
         await worker.stop(grace=0)
         assert (await desk.get(task_id)).result == b'"in order"'
+
+    in_virtual_time(main)
+
+
+def test_what_is_interrupted_before_its_first_step_is_released_and_not_run() -> None:
+    async def main() -> None:
+        desk = Desk(OneLoopStorage())
+        events, ran = list[Event](), list[int]()
+
+        async def work() -> None:
+            ran.append(current_task().attempt)
+
+        def observe(event: Event) -> None:
+            events.append(event)
+            if event.kind is Kind.TASK_CLAIMED and event.attempt == 1:
+                asyncio.get_running_loop().call_soon(worker._lanes[0].interrupt_all, Interruption.STOP)
+
+        name = desk.task(work)
+        worker = desk.worker(1, observer=observe)
+        task_id = await desk.add(name)
+        async with worker:
+            task = await desk.ended(task_id)
+        assert (task.attempt, task.failures, ran) == (2, 0, [2])
+        assert Kind.TASK_ABANDONED not in [event.kind for event in events]
 
     in_virtual_time(main)
 
