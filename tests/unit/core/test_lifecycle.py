@@ -45,6 +45,7 @@ MOVES: dict[str, Callable[[Request], bool]] = {
     "expire": lambda request: request.expire(ERROR),
     "abandon": lambda request: request.abandon(ERROR),
     "lose": lambda request: request.lose(ERROR),
+    "cancel_retry": lambda request: request.cancel_retry(),
 }
 
 
