@@ -45,6 +45,15 @@
     │   ├── Snooze                          run later; nothing is counted
     │   └── Cancel                          stop for good; not a failure
     ├── WorkerBroken                        raised by your own code: this worker is broken, replace it
+    ├── StorageError                        the store of tasks could not do it; nothing was acknowledged
+    │   ├── StorageBusy (TimeoutError)      others held the store for too long; try again
+    │   ├── StorageFull                     there is no space left; it goes on when there is
+    │   ├── StorageReadOnly                 the store cannot be written
+    │   ├── StorageCorrupt                  what is stored is damaged; nothing is repaired or replaced
+    │   ├── NotABullpenFile                 the file belongs to something else, and is left alone
+    │   ├── SchemaTooNew                    a newer Bullpen has written it
+    │   ├── UnsafeFile                      a file there cannot be kept safe: a network file system, a stranger's link
+    │   └── StorageClosed (RuntimeError)    it was closed before
     └── IllegalTransition                   a defect in Bullpen itself: please report it
 
 Errors carry their data in fields, so that code need not read the text.
@@ -473,6 +482,54 @@ class WorkerBroken(BullpenError):
     The worker dies. The request that raised it runs again elsewhere if it is idempotent; otherwise its caller gets
     `WorkerLost`, with this as its `__cause__`.
     """
+
+
+class StorageError(BullpenError):
+    """A store could not do what it was asked for, and has not acknowledged it: ask again."""
+
+    def __init__(self, message: str, *, storage: str) -> None:
+        self.storage = storage
+        super().__init__(f"{storage}: {message}")
+
+
+class StorageBusy(StorageError, TimeoutError):
+    """Others held the store for longer than it may be waited for."""
+
+
+class StorageFull(StorageError):
+    """There is no space left where the store is. As soon as there is, it goes on."""
+
+
+class StorageReadOnly(StorageError):
+    """The store, or the folder it is in, cannot be written."""
+
+
+class StorageCorrupt(StorageError):
+    """What is stored is damaged. Bullpen neither repairs nor replaces it: restore a copy."""
+
+
+class NotABullpenFile(StorageError):
+    """The file is something else's, and is left as it is."""
+
+
+class SchemaTooNew(StorageError):
+    """A newer version of Bullpen has written the store."""
+
+    def __init__(self, *, storage: str, found: int, known: int) -> None:
+        self.found = found
+        self.known = known
+        super().__init__(
+            f"its schema has version {found}, this version of Bullpen knows up to {known}; install a newer one",
+            storage=storage,
+        )
+
+
+class UnsafeFile(StorageError):
+    """A store cannot be kept safe at this place."""
+
+
+class StorageClosed(StorageError, RuntimeError):
+    """The store was closed before."""
 
 
 class IllegalTransition(BullpenError):
