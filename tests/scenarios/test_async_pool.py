@@ -1370,7 +1370,7 @@ def test_results_reach_the_loop_in_one_wake_up_per_batch(monkeypatch: pytest.Mon
             monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
             futures = [pool.submit(square, x) for x in range(500)]
             while pool.stats().completed < 510:  # the loop stands still meanwhile
-                time.sleep(0.001)  # noqa: ASYNC251
+                time.sleep(0.001)
             assert wakes.count("Home._deliver") == 1
             assert await asyncio.gather(*futures) == [x * x for x in range(500)]
 

@@ -64,7 +64,7 @@ def test_a_task_that_blocks_the_loop_for_three_leases_runs_once() -> None:
             runs.append(time.monotonic())
             deadline = time.monotonic() + 3 * 0.6
             while time.monotonic() < deadline:
-                time.sleep(0.01)  # noqa: ASYNC251 — this is what it is about
+                time.sleep(0.01)
                 store.check()
 
         name = desk.task(block)

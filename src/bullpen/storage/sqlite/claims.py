@@ -1,0 +1,199 @@
+"""Which tasks may start now, without reading through those that may not.
+
+The tasks that wait are read as streams, each in the order of claims by itself: per queue those without a concurrency
+key and those with one. Within a stream each priority is a range of an index that ends at the present, so what is not
+due is never read. Paused queues, and those that have reached a limit, have no stream. Where a limit per key holds back
+many tasks in a row, the stream is replaced by one stream for each key that has room.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import sqlite3
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+
+import msgspec
+
+from bullpen.storage.port import Limit
+from bullpen.storage.sqlite.rows import COLUMNS, Row
+
+READ_IN_VAIN = 100  # so many held-back tasks in a row, and reading by key is cheaper
+
+_WAITING = "FROM bullpen_task INDEXED BY {index} WHERE status = 'pending' AND concurrency_key {keyed} AND queue = ?"
+_FREE = _WAITING.format(index="bullpen_ready", keyed="IS NULL")
+_KEYED = _WAITING.format(index="bullpen_ready_keyed", keyed="IS NOT NULL")
+_BY_KEY = _WAITING.format(index="bullpen_ready_by_key", keyed="IS NOT NULL")
+_OF_KEY = f"{_BY_KEY} AND concurrency_key = ?"
+
+_DUE = "AND priority = ? AND eta <= ? AND (expires IS NULL OR expires > ?) ORDER BY eta, id"
+_KEYS = f"SELECT min(concurrency_key) {_BY_KEY}"
+_decode_limit = msgspec.msgpack.Decoder(Limit).decode
+
+Head = tuple[int, float, str]
+
+
+def claimable(db: sqlite3.Connection, queues: Sequence[str], now: float, elapsed: float, limit: int) -> list[Row]:
+    """The next tasks that may start, at most `limit`: each its rowid and `COLUMNS`."""
+    rooms = _rooms(db, queues, elapsed, limit)
+    streams = []
+    for queue, room in rooms.items():
+        streams.append(_stream(db, _FREE, (queue,), now, room))
+        if room.per_key is None:
+            streams.append(_stream(db, _KEYED, (queue,), now, room))
+        else:
+            streams.append(_within_keys(db, queue, room, now))
+    found: list[Row] = []
+    rows = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=_place)
+    for row in rows:
+        room = rooms[row[2]]
+        if room.left > 0:
+            room.left -= 1
+            room.take(row[8])
+            found.append(row)
+            if len(found) >= limit:
+                break
+    for stream in streams:
+        stream.close()
+    return found
+
+
+def next_eta(db: sqlite3.Connection, queues: Sequence[str], now: float) -> float:
+    """When the next task of `queues` that is not due yet will be; infinite if there is none."""
+    soonest = math.inf
+    for queue in open_queues(db, queues):
+        for waiting in (_FREE, _KEYED):
+            for priority in _priorities(db, waiting, (queue,)):
+                sooner = f"SELECT min(eta) {waiting} AND priority = ? AND eta > ?"
+                (eta,) = db.execute(sooner, (queue, priority, now)).fetchone()
+                soonest = min(soonest, math.inf if eta is None else eta)
+    return soonest
+
+
+def open_queues(db: sqlite3.Connection, queues: Sequence[str]) -> list[str]:
+    paused = {queue for (queue,) in db.execute("SELECT queue FROM bullpen_paused")}
+    return [queue for queue in dict.fromkeys(queues) if queue not in paused]
+
+
+def read_limits(db: sqlite3.Connection) -> list[Limit]:
+    return [_decode_limit(terms) for (terms,) in db.execute("SELECT terms FROM bullpen_limit ORDER BY queue")]
+
+
+def note_starts(db: sqlite3.Connection, rows: Sequence[Row], elapsed: float) -> None:
+    """Count the starts of queues that have a rate."""
+    rated = {limit.queue: limit.rate for limit in read_limits(db) if limit.rate is not None}
+    for queue, starts in Counter(row[2] for row in rows if row[2] in rated).items():
+        db.execute("DELETE FROM bullpen_start WHERE queue = ? AND at <= ?", (queue, elapsed - _period(rated[queue])))
+        db.executemany("INSERT INTO bullpen_start VALUES (?, ?)", [(queue, elapsed)] * starts)
+
+
+class _Room:
+    """How many more may start in a queue."""
+
+    def __init__(self, left: int, per_key: int | None, running: Counter[str]) -> None:
+        self.left = left
+        self.per_key = per_key
+        self._running = running
+
+    def has(self, key: str) -> bool:
+        return self.per_key is None or self._running[key] < self.per_key
+
+    def take(self, key: str | None) -> None:
+        if key is not None:
+            self._running[key] += 1
+
+
+def _rooms(db: sqlite3.Connection, queues: Sequence[str], elapsed: float, wanted: int) -> dict[str, _Room]:
+    limits = {limit.queue: limit for limit in read_limits(db)}
+    rooms = {}
+    for queue in open_queues(db, queues):
+        limit = limits.get(queue)
+        room = _Room(wanted, None, Counter()) if limit is None else _room(db, limit, elapsed, wanted)
+        if room.left > 0:
+            rooms[queue] = room
+    return rooms
+
+
+def _room(db: sqlite3.Connection, limit: Limit, elapsed: float, wanted: int) -> _Room:
+    left = wanted
+    running: Counter[str] = Counter()
+    of_queue = "FROM bullpen_task INDEXED BY bullpen_running WHERE status IN ('running') AND queue = ?"
+    if limit.max_running is not None:
+        (count,) = db.execute(f"SELECT count(*) {of_queue}", (limit.queue,)).fetchone()
+        left = min(left, limit.max_running - count)
+    if limit.rate is not None:
+        period = _period(limit.rate)
+        recent = "SELECT count(*) FROM bullpen_start WHERE queue = ? AND at > ?"
+        (count,) = db.execute(recent, (limit.queue, elapsed - period)).fetchone()
+        left = min(left, math.ceil(limit.rate * period) - count)
+    if limit.max_running_per_key is not None:
+        by_key = f"SELECT concurrency_key, count(*) {of_queue} AND concurrency_key IS NOT NULL GROUP BY concurrency_key"
+        running.update(dict(db.execute(by_key, (limit.queue,))))
+    return _Room(left, limit.max_running_per_key, running)
+
+
+def _period(rate: float) -> float:
+    return max(1.0, 1.0 / rate)
+
+
+def _stream(db: sqlite3.Connection, waiting: str, which: tuple[str, ...], now: float, room: _Room) -> Generator[Row]:
+    """Tasks that are due, as long as there is room for more."""
+    for priority in _priorities(db, waiting, which):
+        due = db.execute(f"SELECT rowid, {COLUMNS} {waiting} {_DUE}", (*which, priority, now, now))
+        try:
+            for row in due:
+                yield row
+                if room.left <= 0:
+                    return
+        finally:
+            due.close()
+
+
+def _within_keys(db: sqlite3.Connection, queue: str, room: _Room, now: float) -> Generator[Row]:
+    """Tasks with a concurrency key that has room."""
+    given = set()
+    in_vain = 0
+    in_order = _stream(db, _KEYED, (queue,), now, room)
+    try:
+        for row in in_order:
+            if room.has(row[8]):
+                in_vain = 0
+                given.add(row[0])
+                yield row
+            else:
+                in_vain += 1
+                if in_vain >= READ_IN_VAIN:
+                    break
+        else:
+            return
+    finally:
+        in_order.close()
+    by_key = [_stream(db, _OF_KEY, (queue, key), now, room) for key in _keys(db, queue) if room.has(key)]
+    try:
+        for row in heapq.merge(*by_key, key=_place):
+            if row[0] not in given and room.has(row[8]):
+                yield row
+    finally:
+        for stream in by_key:
+            stream.close()
+
+
+def _keys(db: sqlite3.Connection, queue: str) -> Iterator[str]:
+    (key,) = db.execute(_KEYS, (queue,)).fetchone()
+    while key is not None:
+        yield key
+        (key,) = db.execute(f"{_KEYS} AND concurrency_key > ?", (queue, key)).fetchone()
+
+
+def _priorities(db: sqlite3.Connection, waiting: str, which: tuple[str, ...]) -> Iterator[int]:
+    """The priorities that there are, high first: one look at the index for each."""
+    (priority,) = db.execute(f"SELECT max(priority) {waiting}", which).fetchone()
+    while priority is not None:
+        yield priority
+        (priority,) = db.execute(f"SELECT max(priority) {waiting} AND priority < ?", (*which, priority)).fetchone()
+
+
+def _place(row: Row) -> Head:
+    """Where a task stands in the order of claims."""
+    return (-row[3], row[5], row[1])

@@ -1,0 +1,383 @@
+"""The moves of tasks, as statements inside a transaction that somebody else begins and commits."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from bullpen.storage.port import Decide, Exchange, Hold, Limit, Renewal, TaskFilter, WorkerRecord
+from bullpen.storage.sqlite import claims
+from bullpen.storage.sqlite.host import is_alive
+from bullpen.storage.sqlite.rows import (
+    CHANGING,
+    COLUMNS,
+    PLAIN,
+    Row,
+    changes_of,
+    is_plain,
+    plain_row_of,
+    row_of,
+    task_of,
+)
+from bullpen.tasks.task import (
+    FAILED,
+    RUNNING,
+    SUCCESS,
+    Progress,
+    Settlement,
+    Task,
+    TaskStatus,
+    applies,
+    cancelled_by_operator,
+    claimed,
+    expired,
+    redriven,
+    settled,
+)
+
+Move = Callable[[Task, float], Task | None]
+
+_GET = f"SELECT {COLUMNS} FROM bullpen_task WHERE id = ?"
+_ALIVE = f"SELECT {COLUMNS} FROM bullpen_task WHERE unique_key = ? AND status IN ('pending', 'running')"
+_ADD = (
+    f"INSERT INTO bullpen_task ({COLUMNS}, prune_at) VALUES ({', '.join('?' * (COLUMNS.count(',') + 2))}) "
+    "ON CONFLICT DO NOTHING"
+)
+_ADD_PLAIN = (
+    f"INSERT INTO bullpen_task ({PLAIN}) VALUES ({', '.join('?' * (PLAIN.count(',') + 1))}) ON CONFLICT DO NOTHING"
+)
+_KEEP = f"UPDATE bullpen_task SET ({CHANGING}) = ({', '.join('?' * (CHANGING.count(',') + 1))}) WHERE id = ?"
+_CLAIM = (
+    "UPDATE bullpen_task SET status = 'running', attempt = attempt + 1, worker = ?, claim_id = ?, lease_until = ?, "
+    "started_at = ?, progress = NULL WHERE rowid IN (SELECT value FROM json_each(?))"
+)
+_HELD = "WHERE id = ? AND attempt = ? AND status = 'running'"
+_RENEW = f"UPDATE bullpen_task SET lease_until = ? {_HELD}"
+
+# The same as `settled` makes of a success, without reading the task first; many at once, for every statement that
+# this thread executes gives others the chance to hold up the next one.
+_SUCCEED = """
+UPDATE bullpen_task SET status = 'success', failures = done.column3, crashes = done.column4, runs = done.column5,
+    result = done.column6, result_dropped = done.column7, claim_id = NULL, lease_until = NULL,
+    finished_at = done.column8, prune_at = done.column8 + ifnull(result_ttl, 9e999)
+FROM (VALUES {values}) AS done
+WHERE id = done.column1 AND attempt = done.column2 AND status = 'running'
+"""
+_SUCCEED_TOGETHER = {
+    count: _SUCCEED.format(values=", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * count)) for count in (50, 10, 1)
+}
+
+_decode_worker = msgspec.msgpack.Decoder(WorkerRecord).decode
+
+
+class Ledger:
+    """The tables of one transaction, at one instant: `now` by the wall clock, `elapsed` by the clock of leases."""
+
+    __slots__ = ("_ahead", "_db", "elapsed", "heard", "now", "settled")
+
+    def __init__(self, db: sqlite3.Connection, now: float, elapsed: float) -> None:
+        self._db = db
+        self.now = now
+        self.elapsed = elapsed
+        self._ahead = now - elapsed
+        self.heard: set[str] = set()  # queues in which something may be due now
+        self.settled: set[str] = set()  # tasks whose result somebody may wait for
+
+    # Producers.
+
+    def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        now = self.now
+        kept = [msgspec.structs.replace(task, created_at=now, eta=max(task.eta, 0.0) or now) for task in tasks]
+        if all(map(is_plain, kept)):
+            added = self._db.executemany(_ADD_PLAIN, map(plain_row_of, kept))
+        else:
+            added = self._db.executemany(_ADD, [row_of(task, self._ahead) for task in kept])
+        self.heard.update([task.queue for task in kept])
+        return kept if added.rowcount == len(kept) else [self._there(task) for task in kept]
+
+    def _there(self, task: Task) -> Task:
+        there = self.get(task.id)
+        if there is None:
+            (there,) = self._tasks(_ALIVE, (task.unique_key,))
+        return there
+
+    # Workers.
+
+    def exchange(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        worker: str,
+        queues: Sequence[str],
+        limit: int,
+        lease: float,
+        claim_id: str,
+    ) -> Exchange:
+        refused = self.settle(settlements)
+        taken = self._claim(worker, queues, limit, lease, claim_id) if limit > 0 else ()
+        return Exchange(taken, frozenset(refused))
+
+    def settle(self, settlements: Sequence[Settlement]) -> set[Hold]:
+        """Apply them; those that were refused."""
+        successes = [one for one in settlements if one.status is SUCCESS and one.error is None and one.delay is None]
+        refused = self._succeed(successes)
+        if len(successes) < len(settlements):
+            for settlement in settlements:
+                if settlement.status is SUCCESS and settlement.error is None and settlement.delay is None:
+                    continue
+                if not self._settle(settlement):
+                    refused.add(Hold(settlement.id, settlement.attempt))
+        if settlements:
+            self.settled.update(settlement.id for settlement in settlements)
+            self.heard.update(limit.queue for limit in self.limits())  # there may be room again
+        return refused
+
+    def _succeed(self, successes: Sequence[Settlement]) -> set[Hold]:
+        refused = set()
+        left = list(successes)
+        for count in _SUCCEED_TOGETHER:
+            while len(left) >= count:
+                some, left = left[:count], left[count:]
+                if not self._succeed_together(some):
+                    refused |= {Hold(one.id, one.attempt) for one in some if not self._succeed_together([one])}
+        return refused
+
+    def _succeed_together(self, some: Sequence[Settlement]) -> bool:
+        """All of them or none."""
+        values = [value for one in some for value in self._success(one)]
+        if len(some) == 1:
+            return self._db.execute(_SUCCEED_TOGETHER[1], values).rowcount == 1
+        self._db.execute("SAVEPOINT together")
+        all_applied = self._db.execute(_SUCCEED_TOGETHER[len(some)], values).rowcount == len(some)
+        if not all_applied:
+            self._db.execute("ROLLBACK TO together")
+        self._db.execute("RELEASE together")
+        return all_applied
+
+    def _success(self, one: Settlement) -> Row:
+        return (one.id, one.attempt, one.failures, one.crashes, one.runs, one.result, one.result_dropped, self.now)
+
+    def _settle(self, settlement: Settlement) -> bool:
+        task = self.get(settlement.id)
+        if task is None or not applies(task, settlement):
+            return False
+        self._keep(settled(task, settlement, self.now))
+        return True
+
+    def _claim(self, worker: str, queues: Sequence[str], limit: int, lease: float, claim_id: str) -> tuple[Task, ...]:
+        now, elapsed, ahead = self.now, self.elapsed, self._ahead
+        rows = claims.claimable(self._db, queues, now, elapsed, limit)
+        taken = tuple(
+            claimed(task_of(row[1:], ahead), worker=worker, claim_id=claim_id, now=now, lease_until=now + lease)
+            for row in rows
+        )
+        if rows:
+            rowids = str([row[0] for row in rows])
+            self._db.execute(_CLAIM, (worker, claim_id, elapsed + lease, now, rowids))
+            claims.note_starts(self._db, rows, elapsed)
+        return taken
+
+    def renew(self, holds: Sequence[Hold], lease: float) -> Renewal:
+        lost, cancelled = set(), set()
+        for hold in holds:
+            if self._db.execute(_RENEW, (self.elapsed + lease, hold.id, hold.attempt)).rowcount == 0:
+                lost.add(hold)
+                continue
+            wanted = "SELECT cancel_requested FROM bullpen_task WHERE id = ?"
+            if self._db.execute(wanted, (hold.id,)).fetchone()[0]:
+                cancelled.add(hold)
+        return Renewal(frozenset(lost), frozenset(cancelled))
+
+    def note_progress(self, hold: Hold, progress: Progress) -> bool:
+        note = f"UPDATE bullpen_task SET progress = ? {_HELD}"
+        return self._db.execute(note, (msgspec.msgpack.encode(progress), hold.id, hold.attempt)).rowcount > 0
+
+    def rescue_expired(self, decide: Decide, limit: int, dead_workers: Sequence[str]) -> Sequence[Task]:
+        rescued: list[Task] = []
+        for task_id in self.to_rescue(dead_workers):
+            task = self.get(task_id)
+            settlement = None if task is None else decide(task, self.now)
+            if settlement is not None and not self.settle([settlement]):
+                rescued += [after for after in self.find([task_id]) if after is not None]
+                if len(rescued) >= limit:
+                    break
+        return rescued
+
+    def to_rescue(self, dead_workers: Sequence[str]) -> list[str]:
+        """Never from a worker that lives on this machine: it may be slow, but it has not let go."""
+        dead = set(dead_workers)
+        spared = {record.id for record in self.workers() if record.id not in dead and is_alive(record)}
+        running = "FROM bullpen_task INDEXED BY bullpen_running WHERE status IN ('running')"
+        return [
+            task_id
+            for task_id, worker, lease_until in self._db.execute(f"SELECT id, worker, lease_until {running}").fetchall()
+            if worker in dead or (lease_until <= self.elapsed and worker not in spared)
+        ]
+
+    # People and upkeep.
+
+    def change(self, ids: Iterable[str], move: Move) -> list[Task]:
+        changed = []
+        for task_id in ids:
+            task = self.get(task_id)
+            after = None if task is None else move(task, self.now)
+            if after is not None and self._keep(after):
+                changed.append(after)
+        return changed
+
+    def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
+        changed = self.change(ids, cancelled_by_operator)
+        self.settled.update(task.id for task in changed)
+        return changed
+
+    def retry(self, ids: Sequence[str]) -> Sequence[Task]:
+        """Not those whose unique key lives on in another task."""
+        return self.change(ids, redriven)
+
+    def delete(self, ids: Sequence[str]) -> int:
+        delete = "DELETE FROM bullpen_task WHERE id = ? AND status IN ('success', 'failed', 'cancelled')"
+        return self._db.executemany(delete, [(task_id,) for task_id in ids]).rowcount if ids else 0
+
+    def expire(self, limit: int) -> Sequence[Task]:
+        late = self.to_expire(limit)
+        self.settled.update(late)
+        return self.change(late, expired)
+
+    def to_expire(self, limit: int) -> list[str]:
+        late = (
+            "SELECT id FROM bullpen_task INDEXED BY bullpen_expiring WHERE status = 'pending' AND expires <= ? "
+            "ORDER BY expires LIMIT ?"
+        )
+        return [task_id for (task_id,) in self._db.execute(late, (self.now, limit)).fetchall()]
+
+    def prune(self, limit: int) -> int:
+        prune = (
+            "DELETE FROM bullpen_task WHERE rowid IN (SELECT rowid FROM bullpen_task INDEXED BY bullpen_finished "
+            "WHERE prune_at <= ? ORDER BY prune_at LIMIT ?)"
+        )
+        return self._db.execute(prune, (self.now, limit)).rowcount
+
+    def is_something_to_prune(self) -> bool:
+        oldest = "SELECT min(prune_at) FROM bullpen_task INDEXED BY bullpen_finished WHERE prune_at IS NOT NULL"
+        (prune_at,) = self._db.execute(oldest).fetchone()
+        return prune_at is not None and bool(prune_at <= self.now)
+
+    # Workers, queues, limits.
+
+    def note_worker(self, record: WorkerRecord) -> None:
+        record = msgspec.structs.replace(record, seen_at=self.now)
+        note = "INSERT OR REPLACE INTO bullpen_worker VALUES (?, ?, ?)"
+        self._db.execute(note, (record.id, record.seen_at, msgspec.msgpack.encode(record)))
+
+    def drop_worker(self, worker: str) -> None:
+        self._db.execute("DELETE FROM bullpen_worker WHERE id = ?", (worker,))
+
+    def workers(self) -> list[WorkerRecord]:
+        return [_decode_worker(record) for (record,) in self._db.execute("SELECT record FROM bullpen_worker")]
+
+    def pause(self, queue: str) -> None:
+        self._db.execute("INSERT OR IGNORE INTO bullpen_paused VALUES (?)", (queue,))
+
+    def resume(self, queue: str) -> None:
+        self._db.execute("DELETE FROM bullpen_paused WHERE queue = ?", (queue,))
+        self.heard.add(queue)
+
+    def paused(self) -> frozenset[str]:
+        return frozenset(queue for (queue,) in self._db.execute("SELECT queue FROM bullpen_paused"))
+
+    def set_limit(self, limit: Limit) -> None:
+        put = "INSERT OR REPLACE INTO bullpen_limit VALUES (?, ?)"
+        self._db.execute(put, (limit.queue, msgspec.msgpack.encode(limit)))
+        self.heard.add(limit.queue)
+
+    def limits(self) -> Sequence[Limit]:
+        return claims.read_limits(self._db)
+
+    # Reading.
+
+    def get(self, task_id: str) -> Task | None:
+        row = self._db.execute(_GET, (task_id,)).fetchone()
+        return None if row is None else task_of(row, self._ahead)
+
+    def find(self, ids: Sequence[str]) -> Sequence[Task | None]:
+        return [self.get(task_id) for task_id in ids]
+
+    def find_claim(self, claim_id: str) -> Sequence[Task]:
+        running = "FROM bullpen_task INDEXED BY bullpen_running WHERE status IN ('running') AND claim_id = ?"
+        return self._tasks(f"SELECT {COLUMNS} {running} ORDER BY priority DESC, eta, id", (claim_id,))
+
+    def page(self, which: TaskFilter, limit: int, after: str | None) -> Sequence[Task]:
+        conditions, values = _conditions(which)
+        if after is not None:
+            conditions.append("id > ?")
+            values.append(after)
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        table = f"bullpen_task {_index_for(which)}"
+        return self._tasks(f"SELECT {COLUMNS} FROM {table} {where} ORDER BY id LIMIT ?", (*values, limit))
+
+    def counts(self) -> dict[str, dict[TaskStatus, int]]:
+        """Each from the index that has just those tasks."""
+        pending = "FROM bullpen_task INDEXED BY {} WHERE status = 'pending' AND concurrency_key {} GROUP BY queue"
+        parts = (
+            f"SELECT queue, 'pending', count(*) {pending.format('bullpen_ready', 'IS NULL')}",
+            f"SELECT queue, 'pending', count(*) {pending.format('bullpen_ready_keyed', 'IS NOT NULL')}",
+            "SELECT queue, status, count(*) FROM bullpen_task INDEXED BY bullpen_running WHERE status IN ('running') "
+            "GROUP BY queue",
+            "SELECT queue, status, count(*) FROM bullpen_task INDEXED BY bullpen_finished WHERE prune_at IS NOT NULL "
+            "GROUP BY queue, status",
+        )
+        counts: dict[str, dict[TaskStatus, int]] = {}
+        for queue, status, count in self._db.execute(" UNION ALL ".join(parts)):
+            of_queue = counts.setdefault(queue, {})
+            of_queue[TaskStatus(status)] = of_queue.get(TaskStatus(status), 0) + count
+        return counts
+
+    def next_work(self, queues: Sequence[str]) -> float:
+        """When something may be due: now, later or never (infinity)."""
+        if claims.claimable(self._db, queues, self.now, self.elapsed, 1):
+            return self.now
+        return claims.next_eta(self._db, queues, self.now)
+
+    def has_result(self, task_id: str, runs: int) -> bool:
+        """Whether it is final, or gone, or has completed more than `runs` runs."""
+        found = self._db.execute("SELECT status, runs FROM bullpen_task WHERE id = ?", (task_id,)).fetchone()
+        return found is None or found[0] not in ("pending", "running") or found[1] > runs
+
+    def _tasks(self, statement: str, values: Sequence[object]) -> list[Task]:
+        return [task_of(row, self._ahead) for row in self._db.execute(statement, values)]
+
+    def _keep(self, task: Task) -> bool:
+        """Write what may have changed; False if another task with its unique key is alive."""
+        if task.unique_key is not None and not task.is_final:
+            alive = self._db.execute(_ALIVE, (task.unique_key,)).fetchone()
+            if alive is not None and alive[0] != task.id:
+                return False
+        self._db.execute(_KEEP, (*changes_of(task, self._ahead), task.id))
+        if not task.is_final:
+            self.heard.add(task.queue)
+        return True
+
+
+def _conditions(which: TaskFilter) -> tuple[list[str], list[object]]:
+    conditions, values = [], list[object]()
+    for column, allowed in (("id", which.ids), ("queue", which.queues)):
+        if allowed is not None:
+            conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
+            values.append(msgspec.json.encode(allowed).decode())
+    if which.statuses is not None:
+        statuses = ", ".join(f"'{status.value}'" for status in which.statuses)
+        conditions.append(f"status IN ({statuses})")
+    for column, value in (("func_path", which.func_path), ("worker", which.worker)):
+        if value is not None:
+            conditions.append(f"{column} = ?")
+            values.append(value)
+    return conditions, values
+
+
+def _index_for(which: TaskFilter) -> str:
+    """Those that are few among many have an index of their own."""
+    if which.statuses == (RUNNING,):
+        return "INDEXED BY bullpen_running"
+    return "INDEXED BY bullpen_failed" if which.statuses == (FAILED,) else ""

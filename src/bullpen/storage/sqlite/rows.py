@@ -1,0 +1,257 @@
+"""A task as a row, and back.
+
+What is asked for, or changes often, has a column. Options that only the worker reads are one value, which most tasks of
+a function share: it is encoded and decoded once for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from bullpen.tasks.retry import Backoff
+from bullpen.tasks.task import PENDING, OnFailure, Progress, Task, TaskError, TaskStatus
+
+Row = tuple[Any, ...]
+
+COLUMNS = (
+    "id, queue, priority, status, eta, expires, unique_key, concurrency_key, attempt, failures, crashes, runs, "
+    "worker, claim_id, lease_until, cancel_requested, created_at, started_at, finished_at, result_ttl, func_path, "
+    "options, headers, progress, errors, result_dropped, payload, result"
+)
+# Of tasks that are new, and need nothing else. To bind a NULL takes longer than to store a text, and most are plain.
+PLAIN = "id, queue, priority, eta, created_at, result_ttl, func_path, options, payload"
+CHANGING = (
+    "status, eta, expires, attempt, failures, crashes, runs, worker, claim_id, lease_until, cancel_requested, "
+    "started_at, finished_at, prune_at, progress, errors, result_dropped, result"
+)
+
+
+class _Options(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What never changes, and no statement asks for."""
+
+    codec: str = "json"
+    interval: float | None = None
+    max_retries: int = 0
+    backoff: Backoff = Backoff()
+    timeout: float | None = None
+    at_most_once: bool = False
+    on_failure: OnFailure = "fail"
+
+
+_REMEMBERED = 1000
+_encoded: dict[tuple[Any, ...], bytearray] = {}
+_decoded: dict[bytes, _Options] = {}
+_encode = msgspec.msgpack.encode
+_decode_options = msgspec.msgpack.Decoder(_Options).decode
+_decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
+_decode_progress = msgspec.msgpack.Decoder(Progress).decode
+_decode_errors = msgspec.msgpack.Decoder(tuple[TaskError, ...]).decode
+_statuses = {status.value: status for status in TaskStatus}
+
+
+def row_of(task: Task, ahead: float) -> Row:
+    """`COLUMNS` and `prune_at`. `ahead`: by how much the wall clock is ahead of the clock of leases."""
+    return (
+        task.id,
+        task.queue,
+        task.priority,
+        task.status.value,
+        task.eta,
+        task.expires,
+        task.unique_key,
+        task.concurrency_key,
+        task.attempt,
+        task.failures,
+        task.crashes,
+        task.runs,
+        task.worker,
+        task.claim_id,
+        None if task.lease_until is None else task.lease_until - ahead,
+        task.cancel_requested,
+        task.created_at,
+        task.started_at,
+        task.finished_at,
+        task.result_ttl,
+        task.func_path,
+        _options_of(task),
+        _encode(task.headers) if task.headers else None,
+        None if task.progress is None else _encode(task.progress),
+        _encode(task.errors) if task.errors else None,
+        task.result_dropped,
+        task.payload,
+        task.result,
+        prune_at(task),
+    )
+
+
+def is_plain(task: Task) -> bool:
+    """Whether `PLAIN` says everything about it."""
+    return (
+        task.expires is None
+        and task.unique_key is None
+        and task.concurrency_key is None
+        and not task.headers
+        and task.attempt == 0
+        and task.runs == 0
+        and task.status is PENDING
+        and task.started_at is None
+        and task.finished_at is None
+        and task.result is None
+        and not task.errors
+        and not task.cancel_requested
+        and not task.result_dropped
+    )
+
+
+def plain_row_of(task: Task) -> Row:
+    return (
+        task.id,
+        task.queue,
+        task.priority,
+        task.eta,
+        task.created_at,
+        task.result_ttl,
+        task.func_path,
+        _options_of(task),
+        bytearray(task.payload),  # faster to bind than bytes
+    )
+
+
+def changes_of(task: Task, ahead: float) -> Row:
+    """`CHANGING`."""
+    return (
+        task.status.value,
+        task.eta,
+        task.expires,
+        task.attempt,
+        task.failures,
+        task.crashes,
+        task.runs,
+        task.worker,
+        task.claim_id,
+        None if task.lease_until is None else task.lease_until - ahead,
+        task.cancel_requested,
+        task.started_at,
+        task.finished_at,
+        prune_at(task),
+        None if task.progress is None else _encode(task.progress),
+        _encode(task.errors) if task.errors else None,
+        task.result_dropped,
+        task.result,
+    )
+
+
+class DamagedRow(Exception):
+    """A row that this module cannot have written."""
+
+
+def task_of(row: Row, ahead: float) -> Task:
+    """A row of `COLUMNS` as a task."""
+    try:
+        return _task_of(row, ahead)
+    except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise DamagedRow(f"task {row[0]!r} cannot be read: {error!r}") from error
+
+
+def _task_of(row: Row, ahead: float) -> Task:
+    (
+        task_id,
+        queue,
+        priority,
+        status,
+        eta,
+        expires,
+        unique_key,
+        concurrency_key,
+        attempt,
+        failures,
+        crashes,
+        runs,
+        worker,
+        claim_id,
+        lease_until,
+        cancel_requested,
+        created_at,
+        started_at,
+        finished_at,
+        result_ttl,
+        func_path,
+        packed,
+        headers,
+        progress,
+        errors,
+        result_dropped,
+        payload,
+        result,
+    ) = row
+    options = _decoded.get(packed) or _remember(packed)
+    return Task(
+        id=task_id,
+        func_path=func_path,
+        payload=payload,
+        codec=options.codec,
+        queue=queue,
+        priority=priority,
+        status=_statuses[status],
+        eta=eta,
+        interval=options.interval,
+        max_retries=options.max_retries,
+        backoff=options.backoff,
+        timeout=options.timeout,
+        expires=expires,
+        at_most_once=options.at_most_once,
+        on_failure=options.on_failure,
+        result_ttl=result_ttl,
+        unique_key=unique_key,
+        concurrency_key=concurrency_key,
+        headers={} if headers is None else _decode_headers(headers),
+        attempt=attempt,
+        failures=failures,
+        crashes=crashes,
+        runs=runs,
+        worker=worker,
+        claim_id=claim_id,
+        lease_until=None if lease_until is None else lease_until + ahead,
+        cancel_requested=cancel_requested != 0,
+        progress=None if progress is None else _decode_progress(progress),
+        result=result,
+        result_dropped=result_dropped,
+        errors=() if errors is None else _decode_errors(errors),
+        created_at=created_at,
+        started_at=started_at,
+        finished_at=finished_at,
+    )
+
+
+def prune_at(task: Task) -> float | None:
+    if not task.is_final or task.finished_at is None:
+        return None
+    return math.inf if task.result_ttl is None else task.finished_at + task.result_ttl
+
+
+def _options_of(task: Task) -> bytearray:
+    key = (
+        task.codec,
+        task.interval,
+        task.max_retries,
+        task.backoff,
+        task.timeout,
+        task.at_most_once,
+        task.on_failure,
+    )
+    packed = _encoded.get(key)
+    if packed is None:
+        if len(_encoded) >= _REMEMBERED:
+            _encoded.clear()
+        packed = _encoded[key] = bytearray(_encode(_Options(*key)))
+    return packed
+
+
+def _remember(packed: bytes) -> _Options:
+    if len(_decoded) >= _REMEMBERED:
+        _decoded.clear()
+    options = _decoded[packed] = _decode_options(packed)
+    return options

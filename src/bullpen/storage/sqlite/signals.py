@@ -1,0 +1,212 @@
+"""How processes wake each other: a datagram to a socket beside the file. Only hints, so losing one costs a delay.
+
+Whoever waits has an `Ear`, one per event loop: a socket in the folder beside the file, read only while somebody waits.
+A `Bell` tells all ears, those of this process directly, what a commit may have changed: in which queues something may
+be due, and which tasks may have a result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+log = logging.getLogger("bullpen.storage")
+
+_ENDING = ".ear"
+_LONGEST_PATH = 100  # what a socket's address can hold, and some
+_MOST_IDS = 200  # more are told as "any"
+
+Message = tuple[list[str], list[str] | None]  # queues, and tasks or any
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.Decoder(Message).decode
+
+
+class Bell:
+    """Tells everybody who waits for something in the file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ears: set[Ear] = set()
+        self._socket: socket.socket | None = None
+        self._others: list[str] = []
+        self._listed_at = 0
+
+    def ring(self, queues: Set[str], tasks: Set[str]) -> None:
+        ears = list(self._ears)
+        for ear in ears:
+            ear.tell(queues, tasks)
+        own = {ear.name for ear in ears}
+        message = b""
+        for name in self._listed():
+            if name not in own:
+                message = message or _encode((list(queues), list(tasks) if len(tasks) <= _MOST_IDS else None))
+                self._send(message, name)
+
+    def _listed(self) -> list[str]:
+        """The sockets there are. The folder is read again only when something in it has changed."""
+        try:
+            changed_at = os.stat(self._folder).st_mtime_ns
+            if changed_at != self._listed_at:
+                self._others = [name for name in os.listdir(self._folder) if name.endswith(_ENDING)]
+                self._listed_at = changed_at
+        except OSError:
+            return []
+        return self._others
+
+    def _send(self, message: bytes, name: str) -> None:
+        if not hasattr(socket, "AF_UNIX"):
+            return
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+        path = self._folder / name
+        try:
+            with _address(path) as address:
+                self._socket.sendto(message, address)
+        except ConnectionRefusedError:  # its process was killed
+            path.unlink(missing_ok=True)
+        except OSError:  # gone, or full: then it has enough to wake up for
+            pass
+
+    def forget(self) -> None:
+        """This is a forked child: the ears are the parent's, and only the copies of their sockets are closed here."""
+        for ear in self._ears:
+            ear.drop()
+        self.close()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def add(self, ear: Ear) -> None:
+        self._ears.add(ear)
+
+    def remove(self, ear: Ear) -> None:
+        self._ears.discard(ear)
+
+
+class Ear:
+    """Somebody who waits on an event loop. Used on that loop only, but for `tell`."""
+
+    def __init__(self, bell: Bell, folder: Path) -> None:
+        self.name = f"{secrets.token_hex(8)}{_ENDING}"  # a pid would not be unique: containers have their own
+        self._bell = bell
+        self._path = folder / self.name
+        self.loop = asyncio.get_running_loop()
+        self._waiting: set[Waiting] = set()
+        self._socket = self._open()
+        bell.add(self)
+
+    def _open(self) -> socket.socket | None:
+        """None where there is no such thing: then those who wait look from time to time."""
+        if not hasattr(socket, "AF_UNIX"):
+            return None
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            opened.setblocking(False)
+            with _address(self._path) as address:
+                opened.bind(address)
+            os.chmod(self._path, 0o600)
+        except OSError as error:
+            opened.close()
+            log.debug("%s: no socket to be woken by, polling instead: %s", self._path, error)
+            return None
+        return opened
+
+    @contextmanager
+    def listening(self, *, queues: Set[str] = frozenset(), task: str | None = None) -> Iterator[Waiting]:
+        """From now on nothing is missed."""
+        waiting = Waiting(queues, task)
+        if not self._waiting:
+            self._listen()
+        self._waiting.add(waiting)
+        try:
+            yield waiting
+        finally:
+            self._waiting.discard(waiting)
+            if not self._waiting and self._socket is not None:
+                self.loop.remove_reader(self._socket)
+
+    def _listen(self) -> None:
+        if self._socket is not None:
+            try:
+                self._read()  # what nobody waited for
+                self.loop.add_reader(self._socket, self._read)
+            except NotImplementedError:  # an event loop without readers
+                self._socket.close()
+                self._socket = None
+
+    def _read(self) -> None:
+        while self._socket is not None:
+            try:
+                queues, tasks = _decode(self._socket.recv(1 << 16))
+            except msgspec.DecodeError:
+                continue
+            except OSError:
+                return
+            self._hear(frozenset(queues), None if tasks is None else frozenset(tasks))
+
+    def tell(self, queues: Set[str], tasks: Set[str]) -> None:
+        """From another thread."""
+        if self._waiting:
+            try:
+                self.loop.call_soon_threadsafe(self._hear, frozenset(queues), frozenset(tasks))
+            except RuntimeError:  # that loop is closed
+                pass
+
+    def _hear(self, queues: Set[str], tasks: Set[str] | None) -> None:
+        for waiting in self._waiting:
+            if tasks is None or waiting.task in tasks or not waiting.queues.isdisjoint(queues):
+                waiting.event.set()
+
+    def close(self) -> None:
+        self._bell.remove(self)
+        if self._socket is not None:
+            if self._waiting and not self.loop.is_closed():
+                self.loop.remove_reader(self._socket)
+            self._path.unlink(missing_ok=True)
+            self.drop()
+
+    def drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class Waiting:
+    """What one caller waits for."""
+
+    def __init__(self, queues: Set[str], task: str | None) -> None:
+        self.queues = queues
+        self.task = task
+        self.event = asyncio.Event()
+
+    async def heard(self, timeout: float) -> None:
+        """Until there is news, or for so long."""
+        try:
+            await asyncio.wait_for(self.event.wait(), timeout)
+        except TimeoutError:
+            pass
+        self.event.clear()
+
+
+@contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """A socket's address is short; a path may be long."""
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

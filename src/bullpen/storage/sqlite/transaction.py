@@ -1,0 +1,56 @@
+"""The acknowledgement inside a transaction of the user's own: effects and the end of the task commit together.
+
+    with sqlite3.connect("jobs.db") as connection:
+        settle_in(connection, queue_file, succeed(task, result))     # first: LeaseLost if the task is in other hands
+        connection.execute("UPDATE account SET ...")
+
+The connection has to be one to the very file that the tasks are in: SQLite commits one file atomically, not two.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+from bullpen.errors import LeaseLost, StorageError
+from bullpen.storage.sqlite import schema
+from bullpen.storage.sqlite.file import named
+from bullpen.storage.sqlite.ledger import Ledger
+from bullpen.storage.sqlite.line import Clock
+from bullpen.tasks.task import Settlement
+
+
+def settle_in(connection: sqlite3.Connection, path: Path, settlement: Settlement, clock: Clock | None = None) -> None:
+    """Apply `settlement` in the transaction of `connection`, which the caller commits or rolls back.
+
+    A transaction is begun if there is none. Raises `LeaseLost` if the task does not run in that attempt any more:
+    then nothing of it may be committed.
+    """
+    storage = str(path)
+    _check_same_file(connection, path)
+    clock = clock or Clock()
+    try:
+        connection.execute("PRAGMA wal_autocheckpoint = 0")  # checkpoints are left to Bullpen; file.py says why
+        if not connection.in_transaction:
+            connection.execute("BEGIN IMMEDIATE")
+        schema.check(connection, storage)
+        refused = Ledger(connection, clock.now(), clock.elapsed()).settle([settlement])
+    except sqlite3.Error as error:
+        raise named(error, storage) from error
+    if refused:
+        raise LeaseLost(task=settlement.id, attempt=settlement.attempt)
+
+
+def _check_same_file(connection: sqlite3.Connection, path: Path) -> None:
+    files = {name: file for _, name, file in connection.execute("PRAGMA database_list")}
+    try:
+        same = bool(files["main"]) and os.path.samefile(files["main"], path)
+    except OSError:
+        same = False
+    if not same:
+        raise StorageError(
+            f"the connection is to {files['main'] or 'a database in memory'}; "
+            "effects and acknowledgement commit together only in the file that has the tasks",
+            storage=str(path),
+        )

@@ -1,0 +1,85 @@
+"""Whatever ends a process, what the store has acknowledged is there, and the file is whole."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bullpen.storage.port import TaskFilter
+from bullpen.tasks.task import SUCCESS
+from tests.unit.storage.sqlite.support import claim, new_task, opened, raw
+
+pytestmark = pytest.mark.anyio
+
+CHILD = [sys.executable, "-m", "tests.faults.sqlite_child"]
+
+
+async def check(path: Path, said: str) -> int:
+    """Everything that was acknowledged is there; how much that is."""
+    words = [line.split() for line in said.splitlines()]
+    added = {task for verb, task in words if verb == "added"}
+    settled = {task for verb, task in words if verb == "settled"}
+    async with opened(path) as storage:
+        there = {task.id: task for task in await storage.list(TaskFilter(), limit=10**6)}
+        assert added <= set(there), f"{len(added - set(there))} lost"
+        assert all(there[task].status is SUCCESS for task in settled)
+        await storage.add([new_task(id="after", priority=9)])
+        assert (await claim(storage)).claimed[0].id == "after"
+    with raw(path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    db.close()
+    return len(added)
+
+
+@pytest.mark.parametrize("when", [1, 2, 7])
+@pytest.mark.parametrize(
+    "failpoint",
+    ["sqlite.before_commit", "sqlite.after_commit", "sqlite.before_checkpoint", "sqlite.before_migration_commit"],
+)
+async def test_killed_at_a_failpoint(tmp_path: Path, failpoint: str, when: int) -> None:
+    if failpoint == "sqlite.before_migration_commit":
+        when = 1
+    path = tmp_path / "jobs.db"
+    child = subprocess.run(
+        [*CHILD, "work", path, "400", failpoint, str(when)], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert child.returncode == -9, child.stderr
+    await check(path, child.stdout)
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+async def test_killed_at_a_system_call(tmp_path: Path, thorough: bool) -> None:
+    """At the k-th write or sync of the writer thread, for many k."""
+    acknowledged = 0
+    for when in range(1, 120) if thorough else (1, 2, 3, 5, 9, 14, 33, 80):
+        path = tmp_path / f"{when}.db"
+        calls = "pwrite64,fdatasync,fsync,ftruncate"
+        inject = f"inject={calls}:signal=KILL:when={when}"
+        child = subprocess.run(
+            [
+                "strace",
+                "-f",
+                "-qq",
+                "-o",
+                "/dev/null",
+                "-e",
+                f"trace={calls}",
+                "-e",
+                inject,
+                *CHILD,
+                "work",
+                path,
+                "30",
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=50,
+        )
+        assert child.returncode != 0, "nothing ended it"
+        acknowledged += await check(path, child.stdout)
+    assert acknowledged > 10

@@ -1,0 +1,117 @@
+"""Disks that are full, read-only or damaged: a named error, never a false success, and it goes on afterwards."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bullpen.errors import StorageError, StorageFull, StorageReadOnly
+from bullpen.storage.port import TaskFilter
+from bullpen.tasks.task import succeed
+from tests.unit.storage.sqlite.support import claim, new_task, opened, raw
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Two megabytes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip("needs the right to mount")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+async def test_a_full_disk(small_disk: Path) -> None:
+    path = small_disk / "jobs.db"
+    acknowledged = []
+    async with opened(path) as storage:
+        try:
+            for _ in range(1000):
+                tasks = await storage.add([new_task(payload=b"x" * 2000) for _ in range(20)])
+                acknowledged += [task.id for task in tasks]
+        except StorageFull:
+            pass
+        with pytest.raises(StorageFull):
+            await storage.add([new_task(payload=b"x" * 100_000)])
+        assert acknowledged
+        assert None not in await storage.get(acknowledged)
+        subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
+        (task,) = await storage.add([new_task(id="at last", priority=9)])
+        assert (await claim(storage)).claimed[0].id == task.id
+        assert {*acknowledged, "at last"} <= {task.id for task in await storage.list(TaskFilter(), limit=10**5)}
+    with raw(path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    db.close()
+
+
+async def test_a_disk_without_room_for_the_first_page(small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(b"x" * ((2 << 20) - 8192))
+    with pytest.raises(StorageError):
+        async with opened(small_disk / "jobs.db") as storage:
+            await storage.add([new_task()])
+    (small_disk / "filler").unlink()
+    async with opened(small_disk / "jobs.db") as storage:
+        await storage.add([new_task()])
+
+
+async def test_a_disk_that_became_read_only(small_disk: Path) -> None:
+    async with opened(small_disk / "jobs.db") as storage:
+        await storage.add([new_task()])
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(StorageReadOnly):
+        async with opened(small_disk / "jobs.db") as storage:
+            await storage.add([new_task()])
+    subprocess.run(["mount", "-o", "remount,rw", small_disk], check=True)
+    async with opened(small_disk / "jobs.db") as storage:
+        await storage.add([new_task()])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+async def test_a_file_that_may_not_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path) as storage:
+        await storage.add([new_task()])
+    path.chmod(0o400)
+    with pytest.raises(StorageReadOnly):
+        async with opened(path):
+            pass
+
+
+async def test_damaged_bytes_are_refused_or_harmless(tmp_path: Path, thorough: bool) -> None:
+    """Whatever bytes flip: an error of ours or an answer, and the file stays what it was, never an empty one."""
+    whole = tmp_path / "whole.db"
+    async with opened(whole) as storage:
+        await storage.add([new_task(payload=os.urandom(100), unique_key=f"u{n}") for n in range(300)])
+        await claim(storage, 50)
+    size = whole.stat().st_size
+    rng = random.Random(7)
+    refused = 0
+    for number in range(1000 if thorough else 60):
+        path = tmp_path / f"{number}.db"
+        shutil.copy(whole, path)
+        with path.open("r+b") as file:
+            for _ in range(rng.choice((1, 3, 200))):
+                file.seek(rng.choice((rng.randrange(100), rng.randrange(size))))
+                file.write(bytes([rng.randrange(256)]))
+        try:
+            async with opened(path) as storage:
+                answer = await claim(storage, 20)
+                await claim(storage, 20, tuple(succeed(task, b"1") for task in answer.claimed))
+                await storage.list(TaskFilter(), limit=1000)
+                await storage.counts()
+                await storage.add([new_task()])
+        except StorageError:
+            refused += 1
+        assert path.stat().st_size >= size
+        path.unlink()
+    assert refused > 5

@@ -1,0 +1,225 @@
+"""Group commit, one writer for all stores of a process, faults of single callers, forks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bullpen import primitives
+from bullpen.errors import StorageBusy, StorageClosed, StorageCorrupt
+from bullpen.storage.port import TaskFilter
+from bullpen.storage.sqlite import line
+from bullpen.storage.sqlite.store import SqliteStorage
+from bullpen.tasks.task import Settlement, Task
+from tests.unit.storage.sqlite.support import claim, new_task, opened, raw
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def commits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every commit from now on."""
+    seen: list[str] = []
+
+    def note(name: str) -> None:
+        if name == "sqlite.after_commit":
+            seen.append(name)
+
+    monkeypatch.setattr(primitives, "failpoint", note)
+    return seen
+
+
+async def behind_a_lock(path: Path, *work: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Start all `work` while somebody else writes, so that all of it waits together."""
+    with raw(path) as other:
+        other.execute("BEGIN IMMEDIATE")
+        first = asyncio.ensure_future(work[0]())
+        await asyncio.sleep(0.02)  # the writer has begun with it
+        rest = [asyncio.ensure_future(each()) for each in work[1:]]
+        await asyncio.sleep(0)
+        other.execute("COMMIT")
+    other.close()
+    return list(await asyncio.gather(first, *rest, return_exceptions=True))
+
+
+async def test_what_waits_shares_one_commit(tmp_path: Path, commits: list[str]) -> None:
+    async with opened(tmp_path / "jobs.db") as storage:
+        commits.clear()
+        tasks = [new_task() for _ in range(31)]
+        kept = await behind_a_lock(storage.path, *[lambda task=task: storage.add([task]) for task in tasks])
+        assert [one[0].id for one in kept] == [task.id for task in tasks]
+        assert len(commits) == 2  # the first one alone, all others together
+
+
+async def test_who_fails_in_a_group_fails_alone(tmp_path: Path) -> None:
+    def broken(task: Task, now: float) -> Settlement:
+        raise ZeroDivisionError
+
+    async with opened(tmp_path / "jobs.db") as storage:
+        await storage.add([new_task(id="running")])
+        await claim(storage, lease=0.0)
+        bad = new_task(queue=None)
+        answers = await behind_a_lock(
+            storage.path,
+            lambda: storage.add([new_task(id="a")]),
+            lambda: storage.add([new_task(id="b")]),
+            lambda: storage.add([new_task(id="never"), bad]),
+            lambda: storage.note_progress(None, None),  # type: ignore[arg-type]
+            lambda: storage.add([new_task(id="c")]),
+        )
+        assert [type(answer).__name__ for answer in answers] == [
+            "list",
+            "list",
+            "StorageError",
+            "AttributeError",
+            "list",
+        ]
+        assert [task.id for task in await storage.list(TaskFilter(), limit=9)] == ["a", "b", "c", "running"]
+        with pytest.raises(ZeroDivisionError):
+            await storage.rescue_expired(broken, limit=10)
+        assert (await storage.get(["running"]))[0].attempt == 1  # type: ignore[union-attr]
+
+
+async def test_a_caller_that_is_cancelled_disturbs_nobody(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as storage:
+        gone = asyncio.ensure_future(storage.add([new_task()]))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await storage.add([new_task(id="there")])
+        assert (await storage.get(["there"]))[0] is not None
+
+
+async def test_stores_of_one_process_share_a_writer(tmp_path: Path) -> None:
+    def writers() -> int:
+        return sum(thread.name == "bullpen-sqlite-writer" for thread in threading.enumerate())
+
+    (tmp_path / "link.db").symlink_to(tmp_path / "jobs.db")
+    async with opened(tmp_path / "jobs.db") as one, opened(tmp_path / "link.db") as other:
+        third = one.another()
+        await third.open()
+        assert writers() == 1
+        await third.close()
+        await one.add([new_task(id="x")])
+        await one.close()
+        assert (await other.get(["x"]))[0] is not None
+        with pytest.raises(StorageClosed):
+            await one.get(["x"])
+
+
+async def test_somebody_who_writes_for_too_long_is_named(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db", busy_timeout=0.05) as storage:
+        with raw(storage.path) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StorageBusy):
+                await storage.add([new_task()])
+            other.execute("COMMIT")
+        other.close()
+        await storage.add([new_task()])
+
+
+async def test_a_file_that_is_taken_away_is_not_written_any_more(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as storage:
+        await storage.add([new_task()])
+        storage.path.rename(tmp_path / "moved.db")
+        for verb in (storage.add([new_task()]), storage.get(["x"]), storage.add([new_task()])):
+            with pytest.raises(StorageCorrupt, match="removed"):
+                await verb
+        assert not storage.path.exists()
+        storage.path.touch()
+        with pytest.raises(StorageCorrupt, match="replaced"):
+            await storage.add([new_task()])
+
+
+async def test_the_log_does_not_grow_for_ever(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db", synchronous="normal") as storage:
+        for _ in range(12):
+            await storage.add([new_task(payload=b"x" * 300) for _ in range(2000)])
+        log = tmp_path / "jobs.db-wal"
+        assert log.stat().st_size < storage.path.stat().st_size / 2
+
+
+async def test_an_unexpected_error_is_told_and_the_thread_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path / "jobs.db") as storage:
+        await storage.add([new_task()])
+        monkeypatch.setattr(line.Writer, "_transact", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await storage.add([new_task()])
+        monkeypatch.undo()
+        await storage.add([new_task()])
+        assert "an unexpected error" in caplog.text
+
+
+async def test_no_checkpoint_while_somebody_else_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On older versions of SQLite that could lose what the other commits."""
+    async with opened(tmp_path / "jobs.db", synchronous="normal") as storage:
+        other = raw(storage.path)
+
+        def begin(name: str) -> None:
+            if name == "sqlite.before_checkpoint":
+                other.execute("BEGIN IMMEDIATE")
+
+        monkeypatch.setattr(primitives, "failpoint", begin)
+        await storage.add([new_task() for _ in range(3000)])
+        await storage.counts()
+        await asyncio.sleep(0.02)
+        size = storage.path.stat().st_size
+        other.execute("ROLLBACK")
+        other.close()
+        assert size < 100_000  # everything is still in the log
+        monkeypatch.setattr(primitives, "failpoint", lambda _: None)
+        await storage.add([new_task() for _ in range(3000)])
+        await storage.add([new_task()])
+        assert storage.path.stat().st_size > 1_000_000
+
+
+def in_a_child(work: Callable[[], object]) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException as error:
+            os.write(2, f"{error!r}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded")
+def test_a_store_goes_on_in_a_forked_child_and_in_its_parent(tmp_path: Path) -> None:
+    async def parent() -> None:
+        async with opened(tmp_path / "jobs.db") as storage:
+            await storage.add([new_task(id="before")])
+            await storage.wait_for_work(["other"], 0.001)
+            threads = asyncio.get_running_loop().run_in_executor(None, in_a_child, lambda: asyncio.run(child(storage)))
+            await storage.add([new_task(id="parent")])
+            assert await threads == 0
+            assert [task.id for task in await storage.list(TaskFilter(), limit=9)] == ["before", "child", "parent"]
+
+    async def child(storage: SqliteStorage) -> None:
+        await storage.add([new_task(id="child")])
+        assert locks_of(os.getpid(), storage.path) > 0
+        await storage.wait_for_work(["default"], 1)
+        assert len(await storage.get(["before", "child"])) == 2
+        await storage.close()
+
+    asyncio.run(parent())
+
+
+def locks_of(pid: int, path: Path) -> int:
+    """How many locks on the file the system knows of. SQLite alone would not take one in a child."""
+    inodes = {str(place.stat().st_ino) for place in path.parent.glob(path.name + "*") if place.is_file()}
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return sum(fields[1] == "POSIX" and int(fields[4]) == pid and fields[5].split(":")[2] in inodes for fields in lines)
+
+
+def test_nothing_is_left_open_by_a_process_without_stores() -> None:
+    assert line._files == {}
