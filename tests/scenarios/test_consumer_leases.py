@@ -317,12 +317,34 @@ def test_a_running_task_is_cancelled_within_two_seconds(retries: int) -> None:
         async with killed_at_end(desk.worker(1)) as worker:
             task_id = await desk.add(name, max_retries=retries)
             await until(lambda: worker.running == 1)
-            await asyncio.sleep(3)
+            await asyncio.sleep(6)  # the next renewal is four seconds away
             await store.cancel([task_id])
             began = asyncio.get_running_loop().time()
             task = await desk.ended(task_id)
             assert asyncio.get_running_loop().time() - began <= 2
         assert (task.status, task.failures) == (CANCELLED, 0)
+
+    in_virtual_time(main)
+
+
+def test_a_request_to_cancel_is_noticed_with_the_renewal_at_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of so many tasks not all are looked at each second."""
+    monkeypatch.setattr("bullpen.consumer.keeper.LOOKED_AT", 0)
+
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+
+        async def work() -> None:
+            await asyncio.sleep(1e6)
+
+        name = desk.task(work)
+        async with killed_at_end(desk.worker(1)) as worker:
+            task_id = await desk.add(name)
+            await until(lambda: worker.running == 1)
+            await store.cancel([task_id])
+            began = asyncio.get_running_loop().time()
+            assert (await desk.ended(task_id)).status is CANCELLED
+            assert asyncio.get_running_loop().time() - began <= 6
 
     in_virtual_time(main)
 

@@ -141,7 +141,9 @@ def test_a_claim_that_is_made_after_nobody_waits_for_it_is_released() -> None:
             await store.resume("default")
             assert store.delayed is not None
             await super(Late, store).exchange([], **store.delayed)
+            began = asyncio.get_running_loop().time()
             task = await desk.ended(task_id)
+            assert asyncio.get_running_loop().time() - began <= 5  # not only when its lease is over
         assert (task.status, task.crashes, counter.runs) == (SUCCESS, 0, {7: 1})
 
     in_virtual_time(main)
