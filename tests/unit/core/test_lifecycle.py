@@ -79,7 +79,7 @@ def test_the_methods_of_a_request_make_exactly_the_moves_of_the_table() -> None:
 def test_every_method_that_moves_a_request_is_driven_here() -> None:
     named = {name.split()[0] for name in MOVES} | {"settle_aloud"}
     public = {name for name, value in vars(Request).items() if callable(value) and not name.startswith("_")}
-    assert public - named == {"call_back", "interrupted", "once_only", "tell"}, "a new move? drive it above"
+    assert public - named == {"call_back", "interrupted", "agree", "once_only", "tell"}, "a new move? drive it above"
 
 
 @pytest.mark.parametrize(
