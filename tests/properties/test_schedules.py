@@ -44,7 +44,7 @@ from bullpen.testing import explore as exploration
 from bullpen.testing.explore import Run, explore
 from tests.mortal import Death, MortalRuntime
 
-SCHEDULES = 600
+SCHEDULES = 300
 
 Scenario = Callable[[Run], None]
 
