@@ -30,7 +30,7 @@ Inventory = dict[Hashable, str]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini("leak_grace", "seconds that a test's threads, children and tasks get to end", default="2")
+    parser.addini("leak_grace", "seconds that a test's threads, children and tasks get to end", default="5")
 
 
 def pytest_configure(config: pytest.Config) -> None:
