@@ -35,7 +35,7 @@ demo: $(VENV)/.package
 	$(BIN)/python -m bullpen demo $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal $(ARGS)
 
 check: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -1,8 +1,8 @@
-"""Bullpen's thread pool beside its peers, measured in one run.
+"""Bullpen beside its peers, measured in one run.
 
-Run ``python -m benchmarks``; ``benchmarks/README.md`` states the method and the fairness rules.
+Run ``python -m benchmarks`` for the pool and ``python -m benchmarks tasks`` for the task queue;
+``benchmarks/README.md`` states the method and the fairness rules.
 
-Reading order: `works` (what is measured, by whom, and the bars), `peers` (each library in its own idiom), `timing`,
-`memory` and `dispatch` (one measurement), `child` (the process around it), `measure` (rounds and ratios), `report`
-and `chart` (what a person sees).
+Reading order: `model` (the words), `pool/` and `tasks/` (what is measured, each with its `works` first), `child` (the
+process around one measurement), `measure` (rounds and ratios), `report` and `chart` (what a person sees).
 """

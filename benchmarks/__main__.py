@@ -15,27 +15,29 @@ from pathlib import Path
 
 from . import chart, report
 from .measure import Interpreter, InterpreterUnusable, Step, measure, probe
-from .settings import FULL, QUICK
-from .works import WORKS, Work
+from .model import Suite
+from .suites import SUITES
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit 0, or 1 when a work crashed or, with --check, a bar was missed; 2 when nothing could be run as asked."""
-    options = _parser().parse_args(arguments)
-    sizes = QUICK if options.quick else FULL
+    named = arguments[0] if arguments and arguments[0] in SUITES else None
+    suite = SUITES[named or "pool"]
+    options = _parser(suite).parse_args(arguments[1:] if named else arguments)
+    sizes = suite.quick if options.quick else suite.full
     if options.rounds is not None:
-        sizes = replace(sizes, rounds=options.rounds)
-    works = _chosen(options.only, options.peer)
+        sizes = replace(sizes, rounds=options.rounds)  # type: ignore[type-var]
+    suite = _chosen(suite, options.only, options.peer)
     try:
-        interpreters = _interpreters(options.python or [sys.executable])
+        interpreters = _interpreters(options.python or [sys.executable], suite)
     except InterpreterUnusable as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     started, load = datetime.now(UTC), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     progress = Progress()
-    results = measure(interpreters, works, sizes, quick=options.quick, rng=random.Random(), before=progress.show)
+    results = measure(interpreters, suite, sizes, rng=random.Random(), before=progress.show)
     progress.done()
-    run = report.Run(interpreters, works, sizes, results, started, load)
+    run = report.Run(interpreters, suite, sizes, results, started, load)
     print(report.text(run), end="")
     _write(run, options.json, options.markdown, options.svg)
     missed = options.check and not run.bars_met()
@@ -64,11 +66,17 @@ class Progress:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Bullpen beside its peers, in one run.")
-    names = [work.name for work in WORKS]
-    peers = sorted({contestant.peer.name for work in WORKS for contestant in work.contestants})
-    parser.add_argument("--rounds", type=_positive, metavar="N", help=f"default {FULL.rounds}, quick {QUICK.rounds}")
+def _parser(suite: Suite) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks {suite.name}",
+        description="Bullpen beside its peers, in one run.",
+        epilog=f"Suites: {', '.join(SUITES)}; the first word says which, pool if it is left out.",
+    )
+    names = [work.name for work in suite.works]
+    peers = sorted({contestant.peer.name for work in suite.works for contestant in work.contestants})
+    parser.add_argument(
+        "--rounds", type=_positive, metavar="N", help=f"default {suite.full.rounds}, quick {suite.quick.rounds}"
+    )
     parser.add_argument("--only", action="append", choices=names, metavar="WORK", help=f"of: {', '.join(names)}")
     parser.add_argument("--peer", action="append", choices=peers, metavar="PEER", help=f"of: {', '.join(peers)}")
     parser.add_argument("--quick", action="store_true", help="fewer items and rounds: a look, not a measurement")
@@ -86,21 +94,21 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _chosen(only: Sequence[str] | None, peers: Sequence[str] | None) -> list[Work]:
+def _chosen(suite: Suite, only: Sequence[str] | None, peers: Sequence[str] | None) -> Suite:
     """The works asked for. A filter by peer keeps the reference, without which there is no ratio."""
-    works = [work for work in WORKS if not only or work.name in only]
-    if not peers:
-        return works
-    kept = [
-        replace(work, contestants=tuple(c for c in work.contestants if c is work.reference or c.peer.name in peers))
-        for work in works
-    ]
-    return [work for work in kept if any(c.peer.name in peers for c in work.contestants)]
+    works = [work for work in suite.works if not only or work.name in only]
+    if peers:
+        kept = [
+            replace(work, contestants=tuple(c for c in work.contestants if c is work.reference or c.peer.name in peers))
+            for work in works
+        ]
+        works = [work for work in kept if any(c.peer.name in peers for c in work.contestants)]
+    return replace(suite, works=tuple(works))
 
 
-def _interpreters(commands: Sequence[str]) -> list[Interpreter]:
+def _interpreters(commands: Sequence[str], suite: Suite) -> list[Interpreter]:
     found = [shutil.which(command) or command for command in commands]
-    return [probe(command) for command in dict.fromkeys(found)]
+    return [probe(command, suite) for command in dict.fromkeys(found)]
 
 
 def _write(run: report.Run, json_file: Path | None, markdown_file: Path | None, svg_file: Path | None) -> None:

@@ -12,9 +12,8 @@ from html import escape
 from math import floor, log10
 
 from .measure import Interpreter
-from .peers import BULLPEN
+from .model import OURS
 from .report import Row, Run, versions
-from .settings import WORKERS
 
 WIDTH, MARGIN = 960, 24
 PLOT_LEFT, PLOT_RIGHT, NUMBERS_RIGHT = 330, 850, 912
@@ -33,6 +32,7 @@ STYLE = """
   .ours { fill: #1a7f5a }
   .grid { stroke: #e4e8ec }
   .one { stroke: #59636e }
+  .curve { stroke: #1a7f5a; stroke-width: 2; fill: none }
   .whisker { stroke: #1f2328; stroke-width: 1.5; opacity: .7 }
   .break { stroke: #ffffff; stroke-width: 3 }
   .target { stroke: #bc4c00; stroke-width: 2; stroke-dasharray: 4 3 }
@@ -46,6 +46,7 @@ DARK = """
     .ours { fill: #3fb68b }
     .grid { stroke: #262c36 }
     .one { stroke: #9198a1 }
+    .curve { stroke: #3fb68b }
     .whisker { stroke: #e6edf3 }
     .break { stroke: #0d1117 }
     .target { stroke: #f0883e }
@@ -87,15 +88,16 @@ class Axis:
 def draw(run: Run, interpreter: Interpreter) -> str:
     """One chart for one interpreter: throughput above, what should be small below."""
     panels = [
-        ("Throughput × ThreadPoolExecutor — longer is better", _groups(run, interpreter, "higher")),
-        ("Latency, dispatch and memory × reference — shorter is better", _groups(run, interpreter, "lower")),
+        (f"{run.suite.higher} — longer is better", _groups(run, interpreter, "higher")),
+        (f"{run.suite.lower} — shorter is better", _groups(run, interpreter, "lower")),
     ]
     settings = run.settings()
     date = settings["date"].split()[0]
+    shared = [f"{name}: {value}" for name, value in run.suite.settings().items()]
     body = [
-        _text(MARGIN, 36, "bullpen.Pool beside other thread pools", "title"),
-        _text(MARGIN, 58, f"{versions(interpreter)} · {WORKERS} workers · {settings['system']} · {date}", "small"),
-        _text(
+        write(MARGIN, 36, run.suite.title, "title"),
+        write(MARGIN, 58, " · ".join([versions(interpreter), *shared, settings["system"], date]), "small"),
+        write(
             MARGIN, 76, f"Median of {run.sizes.rounds} rounds; whiskers: smallest and largest. No-op tasks.", "small"
         ),
     ]
@@ -104,13 +106,18 @@ def draw(run: Run, interpreter: Interpreter) -> str:
         if groups:
             lines, y = _panel(title, groups, y)
             body += lines
-    size = f'viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}"'
+    return page(f"{run.suite.title}, under {interpreter.name}", y, body)
+
+
+def page(title: str, height: int, body: Sequence[str]) -> str:
+    """A whole file, light or dark as its reader is."""
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
-            f"<title>Ratios to {escape(run.works[0].reference.label)} under {escape(interpreter.name)}</title>",
+            f"<title>{escape(title)}</title>",
             f"<style>{STYLE}  @media (prefers-color-scheme: dark) {{{DARK}  }}\n</style>",
-            f'<rect class="page" width="{WIDTH}" height="{y}" rx="8"/>',
+            f'<rect class="page" width="{WIDTH}" height="{height}" rx="8"/>',
             *body,
             "</svg>\n",
         ]
@@ -119,7 +126,7 @@ def draw(run: Run, interpreter: Interpreter) -> str:
 
 def _groups(run: Run, interpreter: Interpreter, better: str) -> list[Group]:
     groups = []
-    for work in run.works:
+    for work in run.suite.works:
         rows = list(run.rows(interpreter, work))
         for metric in work.metrics:
             drawn = [row for row in rows if row.metric is metric and row.ratio]
@@ -133,11 +140,11 @@ def _panel(title: str, groups: Sequence[Group], y: int) -> tuple[list[str], int]
     axis = Axis(_reach(groups) * HEADROOM)
     top = y + 34
     bottom = top + sum(group.height for group in groups)
-    lines = [_text(MARGIN, y + 20, title, "panel")]
+    lines = [write(MARGIN, y + 20, title, "panel")]
     for tick in axis.ticks():
-        lines.append(_line(axis.x(tick), top, axis.x(tick), bottom, "grid"))
-        lines.append(_text(axis.x(tick), bottom + 16, f"{tick:g}×", "small", "middle"))
-    lines.append(_line(axis.x(1), top, axis.x(1), bottom, "one"))
+        lines.append(line(axis.x(tick), top, axis.x(tick), bottom, "grid"))
+        lines.append(write(axis.x(tick), bottom + 16, f"{tick:g}×", "small", "middle"))
+    lines.append(line(axis.x(1), top, axis.x(1), bottom, "one"))
     y = top
     for group in groups:
         lines += _group(group, axis, y)
@@ -150,54 +157,54 @@ def _reach(groups: Sequence[Group]) -> float:
     near = [1.5]
     for group in groups:
         for row in group.rows:
-            near += [row.bar.ratio] if row.bar else []
-            near += [row.ratio.high] if row.ratio and row.contestant.peer.name == BULLPEN.name else []
+            near += [row.bar.limit] if row.bar and row.bar.of == "ratio" else []
+            near += [row.ratio.high] if row.ratio and row.contestant.peer.name == OURS else []
     limit = max(near) * 1.5
     others = [row.ratio.high for group in groups for row in group.rows if row.ratio]
     return max(near + [high for high in others if high <= limit])
 
 
 def _group(group: Group, axis: Axis, y: int) -> Iterator[str]:
-    yield _text(MARGIN, y + 20, group.title, "group")
+    yield write(MARGIN, y + 20, group.title, "group")
     first = y + GROUP_HEAD
     for number, row in enumerate(group.rows):
         yield from _bar(row, axis, first + ROW * number)
     for row in group.rows:
-        if row.bar:
-            x = axis.x(row.bar.ratio)
+        if row.bar and row.bar.of == "ratio":
+            x = axis.x(row.bar.limit)
             sign = "≥" if row.metric.better == "higher" else "≤"
-            yield _line(x, first - 6, x, first + ROW * len(group.rows), "target")
+            yield line(x, first - 6, x, first + ROW * len(group.rows), "target")
             yield f'<rect class="page" x="{x - 38:.1f}" y="{first - 23}" width="76" height="17"/>'
-            yield _text(x, first - 10, f"goal {sign} {row.bar.ratio:g}×", "goal", "middle")
+            yield write(x, first - 10, f"goal {sign} {row.bar.limit:g}×", "goal", "middle")
 
 
 def _bar(row: Row, axis: Axis, y: float) -> Iterator[str]:
     assert row.ratio is not None
     ours = row.contestant is row.work.judged
     middle, end, cut = y + ROW / 2, axis.x(row.ratio.median), row.ratio.median > axis.top
-    yield _text(PLOT_LEFT - 10, middle + 4.5, row.contestant.label, "strong" if ours else "", "end")
+    yield write(PLOT_LEFT - 10, middle + 4.5, row.contestant.label, "strong" if ours else "", "end")
     yield (
         f'<rect class="{"ours" if ours else "peer"}" x="{PLOT_LEFT}" y="{middle - BAR / 2}" '
         f'width="{end - PLOT_LEFT:.1f}" height="{BAR}"/>'
     )
     if cut:
-        yield from (_line(end - at - 6, y + ROW - 3, end - at, y + 3, "break") for at in (16, 24))
+        yield from (line(end - at - 6, y + ROW - 3, end - at, y + 3, "break") for at in (16, 24))
     elif row.contestant is not row.work.reference:
         low, high = axis.x(row.ratio.low), axis.x(row.ratio.high)
-        yield _line(low, middle, high, middle, "whisker")
-        yield from (_line(x, middle - 3.5, x, middle + 3.5, "whisker") for x in (low, high))
-    yield _text(NUMBERS_RIGHT, middle + 4.5, f"{_short(row.ratio.median)}×", "strong" if ours else "", "end")
+        yield line(low, middle, high, middle, "whisker")
+        yield from (line(x, middle - 3.5, x, middle + 3.5, "whisker") for x in (low, high))
+    yield write(NUMBERS_RIGHT, middle + 4.5, f"{_short(row.ratio.median)}×", "strong" if ours else "", "end")
     if row.met is not None:
-        yield _text(NUMBERS_RIGHT + 6, middle + 4.5, "✓" if row.met else "✗", "strong")
+        yield write(NUMBERS_RIGHT + 6, middle + 4.5, "✓" if row.met else "✗", "strong")
 
 
 def _short(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.2f}"
 
 
-def _text(x: float, y: float, content: str, css: str = "", anchor: str = "start") -> str:
+def write(x: float, y: float, content: str, css: str = "", anchor: str = "start") -> str:
     return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
     return f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'

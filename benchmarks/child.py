@@ -1,7 +1,7 @@
-"""One measurement in a process of its own: ``python -m benchmarks.child WORK CONTESTANT [--quick]``.
+"""One measurement in a process of its own: ``python -m benchmarks.child SUITE WORK CONTESTANT SIZES``.
 
-A process per measurement keeps one peer's garbage, threads and grown heap from slowing down the next one. The last line
-of standard output is a JSON object; ``--probe`` instead tells what this interpreter has.
+A process per measurement keeps one peer's garbage, threads and grown heap from slowing down the next one. The sizes are
+a JSON object. The last line of standard output is one too; ``SUITE --probe`` instead tells what this interpreter has.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import sys
 import sysconfig
 from importlib import import_module, metadata
 
-from .peers import PEERS, SCRIPTED
-from .settings import FULL, QUICK
-from .works import find
+from .model import Suite
+from .suites import SUITES
 
 
 def main(arguments: list[str]) -> None:
-    if arguments == ["--probe"]:
-        print(json.dumps(probe()))
+    suite = SUITES[arguments[0]]
+    if arguments[1:] == ["--probe"]:
+        print(json.dumps(probe(suite)))
         return
-    work, label, *rest = arguments
-    figures = find(work, label).measure(QUICK if rest == ["--quick"] else FULL)
+    work, label, sizes = arguments[1:]
+    figures = suite.find(work, label).measure(type(suite.full)(**json.loads(sizes)))
     print(json.dumps(dict(figures)))
 
 
-def probe() -> dict[str, object]:
+def probe(suite: Suite) -> dict[str, object]:
     """This interpreter, the versions of the peers it has, and why it lacks the others."""
     versions: dict[str, str] = {}
     missing: dict[str, str] = {}
-    for peer in (*PEERS, SCRIPTED):
+    for peer in suite.peers():
         module_name, _, attribute = peer.requires.partition(":")
         try:
             module = import_module(module_name)

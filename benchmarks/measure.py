@@ -12,15 +12,15 @@ import random
 import statistics
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .settings import Sizes
-from .works import Contestant, Metric, Work
+from .model import Contestant, Metric, Sizes, Suite, Work
 
 ROOT = Path(__file__).resolve().parent.parent
 TIME_LIMIT_SECONDS = 300
+PAIRED = "/reference"  # after the key of a metric: its ratio to the reference, as the measurement itself has taken it
 DISTORTING_VARIABLES = ("PYTHONDEVMODE", "PYTHONTRACEMALLOC", "PYTHONMALLOC", "PYTHONPROFILEIMPORTTIME")
 
 
@@ -84,18 +84,21 @@ class Results:
         return Spread.of([round_[metric.key] for round_ in figures if round_ and metric.key in round_])
 
     def ratio(self, interpreter: Interpreter, work: Work, contestant: Contestant, metric: Metric) -> Spread | None:
-        """This contestant's figure over the reference's of the same round."""
-        pairs = zip(self.of(interpreter, work, contestant), self.of(interpreter, work, work.reference), strict=False)
+        """This contestant's figure over the reference's of the same round, if the round itself has no ratio."""
         key = metric.key
-        return Spread.of([own[key] / ref[key] for own, ref in pairs if own and ref and key in own and ref.get(key)])
+        own = self.of(interpreter, work, contestant)
+        if any(round_ and key + PAIRED in round_ for round_ in own):
+            return Spread.of([round_[key + PAIRED] for round_ in own if round_])
+        pairs = zip(own, self.of(interpreter, work, work.reference), strict=False)
+        return Spread.of([mine[key] / ref[key] for mine, ref in pairs if mine and ref and key in mine and ref.get(key)])
 
     def crash(self, interpreter: Interpreter, work: Work, contestant: Contestant) -> str | None:
         return self.crashes.get((interpreter.command, work.name, contestant.label))
 
 
-def probe(command: str) -> Interpreter:
-    """Ask an interpreter what it is and which peers it has."""
-    answer = _run(command, ["--probe"])
+def probe(command: str, suite: Suite) -> Interpreter:
+    """Ask an interpreter what it is and which peers of the suite it has."""
+    answer = _run(command, [suite.name, "--probe"])
     if isinstance(answer, str):
         raise InterpreterUnusable(
             f"{command} cannot run the benchmarks (Python 3.11 or newer): {answer.splitlines()[-1]}"
@@ -109,20 +112,20 @@ def able(interpreter: Interpreter, contestant: Contestant) -> bool:
 
 def measure(
     interpreters: Sequence[Interpreter],
-    works: Sequence[Work],
+    suite: Suite,
     sizes: Sizes,
     *,
-    quick: bool,
     rng: random.Random,
     before: Callable[[Step], None],
 ) -> Results:
     """Run all rounds. A contestant that crashes is left out of the rounds that follow."""
     results = Results()
+    written = json.dumps(asdict(sizes))  # type: ignore[call-overload]
     plan = [
         (number, interpreter, work, contestant)
         for number in range(1, sizes.rounds + 1)
         for interpreter in interpreters
-        for work in works
+        for work in suite.works
         for contestant in rng.sample(work.contestants, len(work.contestants))
         if able(interpreter, contestant)
     ]
@@ -133,7 +136,7 @@ def measure(
             rounds.append(None)
             continue
         before(Step(index, len(plan), number, sizes.rounds, interpreter, work, contestant))
-        answer = _run(interpreter.command, [work.name, contestant.label, *(["--quick"] if quick else [])])
+        answer = _run(interpreter.command, [suite.name, work.name, contestant.label, written])
         if isinstance(answer, str):
             results.crashes[key] = answer
             rounds.append(None)

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from .measure import Interpreter, Results, Spread, able
-from .settings import WORKERS, Sizes
-from .works import Bar, Contestant, Metric, Work, bar_of, meets
+from .model import Bar, Contestant, Metric, Sizes, Suite, Work, meets
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,8 @@ class Row:
         """None where nothing is judged. A bar without a measurement is not met."""
         if self.bar is None:
             return None
-        return self.ratio is not None and meets(self.bar, self.metric, self.ratio.median)
+        judged = self.ratio if self.bar.of == "ratio" else self.value
+        return judged is not None and meets(self.bar, self.metric, judged.median)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Run:
     """Everything that was measured, with the settings it was measured under."""
 
     interpreters: Sequence[Interpreter]
-    works: Sequence[Work]
+    suite: Suite
     sizes: Sizes
     results: Results
     started: datetime
@@ -49,7 +49,7 @@ class Run:
     def rows(self, interpreter: Interpreter, work: Work) -> Iterator[Row]:
         for metric in work.metrics:
             for contestant in work.contestants:
-                bar = bar_of(work, metric) if contestant is work.judged else None
+                bar = self.suite.bar_of(work, metric) if contestant is work.judged else None
                 if bar is None and not able(interpreter, contestant):
                     continue
                 yield Row(
@@ -63,7 +63,7 @@ class Run:
 
     def all_rows(self) -> Iterator[tuple[Interpreter, Row]]:
         for interpreter in self.interpreters:
-            for work in self.works:
+            for work in self.suite.works:
                 for row in self.rows(interpreter, work):
                     yield interpreter, row
 
@@ -75,7 +75,7 @@ class Run:
             "date": self.started.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
             "rounds": str(self.sizes.rounds),
-            "workers": str(WORKERS),
+            **self.suite.settings(),
         }
         if self.load is not None:
             settings["load before the run"] = f"{self.load:.1f}"
@@ -89,7 +89,7 @@ def versions(interpreter: Interpreter) -> str:
 
 def omissions(run: Run, interpreter: Interpreter) -> Iterator[str]:
     """One sentence for each peer that is missing, and what to do about it."""
-    needed = {contestant.peer.requires: contestant.peer for work in run.works for contestant in work.contestants}
+    needed = {contestant.peer.requires: contestant.peer for work in run.suite.works for contestant in work.contestants}
     for requirement, reason in interpreter.missing.items():
         if peer := needed.get(requirement):
             remedy = f"; install it with: {peer.install}" if peer.install else ""
@@ -106,7 +106,7 @@ def text(run: Run) -> str:
     lines = [" · ".join(f"{name}: {value}" for name, value in run.settings().items())]
     for interpreter in run.interpreters:
         lines += ["", f"== {versions(interpreter)}"]
-        for work in run.works:
+        for work in run.suite.works:
             lines += ["", f"{work.name} — {work.describe(run.sizes)}"]
             lines += [line for metric in work.metrics for line in _block(run, interpreter, work, metric)]
         lines += ["", *(f"note: {sentence}" for sentence in omissions(run, interpreter))]
@@ -115,13 +115,14 @@ def text(run: Run) -> str:
 
 
 def markdown(run: Run) -> str:
-    lines = ["# Benchmarks", "", "Written by `python -m benchmarks --markdown FILE`. Values are medians, with the"]
+    command = " ".join(["python -m benchmarks", *([] if run.suite.name == "pool" else [run.suite.name])])
+    lines = ["# Benchmarks", "", f"Written by `{command} --markdown FILE`. Values are medians, with the"]
     lines += ["smallest and largest round in brackets; × is the ratio to the first row of each table,"]
     lines += ["taken round by round.", ""]
     lines += [f"- {name}: {value}" for name, value in run.settings().items()]
     for interpreter in run.interpreters:
         lines += ["", f"## {interpreter.name}", "", f"Versions: {versions(interpreter)}."]
-        for work in run.works:
+        for work in run.suite.works:
             lines += ["", f"### {work.name}", "", f"{work.describe(run.sizes)}."]
             for metric in work.metrics:
                 lines += ["", f"| {metric.title}: {_direction(metric)} | {metric.unit} | × | bar | settings |"]
@@ -144,7 +145,7 @@ def as_json(run: Run) -> dict[str, object]:
                 "name": interpreter.name,
                 "versions": dict(interpreter.versions),
                 "missing": dict(interpreter.missing),
-                "works": [_work_as_json(run, interpreter, work) for work in run.works],
+                "works": [_work_as_json(run, interpreter, work) for work in run.suite.works],
             }
             for interpreter in run.interpreters
         ],
@@ -167,7 +168,7 @@ def _work_as_json(run: Run, interpreter: Interpreter, work: Work) -> dict[str, o
                 "settings": row.contestant.settings,
                 "value": _spread_as_json(row.value),
                 "ratio": _spread_as_json(row.ratio),
-                "bar": row.bar.ratio if row.bar else None,
+                "bar": row.bar.limit if row.bar else None,
                 "met": row.met,
                 "rounds": [
                     figures.get(row.metric.key) if figures else None
@@ -208,7 +209,8 @@ def _ratio(row: Row) -> str:
 def _verdict(row: Row) -> str:
     if row.bar is None:
         return ""
-    return f"{'✓' if row.met else '✗'} {'≥' if row.metric.better == 'higher' else '≤'} {row.bar.ratio:g}"
+    unit = f" {row.metric.unit}" if row.bar.of == "value" else ""
+    return f"{'✓' if row.met else '✗'} {'≥' if row.metric.better == 'higher' else '≤'} {row.bar.limit:g}{unit}"
 
 
 def _direction(metric: Metric) -> str:
@@ -216,7 +218,9 @@ def _direction(metric: Metric) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _indented(message: str) -> str:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
 
+from bullpen.runtimes.process import nursery
 from bullpen.testing import lock_order
+from tests.names import ADDRESS
 
-pytest_plugins = ["pytester", "tests.leaks"]
+pytest_plugins = ["pytester", "tests.leaks", "tests.servers"]
+pytest.register_assert_rewrite("bullpen.testing.contracts", "bullpen.testing.storage_contract")
 
 lock_order.install()
+nursery.LINGER = 0.05  # the leak check waits for the keeper of worker processes
 
 settings.register_profile("default", deadline=None, max_examples=100, stateful_step_count=40)
 settings.register_profile("ci", deadline=None, max_examples=200, stateful_step_count=50, print_blob=True)
@@ -26,6 +31,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("thorough"):
         settings.load_profile("thorough")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if ADDRESS.search(item.nodeid):
+            raise pytest.UsageError(f"{item.nodeid}: an address is never twice the same; use ids=tests.names.name_of")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test may log half a character, which does not get from one process of a run to another."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode("utf-8")) for name, text in report.sections
+    ]
+    return report
 
 
 @pytest.fixture

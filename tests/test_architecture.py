@@ -38,6 +38,7 @@ class Layer:
 
 
 GROUND = "errors primitives telemetry.catalogue"
+FOR_SERVERS = "storage.port storage.ear storage.gathering"
 
 LAYERS = [
     Layer("errors"),
@@ -52,30 +53,45 @@ LAYERS = [
     Layer("runtimes.port", f"{GROUND} core"),
     Layer("runtimes.open", f"{GROUND} runtimes"),
     Layer("runtimes.*", f"{GROUND} core runtimes.port"),
+    Layer("runtimes.process", f"{GROUND} core runtimes.port runtimes.process", third_party="cloudpickle"),
+    # What worker processes import: the standard library, and what they tell of an error.
+    Layer("runtimes.process.wire", third_party="cloudpickle"),
+    Layer("runtimes.process.failures"),
+    Layer("runtimes.process.refusals", "errors"),
+    Layer("runtimes.process.calls", "runtimes.process.wire"),
+    Layer(
+        "runtimes.process.child",
+        "errors runtimes.process.calls runtimes.process.wire runtimes.process.failures runtimes.process.refusals",
+    ),
+    Layer("runtimes.process.zygote", "runtimes.process.child runtimes.process.wire"),
     Layer("pool", f"{GROUND} telemetry core runtimes.port runtimes.open"),
     # Where tasks live.
     Layer("storage", "storage.port"),
     Layer("storage.port", f"{GROUND} tasks", third_party="msgspec"),
     Layer("storage.open", f"{GROUND} storage"),
+    Layer("storage.ear", GROUND),
+    Layer("storage.gathering", f"{GROUND} tasks"),
     Layer("storage.*", f"{GROUND} tasks storage.port", third_party="msgspec"),
-    Layer("storage.postgres", f"{GROUND} tasks storage.port", third_party="asyncpg msgspec"),
-    Layer("storage.redis", f"{GROUND} tasks storage.port", third_party="msgspec redis"),
+    Layer(
+        "storage.postgres", f"{GROUND} tasks storage.port storage.ear storage.gathering", third_party="asyncpg msgspec"
+    ),
+    Layer("storage.redis", f"{GROUND} tasks storage.port storage.ear storage.gathering", third_party="msgspec redis"),
     Layer("consumer", f"{GROUND} telemetry tasks storage.port pool", third_party="msgspec"),
     Layer("queue", f"{GROUND} telemetry tasks storage.port storage.open", third_party="msgspec"),
     # Who brings it together.
     Layer(
         "testing",
         f"{GROUND} telemetry core tasks runtimes pool storage consumer queue",
-        third_party="hypothesis pytest",
+        third_party="hypothesis msgspec pytest",
     ),
-    Layer("cli", "ALL"),
+    Layer("cli", "ALL", third_party="msgspec"),
     Layer("dashboard", "ALL"),
     Layer("__main__", "ALL"),
     Layer("", "ALL"),  # bullpen/__init__.py
 ]
 
 # What core and tasks leave to their callers, who hand in the time, the luck and the thread.
-EFFECTS_IN_PRIMITIVES = {"SystemClock", "random", "start_thread", "system_clock"}
+EFFECTS_IN_PRIMITIVES = {"SystemClock", "random", "start_loop", "start_thread", "system_clock"}
 EFFECTFUL_CALLS = {"monotonic", "now", "perf_counter", "today", "urandom", "utcnow", "uuid1", "uuid4", "uuid7"}
 EFFECTFUL_BUILTINS = {"__import__", "input", "open", "print"}
 
@@ -255,6 +271,8 @@ BREACHES = {
     "an adapter in the pool": ("pool.x", "from bullpen.runtimes.thread import ThreadRuntime"),
     "an adapter in the adapters' package": ("runtimes", "import bullpen.runtimes.thread"),
     "an adapter in its port": ("runtimes.port", "from . import thread"),
+    "the app's side in a worker process": ("runtimes.process.child", "import bullpen.runtimes.process"),
+    "core in a worker process": ("runtimes.process.wire", "import bullpen.core.ready"),
     "the pool in a runtime": ("runtimes.process.child", "from ...pool import pool"),
     "anything of ours in errors": ("errors", "from bullpen import primitives"),
     "the command line in testing": ("testing.x", "import bullpen.cli.main"),

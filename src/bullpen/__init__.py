@@ -1,4 +1,5 @@
-"""Bullpen: a pool of warm workers that is bounded, keeps deadlines, and is a drop-in `concurrent.futures.Executor`.
+"""Bullpen: durable tasks that are not lost, and a pool of warm workers that is bounded, keeps deadlines, and is a
+drop-in `concurrent.futures.Executor`.
 
 To read the code, follow one call from `submit` to its result:
 
@@ -18,6 +19,10 @@ To follow a durable task from `enqueue` to its result:
     queue/clients.py     one client of the store per loop    storage/port.py    what a store is
     tasks/task.py        what a task is, and its moves       queue/job.py       Job: the way to the result
     consumer/            the worker: see its docstring       storage/memory.py  the readable store
+
+Workers that are processes have a package of their own, `runtimes/process/`, with a reading order in its docstring.
+
+The command line begins in `cli/main.py`; each command is a file beside it.
 
 `core/lifecycle.py` has the three state machines, `pool/workforce.py` how workers start and end, `pool/timekeeper.py`
 all that happens because time has passed, `pool/pools.py` several pools by name, `errors.py` everything that is raised,
@@ -51,11 +56,14 @@ if TYPE_CHECKING:
         InvalidResult,
         InvalidTask,
         LeaseLost,
+        MissingExtra,
+        MissingMainGuard,
         NestedWait,
         NoCurrentTask,
         NoSuchMethod,
         NotABullpenFile,
         NotCallable,
+        NotPicklable,
         PayloadTooLarge,
         PoolClosed,
         PoolError,
@@ -64,6 +72,7 @@ if TYPE_CHECKING:
         PoolSaturated,
         QueueError,
         QueueTimeout,
+        RemoteError,
         ResultDropped,
         ResultTimeout,
         Retry,
@@ -78,6 +87,7 @@ if TYPE_CHECKING:
         StorageError,
         StorageFull,
         StorageReadOnly,
+        StorageUnavailable,
         TaskCancelled,
         TaskFailed,
         TaskNotFound,
@@ -100,7 +110,7 @@ if TYPE_CHECKING:
     from bullpen.pool.async_stream import AsyncStream
     from bullpen.pool.async_view import AsyncPoolView
     from bullpen.pool.budget import remaining
-    from bullpen.pool.explain import Explanation, Reason, RunningRequest, explain
+    from bullpen.pool.explain import AsyncExplanation, Explanation, Reason, RunningRequest, explain
     from bullpen.pool.future import PoolFuture
     from bullpen.pool.pool import Pool
     from bullpen.pool.pools import Pools
@@ -112,6 +122,8 @@ if TYPE_CHECKING:
     from bullpen.queue.job import Job
     from bullpen.queue.task_queue import TaskQueue
     from bullpen.queue.why import Cause, Why
+    from bullpen.runtimes.process.calls import RequestCancelled
+    from bullpen.runtimes.process.runtime import ProcessRuntime
     from bullpen.tasks.context import CurrentTask, current_task
     from bullpen.tasks.info import TaskInfo
     from bullpen.tasks.retry import Backoff
@@ -139,10 +151,13 @@ _HOMES = {
         "InvalidResult",
         "InvalidTask",
         "LeaseLost",
+        "MissingMainGuard",
         "NestedWait",
         "NoCurrentTask",
         "NoSuchMethod",
+        "MissingExtra",
         "NotCallable",
+        "NotPicklable",
         "NotABullpenFile",
         "SchemaTooNew",
         "StorageBusy",
@@ -151,6 +166,7 @@ _HOMES = {
         "StorageError",
         "StorageFull",
         "StorageReadOnly",
+        "StorageUnavailable",
         "UnsafeFile",
         "PayloadTooLarge",
         "PoolClosed",
@@ -160,6 +176,7 @@ _HOMES = {
         "PoolSaturated",
         "QueueError",
         "QueueTimeout",
+        "RemoteError",
         "ResultDropped",
         "ResultTimeout",
         "Retry",
@@ -188,7 +205,7 @@ _HOMES = {
     "bullpen.pool.async_stream": ("AsyncStream",),
     "bullpen.pool.async_view": ("AsyncPoolView",),
     "bullpen.pool.budget": ("remaining",),
-    "bullpen.pool.explain": ("Explanation", "Reason", "RunningRequest", "explain"),
+    "bullpen.pool.explain": ("AsyncExplanation", "Explanation", "Reason", "RunningRequest", "explain"),
     "bullpen.pool.future": ("PoolFuture",),
     "bullpen.pool.pool": ("Pool",),
     "bullpen.pool.startup": ("InitializationDelegate",),
@@ -203,6 +220,8 @@ _HOMES = {
         "Cause",
         "Why",
     ),
+    "bullpen.runtimes.process.calls": ("RequestCancelled",),
+    "bullpen.runtimes.process.runtime": ("ProcessRuntime",),
     "bullpen.tasks.context": (
         "CurrentTask",
         "current_task",
@@ -220,6 +239,7 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AsyncExplanation",
     "AsyncFuture",
     "AsyncMap",
     "AsyncPool",
@@ -251,11 +271,14 @@ __all__ = [
     "Lane",
     "LeaseLost",
     "LogObserver",
+    "MissingExtra",
+    "MissingMainGuard",
     "NestedWait",
     "NoCurrentTask",
     "NoSuchMethod",
     "NotABullpenFile",
     "NotCallable",
+    "NotPicklable",
     "PayloadTooLarge",
     "Percentiles",
     "Pool",
@@ -269,10 +292,13 @@ __all__ = [
     "PoolStats",
     "PoolView",
     "Pools",
+    "ProcessRuntime",
     "Progress",
     "QueueError",
     "QueueTimeout",
     "Reason",
+    "RemoteError",
+    "RequestCancelled",
     "ResultDropped",
     "ResultTimeout",
     "Retry",
@@ -290,6 +316,7 @@ __all__ = [
     "StorageError",
     "StorageFull",
     "StorageReadOnly",
+    "StorageUnavailable",
     "Stream",
     "TaskCancelled",
     "TaskError",

@@ -4,8 +4,12 @@
     ├── InvalidOption (ValueError)          an option's value is not allowed; names it, and what is
     │   └── InvalidOptionType (TypeError)   … or is of the wrong type
     ├── ConfigurationError (ValueError)     a configuration is wrong; says where, and what would be right
+    ├── MissingExtra (ImportError)          what was asked for needs a package that is not installed
     ├── NotCallable (TypeError)             what was submitted cannot be called
     │   └── NoSuchMethod (AttributeError)   … or names no public method of the pool's workers
+    ├── NotPicklable (TypeError)            something cannot go to another process, or come back; says which part of it
+    ├── RemoteError                         stands for an error of a worker process that cannot come as itself
+    ├── MissingMainGuard (RuntimeError)     a script would start its process pools again in each worker
     ├── PoolError
     │   ├── PoolNotFound (KeyError)         no pool has this name; names those there are
     │   ├── PoolClosed (RuntimeError)       the pool takes no work any more
@@ -47,6 +51,7 @@
     ├── WorkerBroken                        raised by your own code: this worker is broken, replace it
     ├── StorageError                        the store of tasks could not do it; nothing was acknowledged
     │   ├── StorageBusy (TimeoutError)      others held the store for too long; try again
+    │   ├── StorageUnavailable (ConnectionError)  its server cannot be reached, or does not let us in
     │   ├── StorageFull                     there is no space left; it goes on when there is
     │   ├── StorageReadOnly                 the store cannot be written
     │   ├── StorageCorrupt                  what is stored is damaged; nothing is repaired or replaced
@@ -107,6 +112,14 @@ class ConfigurationError(BullpenError, ValueError):
         super().__init__(f"{where}: {problem}")
 
 
+class MissingExtra(BullpenError, ImportError):
+    """What was asked for needs a package that is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        self.extra = extra
+        super().__init__(f'{what} needs more than is installed: pip install "bullpen[{extra}]"')
+
+
 class NotCallable(BullpenError, TypeError):
     """What was submitted is not a function."""
 
@@ -127,6 +140,35 @@ class NoSuchMethod(NotCallable, AttributeError):
         self.methods = methods
         there_are = f"; there are {', '.join(methods)}" if methods else ""
         BullpenError.__init__(self, f"{owner}: {name!r} {why}{there_are}")
+
+
+class NotPicklable(BullpenError, TypeError):
+    """Something cannot go to another process, or come back from it."""
+
+    def __init__(self, what: str, path: str, reason: str) -> None:
+        self.what = what
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{what}{' at ' + path if path else ''}: {reason}")
+
+
+class RemoteError(BullpenError):
+    """An error of a worker process that could not be pickled, or not be read here. Its causes are as they were."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        self.kind = kind
+        self.text = text
+        super().__init__(f"{kind}: {text}")
+
+
+class MissingMainGuard(BullpenError, RuntimeError):
+    """A worker process imports the script that has started it, and the script starts a process pool when imported."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this script makes a process pool when it is imported, and each worker has to import it to find its "
+            "functions; put what the script does into \"if __name__ == '__main__':\""
+        )
 
 
 class PoolError(BullpenError):
@@ -236,10 +278,12 @@ class RunTimeout(Timeout):
 class ResultTimeout(Timeout):
     """A task was not done in the time that its result was waited for. It goes on."""
 
-    def __init__(self, *, seconds: float, task: str, status: str) -> None:
+    def __init__(self, *, seconds: float, task: str, status: str, why: str = "") -> None:
         self.task = task
         self.status = status
-        super().__init__(f"task {task} is {status} after a wait of {seconds:g} s", seconds=seconds)
+        self.why = why
+        because = f": {why}" if why else ""
+        super().__init__(f"task {task} is {status} after a wait of {seconds:g} s{because}", seconds=seconds)
 
 
 class WorkerError(BullpenError):
@@ -251,7 +295,16 @@ class WorkerError(BullpenError):
 
 
 class WorkerLost(WorkerError, BrokenExecutor):
-    """The worker died while the request was on it."""
+    """The worker died while the request was on it.
+
+    Of a worker process, `exit_code` is how it ended (less than 0: killed by that signal), if that is known, and
+    `stderr` the last lines that it wrote.
+    """
+
+    def __init__(self, message: str, *, worker: str, exit_code: int | None = None, stderr: str = "") -> None:
+        self.exit_code = exit_code
+        self.stderr = stderr
+        super().__init__(message, worker=worker)
 
 
 class SessionError(WorkerError):
@@ -418,12 +471,14 @@ class ResultDropped(QueueError):
 
 
 class LeaseLost(QueueError):
-    """This attempt is over: its lease ended, and the task went to another worker. What it still writes is refused."""
+    """This attempt is over: it is settled, or its lease ended and the task went to another worker. What it still writes
+    is refused.
+    """
 
     def __init__(self, *, task: str, attempt: int) -> None:
         self.task = task
         self.attempt = attempt
-        super().__init__(f"attempt {attempt} of task {task} is over: the task went to another worker")
+        super().__init__(f"attempt {attempt} of task {task} is over: it is settled, or went to another worker")
 
 
 class NoCurrentTask(QueueError, RuntimeError):
@@ -494,6 +549,10 @@ class StorageError(BullpenError):
 
 class StorageBusy(StorageError, TimeoutError):
     """Others held the store for longer than it may be waited for."""
+
+
+class StorageUnavailable(StorageError, ConnectionError):
+    """The server cannot be reached, or does not let us in."""
 
 
 class StorageFull(StorageError):

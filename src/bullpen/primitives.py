@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import _thread
 import collections
+import functools
 import random as _random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -40,6 +42,12 @@ class Clock(Protocol):
 
     def monotonic(self) -> float: ...
     def wait(self, gate: Lock, timeout: float | None) -> bool: ...
+
+
+class Joinable(Protocol):
+    """Something that runs beside us, until it ends."""
+
+    def join(self) -> None: ...
 
 
 class SystemClock:
@@ -77,6 +85,11 @@ def on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
+def interrupt_later() -> None:
+    """The main thread was interrupted where it had to go on: it is interrupted once more, a moment later."""
+    _thread.start_new_thread(_interrupt_main, ())
+
+
 def _interrupt_main() -> None:
     if hasattr(signal, "pthread_kill"):  # a real signal, which also ends a wait
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -91,12 +104,29 @@ def _start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     except KeyboardInterrupt:
         if thread.ident is None:
             raise
-        _thread.start_new_thread(_interrupt_main, ())  # the thread runs: say so first, and be interrupted after
+        interrupt_later()  # the thread runs: say so first
     return thread
 
 
 def _start_soon(target: Callable[..., None], *args: Any) -> None:
     _thread.start_new_thread(target, args)
+
+
+def _start_loop(main: Callable[[], Coroutine[Any, Any, None]], name: str) -> threading.Thread:
+    import asyncio  # pools need no event loop, and it takes its time to import
+
+    return start_thread(lambda: asyncio.run(main()), name)
+
+
+@functools.cache
+def machine_boot() -> str:
+    """Which boot of which machine this is; "" where that cannot be known. Without it, neither a pid nor a time since
+    the boot means anything.
+    """
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def renew_lock(lock: Lock) -> None:
@@ -123,6 +153,7 @@ deadlines_lock: Callable[[], Lock] = _thread.allocate_lock
 gate: Callable[[], Lock] = _thread.allocate_lock
 new_deque: Callable[..., collections.deque[Any]] = collections.deque
 start_thread: Callable[[Callable[[], None], str], threading.Thread] = _start_thread
+start_loop: Callable[[Callable[[], Coroutine[Any, Any, None]], str], Joinable] = _start_loop  # on a thread of its own
 start_soon: Callable[..., None] = _start_soon  # for finalizers: it takes no lock, and is to do little
 failpoint: Callable[[str], None] = _pass  # called, with a name, where a crash or a delay would hurt most
 current_thread_id: Callable[[], int] = _thread.get_ident

@@ -23,7 +23,7 @@ from bullpen.runtimes import port
 from bullpen.runtimes.event_loop import EventLoopRuntime
 from bullpen.runtimes.port import WorkerEvents
 from bullpen.testing import RuntimeContract
-from bullpen.testing.contracts import PATIENCE
+from bullpen.testing._calls import PATIENCE
 
 
 class TestEventLoopRuntime(RuntimeContract):

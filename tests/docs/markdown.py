@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
 _FENCE = re.compile(r"^(?P<indent>[ >]*)(?P<ticks>`{3,}|~{3,})\s*(?P<language>[\w+-]*)")
-_NO_RUN = re.compile(r"^\s*<!--\s*no-run:\s*(?P<reason>\S.*?)\s*-->\s*$")
+_MARK = re.compile(r"^\s*<!--\s*(?P<name>[a-z-]+):\s*(?P<value>\S.*?)\s*-->\s*$")
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,12 @@ class Block:
     language: str
     line: int  # of the first line of code, counted from 1
     code: tuple[str, ...]
-    no_run: str | None = None  # the reason
+    marks: Mapping[str, str] = field(default_factory=dict)  # from the comments before it, `<!-- name: value -->`
+
+    @property
+    def no_run(self) -> str | None:
+        """Why it is not run with the others: the reason given, or that it is a file of a walkthrough."""
+        return self.marks.get("no-run") or self.marks.get("file") or self.marks.get("append")
 
     @property
     def text(self) -> str:
@@ -31,7 +36,7 @@ def pages() -> list[Path]:
 
 def read_blocks(text: str) -> Iterator[Block]:
     lines = text.splitlines()
-    no_run: str | None = None
+    marks: dict[str, str] = {}
     number = 0
     while number < len(lines):
         line = lines[number]
@@ -44,12 +49,12 @@ def read_blocks(text: str) -> Iterator[Block]:
                 raise ValueError(f"the code block that starts at line {start} has no end")
             code = tuple(_unindent(body, fence["indent"]) for body in lines[start:number])
             number += 1
-            yield Block(fence["language"].lower(), start + 1, code, no_run)
-            no_run = None
-        elif found := _NO_RUN.match(line):
-            no_run = found["reason"]
+            yield Block(fence["language"].lower(), start + 1, code, marks)
+            marks = {}
+        elif found := _MARK.match(line):
+            marks = {**marks, found["name"]: found["value"]}
         elif line.strip():
-            no_run = None
+            marks = {}
 
 
 def _closes(line: str, ticks: str) -> bool:

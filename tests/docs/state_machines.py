@@ -1,4 +1,4 @@
-"""Draws docs/explanation/state-machines.md from the tables in `bullpen.core.lifecycle`.
+"""Draws docs/explanation/state-machines.md from the tables in `bullpen.core.lifecycle` and `bullpen.tasks.task`.
 
     python -m tests.docs.state_machines     writes the page anew
 
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bullpen.core.lifecycle import POOL_MOVES, REQUEST_MOVES, WORKER_MOVES, PoolState, RequestState, WorkerStatus
+from bullpen.tasks.task import TASK_MOVES, TaskStatus
 from tests.docs.markdown import ROOT
-from tests.docs.steps import END, EXECUTION, POOL_STAYS, QUEUE, START, WORKER_STAYS, Arrow
+from tests.docs.steps import END, EXECUTION, POOL_STAYS, QUEUE, START, TASK, TASK_WAYS, WORKER_STAYS, Arrow
 
 PAGE = ROOT / "docs" / "explanation" / "state-machines.md"
 
@@ -68,6 +69,21 @@ POOL_METHODS = {
 }
 
 
+T = TaskStatus
+TASK_METHODS = {
+    (T.PENDING, T.RUNNING): f"{TASK}.claimed",
+    (T.PENDING, T.FAILED): f"{TASK}.expired",
+    (T.PENDING, T.CANCELLED): f"{TASK}.cancelled_by_operator",
+    (T.RUNNING, T.PENDING): f"{TASK}.release",
+    (T.RUNNING, T.SUCCESS): f"{TASK}.succeed",
+    (T.RUNNING, T.FAILED): f"{TASK}.fail",
+    (T.RUNNING, T.CANCELLED): f"{TASK}.cancel",
+    (T.SUCCESS, T.PENDING): f"{TASK}.redriven",
+    (T.FAILED, T.PENDING): f"{TASK}.redriven",
+    (T.CANCELLED, T.PENDING): f"{TASK}.redriven",
+}
+
+
 @dataclass(frozen=True)
 class Machine:
     name: str
@@ -99,8 +115,9 @@ MACHINES = [
     Machine("request", REQUEST_MOVES, REQUEST_METHODS),
     Machine("worker", WORKER_MOVES, WORKER_METHODS),
     Machine("pool", POOL_MOVES, POOL_METHODS),
+    Machine("task", TASK_MOVES, TASK_METHODS),
 ]
-_REQUEST, _WORKER, _POOL = MACHINES
+_REQUEST, _WORKER, _POOL, _TASK = MACHINES
 
 DIAGRAMS: dict[str, list[Arrow]] = {
     "request": _REQUEST.drawn(),
@@ -108,6 +125,7 @@ DIAGRAMS: dict[str, list[Arrow]] = {
     "pool": _POOL.drawn(*POOL_STAYS),
     "execution": EXECUTION,
     "queue": QUEUE,
+    "task": _TASK.drawn(*TASK_WAYS),
 }
 
 # What the seed draws, and a test drives: without the moves that nothing makes yet.

@@ -19,6 +19,7 @@ ENGINE = "bullpen.pool.engine.Engine"
 WORKFORCE = "bullpen.pool.workforce.Workforce"
 POOLS = "bullpen.pool.pools.Pools"
 RETRIES = "bullpen.pool.retries.Retries"
+TASK = "bullpen.tasks.task"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,20 @@ WORKER_STAYS = _steps(
     ("ready", "ready", "takes one and has room left", f"{DISPATCHER}.reserve_ready_worker"),
     ("busy", "busy", "gives one back and takes the next", f"{DISPATCHER}.finished"),
     ("dead", "starting", "its slot has another worker", f"{WORKFORCE}.spawn"),
+)
+
+TASK_WAYS = _steps(
+    "task",
+    ("running", "pending", "it failed and has tries left", f"{TASK}.fail"),
+    ("running", "pending", "its worker died, not too often", f"{TASK}.crash"),
+    ("running", "pending", "a run of many is complete", f"{TASK}.succeed"),
+    ("running", "pending", "no worker here knows its function", f"{TASK}.postpone"),
+    ("running", "failed", "its worker died too often, or it may run only once", f"{TASK}.crash"),
+    ("running", "failed", "nobody can ever run it", f"{TASK}.reject"),
+    ("running", "running", "it is asked to stop", f"{TASK}.cancelled_by_operator"),
+    ("success", END, "", f"{TASK}.settled"),
+    ("failed", END, "", f"{TASK}.settled"),
+    ("cancelled", END, "", f"{TASK}.settled"),
 )
 
 EXECUTION = _steps(

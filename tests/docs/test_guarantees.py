@@ -1,4 +1,6 @@
-"""docs/explanation/guarantees.md: the tests it names exist, and here are those that are nowhere else."""
+"""docs/explanation/guarantees.md and task-guarantees.md: the tests they name exist, and here are those that are nowhere
+else.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,14 @@ import sys
 import threading
 import weakref
 
+import pytest
+
 from bullpen import Pool, QueueTimeout
 from bullpen.testing import ManualClock, ScriptedRuntime
+from bullpen.testing.invariants import INVARIANTS
 from tests.docs.markdown import ROOT, python_blocks
+from tests.properties.sabotage import SABOTAGES
+from tests.properties.test_simulation import FOUND_WITHIN
 
 HOMES = {
     "machine": "tests/properties/test_pool_machine.py",
@@ -24,12 +31,42 @@ HOMES = {
 }
 
 
-def test_every_test_that_the_page_names_exists() -> None:
-    page = (ROOT / "docs/explanation/guarantees.md").read_text()
-    named = re.findall(rf"\b({'|'.join(HOMES)}) `(\w+)`", page)
-    assert {home for home, _ in named} == set(HOMES)
-    missing = [name for home, name in named if f"def {name}(" not in (ROOT / HOMES[home]).read_text()]
+HOMES_OF_TASKS = {
+    "storm": "tests/faults/test_kill_storm.py",
+    "killed": "tests/faults/test_worker_killed.py",
+    "completed": "tests/faults/test_complete_killed.py",
+    "simulation": "tests/properties/test_simulation.py",
+    "leases": "tests/scenarios/test_consumer_leases.py",
+    "outcomes": "tests/scenarios/test_consumer_outcomes.py",
+    "dispatch": "tests/scenarios/test_seed_bounded_dispatch.py",
+    "worker-pool": "tests/scenarios/test_seed_worker_pool_core.py",
+    "settled": "tests/unit/tasks/test_settled.py",
+    "clocks": "tests/unit/storage/test_memory_clocks.py",
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "homes"),
+    [("guarantees.md", HOMES), ("task-guarantees.md", HOMES_OF_TASKS)],
+    ids=["pools", "tasks"],
+)
+def test_every_test_that_a_page_names_exists(page: str, homes: dict[str, str]) -> None:
+    text = (ROOT / "docs/explanation" / page).read_text()
+    named = re.findall(rf"\b({'|'.join(homes)}) `(\w+)`", text)
+    assert {home for home, _ in named} == set(homes)
+    missing = [name for home, name in named if f"def {name}(" not in (ROOT / homes[home]).read_text()]
     assert missing == []
+
+
+def test_the_page_about_tasks_names_every_invariant_and_counts_right() -> None:
+    text = (ROOT / "docs/explanation/task-guarantees.md").read_text()
+    named = set(re.findall(r"\bI\d+\b", text.partition("## What is not")[0]))
+    judged_elsewhere = {"I2", "I3", "I6", "I14", "I21"}  # promises that go without saying
+    assert named | judged_elsewhere == set(INVARIANTS)
+    assert f"by {len(INVARIANTS)} invariants" in text
+    assert f"within {FOUND_WITHIN} seeds" in text
+    assert len(SABOTAGES) == 27
+    assert "Twenty-seven bugs" in text
 
 
 def test_the_test_in_contributing_is_this_one() -> None:

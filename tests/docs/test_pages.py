@@ -7,11 +7,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
+from bullpen.cli.main import make_parser, with_default
 from tests.docs.markdown import ROOT, Block, as_script, commands, pages, python_blocks, read_blocks
 
 EACH_PAGE = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
@@ -49,26 +50,41 @@ def run_script(path: Path, source: str) -> None:
 
 @EACH_PAGE
 def test_the_commands_of_a_page_exist(page: Path) -> None:
-    problems = [
-        f"line {line}: {problem}" for line, command in commands(page.read_text()) for problem in wrong_with(command)
-    ]
+    text = page.read_text()
+    files = {block.marks["file"] for block in read_blocks(text) if "file" in block.marks}
+    problems = [f"line {line}: {problem}" for line, command in commands(text) for problem in wrong_with(command, files)]
     assert not problems, "\n".join(problems)
 
 
-def wrong_with(command: str) -> Iterator[str]:
-    """`make` must name targets that exist; a script or a folder given to python must exist."""
+def wrong_with(command: str, files: Collection[str] = ()) -> Iterator[str]:
+    """`make` must name targets that exist, `bullpen` commands; a script given to python must exist."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     program = ""
+    typed: list[str] = []
     for word in lexer:
-        if set(word) <= set("&|;"):
+        if set(word) <= set("&|;<>"):
             program = ""
+        elif program == "bullpen":
+            typed.append(word)
         elif not program and "=" not in word:
             program = word
         elif program == "make" and "=" not in word and not word.startswith("-") and word not in make_targets():
             yield f"`{command}`: the Makefile has no target {word!r}"
-        elif program.startswith("python") and word.endswith(".py") and not (ROOT / word).is_file():
+        elif (
+            program.startswith("python") and word.endswith(".py") and not (ROOT / word).is_file() and word not in files
+        ):
             yield f"`{command}`: there is no file {word!r}"
+    if typed and not is_understood(typed):
+        yield f"`{command}`: bullpen does not understand it"
+
+
+def is_understood(words: list[str]) -> bool:
+    try:
+        make_parser().parse_args(with_default(words))
+    except SystemExit as exit:
+        return exit.code == 0
+    return True
 
 
 def make_targets() -> set[str]:
@@ -98,7 +114,8 @@ def sections(target: Path, page: Path) -> set[str]:
 def test_every_page_is_on_the_list_of_pages() -> None:
     listed = re.findall(r"\]\(([^)#]+\.md)", (ROOT / "docs" / "README.md").read_text())
     written = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").glob("*/*.md")]
-    assert sorted(set(written) - set(listed) - {"reference/benchmark-figures.md"}) == []  # a part of benchmarks.md
+    parts = {"reference/benchmark-figures.md", "reference/task-benchmark-figures.md"}  # of benchmarks.md
+    assert sorted(set(written) - set(listed) - parts) == []
 
 
 # The reader of pages, tested.
@@ -163,7 +180,7 @@ def test_a_page_may_not_warn(tmp_path: Path) -> None:
 def test_a_block_that_does_not_run_must_still_compile() -> None:
     check_syntax(python_blocks(PAGE)[2], Path("page.md"))
     with pytest.raises(SyntaxError):
-        check_syntax(Block("python", 1, ("def f(:",), "broken"), Path("page.md"))
+        check_syntax(Block("python", 1, ("def f(:",), {"no-run": "broken"}), Path("page.md"))
 
 
 def test_a_no_run_needs_a_reason() -> None:
@@ -182,3 +199,10 @@ def test_a_missing_target_is_found() -> None:
 
 def test_a_missing_script_is_found() -> None:
     assert list(wrong_with("python examples/no_such_example.py")) != []
+    assert list(wrong_with("python app.py", {"app.py"})) == []
+
+
+def test_a_command_that_does_not_exist_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(wrong_with("bullpen worker app --processes 2 > log &")) == []
+    assert list(wrong_with("bullpen worker app --proceses 2")) != []
+    assert list(wrong_with("BULLPEN_URL=sqlite:///x bullpen tasks list --jsn | head")) != []

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import bullpen.testing
 from bullpen import (
+    AsyncExplanation,
     AsyncPool,
     AsyncPoolStats,
     AsyncPoolView,
@@ -41,12 +42,14 @@ from bullpen import (
     WorkerPool,
     errors,
 )
+from bullpen.cli.command import ExitCode
 from bullpen.core.timing import TimeLimits
 from bullpen.pool.options import SCHEDULERS, CallOptions
 from bullpen.queue.why import CauseKind
 from bullpen.runtimes.port import CAPABILITIES
 from bullpen.tasks.options import CALL_NAMES, FUNCTION_NAMES, SHARED_NAMES
 from bullpen.testing import ManualClock, ScriptedRuntime
+from tests.docs import command_line
 from tests.docs.markdown import ROOT
 
 
@@ -103,6 +106,7 @@ def test_everything_of_an_async_pool_is_described() -> None:
     for method in (AsyncPool.close, AsyncPool.map, AsyncPool.wait_ready, AsyncPool.resize, AsyncPool.can):
         assert missing_from(page, [name for name in inspect.signature(method).parameters if name != "self"]) == []
     assert missing_from(page, [name for name in CallOptions.NAMES if name != "context"]) == []
+    assert missing_from(page, field_names(AsyncExplanation)) == []
     sums = [name for name, value in vars(AsyncPoolStats).items() if isinstance(value, property)]
     assert len(sums) > 10
     assert missing_from(page, [*field_names(AsyncPoolStats), *sums]) == []
@@ -175,6 +179,15 @@ def test_every_method_of_a_worker_is_described() -> None:
         properties = [name for name, value in vars(cls).items() if isinstance(value, property)]
         assert missing_from("workers.md", [*public_methods(cls), *set(properties) - {"name"}]) == [], cls
     assert missing_from("workers.md", field_names(Lane)) == []
+
+
+def test_the_command_line_is_described_as_it_is() -> None:
+    page = command_line.PAGE.read_text()
+    assert command_line.drawn(page) == page, "run: python -m tests.docs.command_line"
+    for typed in command_line.tables():
+        assert f"<!-- table: {typed} -->" in page, typed
+    for code in ExitCode:
+        assert f"| {code} |" in page or f"{code} after" in page, code
 
 
 def test_every_statistic_is_described() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -76,15 +79,51 @@ async def test_a_disk_that_became_read_only(small_disk: Path) -> None:
         await storage.add([new_task()])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-async def test_a_file_that_may_not_be_written(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.db"
+@pytest.mark.parametrize(
+    ("folder_mode", "file_mode"),
+    [(0o755, 0o644), (0o755, 0o600), (0o777, 0o644), (0o777, 0o600), (0o755, None)],
+    ids=["only read", "not even read", "only the folder", "only the folder, not even read", "not made"],
+)
+def test_a_file_of_somebody_else(folder_mode: int, file_mode: int | None) -> None:
+    """It can be read, or not even that, or it cannot be made; and it stays as it is."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be somebody else")
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
+        path = Path(folder) / "jobs.db"
+        if file_mode is not None:
+            asyncio.run(_make(path))
+            path.chmod(file_mode)
+        os.chmod(folder, folder_mode)
+        before = path.read_bytes() if path.exists() else b""
+        assert _as_nobody(lambda: asyncio.run(_refused(path))) == 0
+        assert (path.read_bytes() if path.exists() else b"") == before
+
+
+async def _make(path: Path) -> None:
     async with opened(path) as storage:
         await storage.add([new_task()])
-    path.chmod(0o400)
-    with pytest.raises(StorageReadOnly):
-        async with opened(path):
-            pass
+
+
+async def _refused(path: Path) -> None:
+    with pytest.raises(StorageReadOnly, match=path.name):
+        await _make(path)
+
+
+def _as_nobody(work: Callable[[], object]) -> int:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 async def test_damaged_bytes_are_refused_or_harmless(tmp_path: Path, thorough: bool) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+import bullpen
+from bullpen.storage.port import TaskFilter
 from bullpen.tasks.options import TaskOptions
 from bullpen.tasks.registry import Registry
 from bullpen.tasks.task import SUCCESS, Task
@@ -33,7 +37,18 @@ FAILPOINTS = [  # and how often it is passed before
     ("renew.after", 0),
     ("rescue.before", 0),
     ("rescue.after", 0),
+    ("sqlite.before_commit", 2),
+    ("sqlite.before_commit", 5),
+    ("sqlite.after_commit", 2),
+    ("sqlite.after_commit", 5),
 ]
+TESTED_BELOW = {"worker.before_leave", "enqueue.before_add", "enqueue.after_add"}
+TESTED_IN = {
+    "complete.before": "test_complete_killed.py",
+    "complete.after": "test_complete_killed.py",
+    "sqlite.before_checkpoint": "test_sqlite_crash.py",
+    "sqlite.before_migration_commit": "test_sqlite_crash.py",
+}
 TASKS, CONCURRENCY = 12, 3
 WITHIN = 40.0
 
@@ -88,6 +103,9 @@ class Worker:
         command = [sys.executable, "-c", WORKER, path, effects, fatal, hits, times["lease"], times["nap"]]
         self._process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, encoding="utf-8")
 
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
     def dies(self) -> None:
         _, err = self._process.communicate(timeout=WITHIN)
         assert self._process.returncode == -signal.SIGKILL, err
@@ -105,18 +123,20 @@ class Worker:
         self._process.communicate()
 
 
-async def fill(path: Path) -> list[str]:
+def new_calls(names: Sequence[str]) -> list[Task]:
+    """One task each, with its number as argument."""
+
     async def on_loop(number: int) -> int:
         return number
 
-    codec = Registry().register(on_loop, name="on_loop").codec
+    encode = Registry().register(on_loop, name="on_loop").codec.encode
+    return [TaskOptions().new_task(f"{number:04d}", name, encode((number,), {})) for number, name in enumerate(names)]
+
+
+async def fill(path: Path) -> list[str]:
     storage = sqlite.SqliteStorage(path)
     await storage.open()
-    tasks = [
-        TaskOptions().new_task(f"{number:04d}", "on_loop" if number % 2 else "on_thread", codec.encode((number,), {}))
-        for number in range(TASKS)
-    ]
-    await storage.add(tasks)
+    tasks = await storage.add(new_calls(["on_thread", "on_loop"] * (TASKS // 2)))
     await storage.close()
     return [task.id for task in tasks]
 
@@ -154,3 +174,95 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, fatal: str, hits:
     again = [task for task in tasks if task.attempt > 1]
     assert len(again) <= CONCURRENCY  # only what the dead one held
     assert all(task.attempt == 2 for task in again)
+
+
+def test_a_worker_that_is_killed_when_it_leaves_has_left_nothing(tmp_path: Path) -> None:
+    path, effects = tmp_path / "jobs.db", tmp_path / "effects"
+    ids = asyncio.run(fill(path))
+    with Worker(path, effects, "worker.before_leave") as first:
+        tasks = asyncio.run(all_ended(path, ids))
+        first.send(signal.SIGTERM)
+        first.dies()
+    assert [(task.status, task.attempt) for task in tasks] == [(SUCCESS, 1)] * TASKS
+    with Worker(path, effects) as second:  # and takes the record of the dead one away
+        (late,) = asyncio.run(add(path, new_calls(["on_loop"] * (TASKS + 1))[-1:]))
+        asyncio.run(all_ended(path, [late]))
+        asyncio.run(only_living_workers(path))
+        second.stops()
+
+
+async def add(path: Path, tasks: Sequence[Task]) -> list[str]:
+    storage = sqlite.SqliteStorage(path)
+    await storage.add(tasks)
+    await storage.close()
+    return [task.id for task in tasks]
+
+
+async def only_living_workers(path: Path) -> None:
+    storage = sqlite.SqliteStorage(path)
+    deadline = time.monotonic() + WITHIN
+    while len(await storage.workers()) != 1:
+        assert time.monotonic() < deadline, await storage.workers()
+        await asyncio.sleep(0.02)
+    await storage.close()
+
+
+PRODUCER = """
+import os, signal, sys
+from bullpen import TaskQueue, primitives
+
+path, fatal, hits = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def failpoint(name):
+    global hits
+    if name == fatal:
+        hits -= 1
+        if hits < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+primitives.failpoint = failpoint
+queue = TaskQueue(f"sqlite:///{path}")
+
+@queue.task(name="on_loop")
+async def on_loop(number: int) -> int: ...
+
+for number in range(100):
+    os.write(1, (on_loop.enqueue(number).id + "\\n").encode())
+"""
+
+
+@pytest.mark.parametrize(("fatal", "kept_unsaid"), [("enqueue.before_add", 0), ("enqueue.after_add", 1)])
+@pytest.mark.parametrize("hits", [0, 7])
+def test_what_a_killed_producer_had_acknowledged_is_there(
+    tmp_path: Path, fatal: str, kept_unsaid: int, hits: int
+) -> None:
+    path, effects = tmp_path / "jobs.db", tmp_path / "effects"
+    command = [sys.executable, "-c", PRODUCER, str(path), fatal, str(hits)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WITHIN)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    acknowledged = done.stdout.split()
+    assert len(acknowledged) == hits
+    if hits + kept_unsaid:
+        ids = asyncio.run(all_ids(path))
+        assert set(acknowledged) <= set(ids)
+        assert len(ids) == hits + kept_unsaid
+        with Worker(path, effects) as worker:
+            tasks = asyncio.run(all_ended(path, ids))
+            worker.stops()
+        assert {task.status for task in tasks} == {SUCCESS}
+
+
+async def all_ids(path: Path) -> list[str]:
+    storage = sqlite.SqliteStorage(path)
+    ids = [task.id for task in await storage.list(TaskFilter(), limit=1000)]
+    await storage.close()
+    return ids
+
+
+def test_no_failpoint_in_the_life_of_a_task_is_forgotten() -> None:
+    source = Path(bullpen.__file__).parent
+    files = [file for part in ("consumer", "queue", "storage/sqlite") for file in (source / part).rglob("*.py")]
+    there = {name for file in files for name in re.findall(r'failpoint\("([^"]+)"\)', file.read_text())}
+    assert there == {name for name, _ in FAILPOINTS} | TESTED_BELOW | set(TESTED_IN)
+    for name, file in TESTED_IN.items():
+        assert f'"{name}"' in Path(__file__).with_name(file).read_text()

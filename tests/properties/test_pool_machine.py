@@ -358,7 +358,7 @@ class PoolMachine(RuleBasedStateMachine):
         call = data.draw(st.sampled_from([call for call in self.calls if isinstance(call.request, PoolFuture)]))
         future = call.request
         assert isinstance(future, PoolFuture)
-        can_end = by_pool and "cancel_running" in self.runtime.capabilities
+        can_end = by_pool and bool(self.runtime.capabilities & {"cancel_running", "kill_running"})
         now_cancelled = call.state == QUEUED or ((can_end or (by_pool and call.is_pending)) and call.state == RUNNING)
         was_cancelled = call.state == CANCELLED
         if now_cancelled:
@@ -682,7 +682,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert coming or leaving or any(worker.requests for worker in workers), "nobody will ever run it"
         if not self.start_failed:  # then the pool is careful
             anywhere = [call for call in waiting if call.pinned is None]
-            enough = len(coming) * self.capacity >= len(anywhere)
+            first = {call.session: call for call in reversed(anywhere) if call.is_strict}  # others follow where it goes
+            wanted = [call for call in anywhere if not call.is_strict or first[call.session] is call]
+            enough = len(coming) * self.capacity >= len(wanted)
             assert enough or not self.engine.dispatcher.free, "a free slot"
 
     @invariant()

@@ -1249,8 +1249,8 @@ def move_without_marking_shells(monkeypatch: pytest.MonkeyPatch) -> None:
     """What leaves the backlog for a line is counted twice, and a pool that waits for it never closes."""
     init = Sessions.__init__
 
-    def uncounted(self: Sessions, ttl: float | None, limit: int, moved: Tally) -> None:
-        init(self, ttl, limit, Tally())
+    def uncounted(self: Sessions, ttl: float | None, limit: int, moved: Tally, *, told: bool = False) -> None:
+        init(self, ttl, limit, Tally(), told=told)
 
     monkeypatch.setattr(Sessions, "__init__", uncounted)
 

@@ -38,6 +38,7 @@ from bullpen import (
     WorkerBroken,
     WorkerLost,
     WrongLoop,
+    primitives,
     remaining,
 )
 from bullpen.pool import retries
@@ -445,7 +446,7 @@ def test_a_coroutine_that_refuses_to_end_keeps_its_place_but_not_its_caller(run:
 
         async with AsyncPool(1) as pool:
             with pytest.raises(DeadlineExceeded) as caught:
-                await pool.using(timeout=0.02).do(stubborn)
+                await pool.using(timeout=0.1).do(stubborn)
             assert caught.value.ran
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.02):
@@ -712,10 +713,13 @@ def test_what_waits_for_another_try_can_be_given_up(
     async def main() -> None:
         fragile = Fragile(1)
         async with AsyncPool(1, threads=1) as pool:
+            await pool.do(fn, Fragile(0))  # from now on there is a worker, and what is submitted runs at once
             future = pool.using(idempotent=True, timeout=0.5 if end == "timeout" else None).submit(fn, fragile)
             await until(lambda: fragile.runs == 1 and not any(worker.load for worker in pool.workers()))
+            await until(lambda: pool.stats().running or future.done())  # it counts, although it is on no worker
             if end == "cancel":
                 assert future.cancel()
+                assert not any(len(lane.engine.retries) for lane in pool._lanes)  # nothing is kept of it
             elif end == "close":
                 await pool.close(drain=False)
             with pytest.raises(DeadlineExceeded if end == "timeout" else asyncio.CancelledError):
@@ -1087,6 +1091,29 @@ def test_to_close_can_be_cancelled_and_done_again(run: Run) -> None:
         door.open()
         await asyncio.gather(*closing[1:], pool.close())
         assert future.result() == 5
+
+    run(main())
+
+
+def test_who_closes_without_grace_waits_for_a_thread_that_is_just_leaving(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving = threading.Event()
+
+    def linger(name: str) -> None:
+        if name == "worker.ended_not_removed" and threading.current_thread() is not threading.main_thread():
+            leaving.set()
+            time.sleep(0.05)
+
+    async def main() -> None:
+        pool = AsyncPool(threads=1)
+        await pool.do(square, 2)
+        monkeypatch.setattr(primitives, "failpoint", linger)
+        closing = asyncio.ensure_future(pool.close())
+        await until(leaving.is_set)
+        await pool.close(grace=0)
+        assert (pool.stats().state, pool.workers()) == (PoolState.CLOSED, [])
+        await closing
 
     run(main())
 

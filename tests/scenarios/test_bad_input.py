@@ -12,6 +12,7 @@ import pytest
 
 from bullpen import InvalidOption, NotCallable, Pool, PoolClosed, PoolStats
 from bullpen.errors import BullpenError, InvalidOptionType
+from tests.names import name_of
 
 from .support import PATIENCE, Blocker
 
@@ -204,7 +205,7 @@ def unchanged(pool: Pool, call: Callable[[], object], error: type[Exception]) ->
     return caught.value
 
 
-@pytest.mark.parametrize("value", [None, 5, "print", [print], 0.5, object()], ids=repr)
+@pytest.mark.parametrize("value", [None, 5, "print", [print], 0.5, object()], ids=name_of)
 @pytest.mark.parametrize("method", ["submit", "serve", "do", "map"])
 @pytest.mark.parametrize("through", ["pool", "view"])
 @pytest.mark.parametrize(

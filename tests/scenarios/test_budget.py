@@ -11,6 +11,7 @@ import pytest
 
 from bullpen import DeadlineExceeded, Event, Kind, Pool, PoolClosed, remaining
 from bullpen.testing import ManualClock, ScriptedRuntime
+from tests.names import name_of
 
 from .support import PATIENCE, Blocker
 
@@ -21,7 +22,7 @@ def test_outside_of_any_request_there_is_no_limit() -> None:
     assert remaining() is None
 
 
-@pytest.mark.parametrize("options", POOLS, ids=str)
+@pytest.mark.parametrize("options", POOLS, ids=name_of)
 @pytest.mark.parametrize(
     ("limits", "left"),
     [

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bullpen import InvalidOption, Pool, PoolSaturated
+from bullpen import InvalidOption, Pool, PoolSaturated, PoolState, RunTimeout, WorkerAbandoned
 from bullpen.core.worker import Worker
 from bullpen.runtimes.port import current_worker
 from bullpen.testing import ScriptedRuntime
-from tests.scenarios.support import Blocker
+from tests.scenarios.support import PATIENCE, Background, Blocker, eventually
 
 
 def scripted(workers: int, capacity: int, **options: Any) -> tuple[Pool, ScriptedRuntime]:
@@ -239,3 +239,26 @@ def test_never_more_than_the_capacity_under_load(scheduler: str, max_queue: int 
             assert to.serve(work)
     assert pool.stats().completed == 600
     assert max(most.values()) <= 3
+
+
+@pytest.mark.parametrize("grace", [None, 0.05])
+def test_what_shares_a_worker_with_an_overrun_is_not_forgotten_when_the_pool_closes(grace: float | None) -> None:
+    with Blocker() as stuck, Blocker() as beside:
+        pool = Pool(1, capacity=2, max_abandoned=1)
+        overrun = pool.using(run_timeout=0.02).submit(stuck)
+        kept = pool.submit(beside, "done")
+        stuck.wait_entered()
+        beside.wait_entered()
+        with pytest.raises(RunTimeout):
+            overrun.result(PATIENCE)
+        assert eventually(lambda: pool.stats().abandoned == 1)
+        closing = Background(lambda: pool.close(grace))
+        if grace is None:
+            assert not eventually(lambda: pool.stats().state is PoolState.CLOSED, within=0.05)
+            beside.release()
+            assert kept.result(PATIENCE) == "done"
+        else:
+            with pytest.raises(WorkerAbandoned, match="closed and its grace"):
+                kept.result(PATIENCE)
+        assert closing.join().error is None
+        assert pool.stats().state is PoolState.CLOSED

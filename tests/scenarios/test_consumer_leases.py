@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
 
 from bullpen.consumer import identity
+from bullpen.consumer.upkeep import ROUNDS, TENDED
 from bullpen.storage.memory import MemoryStorage
 from bullpen.storage.port import WorkerRecord
 from bullpen.tasks.context import current_task
@@ -79,13 +81,13 @@ def test_a_task_that_blocks_the_loop_for_three_leases_runs_once() -> None:
 def dead_record(worker: str, **changes: Any) -> WorkerRecord:
     """Of a process that has just ended."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        began = identity.process_started(process.pid)
+        began = identity.machine.process_started(process.pid)
         process.communicate(b"\n")
     record = WorkerRecord(
         id=worker,
         host="here",
         pid=process.pid,
-        boot_id=identity.boot_id(),
+        boot_id=identity.machine.boot_id(),
         process_started=began or 0.0,
         queues=("default",),
         concurrency=1,
@@ -189,7 +191,7 @@ def test_a_living_worker_that_never_renews_loses_its_task_in_the_end() -> None:
         name = desk.task(nothing)
         task = await claim(desk, name, "stuck")
         pid = os.getppid()
-        alive = dead_record("stuck", pid=pid, process_started=identity.process_started(pid))
+        alive = dead_record("stuck", pid=pid, process_started=identity.machine.process_started(pid))
         await desk.storage.note_worker(alive)
         began = asyncio.get_running_loop().time()
         async with desk.worker(1):
@@ -252,7 +254,7 @@ def test_who_is_dead() -> None:
         assert not identity.is_dead(mine)
         parent = os.getppid()
         other = msgspec.structs.replace(
-            mine, id="other", pid=parent, process_started=identity.process_started(parent) or 0.0
+            mine, id="other", pid=parent, process_started=identity.machine.process_started(parent) or 0.0
         )
         assert not identity.is_dead(other)
         assert identity.is_dead(msgspec.structs.replace(other, process_started=1.0))  # its pid was given again
@@ -262,7 +264,7 @@ def test_who_is_dead() -> None:
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         with child:
             record = msgspec.structs.replace(
-                mine, id="z", pid=child.pid, process_started=identity.process_started(child.pid) or 0.0
+                mine, id="z", pid=child.pid, process_started=identity.machine.process_started(child.pid) or 0.0
             )
             assert not identity.is_dead(record)
             assert child.stdin is not None
@@ -424,5 +426,37 @@ def test_upkeep_expires_and_prunes() -> None:
             await asyncio.sleep(7)
             assert short not in store._tasks
         assert [event.kind for event in events].count(Kind.TASK_EXPIRED) == 3
+
+    in_virtual_time(main)
+
+
+def test_pruning_keeps_up_in_bounded_steps_and_leaves_what_is_not_over() -> None:
+    """However many tasks end at once."""
+
+    class Counting(OneLoopStorage):
+        async def prune(self, *, limit: int) -> int:
+            pruned = await super().prune(limit=limit)
+            steps.append((asyncio.get_running_loop().time(), limit, pruned))
+            return pruned
+
+    steps = list[tuple[float, int, int]]()
+
+    async def main() -> None:
+        desk = Desk(store := Counting())
+        many = 12_300
+        await store.add([Task(id=f"{n:05d}", func_path="f", payload=b"", result_ttl=30.0) for n in range(many)])
+        await store.cancel([f"{n:05d}" for n in range(many)])
+        waiting = [await desk.add("f", queue="nobody", result_ttl=0.0) for _ in range(3)]
+        kept = await desk.add("f", result_ttl=None)
+        await store.cancel([kept])
+        async with desk.worker(1):
+            await asyncio.sleep(29)
+            assert sum(pruned for _, _, pruned in steps) == 0
+            await asyncio.sleep(3)
+            assert sorted(store._tasks) == sorted([*waiting, kept])
+        assert {limit for _, limit, _ in steps} == {TENDED}
+        assert max(Counter(at for at, _, _ in steps).values()) <= ROUNDS
+        busy = [at for at, _, pruned in steps if pruned]
+        assert busy[-1] - busy[0] < 1.0  # it does not wait for its next turn while there is more
 
     in_virtual_time(main)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bullpen import AsyncWorkerPool
 from bullpen.consumer.attempt import MESSAGE_KEPT, TRACEBACK_KEPT
 from bullpen.errors import Cancel, Retry, Snooze
+from bullpen.storage.port import Storage
+from bullpen.storage.sqlite.store import SqliteStorage
 from bullpen.tasks.context import current_task
+from bullpen.tasks.registry import Registry
 from bullpen.tasks.retry import Backoff
 from bullpen.tasks.task import CANCELLED, FAILED, PENDING, SUCCESS, Task
 from tests.scenarios.consumer_support import Desk, OneLoopStorage, in_virtual_time, until
@@ -107,6 +113,45 @@ def test_an_error_is_kept_as_data_within_limits() -> None:
         assert len(task.error.traceback) <= TRACEBACK_KEPT
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_half_a_character_in_what_a_task_says_breaks_no_store(kind: str, tmp_path: Path) -> None:
+    """A name of a file, for one, may have it; it cannot be written as UTF-8."""
+    half = os.fsdecode(b"caf\xe9")
+
+    async def main() -> None:
+        storage = SqliteStorage(tmp_path / "jobs.db", synchronous="normal")
+        await storage.open()
+        registry = Registry()
+        odd = type("Odd", (Exception,), {"__module__": half})
+
+        def speak() -> None:
+            current_task().progress(1, note=half)
+            raise odd(half)
+
+        async def aspeak() -> None:
+            speak()
+
+        registry.register(speak if kind == "sync" else aspeak, name="speak")
+        await storage.add([Task(id="t", func_path="speak", payload=b'{"args":[],"kwargs":{}}')])
+        async with AsyncWorkerPool(_Queue(storage, registry), 1):
+            await storage.wait_for_result("t", 0, 20)
+        (task,) = await storage.get(["t"])
+        await storage.close()
+        assert task is not None
+        assert task.error is not None
+        assert (task.status, task.error.message) == (FAILED, "caf\\udce9")
+        assert task.error.type == "caf\\udce9.Odd"
+        assert "caf\\udce9" in task.error.traceback
+
+    asyncio.run(main())
+
+
+class _Queue:
+    def __init__(self, storage: Storage, registry: Registry) -> None:
+        self.storage = storage
+        self.registry = registry
 
 
 def test_the_traceback_begins_in_the_function() -> None:
@@ -310,6 +355,90 @@ def test_a_retry_that_is_asked_for_counts() -> None:
         async with desk.worker():
             task = await desk.ended(await desk.add(name, max_retries=2))
         assert (task.status, task.attempt, task.failures) == (FAILED, 3, 3)
+
+    in_virtual_time(main)
+
+
+def test_a_retry_that_is_asked_for_is_logged_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    """It is no accident: no traceback, and no warning as long as there are tries left."""
+    caplog.set_level(logging.INFO, "bullpen.worker")
+
+    async def main() -> None:
+        desk = Desk(OneLoopStorage())
+
+        async def work() -> None:
+            raise Retry("busy", after=1)
+
+        name = desk.task(work)
+        async with desk.worker():
+            await desk.ended(await desk.add(name, max_retries=1))
+
+    in_virtual_time(main)
+    lines = [record for record in caplog.records if "busy" in record.getMessage()]
+    assert [record.levelno for record in lines] == [logging.INFO, logging.ERROR]
+    assert all(record.exc_info is None for record in lines)
+    assert "tried again in 1 s" in lines[0].getMessage()
+
+
+@pytest.mark.parametrize(
+    "kind", ["returns", "raises", "asks", "snoozes", "times out", "cancelled", "undecodable", "unknown"]
+)
+def test_every_line_about_a_task_says_which_and_none_has_its_arguments(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "bullpen.worker")
+
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+
+        async def work(secret: str) -> str:
+            if kind == "raises":
+                raise ValueError("no")
+            if kind == "asks":
+                raise Retry("busy", after=1)
+            if kind == "snoozes" and current_task().attempt == 1:
+                raise Snooze(1)
+            if kind in ("times out", "cancelled"):
+                await asyncio.sleep(100)
+            return secret
+
+        name = desk.task(work)
+        payload = b'{"args":["hunter2"]' if kind == "undecodable" else b'{"args":["hunter2"],"kwargs":{}}'
+        path = "nobody.knows" if kind == "unknown" else name
+        task_id = await desk.add(path, payload=payload, timeout=5.0 if kind == "times out" else None, queue="default")
+        async with desk.worker(unknown_after=3):
+            if kind == "cancelled":
+                await until(lambda: store._tasks[task_id].attempt == 1)
+                await store.cancel([task_id])
+            await desk.ended(task_id)
+
+    in_virtual_time(main)
+    formatter = logging.Formatter("%(message)s")
+    lines = [formatter.format(record) for record in caplog.records]
+    assert not any("hunter2" in line for line in lines)
+    about = [record for record in caplog.records if "000001" in formatter.format(record)]
+    assert about
+    for record in about:
+        assert (record.task_id, record.queue) == ("000001", "default")  # type: ignore[attr-defined]
+        assert record.attempt >= 1  # type: ignore[attr-defined]
+        assert f"task 000001, attempt {record.attempt}, queue default" in record.getMessage()  # type: ignore[attr-defined]
+
+
+def test_what_may_run_at_most_once_cannot_snooze() -> None:
+    async def main() -> None:
+        desk = Desk(OneLoopStorage())
+        runs = list[int]()
+
+        async def work() -> None:
+            runs.append(1)
+            raise Snooze(1)
+
+        name = desk.task(work)
+        async with desk.worker():
+            task = await desk.ended(await desk.add(name, at_most_once=True))
+        assert (task.status, task.attempt, runs) == (FAILED, 1, [1])
+        assert task.error is not None
+        assert task.error.type == "bullpen.errors.Snooze"
 
     in_virtual_time(main)
 

@@ -223,6 +223,114 @@ def test_a_store_that_never_answers_is_given_up_and_asked_again() -> None:
     in_virtual_time(main)
 
 
+@pytest.mark.parametrize("call", ["get", "wait_for_work"])
+def test_no_lane_waits_for_ever_for_one_answer(call: str) -> None:
+    """A settlement is repeated, refused, and the question what became of it is never answered; or a hint is not."""
+
+    class Hanging(OneLoopStorage):
+        hangs = 0
+
+        async def _hang(self, name: str) -> None:
+            if name == call and self.hangs:
+                self.hangs -= 1
+                await asyncio.sleep(1e9)
+
+        async def get(self, *args: Any) -> Any:
+            await self._hang("get")
+            return await super().get(*args)
+
+        async def wait_for_work(self, *args: Any) -> None:
+            await self._hang("wait_for_work")
+            await super().wait_for_work(*args)
+
+    async def main() -> None:
+        desk = Desk(store := Hanging())
+        counter = Counter()
+        name = desk.task(counter.work, "work")
+        async with desk.worker(1, poll_interval=1.0):
+            await desk.ended(await desk.add(name, 1))
+            store.hangs = 1
+            if call == "get":
+                store.fail_after["exchange"] = 1
+            first = await desk.add(name, 2)
+            await asyncio.sleep(0.05)
+            store.fail_after["exchange"] = 1 if call == "get" else 0
+            second = await desk.add(name, 3)
+            began = asyncio.get_running_loop().time()
+            await until(lambda: store._tasks[first].is_final and store._tasks[second].is_final)
+            assert asyncio.get_running_loop().time() - began <= 30
+            assert store.hangs == 0
+
+    in_virtual_time(main)
+
+
+def test_a_worker_does_not_wait_for_ever_to_start() -> None:
+    class Hanging(OneLoopStorage):
+        async def note_worker(self, *_: Any) -> None:
+            await asyncio.sleep(1e9)
+
+    async def main() -> None:
+        worker = Desk(Hanging()).worker(lease=15)
+        with pytest.raises(TimeoutError, match=r"did not answer within 10 s"):
+            await worker.start()
+        assert str(worker.state) == "stopped"
+
+    in_virtual_time(main)
+
+
+def test_the_keeper_leaves_a_claim_alone_that_its_lane_still_asks_about() -> None:
+    """Else it could release what the lane is about to start."""
+
+    class Slow(OneLoopStorage):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asking, self.answer = asyncio.Event(), asyncio.Event()
+
+        async def find_claim(self, claim_id: str) -> Any:
+            found = await super().find_claim(claim_id)
+            if not self.asking.is_set():
+                self.asking.set()
+                await self.answer.wait()
+            return found
+
+    async def main() -> None:
+        desk = Desk(store := Slow())
+        counter = Counter()
+        name = desk.task(counter.work, "work")
+        async with desk.worker(1, poll_interval=1.0):
+            await asyncio.sleep(0.5)
+            store.fail_after["exchange"] = 1
+            task_id = await desk.add(name, 7)
+            await store.asking.wait()
+            await asyncio.sleep(4)  # upkeep passes several times
+            assert (await desk.get(task_id)).status is RUNNING
+            store.answer.set()
+            task = await desk.ended(task_id)
+        assert (task.status, task.attempt, counter.runs) == (SUCCESS, 1, {7: 1})
+
+    in_virtual_time(main)
+
+
+def test_what_is_left_behind_when_the_store_is_away_is_said() -> None:
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+        events = list[Event]()
+
+        async def work() -> None:
+            await asyncio.sleep(1e6)
+
+        name = desk.task(work)
+        task_id = await desk.add(name)
+        worker = desk.worker(1, observer=events.append)
+        await worker.start()
+        await until(lambda: worker.running == 1)
+        store.away = True
+        await worker.stop(grace=0)
+        assert [event.task for event in events if event.kind is Kind.TASK_LOST] == [task_id]
+
+    in_virtual_time(main)
+
+
 def test_a_settlement_that_is_refused_is_reported_as_lost() -> None:
     async def main() -> None:
         desk = Desk(store := OneLoopStorage())

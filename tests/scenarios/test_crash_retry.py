@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Callable
+from concurrent.futures import wait
+from typing import Any
 
 import pytest
 
@@ -364,6 +367,68 @@ def test_an_idempotent_request_that_breaks_its_thread_runs_again_on_another() ->
     with Pool(1) as pool:
         assert pool.using(timeout=PATIENCE, **ONCE_MORE).do(break_down_once) == 2
     assert len(threads) == 2
+
+
+@pytest.mark.parametrize("how", ["result", "map", "stream", "submit"])
+def test_a_worker_that_breaks_in_a_request_within_a_request_is_replaced_after_it(how: str) -> None:
+    def break_down(_: int = 0) -> Any:
+        raise WorkerBroken("within")
+
+    calls: dict[str, Callable[[], Any]] = {
+        "result": lambda: pool.submit(break_down).result(),
+        "submit": lambda: pool.submit(break_down).result(),
+        "map": lambda: next(pool.map(break_down, range(1))),
+        "stream": lambda: next(pool.stream(break_down)),
+    }
+
+    def outer() -> str:
+        with pytest.raises(WorkerLost, match="within"):
+            calls[how]()
+        return threading.current_thread().name
+
+    bound: dict[str, Any] = {"max_queue": 0, "when_full": "block"} if how == "submit" else {}
+    with Pool(1, min_workers=1, restart_limit=(0, 60), **bound) as pool:
+        (before,) = pool.workers()
+        assert pool.submit(outer).result(PATIENCE) == before.name
+        assert pool.submit(int).result(PATIENCE) == 0
+        assert [worker.id for worker in pool.workers()] != [before.id]
+        assert pool.stats().degraded, "it counts as a death"
+        assert pool.stats().lost == (how != "map")
+
+
+@pytest.mark.parametrize("how", ["inline", "helped"])
+def test_a_request_that_breaks_the_worker_it_runs_on_within_another_does_not_run_again(how: str) -> None:
+    """The other one waits for it, in the only slot that there is."""
+    runs: list[int] = []
+
+    def break_down() -> None:
+        runs.append(1)
+        raise WorkerBroken
+
+    def outer(how: str) -> BaseException | None:
+        future = pool.using(**ONCE_MORE).submit(break_down)
+        if how == "helped":
+            wait([future])
+        return future.exception()
+
+    with Pool(1) as pool:
+        assert isinstance(pool.submit(outer, how).result(PATIENCE), WorkerLost)
+    assert len(runs) == 1
+
+
+def test_an_item_of_a_map_that_breaks_its_worker_is_lost_alone() -> None:
+    def work(number: int) -> int:
+        if number == 3:
+            raise WorkerBroken("no more")
+        return threading.get_ident()
+
+    with Pool(1) as pool:
+        results = pool.map(work, range(6))
+        threads = [next(results) for _ in range(3)]
+        with pytest.raises(WorkerLost, match="no more"):
+            next(results)
+        assert pool.submit(work, 4).result(PATIENCE) not in threads
+    assert pool.stats().spawned == 2
 
 
 def test_nothing_is_kept_alive_by_a_thread_that_broke() -> None:

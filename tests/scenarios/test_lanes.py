@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bullpen import NestedWait, Pool, PoolFuture, WorkerStartFailed, primitives
+from bullpen import NestedWait, Pool, PoolFuture, WorkerBroken, WorkerLost, WorkerStartFailed, primitives
+from bullpen.core.worker import Worker
 from bullpen.runtimes.port import current_request, current_worker
 from bullpen.runtimes.thread import ThreadRuntime
 from bullpen.testing import ScriptedRuntime
@@ -237,3 +238,22 @@ def test_map_fills_the_capacity_of_all_workers(options: dict[str, Any]) -> None:
 
     with Pool(2, capacity=3, **options) as pool:
         assert list(pool.map(meet, range(12))) == list(range(12))
+
+
+def test_a_broken_worker_starts_no_lane_for_what_it_is_given_when_it_is_dying() -> None:
+    """What was on its way to it is lost with it, so it must not run."""
+
+    def break_down() -> Worker | None:
+        workers.append(current_worker())
+        raise WorkerBroken
+
+    workers: list[Worker | None] = []
+    with Pool(1, capacity=2) as pool:
+        assert isinstance(pool.submit(break_down).exception(PATIENCE), WorkerLost)
+        (worker,) = workers
+        assert worker is not None
+        assert eventually(lambda: not worker.handle._open)
+        lanes = list(worker.handle._more)
+        worker.hand(PoolFuture(pool._engine, int, (), {}))
+        assert worker.handle._more == lanes
+        assert not worker.handle._inbox

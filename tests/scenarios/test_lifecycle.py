@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from bullpen import Event, InvalidOption, Kind, Pool, PoolClosed, PoolFailed, PoolState, WorkerStartFailed
+from bullpen.core.worker import Worker
 from bullpen.pool.startup import STAGGER
+from bullpen.runtimes.port import WorkerEvents
 from bullpen.testing import ManualClock, ScriptedRuntime
 from tests.scenarios.support import PATIENCE, Background, Blocker, advance, end, eventually, run_script, tick
 
@@ -139,6 +141,22 @@ def test_a_pool_runs_with_those_that_started_and_goes_on_trying_the_rest(
     end(pool, runtime)
 
 
+def test_a_first_worker_that_cannot_start_leaves_the_others_of_its_batch_their_chance(by_hand: ManualClock) -> None:
+    class FirstFails(ScriptedRuntime):
+        def start(self, worker: Worker, events: WorkerEvents) -> None:
+            if worker.id == 0:
+                raise BROKEN
+            super().start(worker, events)
+
+    runtime = FirstFails()
+    pool = Pool(2, min_workers=2, runtime=runtime, clock=by_hand)
+    assert pool.stats().state is PoolState.INITIALIZING
+    tick(pool)
+    assert pool.stats().state is PoolState.RUNNING
+    assert len(runtime.workers) == 2
+    end(pool, runtime)
+
+
 def test_a_pool_none_of_whose_first_batch_starts_has_failed(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime(auto_ready=False)
     pool = Pool(9, min_workers=9, startup_batch_size=2, startup_batch_delay=1, runtime=runtime, clock=by_hand)
@@ -216,6 +234,42 @@ def test_closing_waits_until_nothing_is_prepared_any_more(drain: bool) -> None:
         delegate.blocker.release()
         assert closing.join().error is None
     assert not [thread for thread in threading.enumerate() if thread.name == f"{pool.stats().name}-prepare"]
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_the_grace_is_kept_while_the_pool_is_prepared(waiting: bool, caplog: pytest.LogCaptureFixture) -> None:
+    delegate = Delegate()
+    with delegate.blocker:
+        pool = Pool(1, min_workers=1, initialization=delegate)
+        delegate.blocker.wait_entered()
+        futures = [pool.submit(int)] if waiting else []
+        with Background(lambda: pool.close(grace=0.05)) as closing:
+            assert closing.join().error is None
+        assert all(future.cancelled() for future in futures)
+        assert pool.stats().state is PoolState.CLOSED
+        assert "still being prepared" in caplog.text
+    assert eventually(lambda: not any(thread.name.endswith("-prepare") for thread in threading.enumerate()))
+    assert pool.stats().spawned == 0
+
+
+def test_the_grace_is_kept_while_a_worker_warms_up() -> None:
+    class Model:
+        def warm_up(self) -> None:
+            blocker()
+
+        def close(self) -> None:
+            closed.set()
+
+    closed = threading.Event()
+    with Blocker() as blocker:
+        pool = Pool(1, worker=Model)
+        blocker.wait_entered()
+        waiting = pool.submit(int)
+        with Background(lambda: pool.close(grace=0.05)) as closing:
+            assert closing.join().error is None
+        assert waiting.cancelled()
+        assert pool.stats().state is PoolState.CLOSED
+    assert closed.wait(PATIENCE), "what was made is closed by whoever made it"
 
 
 def test_a_pool_that_cannot_be_prepared_has_failed(caplog: pytest.LogCaptureFixture) -> None:

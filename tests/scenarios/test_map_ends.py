@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import itertools
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -446,3 +447,93 @@ def test_a_map_that_is_read_at_exit_without_workers_is_run() -> None:
         atexit.register(lambda: print(len(ran), pool.stats().state))
         """
     assert printed(script) == "3000 closed\n"
+
+
+# Who reads.
+
+
+def test_a_second_reader_is_told_while_the_first_waits(make: Make, blocker: Blocker) -> None:
+    with make() as pool:
+        results = pool.map(blocker, range(3))
+        with Background(lambda: list(results)) as first:
+            blocker.wait_entered()
+            assert eventually(lambda: results._work._reading)
+            with pytest.raises(ValueError, match="being read already"):
+                next(results)
+            blocker.release()
+    assert first.result == [0, 1, 2]
+
+
+def test_a_second_reader_is_told_while_the_first_takes_items(make: Make) -> None:
+    """Results are there, but the first reader, who has not got its own yet, just waits for the input."""
+    taking, blocker = threading.Event(), Blocker()
+
+    def numbers() -> Iterator[int]:
+        yield from range(70)
+        taking.set()
+        yield from (blocker(number) for number in range(70, 140))
+
+    with blocker, make() as pool:
+        results = pool.map(int, numbers(), buffersize=70)
+        with Background(lambda: list(results)) as first:
+            assert taking.wait(PATIENCE)
+            blocker.wait_entered()
+            with pytest.raises(ValueError, match="being read already"):
+                next(results)
+            blocker.release()
+    assert first.result == list(range(140))
+
+
+def test_a_map_that_is_read_by_what_it_calls_is_told(make: Make) -> None:
+    results: list[Iterator[Any]] = []
+    begun = threading.Event()
+
+    def read(_: int) -> Any:
+        assert begun.wait(PATIENCE)
+        return next(results[0])
+
+    with make(1) as pool:
+
+        def nested() -> Any:
+            results.append(pool.map(read, range(2)))
+            begun.set()
+            return next(results[0])
+
+        with pytest.raises(ValueError, match="being read already"):
+            pool.submit(nested).result(PATIENCE)
+
+
+def test_readers_at_once_lose_nothing_and_get_nothing_twice(make: Make) -> None:
+    """Most of the time they come one after the other; who does not is told, and may try again."""
+
+    def read() -> None:
+        while True:
+            try:
+                mine.append(next(results))
+            except StopIteration:
+                return
+            except ValueError:  # another one was just reading
+                continue
+
+    mine: list[int] = []
+    with make() as pool:
+        results = pool.map(int, iter(range(5000)), buffersize=100)
+        readers = [Background(read) for _ in range(4)]
+        for reader in readers:
+            assert reader.join().error is None
+    assert sorted(mine) == list(range(5000))
+
+
+def test_an_interrupted_reader_may_read_on(make: Make, blocker: Blocker) -> None:
+    def interrupt() -> None:
+        blocker.wait_entered()
+        assert eventually(lambda: results._work._reading)
+        time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with make() as pool:
+        results = pool.map(blocker, range(3))
+        with Background(interrupt), pytest.raises(KeyboardInterrupt):
+            next(results)
+        blocker.release()
+        assert list(results) == [0, 1, 2]

@@ -67,8 +67,9 @@ def test_do_returns_the_result_raises_the_error_or_says_saturated(blocker: Block
 
 def test_do_gives_up_at_its_deadline_and_the_slot_stays_taken_until_the_function_returns(blocker: Blocker) -> None:
     with Pool(1, max_queue=0) as pool:
+        pool.do(int)
         with pytest.raises(DeadlineExceeded) as caught:
-            pool.using(timeout=0.03).do(blocker)
+            pool.using(timeout=0.4).do(blocker)  # long enough for a worker that is ready to begin
         assert caught.value.ran
         assert not pool.serve(int)
         with pytest.raises(PoolSaturated):

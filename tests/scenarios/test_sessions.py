@@ -250,6 +250,49 @@ def test_strict_requests_that_come_before_the_binding_run_on_the_same_worker_in_
         assert script.pool.stats().queued == 0
 
 
+@pytest.mark.parametrize("max_queue", [None, 5])
+def test_they_start_one_worker_and_wait_for_it(max_queue: int | None) -> None:
+    with Script(4, auto_ready=False, max_queue=max_queue) as script:
+        futures = [script.view().submit(print) for _ in range(3)]
+        assert len(script.runtime.starting) == 1
+        script.view("other").submit(print)
+        plain = script.pool.submit(print)
+        assert len(script.runtime.starting) == 3, "for others there are others"
+        script.pool.resize(5)
+        script.pool.resume()
+        assert len(script.runtime.starting) == 3, "nor does more room make it more"
+        for worker in script.runtime.starting:
+            script.runtime.ready(worker)
+        assert script.runtime.running[0] is futures[0]
+        assert plain in script.runtime.running
+        for future in futures:
+            script.runtime.finish(future)
+        assert len({future.worker for future in futures}) == 1
+
+
+def test_they_start_another_worker_if_none_is_on_its_way() -> None:
+    with Script(2, auto_ready=False) as script:
+        script.pool.pause()
+        futures = [script.view().submit(print) for _ in range(2)]
+        script.pool._engine.dispatcher.paused = False
+        assert script.runtime.starting == []
+        futures.append(script.view().submit(print))
+        assert len(script.runtime.starting) == 1
+        script.runtime.ready()
+        assert script.runtime.running == futures[:1]
+
+
+def test_what_follows_takes_no_place_of_a_worker_that_is_on_its_way() -> None:
+    with Script(3, auto_ready=False, max_queue=0) as script:
+        first = script.view().submit(print)
+        with pytest.raises(PoolSaturated):
+            script.view().submit(print)
+        assert len(script.runtime.starting) == 1
+        script.runtime.ready()
+        assert script.runtime.running == [first]
+        assert script.pool.stats().queued == 0
+
+
 def test_one_of_them_that_is_cancelled_or_expires_never_runs() -> None:
     with Script(1, auto_ready=False) as script:
         first = script.view().submit(print)
@@ -309,6 +352,27 @@ def test_what_waits_in_a_line_counts_in_the_bound() -> None:
         assert script.pool.stats().queued == 2
 
 
+@pytest.mark.parametrize("max_queue", [0, 2])
+def test_a_worker_on_its_way_makes_no_room_in_the_lines_of_others(max_queue: int) -> None:
+    with Script(3, auto_ready=False, max_queue=max_queue) as script:
+        script.view().submit(print)
+        script.runtime.ready()
+        for _ in range(max_queue):
+            script.view().submit(print)
+        script.pool._engine.workforce._start_more(1)  # one that nobody waits for
+        with pytest.raises(PoolSaturated):
+            script.view().submit(print)
+        assert script.pool.stats().queued == max_queue
+        plain = script.pool.submit(print)
+        for worker in script.runtime.starting:
+            script.runtime.ready(worker)
+        assert plain in script.runtime.running
+        with pytest.raises(PoolSaturated):
+            script.view().submit(print)
+        assert script.pool._engine.bounded is not None
+        assert script.pool._engine.bounded.coming.value == 0
+
+
 def test_a_line_may_not_form_where_nothing_may_wait() -> None:
     with Script(2, max_queue=0) as script:
         script.view().submit(print)
@@ -364,6 +428,7 @@ def test_a_session_that_was_not_used_is_forgotten_after_its_time() -> None:
         assert script.info().idle == 9.0
         script.clock.advance(1.0)
         assert script.pool.sessions() == []
+        assert not script.pool.end_session("s")
 
 
 def test_a_long_request_does_not_let_its_session_be_forgotten() -> None:
@@ -605,6 +670,31 @@ def test_events_tell_of_bindings_and_ends() -> None:
         ]
         started = [event for event in events if event.kind is Kind.REQUEST_STARTED]
         assert {event.session for event in started} == {"s"}
+
+
+def test_events_tell_of_sessions_that_are_forgotten() -> None:
+    def ended() -> list[str | None]:
+        return [event.session for event in events if event.kind is Kind.SESSION_ENDED]
+
+    events: list[Event] = []
+    with Script(1, session_ttl=10.0, max_sessions=3, observer=events.append) as script:
+        script.bound("old", "hint")
+        script.bound("old and strict")
+        script.clock.advance(5.0)
+        script.bound("young", "hint")
+        assert ended() == []
+        script.clock.advance(5.0)
+        script.bound("young", "hint")
+        assert ended() == ["old", "old and strict"], "their time has passed"
+        script.bound("b", "hint")
+        script.bound("c", "hint")
+        script.bound("d", "hint")
+        assert ended()[2:] == ["young"], "there are too many"
+        script.clock.advance(10.0)
+        script.bound("d", "hint")
+        assert ended()[3:] == ["d", "b"], "it begins anew"
+        script.pool.submit(print)
+        assert {session.id for session in script.pool.sessions()} == {"d"}
 
 
 def test_every_refusal_is_told_after_the_request_was_announced() -> None:

@@ -6,7 +6,9 @@ import asyncio
 import contextvars
 import gc
 import itertools
+import signal
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError
@@ -16,7 +18,9 @@ import pytest
 
 from bullpen import (
     DeadlineExceeded,
+    Event,
     InvalidOption,
+    Kind,
     NestedWait,
     NotCallable,
     Pool,
@@ -31,6 +35,7 @@ from bullpen import (
 )
 from bullpen.pool import stream as streams
 from bullpen.testing import ManualClock, ScriptedRuntime
+from tests.names import name_of
 
 from .support import PATIENCE, Background, Blocker, eventually, printed
 
@@ -78,7 +83,7 @@ class Source:
 KINDS = ["endless", "aendless"]
 
 
-@pytest.mark.parametrize("options", [{}, {"max_queue": 5}, {"capacity": 2}, {"wrap": lambda call: call()}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_queue": 5}, {"capacity": 2}, {"wrap": lambda call: call()}], ids=name_of)
 @pytest.mark.parametrize("fn", [count, acount, range, lambda end: list(range(end))])
 def test_items_arrive_in_order(fn: Callable[..., Any], options: dict[str, Any]) -> None:
     with Pool(2, **options) as pool:
@@ -581,7 +586,7 @@ def test_an_unread_stream_keeps_no_interpreter_alive(kind: str, workers: int) ->
 # Workers that read streams of their own pool.
 
 
-@pytest.mark.parametrize("options", [{}, {"max_queue": 9}, {"wrap": lambda call: call()}, {"capacity": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_queue": 9}, {"wrap": lambda call: call()}, {"capacity": 2}], ids=name_of)
 @pytest.mark.parametrize("view", [{}, {"timeout": PATIENCE}, {"context": True}], ids=str)
 @pytest.mark.parametrize("fn", [count, acount])
 def test_a_worker_may_read_a_stream_of_its_own_pool(
@@ -691,3 +696,104 @@ def test_many_streams_at_once() -> None:
         readers = [Background(lambda number=number: read(number)) for number in range(40)]  # type: ignore[misc]
         assert [reader.join().result for reader in readers] == [sum(range(number)) for number in range(40)]
     assert pool.stats().completed == 40
+
+
+# Who reads.
+
+
+def test_a_second_reader_is_told_while_the_first_waits() -> None:
+    with Blocker() as blocker, Pool(1) as pool:
+
+        def slow() -> Iterator[int]:
+            yield blocker(1)
+            yield 2
+
+        stream = pool.stream(slow)
+        with Background(lambda: list(stream)) as first:
+            blocker.wait_entered()
+            assert eventually(lambda: stream._work._reader_gate is not None)
+            with pytest.raises(ValueError, match="being read already"):
+                next(stream)
+            blocker.release()
+    assert first.result == [1, 2]
+
+
+def test_readers_at_once_lose_nothing_and_get_nothing_twice() -> None:
+    def read() -> None:
+        while True:
+            try:
+                mine.append(next(stream))
+            except StopIteration:
+                return
+            except ValueError:  # another one was just reading
+                continue
+
+    mine: list[int] = []
+    with Pool(1) as pool:
+        stream = pool.using(buffersize=3).stream(count, 2000)
+        for reader in [Background(read) for _ in range(4)]:
+            assert reader.join().error is None
+    assert sorted(mine) == list(range(2000))
+
+
+def test_an_interrupted_reader_may_read_on() -> None:
+    def interrupt() -> None:
+        blocker.wait_entered()
+        assert eventually(lambda: stream._work._reader_gate is not None)
+        time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with Blocker() as blocker, Pool(1) as pool:
+        stream = pool.stream(lambda: (blocker(number) for number in range(2)))
+        with Background(interrupt), pytest.raises(KeyboardInterrupt):
+            next(stream)
+        blocker.release()
+        assert list(stream) == [0, 1]
+
+
+def test_a_second_reader_of_a_nested_stream_is_told() -> None:
+    streams_: list[Stream[int]] = []
+    with Blocker() as blocker, Pool(1) as pool:
+
+        def read() -> list[int]:
+            streams_.append(pool.stream(lambda: (blocker(number) for number in range(2))))
+            return list(streams_[0])
+
+        future = pool.submit(read)
+        blocker.wait_entered()
+        with pytest.raises(ValueError, match="being read already"):
+            next(streams_[0])
+        blocker.release()
+        assert future.result(PATIENCE) == [0, 1]
+    assert (pool.stats().completed, pool.stats().failed) == (2, 0)
+
+
+def test_a_nested_stream_that_another_thread_closes_ends_on_its_reader() -> None:
+    source = Source()
+    streams_: list[Stream[int]] = []
+    with Blocker() as blocker, Pool(1, name="inner") as pool:
+
+        def produce() -> Iterator[int]:
+            for number in source.endless():
+                yield number if number < 2 else blocker(number)
+
+        def read() -> list[int]:
+            streams_.append(pool.stream(produce))
+            return list(streams_[0])
+
+        future = pool.submit(read)
+        blocker.wait_entered()
+        streams_[0].close()
+        assert not source.closed_on, "it is just running"
+        blocker.release()
+        assert future.result(PATIENCE) == [0, 1]
+        assert source.closed_on == ["inner_0"]
+    assert (pool.stats().completed, pool.stats().failed) == (2, 0)
+
+
+def test_a_nested_stream_ends_once() -> None:
+    events: list[Event] = []
+    with Pool(1, observer=events.append) as pool:
+        pool.submit(lambda: list(pool.stream(count, 3))).result(PATIENCE)
+    ends = [event.kind for event in events if event.request == 1 and event.kind is not Kind.REQUEST_QUEUED]
+    assert ends == [Kind.REQUEST_STARTED, Kind.REQUEST_DONE]

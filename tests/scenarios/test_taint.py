@@ -12,7 +12,7 @@ from bullpen.core.worker import Worker
 from bullpen.testing import ManualClock, ScriptedRuntime
 from bullpen.testing.explore import Run, explore
 from tests.moves import checked_moves
-from tests.scenarios.support import PATIENCE, advance, end, eventually
+from tests.scenarios.support import PATIENCE, advance, end, eventually, tick
 
 
 class Overheated(Exception):
@@ -166,6 +166,34 @@ def test_strict_sessions_do_not_wait_for_a_tainted_worker_but_what_is_in_its_lin
     end(pool, runtime)
 
 
+@pytest.mark.parametrize("how", ["resize", "recycle"])
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_a_tainted_worker_that_has_to_go_runs_its_line_first(how: str, capacity: int, by_hand: ManualClock) -> None:
+    runtime = ScriptedRuntime()
+    recycling = {"max_requests": 1} if how == "recycle" else {}
+    pool = Pool(2, capacity=capacity, runtime=runtime, clock=by_hand, **recycling)  # type: ignore[arg-type]
+    kept = [pool.submit(int) for _ in range(capacity)]
+    view = pool.using(session="s", affinity="strict_queue")
+    first = [view.submit(int) for _ in range(capacity)]
+    worker = runtime.worker_of(first[0])
+    waiting = view.submit(int)
+    assert pool.taint(worker.id, 100)
+    for future in first:
+        runtime.finish(future)
+    assert not waiting.running()
+    if how == "resize":
+        pool.resize(1)
+    else:
+        tick(pool)
+        tick(pool)
+    assert waiting.running()
+    assert runtime.worker_of(waiting) is worker
+    runtime.finish(waiting)
+    assert worker.status is WorkerStatus.EXITED
+    assert all(future.running() for future in kept)
+    end(pool, runtime)
+
+
 def test_idle_tainted_workers_may_be_shrunk_away(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
     pool = Pool(2, idle_timeout=8, runtime=runtime, clock=by_hand)
@@ -257,3 +285,15 @@ def test_an_item_of_a_map_taints_its_worker_too() -> None:
         with pytest.raises(Overheated):
             list(pool.map(overheat, range(3)))
         assert eventually(lambda: pool.stats().tainted == 1)
+
+
+def test_a_request_that_runs_within_another_taints_its_worker_too() -> None:
+    def overheat() -> None:
+        raise Overheated
+
+    def outer() -> bool:
+        return isinstance(pool.submit(overheat).exception(), Overheated)
+
+    with Pool(1, taint_on=Overheated) as pool:
+        assert pool.submit(outer).result(PATIENCE)
+        assert pool.stats().tainted == 1

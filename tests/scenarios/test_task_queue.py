@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ from bullpen import (
 from bullpen.queue import store
 from bullpen.storage.memory import MemoryStorage
 from bullpen.storage.port import Hold, WorkerRecord
-from bullpen.tasks.task import Progress
+from bullpen.tasks.task import Progress, TaskError, postpone
 from tests.unit.queue.support import ADDRESS, Server, work, work_now
 
 
@@ -313,8 +314,9 @@ def test_waiting_for_a_result_ends_in_time(queue: TaskQueue) -> None:
         job.result(timeout=0)
     assert isinstance(caught.value, TimeoutError)
     assert (caught.value.task, caught.value.status) == (job.id, "pending")
-    with pytest.raises(ResultTimeout):
+    with pytest.raises(ResultTimeout, match="no worker serves the queue 'default'; no worker runs at all") as waited:
         job.result(timeout=timedelta(milliseconds=1))
+    assert waited.value.why in str(job.why())
     for wrong in (-1, float("nan"), "1"):
         with pytest.raises(InvalidOption):
             job.result(timeout=wrong)  # type: ignore[arg-type]
@@ -503,6 +505,25 @@ def test_why_a_task_waits(queue: TaskQueue, storage: MemoryStorage, now: Now) ->
     assert causes(queue, job.id) == ["cancelled"]
 
 
+def test_why_a_task_waits_for_its_function(queue: TaskQueue, storage: MemoryStorage, now: Now) -> None:
+    job = queue.enqueue("shop.gone", elsewhere=True)
+
+    async def try_it() -> None:
+        (task,) = (
+            await storage.exchange((), worker="w-1", queues=("default",), limit=1, lease=15, claim_id="c")
+        ).claimed
+        error = TaskError(kind="unknown_function", attempt=task.attempt, at=now(), message="never heard of it")
+        given_back = postpone(task, error, 0.0, give_up_after=60)
+        await storage.exchange([given_back], worker="w-1", queues=(), limit=0, lease=15, claim_id="")
+
+    asyncio.run(try_it())
+    asyncio.run(storage.note_worker(record(now)))
+    assert causes(queue, job.id) == ["unknown_function", "eta"]
+    assert "never heard of it, says the worker that tried it" in str(job.why())
+    now.seconds += 2
+    assert causes(queue, job.id) == ["unknown_function"]
+
+
 def test_why_a_task_waits_for_a_limit_and_who_holds_it(queue: TaskQueue, storage: MemoryStorage, now: Now) -> None:
     asyncio.run(storage.note_worker(record(now)))
     function = queue.task(add).using(concurrency_key="k")
@@ -595,6 +616,36 @@ def test_sync_methods_are_for_any_number_of_threads(server: Server) -> None:
         assert [client.opens for client in server.opened] == [1]
         assert [thread.name for thread in threading.enumerate()].count("bullpen-portal") == 1
     assert not any(thread.name == "bullpen-portal" for thread in threading.enumerate())
+
+
+def test_sync_methods_on_a_file_need_no_event_loop(tmp_path: Path) -> None:
+    with TaskQueue(f"sqlite:///{tmp_path / 'jobs.db'}") as queue:
+        function = queue.task(add)
+        with ThreadPoolExecutor(8) as threads:
+            jobs = list(threads.map(function.enqueue, range(100)))
+        assert len({job.id for job in jobs}) == 100
+        assert queue.counts()["default"] == {TaskStatus.PENDING: 100}
+        assert not any(thread.name == "bullpen-portal" for thread in threading.enumerate())
+        with pytest.raises(ResultTimeout):
+            jobs[0].result(timeout=0.001)  # which waits for somebody else
+        assert any(thread.name == "bullpen-portal" for thread in threading.enumerate())
+    assert not any(thread.name.startswith("bullpen-") for thread in threading.enumerate())
+
+
+def test_what_sync_methods_opened_may_be_closed_on_the_thread_of_a_loop(tmp_path: Path) -> None:
+    queue = TaskQueue(f"sqlite:///{tmp_path / 'jobs.db'}")
+    function = queue.task(add)
+    function.enqueue(1)
+
+    async def main() -> None:
+        await function.aenqueue(2)
+        queue.close()
+        await queue.aclose()
+
+    asyncio.run(main())
+    assert not any(thread.name.startswith("bullpen-") for thread in threading.enumerate())
+    with queue:
+        assert queue.counts()["default"] == {TaskStatus.PENDING: 2}
 
 
 def test_queues_share_one_thread(server: Server) -> None:

@@ -1,6 +1,6 @@
 """The console script: find the command, run it, turn its end into an exit code.
 
-A new command is a file with a `Command` and a place in `COMMANDS`.
+A new command is a file with a `Command` or a `Group`, and a place in `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ import difflib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bullpen import __version__
-from bullpen.cli import demo
-from bullpen.cli.command import Command
+from bullpen.cli import demo, status, tasks, why, worker
+from bullpen.cli.command import Command, CommandError, ExitCode, Group
+from bullpen.errors import BullpenError, InvalidOption, TaskNotFound
 
-COMMANDS: tuple[Command, ...] = (demo.COMMAND,)
+COMMANDS: tuple[Command | Group, ...] = (worker.COMMAND, status.COMMAND, tasks.GROUP, why.COMMAND, demo.GROUP)
 
-USAGE_ERROR = 2
-INTERRUPTED = 130
+EXIT_CODES = """\
+exit codes: 0 done, 1 it failed, 2 the command line is wrong, 3 there is no such task,
+            128 + n ended by signal n (130: Ctrl-C)
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,43 +32,109 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without these glyphs shows "?" rather than a traceback
-    parser = _parser()
+    parser = make_parser()
     if not words:
         parser.print_help(sys.stderr)
-        return USAGE_ERROR
-    if not words[0].startswith("-") and words[0] not in [command.name for command in COMMANDS]:
-        print(unknown(words[0]), file=sys.stderr)
-        return USAGE_ERROR
+        return ExitCode.USAGE
+    if (problem := wrong_command(words)) is not None:
+        print(problem, file=sys.stderr)
+        return ExitCode.USAGE
     try:
-        arguments = parser.parse_args(words)
+        arguments, unread = parser.parse_known_args(with_default(words))
     except SystemExit as exit:  # argparse has said what there is to say
-        return exit.code if isinstance(exit.code, int) else USAGE_ERROR
+        return exit.code if isinstance(exit.code, int) else ExitCode.USAGE
+    if unread:
+        print(not_understood(arguments.typed, unread), file=sys.stderr)
+        return ExitCode.USAGE
+    return _run(arguments, words)
+
+
+def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     command: Command = arguments.command
+    arguments.words = words
     try:
         code = command.run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:  # whoever read the output, say `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return ExitCode.FAILED
+    except (CommandError, BullpenError) as error:
+        print(f"bullpen {arguments.typed}: {error}", file=sys.stderr)
+        return _code_of(error)
     return code
 
 
-def unknown(word: str) -> str:
-    """What to tell somebody who asked for a command that does not exist."""
-    names = [command.name for command in COMMANDS]
+def _code_of(error: CommandError | BullpenError) -> int:
+    match error:
+        case CommandError():
+            return error.code
+        case InvalidOption():
+            return ExitCode.USAGE
+        case TaskNotFound():
+            return ExitCode.NOT_FOUND
+    return ExitCode.FAILED
+
+
+def wrong_command(words: Sequence[str]) -> str | None:
+    """What to tell somebody who asked for a command that does not exist; None if it does."""
+    if words[0].startswith("-"):
+        return None
+    commands: Mapping[str, Command | Group] = {command.name: command for command in COMMANDS}
+    if words[0] not in commands:
+        return _unknown("bullpen", words[0], list(commands))
+    group = commands[words[0]]
+    if isinstance(group, Group) and len(words) > 1 and not words[1].startswith("-"):
+        names = [command.name for command in group.commands]
+        if words[1] not in names:
+            return _unknown(f"bullpen {group.name}", words[1], names)
+    return None
+
+
+def _unknown(typed: str, word: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, names, n=1)
-    hint = f"did you mean `bullpen {close[0]}`?" if close else f"there is {', '.join(names)}; see `bullpen --help`."
-    return f"bullpen: unknown command {word!r}: {hint}"
+    hint = f"did you mean `{typed} {close[0]}`?" if close else f"there is {', '.join(names)}; see `{typed} --help`."
+    return f"{typed}: unknown command {word!r}: {hint}"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bullpen", description="A bounded pool of warm workers.")
+def not_understood(typed: str, words: Sequence[str]) -> str:
+    """What to tell somebody who has typed more than a command takes."""
+    names_a_store = typed.split(maxsplit=1)[0] in ("status", "tasks", "why") and not words[0].startswith("-")
+    option = "--url" if "://" in words[0] else "--app"
+    hint = f"did you mean {option} {words[0]}?" if names_a_store else f"see `bullpen {typed} --help`."
+    return f"bullpen {typed}: {' '.join(words)!r} is not understood: {hint}"
+
+
+def with_default(words: Sequence[str]) -> list[str]:
+    """`words`, with the first command of a group if none of them is named: `tasks --json` is `tasks list --json`."""
+    group = next((group for group in COMMANDS if isinstance(group, Group) and group.name == words[0]), None)
+    asks_for_help = len(words) > 1 and words[1] in ("-h", "--help")
+    is_complete = group is None or asks_for_help or (len(words) > 1 and not words[1].startswith("-"))
+    return list(words) if is_complete or group is None else [words[0], group.commands[0].name, *words[1:]]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bullpen",
+        description="Durable tasks and warm workers.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"bullpen {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     for command in COMMANDS:
-        sub = commands.add_parser(command.name, help=command.summary, description=command.summary)
-        command.add_arguments(sub)
-        sub.set_defaults(command=command)
+        if isinstance(command, Group):
+            named = commands.add_parser(command.name, help=command.summary, description=command.summary)
+            inner = named.add_subparsers(title="commands", metavar="command", required=True)
+            for part in command.commands:
+                _add(inner, part, f"{command.name} {part.name}")
+        else:
+            _add(commands, command, command.name)
     return parser
+
+
+def _add(parsers: Any, command: Command, typed: str) -> None:
+    parser = parsers.add_parser(command.name, help=command.summary, description=command.summary)
+    command.add_arguments(parser)
+    parser.set_defaults(command=command, typed=typed)

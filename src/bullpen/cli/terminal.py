@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import termios
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, TextIO
+
+try:
+    import termios
+except ImportError:  # pragma: no cover - Windows, where keys are echoed
+    termios = None  # type: ignore[assignment]
 
 # The sixteen colours that every terminal maps to its own theme.
 STYLES = {
@@ -147,6 +151,8 @@ def is_live(out: TextIO, term: str) -> bool:
 
 def _without_echo() -> list[Any] | None:
     """Keys pressed meanwhile would push the frame about, so they are not echoed. What to put back, if anything."""
+    if termios is None:  # pragma: no cover - Windows
+        return None
     try:
         stdin = sys.stdin.fileno()
         if os.tcgetpgrp(stdin) != os.getpgrp():  # changing it from the background would stop us

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bullpen import primitives
-from bullpen.consumer.reports import say
-from bullpen.errors import Cancel, Retry, Snooze
+from bullpen.errors import Cancel, LeaseLost, Retry, Snooze
 from bullpen.tasks.context import CurrentTask, enter, running
 from bullpen.tasks.registry import TaskDefinition
 from bullpen.tasks.task import (
+    CANCELLED,
     ErrorKind,
     Progress,
     Settlement,
@@ -35,6 +35,7 @@ from bullpen.tasks.task import (
     reject,
     release,
     succeed,
+    writable,
 )
 from bullpen.telemetry.catalogue import Kind
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 # Seconds that a function gets to end after it was told to, and how many when there is no time left.
 PATIENCE, SHORT_PATIENCE = 5.0, 0.5
 MESSAGE_KEPT, TRACEBACK_KEPT = 2_000, 20_000  # characters
+UNCOMMITTED = "it completed itself in a transaction that was never committed"
 
 
 class Interruption(enum.Enum):
@@ -71,6 +73,8 @@ class Attempt:
     interruption: Interruption | None = None
     progress: Progress | None = None  # what is not written yet
     repeated = False  # its settlement may have been written before
+    completion: Settlement | None = None  # what the function has written into a transaction of its own
+    returned = False  # … before it returned
     timer: asyncio.TimerHandle | None = None
     _gives_up_at: float | None = None
     _definition: TaskDefinition
@@ -150,7 +154,13 @@ class Attempt:
     def _current(self) -> CurrentTask:
         timeout, now = self.task.timeout, self.task.started_at
         deadline = None if timeout is None or now is None else datetime.fromtimestamp(now + timeout, UTC)
-        return CurrentTask(self.task, deadline=deadline, report=self._report, cancelled=self._is_interrupted)
+        return CurrentTask(
+            self.task,
+            deadline=deadline,
+            report=self._report,
+            cancelled=self._is_interrupted,
+            complete=self._complete,
+        )
 
     def _report(self, progress: Progress) -> None:
         """On any thread: the keeper writes the latest."""
@@ -159,9 +169,30 @@ class Attempt:
     def _is_interrupted(self) -> bool:
         return self.interruption is not None
 
+    def _complete(self, connection: Any, value: Any) -> None:
+        """On the thread of the function, in its transaction."""
+        settlement = self._success(value)
+        if settlement is None:
+            raise LeaseLost(task=self.task.id, attempt=self.task.attempt)
+        primitives.failpoint("complete.before")
+        self._lane.settle_in(connection, settlement)
+        self.completion = settlement
+        primitives.failpoint("complete.after")
+
     # What became of it. On the thread that ran the function.
 
     def _returned(self, value: Any) -> Settlement | None:
+        return self._success(value) if self.completion is None else self._uncommitted()
+
+    def _uncommitted(self) -> Settlement:
+        """What to make of a task that completed itself. If its transaction was committed, the store refuses this; so
+        nobody has to know.
+        """
+        self.returned = True
+        error = self._error("exception", None, UNCOMMITTED)
+        return fail(self.task, error, primitives.random.random())
+
+    def _success(self, value: Any) -> Settlement | None:
         if self.interruption is Interruption.LOST:
             return None
         try:
@@ -170,20 +201,20 @@ class Attempt:
             result, dropped = None, f"{_type_of(error)} while it was written"
         if result is None:
             self._log(logging.WARNING, "succeeded, but its result cannot be kept: %s", dropped)
-        return succeed(self.task, result, dropped)
+        return succeed(self.task, result, writable(dropped))
 
     def _raised(self, error: BaseException) -> Settlement | None:
         try:
             return self._classify(error)
         except BaseException as broken:  # there is no memory left, or a handler of the log raised
             failure = TaskError(kind="exception", attempt=self.task.attempt, at=self._now(), type=_type_of(error))
-            say(logging.ERROR, "task %s: cannot say how it failed (%s)", self.task.id, type(broken).__name__)
+            self._log(logging.ERROR, "failed, and it cannot be said how (%s)", type(broken).__name__)
             return fail(self.task, failure, primitives.random.random())
 
     def _classify(self, error: BaseException) -> Settlement | None:
         if self.interruption is not None:
             return self._interrupted(error)
-        if isinstance(error, Snooze):
+        if isinstance(error, Snooze) and not self.task.at_most_once:
             self._log(logging.INFO, "snoozes for %g s", error.delay)
             return release(self.task, error.delay)
         if isinstance(error, Cancel):
@@ -194,7 +225,10 @@ class Attempt:
         settlement = fail(
             self.task, self._error("exception", error), primitives.random.random(), retry=retry, after=after
         )
-        self._log_failure("failed", settlement, error)
+        if isinstance(error, Retry):  # it says itself why: no traceback
+            self._log_failure(f"asked to be tried again ({error.reason})", settlement, None, quiet=True)
+        else:
+            self._log_failure("failed", settlement, error)
         return settlement
 
     def _interrupted(self, error: BaseException | None) -> Settlement | None:
@@ -218,14 +252,24 @@ class Attempt:
         return release(self.task)
 
     def _unknown(self) -> Settlement:
-        error = self._error("unknown_function", None, f"no function is registered as {self.task.func_path!r}")
+        hint = self._hint()
+        error = self._error("unknown_function", None, f"no function is registered as {self.task.func_path!r}{hint}")
         after = self._lane.options.unknown_after
         settlement = postpone(self.task, error, primitives.random.random(), give_up_after=after)
         if settlement.is_final:
-            self._log(logging.ERROR, "failed: no such function is registered here, and none was for %g s", after)
+            self._log(
+                logging.ERROR, "failed: no such function is registered here, and none was for %g s%s", after, hint
+            )
         else:
-            self._log(logging.WARNING, "no such function is registered here; tried again in %.3g s", settlement.delay)
+            then = f"; tried again in {settlement.delay:.3g} s"
+            self._log(logging.WARNING, "no such function is registered here%s%s", hint, then)
         return settlement
+
+    def _hint(self) -> str:
+        """One function may have two names: `python shop/jobs.py` enqueues jobs.send, a worker knows shop.jobs.send."""
+        own = self.task.func_path.rpartition(".")[2]
+        same = [name for name in self._lane.registry.names() if name.rpartition(".")[2] == own]
+        return f" (there is {', '.join(same)}: was it enqueued under another name of its module?)" if same else ""
 
     def _undecodable(self, error: BaseException) -> Settlement:
         self._log(logging.ERROR, "failed: what is stored cannot be decoded (%s)", _type_of(error))  # no arguments here
@@ -240,8 +284,8 @@ class Attempt:
             attempt=self.task.attempt,
             at=self._now(),
             type="" if error is None else _type_of(error),
-            message=message[:MESSAGE_KEPT],
-            traceback="" if error is None else _traceback_of(error)[-TRACEBACK_KEPT:],
+            message=writable(message)[:MESSAGE_KEPT],
+            traceback="" if error is None else writable(_traceback_of(error))[-TRACEBACK_KEPT:],
             worker=self._lane.worker,
         )
 
@@ -252,10 +296,13 @@ class Attempt:
     def _log(self, level: int, message: str, *values: object) -> None:
         self._lane.reports.log(level, self.task, message, *values)
 
-    def _log_failure(self, what: str, settlement: Settlement, error: BaseException | None) -> None:
-        retries = settlement.status.value == "pending"
-        level = logging.WARNING if retries else logging.ERROR
-        then = f", tried again in {settlement.delay:.3g} s" if retries else f", now {settlement.status}"
+    def _log_failure(
+        self, what: str, settlement: Settlement, error: BaseException | None, *, quiet: bool = False
+    ) -> None:
+        retries = settlement.delay is not None
+        level = (logging.INFO if quiet else logging.WARNING) if retries else logging.ERROR
+        over = "was cancelled" if settlement.status is CANCELLED else "has no tries left"
+        then = f", tried again in {settlement.delay:.3g} s" if retries else f", and {over}"
         self._lane.reports.log(level, self.task, "%s%s", what, then, error=error)
 
     # Ending it from outside.
@@ -264,6 +311,8 @@ class Attempt:
         """End it, if that is possible; what it is settled as is decided when it has ended, or is given up."""
         if self.ended:
             return
+        if self.completion is not None and why in (Interruption.LOST, Interruption.CUT_OFF):
+            return  # it holds no lease any more if it has committed; if it has not, it cannot either
         if self.interruption is None or why is Interruption.LOST:
             self.interruption = why
         if self.unit is not None:
@@ -303,7 +352,7 @@ class Attempt:
 
 def _type_of(error: BaseException) -> str:
     kind = type(error)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return writable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
 
 
 def _text_of(error: BaseException) -> str:

@@ -17,20 +17,62 @@ from bullpen.storage.port import WorkerRecord
 _here: set[str] = set()  # the workers of this process
 
 
+class Machine:
+    """What the operating system says about processes. A simulation replaces `machine`."""
+
+    def hostname(self) -> str:
+        return socket.gethostname()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    @functools.cache  # noqa: B019 — there is one machine
+    def boot_id(self) -> str:
+        """The boot of this machine and the pid namespace of this process; "" where that cannot be known."""
+        try:
+            namespace = os.stat("/proc/self/ns/pid").st_ino
+        except OSError:
+            return ""
+        return f"{primitives.machine_boot()}/{namespace}" if primitives.machine_boot() else ""
+
+    def process_started(self, pid: int) -> float | None:
+        """When a process began, in ticks since the boot; None if there is none, or it is a zombie."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return None
+        fields = stat.rpartition(")")[2].split()  # the name before may have spaces and brackets
+        state, began = fields[0], fields[19]
+        return None if state in "ZX" else float(began)
+
+    def exists(self, pid: int) -> bool:
+        """Whether there is such a process, also one that is hidden from us; a zombie is none."""
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:  # it is somebody else's
+            return True
+        return not Path(f"/proc/{pid}/stat").exists()
+
+
+machine = Machine()
+
+
 def new_worker_id() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}-{primitives.random.getrandbits(48):012x}"
+    return f"{machine.hostname()}-{machine.pid()}-{primitives.random.getrandbits(48):012x}"
 
 
 def introduce(worker: str, queues: tuple[str, ...], concurrency: int, now: float) -> WorkerRecord:
     """The record of a worker of this process, from now on a living one."""
     _here.add(worker)
-    pid = os.getpid()
+    pid = machine.pid()
     return WorkerRecord(
         id=worker,
-        host=socket.gethostname(),
+        host=machine.hostname(),
         pid=pid,
-        boot_id=boot_id(),
-        process_started=process_started(pid) or 0.0,
+        boot_id=machine.boot_id(),
+        process_started=machine.process_started(pid) or 0.0,
         queues=queues,
         concurrency=concurrency,
         started_at=now,
@@ -45,46 +87,14 @@ def bid_farewell(worker: str) -> None:
 
 def is_on_this_host(record: WorkerRecord) -> bool:
     """Whether its pid means anything here."""
-    return bool(record.boot_id) and record.boot_id == boot_id()
+    return bool(record.boot_id) and record.boot_id == machine.boot_id()
 
 
 def is_dead(record: WorkerRecord) -> bool:
     """Whether the owner has certainly ended. False also means that nobody can tell."""
     if not is_on_this_host(record):
         return False
-    if record.pid == os.getpid() and record.process_started == process_started(record.pid):
+    began = machine.process_started(record.pid)
+    if record.pid == machine.pid() and record.process_started == began:
         return record.id not in _here
-    began = process_started(record.pid)
-    return not _exists(record.pid) if began is None else began != record.process_started
-
-
-def _exists(pid: int) -> bool:
-    """Whether there is such a process, also one that is hidden from us; a zombie is none."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it is somebody else's
-        return True
-    return not Path(f"/proc/{pid}/stat").exists()
-
-
-@functools.cache
-def boot_id() -> str:
-    """The boot of this machine and the pid namespace of this process; "" where that cannot be known."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return ""
-
-
-def process_started(pid: int) -> float | None:
-    """When a process began, in ticks since the boot; None if there is none, or it is a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # the name before may have spaces and brackets
-    state, began = fields[0], fields[19]
-    return None if state in "ZX" else float(began)
+    return not machine.exists(record.pid) if began is None else began != record.process_started

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -28,7 +27,7 @@ from bullpen.tasks.task import release
 
 T = TypeVar("T")
 
-UPKEEP_EVERY = 1.0  # seconds
+UPKEEP_EVERY, UPKEEP_SOON = 1.0, 0.05  # seconds
 BATCH = 500
 LOOKED_AT = 100  # tasks that are asked about between renewals, each time
 
@@ -56,7 +55,7 @@ class Keeper:
         self._upkeep = Upkeep(self._storage, options.lease, reports)
         self._stopped: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: primitives.Joinable | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
         self._has_to_stop = False
@@ -68,7 +67,7 @@ class Keeper:
         if self._own is None:
             self._task = self._home.create_task(self._run())
         else:
-            self._thread = primitives.start_thread(self._run_thread, f"{self._options.name}-keeper")
+            self._thread = primitives.start_loop(self._run, f"{self._options.name}-keeper")
 
     def say_stopping(self) -> None:
         """The worker's record says so from its next heartbeat on."""
@@ -85,9 +84,6 @@ class Keeper:
         await self._ended
         if self._thread is not None:
             self._thread.join()
-
-    def _run_thread(self) -> None:
-        asyncio.run(self._run())
 
     async def _run(self) -> None:
         try:
@@ -160,14 +156,15 @@ class Keeper:
     # The house.
 
     async def _keep_house(self) -> None:
-        outage = Outage(self._reports, "upkeep")
+        outage = Outage(self._reports, "upkeep", self._options.longest_pause)
         mine = (self._write_progress, self._end_doubts)
         wait = 0.0
         while not await self._pause(wait):
             wait = UPKEEP_EVERY * (0.9 + primitives.random.random() / 5)
             for step in (self._upkeep.rescue, self._upkeep.expire, self._upkeep.prune, self._look, *mine):
                 try:
-                    await self._within(step())
+                    if await self._within(step()):
+                        wait = UPKEEP_SOON
                 except Exception as error:
                     wait = max(wait, outage.failed("be tended", error))
                     break

@@ -14,9 +14,10 @@ import collections
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from bullpen import primitives
-from bullpen.consumer.attempt import Attempt, Interruption
+from bullpen.consumer.attempt import UNCOMMITTED, Attempt, Interruption
 from bullpen.consumer.options import Lane, WorkerOptions
 from bullpen.consumer.outage import Outage
 from bullpen.consumer.reports import Reports, say
@@ -50,7 +51,7 @@ class LaneRunner:
         self.abandoned: set[Attempt] = set()  # settled, and still running
         self.doubtful: dict[str, float] = {}  # claims that may still be made, and until when; other threads may copy it
         self._storage = storage
-        self._outage = Outage(reports, f"lane {lane}")
+        self._outage = Outage(reports, f"lane {lane}", longest=options.longest_pause)
         self._ended: list[Ended] = []
         self._from_threads: collections.deque[tuple[Attempt, Settlement | None]] = collections.deque()
         self._threads_call = False  # a call of `_settle_from_threads` is under way
@@ -71,8 +72,7 @@ class LaneRunner:
             limit = self._room(returning=len(ended))
             if ended or (limit and not self._idle):
                 await self._exchange(ended, limit)
-                if self._ended:  # without the loop having run: let it, for there may be many such
-                    await asyncio.sleep(0)
+                await asyncio.sleep(0)  # what was claimed may end at once, and goes with the next exchange then
             elif limit:
                 await self._wait_for_work()
             elif self._stopping and not self.held:
@@ -87,6 +87,11 @@ class LaneRunner:
     def interrupt_all(self, why: Interruption) -> None:
         for attempt in list(self.held.values()):
             attempt.interrupt(why)
+
+    def leave_behind(self) -> None:
+        """The store does not answer, and the worker has to stop: others take the tasks when their leases are over."""
+        for attempt in self.held.values():
+            self.reports.lost(attempt.task, "the store does not answer; it is left to run again when its lease is over")
 
     def close(self) -> None:
         """After everything was settled or given up. Threads that still run are left behind."""
@@ -140,7 +145,6 @@ class LaneRunner:
         await asyncio.sleep(self._outage.failed("exchange tasks", error))
         if limit == 0:
             return
-        self.doubtful[claim_id] = sent + 4 * self.options.lease  # it may be on its way even now
         while True:
             try:
                 async with asyncio.timeout(self.options.store_patience):
@@ -148,8 +152,8 @@ class LaneRunner:
             except Exception as again:
                 await asyncio.sleep(self._outage.failed("say what was claimed", again))
                 continue
-            if found:
-                del self.doubtful[claim_id]
+            if not found:  # it may be on its way even now; from here on it is the keeper's
+                self.doubtful[claim_id] = sent + 4 * self.options.lease
             self._take(found, limit, sent)
             return
 
@@ -160,16 +164,39 @@ class LaneRunner:
         for attempt, settlement in ended:
             held.pop(attempt.key, None)
             was_written = not refused or Hold(*attempt.key) not in refused
-            if was_written or (attempt.repeated and await self._was_written(settlement)):
+            if attempt.completion is not None:
+                await self._completed(attempt, settlement, attempt.completion, was_written)
+            elif was_written or (attempt.repeated and await self._was_written(settlement)):
                 if is_told:
                     reports.settled(attempt.task, settlement)
             else:
                 reports.lost(attempt.task, f"{settlement.status} was refused, for this attempt is over")
 
+    async def _completed(self, attempt: Attempt, after: Settlement, completion: Settlement, was_written: bool) -> None:
+        """A function that completed itself has ended; what it committed, nothing `after` it can change."""
+        task = attempt.task
+        if was_written:
+            if attempt.returned:
+                self.reports.log(logging.ERROR, task, "failed: %s, now %s", UNCOMMITTED, after.status)
+            self.reports.settled(task, after)
+            return
+        try:
+            async with asyncio.timeout(self.options.store_patience):
+                (now,) = await self._storage.get([task.id])
+        except Exception:
+            now = None
+        if now is None or (now.runs > task.runs and (now.attempt == task.attempt or now.interval is not None)):
+            if not attempt.returned:
+                self.reports.log(logging.WARNING, task, "it had completed itself before: that stands")
+            self.reports.settled(task, completion)
+        else:
+            self.reports.lost(task, f"{after.status} was refused, for this attempt is over")
+
     async def _was_written(self, settlement: Settlement) -> bool:
         """Whether a settlement that was refused now had been applied when its outcome was not learned."""
         try:
-            (task,) = await self._storage.get([settlement.id])
+            async with asyncio.timeout(self.options.store_patience):
+                (task,) = await self._storage.get([settlement.id])
         except Exception:
             return False
         return task is not None and task.attempt == settlement.attempt and task.status is settlement.status
@@ -222,6 +249,10 @@ class LaneRunner:
         self._threads_call = False
         while self._from_threads:
             self.settle(*self._from_threads.popleft())
+
+    def settle_in(self, connection: Any, settlement: Settlement) -> None:
+        """On any thread: in a transaction of the function's own."""
+        self._storage.settle_in(connection, settlement)
 
     def abandon(self, attempt: Attempt) -> None:
         """It goes on after its end. There is only so much room for that."""
@@ -301,7 +332,8 @@ class LaneRunner:
             return
         began = self.loop.time()
         try:
-            await self._storage.wait_for_work(self.lane.queues, wait)
+            async with asyncio.timeout(wait + self.options.store_patience):
+                await self._storage.wait_for_work(self.lane.queues, wait)
         except Exception as error:
             await asyncio.sleep(self._outage.failed("wait for work", error))
         self._misses = self._misses + 1 if self.loop.time() - began < wait else 0

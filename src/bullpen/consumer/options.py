@@ -114,6 +114,11 @@ class WorkerOptions:
         """The longest wait for an answer of the store; then its outcome is unknown."""
         return self.lease * 2 / 3
 
+    @property
+    def longest_pause(self) -> float:
+        """Between two tries to reach a store that is away."""
+        return min(5.0, self.lease / 3)
+
     @classmethod
     def read(
         cls,

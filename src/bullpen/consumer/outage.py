@@ -8,13 +8,13 @@ from bullpen import primitives
 from bullpen.consumer.reports import Reports, say
 from bullpen.telemetry.catalogue import Kind
 
-SHORTEST, LONGEST = 0.05, 5.0
+SHORTEST = 0.05  # seconds
 
 
 class Outage:
     """Whether one user of the store has it at the moment."""
 
-    def __init__(self, reports: Reports, who: str, longest: float = LONGEST) -> None:
+    def __init__(self, reports: Reports, who: str, longest: float) -> None:
         self._reports = reports
         self._who = who
         self._longest = longest

@@ -1,10 +1,15 @@
-"""Every worker's part in keeping the store in order: tasks of dead workers, expired and old ones. Each step is bounded.
+"""Every worker's part in keeping the store in order: tasks of dead workers, expired and old ones.
+
+Each call to the store is bounded, so that nobody waits for it for long, and so is each step; where there is more to do,
+a step says so, and comes again soon.
 
 A task whose worker is dead is taken back at once if that can be known here, on the same host, and otherwise when its
 lease is over. What a crash means is decided in `tasks/task.py`. It is counted only if the worker is dead, or has said
-nothing for as long as a lease: a store that was away for a while is no crash of anybody. A worker that is alive on this
-host, with a lease that is over, gets another `PATIENCE` leases, by this worker's clock: it may be stopped for a moment,
-or the store's clock may have been moved.
+nothing for as long as a lease: a store that was away for a while is no crash of anybody.
+
+A worker that is alive on this host, with a lease that is over, gets another `PATIENCE` leases, by this worker's clock:
+it may be stopped for a moment, or the store's clock may have been moved. After that its tasks are taken back all the
+same: a process that is stopped (SIGSTOP) or hangs would keep them for ever. Should it go on, its writes are refused.
 """
 
 from __future__ import annotations
@@ -33,8 +38,8 @@ class Upkeep:
         self._reports = reports
         self._overdue: dict[tuple[str, int], float] = {}  # tasks of workers that are alive, and since when
 
-    async def rescue(self) -> None:
-        """Take back what dead workers held, and forget them."""
+    async def rescue(self) -> bool:
+        """Take back what dead workers held, and forget them. True if there is more."""
         records = {record.id: record for record in await self._storage.workers()}
         dead = [record.id for record in records.values() if is_dead(record)]
         decide = self._decide(records, frozenset(dead))
@@ -48,31 +53,34 @@ class Upkeep:
             if len(rescued) < RESCUED:
                 break
         else:
-            return
+            return True
         self._overdue = {key: since for key, since in self._overdue.items() if key in decide.spared}
         now = await self._storage.now()
         for record in records.values():
             if record.id in dead or (not is_on_this_host(record) and now - record.seen_at > FORGOTTEN_AFTER):
                 await self._storage.drop_worker(record.id)
+        return False
 
     def _decide(self, records: Mapping[str, WorkerRecord], dead: frozenset[str]) -> _Decision:
         clock = asyncio.get_running_loop().time
         return _Decision(records, dead, self._overdue, self._lease, clock)
 
-    async def expire(self) -> None:
-        """Fail what was not started in time."""
+    async def expire(self) -> bool:
+        """Fail what was not started in time. True if there is more."""
         for _ in range(ROUNDS):
             late = await self._storage.expire(limit=TENDED)
             for task in late:
                 self._reports.event(Kind.TASK_EXPIRED, task)
             if len(late) < TENDED:
-                return
+                return False
+        return True
 
-    async def prune(self) -> None:
-        """Forget what was kept for long enough."""
+    async def prune(self) -> bool:
+        """Forget what was kept for long enough. True if there is more."""
         for _ in range(ROUNDS):
             if await self._storage.prune(limit=TENDED) < TENDED:
-                return
+                return False
+        return True
 
 
 class _Decision:
@@ -110,7 +118,13 @@ class _Decision:
             kind="crash",
             attempt=task.attempt,
             at=now,
-            message=f"worker {owner} " + ("died with it" if is_gone else "did not renew its lease"),
+            message=f"worker {owner} {self._what_happened_to(owner, record, now)}",
             worker=owner,
         )
         return crash(task, error)
+
+    def _what_happened_to(self, owner: str, record: WorkerRecord | None, now: float) -> str:
+        if owner in self._dead or record is None:
+            return "died with it"
+        silent = now - record.seen_at
+        return "did not renew its lease" if silent < self._lease else f"has said nothing for {silent:.0f} s"

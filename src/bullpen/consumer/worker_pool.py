@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import EllipsisType, TracebackType
 from typing import Protocol
 
@@ -124,7 +125,7 @@ class AsyncWorkerPool:
         self._reports = Reports(options.name, self.id, options.observer, loop.time)
         self._enter(WorkerState.STARTING)
         storage = self._queue.storage
-        lanes = options.lanes_for(_queues_of(self._queue.registry))
+        lanes = options.lanes_for(queues_of(self._queue.registry))
         try:
             self._own = storage.another()
             if self._own is not None:
@@ -132,10 +133,11 @@ class AsyncWorkerPool:
                 await storage.open()
             queues = tuple(queue for lane in lanes for queue in lane.queues)
             permits = sum(lane.concurrency for lane in lanes)
-            record = introduce(self.id, queues, permits, await storage.now())
-            primitives.failpoint("worker.before_record")
-            await storage.note_worker(record)
-            primitives.failpoint("worker.after_record")
+            async with self._patience():
+                record = introduce(self.id, queues, permits, await storage.now())
+                primitives.failpoint("worker.before_record")
+                await storage.note_worker(record)
+                primitives.failpoint("worker.after_record")
         except BaseException:
             await self._close_storage()
             self._enter(WorkerState.STOPPED)
@@ -154,6 +156,18 @@ class AsyncWorkerPool:
         say(logging.INFO, "%s: worker %s runs %s", options.name, self.id, " ".join(map(str, lanes)))
         if self._stop_early:
             self._begin_stop(options.grace)
+
+    @contextlib.asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        """Whoever waits for the store does not wait for ever."""
+        seconds = self._options.store_patience
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise TimeoutError(
+                f"worker {self._options.name!r}: the store did not answer within {seconds:g} s"
+            ) from None
 
     def _served(self, serving: asyncio.Task[None]) -> None:
         """A lane has ended; if it was not told to, that is a defect, and the others are to end in order."""
@@ -213,12 +227,8 @@ class AsyncWorkerPool:
                     serving.cancel()
                 if unsettled:
                     await asyncio.wait(unsettled)
-                    say(
-                        logging.ERROR,
-                        "%s: the store does not answer; %d tasks are left to run again when their leases are over",
-                        self._options.name,
-                        sum(len(lane.held) for lane in self._lanes),
-                    )
+                    for lane in self._lanes:
+                        lane.leave_behind()
             if self._keeper is not None:
                 await self._keeper.stop()
             for lane in self._lanes:
@@ -250,8 +260,11 @@ class AsyncWorkerPool:
         """Until it has stopped."""
         await asyncio.shield(self._stopped)
 
-    async def run(self) -> None:
-        """Work until SIGTERM or SIGINT, then stop. The second one releases what runs, the third ends the process."""
+    async def run(self, started: Callable[[], object] | None = None) -> None:
+        """Work until SIGTERM or SIGINT, then stop. The second one releases what runs, the third ends the process.
+
+        `started` is called when it has begun to claim.
+        """
         starting: asyncio.Task[None] | None = None
 
         def on_signal(count: int) -> None:
@@ -266,6 +279,8 @@ class AsyncWorkerPool:
             if starting.cancelled():
                 return
             starting.result()
+            if started is not None:
+                started()
             await self.wait_stopped()
         if self._failure is not None:
             raise self._failure
@@ -312,6 +327,6 @@ class AsyncWorkerPool:
         return f"<{type(self).__name__} {self.name!r} {self._state}, {self.running} running>"
 
 
-def _queues_of(registry: Registry) -> tuple[str, ...]:
+def queues_of(registry: Registry) -> tuple[str, ...]:
     """Those of the registered functions, and the default one."""
     return tuple(dict.fromkeys(["default", *(definition.options.queue for definition in registry)]))

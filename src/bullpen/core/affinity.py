@@ -6,8 +6,9 @@ waits in the backlog like any other and is noted here, so that the binding can s
 a line belongs to that worker, whatever becomes of the session.
 
 The table is ordered by use, which is the start or the end of a request. What was not used for the time to live is
-forgotten when it is next met, and the oldest ones make room when there are too many; but never a session for which
-something waits or runs, nor, to make room, one that is bound strictly: its worker may hold its state.
+forgotten when it is next met, or when other sessions are used, and the oldest ones make room when there are too many;
+but never a session for which something waits or runs, nor, to make room, one that is bound strictly: its worker may
+hold its state.
 """
 
 from __future__ import annotations
@@ -61,10 +62,12 @@ def serves(worker: Worker) -> bool:
 class Sessions:
     """The sessions of one pool. All methods may be called from any thread, some need a worker's lock."""
 
-    def __init__(self, ttl: float | None, limit: int, moved: Tally) -> None:
+    def __init__(self, ttl: float | None, limit: int, moved: Tally, *, told: bool = False) -> None:
         self._ttl = math.inf if ttl is None else ttl
         self._limit = limit
         self._moved = moved  # counts what leaves the backlog for a worker's line
+        self._told = told
+        self.forgotten: deque[str] = deque()  # ids of sessions that are gone, until somebody is `told`
         self._lock = primitives.session_lock()
         self._loose: OrderedDict[str, Session] = OrderedDict()  # least recently used first
         self._strict: OrderedDict[str, Session] = OrderedDict()
@@ -78,8 +81,9 @@ class Sessions:
         with self._lock:
             session = self._find(terms.session)
             if session is not None and self._is_stale(session, now):
-                self._remove(session)
+                self._forget(session)
                 session = None
+            self._sweep(now)
             if session is None:
                 if len(self) >= self._limit and not self._make_room(now):
                     return None
@@ -105,6 +109,12 @@ class Sessions:
             if session.pending and request.terms.affinity == "strict_fail_fast":
                 raise Forestalled
             session.pending.append(request)
+
+    def followers(self) -> int:
+        """How many requests wait for the worker that the first of their session will start on."""
+        with self._lock:
+            pending = [session.pending for session in self._strict.values() if len(session.pending) > 1]
+            return sum(max(0, sum(request.state is QUEUED for request in each) - 1) for each in pending)
 
     def is_expected(self, session: Session) -> bool:
         """Whether a strict request of an unbound session waits already."""
@@ -174,11 +184,14 @@ class Sessions:
             if session is not None:
                 self._used(session, now)
 
-    def end(self, session_id: str) -> bool:
-        """Forget a session; what waits for it stays together. False if there is none."""
+    def end(self, session_id: str, now: float = -math.inf) -> bool:
+        """Forget a session; what waits for it stays together. False if there is none, or none any more."""
         with self._lock:
             session = self._find(session_id)
             if session is None:
+                return False
+            if self._is_stale(session, now):
+                self._forget(session)
                 return False
             self._prune(session)
             session.worker = None
@@ -191,6 +204,7 @@ class Sessions:
         self._lock = primitives.session_lock()
         self._loose.clear()
         self._strict.clear()
+        self.forgotten.clear()
 
     def keeps(self, worker: Worker, now: float) -> bool:
         """Whether a strict session needs `worker`."""
@@ -219,6 +233,19 @@ class Sessions:
     def _remove(self, session: Session) -> None:
         if self._loose.pop(session.id, None) is None:
             del self._strict[session.id]
+
+    def _sweep(self, now: float) -> None:
+        """Forget the least recently used ones if their time has passed: two at a time, as at most one comes in."""
+        for table in (self._loose, self._strict):
+            oldest = next(iter(table.values()), None)
+            if oldest is not None and now - oldest.used_at >= self._ttl and self._is_stale(oldest, now):
+                self._forget(oldest)
+
+    def _forget(self, session: Session) -> None:
+        """Its time has passed, or another needs its room."""
+        self._remove(session)
+        if self._told and session.worker is not None:
+            self.forgotten.append(session.id)
 
     def _used(self, session: Session, now: float) -> None:
         session.used_at = now
@@ -249,12 +276,12 @@ class Sessions:
         """Forget one session: the least recently used one that nobody relies on."""
         for session in self._loose.values():
             if not self._under_way(session):
-                self._remove(session)
+                self._forget(session)
                 return True
         for session in self._strict.values():
             unbound = session.worker is None and not self._under_way(session)  # nothing of it ever started
             if unbound or self._is_stale(session, now):
-                self._remove(session)
+                self._forget(session)
                 return True
         return False
 

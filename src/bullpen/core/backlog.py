@@ -13,7 +13,7 @@ import itertools
 
 from bullpen import primitives
 from bullpen.core.request import Request
-from bullpen.core.tally import Tally
+from bullpen.core.tally import Tally, Total
 
 _PLACES_AT_ONCE = 1024
 
@@ -103,7 +103,8 @@ class BoundedBacklog(Backlog):
     step.
 
     A request for which a worker is on its way (reserved, or being started) does not count as waiting. So a worker on
-    its way brings places along; it is *pledged* to take that many requests without giving back their places.
+    its way brings places along; it is *pledged* to take that many requests without giving back their places. These are
+    not for what waits in the lines of other workers, so there the dispatcher keeps to the limit itself.
     """
 
     def __init__(self, limit: int, per_worker: int = 1) -> None:
@@ -115,12 +116,14 @@ class BoundedBacklog(Backlog):
         self.pop_place = self._places.popleft  # IndexError when there is none, or none has been made yet
         self._unmade = limit  # places are made in batches when they are first needed
         self._owed = primitives.new_deque()  # places that have to vanish when they come back
+        self.coming = Total()  # workers that are pledged
         self.tickets = primitives.new_deque()  # submitters that wait for room, in order
 
     def forget(self) -> None:
         super().forget()
         self._lock = primitives.backlog_lock()
-        self._tickets = primitives.new_deque()
+        self.coming.renew()
+        self.tickets = primitives.new_deque()
 
     def put(self, request: Request, ticket: Ticket | None = None) -> bool:
         """Queue `request` if there is room, and nobody waits for room before it."""
@@ -178,11 +181,17 @@ class BoundedBacklog(Backlog):
 
     def pledge(self) -> None:
         """A worker is on its way: there are more places."""
+        self.coming.add(1)
         for _ in range(self.per_worker):
             self.left()
 
+    def arrived(self) -> None:
+        """A worker that was on its way is there, and takes what it was pledged to take."""
+        self.coming.add(-1)
+
     def break_pledge(self) -> None:
         """A worker that was on its way does not come."""
+        self.coming.add(-1)
         for _ in range(self.per_worker):
             self.revoke()
 

@@ -17,7 +17,7 @@ import contextlib
 import enum
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bullpen import primitives
@@ -74,7 +74,7 @@ class Dispatcher:
         self.backlog = backlog
         self.ready = ready
         self.registry = Registry()
-        self.sessions = Sessions(session_ttl, max_sessions, backlog.shells)
+        self.sessions = Sessions(session_ttl, max_sessions, backlog.shells, told=report is not None)
         self.capacity = capacity  # of a worker that is not there yet
         self.free = primitives.new_deque()  # slots in which a worker may be started
         self._offered = Tally()
@@ -131,14 +131,19 @@ class Dispatcher:
         """`offer`, for a request that is registered; a strict one of a `session` without a worker may be
         `Forestalled`.
         """
+        follows = session is not None and self._follows(session)
         if session is not None:
             self.sessions.expect(session, request)
         self._append(request)
         if self._idle():
             self.match()
-        if self.free and self._waiting():
+        if self.free and self._waiting() and not follows:
             self.grow()
         return not self.ending or not self.withdraw(request)
+
+    def _follows(self, session: Session) -> bool:
+        """Whether a worker is on its way for an earlier strict request of `session`, and will be that of this one."""
+        return self.sessions.is_expected(session) and self.registry.coming_count() > 0
 
     def _accept_specially(self, request: Request) -> None:
         if request.timing is None:
@@ -171,7 +176,8 @@ class Dispatcher:
         while self._idle() and not self.paused:
             if self._reserve_for(backlog, request, session):
                 return True
-        slot = self.pop_slot() if self.free and not self.paused and self._needs_more(self._waiting() + 1) else None
+        may_grow = not self.paused and (session is None or not self._follows(session))
+        slot = self.pop_slot() if self.free and may_grow and self._needs_more(self._waiting() + 1) else None
         if slot is not None:
             backlog.pledge()
         try:
@@ -183,7 +189,7 @@ class Dispatcher:
                     backlog.pop_place()
                 except IndexError:
                     admitted = backlog.take_place(ticket)
-            if not admitted and slot is None and self.free and not self.paused:
+            if not admitted and slot is None and self.free and may_grow:
                 slot = self.pop_slot()  # what waits for certain workers may have the places of those on their way
                 if slot is not None:
                     backlog.pledge()
@@ -198,7 +204,7 @@ class Dispatcher:
         if admitted and slot is None:
             if self._idle():
                 self.match()
-            if self.free and self._waiting():
+            if self.free and self._waiting() and may_grow:
                 self.grow()
         return admitted
 
@@ -255,6 +261,7 @@ class Dispatcher:
         which it needs to be registered.
         """
         following = None
+        full = line_up and self._bounded is not None and self._lines_are_full(self._bounded)
         with worker.lock:
             if worker.status is not READY and worker.status is not BUSY:
                 return Pinned.GONE
@@ -262,7 +269,7 @@ class Dispatcher:
             at_once = free and not worker.line and not self._waiting()
             if not at_once and not line_up:
                 return Pinned.BUSY
-            if not free and self._bounded is not None and not self._bounded.take_place(ticket):
+            if not free and self._bounded is not None and (full or not self._bounded.take_place(ticket)):
                 return Pinned.FULL
             if at_once:
                 following = self._start_at_once(worker, request)
@@ -279,6 +286,14 @@ class Dispatcher:
             if worker.line:  # there may be room for more than one
                 self._serve_line(worker)
         return Pinned.TAKEN
+
+    def _lines_are_full(self, backlog: BoundedBacklog) -> bool:
+        """Whether as much waits in lines as may wait at all: the places of workers on their way are for others."""
+        return backlog.coming.value > 0 and self._lined_up() >= backlog.limit
+
+    def _lined_up(self) -> int:
+        """How many requests wait for certain workers, without the shells of those that left."""
+        return sum(not request.ended for worker in self.registry.snapshot() for _, request in list(worker.line))
 
     def _start_at_once(self, worker: Worker, request: Any) -> Request | None:
         """Start `request` on `worker`, which has room for it and is locked; None if it is too late for that."""
@@ -351,25 +366,43 @@ class Dispatcher:
 
         None if the entry was stale or nothing waits; then nothing has changed.
         """
-        worker = self._pop_ready()
-        if worker is None:
-            return None
-        worker.lock.acquire()
+        worker: Worker | None = None
+        before: tuple[Request, ...] = ()
         try:
-            worker.listed = False
-            if worker.status is not READY:
+            worker = self._pop_ready()
+            if worker is None:
                 return None
-            request = self._take(worker, self._left)
-            if request is None:
-                self._list(worker)
-                return None
-            self._loaded(worker)
-        finally:
-            worker.lock.release()
-        self._hand(worker, request)
+            with worker.lock:
+                before = worker.requests
+                worker.listed = False
+                if worker.status is not READY:
+                    return None
+                request = self._take(worker, self._left)
+                if request is None:
+                    self._list(worker)
+                    return None
+                self._loaded(worker)
+            self._hand(worker, request)
+        except BaseException:
+            self._mend(worker, before)
+            raise
         if worker.line:
             self._serve_line(worker)
         return worker
+
+    def _mend(self, worker: Worker | None, before: tuple[Request, ...]) -> None:
+        """A submitter was interrupted while it had taken a ready `worker`, or any, out: see that no slot is lost.
+
+        The worker gets what was started on it since it had only those `before`, and is listed again if it has room.
+        """
+        for each in self.registry.snapshot() if worker is None else (worker,):
+            with each.lock:
+                taken = () if worker is None else [request for request in each.requests if request not in before]
+                each.listed = False  # as far as is known; a second entry would only be stale
+                if each.status is READY or each.status is BUSY:
+                    self._loaded(each)
+            for request in taken:
+                self._hand(each, request)
 
     def _pop_ready(self) -> Worker | None:
         try:
@@ -382,29 +415,32 @@ class Dispatcher:
         return self.registry.get(worker_id)
 
     def _reserve_for(self, backlog: BoundedBacklog, request: Request, session: Session | None) -> bool:
-        worker = self._pop_ready()
-        if worker is None:
-            return False
-        with worker.lock:
-            worker.listed = False
-            if worker.status is not READY:
+        worker: Worker | None = None
+        before: tuple[Request, ...] = ()
+        try:
+            worker = self._pop_ready()
+            if worker is None:
                 return False
-            if session is not None:
-                try:
+            with worker.lock:
+                before = worker.requests
+                worker.listed = False
+                if worker.status is not READY:
+                    return False
+                if session is not None:
                     self.sessions.expect(session, request)
-                except Forestalled:
+                backlog.put_free(request)
+                oldest = self._take_pledged(worker, backlog)
+                if oldest is None:
                     self._list(worker)
-                    raise
-            backlog.put_free(request)
-            oldest = self._take_pledged(worker, backlog)
-            if oldest is None:
-                self._list(worker)
-            else:
-                self._loaded(worker)
-        if oldest is not None:
-            self._hand(worker, oldest)
-            if worker.line:
-                self._serve_line(worker)
+                else:
+                    self._loaded(worker)
+            if oldest is not None:
+                self._hand(worker, oldest)
+        except BaseException:  # an interrupt, or `Forestalled`
+            self._mend(worker, before)
+            raise
+        if oldest is not None and worker.line:
+            self._serve_line(worker)
         return True
 
     def _take_pledged(self, worker: Worker, backlog: BoundedBacklog) -> Request | None:
@@ -469,11 +505,13 @@ class Dispatcher:
             self.match()  # some of those that seem ready may not be
         if not self._waiting() or not self.free:
             return
-        lined_up = sum(not request.ended for worker in self.registry.snapshot() for _, request in list(worker.line))
-        waiting = self.queued() - lined_up  # without the shells of those that left
-        missing = -(-waiting // self.capacity) - self.registry.coming_count() - self._idle()
+        missing = -(-self.demand() // self.capacity) - self.registry.coming_count() - self._idle()
         for _ in range(missing):
             self.grow()
+
+    def demand(self) -> int:
+        """How many requests wait that one more worker could run."""
+        return self.queued() - self._lined_up() - self.sessions.followers()
 
     # What workers report.
 
@@ -485,6 +523,8 @@ class Dispatcher:
             request = None
             if worker.status is STARTING:
                 worker.move(READY)
+                if self._bounded is not None:
+                    self._bounded.arrived()
                 request = self._next(worker, pledged=True)
                 if self._bounded is not None:
                     more = self._take_all_pledged(worker, self._bounded, request)
@@ -527,7 +567,10 @@ class Dispatcher:
                 worker.requests = ()
             else:
                 worker.remove(request)
-            if worker.status is BUSY or worker.status is READY:
+            given = bool(worker.ahead)
+            if given:
+                following: Request | None = self._take_given(worker)
+            elif worker.status is BUSY or worker.status is READY:
                 following = self._take(worker, self._left)
                 if following is None:
                     self._rest(worker)
@@ -551,7 +594,7 @@ class Dispatcher:
             else:
                 ended = request.state is not RUNNING
                 if not ended:  # somebody asked to be called back in the last moment
-                    self._undo(worker, request, following)
+                    self._undo(worker, request, following, given)
             ending = following is None and worker.status is STOPPING and not worker.requests and not worker.line
         except BaseException:  # a defect: what the worker dies with is lost, and told so
             if not request.ended:
@@ -574,8 +617,10 @@ class Dispatcher:
                 self._report(Kind.REQUEST_RETURNED, worker, request)
             return
         timing = request.timing
-        if timing is not None and (not request.number & _SAMPLE_MASK or request.number < _SAMPLE_ALL_BELOW):
-            self.samples.append((timing.started_at - timing.submitted_at, self._now() - timing.started_at))
+        if timing is not None:
+            timing.request = None  # a served one does not see to that itself
+            if not request.number & _SAMPLE_MASK or request.number < _SAMPLE_ALL_BELOW:
+                self.samples.append((timing.started_at - timing.submitted_at, self._now() - timing.started_at))
         if request.terms is not None and request.terms.session is not None:
             self.sessions.touch(request.terms.session, self._now())
         if not request.attended and request.state is FAILED:
@@ -614,6 +659,8 @@ class Dispatcher:
 
     def _next(self, worker: Worker, *, pledged: bool = False) -> Request | None:
         """The worker's next request; without one it becomes ready, or stops if the pool drains. Its lock is held."""
+        if worker.ahead:
+            return self._take_given(worker)
         if worker.status is not READY and worker.status is not BUSY:
             return self._take_own(worker)
         if pledged and self._bounded is not None:
@@ -644,11 +691,16 @@ class Dispatcher:
             except IndexError:
                 return None
             timing = request.timing
-            if request.start(worker) if timing is None else self._start_timed(worker, request, timing):
-                worker.requests = (request,) if not worker.requests else (*worker.requests, request)
-                if left is not None:
-                    left()
-                return request
+            try:
+                if request.start(worker) if timing is None else self._start_timed(worker, request, timing):
+                    worker.requests = (request,) if not worker.requests else (*worker.requests, request)
+                    if left is not None:
+                        left()
+                    return request
+            except BaseException:
+                if request not in worker.requests and (request.state is QUEUED or request.requeue()):
+                    self._put_back(worker, request)
+                raise
             worker.skipped += 1
         return None
 
@@ -697,12 +749,14 @@ class Dispatcher:
             self._watch(request)
         return started
 
-    def _undo(self, worker: Worker, request: Request, following: Request | None) -> None:
+    def _undo(self, worker: Worker, request: Request, following: Request | None, given: bool) -> None:
         """Give back what `_next` took, as if it had not been called. The worker's lock is held."""
         worker.add(request)
         if following is not None:
             worker.remove(following)
-            if following.requeue():
+            if given:
+                worker.ahead = (following, *worker.ahead)
+            elif following.requeue():
                 self._put_back(worker, following)
         if worker.status is READY and len(worker.requests) >= worker.capacity:
             worker.status = BUSY
@@ -717,6 +771,50 @@ class Dispatcher:
             self._bounded.put_back(request)
         else:
             self.backlog.appendleft(request)
+
+    # Requests that a worker is given before it can begin them. They count as running, and it has them to itself: so
+    # only plain ones are given, without limits in time or sessions, and only where nobody watches single requests.
+
+    def give_ahead(self, worker: Worker, count: int) -> list[Request]:
+        """Let a busy worker have up to `count` requests that nobody else is free to run."""
+        given: list[Request] = []
+        if self._bounded is not None or not self._quiet:
+            return given
+        with worker.lock:
+            while len(given) < count and self._waiting() and not self._idle():
+                if worker.status is not BUSY or worker.capacity > 1 or worker.line or self.paused:
+                    break
+                try:
+                    request: Request = self._popleft()
+                except IndexError:
+                    break
+                if request.timing is not None or request.terms is not None:
+                    self.backlog.appendleft(request)
+                    break
+                if request.start(worker):
+                    given.append(request)
+                else:
+                    worker.skipped += 1
+            worker.ahead += tuple(given)
+        return given
+
+    def take_back(self, worker: Worker, requests: Iterable[Request]) -> None:
+        """`worker` has not begun these, and will not: they are the oldest again."""
+        with worker.lock:
+            for request in sorted(requests, key=lambda request: request.number, reverse=True):
+                if request in worker.ahead:
+                    worker.ahead = tuple(other for other in worker.ahead if other is not request)
+                    if request.requeue():
+                        self.backlog.appendleft(request)
+        self.match()
+        self.grow_to_demand()
+
+    def _take_given(self, worker: Worker) -> Request:
+        """What a worker was given comes first. Its lock is held."""
+        request, *left = worker.ahead
+        worker.ahead = tuple(left)
+        worker.requests = (request,)
+        return request
 
     # Workers under suspicion.
 
@@ -762,6 +860,8 @@ class Dispatcher:
             worker.move(STOPPING)
         if hand:  # a busy one, or one that starts, says so when it comes to it
             self._tell_to_end(worker)
+        elif worker.line:  # it was tainted, and would not have taken these yet
+            self._serve_line(worker)
         return True
 
     def stop_one_idle(self) -> bool:

@@ -75,6 +75,9 @@ class LeastLoaded:
 
     def push(self, worker_id: int, load: int) -> None:
         with self._lock:
+            before = self._loads.get(worker_id)
+            if before is not None:
+                self._remove(worker_id, before)
             self._add(worker_id, load)
 
     def update(self, worker_id: int, load: int) -> None:

@@ -68,6 +68,10 @@ class Registry:
         with self._lock:
             return list(self._left_behind.values())
 
+    def serves_behind(self) -> bool:
+        """Whether one that was left behind runs something that somebody still waits for: it may have had several."""
+        return any(not request.ended for worker in self.left_behind() for request in worker.requests)
+
     def forget(self) -> None:
         """There are no workers here: this is a forked child. The lock is made anew, its holder may not exist here."""
         self._lock = primitives.registry_lock()

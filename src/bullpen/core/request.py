@@ -293,6 +293,8 @@ class ServedRequest(Request):
         self.value = value
         self.state = state
         self.fn = self.args = self.kwargs = None
+        if self.timing is not None:
+            self.timing.request = None
         return True
 
 

@@ -22,6 +22,9 @@ EXITED = WorkerStatus.EXITED
 DEAD = WorkerStatus.DEAD
 
 
+NO_LINE: list[tuple[int, Request]] = []  # of all workers for which nothing ever waited; nobody changes it
+
+
 class Worker:
     """State of one worker: status, requests on it, tallies.
 
@@ -29,12 +32,15 @@ class Worker:
     """
 
     __slots__ = (
+        "ahead",
         "capacity",
         "clock",
         "completed",
         "failed",
         "handle",
         "id",
+        "keeps",
+        "kept",
         "line",
         "listed",
         "lock",
@@ -57,13 +63,16 @@ class Worker:
         self.lock = primitives.worker_lock()
         self.status = STARTING
         self.requests: tuple[Request, ...] = ()  # replaced as a whole, so that whoever counts needs no lock
-        self.line: list[tuple[int, Request]] = []  # a heap of what waits for this very worker, by number
+        self.ahead: tuple[Request, ...] = ()  # what it was given to run after that, and has not begun
+        self.line = NO_LINE  # a heap of what waits for this very worker, by number
         self.listed = False  # an entry for it is in the ready queue
         self.completed = 0
         self.failed = 0
         self.skipped = 0  # entries of the backlog that it found cancelled or expired
         self.clock: primitives.Clock | None = None  # of its pool, which sets it
         self.handle: Any = None  # the runtime's own, with a method `hand`
+        self.keeps: Any = None  # what makes the object that it keeps, if it keeps one
+        self.kept: tuple[str, Any] | None = None  # the class of that object, and its capacity, if it is elsewhere
         self.was_ready = False
         self.transient = False  # it ends by itself, as soon as it has done what it was started for
 
@@ -89,6 +98,8 @@ class Worker:
     def line_up(self, request: Any) -> None:
         """Let `request` wait for this worker and for no other. The caller holds the lock."""
         request.pinned_to = self
+        if self.line is NO_LINE:
+            self.line = []
         heapq.heappush(self.line, (request.number, request))
 
     @property

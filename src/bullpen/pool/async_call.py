@@ -12,10 +12,12 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from bullpen.core.lifecycle import RequestState
-from bullpen.core.request import CANCELLED, DONE, QUEUED, RUNNING, Request, WrappedCall
+from bullpen.core.request import CANCELLED, DONE, FAILED, QUEUED, RUNNING, Request, WrappedCall
+from bullpen.pool.explain import Explanation, explain_ended, explain_request
 
 if TYPE_CHECKING:
     from bullpen.core.worker import Worker
+    from bullpen.pool.engine import Engine
     from bullpen.pool.lane import Lane, LoopLane, ThreadLane
 
 T = TypeVar("T")
@@ -28,9 +30,29 @@ _run_in = Context.run
 class AsyncFuture(asyncio.Future[T]):
     """What `AsyncPool.submit` returns. To cancel it, or the task that waits for it, is to cancel the work."""
 
-    __slots__ = ("call",)
+    __slots__ = ("origin",)
 
-    call: AsyncCall | None  # until it ends
+    origin: AsyncCall | Lane  # its call; once that has ended, only where it was: to keep it would be to keep it alive
+
+    @property
+    def call(self) -> AsyncCall | None:
+        """Its call, until that ends."""
+        return self.origin if isinstance(self.origin, AsyncCall) else None
+
+    @property
+    def engine(self) -> Engine:
+        origin = self.origin
+        return (origin.lane if isinstance(origin, AsyncCall) else origin).engine
+
+    def explained(self) -> Explanation:
+        """Why it waits, or how it ended."""
+        call = self.call
+        if call is not None:
+            return explain_request(self.engine, call)
+        if self.cancelled():
+            return explain_ended(self.engine, CANCELLED)
+        error = self.exception()
+        return explain_ended(self.engine, DONE if error is None else FAILED, error)
 
     def cancel(self, msg: Any = None) -> bool:
         """Cancel it, and the work: what waits never runs, a coroutine that runs is cancelled, the result of a function
@@ -38,8 +60,9 @@ class AsyncFuture(asyncio.Future[T]):
         """
         if not _cancel(self, msg):
             return False
-        call, self.call = self.call, None
+        call = self.call
         if call is not None:
+            self.origin = call.lane
             call.lane.give_up(call)
         return True
 
@@ -60,23 +83,23 @@ class NestedFuture(AsyncFuture[T]):
 class Bell:
     """What the calls of a map have instead of futures: it rings when the one that the reader waits for has ended."""
 
-    __slots__ = ("_call", "_reader")
+    __slots__ = ("_reader", "awaited")
 
     def __init__(self) -> None:
-        self._call: AsyncCall | None = None
+        self.awaited: AsyncCall | None = None
         self._reader: asyncio.Future[None] | None = None
 
     async def wait_for(self, call: AsyncCall, loop: asyncio.AbstractEventLoop) -> None:
-        self._call = call
+        self.awaited = call
         self._reader = loop.create_future()
         try:
             await self._reader
         finally:
-            self._call = self._reader = None
+            self.awaited = self._reader = None
 
     def ring(self) -> None:
         """A call has ended. On the loop's thread."""
-        call, reader = self._call, self._reader
+        call, reader = self.awaited, self._reader
         if call is not None and reader is not None and call.ended and not reader.done():
             reader.set_result(None)
 
@@ -112,7 +135,7 @@ class AsyncCall(Request):
         if future is None or future.done():
             return
         if isinstance(future, AsyncFuture):
-            future.call = None
+            future.origin = self.lane
         state, value = self.state, self.value
         if state is DONE:
             future.set_result(value)
@@ -168,10 +191,12 @@ class LoopCall(AsyncCall):
             self.timing.request = None
         future = self.future
         if type(future) is AsyncFuture and not future.done():
-            future.call = None
+            future.origin = self.lane
             future.set_result(value)
-        else:
+        elif type(future) is not Bell:
             self.deliver()
+        elif future.awaited is self:
+            future.ring()
         return True
 
     def _leave(self, expected: RequestState, state: RequestState, value: Any) -> bool:

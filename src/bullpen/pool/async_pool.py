@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from asyncio import CancelledError, Future
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from inspect import CO_COROUTINE
 from types import FunctionType, TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
@@ -13,31 +13,25 @@ from typing import Any, ParamSpec, TypeVar, overload
 from bullpen.core.ready import SchedulerStrategy
 from bullpen.core.request import QUEUED
 from bullpen.core.terms import Affinity
-from bullpen.errors import InvalidOption
+from bullpen.core.worker import Worker
+from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.pool.async_call import AsyncCall, AsyncFuture, LoopCall, ThreadCall
 from bullpen.pool.async_mapping import AsyncMap
+from bullpen.pool.async_options import lane_options
 from bullpen.pool.async_stream import AsyncStream
 from bullpen.pool.async_view import AsyncPoolView
+from bullpen.pool.explain import AsyncExplanation, Explanation, explain_pool
 from bullpen.pool.home import Home, running_loop
+from bullpen.pool.instances import CapacityStrategy
 from bullpen.pool.lane import Lane, Lanes
-from bullpen.pool.options import (
-    PoolOptions,
-    Seconds,
-    WhenFull,
-    arguments,
-    at_least,
-    default_max_workers,
-    one_of,
-    seconds,
-)
-from bullpen.pool.stats import AsyncPoolStats, PoolStats, WorkerInfo
+from bullpen.pool.options import Seconds, WhenFull, Wrap, at_least, duration, seconds
+from bullpen.pool.startup import InitializationDelegate
+from bullpen.pool.stats import AsyncPoolStats, PoolStats, SessionInfo, WorkerInfo
 from bullpen.runtimes.port import CAPABILITIES, coroutine_request
 from bullpen.telemetry.catalogue import Event
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-DEFAULT_MAX_WORKERS = 100
 
 _numbers = itertools.count(1)
 within_request = coroutine_request.get
@@ -46,6 +40,9 @@ within_request = coroutine_request.get
 class AsyncPool:
     """Runs coroutine functions on the event loop, at most `max_workers` at once, and other functions on at most
     `threads` threads. It belongs to the first loop that it is used on.
+
+    With `worker=Client` each worker keeps a `Client()` of its own, whose methods are called by name: on the loop if it
+    has coroutine methods, else on threads. `wrap` is called around every function, `awrap` around every coroutine.
 
     >>> async with AsyncPool(100, max_queue=1000) as pool:                   # doctest: +SKIP
     ...     answer = await pool.using(timeout=2).do(fetch, url)
@@ -57,7 +54,9 @@ class AsyncPool:
         max_workers: int | None = None,
         *,
         threads: int | None = None,
-        min_threads: int = 0,
+        worker: Callable[[], Any] | None = None,
+        min_workers: int | None = None,
+        min_threads: int | None = None,
         thread_name_prefix: str = "",
         initializer: Callable[..., object] | None = None,
         initargs: Iterable[Any] = (),
@@ -69,75 +68,65 @@ class AsyncPool:
         max_abandoned: int = 0,
         idle_timeout: Seconds | None = 60.0,
         scheduler: str | Callable[[], SchedulerStrategy] = "rotation",
+        wrap: Wrap | None = None,
+        awrap: Wrap | None = None,
         log_errors: bool = True,
         observer: Callable[[Event], object] | None = None,
         affinity: Affinity = "hint",
         session_ttl: Seconds | None = 3600.0,
         max_sessions: int = 10_000,
         crash_retries: int = 1,
+        capacity: int = 1,
+        capacity_strategy: CapacityStrategy = "pool",
+        initialization: InitializationDelegate | None = None,
+        startup_batch_size: int = 10,
+        startup_batch_delay: Seconds = 0.0,
+        restart_limit: tuple[int, Seconds] | None = None,
+        reconcile_interval: Seconds | None = 60.0,
+        reconcile_batch_size: int = 10,
+        taint_duration: Seconds = 60.0,
+        taint_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+        max_requests: int | None = None,
+        max_age: Seconds | None = None,
     ) -> None:
         name = f"async-pool-{next(_numbers)}" if name is None else name
-        max_workers = DEFAULT_MAX_WORKERS if max_workers is None else max_workers
-        at_least("max_workers", max_workers, 1)
-        threads = default_max_workers() if threads is None else threads
-        at_least("threads", threads, 1)
-        at_least("min_threads", min_threads, 0)
-        if min_threads > threads:
-            raise InvalidOption("min_threads", min_threads, f"at most threads, which is {threads}")
-        one_of("when_full", when_full, ("reject", "block"))
-        common: dict[str, Any] = {
-            "max_queue": max_queue,
-            "queue_timeout": seconds("queue_timeout", queue_timeout),
-            "run_timeout": seconds("run_timeout", run_timeout, zero=False),
-            "wrap": None,
-            "log_errors": log_errors,
-            "observer": observer,
-            "affinity": affinity,
-            "session_ttl": seconds("session_ttl", session_ttl, zero=False),
-            "max_sessions": max_sessions,
-            "crash_retries": crash_retries,
-            "worker": None,
-            "capacity": 1,
-            "capacity_strategy": "pool",
-            "initialization": None,
-            "startup_batch_size": 10,
-            "startup_batch_delay": 0.0,
-            "restart_limit": None,
-            "reconcile_batch_size": 10,
-            "taint_duration": 60.0,
-            "taint_on": (),
-            "max_requests": None,
-            "max_age": None,
-        }
-        for_threads = PoolOptions(
-            max_workers=threads,
+        for_coroutines, for_threads = lane_options(
+            max_workers,
+            threads,
+            name,
+            worker=worker,
+            min_workers=min_workers,
+            min_threads=min_threads,
+            capacity=capacity,
+            capacity_strategy=capacity_strategy,
+            wrap=wrap,
+            awrap=awrap,
             thread_name_prefix=thread_name_prefix,
             initializer=initializer,
-            initargs=arguments("initargs", initargs),
-            runtime="thread",
-            name=f"{name}-threads" if isinstance(name, str) else name,
-            min_workers=min_threads,
+            initargs=initargs,
+            max_queue=max_queue,
+            when_full=when_full,
+            queue_timeout=queue_timeout,
+            run_timeout=run_timeout,
             max_abandoned=max_abandoned,
-            idle_timeout=seconds("idle_timeout", idle_timeout, zero=False),
+            idle_timeout=idle_timeout,
             scheduler=scheduler,
-            reconcile_interval=60.0,
-            when_full=when_full,
-            **common,
-        )
-        for_coroutines = PoolOptions(
-            max_workers=max_workers,
-            thread_name_prefix="",
-            initializer=None,
-            initargs=(),
-            runtime="event_loop",
-            name=name,
-            min_workers=0,
-            max_abandoned=0,
-            idle_timeout=None,  # a place on the loop costs nothing
-            scheduler="rotation",
-            reconcile_interval=None,
-            when_full=when_full,
-            **common,
+            log_errors=log_errors,
+            observer=observer,
+            affinity=affinity,
+            session_ttl=session_ttl,
+            max_sessions=max_sessions,
+            crash_retries=crash_retries,
+            initialization=initialization,
+            startup_batch_size=startup_batch_size,
+            startup_batch_delay=startup_batch_delay,
+            restart_limit=restart_limit,
+            reconcile_interval=reconcile_interval,
+            reconcile_batch_size=reconcile_batch_size,
+            taint_duration=taint_duration,
+            taint_on=taint_on,
+            max_requests=max_requests,
+            max_age=max_age,
         )
         self._home = home = Home(name)
         self._lanes = lanes = Lanes(home, for_coroutines, for_threads)
@@ -145,7 +134,7 @@ class AsyncPool:
         self._threads = lanes.threads
         calls = for_coroutines.call_options()
         self._view = AsyncPoolView(lanes, calls)
-        self._plain = max_queue is None and not calls.limits.any
+        self._plain = max_queue is None and wrap is None and awrap is None and not calls.limits.any
         weakref.finalize(self, lanes.pool_is_gone).atexit = False
 
     # Work.
@@ -154,9 +143,11 @@ class AsyncPool:
     def submit(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncFuture[T]: ...
     @overload
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> AsyncFuture[T]: ...
+    @overload
+    def submit(self, fn: str, /, *args: Any, **kwargs: Any) -> AsyncFuture[Any]: ...
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> AsyncFuture[Any]:
         """Run `fn(*args, **kwargs)`, on the loop if it is a coroutine function, else on a thread; the future of its
-        result, at once. To cancel the future is to cancel the work.
+        result, at once. A string names a method of the `worker`. To cancel the future is to cancel the work.
 
         Raises `PoolSaturated` if there is no room, also with `when_full="block"`: this cannot wait.
         """
@@ -168,19 +159,23 @@ class AsyncPool:
         future: AsyncFuture[Any] = AsyncFuture(loop=loop)
         lane: Lane
         if type(fn) is not FunctionType or fn.__dict__:  # where the marks of decorators are
-            lane = self._lanes.of(fn)
-            call = future.call = lane.new_call(fn, args, kwargs, future)
+            lane, fn = self._lanes.find(fn)
+            call = future.origin = lane.new_call(fn, args, kwargs, future)
         elif fn.__code__.co_flags & CO_COROUTINE:
             lane = self._coroutines
-            call = future.call = LoopCall(lane, fn, args, kwargs, future)
+            call = future.origin = LoopCall(lane, fn, args, kwargs, future)
         else:
             lane = self._threads
-            call = future.call = ThreadCall(lane, fn, args, kwargs, future)
+            call = future.origin = ThreadCall(lane, fn, args, kwargs, future)
         if lane.dispatcher.draining or not lane.offer(call):
             raise lane.engine.too_late()
         return future
 
-    def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool:
+    @overload
+    def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool: ...
+    @overload
+    def serve(self, fn: str, /, *args: Any, **kwargs: Any) -> bool: ...
+    def serve(self, fn: Any, /, *args: Any, **kwargs: Any) -> bool:
         """Run `fn(*args, **kwargs)` and forget it: True if it was accepted, False if the pool is saturated, also with
         `when_full="block"`: this cannot wait.
         """
@@ -190,6 +185,8 @@ class AsyncPool:
     async def do(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     @overload
     async def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    async def do(self, fn: str, /, *args: Any, **kwargs: Any) -> Any: ...
     async def do(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(*args, **kwargs)` and wait for the result; with `when_full="block"` for room, too. To cancel the task
         that waits is to cancel the work.
@@ -201,7 +198,7 @@ class AsyncPool:
         lane: Lane
         call: AsyncCall
         if type(fn) is not FunctionType or fn.__dict__:  # as in `submit`
-            lane = self._lanes.of(fn)
+            lane, fn = self._lanes.find(fn)
             call = lane.new_call(fn, args, kwargs, future)
         elif fn.__code__.co_flags & CO_COROUTINE:
             lane = self._coroutines
@@ -223,7 +220,7 @@ class AsyncPool:
     def map(
         self,
         fn: Callable[..., Awaitable[T]],
-        *iterables: Iterable[Any],
+        *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,
     ) -> AsyncMap[T]: ...
@@ -231,14 +228,27 @@ class AsyncPool:
     def map(
         self,
         fn: Callable[..., T],
-        *iterables: Iterable[Any],
+        *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,
     ) -> AsyncMap[T]: ...
+    @overload
     def map(
-        self, fn: Any, *iterables: Iterable[Any], timeout: float | None = None, buffersize: int | None = None
+        self,
+        fn: str,
+        *iterables: Iterable[Any] | AsyncIterable[Any],
+        timeout: float | None = None,
+        buffersize: int | None = None,
+    ) -> AsyncMap[Any]: ...
+    def map(
+        self,
+        fn: Any,
+        *iterables: Iterable[Any] | AsyncIterable[Any],
+        timeout: float | None = None,
+        buffersize: int | None = None,
     ) -> AsyncMap[Any]:
         """An async iterator over the results of `fn`, in order. Nothing is called before the first one is asked for.
+        The iterables may be async ones, too.
 
         At most `buffersize` (1024) calls are under way or unread at once. `timeout` is for all results, from now. It
         waits for room where `submit` would be refused. After an error, or when it is closed (`aclose`), dropped, or its
@@ -250,6 +260,8 @@ class AsyncPool:
     def stream(self, fn: Callable[P, AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[T]: ...
     @overload
     def stream(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[T]: ...
+    @overload
+    def stream(self, fn: str, /, *args: Any, **kwargs: Any) -> AsyncStream[Any]: ...
     def stream(self, fn: Any, /, *args: Any, **kwargs: Any) -> AsyncStream[Any]:
         """An async iterator over the items of an async generator function, which runs on the loop, or of a generator
         function, which runs on a thread.
@@ -288,28 +300,30 @@ class AsyncPool:
         await self.close(drain=kind is None)
 
     async def wait_ready(self, timeout: Seconds | None = None) -> bool:
-        """Wait until `min_threads` threads have started; False when `timeout` passed first. Raises `PoolFailed` if none
-        could.
+        """Wait until `min_threads` threads, and `min_workers` workers on the loop, have started; False when `timeout`
+        passed first. Raises `PoolFailed` if none could.
         """
         limit = seconds("timeout", timeout)
         self._enter()
-        return await self._threads.ready(limit)
+        return await self._lanes.ready(limit)
 
     def resize(self, max_workers: int | None = None, *, threads: int | None = None) -> None:
         """Change how many coroutines, and how many threads, there may be at once. Surplus ones end after what they run
         now.
         """
         self._enter()
-        if max_workers is not None:
-            at_least("max_workers", max_workers, 1)
-        if threads is not None:
-            at_least("threads", threads, 1)
-            least = self._threads.engine.options.min_workers
-            if threads < least:
-                raise InvalidOption("threads", threads, f"at least min_threads, {least}")
-            self._threads.engine.resize(threads)
-        if max_workers is not None:
-            self._coroutines.engine.resize(max_workers)
+        wanted = [
+            (self._coroutines.engine, "max_workers", max_workers, "min_workers"),
+            (self._threads.engine, "threads", threads, "min_threads"),
+        ]
+        for engine, option, size, name_of_least in wanted:
+            if size is not None:
+                at_least(option, size, 1)
+                if size < engine.options.min_workers:
+                    raise InvalidOption(option, size, f"at least {name_of_least}, {engine.options.min_workers}")
+        for engine, _, size, _ in wanted:
+            if size is not None:
+                engine.resize(size)
 
     def pause(self) -> None:
         """Start nothing from now on. What runs goes on, and what is submitted waits."""
@@ -323,8 +337,44 @@ class AsyncPool:
         for lane in self._lanes:
             lane.engine.resume()
 
+    def taint(self, worker: str, seconds: Seconds | None = None) -> bool:
+        """Give the worker with this name nothing new for `seconds`, or the pool's `taint_duration`: it may be broken.
+
+        It finishes what it runs. True if it is tainted now; False if it starts or ends just now, or the pool closes.
+        """
+        self._enter()
+        length = None if seconds is None else duration("seconds", seconds, zero=False)
+        lane, found = self._find_worker(worker)
+        if lane is self._coroutines and lane.engine.instances is None:
+            raise InvalidOption(
+                "worker", worker, "a thread, or a worker that keeps an instance: a place on the loop cannot be broken"
+            )
+        length = lane.engine.options.taint_duration if length is None else length
+        return lane.engine.workforce.suspects.taint(found, length, because="by AsyncPool.taint")
+
+    def _find_worker(self, name: object) -> tuple[Lane, Worker]:
+        for lane in self._lanes:
+            for worker in lane.engine.registry.snapshot():
+                if worker.name == name:
+                    return lane, worker
+        raise InvalidOption("worker", name, "the name of a worker of this pool")
+
     def _enter(self) -> None:
         self._lanes.enter(running_loop())
+
+    # Sessions.
+
+    def sessions(self) -> list[SessionInfo]:
+        """The sessions there are at this moment, of coroutines and of functions. `print` them."""
+        return [session for lane in self._lanes for session in SessionInfo.all_of(lane.engine)]
+
+    def end_session(self, session: str) -> bool:
+        """Forget a session: its next request may begin anew on any worker. What it has submitted still runs. False if
+        there is none.
+        """
+        self._enter()
+        ended = [lane.engine.end_session(session) for lane in self._lanes]
+        return any(ended)
 
     # Looking at it. From any thread.
 
@@ -344,6 +394,21 @@ class AsyncPool:
             for worker in engine.registry.snapshot()
         ]
 
+    @overload
+    def explain(self) -> AsyncExplanation: ...
+    @overload
+    def explain(self, future: Future[Any]) -> Explanation: ...
+    def explain(self, future: Future[Any] | None = None) -> Explanation | AsyncExplanation:
+        """Why `future` waits, or how it ended; without one, what the coroutines and the threads of the pool do and are
+        short of. `print` it.
+        """
+        coroutines, threads = self._coroutines.engine, self._threads.engine
+        if future is None:
+            return AsyncExplanation(explain_pool(coroutines), explain_pool(threads))
+        if not isinstance(future, AsyncFuture) or future.engine not in (coroutines, threads):
+            raise InvalidOptionType("future", future, f"a future of pool {self._home.name!r}")
+        return future.explained()
+
     def can(self, capability: str, *, threads: bool = False) -> bool:
         """Whether something can be done with a coroutine, or with a function on one of the `threads`: see
         `bullpen.runtimes.port.CAPABILITIES`.
@@ -351,7 +416,7 @@ class AsyncPool:
         if capability not in CAPABILITIES:
             raise InvalidOption("capability", capability, "one of " + ", ".join(map(repr, CAPABILITIES)))
         lane = self._threads if threads else self._coroutines
-        return capability in lane.engine.runtime.capabilities
+        return capability in lane.capabilities
 
     def __repr__(self) -> str:
         engine = self._coroutines.engine

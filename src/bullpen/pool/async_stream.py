@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import inspect
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bullpen import primitives
-from bullpen.core.request import Request, WrappedCall
-from bullpen.errors import InvalidOptionType, NotCallable
+from bullpen.core.request import Request
 from bullpen.pool.async_call import AsyncFuture
 from bullpen.runtimes.port import current_coroutine, current_request
 
 if TYPE_CHECKING:
     from bullpen.pool.async_view import AsyncPoolView
     from bullpen.pool.home import Home
-    from bullpen.pool.lane import Lane, Lanes
+    from bullpen.pool.lane import Lanes
 
 T = TypeVar("T")
 
@@ -34,20 +31,20 @@ class AsyncStream(Generic[T]):
     To close it early is to cancel the generator, and so is to drop it. It is its own context manager.
     """
 
-    __slots__ = ("_call", "_channel", "_future", "_home", "_lane", "_reading", "_view")
+    __slots__ = ("_args", "_channel", "_fn", "_future", "_home", "_kwargs", "_lane", "_reading", "_view")
 
     def __init__(
         self, view: AsyncPoolView, lanes: Lanes, size: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self._view = view
         self._home = lanes.home
-        self._call = WrappedCall(check_streams(fn), *args, **kwargs)
-        self._lane: Lane
+        self._lane, self._fn = lanes.find_generator(fn)
+        self._args, self._kwargs = args, kwargs
         self._channel: _LoopChannel | _ThreadChannel
-        if is_async_generator_function(fn):
-            self._lane, self._channel = lanes.coroutines, _LoopChannel(lanes.home, size)
+        if self._lane is lanes.coroutines:
+            self._channel = _LoopChannel(lanes.home, size)
         else:
-            self._lane, self._channel = lanes.threads, _ThreadChannel(lanes.home, size)
+            self._channel = _ThreadChannel(lanes.home, size)
         self._future: AsyncFuture[None] | None = None
         self._reading = False
 
@@ -81,7 +78,9 @@ class AsyncStream(Generic[T]):
 
     async def _start(self) -> None:
         channel, view = self._channel, self._view
-        future = await view.offer_streaming(self._lane, channel.pump, (self._call,))
+        args, kwargs = self._args, self._kwargs
+        self._args, self._kwargs = (), {}
+        future = await view.offer_streaming(self._lane, Pump(channel, self._fn), args, kwargs)
         self._future = future
         future.add_done_callback(channel.generator_ended)
 
@@ -112,20 +111,23 @@ def _abandon(channel: _LoopChannel | _ThreadChannel, future: AsyncFuture[None]) 
         future.exception()
 
 
-def check_streams(fn: Any) -> Any:
-    if not callable(fn):
-        raise NotCallable(fn)
-    if inspect.iscoroutinefunction(fn):
-        raise InvalidOptionType("fn", fn, "a generator function or an async generator function")
-    return fn
+class Pump:
+    """The call that a worker makes for a stream: run a function, and put what it yields into a channel."""
 
+    __slots__ = ("__name__", "__qualname__", "_channel", "_fn")
 
-def is_async_generator_function(fn: Any) -> bool:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    if inspect.isasyncgenfunction(fn):
-        return True
-    return not inspect.isroutine(fn) and inspect.isasyncgenfunction(type(fn).__call__)
+    def __init__(self, channel: _LoopChannel | _ThreadChannel, fn: Any) -> None:
+        self._channel = channel
+        self._fn = fn
+        self.__name__ = str(getattr(fn, "__name__", None) or fn)
+        self.__qualname__ = str(getattr(fn, "__qualname__", None) or fn)
+
+    @property
+    def needs_instance(self) -> bool:
+        return bool(getattr(self._fn, "needs_instance", False))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._channel.pump(self._fn(*args, **kwargs))
 
 
 class _Channel:
@@ -170,9 +172,8 @@ class _LoopChannel(_Channel):
         super().__init__(home, size)
         self._room: asyncio.Future[None] | None = None
 
-    async def pump(self, call: WrappedCall) -> None:
-        """What the request runs."""
-        made = call()
+    async def pump(self, made: Any) -> None:
+        """Pass on all that an async generator yields."""
         try:
             async for item in made:
                 if not self.begun:
@@ -213,9 +214,8 @@ class _ThreadChannel(_Channel):
         self._posted = False  # the reader will be told that there is an item
         self._over = False  # the generator shall end
 
-    def pump(self, call: WrappedCall) -> None:
-        """What the request runs."""
-        made = call()
+    def pump(self, made: Any) -> None:
+        """Pass on all that a generator yields."""
         try:
             for item in made:
                 if not self.begun:

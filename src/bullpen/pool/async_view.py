@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, overload
 
 from bullpen.errors import InvalidOptionType
 from bullpen.pool.async_call import AsyncCall, AsyncFuture, NestedFuture
-from bullpen.pool.async_mapping import AsyncMap
+from bullpen.pool.async_mapping import AsyncMap, FedMap
 from bullpen.pool.async_stream import AsyncStream
 from bullpen.pool.home import running_loop
 from bullpen.pool.lane import Lane, Lanes
@@ -49,29 +49,37 @@ class AsyncPoolView:
     def submit(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncFuture[T]: ...
     @overload
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> AsyncFuture[T]: ...
+    @overload
+    def submit(self, fn: str, /, *args: Any, **kwargs: Any) -> AsyncFuture[Any]: ...
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> AsyncFuture[Any]:
         """Run `fn(*args, **kwargs)`; the future of its result, at once."""
         self._enter()
-        lane = self._lanes.of(fn)
+        lane, fn = self._lanes.find(fn)
         future = self.offer(lane, fn, args, kwargs)
         if future is None:
             raise lane.engine.saturated_error()
         return future
 
-    def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool:
+    @overload
+    def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool: ...
+    @overload
+    def serve(self, fn: str, /, *args: Any, **kwargs: Any) -> bool: ...
+    def serve(self, fn: Any, /, *args: Any, **kwargs: Any) -> bool:
         """Run `fn(*args, **kwargs)` and forget it: True if it was accepted, False if the pool is saturated."""
         self._enter()
-        lane = self._lanes.of(fn)
+        lane, fn = self._lanes.find(fn)
         return self._admit(lane, lane.new_call(fn, args, kwargs, None, self._terms))
 
     @overload
     async def do(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     @overload
     async def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    async def do(self, fn: str, /, *args: Any, **kwargs: Any) -> Any: ...
     async def do(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(*args, **kwargs)` and wait for the result."""
         self._enter()
-        lane = self._lanes.of(fn)
+        lane, fn = self._lanes.find(fn)
         future = self._home.loop.create_future()
         call = lane.new_call(fn, args, kwargs, future, self._terms)
         if self._waits_for_room:
@@ -84,7 +92,7 @@ class AsyncPoolView:
     def map(
         self,
         fn: Callable[..., Awaitable[T]],
-        *iterables: Iterable[Any],
+        *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,
     ) -> AsyncMap[T]: ...
@@ -92,29 +100,40 @@ class AsyncPoolView:
     def map(
         self,
         fn: Callable[..., T],
-        *iterables: Iterable[Any],
+        *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,
     ) -> AsyncMap[T]: ...
+    @overload
+    def map(
+        self,
+        fn: str,
+        *iterables: Iterable[Any] | AsyncIterable[Any],
+        timeout: float | None = None,
+        buffersize: int | None = None,
+    ) -> AsyncMap[Any]: ...
     def map(
         self,
         fn: Any,
-        *iterables: Iterable[Any],
+        *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,
     ) -> AsyncMap[Any]:
         """The results of `fn` over the iterables, in order, as they are read; see `AsyncPool.map`."""
         self._enter()
-        lane = self._lanes.of(fn)
+        lane, fn = self._lanes.find(fn)
         deadline, window = self._options.of_map(timeout, buffersize, lane.engine.clock.monotonic())
         if lane.dispatcher.draining:
             raise lane.engine.not_open()
-        return AsyncMap(lane, self._limits, self._terms, fn, iterables, deadline, window, self._keeper)
+        kind = FedMap if any(isinstance(each, AsyncIterable) for each in iterables) else AsyncMap
+        return kind(lane, self._limits, self._terms, fn, iterables, deadline, window, self._keeper)
 
     @overload
     def stream(self, fn: Callable[P, AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[T]: ...
     @overload
     def stream(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[T]: ...
+    @overload
+    def stream(self, fn: str, /, *args: Any, **kwargs: Any) -> AsyncStream[Any]: ...
     def stream(self, fn: Any, /, *args: Any, **kwargs: Any) -> AsyncStream[Any]:
         """The items of a generator function, which runs on a worker, as they are made; see `AsyncPool.stream`."""
         self._enter()
@@ -122,34 +141,30 @@ class AsyncPoolView:
 
     # What maps and streams are made of.
 
-    def offer(
-        self, lane: Lane, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
-    ) -> AsyncFuture[Any] | None:
+    def offer(self, lane: Lane, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncFuture[Any] | None:
         """One call on `lane`, if there is room."""
         call, future = self._call(lane, fn, args, kwargs)
         return future if self._admit(lane, call) else None
 
-    async def offer_streaming(self, lane: Lane, fn: Any, args: tuple[Any, ...]) -> AsyncFuture[Any]:
+    async def offer_streaming(
+        self, lane: Lane, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncFuture[Any]:
         """One call on `lane`, with the patience that the pool has."""
         if self._waits_for_room:
-            return await self.offer_patiently(lane, fn, args)
-        future = self.offer(lane, fn, args)
+            call, patient = self._call(lane, fn, args, kwargs)
+            await lane.submit_patiently(call, self._limits)
+            return patient
+        future = self.offer(lane, fn, args, kwargs)
         if future is None:
             raise lane.engine.saturated_error()
         return future
 
-    async def offer_patiently(self, lane: Lane, fn: Any, args: tuple[Any, ...]) -> AsyncFuture[Any]:
-        """One call on `lane`, as soon as there is room."""
-        call, future = self._call(lane, fn, args, None)
-        await lane.submit_patiently(call, self._limits)
-        return future
-
     def _call(
-        self, lane: Lane, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+        self, lane: Lane, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[AsyncCall, AsyncFuture[Any]]:
         kind = AsyncFuture if coroutine_request.get() is None else NestedFuture
         future: AsyncFuture[Any] = kind(loop=self._home.loop)
-        future.call = call = lane.new_call(fn, args, kwargs or {}, future, self._terms)
+        future.origin = call = lane.new_call(fn, args, kwargs, future, self._terms)
         return call, future
 
     def _admit(self, lane: Lane, call: AsyncCall) -> bool:

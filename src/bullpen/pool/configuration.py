@@ -50,6 +50,8 @@ def read_options(pool: str, options: Any, source: str) -> dict[str, Any]:
     """The options of one pool: names checked, durations in seconds, functions imported."""
     if not isinstance(options, Mapping):
         problem = f"expected a Pool, or a table of its options, got {options!r}"
+        if type(options).__name__ == "AsyncPool":
+            problem += "; an AsyncPool is awaited, and belongs to an event loop: keep it by itself, in an async with"
         raise ConfigurationError(problem, source=source, pool=pool)
     read = {}
     for option, value in options.items():

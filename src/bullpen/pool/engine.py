@@ -66,9 +66,13 @@ class Engine:
         runtime: Runtime,
         clock: primitives.Clock,
         new_timer: Callable[[Callable[[float], float]], Timer] | None = None,
+        call_home: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
+        """With `call_home` all that happens to requests happens on one thread: it makes a call there."""
         self.options = options
+        self.call_home = call_home
         self.runtime = runtime
+        self.reports_here: Callable[[], bool] = getattr(runtime, "reports_here", _nowhere)
         self.clock = clock
         self.name = options.name
         self.max_workers = options.max_workers
@@ -112,7 +116,7 @@ class Engine:
         self.registry = self.dispatcher.registry
         self.sessions = self.dispatcher.sessions
         self.workforce.finished = self.dispatcher.finished
-        if watched:
+        if watched or options.max_abandoned:
             self.workforce.finished = self.workforce.finished_watched
         self._closed_because = "it is closed"
         self._summary: Summary | None = None
@@ -217,6 +221,8 @@ class Engine:
         admitted = None
         while admitted is None:
             session = self.sessions.use(terms, timing.submitted_at)
+            if self.sessions.forgotten:
+                self._report_forgotten()
             if session is None:
                 raise self._turned_away(request, TooManySessions(pool=self.name, limit=self.options.max_sessions))
             with contextlib.suppress(Forestalled):
@@ -287,7 +293,7 @@ class Engine:
         """There was no room for a request that waits for `worker`: wait for it, unless it has to be refused."""
         backlog = self.bounded
         assert backlog is not None
-        if self.options.when_full == "reject" and not patient:
+        if (self.options.when_full == "reject" and not patient) or self.reports_here():
             return Pinned.FULL
         here = current_worker()
         if here is worker and self.nested.is_own(here):
@@ -319,8 +325,8 @@ class Engine:
         self, backlog: BoundedBacklog, request: Request, patient: bool, session: Session | None = None
     ) -> bool:
         """There was no room: refuse, or wait for it."""
-        if self.options.when_full == "reject" and not patient:
-            return self._saturated(request)
+        if (self.options.when_full == "reject" and not patient) or self.reports_here():
+            return self._saturated(request)  # to wait where results arrive would be to wait forever
         worker = current_worker()
         if worker is not None and self.nested.is_own(worker):  # to wait for room here could be to wait for itself
             return self._run_here(worker, request)
@@ -370,11 +376,22 @@ class Engine:
 
     def end_session(self, session: str) -> bool:
         """Forget a session; False if there is none."""
-        if not self.sessions.end(session):
-            return False
+        ended = self.sessions.end(session, self._now())
+        if ended:
+            self._report_session_ended(session)
+        elif self.sessions.forgotten:
+            self._report_forgotten()
+        return ended
+
+    def _report_forgotten(self) -> None:
+        """Sessions were forgotten: nobody had used them for long, or there were too many."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._report_session_ended(self.sessions.forgotten.popleft())
+
+    def _report_session_ended(self, session: str) -> None:
         if self.options.observer is not None:
             self._observe(Event(Kind.SESSION_ENDED, self._now(), self.name, session=session))
-        return True
 
     def cancel_queued(self, request: Request) -> bool:
         if not request.cancel_queued():
@@ -389,11 +406,13 @@ class Engine:
         if self.cancel_queued(request) or (len(self.retries) and self.retries.cancel(request)):
             return True
         worker = request.holder
-        if worker is None or not self.runtime.cancel(worker, request):
+        if worker is None or not self.runtime.capabilities & {"cancel_running", "kill_running"}:
             return False
-        if request.cancel_running():
-            self.cancelled.add()
-            self.report_end(request, worker)
+        if not request.cancel_running():  # before the runtime ends it: what it then says of it comes too late
+            return False
+        self.cancelled.add()
+        self.report_end(request, worker)
+        self.runtime.cancel(worker, request)
         return True
 
     def started_by_hand(self, request: Request) -> None:
@@ -510,13 +529,15 @@ class Engine:
             self.cancel_waiting()
         worker = current_worker()
         wait = wait and (worker is None or not self.nested.is_own(worker)) and not self.maps.feeds_here()
+        wait = wait and not self.reports_here()
         self._settle_streams(drain, primitives.current_thread_id() if wait else None)
         if not wait:
             return
+        until = None if grace is None else self._now() + grace
         if not self._wait_closed(grace):
             self.cancel_waiting()
             self.workforce.give_up_running(grace or 0.0)
-        self.startup.join()
+        self.startup.join(None if until is None else max(0.0, until - self._now()))
         self.workforce.join()
         self.maps.join()
         self.time.join()
@@ -528,7 +549,7 @@ class Engine:
 
     def go_on_at_exit(self) -> None:
         """The interpreter exits, and starts no threads any more: let the workers that are there do what they can."""
-        self.startup.join()
+        self.startup.join(None)
         self.dispatcher.free.clear()
         self.resume()
 
@@ -632,7 +653,7 @@ class Engine:
         with self.lock:
             if self.state is not PoolState.DRAINING or not self.dispatcher.ending:
                 return
-            if len(self.registry) or len(self.retries):
+            if len(self.registry) or len(self.retries) or self.registry.serves_behind():
                 return
             if self.dispatcher.queued():
                 return
@@ -742,6 +763,11 @@ class Engine:
         if self.options.log_errors:
             message = "%s: served request %d failed, and nobody waits for it"
             logger.error(message, self.name, request.number, exc_info=error)
+
+
+def _nowhere() -> bool:
+    """Most runtimes report on the threads of their workers, about which more is known."""
+    return False
 
 
 def _open(gates: list[primitives.Lock]) -> None:

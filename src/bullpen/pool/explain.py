@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bullpen.core.lifecycle import PoolState, RequestState, WorkerStatus
 from bullpen.core.request import QUEUED, RUNNING, Request
@@ -96,11 +96,31 @@ class Explanation:
         return self.text
 
 
-def explain(future: Future[Any]) -> Explanation:
-    """Why `future` waits, or how it ended."""
-    if not isinstance(future, PoolFuture):
+@dataclass(frozen=True, slots=True)
+class AsyncExplanation:
+    """An `AsyncPool` at one moment: what its coroutines do, and what its threads do."""
+
+    coroutines: Explanation
+    threads: Explanation
+
+    def __str__(self) -> str:
+        return f"{self.coroutines}\n{self.threads}"
+
+
+class Explainable(Protocol):
+    """A future that knows its pool: `AsyncFuture`."""
+
+    def explained(self) -> Explanation: ...
+
+
+def explain(future: Future[Any] | Explainable) -> Explanation:
+    """Why `future`, of a `Pool` or an `AsyncPool`, waits, or how it ended."""
+    if isinstance(future, PoolFuture):
+        return explain_request(future.engine, future)
+    explained = getattr(future, "explained", None)
+    if explained is None:
         raise InvalidOptionType("future", future, "a future of a pool")
-    return explain_request(future.engine, future)
+    return explained()  # type: ignore[no-any-return]
 
 
 def explain_request(engine: Engine, request: Request) -> Explanation:
@@ -244,6 +264,14 @@ def _ended(engine: Engine, request: Request) -> Explanation:
         error=error,
         **_identity(request),
     )
+
+
+def explain_ended(engine: Engine, state: RequestState, error: BaseException | None = None) -> Explanation:
+    """How a request ended of which nothing else is known any more."""
+    text = f"a request {_ENDED[state]}"
+    if error is not None:
+        text += f": {str(error) or type(error).__name__:.200}"
+    return Explanation(engine.name, state, Reason.ENDED, text, error=error)
 
 
 _EXPLAIN = {QUEUED: _waiting, RUNNING: _running}

@@ -18,6 +18,7 @@ from bullpen import primitives
 from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import CANCELLED, DONE, FAILED, QUEUED, RUNNING, Audience, Request
 from bullpen.core.terms import Terms
+from bullpen.errors import NestedWait
 from bullpen.runtimes.port import current_worker
 
 if TYPE_CHECKING:
@@ -107,6 +108,10 @@ class PoolFuture(Request, Future[T]):
         worker = current_worker()
         if worker is not None:
             return self.engine.nested.wait(worker, self, timeout)
+        if timeout is None and self.engine.reports_here():
+            name = self.engine.name
+            message = f"a callback of pool {name!r} waits for a result that only arrives when the callback has returned"
+            raise NestedWait(message, pool=name)
         return self.wait_at_gate(timeout)
 
     def wait_until(self, deadline: float) -> bool:

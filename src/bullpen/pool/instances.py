@@ -1,8 +1,8 @@
 """Stateful workers: one instance of the pool's `worker` per worker, and calls of its methods by name.
 
 An instance is made where its worker runs, after the initializer and before the worker is ready, and closed there when
-the worker ends. A method call is an ordinary function that looks for the instance when it runs, so neither requests
-nor runtimes know of it.
+the worker ends. A method call is an ordinary function that looks for the instance when it runs, so requests do not know
+of it. Runtimes whose workers are elsewhere make the instance there, and call its methods by name.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 from bullpen.core.worker import Worker
 from bullpen.errors import InvalidOption, InvalidOptionType, NoSuchMethod, PoolClosed
-from bullpen.runtimes.port import current_worker
+from bullpen.runtimes.port import CallsMethod, current_worker
 
 logger = logging.getLogger("bullpen")
 
@@ -33,33 +33,54 @@ class Instances:
         self._factory = factory
         self._capacity = capacity
         self._strategy = strategy
-        self._class = _class_of(factory)
+        self._class = class_of(factory)
         self._name = str(getattr(self._class or factory, "__qualname__", None) or factory)
         self._of: dict[Worker, Any] = {}  # a worker only ever sets and deletes its own entry
         self._methods: dict[str, MethodCall] = {}
 
     # A worker's life. All of it happens where the worker runs.
 
-    def make(self, worker: Worker) -> None:
-        """Make the instance of `worker` and warm it up; raises whatever goes wrong."""
+    def make(self, worker: Worker) -> Awaitable[None] | None:
+        """Make the instance of `worker` and warm it up, unless the runtime has; raises whatever goes wrong."""
+        if worker.kept is not None:
+            self._settle_capacity(worker)
+            return None
         instance = self._factory()
+        self._check_made(instance)
         warm_up = getattr(instance, WARM_UP, None)
         if warm_up is not None:
             warm_up()
-        if self._strategy != "pool":
-            own = _declared_capacity(instance)
-            worker.capacity = min(own, self._capacity) if self._strategy == "hybrid" else own
+        self._keep(worker, instance)
+        return None
+
+    def _check_made(self, instance: Any) -> None:
+        """Refuse an instance that cannot be used here."""
+
+    def _keep(self, worker: Worker, instance: Any) -> None:
+        """`worker` has an instance that is warm."""
+        worker.kept = (type(instance).__qualname__, getattr(instance, "capacity", None))
+        self._settle_capacity(worker)
         self._of[worker] = instance
 
-    def close(self, worker: Worker) -> None:
+    def _settle_capacity(self, worker: Worker) -> None:
+        assert worker.kept is not None
+        if self._strategy != "pool":
+            own = _checked_capacity(*worker.kept)
+            worker.capacity = min(own, self._capacity) if self._strategy == "hybrid" else own
+
+    def close(self, worker: Worker) -> Awaitable[None] | None:
         """Close the instance of `worker`, which has nothing more to do. An error is logged."""
         close = getattr(self._of.pop(worker, None), CLOSE, None)
         if close is None:
-            return
+            return None
         try:
             close()
         except BaseException:  # whatever it is, the worker ends as it was asked to
-            logger.exception("%s: worker %s ends, but its %s could not be closed", self._pool, worker.name, self._name)
+            self._could_not_close(worker)
+        return None
+
+    def _could_not_close(self, worker: Worker) -> None:
+        logger.exception("%s: worker %s ends, but its %s could not be closed", self._pool, worker.name, self._name)
 
     def lend(self, lender: Worker, helper: Worker) -> None:
         """`helper` runs what `lender` waits for, so it works with the lender's instance.
@@ -82,18 +103,26 @@ class Instances:
         """The call of a public method; raises `NoSuchMethod` if there is none of that name, as far as can be known."""
         call = self._methods.get(name)
         if call is None:
-            if name.startswith("_"):
-                raise self._refusal(name, "is not public")
-            if name in (WARM_UP, CLOSE):
-                raise self._refusal(name, "is called by the pool itself")
-            if self._class is not None and not _is_method(self._class, name):
-                raise self._refusal(name, "is no method of it")
+            self._check(name)
             call = self._methods.setdefault(name, MethodCall(self, name, f"{self._name}.{name}"))
         return call
 
+    def _check(self, name: str) -> None:
+        """Refuse a name that is that of no method to be called, as far as can be known."""
+        if name.startswith("_"):
+            raise self._refusal(name, "is not public")
+        if name in (WARM_UP, CLOSE):
+            raise self._refusal(name, "is called by the pool itself")
+        if self._class is not None and not _is_method(self._class, name):
+            raise self._refusal(name, "is no method of it")
+
+    def _here(self) -> Worker | None:
+        """The worker that runs what runs now."""
+        return current_worker()
+
     def bound(self, name: str) -> Callable[..., Any]:
         """The method called `name` of the current worker's instance."""
-        worker = current_worker()
+        worker = self._here()
         if worker is None or worker not in self._of:
             raise PoolClosed(
                 f"{self._name}.{name} runs on a worker of pool {self._pool!r}; there is none", pool=self._pool
@@ -109,12 +138,10 @@ class Instances:
         return NoSuchMethod(name, why, owner=self._name, methods=() if cls is None else _public_methods(cls))
 
 
-class MethodCall:
+class MethodCall(CallsMethod):
     """Calls one method of the instance of whatever worker it runs on."""
 
     __slots__ = ("__name__", "__qualname__", "_instances")
-
-    needs_instance = True
 
     def __init__(self, instances: Instances, name: str, label: str) -> None:
         self._instances = instances
@@ -134,7 +161,7 @@ def no_workers_class(pool: str, name: str) -> NoSuchMethod:
     return NoSuchMethod(name, why, owner=pool, methods=())
 
 
-def _class_of(factory: Callable[[], Any]) -> type | None:
+def class_of(factory: Callable[[], Any]) -> type | None:
     """The class of the instances, if that can be known without making one."""
     while isinstance(factory, functools.partial):
         factory = factory.func
@@ -155,9 +182,7 @@ def _public_methods(cls: type) -> tuple[str, ...]:
     return tuple(name for name in dir(cls) if name[0] != "_" and name not in hidden and _is_method(cls, name))
 
 
-def _declared_capacity(instance: Any) -> int:
-    name = type(instance).__qualname__
-    declared = getattr(instance, "capacity", None)
+def _checked_capacity(name: str, declared: Any) -> int:
     allowed = "a whole number ≥ 1, since capacity_strategy lets workers declare their own"
     if isinstance(declared, bool) or not isinstance(declared, int):
         raise InvalidOptionType(f"{name}.capacity", declared, allowed)

@@ -17,15 +17,17 @@ from typing import Any, ClassVar, TypeVar
 from bullpen import primitives
 from bullpen.core.backlog import BoundedBacklog
 from bullpen.core.lifecycle import PoolState
-from bullpen.core.request import QUEUED, RUNNING, Request
+from bullpen.core.request import QUEUED, RUNNING, Request, WrappedCall
 from bullpen.core.terms import Terms
 from bullpen.core.timing import TimeLimits, Timing
 from bullpen.core.worker import Worker
-from bullpen.errors import NotCallable
+from bullpen.errors import InvalidOptionType, NotCallable
 from bullpen.pool.async_call import AsyncCall, Bell, LoopCall, TermedLoopCall, TermedThreadCall, ThreadCall
+from bullpen.pool.async_instances import LoopInstances, ThreadInstances
 from bullpen.pool.engine import Engine
 from bullpen.pool.exit import close_in_background
 from bullpen.pool.home import Home, LoopClock, LoopGate, LoopTicket, LoopTimer
+from bullpen.pool.instances import Instances, no_workers_class
 from bullpen.pool.options import PoolOptions
 from bullpen.runtimes.open import open_event_loop, open_runtime
 from bullpen.runtimes.port import coroutine_request
@@ -55,18 +57,51 @@ def is_coroutine_function(fn: Any) -> bool:
     return not inspect.isroutine(fn) and inspect.iscoroutinefunction(type(fn).__call__)
 
 
+def check_streams(fn: Any) -> None:
+    if not callable(fn):
+        raise NotCallable(fn)
+    if inspect.iscoroutinefunction(fn):
+        raise InvalidOptionType("fn", fn, "a generator function or an async generator function")
+
+
+def is_async_generator_function(fn: Any) -> bool:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if inspect.isasyncgenfunction(fn):
+        return True
+    return not inspect.isroutine(fn) and inspect.isasyncgenfunction(type(fn).__call__)
+
+
 class Lane:
     """One engine, and how calls get into it."""
 
     plain: ClassVar[Callable[..., AsyncCall]]  # the kinds of its calls
     termed: ClassVar[Callable[..., AsyncCall]]
 
-    def __init__(self, home: Home, options: PoolOptions, clock: primitives.Clock, runtime: Any) -> None:
+    def __init__(
+        self,
+        home: Home,
+        options: PoolOptions,
+        clock: primitives.Clock,
+        runtime: Any,
+        call_home: Callable[[Callable[[], object]], object] | None = None,
+    ) -> None:
         self.home = home
         options = dataclasses.replace(options, when_full="reject")  # an engine would block the loop
-        self.engine = engine = Engine(options, runtime, clock, functools.partial(LoopTimer, home))
+        self.engine = engine = Engine(options, runtime, clock, functools.partial(LoopTimer, home), call_home)
         self.dispatcher = engine.dispatcher
         self.offer = engine.dispatcher.offer
+        self.wrap = options.wrap
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return self.engine.runtime.capabilities
+
+    def _new_instances(self, kind: type[Instances]) -> None:
+        """Have an instance of the pool's `worker` kept by each worker here."""
+        options = self.engine.options
+        assert options.worker is not None
+        self.engine.instances = kind(options.name, options.worker, options.capacity, options.capacity_strategy)
 
     def new_call(
         self,
@@ -77,6 +112,8 @@ class Lane:
         terms: Terms | None = None,
     ) -> AsyncCall:
         """A call in the caller's context, which tells `future` when it ends."""
+        if self.wrap is not None:
+            fn, args, kwargs = self.wrap, (WrappedCall(fn, *args, **kwargs),), {}
         if terms is None:
             return self.plain(self, fn, args, kwargs, future)
         call = self.termed(self, fn, args, kwargs, future)
@@ -146,10 +183,11 @@ class Lane:
     def give_up(self, call: AsyncCall) -> None:
         """Its caller does not want it any more."""
         engine = self.engine
-        if not engine.cancel_queued(call):
-            worker = call.holder
-            if worker is not None and call.cancel_running():
-                engine.runtime.cancel(worker, call)
+        if engine.cancel_queued(call) or (len(engine.retries) and engine.retries.cancel(call)):
+            return
+        worker = call.holder
+        if worker is not None and call.cancel_running():
+            engine.runtime.cancel(worker, call)
 
     def was_cancelled(self, call: AsyncCall, worker: Worker | None) -> None:
         self.engine.cancelled.add()
@@ -179,6 +217,11 @@ class Lane:
         gate = LoopGate(self.home)
         return not self.engine.opens_when_closed(gate) or await gate.wait(timeout)
 
+    async def prepared(self, timeout: float | None) -> bool:
+        """Wait until no delegate prepares the lane any more; False when `timeout` seconds passed first."""
+        gate = LoopGate(self.home)
+        return not self.engine.startup.opens_when_joined(gate) or await gate.wait(timeout)
+
 
 class LoopLane(Lane):
     """Coroutines, each in a task of its own."""
@@ -187,8 +230,14 @@ class LoopLane(Lane):
     termed = TermedLoopCall
 
     def __init__(self, home: Home, options: PoolOptions) -> None:
-        super().__init__(home, options, LoopClock(), open_event_loop())
+        super().__init__(home, options, LoopClock(), open_event_loop(), home.call)
         self.lock = primitives.state_lock()  # of all calls: all that happens to them happens on one thread
+        if options.worker is not None:
+            self._new_instances(LoopInstances)
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return super().capabilities | {"keep_instance"}
 
     def runs_here(self) -> Request | None:
         """The request of this lane that the current coroutine belongs to."""
@@ -220,6 +269,7 @@ class LoopLane(Lane):
                     engine.time.timed_out.add()
                     engine.report_end(request, worker)
                 engine.runtime.cancel(worker, request)
+            worker.handle.cancel(None)  # it may be warming up, or closing what it keeps
 
 
 class ThreadLane(Lane):
@@ -232,6 +282,8 @@ class ThreadLane(Lane):
         runtime = open_runtime("thread", options.initializer, options.initargs)
         super().__init__(home, options, primitives.system_clock, runtime)
         self.state_lock = self.engine.state_lock
+        if options.worker is not None:
+            self._new_instances(ThreadInstances)
 
 
 class Lanes:
@@ -260,12 +312,44 @@ class Lanes:
             with contextlib.suppress(StopIteration):
                 self._farewell.__anext__().send(None)
 
-    def of(self, fn: Any) -> Lane:
-        """The lane that a function runs on."""
-        return self.coroutines if is_coroutine_function(fn) else self.threads
+    @property
+    def stateful(self) -> Lane | None:
+        """The lane whose workers keep instances."""
+        return next((lane for lane in self if lane.engine.instances is not None), None)
+
+    def find(self, fn: Any) -> tuple[Lane, Any]:
+        """The lane that a function runs on, and the function; a string names a method of the `worker`."""
+        if not isinstance(fn, str):
+            return (self.coroutines if is_coroutine_function(fn) else self.threads), fn
+        lane = self.stateful
+        if lane is None:
+            raise no_workers_class(self.home.name, fn)
+        assert lane.engine.instances is not None
+        return lane, lane.engine.instances.method(fn)
+
+    def find_generator(self, fn: Any) -> tuple[Lane, Any]:
+        """The same, for a function whose result is a stream."""
+        if not isinstance(fn, str):
+            check_streams(fn)
+            return (self.coroutines if is_async_generator_function(fn) else self.threads), fn
+        lane = self.stateful
+        if lane is None:
+            raise no_workers_class(self.home.name, fn)
+        instances = lane.engine.instances
+        assert instances is not None
+        return lane, instances.generator(fn) if isinstance(instances, LoopInstances) else instances.method(fn)
+
+    async def ready(self, timeout: float | None) -> bool:
+        """Wait until the workers of both that have to be there are; False when `timeout` seconds passed first."""
+        until = None if timeout is None else time.monotonic() + timeout
+        for lane in self:
+            if not await lane.ready(None if until is None else max(0.0, until - time.monotonic())):
+                return False
+        return True
 
     async def close(self, grace: float | None, drain: bool) -> None:
         """Take no new work, run what waits or cancel it, and wait until nothing runs; see `AsyncPool.close`."""
+        until = None if grace is None else time.monotonic() + grace
         for lane in self:
             lane.engine.refuse_work("it is closed", drain)
             if not drain:
@@ -280,6 +364,8 @@ class Lanes:
             if not await self.coroutines.closed(CLEANUP_SECONDS):
                 self.coroutines.engine.workforce.give_up_running(grace or 0.0)
         for lane in self:
+            is_prepared = await lane.prepared(None if until is None else max(0.0, until - time.monotonic()))
+            lane.engine.startup.join(None if is_prepared else 0.0)
             lane.engine.workforce.join()
             lane.engine.time.join()
         self.home.catch_up()  # the threads may have ended since the loop last looked

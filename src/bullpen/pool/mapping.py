@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from bullpen import primitives
 from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import DONE, QUEUED, WITHDRAWN, Request
-from bullpen.core.worker import STOPPING
+from bullpen.core.worker import STOPPING, Worker
+from bullpen.errors import WorkerBroken
 from bullpen.pool.future import PoolFuture
+from bullpen.pool.workforce import loss
 from bullpen.runtimes.port import current_worker
 
 if TYPE_CHECKING:
@@ -93,6 +95,8 @@ class MapWork(ABC, Generic[T]):
         self._last: BaseException | None = None  # what comes after the last result, if not simply the end
         self._failed = False  # because an item could not be had
         self._feeding = primitives.gate()  # open while nobody takes from the iterables
+        self._turn = primitives.gate()  # open while nobody reads
+        self._reading = False  # somebody does, and may wait
         engine.maps.enter(self)
         try:
             self.fill(window)
@@ -119,19 +123,23 @@ class MapWork(ABC, Generic[T]):
 
     def fill(self, count: int) -> None:
         """Take up to `count` more items. An error in doing so comes after the results of those before it."""
-        self._feeding.acquire()
         try:
-            if self._calls is None:
-                return
-            before = self.taken
+            with self._feeding:
+                self._take(count)
+        finally:
+            self.leave_if_done()
+
+    def _take(self, count: int) -> None:
+        if self._calls is None:
+            return
+        before = self.taken
+        try:
             self.accept(itertools.islice(self._calls, count))
-            if self.taken - before < count:
-                self._calls = None
         except Exception as error:
             self._fails(error)
-        finally:
-            self._feeding.release()
-            self.leave_if_done()
+        else:
+            if self.taken - before < count:
+                self._calls = None
 
     @abstractmethod
     def accept(self, items: Calls) -> None:
@@ -184,6 +192,17 @@ class MapWork(ABC, Generic[T]):
     # Reading.
 
     def next(self, deadline: float | None) -> T:
+        """The next result; `ValueError` if somebody else is just reading, as from a generator."""
+        if self._reading:
+            raise _read_twice()
+        with self._turn:
+            self._reading = True
+            try:
+                return self._read(deadline)
+            finally:
+                self._reading = False
+
+    def _read(self, deadline: float | None) -> T:
         self.begun = True
         unread = self.unread
         if not unread:
@@ -191,10 +210,15 @@ class MapWork(ABC, Generic[T]):
             unread = self.unread
             if not unread:
                 self._end()
-        value = self.outcome(unread[0], deadline)
+        entry = unread[0]
+        try:
+            value = self.outcome(entry, deadline)
+        except BaseException:
+            del entry  # break the cycle with the traceback
+            raise
         if len(unread) <= self._low and self._calls is not None:
             self.fill(self.window - len(unread) + 1)
-        unread.popleft()  # only now: an interrupt loses nothing
+        take_first(unread, entry)  # only now: an interrupt loses nothing
         return value
 
     @abstractmethod
@@ -212,9 +236,12 @@ class MapWork(ABC, Generic[T]):
     def raise_from_call(self, error: BaseException) -> NoReturn:
         """A call raised `error`, which ends the map; but a `StopIteration` would look like the end of the results."""
         self.close()
-        if isinstance(error, StopIteration):
-            raise RuntimeError("the function of a map raised StopIteration") from error
-        raise error
+        try:
+            if isinstance(error, StopIteration):
+                raise RuntimeError("the function of a map raised StopIteration") from error
+            raise error
+        finally:
+            del error  # break the cycle with the traceback
 
     # The end.
 
@@ -224,7 +251,9 @@ class MapWork(ABC, Generic[T]):
         self._last = None
         self.stop()
         unread, self.unread = self.unread, None
-        self.forget(unread or ())
+        if unread is not None:
+            self.forget(unread)
+            unread.clear()
 
     def stop(self) -> None:
         """Take nothing more from the iterables. Takes no lock."""
@@ -257,6 +286,24 @@ class MapWork(ABC, Generic[T]):
             self._log_failure()
         else:
             self.feed()
+
+
+def take_first(unread: deque[Any], entry: Any) -> None:
+    """Take out `entry`, whose outcome is known; `ValueError` if another reader, who did not wait, has it already."""
+    try:
+        taken = unread.popleft()
+    except IndexError:
+        raise _read_twice() from None
+    if taken is not entry:
+        unread.appendleft(taken)
+        raise _read_twice()
+
+
+def _read_twice() -> ValueError:
+    return ValueError(
+        "this map is being read already, by another thread or by what it calls; read it in one place, "
+        "and pass its results on"
+    )
 
 
 class RequestMap(MapWork[T]):
@@ -298,7 +345,11 @@ class RequestMap(MapWork[T]):
         try:
             return entry.result(None if deadline is None else deadline - self.engine.clock.monotonic())
         except BaseException as error:
+            if not (entry.ended or isinstance(error, Exception)):
+                raise  # the reader was interrupted, and may read on
             self.raise_from_call(error)
+        finally:
+            del entry
 
     @property
     def needs_care(self) -> bool:
@@ -421,7 +472,7 @@ class RunnerMap(MapWork[T]):
             try:
                 value = fn(*cell[1])
             except BaseException as error:
-                cell[1] = error
+                cell[1] = self._told(worker, error)
                 cell[0] = _ERROR
                 failed += 1
             else:
@@ -434,6 +485,7 @@ class RunnerMap(MapWork[T]):
                 if self._offer():
                     break
                 until = now() + TURN_SECONDS
+        cell = None  # this frame is in the tracebacks of errors, and must not keep them alive
         self.leave_if_done()
         if engine.nested.is_own(worker):
             with worker.lock:
@@ -442,6 +494,13 @@ class RunnerMap(MapWork[T]):
         else:
             engine.extra_completed.add(succeeded)
             engine.extra_failed.add(failed)
+
+    def _told(self, worker: Worker, error: BaseException) -> BaseException:
+        """What the reader is told of an item that raised `error` on `worker`."""
+        if not isinstance(error, WorkerBroken):
+            return error
+        self.engine.workforce.condemn(worker, error)
+        return loss(worker, error)
 
     def _may_go(self) -> bool:
         """A runner has found nothing to do."""
@@ -475,9 +534,13 @@ class RunnerMap(MapWork[T]):
 
     def next(self, deadline: float | None) -> T:
         unread = self.unread
-        if unread and unread[0][0] == _VALUE and len(unread) > self._low:  # the short way, which is taken most often
-            self.begun = True
-            return unread.popleft()[1]  # type: ignore[no-any-return]
+        if unread and unread[0][0] == _VALUE and len(unread) > self._low and not self._reading:
+            self.begun = True  # the short way, which is taken most often
+            cell = unread.popleft()
+            if cell[0] == _VALUE:
+                return cell[1]  # type: ignore[no-any-return]
+            unread.appendleft(cell)  # another thread has taken the one that was first
+            raise _read_twice()
         return super().next(deadline)
 
     def outcome(self, entry: list[Any], deadline: float | None) -> T:
@@ -493,7 +556,7 @@ class RunnerMap(MapWork[T]):
     def _wait_for(self, cell: list[Any], deadline: float | None) -> None:
         worker = current_worker()
         if worker is not None and self.engine.nested.is_own(worker):
-            self._help(cell)
+            self._help(worker, cell)
         while cell[0] == _PENDING:
             with self._lock:
                 self._awaited = cell  # first this, then look: whoever finishes the cell does the opposite
@@ -522,7 +585,7 @@ class RunnerMap(MapWork[T]):
                 self._done.acquire(False)
         return waited
 
-    def _help(self, cell: list[Any]) -> None:
+    def _help(self, worker: Worker, cell: list[Any]) -> None:
         """A worker reads a map of its own pool: it runs items itself, for nobody else may be free to."""
         while cell[0] == _PENDING:
             try:
@@ -533,9 +596,10 @@ class RunnerMap(MapWork[T]):
                 item[1] = self._fn(*item[1])
                 item[0] = _VALUE
             except BaseException as error:
-                item[1] = error
+                item[1] = self._told(worker, error)
                 item[0] = _ERROR
             (self.engine.extra_completed if item[0] == _VALUE else self.engine.extra_failed).add(1)
+            del item  # which the traceback of its error leads to
 
     def _wake(self, cell: list[Any] | None) -> None:
         with self._lock:

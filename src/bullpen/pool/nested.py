@@ -15,7 +15,7 @@ from bullpen import primitives
 from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import DONE, FAILED, QUEUED, Request
 from bullpen.core.worker import BUSY, READY, STOPPING, Worker
-from bullpen.errors import NestedWait
+from bullpen.errors import NestedWait, WorkerBroken
 from bullpen.runtimes.port import current_request, inline
 from bullpen.telemetry.catalogue import Kind
 
@@ -99,6 +99,11 @@ class NestedWaits:
         return True
 
     def settle(self, worker: Worker, request: Request, state: RequestState, value: Any) -> None:
+        """A request that ran within another has ended."""
+        if state is FAILED and isinstance(value, WorkerBroken):
+            self._engine.workforce.broke(worker, request, value)
+            return
+        self._engine.workforce.suspects.judge(worker, state, value)
         settled = request.attended and request.settle_aloud(state, value)
         with worker.lock:
             if not request.attended:  # nobody is called back, and this lock is all that guards it
@@ -111,26 +116,13 @@ class NestedWaits:
 
     def _follow(self, worker: Worker, waiting: Request | None, future: PoolFuture[Any]) -> None:
         """Follow what waits for what. If it leads to a queued request, see that somebody runs it; if back, raise."""
-        names = [worker.name]
-        seen = set[Request]()
-        request: Any = future
-        while request is not None and request not in seen:
-            seen.add(request)
-            holder = request.holder
-            if holder is None:
-                if request.state is QUEUED:
-                    nested = request.engine.nested
-                    if request is not future or not nested.is_own(worker):
-                        nested.unblock(worker, waiting, request)
-                return
-            names.append(holder.name)
-            if request is waiting:
-                raise NestedWait(
-                    f"pool {self._engine.name!r}: {' → '.join(names)}: a request would wait for itself forever; "
-                    "do not wait in a request for a request that waits for it",
-                    pool=self._engine.name,
-                )
-            request = _runs_within.get(request) or _awaits.get(request)
+        circle = _circle(worker, waiting, future)
+        if circle:
+            raise NestedWait(
+                f"pool {self._engine.name!r}: {' → '.join(circle)}: a request would wait for itself forever; "
+                "do not wait in a request for a request that waits for it",
+                pool=self._engine.name,
+            )
 
     def unblock(self, worker: Worker, waiting: Request | None, request: Request) -> None:
         """`worker` waits, maybe by way of others, for a request that waits here: somebody has to run it.
@@ -154,6 +146,7 @@ class NestedWaits:
         """
         if future.state is not QUEUED or not self.is_own(worker):
             return
+        self._check_line(worker, future)
         waiting = current_request() or worker
         most = self._engine.max_workers * worker.capacity
         if waiting not in self._helpers and sum(helper.busy for helper in list(self._helpers.values())) >= most:
@@ -170,7 +163,17 @@ class NestedWaits:
         Streams that are read in turn need one each, so they are not counted: their reader is the limit.
         """
         if stream.state is QUEUED:
+            self._check_line(worker, stream)
             self.want(worker, stream, stream)
+
+    def _check_line(self, worker: Worker, request: Request) -> None:
+        """No helper may run what is pinned to the very worker that waits."""
+        if request.pinned_to is worker and len(worker.requests) >= worker.capacity:
+            raise NestedWait(
+                f"pool {self._engine.name!r}: worker {worker.name} would wait for a request of a session that it "
+                "serves itself, and that no other may run; wait with future.result(), without a time limit",
+                pool=self._engine.name,
+            )
 
     def want(self, worker: Worker, waiting: object, future: Request) -> None:
         """Have a helper run `future`, for `waiting`, which runs on `worker`; all that `waiting` wants runs in turn."""
@@ -215,6 +218,50 @@ def all_on(worker: Worker) -> Iterator[Request]:
         while each is not None:
             yield each
             each = _runs_within.get(each)
+
+
+def _circle(worker: Worker, waiting: Request | None, future: Request) -> list[str]:
+    """The workers by way of which `waiting`, on `worker`, would wait for itself; none if anything on the way can go on.
+
+    What is queued on the way is seen to. Nothing is locked: whatever leads to one that waits cannot end meanwhile.
+    """
+    before: dict[Request, Request | None] = {future: None}
+    held_by = {} if waiting is None else {waiting: worker}
+    unseen: list[Request] = [future]
+    while unseen:
+        request = unseen.pop()
+        if request is waiting:
+            continue
+        holders = _held_up_by(worker, waiting, request, request is future, held_by)
+        if not holders:
+            return []
+        unseen.extend(each for each in holders if each not in before)
+        before |= {each: request for each in holders if each not in before}
+    step, names = waiting, list[str]()
+    while step is not None and step in before:
+        names += [held_by[step].name] if step in held_by else []
+        step = before[step]
+    return [worker.name, *reversed(names)] if names else []
+
+
+def _held_up_by(
+    worker: Worker, waiting: Request | None, request: Any, first: bool, held_by: dict[Request, Worker]
+) -> tuple[Request, ...]:
+    """Those that have to end, one of them at least, before `request` can; nothing if it can go on."""
+    if request.state is QUEUED:
+        pinned_to = request.pinned_to
+        if pinned_to is None or pinned_to is worker:
+            nested = request.engine.nested
+            if not first or not nested.is_own(worker):
+                nested.unblock(worker, waiting, request)
+            return ()
+        occupants: tuple[Request, ...] = pinned_to.requests
+        held_by |= dict.fromkeys(occupants, pinned_to)  # also those that were given up: they are still there
+        return occupants if len(occupants) >= pinned_to.capacity else ()
+    if request.holder is not None:
+        held_by[request] = request.holder
+    inner = _runs_within.get(request) or _awaits.get(request)
+    return () if inner is None or inner.ended else (inner,)
 
 
 def _stands_still(worker: Worker) -> bool:

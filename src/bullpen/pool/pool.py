@@ -246,7 +246,8 @@ class Pool(Executor):
         """The results of `fn` over the iterables, in order, as they are read.
 
         At most `buffersize` (1024) items are under way or unread at once. `timeout` is for all results, from now.
-        `chunksize` is accepted for the standard's sake; threads need none.
+        `chunksize` is accepted for the standard's sake: threads need none, and processes take as many at once as is
+        good, unless it is more than 1.
         """
         return self._view.start_map(self, fn, iterables, timeout, chunksize, buffersize)
 

@@ -32,7 +32,7 @@ class Retries:
         self._lock = primitives.backlog_lock()
         self._waiting: set[Request] = set()
         self._moving = 0  # on their way back to the backlog
-        self._over = False
+        self.over = False
         self.retried = Tally()
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class Retries:
             else:
                 lost.append(request)
         with self._lock:
-            if self._over or self._engine.state in (PoolState.CLOSED, PoolState.FAILED):
+            if self.over or self._engine.state in (PoolState.CLOSED, PoolState.FAILED):
                 return [*lost, *again]
             self._waiting.update(again)
         if self._engine.dispatcher.draining:  # whoever closes the pool waits for them
@@ -125,7 +125,7 @@ class Retries:
 
     def cancel_all(self) -> None:
         """The pool closes and runs nothing more: neither what is here nor what might still come."""
-        self._over = True
+        self.over = True
         for request in list(self._waiting):
             self.cancel(request)
 

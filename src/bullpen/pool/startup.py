@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bullpen import primitives
@@ -36,12 +38,15 @@ class Startup:
         self.prepared = self._delegate is None  # until then there is no slot in which a worker could start
         self._waiters: list[primitives.Lock] = []
         self._thread: Any = None
+        self._preparing = False
+        self._joiners: list[primitives.Lock] = []
 
     def begin(self) -> None:
         """Start the workers that have to be there from the beginning, after what has to come before them."""
         if self._delegate is None:
             self._open()
         else:
+            self._preparing = True
             self._thread = primitives.start_thread(self._prepare, f"{self._engine.name}-prepare")
 
     def _open(self) -> None:
@@ -63,9 +68,21 @@ class Startup:
             self._delegate.prepare(engine.name)
         except BaseException as error:
             logger.error("%s: could not be prepared", engine.name, exc_info=error)
-            self._failed(error)
+            self._go_on(functools.partial(self._failed, error))
         else:
-            self._open()
+            self._go_on(self._open)
+        with engine.lock:
+            self._preparing = False
+            joiners, self._joiners = self._joiners, []
+        for gate in joiners:
+            gate.release()
+
+    def _go_on(self, what: Callable[[], None]) -> None:
+        call_home = self._engine.call_home
+        if call_home is None:
+            what()
+        else:
+            call_home(what)
 
     def _failed(self, error: BaseException) -> None:
         engine = self._engine
@@ -135,11 +152,21 @@ class Startup:
         for waiter in waiters:
             waiter.release()
 
-    def join(self) -> None:
-        """Wait until nothing is being prepared any more."""
+    def join(self, timeout: float | None) -> None:
+        """Wait until nothing is being prepared any more, at most `timeout` seconds."""
         thread = self._thread
-        if thread is not None and thread.ident != primitives.current_thread_id():
-            thread.join()
+        if thread is None or thread.ident == primitives.current_thread_id():
+            return
+        thread.join(timeout)
+        if thread.is_alive():
+            logger.warning("%s: it is still being prepared after the grace; left behind", self._engine.name)
+
+    def opens_when_joined(self, gate: primitives.Lock) -> bool:
+        """Have `gate` opened once nothing is being prepared any more; False if that is so already."""
+        with self._engine.lock:
+            if self._preparing:
+                self._joiners.append(gate)
+            return self._preparing
 
     def forget(self) -> None:
         """This is a forked child, where the thread is not."""

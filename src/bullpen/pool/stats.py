@@ -77,7 +77,7 @@ class PoolStats:
         tallies, spawned, retired = engine.registry.totals()
         workers = engine.registry.snapshot()
         everyone = (*workers, *engine.registry.left_behind())
-        loads = [(worker.status, len(worker.requests)) for worker in workers]
+        loads = [(worker.status, len(worker.requests) + len(worker.ahead)) for worker in workers]
         samples = list(engine.dispatcher.samples)
         return cls(
             name=engine.name,

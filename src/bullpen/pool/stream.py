@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from bullpen import primitives
 from bullpen.core.request import CANCELLED, DONE, FAILED, LOST, QUEUED
 from bullpen.pool.future import PoolFuture
-from bullpen.runtimes.port import current_worker
+from bullpen.runtimes.port import ProducesItems, current_worker
 
 if TYPE_CHECKING:
     from bullpen.core.worker import Worker
@@ -85,7 +85,7 @@ class StreamWork(Generic[T]):
 
     def __init__(self, engine: Engine, size: int) -> None:
         self.engine = engine
-        self._size = size
+        self.size = size
         self._items: deque[T] = deque()
         self._lock = primitives.backlog_lock()
         self._begun = False  # something was produced
@@ -122,7 +122,7 @@ class StreamWork(Generic[T]):
         with self._lock:
             if self._closed or self._cut is not None or self.future.ended:
                 return _Answer.OVER
-            if len(self._items) >= self._size:
+            if len(self._items) >= self.size:
                 if self._closer is None or self._closer != self._reader:
                     self._wake_producer = wake
                     return _Answer.FULL
@@ -182,23 +182,28 @@ class StreamWork(Generic[T]):
                 if self._items and not given_up:
                     item = self._items.popleft()
                     self.reads += 1
-                    if len(self._items) <= self._size // 2:
+                    if len(self._items) <= self.size // 2:
                         wake = self._take_wake()
                 elif ended or self._cut is not None:
                     error = self._outcome()
                     self._closed = True
                     self._items.clear()
                     wake = self._take_wake()
+                elif self._reader_gate is not None:
+                    raise _read_twice()
                 else:
                     gate = self._reader_gate = primitives.gate()
                     gate.acquire(False)
             if wake is not None:
                 wake()
             if gate is not None:
-                self._wait(gate)
+                self._wait_at(gate)
             elif error is not None:
                 self.engine.streams.pop(id(self), None)
-                raise error
+                try:
+                    raise error
+                finally:
+                    error = None  # whose traceback leads here, and would keep the reader's own variables alive
             else:
                 return item
 
@@ -218,8 +223,16 @@ class StreamWork(Generic[T]):
         assert isinstance(value, BaseException)
         return value
 
-    def _wait(self, gate: primitives.Lock) -> None:
+    def _wait_at(self, gate: primitives.Lock) -> None:
         """Wait for an item, or for the end."""
+        try:
+            self._wait(gate)
+        finally:  # nobody waits there any more, also if this was interrupted
+            with self._lock:
+                if self._reader_gate is gate:
+                    self._reader_gate = None
+
+    def _wait(self, gate: primitives.Lock) -> None:
         worker = current_worker()
         if worker is None:
             self.engine.clock.wait(gate, None)
@@ -290,7 +303,8 @@ class StreamWork(Generic[T]):
         call, args, kwargs = future.fn, future.args, future.kwargs or {}
         timing = future.timing
         limited = timing is not None and timing.limits.timeout is not None  # what runs here could not be left in time
-        if limited or not isinstance(call, Produce) or inspect.isasyncgenfunction(call.fn):
+        elsewhere = limited or not isinstance(call, Produce)
+        if elsewhere or (inspect.isasyncgenfunction(call.fn) and future.pinned_to is not worker):
             self.engine.nested.have_helped(worker, future)
             return False
         if not self.engine.nested.take(worker, future, queued=True):
@@ -299,17 +313,31 @@ class StreamWork(Generic[T]):
         return True
 
     def _next_inline(self, inline: _Inline[T]) -> T:
+        if inline.is_running():
+            raise _read_twice()
         if not self.future.ended:
             with inline.running():
                 try:
-                    return next(inline.items)
+                    item = next(inline.items)
                 except BaseException as error:
+                    if inline.is_running():  # another thread came in the same moment
+                        raise _read_twice() from None
                     inline.settle(error)
+                else:
+                    if not self._closed:
+                        return item
         self._inline = None
+        inline.close()
         outcome = self._outcome()
         self._closed = True
-        inline.close()
         raise outcome
+
+
+def _read_twice() -> ValueError:
+    return ValueError(
+        "this stream is being read already, by another thread or by what it calls; read it in one place, "
+        "and pass its items on"
+    )
 
 
 class _Inline(Generic[T]):
@@ -318,13 +346,19 @@ class _Inline(Generic[T]):
     def __init__(self, work: StreamWork[T], worker: Worker, items: Generator[T, None, None]) -> None:
         self._work = work
         self._worker = worker
+        self._settled = False
         self.items = items
+
+    def is_running(self) -> bool:
+        """It is just producing an item."""
+        return inspect.getgeneratorstate(self.items) == inspect.GEN_RUNNING
 
     def running(self) -> contextlib.AbstractContextManager[None]:
         return self._work.engine.nested.inline(self._work.future)
 
     def settle(self, error: BaseException) -> None:
         """It has ended: by itself, if by `StopIteration`."""
+        self._settled = True
         nested, future = self._work.engine.nested, self._work.future
         if isinstance(error, StopIteration):
             nested.settle(self._worker, future, DONE, None)
@@ -332,7 +366,9 @@ class _Inline(Generic[T]):
             nested.settle(self._worker, future, FAILED, error)
 
     def close(self) -> None:
-        """End it, if it has not ended; the reader is not told how that went."""
+        """End it, if it has not ended; the reader is not told how that went. While it runs, its reader sees to that."""
+        if self._settled or self.is_running():
+            return
         with self.running():
             try:
                 self.items.close()
@@ -342,7 +378,7 @@ class _Inline(Generic[T]):
                 self.settle(StopIteration())
 
 
-class Produce:
+class Produce(ProducesItems):
     """The call that a worker makes for a stream: run a function, and put what it yields into the buffer."""
 
     __slots__ = ("__name__", "__qualname__", "_work", "fn")
@@ -356,6 +392,14 @@ class Produce:
     @property
     def needs_instance(self) -> bool:
         return bool(getattr(self.fn, "needs_instance", False))
+
+    @property
+    def room(self) -> int:  # type: ignore[override]
+        return self._work.size
+
+    def take(self, item: Any, wake: Callable[[], object]) -> bool | None:
+        answer = self._work.offer(item, wake)
+        return None if answer is _Answer.FULL else answer is _Answer.TAKEN
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         made = self.fn(*args, **kwargs)

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from bullpen.core.request import Request, ServedRequest, TermedRequest, WrappedCall
 from bullpen.errors import DeadlineExceeded, NotCallable
+from bullpen.pool.chunks import CallMany, ChunkMap
 from bullpen.pool.engine import Engine
 from bullpen.pool.future import PoolFuture, TermedFuture
 from bullpen.pool.instances import no_workers_class
@@ -16,6 +17,7 @@ from bullpen.pool.loop_warning import warn_on_event_loop
 from bullpen.pool.mapping import MapIterator, MapWork, RequestMap, RunnerMap
 from bullpen.pool.options import CallOptions, at_least
 from bullpen.pool.stream import DEFAULT_BUFFER, Produce, Stream, StreamWork
+from bullpen.runtimes.port import Outcomes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -95,6 +97,8 @@ class PoolView:
         except BaseException:
             future.cancel()  # an interrupted caller does not want it any more
             raise
+        finally:
+            del future  # break the cycle with the traceback
 
     @overload
     def map(
@@ -151,6 +155,8 @@ class PoolView:
         if self._limits.any or not self._plain or engine.counts_items:
             submit = self._submit_items(function)
             work: MapWork[T] = RequestMap(engine, submit, calls, window, finite=finite)
+        elif "share_memory" not in engine.runtime.capabilities:
+            work = ChunkMap(engine, self._submit_chunks(function), calls, window, finite=finite, chunksize=chunksize)
         else:
             work = RunnerMap(engine, function, calls, window, finite=finite)
         return MapIterator(work, deadline, keeper)
@@ -182,6 +188,17 @@ class PoolView:
 
         def submit(args: tuple[Any, ...]) -> PoolFuture[T]:
             future: PoolFuture[T] = self._future(fn, args, {}, context)
+            self._submit(future, self._limits, patient=True)
+            return future
+
+        return submit
+
+    def _submit_chunks(self, fn: Callable[..., Any]) -> Callable[[list[tuple[Any, ...]]], PoolFuture[Outcomes]]:
+        """What submits several items of a map in one request."""
+        call = CallMany(fn)
+
+        def submit(calls: list[tuple[Any, ...]]) -> PoolFuture[Outcomes]:
+            future: PoolFuture[Outcomes] = PoolFuture(self._engine, call, (calls,), {})
             self._submit(future, self._limits, patient=True)
             return future
 

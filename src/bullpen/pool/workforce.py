@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from bullpen import primitives
@@ -50,6 +50,7 @@ class Workforce:
         self._doomed: set[int] = set()  # those that vanish when whoever has them gives them back
         self._new_slots = itertools.count()
         self._helper_numbers = itertools.count()
+        self._broken: set[Worker] = set()  # those that end as soon as what they run has ended
         self._abandoned: list[Worker] = []  # until their functions return after all
         self._departing: deque[Worker] = deque()  # reported as gone; their threads may need a moment more
         limit = engine.options.restart_limit
@@ -59,6 +60,10 @@ class Workforce:
         self.recycling = Recycling(engine)
         self._successor_numbers = itertools.count(1)
         self._unpledged: dict[int, Worker] = {}  # successors: they bring no room along before they have a slot
+        self._batches = 0  # that are just being started
+        self._failure: tuple[Worker, BaseException] | None = None  # one of them could not start, and none was there
+        options = engine.options
+        self._gives_ahead = options.max_requests is None and not options.taint_on and options.max_age is None
         self._missed = False  # one of the first workers did not start, while it was open whether any would
 
     # Slots: popping one is the permission to start a worker. All of this is done with the engine's lock held.
@@ -123,6 +128,18 @@ class Workforce:
 
     def _start_more(self, count: int) -> int:
         """Start up to `count` workers, for which there need not be work; how many there were slots for."""
+        with self._engine.lock:
+            self._batches += 1
+        try:
+            return self._start_each(count)
+        finally:
+            with self._engine.lock:
+                self._batches -= 1
+                failure, self._failure = self._failure, None
+            if failure is not None:
+                self._start_failed(*failure)
+
+    def _start_each(self, count: int) -> int:
         engine = self._engine
         for started in range(count):
             slot = engine.dispatcher.pop_slot()
@@ -150,7 +167,7 @@ class Workforce:
         """Start workers that should be there and are not. A safety net: who dies is replaced at once."""
         engine = self._engine
         dispatcher = engine.dispatcher
-        waiting = dispatcher.queued() - engine.registry.totals()[0].pinned
+        waiting = dispatcher.demand()
         if not (len(engine.registry) or waiting or engine.options.min_workers):
             return  # a pool at rest has no timer
         engine.time.reconcile_later()
@@ -218,6 +235,7 @@ class Workforce:
         capacity = 1 if slot == HELPER else self._engine.options.capacity
         worker = Worker(next(self._ids), slot, name, self._engine.clock.monotonic(), capacity)
         worker.clock = self._engine.clock
+        worker.keeps = self._engine.options.worker
         self._engine.registry.add(worker)
         return worker
 
@@ -280,13 +298,13 @@ class Workforce:
 
     # What workers report.
 
-    def prepare(self, worker: Worker) -> None:
-        if self._engine.instances is not None:
-            self._engine.instances.make(worker)
+    def prepare(self, worker: Worker) -> Awaitable[None] | None:
+        instances = self._engine.instances
+        return None if instances is None else instances.make(worker)
 
-    def retire(self, worker: Worker) -> None:
-        if self._engine.instances is not None:
-            self._engine.instances.close(worker)
+    def retire(self, worker: Worker) -> Awaitable[None] | None:
+        instances = self._engine.instances
+        return None if instances is None else instances.close(worker)
 
     def ready(self, worker: Worker) -> Request | None:
         with self._engine.lock:
@@ -317,21 +335,43 @@ class Workforce:
         self.suspects.judge(worker, state, value)
         following = self._engine.dispatcher.finished(worker, request, state, value)
         self.recycling.worked(worker)
+        if following is None and worker.slot is None and worker.requests:
+            self._engine.closed_if_done()  # what is still on it may all be given up
         return following
 
     def exited(self, worker: Worker) -> None:
         with worker.lock:
             worker.move(EXITED)
         self._engine.report(Kind.WORKER_EXITED, worker, None)
-        self._gone(worker)
+        broken = worker in self._broken
+        self._broken.discard(worker)
+        self._gone(worker, hold=self._count_death(worker) if broken else 0.0)
+
+    def broke(self, worker: Worker, request: Request, error: BaseException) -> None:
+        """`request`, which runs within what `worker` runs, says that the worker is broken.
+
+        It is lost even if it could run again: what it runs within may wait for it, in the slot that it would need.
+        """
+        self._lose(worker, request, error)
+        self.condemn(worker, error)
+
+    def condemn(self, worker: Worker, error: BaseException) -> None:
+        """`worker` is broken, but still runs something: when that has ended it ends too, as if it had died."""
+        if not worker.transient:
+            logger.error("%s: worker %s is broken, and ends soon: %r", self._engine.name, worker.name, error)
+            self._broken.add(worker)
+            self._engine.dispatcher.stop(worker, when_idle=False)
 
     def died(self, worker: Worker, error: BaseException) -> None:
         with worker.lock:
             starting = not worker.was_ready
             worker.move(DEAD)
             requests, worker.requests = worker.requests, ()
+        self._broken.discard(worker)
         self._engine.report(Kind.WORKER_DEAD, worker, None)
         self._crashed(worker, requests, error)
+        if worker.ahead:
+            self._spared(worker)
         if starting:
             logger.error("%s: worker %s could not start", self._engine.name, worker.name, exc_info=error)
             self._break_pledge(worker)
@@ -378,29 +418,51 @@ class Workforce:
             self._watch_recovery()
 
     def helper_died(self, worker: Worker, error: BaseException) -> None:
-        """What it would have run stays in the backlog, or is lost with it."""
+        """What it would have run stays in the backlog. What it ran is lost: whoever waits for it has the slot."""
         logger.error("%s: helper %s died: %r", self._engine.name, worker.name, error)
         with worker.lock:
             worker.move(DEAD)
             requests, worker.requests = worker.requests, ()
         self._engine.report(Kind.WORKER_DEAD, worker, None)
-        self._crashed(worker, requests, error)
+        for request in requests:
+            self._lose(worker, request, error)
         self._gone(worker)
 
     def _crashed(self, worker: Worker, requests: tuple[Request, ...], error: BaseException) -> None:
         """What was on the worker runs again elsewhere if it may, and is lost otherwise."""
         for request in self._engine.retries.keep(requests) if requests else ():
-            lost = WorkerLost(f"worker {worker.name} died with this request on it: {error!r}", worker=worker.name)
-            lost.__cause__ = error
-            if request.lose(lost):
-                self._engine.lost.add()
-                self._engine.report_end(request, worker)
+            self._lose(worker, request, error)
+
+    def _lose(self, worker: Worker, request: Request, error: BaseException) -> None:
+        if request.lose(loss(worker, error)):
+            self._engine.lost.add()
+            self._engine.report_end(request, worker)
+
+    def _spared(self, worker: Worker) -> None:
+        """What the worker had not begun goes to others, or nowhere if the pool starts nothing more."""
+        unwanted = [request for request in worker.ahead if self._engine.retries.over and request.cancel_retry()]
+        for request in unwanted:
+            self._engine.cancelled.add()
+            self._engine.report_end(request, None)
+        self._engine.dispatcher.take_back(worker, list(worker.ahead))
+
+    def ahead(self, worker: Worker, count: int) -> list[Request]:
+        """A busy worker could take up to `count` more requests, to begin them when it comes to that."""
+        return self._engine.dispatcher.give_ahead(worker, count) if self._gives_ahead else []
+
+    def not_begun(self, worker: Worker, requests: list[Request]) -> None:
+        """It gives these back."""
+        self._engine.dispatcher.take_back(worker, requests)
+        self._engine.closed_if_done()
 
     def _start_failed(self, worker: Worker, error: BaseException) -> None:
         """If that was the last hope of whoever waits, they are told why."""
         engine = self._engine
         with engine.lock:
             if self._has_hope():
+                return
+            if self._batches:  # the others of its batch may start
+                self._failure = (worker, error)
                 return
             failed = engine.fail(error)
         refusal: BaseException
@@ -520,16 +582,19 @@ class Workforce:
         self.recycling.gone(worker, 0.0)
         self._engine.refuse_line(worker)
         self._engine.use_new_room()
+        self._fill_soon()
         self._engine.closed_if_done()
 
     def give_up_running(self, grace: float) -> None:
         """The grace has passed: kill what can be killed, and tell whoever waits for the rest."""
         engine = self._engine
-        for worker in engine.registry.snapshot():
+        behind = engine.registry.left_behind()  # with others than those for which it was abandoned
+        leaving = []
+        for worker in [*engine.registry.snapshot(), *behind]:
             if engine.runtime.kill(worker):
                 continue
             with engine.lock:
-                abandoned = self._abandon(worker)
+                abandoned = worker not in behind and self._abandon(worker)
             for request in all_on(worker):
                 if self._give_up(worker, request, self.outlasted(worker, grace)):
                     engine.time.timed_out.add()
@@ -538,6 +603,11 @@ class Workforce:
                 message = "%s: worker %s still runs after the grace of %g s; left behind"
                 logger.warning(message, engine.name, worker.name, grace)
                 self._left_behind(worker)
+            elif worker not in behind:
+                leaving.append(worker)
+        engine.closed_if_done()
+        for worker in leaving:  # it has ended, and is about to say so
+            engine.runtime.join(worker, None)
 
     def outlasted(self, worker: Worker, grace: float) -> WorkerAbandoned:
         """What whoever waits is told when the pool does not wait any longer."""
@@ -564,3 +634,12 @@ class Workforce:
                     return
                 worker = self._departing.popleft()
             self._engine.runtime.join(worker, None)
+
+
+def loss(worker: Worker, error: BaseException) -> WorkerLost:
+    """What whoever waits for something on `worker`, which died of `error`, is told."""
+    if isinstance(error, WorkerLost):
+        return WorkerLost(str(error), worker=error.worker, exit_code=error.exit_code, stderr=error.stderr)
+    lost = WorkerLost(f"worker {worker.name} died with this request on it: {error!r}", worker=worker.name)
+    lost.__cause__ = error
+    return lost

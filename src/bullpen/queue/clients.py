@@ -2,6 +2,10 @@
 
 A client is closed with its loop (`asyncio.run` sees to that), or by `aclose`. Storage objects that are given directly
 are used as they are. So is a store in memory, which any loop may use.
+
+Sync methods run on the portal's loop, with its client. Where the store can do without a loop, they run right there, on
+the thread of the caller, unless they wait for somebody else: with a store in memory, and with one that blocks its
+caller where no loop runs, which saves two changes of threads for each call. All such threads share one client.
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine
+from asyncio import _get_running_loop
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
@@ -35,25 +40,39 @@ class Clients:
         else:
             raise InvalidOptionType("url_or_storage", source, "an address such as sqlite:///jobs.db, or a Storage")
         self._needs_no_loop = self._is_shared and getattr(self.root, "needs_no_loop", False) is True
+        self._may_block = getattr(self.root, "blocks_without_loop", False) is True
         self._begin()
         _all.add(self)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Client] = weakref.WeakKeyDictionary()
+        self._latest: tuple[Callable[[], asyncio.AbstractEventLoop | None], Storage] = (lambda: None, self.root)
+        self._opening = threading.Lock()
+        self._without_loop: Storage | None = None
         self._uses_portal = False
         self._calls: set[Future[Any]] = set()  # of sync methods, that are not done
 
     def after_fork(self) -> None:
         """The connections are the parent's: neither used nor closed here, which would disturb them."""
-        _of_parents.append(list(self._by_loop.values()))
+        _of_parents.append((list(self._by_loop.values()), self._without_loop))
         self._begin()
 
-    async def get(self) -> Storage:
-        """The client of the running loop, open."""
+    def at_hand(self) -> Storage | None:
+        """As `get`, if nothing has to be opened or waited for: the usual case, and the quicker way."""
         if self._is_shared:
             return self.root
-        loop = asyncio.get_running_loop()
+        loop, storage = self._latest
+        running = _get_running_loop()
+        return storage if running is not None and loop() is running else None
+
+    async def get(self) -> Storage:
+        """The client of the running loop, or of those threads that have none; open."""
+        if self._is_shared:
+            return self.root
+        loop = _get_running_loop()
+        if loop is None:
+            return self._without_loop or self._open_without_loop()
         client = self._by_loop.get(loop)
         if client is None:
             storage = self.root.another()
@@ -62,11 +81,25 @@ class Clients:
                 client = self._by_loop[loop] = _Client(storage)
         if not client.is_open:
             await client.open()
+        self._latest = (weakref.ref(loop), client.storage)
         return client.storage
+
+    def _open_without_loop(self) -> Storage:
+        with self._opening:
+            if self._without_loop is None:
+                storage = self.root.another()
+                assert storage is not None
+                try:
+                    _finish(storage.open())
+                except BaseException:
+                    _finish(storage.close())  # it may have begun, with a thread
+                    raise
+                self._without_loop = storage
+            return self._without_loop
 
     def run(self, coroutine: Coroutine[Any, Any, T], *, waits: bool = False) -> T:
         """Run something for a sync method. `waits`: it may wait for somebody else, so it needs an event loop."""
-        if self._needs_no_loop and not waits:
+        if not waits and (self._needs_no_loop or (self._may_block and _get_running_loop() is None)):
             return _finish(coroutine)
         call = self._start_call(coroutine)
         try:
@@ -89,12 +122,17 @@ class Clients:
     async def aclose(self) -> None:
         """Close the client of the running loop. What was given directly is its owner's to close."""
         with self._lock:
+            self._latest = (lambda: None, self.root)
             client = self._by_loop.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.close()
 
     def close(self) -> None:
         """Close what the sync methods used. Calls of other threads that still wait are ended."""
+        with self._opening:
+            without_loop, self._without_loop = self._without_loop, None
+        if without_loop is not None:
+            self.run(without_loop.close())
         with self._lock:
             if not self._uses_portal:
                 return
@@ -121,7 +159,11 @@ class _Client:
         """Whoever comes while it is being opened waits for that."""
         async with self._opening:
             if not self.is_open:
-                await self.storage.open()
+                try:
+                    await self.storage.open()
+                except BaseException:
+                    await self.storage.close()  # it may have begun, with a thread or a connection
+                    raise
                 await anext(self._life)
                 self.is_open = True
 
@@ -138,7 +180,7 @@ class _Client:
 
 
 def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never has to wait."""
+    """Run a coroutine that never has to wait for an event loop."""
     try:
         coroutine.send(None)
     except StopIteration as done:

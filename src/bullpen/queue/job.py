@@ -63,10 +63,16 @@ class Job(Generic[R]):
         while not (task.is_final or task.runs > runs):
             left = _LONGEST_WAIT if end is None else end - monotonic()
             if left <= 0:
-                raise ResultTimeout(seconds=limit or 0.0, task=self.id, status=str(task.status))
+                raise await self._timeout(limit or 0.0, task)
             await storage.wait_for_result(self.id, runs, min(left, _LONGEST_WAIT))
             task = await self._store.task(self.id)
         return cast(R, self._outcome(task))
+
+    async def _timeout(self, waited: float, task: Task) -> ResultTimeout:
+        """Whoever has waited wants to know what for; whoever has only looked does not."""
+        why = await explain_task(await self._store.clients.get(), task) if waited else None
+        words = "" if why is None else "; ".join(cause.words for cause in why.causes)
+        return ResultTimeout(seconds=waited, task=self.id, status=str(task.status), why=words)
 
     def _outcome(self, task: Task) -> Any:
         if task.status is FAILED:

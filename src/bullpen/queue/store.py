@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from asyncio import _get_running_loop
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from bullpen import primitives
 from bullpen.errors import TaskNotFound
 from bullpen.queue.clients import Clients
+from bullpen.storage.port import Storage
 from bullpen.tasks.options import TaskOptions
 from bullpen.tasks.registry import Registry
 from bullpen.tasks.task import Task
@@ -29,6 +30,8 @@ class Store:
         self.clients = clients
         self.registry = registry
         self._new_ids = new_ids
+        options = TaskOptions()
+        self._latest = (options, "", options.new_task("", "", b""))
 
     def run(self, name: str, coroutine: Coroutine[Any, Any, T], *, waits: bool = False) -> T:
         """Run `aname`, as the coroutine is called, for the sync method `name`."""
@@ -36,17 +39,26 @@ class Store:
             _warn(name)
         return self.clients.run(coroutine, waits=waits)
 
-    async def add(self, options: TaskOptions, func_path: str, payloads: Sequence[bytes]) -> Iterator[tuple[str, bool]]:
+    async def add(self, options: TaskOptions, func_path: str, payloads: Sequence[bytes]) -> list[tuple[str, bool]]:
         """Keep new tasks, all or none of them; the id of each, and whether it is new."""
-        storage = await self.clients.get()
-        now = await storage.now() if options.is_relative else 0.0
-        first = options.new_task("", func_path, b"", now)
+        storage = self.clients.at_hand() or await self.clients.get()
+        same = await self._common(storage, options, func_path)
         ids = self._new_ids(len(payloads))
-        tasks = [replace(first, id=task_id, payload=payload) for task_id, payload in zip(ids, payloads, strict=True)]
+        tasks = [replace(same, id=task_id, payload=payload) for task_id, payload in zip(ids, payloads, strict=True)]
         primitives.failpoint("enqueue.before_add")
         kept = await storage.add(tasks)
         primitives.failpoint("enqueue.after_add")
-        return ((there.id, there.id == task_id) for there, task_id in zip(kept, ids, strict=True))
+        return [(there.id, there.id == task_id) for there, task_id in zip(kept, ids, strict=True)]
+
+    async def _common(self, storage: Storage, options: TaskOptions, func_path: str) -> Task:
+        """What all tasks with these options have in common; mostly the same as for the call before."""
+        if options.is_relative:
+            return options.new_task("", func_path, b"", await storage.now())
+        latest_options, latest_path, same = self._latest
+        if latest_options is not options or latest_path != func_path:
+            same = options.new_task("", func_path, b"")
+            self._latest = (options, func_path, same)
+        return same
 
     async def task(self, task_id: str) -> Task:
         """A task as it is now. Raises TaskNotFound."""

@@ -23,6 +23,7 @@ CauseKind = Literal[
     "lease_over",
     "retry",
     "next_run",
+    "unknown_function",
     "eta",
     "expired",
     "paused",
@@ -87,12 +88,20 @@ async def explain_task(storage: Storage, task: Task) -> Why:
 def explain(task: Task, around: Surroundings) -> Why:
     """The decision behind it, without a store."""
     if task.status is PENDING:
-        causes = [*_waits_for_time(task, around.now), *_waits_for_others(task, around)] or [_in_line(task, around)]
+        causes = [*_waits_for_code(task), *_waits_for_time(task, around.now), *_waits_for_others(task, around)]
+        causes = causes or [_in_line(task, around)]
     elif task.status is RUNNING:
         causes = list(_runs(task, around))
     else:
         causes = [_is_over(task)]
     return Why(id=task.id, name=task.func_path, status=task.status, causes=tuple(causes))
+
+
+def _waits_for_code(task: Task) -> list[Cause]:
+    if task.error is None or task.error.kind != "unknown_function":
+        return []
+    words = f"{task.error.message}, says the worker that tried it: start one with that code"
+    return [Cause("unknown_function", words, {"worker": task.error.worker, "since": task.error.at})]
 
 
 def _waits_for_time(task: Task, now: float) -> list[Cause]:
@@ -184,7 +193,7 @@ def _runs(task: Task, around: Surroundings) -> list[Cause]:
     where = f"worker {task.worker}" + (f" on {host}" if host else "")
     words = f"attempt {task.attempt} runs on {where} for {around.now - since:.1f} s"
     if task.progress is not None:
-        words += f", {_progress(task)}"
+        words += f", {task.progress}"
     data = {"worker": task.worker, "host": host, "since": since, "attempt": task.attempt}
     causes = [Cause("running", words, data)]
     if task.cancel_requested:
@@ -194,12 +203,6 @@ def _runs(task: Task, around: Surroundings) -> list[Cause]:
         words = f"its worker should have reported {late:.1f} s ago: it will run again elsewhere"
         causes.append(Cause("lease_over", words, {"lease_until": task.lease_until}))
     return causes
-
-
-def _progress(task: Task) -> str:
-    assert task.progress is not None
-    done, total, note = task.progress.done, task.progress.total, task.progress.note
-    return f"{done:g}" + ("" if total is None else f" of {total:g}") + " done" + (f" ({note})" if note else "")
 
 
 def _is_over(task: Task) -> Cause:

@@ -1,4 +1,5 @@
-"""Workers that are places on an event loop: each runs one coroutine at a time, as an `asyncio.Task` of its own.
+"""Workers that are places on an event loop: each runs as many coroutines at once as it has capacity for, one at a time
+as a rule, every one as an `asyncio.Task` of its own.
 
 Everything happens on the loop's thread. A pool on another thread may hand over work, cancel it and wait for the end;
 what it asks for is then posted to the loop. A coroutine that is cancelled may take its time, or refuse to end, so
@@ -8,10 +9,10 @@ what it asks for is then posted to the loop. A coroutine that is cancelled may t
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
-import types
 from asyncio import _get_running_loop  # None instead of an error when no loop runs on this thread
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from bullpen import primitives
@@ -53,6 +54,11 @@ class EventLoopRuntime:
         worker.handle.post(worker.handle.cancel, request)
         return True
 
+    @staticmethod
+    def cancel_change(worker: Worker) -> None:
+        """Cancel what starts or ends `worker`, if that takes its time. On the loop's thread."""
+        worker.handle.cancel(None)
+
     def kill(self, worker: Worker) -> bool:  # noqa: ARG002 — a coroutine may always refuse to end
         return False
 
@@ -60,24 +66,28 @@ class EventLoopRuntime:
         return bool(worker.handle.join(timeout))
 
 
-@types.coroutine
-def _begin() -> Generator[None, None, None]:
+class _Begin:
     """A task that is cancelled before its first step never enters its coroutine, which then could not say that it has
-    ended. So coroutines are entered before their tasks are made, and wait here.
+    ended. So coroutines are entered before their tasks are made, and wait for this, which is over at the next step.
     """
-    yield
+
+    __await__ = staticmethod(functools.partial(iter, (None,)))  # as a generator that yields once, in a fraction of time
+
+
+_BEGIN = _Begin()
 
 
 class _Place:
     """Where one worker runs its coroutines."""
 
-    __slots__ = ("_events", "_gone", "_loop", "_tasks", "_worker")
+    __slots__ = ("_events", "_gone", "_loop", "_name", "_tasks", "_worker")
 
     def __init__(self, worker: Worker, events: WorkerEvents, loop: asyncio.AbstractEventLoop) -> None:
         self._worker = worker
         self._events = events
         self._loop = loop
-        self._tasks: dict[Request | None, asyncio.Task[None]] = {}  # None: the one that starts the worker
+        self._name = worker.name  # of its tasks, too: they need none of their own, which would have to be made
+        self._tasks: dict[Request | None, asyncio.Task[None]] = {}  # None: the one that starts or ends the worker
         self._gone: primitives.Lock = primitives.gate()
         self._gone.acquire()
 
@@ -100,20 +110,34 @@ class _Place:
 
     def start(self) -> None:
         try:
-            self._events.prepare(self._worker)
+            preparing = self._events.prepare(self._worker)
         except BaseException as error:
             self._died(error)
         else:
+            if preparing is None:
+                self._run(self._events.ready(self._worker))
+            else:
+                self._do(self._prepare(preparing))
+
+    async def _prepare(self, preparing: Awaitable[None]) -> None:
+        try:
+            await _BEGIN
+            await preparing
+        except BaseException as error:
+            _forget(preparing)
+            self._died(error)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+        else:
+            del self._tasks[None]
             self._run(self._events.ready(self._worker))
 
     def initialize(self, initializer: Callable[..., object], initargs: tuple[Any, ...]) -> None:
-        steps = self._initialize(initializer, initargs)
-        steps.send(None)
-        self._tasks[None] = asyncio.Task(steps, loop=self._loop)
+        self._do(self._initialize(initializer, initargs))
 
     async def _initialize(self, initializer: Callable[..., object], initargs: tuple[Any, ...]) -> None:
         try:
-            await _begin()
+            await _BEGIN
             made = initializer(*initargs)
             if inspect.isawaitable(made):
                 await made
@@ -124,6 +148,11 @@ class _Place:
         else:
             del self._tasks[None]
             self.start()
+
+    def _do(self, change: Coroutine[Any, Any, None]) -> None:
+        """Start or end the worker, which takes a task of its own."""
+        change.send(None)  # see `_Begin`
+        self._tasks[None] = asyncio.Task(change, loop=self._loop, name=self._name)
 
     def _died(self, error: BaseException) -> None:
         self._tasks.clear()
@@ -141,12 +170,12 @@ class _Place:
     def _run(self, request: Request | None) -> None:
         if request is not None:
             steps = self._steps(request)
-            steps.send(None)  # see `_begin`
-            self._tasks[request] = asyncio.Task(steps, loop=self._loop, context=request.context)
+            steps.send(None)  # see `_Begin`
+            self._tasks[request] = asyncio.Task(steps, loop=self._loop, name=self._name, context=request.context)
 
     async def _steps(self, request: Request) -> None:
         try:
-            await _begin()
+            await _BEGIN
             if request.state is not RUNNING:  # given up before its first step
                 raise asyncio.CancelledError
             coroutine_request.set(request)  # in its own context
@@ -168,8 +197,8 @@ class _Place:
             del self._tasks[request]
             self._run(self._events.finished(self._worker, request, DONE, value))
 
-    def cancel(self, request: Request) -> None:
-        """Cancel the task of `request`, unless that is over."""
+    def cancel(self, request: Request | None) -> None:
+        """Cancel the task of `request`, or the one that starts or ends the worker, unless that is over."""
         task = self._tasks.get(request)
         if task is not None:
             task.cancel()
@@ -177,7 +206,22 @@ class _Place:
     # The end.
 
     def _end(self) -> None:
-        self._events.retire(self._worker)
+        retiring = self._events.retire(self._worker)
+        if retiring is None:
+            self._exited()
+        else:
+            self._do(self._retire(retiring))
+
+    async def _retire(self, retiring: Awaitable[None]) -> None:
+        try:
+            await _BEGIN
+            await retiring
+        finally:  # it raises nothing by itself, but may be cancelled
+            _forget(retiring)
+            del self._tasks[None]
+            self._exited()
+
+    def _exited(self) -> None:
         self._events.exited(self._worker)
         self._gone.release()
 
@@ -189,3 +233,9 @@ class _Place:
         if gone:
             self._gone.release()
         return gone
+
+
+def _forget(awaitable: Awaitable[None]) -> None:
+    """It may never have begun, which nobody needs to be warned of."""
+    if inspect.iscoroutine(awaitable):
+        awaitable.close()

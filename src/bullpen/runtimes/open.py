@@ -8,19 +8,29 @@ from typing import Any
 from bullpen.errors import InvalidOption
 from bullpen.runtimes.port import Runtime
 
-NAMES = ("thread",)
+NAMES = ("thread", "process")
 
 
 def open_runtime(
     runtime: str | Runtime, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
 ) -> Runtime:
-    """The runtime called `runtime`, or `runtime` itself if it is one."""
+    """The runtime called `runtime`, or `runtime` itself if it is one, with the pool's initializer if that has one."""
     if not isinstance(runtime, str):
-        return runtime
+        if initializer is None:
+            return runtime
+        with_initializer = getattr(runtime, "with_initializer", None)
+        if with_initializer is None:
+            allowed = f"None, as the runtime is an object: make that {type(runtime).__name__} with it"
+            raise InvalidOption("initializer", initializer, allowed)
+        return with_initializer(initializer, initargs)  # type: ignore[no-any-return]
     if runtime == "thread":
         from bullpen.runtimes.thread import ThreadRuntime
 
         return ThreadRuntime(initializer, initargs)
+    if runtime == "process":
+        from bullpen.runtimes.process.runtime import ProcessRuntime
+
+        return ProcessRuntime(initializer, initargs)
     raise InvalidOption("runtime", runtime, f"one of {', '.join(map(repr, NAMES))}, or a Runtime")
 
 

@@ -5,23 +5,29 @@ may rely on:
 
 - `start` returns soon; the worker reports `ready` or `died` later, from any thread, exactly one of them first.
 - Where the worker runs, `prepare` is called before `ready`, and `retire` before `exited`. `prepare` may raise, which is
-  a start that failed, and may change the worker's `capacity`, which stays as it is from then on.
+  a start that failed, and may change the worker's `capacity`, which stays as it is from then on. Where workers are
+  coroutines, both may return something that has to be awaited first.
+- A runtime whose workers share no memory with the pool makes, warms up and closes what `worker.keeps` asks for itself,
+  where they run, and sets `worker.kept` before it calls `prepare`, here. A `CallsMethod` calls a method of that by its
+  name, a `ProducesItems` takes what its function yields, a `CallsMany` calls its function for many items.
 - After `ready`, a worker has at most `capacity` requests at once, and runs all of them at once. Each one handed to it
   is answered by exactly one `finished`, or by the worker's one `died`.
 - `ready` and `finished` return the worker's next request, to be run at once, or None: then the worker waits for its
 `hand`.
 - `hand(request)` never blocks. `hand(None)` comes once, to a worker without requests; it answers with `exited`.
 - `cancel` and `kill` do what `capabilities` promises and nothing otherwise.
+- A runtime that reports for several workers on one thread has a method `reports_here()`: True there. Callbacks run on
+  it, and must not wait for what is reported there.
 
 One contract suite, `bullpen.testing.contracts`, runs on every runtime.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from bullpen import primitives
 from bullpen.core.lifecycle import RequestState
@@ -32,7 +38,7 @@ from bullpen.core.worker import Worker
 class WorkerEvents(Protocol):
     """What workers report to the pool. May be called from any thread."""
 
-    def prepare(self, worker: Worker) -> None:
+    def prepare(self, worker: Worker) -> Awaitable[None] | None:
         """It is about to be ready: what it keeps is made now, here. Raises if that fails."""
 
     def ready(self, worker: Worker) -> Request | None:
@@ -41,7 +47,7 @@ class WorkerEvents(Protocol):
     def finished(self, worker: Worker, request: Request, state: RequestState, value: Any) -> Request | None:
         """A request on it ended: done with a result, or failed with an error."""
 
-    def retire(self, worker: Worker) -> None:
+    def retire(self, worker: Worker) -> Awaitable[None] | None:
         """It is about to end: what it keeps is closed now, here. Never raises."""
 
     def exited(self, worker: Worker) -> None:
@@ -49,6 +55,20 @@ class WorkerEvents(Protocol):
 
     def died(self, worker: Worker, error: BaseException) -> None:
         """It could not start, or ended without being asked."""
+
+
+class GivesAhead(Protocol):
+    """Reports of a pool that lets a busy worker have requests before it can begin them, which saves it waiting.
+
+    They are begun in the order in which they were given, after those that the worker has already: then `finished`
+    returns them. If the worker dies, those that it had not begun cost nothing.
+    """
+
+    def ahead(self, worker: Worker, count: int) -> list[Request]:
+        """Up to `count` more requests for a busy worker of capacity 1."""
+
+    def not_begun(self, worker: Worker, requests: list[Request]) -> None:
+        """It gives these back, and will not run them."""
 
 
 class Runtime(Protocol):
@@ -68,6 +88,62 @@ class Runtime(Protocol):
 
     def join(self, worker: Worker, timeout: float | None) -> bool:
         """Wait until nothing of `worker` is left; False when `timeout` seconds passed first."""
+
+
+class CallsMethod:
+    """The call of a method of the instance that the worker keeps on which it runs. Its name is its `__name__`."""
+
+    __slots__ = ()
+
+    needs_instance = True
+    __name__: str
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a method of a worker is called by its name, in whatever process that is")
+
+
+class ProducesItems:
+    """The call of a stream: what `fn` yields has to be given to `take`, wherever `fn` runs."""
+
+    __slots__ = ()
+
+    fn: Callable[..., Any]
+    __qualname__: str
+    room: int  # how many items may wait for their reader
+
+    def take(self, item: Any, wake: Callable[[], object]) -> bool | None:
+        """True if `item` was taken, False if nobody wants more; None: there is no room, and `wake` is called once
+        there may be some, or nobody wants it any more.
+        """
+        raise NotImplementedError
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a stream is produced by its function, in whatever process that is")
+
+
+class CallsMany:
+    """The call of `fn` for each of several items: its argument is a list of tuples of arguments, its result `Outcomes`.
+
+    Where it cannot run as it is, as it cannot leave the process, the runtime does the same for it.
+    """
+
+    __slots__ = ()
+
+    fn: Callable[..., Any]
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("the items of a map are called one by one, in whatever process that is")
+
+
+class Outcomes:
+    """What became of several items: values, errors by their place, and how long all of it took."""
+
+    __slots__ = ("errors", "seconds", "values")
+
+    def __init__(self, values: list[Any], errors: dict[int, BaseException], seconds: float) -> None:
+        self.values = values
+        self.errors = errors
+        self.seconds = seconds
 
 
 CAPABILITIES = {

@@ -98,7 +98,10 @@ class _Thread(_Starter):
 
     def hand(self, request: Request | None) -> None:
         self._inbox = request
-        self._gate.release()
+        try:
+            self._gate.release()
+        except KeyboardInterrupt:  # it was released: the submitter shall not believe that this was in vain
+            primitives.interrupt_later()
 
     def run(self) -> None:
         worker = self._worker
@@ -128,8 +131,10 @@ class _Thread(_Starter):
         while True:
             while request is not None:
                 try:
-                    kwargs = request.kwargs
-                    value = request.fn(*request.args) if kwargs is None else request.fn(*request.args, **kwargs)
+                    if request.kwargs is None:
+                        value = request.fn(*request.args)
+                    else:
+                        value = request.fn(*request.args, **request.kwargs)
                 except WorkerBroken:
                     request = None  # the error's traceback leads here, and must not lead on to whom it will be told
                     raise
@@ -137,7 +142,7 @@ class _Thread(_Starter):
                     request = finished(worker, request, FAILED, error)
                 else:
                     request = finished(worker, request, DONE, value)
-                    value = kwargs = None  # neither a parked worker nor a busy one keeps an old result alive
+                    value = None  # neither a parked worker nor a busy one keeps an old result alive
             wait()
             request = self._inbox
             if request is None:
@@ -188,6 +193,8 @@ class _Lanes:
             if request is None:
                 self._ending = True
                 gates, self._idle = self._idle, []
+            elif not self._open:
+                return  # it is broken and dies with what it was given last
             else:
                 self._inbox.append(request)
                 gates = [self._idle.pop()] if self._idle else []
@@ -234,8 +241,12 @@ class _Lanes:
         self._work(first=True)
         if not self._left():
             self._only.acquire()
-        if self._failure is not None:
-            raise self._failure
+        failure, self._failure = self._failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # break the cycle with the traceback
 
     def _run(self) -> None:
         try:
@@ -256,12 +267,15 @@ class _Lanes:
         running = port.enter_lane(self._worker)
         try:
             if first:
-                request = self._events.ready(self._worker)
-                if request is not None:
-                    self._put(request)
+                self._begin()
             self._serve(running)
         except BaseException as error:
             self._fail(error)
+
+    def _begin(self) -> None:
+        request = self._events.ready(self._worker)
+        if request is not None:
+            self._put(request)
 
     def _fail(self, error: BaseException) -> None:
         """The worker is broken, or a report failed: it dies when what else runs on it has ended."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import bisect
 import heapq
+import math
 import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
+from bullpen.errors import StorageError
 from bullpen.storage.port import (
     Counts,
     Decide,
@@ -41,16 +44,20 @@ from bullpen.tasks.task import (
 )
 
 Entry = tuple[float, str]  # an instant and an id
+_A_HAIR = 1e-6  # seconds, by which a timer may be early
 
 
 class MemoryStorage:
-    """Keeps tasks in dictionaries. `now` is its clock: seconds since the epoch."""
+    """Keeps tasks in dictionaries. `now` is its clock: seconds since the epoch. `elapsed` is the clock of leases, which
+    nobody turns; unless it is given, it is the machine's, or `now` if that is given.
+    """
 
     durable = False
     needs_no_loop = True  # but for the two waits
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, now: Callable[[], float] = time.time, elapsed: Callable[[], float] | None = None) -> None:
         self._now = now
+        self._elapsed = elapsed or (time.monotonic if now is time.time else now)
         self._lock = threading.Lock()
         self._tasks: dict[str, Task] = {}
         self._due: dict[str, dict[int, _Line]] = defaultdict(dict)  # by queue and priority; entries may be stale
@@ -58,11 +65,12 @@ class MemoryStorage:
         self._expiring: list[Entry] = []  # a heap of those that have to start in time
         self._ending: list[Entry] = []  # a heap of those that are final, by when they are to be forgotten
         self._running: dict[str, Task] = {}
+        self._leases: dict[str, float] = {}  # of those that run: when they are over, by the clock of leases
         self._unique: dict[str, str] = {}  # from a unique key to the id of the task that is alive
         self._workers: dict[str, WorkerRecord] = {}
         self._paused: set[str] = set()
         self._limits: dict[str, Limit] = {}
-        self._starts: dict[str, list[float]] = defaultdict(list)  # of queues with a rate, in the last second
+        self._starts: dict[str, deque[float]] = defaultdict(deque)  # of queues with a rate, in its period
         self._wake_ups: set[_WakeUp] = set()
 
     async def open(self) -> None:
@@ -119,6 +127,9 @@ class MemoryStorage:
             for task in self._claimable(queues, now, limit):
                 mine = claimed(task, worker=worker, claim_id=claim_id, now=now, lease_until=now + lease)
                 self._keep(mine)
+                if self._limits:
+                    self._note_start(mine, now)
+                self._leases[mine.id] = self._elapsed() + lease
                 taken.append(mine)
         if settlements:
             self._wake()
@@ -133,14 +144,15 @@ class MemoryStorage:
 
     def _claimable(self, queues: Sequence[str], now: float, limit: int) -> Iterator[Task]:
         """The next tasks that may start now. Each has to be kept as running before the next one is asked for."""
-        open_queues = [queue for queue in queues if queue not in self._paused]
-        for queue in open_queues:
+        rooms = self._rooms(queues, now)
+        for queue in rooms:
             self._become_due(queue, now)
         if limit <= 0:
             return
-        for priority in sorted({priority for queue in open_queues for priority in self._due[queue]}, reverse=True):
+        for priority in sorted({priority for queue in rooms for priority in self._due[queue]}, reverse=True):
+            open_queues = [queue for queue, room in rooms.items() if room is None or room.left > 0]
             lines = [line for queue in open_queues if (line := self._due[queue].get(priority))]
-            for task in self._in_order(lines, now):
+            for task in self._in_order(lines, rooms, now):
                 yield task
                 limit -= 1
                 if limit <= 0:
@@ -150,19 +162,25 @@ class MemoryStorage:
             if limit <= 0:
                 return
 
-    def _in_order(self, lines: list[_Line], now: float) -> Iterator[Task]:
+    def _in_order(self, lines: list[_Line], rooms: dict[str, _Room | None], now: float) -> Iterator[Task]:
         entries = iter(lines[0]) if len(lines) == 1 else heapq.merge(*lines)
-        tasks, limits = self._tasks, self._limits
-        full: set[str] = set()
+        tasks, full = self._tasks, 0
         for entry in entries:
             task = tasks.get(entry[1])
             if task is None or task.status is not PENDING or task.eta != entry[0]:
                 continue  # stale
+            if task.eta > now:
+                return  # it was due, and the clock was turned back since
             if task.expires is not None and now >= task.expires:
                 continue
-            if limits and (task.queue in full or not self._within_limits(task, now, full)):
-                continue
+            room = rooms[task.queue]
+            if room is not None:
+                if not room.take(task.concurrency_key):
+                    continue
+                full += room.left == 0
             yield task
+            if full == len(lines):
+                return
 
     def _is_stale(self, entry: Entry) -> bool:
         """Whether an entry stands for nothing any more: its task is gone, runs, or waits for another instant."""
@@ -184,27 +202,38 @@ class MemoryStorage:
             line = lines[task.priority] = _Line()
         return line
 
-    def _within_limits(self, task: Task, now: float, full: set[str]) -> bool:
-        """Whether it may start. A queue that may start nothing at all is added to `full`."""
-        limit = self._limits.get(task.queue)
+    def _rooms(self, queues: Sequence[str], now: float) -> dict[str, _Room | None]:
+        """The queues in which something may start, and how much; None for any number."""
+        there = [queue for queue in dict.fromkeys(queues) if queue not in self._paused]
+        if not self._limits:
+            return dict.fromkeys(there)
+        rooms = {queue: self._room(queue, now) for queue in there}
+        return {queue: room for queue, room in rooms.items() if room is None or room.left > 0}
+
+    def _room(self, queue: str, now: float) -> _Room | None:
+        limit = self._limits.get(queue)
         if limit is None:
-            return True
-        running = [other for other in self._running.values() if other.queue == task.queue]
-        if limit.max_running is not None and len(running) >= limit.max_running:
-            full.add(task.queue)
-            return False
-        if limit.max_running_per_key is not None and task.concurrency_key is not None:
-            same_key = sum(other.concurrency_key == task.concurrency_key for other in running)
-            if same_key >= limit.max_running_per_key:
-                return False
+            return None
+        running = [task for task in self._running.values() if task.queue == queue]
+        left = math.inf if limit.max_running is None else limit.max_running - len(running)
         if limit.rate is not None:
-            period = max(1.0, 1.0 / limit.rate)
-            starts = self._starts[task.queue] = [at for at in self._starts[task.queue] if now - at < period]
-            if len(starts) >= limit.rate * period:
-                full.add(task.queue)
-                return False
-            starts.append(now)
-        return True
+            left = min(left, _most(limit.rate) - len(self._recent_starts(limit, now)))
+        return _Room(left, limit.max_running_per_key, Counter(task.concurrency_key for task in running))
+
+    def _recent_starts(self, limit: Limit, now: float) -> deque[float]:
+        starts = self._starts[limit.queue]
+        while starts and limit.rate is not None and now - starts[0] >= _period(limit.rate):
+            starts.popleft()
+        return starts
+
+    def _note_start(self, task: Task, now: float) -> None:
+        limit = self._limits.get(task.queue)
+        if limit is not None and limit.rate is not None:
+            self._starts[task.queue].append(now)
+
+    def settle_in(self, connection: Any, settlement: Settlement) -> None:  # noqa: ARG002
+        why = "tasks in memory share no transaction with anything; use sqlite:///"
+        raise StorageError(why, storage="memory://")
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         with self._lock:
@@ -220,6 +249,7 @@ class MemoryStorage:
                     lost.add(hold)
                     continue
                 self._keep(msgspec.structs.replace(task, lease_until=until))
+                self._leases[task.id] = self._elapsed() + lease
                 if task.cancel_requested:
                     cancelled.add(hold)
         return Renewal(frozenset(lost), frozenset(cancelled))
@@ -239,40 +269,50 @@ class MemoryStorage:
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
         with self._lock:
             now = self._now()
-            rescued = []
+            decisions = []
             for task in list(self._running.values()):
-                if task.worker in dead_workers or (task.lease_until is not None and task.lease_until <= now):
+                if task.worker in dead_workers or self._leases[task.id] <= self._elapsed():
                     settlement = decide(task, now)
-                    if settlement is not None and self._settle(settlement, now):
-                        rescued.append(self._tasks[task.id])
-                        if len(rescued) == limit:
+                    if settlement is not None and applies(task, settlement):
+                        decisions.append(settlement)
+                        if len(decisions) == limit:
                             break
+            for settlement in decisions:
+                self._settle(settlement, now)
+            rescued = [self._tasks[settlement.id] for settlement in decisions]
         if rescued:
             self._wake()
         return rescued
 
     async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
-        await self._wait(timeout, lambda: self._something_due(queues))
+        await self._wait(timeout, lambda: self._next_work(queues))
 
-    def _something_due(self, queues: Sequence[str]) -> bool:
+    def _next_work(self, queues: Sequence[str]) -> float:
+        """When something may start: now, later or never."""
         now = self._now()
-        for queue in queues:
-            if queue not in self._paused:
-                self._become_due(queue, now)
-                for line in self._due[queue].values():
-                    line.drop_while(self._is_stale)
-                    if line:
-                        return True
-        return False
+        if any(True for _ in self._claimable(queues, now, 1)):
+            return now
+        return min((self._next_in(queue, now) for queue in queues if queue not in self._paused), default=math.inf)
+
+    def _next_in(self, queue: str, now: float) -> float:
+        """When a task that is not due yet will be, or the rate allows another one that is."""
+        self._become_due(queue, now)
+        later, limit = self._later[queue], self._limits.get(queue)
+        soonest = later[0][0] if later else math.inf
+        if limit is not None and limit.rate is not None and any(self._due[queue].values()):
+            starts = self._recent_starts(limit, now)
+            if len(starts) >= _most(limit.rate):
+                soonest = min(soonest, starts[0] + _period(limit.rate))
+        return soonest
 
     # Results.
 
     async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> None:
-        def is_there() -> bool:
+        def when() -> float:
             task = self._tasks.get(task_id)
-            return task is None or task.is_final or task.runs > runs
+            return 0.0 if task is None or task.is_final or task.runs > runs else math.inf
 
-        await self._wait(timeout, is_there)
+        await self._wait(timeout, when)
 
     # People.
 
@@ -309,22 +349,24 @@ class MemoryStorage:
     async def expire(self, *, limit: int) -> Sequence[Task]:
         with self._lock:
             now = self._now()
-            late = _take_due(self._expiring, now, limit, lambda task_id: self._is_late(task_id, now))
-        return self._change(late, expired)
+            late = _take_due(self._expiring, now, limit, self._is_expiring)
+            changed = self._moved(late, expired, now)
+        if changed:
+            self._wake()
+        return changed
 
-    def _is_late(self, task_id: str, now: float) -> bool:
-        task = self._tasks.get(task_id)
-        return task is not None and expired(task, now) is not None
+    def _is_expiring(self, entry: Entry) -> bool:
+        task = self._tasks.get(entry[1])
+        return task is not None and task.status is PENDING and task.expires == entry[0]
 
     async def prune(self, *, limit: int) -> int:
         with self._lock:
             now = self._now()
-            return self._forget(_take_due(self._ending, now, limit, lambda task_id: self._is_over(task_id, now)))
+            return self._forget(_take_due(self._ending, now, limit, self._is_ending))
 
-    def _is_over(self, task_id: str, now: float) -> bool:
-        task = self._tasks.get(task_id)
-        ends = None if task is None else _ends(task)
-        return ends is not None and ends <= now
+    def _is_ending(self, entry: Entry) -> bool:
+        task = self._tasks.get(entry[1])
+        return task is not None and _ends(task) == entry[0]
 
     # Workers, queues, limits.
 
@@ -358,7 +400,8 @@ class MemoryStorage:
         self._wake()
 
     async def limits(self) -> Sequence[Limit]:
-        return list(self._limits.values())
+        with self._lock:
+            return sorted(self._limits.values(), key=lambda limit: limit.queue)
 
     # With the lock held.
 
@@ -370,6 +413,7 @@ class MemoryStorage:
             self._running[task.id] = task
         else:
             self._running.pop(task.id, None)
+            self._leases.pop(task.id, None)
             if status is PENDING:
                 entry = (task.eta, task.id)
                 if now is not None and task.eta <= now:
@@ -398,32 +442,38 @@ class MemoryStorage:
     def _forget(self, ids: Iterable[str]) -> int:
         return sum(self._tasks.pop(task_id, None) is not None for task_id in ids)
 
+    def _moved(self, ids: Sequence[str], move: Callable[[Task, float], Task | None], now: float) -> Sequence[Task]:
+        changed = []
+        for task_id in ids:
+            task = self._tasks.get(task_id)
+            after = None if task is None else move(task, now)
+            if after is not None and not self._lives_elsewhere(after):
+                self._keep(after)
+                changed.append(after)
+        return changed
+
     # Without it.
 
     def _change(self, ids: Sequence[str], move: Callable[[Task, float], Task | None]) -> Sequence[Task]:
-        changed = []
         with self._lock:
-            now = self._now()
-            for task_id in ids:
-                task = self._tasks.get(task_id)
-                after = None if task is None else move(task, now)
-                if after is not None and not self._lives_elsewhere(after):
-                    self._keep(after)
-                    changed.append(after)
+            changed = self._moved(ids, move, self._now())
         if changed:
             self._wake()
         return changed
 
-    async def _wait(self, timeout: float, is_there: Callable[[], bool]) -> None:
-        wake_up = _WakeUp(is_there)
-        with self._lock:
-            if is_there():
-                return
-            self._wake_ups.add(wake_up)
+    async def _wait(self, timeout: float, when: Callable[[], float]) -> None:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout
+        wake_up = _WakeUp(when)
         try:
-            await asyncio.wait_for(wake_up.event.wait(), timeout)
-        except TimeoutError:
-            pass
+            while True:
+                with self._lock:
+                    wake_up.at = when()
+                    until_then, left = wake_up.at - self._now(), deadline - clock()
+                    if until_then <= 0 or left <= _A_HAIR:
+                        return
+                    self._wake_ups.add(wake_up)
+                await wake_up.wait(min(until_then + _A_HAIR, left))
         finally:
             with self._lock:
                 self._wake_ups.discard(wake_up)
@@ -431,7 +481,7 @@ class MemoryStorage:
     def _wake(self) -> None:
         if self._wake_ups:
             with self._lock:
-                wake_ups = [wake_up for wake_up in self._wake_ups if wake_up.is_there()]
+                wake_ups = [wake_up for wake_up in self._wake_ups if wake_up.when() < wake_up.at]
             for wake_up in wake_ups:
                 wake_up.call()
 
@@ -439,16 +489,55 @@ class MemoryStorage:
 class _WakeUp:
     """Somebody who waits on an event loop, maybe another thread's."""
 
-    def __init__(self, is_there: Callable[[], bool]) -> None:
-        self.is_there = is_there  # what it waits for; called with the store's lock held
-        self.event = asyncio.Event()
+    def __init__(self, when: Callable[[], float]) -> None:
+        self.when = when  # will what it waits for be there? called with the store's lock held
+        self.at = math.inf  # what it was told last
+        self._event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+
+    async def wait(self, seconds: float) -> None:
+        """Until there is news, or for so long."""
+        try:
+            await asyncio.wait_for(self._event.wait(), seconds)
+        except TimeoutError:
+            pass
+        self._event.clear()
 
     def call(self) -> None:
         try:
-            self._loop.call_soon_threadsafe(self.event.set)
+            self._loop.call_soon_threadsafe(self._event.set)
         except RuntimeError:  # that loop is closed: nobody waits there any more
             pass
+
+
+class _Room:
+    """How many more may start in a queue with a limit."""
+
+    __slots__ = ("_per_key", "_running", "left")
+
+    def __init__(self, left: float, per_key: int | None, running: Counter[str | None]) -> None:
+        self.left = left
+        self._per_key = per_key
+        self._running = running  # by concurrency key
+
+    def take(self, key: str | None) -> bool:
+        """Let one start, if it may."""
+        if self.left <= 0:
+            return False
+        if key is not None and self._per_key is not None and self._running[key] >= self._per_key:
+            return False
+        self._running[key] += 1
+        self.left -= 1
+        return True
+
+
+def _period(rate: float) -> float:
+    return max(1.0, 1.0 / rate)
+
+
+def _most(rate: float) -> int:
+    """How many may start in a period."""
+    return math.ceil(rate * _period(rate))
 
 
 class _Line:
@@ -478,13 +567,13 @@ class _Line:
         return bool(self._entries)
 
 
-def _take_due(heap: list[Entry], now: float, limit: int, still: Callable[[str], bool]) -> list[str]:
-    """Take at most `limit` ids whose instant has come and that are `still` meant by it."""
+def _take_due(heap: list[Entry], now: float, limit: int, still: Callable[[Entry], bool]) -> list[str]:
+    """Take at most `limit` ids whose instant has come, the earliest first, if `still` meant by it."""
     taken: dict[str, None] = {}
     while heap and heap[0][0] <= now and len(taken) < limit:
-        task_id = heapq.heappop(heap)[1]
-        if still(task_id):
-            taken[task_id] = None
+        entry = heapq.heappop(heap)
+        if still(entry):
+            taken[entry[1]] = None
     return list(taken)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, unquote, urlsplit
+import importlib.util
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
-from bullpen.errors import InvalidOption
+from bullpen.errors import InvalidOption, MissingExtra
 from bullpen.storage.memory import MemoryStorage
 from bullpen.storage.port import Storage
 
 ALLOWED = (
     "memory://, sqlite:///relative.db, sqlite:////absolute/path.db (with ?synchronous=full or normal, "
-    "?busy_timeout=seconds), postgresql://host/database or redis://host/number"
+    "?busy_timeout=seconds), postgresql://user@host/database (with ?schema=, ?notify=, ?listen_url=, ?prepared=, "
+    "?migrate=, ?connections=) or redis://host/number (with ?prefix=)"
 )
-_EXTRAS = {"postgresql": "postgres", "postgres": "postgres", "redis": "redis", "rediss": "redis", "valkey": "redis"}
+_REDIS = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}  # what the driver calls them
 
 
 def open_storage(url: str) -> Storage:
@@ -20,15 +23,16 @@ def open_storage(url: str) -> Storage:
     if not isinstance(url, str) or "://" not in url:
         raise _wrong(url)
     scheme = url.partition("://")[0].lower()
-    if scheme in _EXTRAS:
-        there = f"memory:// or sqlite:///…; stores on {_EXTRAS[scheme]} are not there yet"
-        raise InvalidOption("url", _without_password(url), there)
     if scheme == "memory":
         if url.lower() != "memory://":
             raise _wrong(url)
         return MemoryStorage()
     if scheme == "sqlite":
         return _open_sqlite(url)
+    if scheme in ("postgresql", "postgres"):
+        return _open_postgres(url)
+    if scheme in _REDIS:
+        return _open_redis(f"{_REDIS[scheme]}{url[len(scheme) :]}")
     raise _wrong(url)
 
 
@@ -50,6 +54,50 @@ def _open_sqlite(url: str) -> Storage:
     return SqliteStorage(path, synchronous=synchronous, busy_timeout=busy_timeout)
 
 
+def _open_postgres(url: str) -> Storage:
+    if importlib.util.find_spec("asyncpg") is None:
+        raise MissingExtra("a store on PostgreSQL", "postgres")
+    from bullpen.storage.postgres.store import PostgresStorage
+
+    parts = urlsplit(url)
+    ours: dict[str, Any] = {}
+    others = []  # the driver's own, among them sslmode and what else is about TLS
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name in ("schema", "listen_url"):
+            ours[name] = value
+        elif name in ("notify", "prepared", "migrate"):
+            ours[name] = _flag(name, value)
+        elif name == "connections":
+            ours[name] = _count(name, value)
+        else:
+            others.append((name, value))
+    return PostgresStorage(urlunsplit(parts._replace(query=urlencode(others))), **ours)
+
+
+def _open_redis(url: str) -> Storage:
+    if importlib.util.find_spec("redis") is None:
+        raise MissingExtra("a store on Redis or Valkey", "redis")
+    from bullpen.storage.redis.store import RedisStorage
+
+    parts = urlsplit(url)
+    words = parse_qsl(parts.query, keep_blank_values=True)
+    ours = {name: value for name, value in words if name == "prefix"}
+    others = [(name, value) for name, value in words if name not in ours]  # the driver's own, also about TLS
+    return RedisStorage(urlunsplit(parts._replace(query=urlencode(others))), **ours)
+
+
+def _flag(name: str, value: str) -> bool:
+    if value not in ("true", "false"):
+        raise InvalidOption(name, value, "true or false")
+    return value == "true"
+
+
+def _count(name: str, value: str) -> int:
+    if not value.isdecimal() or not 1 <= int(value) <= 1000:
+        raise InvalidOption(name, value, "a whole number from 1 to 1000")
+    return int(value)
+
+
 def _seconds(name: str, value: str) -> float:
     try:
         seconds = float(value)
@@ -61,7 +109,11 @@ def _seconds(name: str, value: str) -> float:
 
 
 def _wrong(url: object) -> InvalidOption:
-    return InvalidOption("url", _without_password(url) if isinstance(url, str) else url, ALLOWED)
+    if not isinstance(url, str):
+        return InvalidOption("url", url, ALLOWED)
+    is_path = "://" not in url and url.endswith((".db", ".sqlite", ".sqlite3"))
+    hint = f" (did you mean sqlite:///{url}?)" if is_path else ""
+    return InvalidOption("url", _without_password(url), ALLOWED + hint)
 
 
 def _without_password(url: str) -> str:

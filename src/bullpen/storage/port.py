@@ -12,13 +12,13 @@ between. What all stores promise:
 - Everything is safe to repeat when its outcome was never learned: adding the same id, settling the same attempt, and
   claiming, whose outcome can be asked for by `claim_id`.
 
-`storage/memory.py` is the readable reference. One contract suite, `bullpen.testing.storage_contract`, runs on all.
+`storage/memory.py` is the readable reference. One contract suite, `bullpen.testing.StorageContract`, runs on all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -122,6 +122,11 @@ class Storage(Protocol):
     ) -> Exchange:
         """Apply `settlements`, then claim at most `limit` due tasks of `queues`, in one step."""
 
+    def settle_in(self, connection: Any, settlement: Settlement) -> None:
+        """Apply `settlement` in a transaction of the user's own, on a connection to the same database, and on the
+        caller's thread. It counts if and when the user commits. Raises LeaseLost if the task is lost to others.
+        """
+
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         """The running tasks of a claim whose outcome was never learned."""
 
@@ -132,12 +137,14 @@ class Storage(Protocol):
         """Keep how far a task is; False if it is lost to others."""
 
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
-        """Take back running tasks whose lease is over, or whose worker is known to be dead, as `decide` says; as they
-        are then.
+        """Take back running tasks whose lease is over, or whose worker is known to be dead, as `decide` says, at most
+        `limit`; as they are then.
         """
 
     async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
-        """Return when something may be due in `queues`, or after `timeout` seconds. A hint: it may return early."""
+        """Return when something may start in `queues`, or after `timeout` seconds. A hint: it may return early, but
+        what is paused or held back by a limit is nothing that may start.
+        """
 
     # Results.
 
@@ -179,4 +186,5 @@ class Storage(Protocol):
     async def resume(self, queue: str) -> None: ...
     async def paused(self) -> frozenset[str]: ...
     async def set_limit(self, limit: Limit) -> None: ...
-    async def limits(self) -> Sequence[Limit]: ...
+    async def limits(self) -> Sequence[Limit]:
+        """By queue."""

@@ -6,19 +6,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
+from typing import Any
 
 from bullpen.errors import Cancel, InvalidOption, InvalidOptionType, NoCurrentTask
-from bullpen.tasks.task import Progress, Task
+from bullpen.tasks.task import Progress, Task, writable
 
 
 class CurrentTask:
     """The task that runs here. All of it may be used from any thread.
 
     Whoever runs the task makes it: `report` takes progress and returns at once, `cancelled` says whether somebody
-    wants the task to stop.
+    wants the task to stop, `complete` writes the end of the task into a transaction.
     """
 
-    __slots__ = ("_cancelled", "_report", "_task", "deadline")
+    __slots__ = ("_cancelled", "_complete", "_report", "_task", "deadline")
 
     def __init__(
         self,
@@ -27,10 +28,12 @@ class CurrentTask:
         deadline: datetime | None = None,
         report: Callable[[Progress], object] = lambda _: None,
         cancelled: Callable[[], bool] = lambda: False,
+        complete: Callable[[Any, Any], None] | None = None,
     ) -> None:
         self._task = task
         self._report = report
         self._cancelled = cancelled
+        self._complete = complete
         self.deadline = deadline  # when this attempt has to be over
 
     @property
@@ -86,7 +89,23 @@ class CurrentTask:
             _number("total", total)
         if not isinstance(note, str):
             raise InvalidOptionType("note", note, "a string")
-        self._report(Progress(done, total, note))
+        self._report(Progress(done, total, writable(note)))
+
+    def complete(self, connection: Any, result: Any = None) -> None:
+        """End the task as a success inside a transaction of your own: effects and the end of the task are committed
+        together, or neither is.
+
+            with sqlite3.connect("jobs.db") as connection:      # the file that the tasks are in
+                current_task().complete(connection)
+                connection.execute("UPDATE account SET balance = balance - ? WHERE name = ?", (amount, name))
+
+        Call it first: it begins a transaction if there is none, and raises LeaseLost if the task went to another worker
+        meanwhile. What the function returns afterwards is ignored; `result` is its result. If it returns and nothing
+        was committed, that is a failed attempt.
+        """
+        if self._complete is None:
+            raise NoCurrentTask("no worker runs this task, so there is nothing to complete")
+        self._complete(connection, result)
 
     def __repr__(self) -> str:
         return f"<task {self.name} {self.id}, attempt {self.attempt}>"

@@ -20,7 +20,7 @@ def next_ordinal(previous: int, unix_ms: int, luck: int) -> int:
 def as_uuids7(ordinal: int, count: int) -> list[str]:
     """The UUIDs of an ordinal and those that follow it. Most differ in their last part only."""
     last = ordinal & _NODE_MASK
-    if last + count > _NODE_MASK:
+    if count == 1 or last + count > _NODE_MASK:
         return [as_uuid7(ordinal + step) for step in range(count)]
     head = as_uuid7(ordinal)[:24]
     return [f"{head}{node:012x}" for node in range(last, last + count)]

@@ -70,12 +70,24 @@ class TaskError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     worker: str = ""
 
 
+def writable(text: str) -> str:
+    """The text as every store can keep it: half a character (a lone surrogate), which cannot be written, is spelled
+    out. Whatever becomes data of a task goes through this.
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
 class Progress(msgspec.Struct, frozen=True, gc=False):
     """How far a running task says it is."""
 
     done: float
     total: float | None = None
     note: str = ""
+
+    def __str__(self) -> str:
+        """`3 of 10 done (rows)`"""
+        of = "" if self.total is None else f" of {self.total:g}"
+        return f"{self.done:g}{of} done" + (f" ({self.note})" if self.note else "")
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -200,7 +212,13 @@ def crash(task: Task, error: TaskError) -> Settlement:
 def reject(task: Task, error: TaskError) -> Settlement:
     """Nobody could ever run it: what is stored cannot be decoded, or its function stayed unknown."""
     return Settlement(
-        id=task.id, attempt=task.attempt, status=FAILED, failures=task.failures, crashes=task.crashes, error=error
+        id=task.id,
+        attempt=task.attempt,
+        status=FAILED,
+        failures=task.failures,
+        crashes=task.crashes,
+        runs=task.runs,
+        error=error,
     )
 
 
@@ -283,13 +301,17 @@ def claimed(task: Task, *, worker: str, claim_id: str, now: float, lease_until: 
 
 
 def settled(task: Task, settlement: Settlement, now: float) -> Task:
-    """RUNNING → what the settlement says. The caller has checked that it applies."""
-    again = settlement.delay is not None
-    completed = settlement.status is SUCCESS or (again and settlement.runs > task.runs)
+    """RUNNING → what the settlement says. The caller has checked that it applies.
+
+    Whoever made it may not have known yet that the task was asked to stop: then it does not run again.
+    """
+    completed = settlement.status is SUCCESS or (settlement.delay is not None and settlement.runs > task.runs)
+    again = settlement.delay is not None and not task.cancel_requested
+    stopped = SUCCESS if completed else CANCELLED
     return msgspec.structs.replace(
         task,
-        status=settlement.status,
-        eta=now + settlement.delay if settlement.delay is not None else task.eta,
+        status=stopped if settlement.delay is not None and not again else settlement.status,
+        eta=now + (settlement.delay or 0.0) if again else task.eta,
         failures=settlement.failures,
         crashes=settlement.crashes,
         runs=settlement.runs,
@@ -299,7 +321,6 @@ def settled(task: Task, settlement: Settlement, now: float) -> Task:
         worker=None if again else task.worker,
         claim_id=None,
         lease_until=None,
-        cancel_requested=False if again else task.cancel_requested,
         finished_at=None if again and not completed else now,
     )
 

@@ -105,12 +105,19 @@ class Scheduler:
         self.current = None
 
     def unwind(self) -> None:
-        """End every actor that has not ended, one after the other."""
+        """End every actor that has not ended, one after the other, and let go of what they worked on."""
         self.over = True
         self.current = None
         left = [actor for actor in self.actors if actor.ident is not None and not actor.finished]
-        if not left:
-            return
+        if left:
+            self._end_each(left)
+        # Every lock made in the schedule refers to its scheduler, and actors refer to what they share. Whatever keeps
+        # one lock alive would keep it all.
+        self.actors.clear()
+        self.runnable.clear()
+        self._timed.clear()
+
+    def _end_each(self, left: list[Actor]) -> None:
         # Code under test rightly logs a BaseException that passes through it; this one is nobody's concern.
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)

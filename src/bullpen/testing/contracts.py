@@ -12,9 +12,7 @@ runtime does not promise in its `capabilities` is skipped, or turned round: then
 
 from __future__ import annotations
 
-import contextvars
 import gc
-import os
 import threading
 import time
 import traceback
@@ -34,10 +32,29 @@ from bullpen.core.worker import Worker
 from bullpen.errors import DeadlineExceeded, PoolClosed, PoolError, PoolFailed, WorkerAbandoned, WorkerError, WorkerLost
 from bullpen.pool.future import PoolFuture
 from bullpen.pool.pool import Pool
-from bullpen.runtimes.port import CAPABILITIES, Runtime, current_worker
-
-PATIENCE = 30.0
-"""Seconds after which something that has to happen has not."""
+from bullpen.runtimes.port import CAPABILITIES, Runtime
+from bullpen.testing._calls import (
+    PATIENCE,
+    ContractError,
+    Thing,
+    begin_and_wait,
+    count_present,
+    describe,
+    do_nothing,
+    eventually,
+    fail_below,
+    give_back,
+    leave_note,
+    meet,
+    meet_in,
+    note_place,
+    place,
+    raise_it,
+    twice,
+    variable,
+    wait_for_note,
+    wait_then_fail,
+)
 
 
 class RuntimeContract:
@@ -228,12 +245,12 @@ class RuntimeContract:
         with self.pool(1) as pool:
             if not pool.can("share_memory"):
                 pytest.skip("a context cannot leave its process")
-            _variable.set("the caller's")
+            variable.set("the caller's")
             try:
-                assert pool.using(context=True).submit(_variable.get).result(PATIENCE) == "the caller's"
-                assert pool.submit(_variable.get).result(PATIENCE) == "nobody's"
+                assert pool.using(context=True).submit(variable.get).result(PATIENCE) == "the caller's"
+                assert pool.submit(variable.get).result(PATIENCE) == "nobody's"
             finally:
-                _variable.set("nobody's")
+                variable.set("nobody's")
 
     def test_a_wrapper_is_around_every_call(self) -> None:
         with self.pool(1, wrap=twice) as pool:
@@ -473,112 +490,6 @@ def new_request(worker: Worker, fn: Callable[..., Any], *args: Any) -> Request:
     return request
 
 
-# What workers call. All of it can be pickled by name.
-
-
-class ContractError(Exception):
-    """An error of a user's own."""
-
-
-class Thing:
-    """Something that can be seen to be gone."""
-
-
-_variable: contextvars.ContextVar[str] = contextvars.ContextVar("_variable", default="nobody's")
-
-
-def do_nothing() -> None:
-    pass
-
-
-def describe(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return args, kwargs
-
-
-def give_back(value: Any) -> Any:
-    return value
-
-
-def fail_below(text: str) -> None:
-    raise ContractError(text)
-
-
-def raise_it(kind: type[BaseException]) -> None:
-    raise kind
-
-
-def twice(call: Callable[[], Any]) -> tuple[Any, Any]:
-    value = call()
-    return value, value
-
-
-def place() -> str:
-    """Where this runs: on which worker, if that can be seen from here, or else on which thread."""
-    worker = current_worker()
-    return f"{os.getpid()}:{threading.get_ident() if worker is None else worker.name}"
-
-
-def note_place(folder: Path, name: str) -> None:
-    with (folder / name).open("a") as file:
-        file.write(place() + "\n")
-
-
-def leave_note(folder: Path, name: str) -> None:
-    (folder / name).touch()
-
-
-def wait_for_note(folder: Path, name: str, value: Any) -> Any:
-    eventually((folder / name).exists)
-    return value
-
-
-def begin_and_wait(folder: Path) -> str:
-    leave_note(folder, "begun")
-    eventually((folder / "go").exists)
-    leave_note(folder, "outlived")
-    return "done"
-
-
-def wait_then_fail(folder: Path, text: str) -> None:
-    eventually((folder / "go").exists)
-    raise ContractError(text)
-
-
-def meet(folder: Path, count: int) -> int:
-    """Wait until `count` calls are here at once."""
-    folder.mkdir(exist_ok=True)
-    (folder / f"here-{place()}-{threading.get_ident()}").touch()
-    eventually(lambda: len(list(folder.glob("here-*"))) >= count)
-    return count
-
-
-def meet_in(folder: Path, count: int) -> str:
-    """Where this runs, once `count` calls are here at once."""
-    meet(folder, count)
-    return place()
-
-
-def count_present(folder: Path) -> int:
-    """How many calls, this one included, were here while it was."""
-    own = folder / f"present-{place()}-{threading.get_ident()}"
-    own.touch(exist_ok=False)
-    most = 0
-    for _ in range(5):
-        most = max(most, len(list(folder.glob("present-*"))))
-        time.sleep(0.002)
-    own.unlink()
-    return most
-
-
 def says(error: BaseException | None, text: str) -> bool:
     """Whether `error` is a `PoolFailed` that names `text` and was caused by an error that does."""
     return isinstance(error, PoolFailed) and text in str(error) and text in str(error.__cause__)
-
-
-def eventually(happened: Callable[[], object]) -> None:
-    """Wait until `happened()`; fail if that takes too long."""
-    until = time.monotonic() + PATIENCE
-    while not happened():
-        if time.monotonic() > until:
-            raise AssertionError(f"{happened!r} has not happened within {PATIENCE:g} s")
-        time.sleep(0.002)

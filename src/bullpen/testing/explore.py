@@ -27,13 +27,14 @@ import base64
 import gc
 import os
 import time
+import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 from bullpen.testing import _controlled
 from bullpen.testing._actors import BlockedOutsideActors, DeadlockFound, LivelockFound, Stalled
@@ -203,6 +204,7 @@ def _explorer(strategy: StrategyName, seed: int, preemptions: int) -> Explorer:
 def _run(scenario: Scenario, scheduler: Scheduler) -> BaseException | None:
     """Run one schedule; what it raised. An exception in the setup is the scenario's own and goes through."""
     _controlled.activate(scheduler)
+    finalizers = set(_finalizers())
     try:
         run = Run(scheduler)
         scenario(run)
@@ -220,6 +222,13 @@ def _run(scenario: Scenario, scheduler: Scheduler) -> BaseException | None:
     finally:
         scheduler.unwind()
         _controlled.activate(None)
+        # The threads that they would wait for are gone, and so is the scheduler that their locks ask.
+        for finalizer in set(_finalizers()) - finalizers:
+            finalizer.detach()
+
+
+def _finalizers() -> Iterable[weakref.finalize[..., Any]]:
+    return weakref.finalize._registry  # type: ignore[attr-defined,no-any-return]
 
 
 def _trace_again(scenario: Scenario, again: Scheduler, error: BaseException) -> list[str]:

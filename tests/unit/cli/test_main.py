@@ -7,7 +7,7 @@ import pytest
 
 import bullpen
 from bullpen.cli import main as cli
-from bullpen.cli.command import Command
+from bullpen.cli.command import Command, CommandError, ExitCode
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,18 +28,34 @@ def test_a_mistyped_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_for_an_unknown_command_the_known_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["xyzzy"]) == 2
-    assert "there is demo; see `bullpen --help`" in capsys.readouterr().err
+    assert "there is worker, status, tasks, why, demo; see `bullpen --help`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "words", ["--seconds 0", "--seconds nan", "--seconds soon", "--workers 0", "--workers 65", "--workers 1.5"]
 )
 def test_a_wrong_number_is_refused_with_what_is_allowed(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", *words.split()]) == 2
+    assert cli.main(["demo", "pool", *words.split()]) == 2
     option, value = words.split()
     error = capsys.readouterr().err
     assert f"argument {option}: must be a number from 1 to " in error
     assert repr(value) in error
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("status app", "bullpen status: 'app' is not understood: did you mean --app app?"),
+        ("status sqlite:///x", "bullpen status: 'sqlite:///x' is not understood: did you mean --url sqlite:///x?"),
+        ("why ID app:queue", "did you mean --app app:queue?"),
+        ("tasks show ID --jsn", "bullpen tasks show: '--jsn' is not understood: see `bullpen tasks show --help`."),
+        ("tasks shwo", "bullpen tasks: unknown command 'shwo': did you mean `bullpen tasks show`?"),
+        ("tasks app", "bullpen tasks: unknown command 'app': there is list, show, cancel, retry"),
+    ],
+)
+def test_what_is_not_understood_comes_with_a_hint(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words.split()) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_the_exit_code_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +69,35 @@ def test_ctrl_c_in_a_command_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cli, "COMMANDS", (command(interrupted),))
     assert cli.main(["fake", "0"]) == 130
+
+
+def test_the_first_command_of_a_group_is_meant_if_none_is_named() -> None:
+    assert cli.with_default(["tasks"]) == ["tasks", "list"]
+    assert cli.with_default(["tasks", "--json"]) == ["tasks", "list", "--json"]
+    assert cli.with_default(["tasks", "show", "x"]) == ["tasks", "show", "x"]
+    assert cli.with_default(["tasks", "--help"]) == ["tasks", "--help"]
+    assert cli.with_default(["status", "--json"]) == ["status", "--json"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CommandError("no"), 1),
+        (CommandError("no", ExitCode.USAGE), 2),
+        (bullpen.InvalidOption("limit", 0, "≥ 1"), 2),
+        (bullpen.TaskNotFound(task="x"), 3),
+        (bullpen.StorageFull("no", storage="x"), 1),
+    ],
+)
+def test_errors_that_people_can_mend_are_one_line(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "COMMANDS", (command(refuse),))
+    assert cli.main(["fake", "0"]) == code
+    assert capsys.readouterr().err == f"bullpen fake: {error}\n"
 
 
 def command(run: Callable[[argparse.Namespace], int]) -> Command:

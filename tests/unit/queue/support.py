@@ -36,10 +36,10 @@ class LoopBound:
 
     async def open(self) -> None:
         await asyncio.sleep(0)
+        self.loop = asyncio.get_running_loop()
         if self.refuse_to_open:
             raise ConnectionRefusedError
         self.opens += 1
-        self.loop = asyncio.get_running_loop()
 
     async def close(self) -> None:
         assert self.loop is asyncio.get_running_loop()

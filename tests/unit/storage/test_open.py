@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
-from bullpen.errors import InvalidOption
+from bullpen.errors import InvalidOption, MissingExtra
 from bullpen.storage.memory import MemoryStorage
 from bullpen.storage.open import open_storage
+from bullpen.storage.postgres.store import PostgresStorage
+from bullpen.storage.redis.store import RedisStorage
 from bullpen.storage.sqlite.store import SqliteStorage
 
 
@@ -29,6 +32,11 @@ def test_paths_are_relative_with_three_slashes_and_absolute_with_four(url: str, 
     storage = open_storage(url)
     assert isinstance(storage, SqliteStorage)
     assert storage.path == Path.cwd() / path
+
+
+def test_a_plain_path_is_no_address_but_what_is_meant_is_clear() -> None:
+    with pytest.raises(InvalidOption, match=r"did you mean sqlite:///jobs\.db\?"):
+        open_storage("jobs.db")
 
 
 def test_options_of_sqlite() -> None:
@@ -56,8 +64,12 @@ def test_options_of_sqlite() -> None:
         ("sqlite:///jobs.db?busy_timeout=soon", "seconds"),
         ("sqlite:///jobs.db?busy_timeout=nan", "seconds"),
         ("sqlite:///jobs.db?busy_timeout=-1", "seconds"),
-        ("postgresql://host/db", "not there yet"),
-        ("redis://host/0", "not there yet"),
+        ("postgresql://host/db?schema=My-Schema", "lower-case"),
+        ("postgresql://host/db?schema=", "lower-case"),
+        ("postgresql://host/db?notify=maybe", "true or false"),
+        ("postgresql://host/db?connections=0", "whole number"),
+        ("redis://host/0?prefix=a{b", "curly bracket"),
+        ("redis://host/0?prefix=", "a few characters"),
     ],
 )
 def test_a_wrong_address_is_refused_with_what_is_allowed(url: str, word: str) -> None:
@@ -68,5 +80,46 @@ def test_a_wrong_address_is_refused_with_what_is_allowed(url: str, word: str) ->
 
 def test_passwords_are_not_shown() -> None:
     with pytest.raises(InvalidOption) as refused:
-        open_storage("postgresql://me:s3cret@host/db")
+        open_storage("postgresqll://me:s3cret@host/db")
     assert "s3cret" not in str(refused.value) + repr(vars(refused.value))
+
+
+def test_options_of_postgres_are_taken_and_the_others_are_the_drivers() -> None:
+    storage = open_storage(
+        "postgresql://me:s3cret@host:5433/db?schema=jobs&sslmode=require&notify=false&prepared=false&connections=3"
+    )
+    assert isinstance(storage, PostgresStorage)
+    assert (storage.url, storage.schema) == ("postgresql://me:s3cret@host:5433/db?sslmode=require", "jobs")
+    assert (storage.notify, storage.prepared, storage.migrate, storage.connections) == (False, False, True, 3)
+    assert "s3cret" not in repr(storage)
+
+
+@pytest.mark.parametrize(
+    ("url", "driver"),
+    [
+        ("redis://:s3cret@host:6380/2?prefix=jobs&socket_timeout=5", "redis://:s3cret@host:6380/2?socket_timeout=5"),
+        ("rediss://host/0?prefix=jobs", "rediss://host/0"),
+        ("valkey://host?prefix=jobs", "redis://host"),
+    ],
+)
+def test_options_of_redis_are_taken_and_the_others_are_the_drivers(url: str, driver: str) -> None:
+    storage = open_storage(url)
+    assert isinstance(storage, RedisStorage)
+    assert (storage.url, storage.prefix) == (driver, "jobs")
+    assert "s3cret" not in repr(storage)
+
+
+@pytest.mark.parametrize(
+    ("url", "package", "extra"),
+    [
+        ("postgresql://host/db", "asyncpg", "postgres"),
+        ("redis://host", "redis", "redis"),
+    ],
+)
+def test_a_missing_driver_is_named_with_what_to_install(
+    url: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    with pytest.raises(MissingExtra, match=rf'pip install "bullpen\[{extra}\]"'):
+        open_storage(url)

@@ -20,6 +20,7 @@ import pytest
 from bullpen.errors import InvalidArgument, InvalidPayload, InvalidResult, PayloadTooLarge
 from bullpen.tasks.codec import MAX_DEPTH, CallCodec
 from bullpen.tasks.registry import Registry
+from tests.names import name_of
 
 if TYPE_CHECKING:
     from os import PathLike as Unknown
@@ -112,7 +113,7 @@ def refusal(this: CallCodec, *args: Any, **kwargs: Any) -> tuple[str, str]:
 @pytest.mark.parametrize(
     "value",
     [None, True, 0, -(2**80), 1.5, -0.0, 1e300, "", "ü\0\n", [], [1, [2, {"a": None}]], {"a": {"b": [1.0, False]}}],
-    ids=repr,
+    ids=name_of,
 )
 def test_what_json_has_comes_back_without_annotations(value: Any) -> None:
     for annotation in (Any, object):
@@ -150,7 +151,7 @@ def test_what_json_has_comes_back_without_annotations(value: Any) -> None:
         (dict[str, list[Customer]], {"x": [Customer(name="a", since=dt.date(2024, 1, 1))]}),
         (StrictCustomer, StrictCustomer(since=dt.datetime(2024, 1, 1, tzinfo=dt.UTC))),
     ],
-    ids=lambda value: repr(value)[:40],
+    ids=lambda value: name_of(value)[:40],
 )
 def test_annotations_restore_what_json_has_not(annotation: Any, value: Any) -> None:
     back = round_trip(annotation, value)
@@ -209,7 +210,7 @@ def test_subclasses_of_dates_come_back_as_plain_ones() -> None:
         (1 + 2j, "", "is a complex"),
         (range(3), "", "is a range"),
     ],
-    ids=lambda value: repr(value)[:40],
+    ids=lambda value: name_of(value)[:40],
 )
 def test_what_json_would_change_is_refused_with_its_path(value: Any, path: str, reason: str) -> None:
     for found in (refusal(codec(anything), 0, value), refusal(taking(Any), value)):
@@ -239,7 +240,7 @@ def test_what_json_would_change_is_refused_with_its_path(value: Any, path: str, 
         (Parcel, Parcel(decimal.Decimal("NaN")), "args[0].weight"),
         (Colour, "red", "args[0]"),
     ],
-    ids=lambda value: repr(value)[:40],
+    ids=lambda value: name_of(value)[:40],
 )
 def test_what_the_annotation_does_not_restore_is_refused(annotation: Any, value: Any, path: str) -> None:
     assert refusal(taking(annotation), value)[0] == path
@@ -270,7 +271,7 @@ def test_the_message_names_the_function_and_the_remedy() -> None:
         (Any, Text("secret")),
         (Any, "secret\ud800"),
     ],
-    ids=repr,
+    ids=name_of,
 )
 def test_messages_have_no_values(annotation: Any, value: Any) -> None:
     path, reason = refusal(taking(annotation), value)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import _thread
 import concurrent.futures
+import gc
 import itertools
 import logging
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from bullpen import primitives
+from bullpen import Pool, primitives
 from bullpen.testing import _actors, _scheduler, lock_order
 from bullpen.testing.explore import (
     BlockedOutsideActors,
@@ -416,3 +418,16 @@ def test_exploring_is_fast_enough_for_thousands_of_schedules() -> None:
     report = explore(shared_counter, schedules=1000)
     assert report.distinct > 500
     assert report.schedules / report.seconds > 100
+
+
+def test_nothing_of_a_schedule_outlives_it() -> None:
+    pools: list[weakref.ref[Pool]] = []
+
+    def left_open(run: Run) -> None:
+        pool = Pool(1, reconcile_interval=None, idle_timeout=None)
+        pools.append(weakref.ref(pool))
+        run.actor(lambda: pool.submit(int).result())
+
+    explore(left_open, schedules=5).raise_for_failure()
+    gc.collect()
+    assert [pool() for pool in pools] == [None] * 5

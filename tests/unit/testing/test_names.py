@@ -9,7 +9,25 @@ from bullpen import testing
 
 
 def test_every_name_can_be_imported_and_is_listed() -> None:
-    assert testing.__all__ == ["ManualClock", "RuntimeContract", "ScriptedRuntime", "explore", "lock_order"]
+    assert testing.__all__ == [
+        "HistoryFile",
+        "HistoryObserver",
+        "InvariantBroken",
+        "ManualClock",
+        "Plan",
+        "Record",
+        "RecordingStorage",
+        "RuntimeContract",
+        "ScriptedRuntime",
+        "StorageContract",
+        "Verdict",
+        "check",
+        "explore",
+        "lock_order",
+        "read_history",
+        "simulate",
+        "take_stock",
+    ]
     for name in testing.__all__:
         assert getattr(testing, name) is not None
         assert name in dir(testing)

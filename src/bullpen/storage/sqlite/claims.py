@@ -34,9 +34,11 @@ _decode_limit = msgspec.msgpack.Decoder(Limit).decode
 Head = tuple[int, float, str]
 
 
-def claimable(db: sqlite3.Connection, queues: Sequence[str], now: float, elapsed: float, limit: int) -> list[Row]:
+def claimable(
+    db: sqlite3.Connection, queues: Sequence[str], limits: Sequence[Limit], now: float, elapsed: float, limit: int
+) -> list[Row]:
     """The next tasks that may start, at most `limit`: each its rowid and `COLUMNS`."""
-    rooms = _rooms(db, queues, elapsed, limit)
+    rooms = _rooms(db, queues, limits, elapsed, limit)
     streams = []
     for queue, room in rooms.items():
         streams.append(_stream(db, _FREE, (queue,), now, room))
@@ -71,6 +73,25 @@ def next_eta(db: sqlite3.Connection, queues: Sequence[str], now: float) -> float
     return soonest
 
 
+def next_room(db: sqlite3.Connection, queues: Sequence[str], elapsed: float) -> float:
+    """In how many seconds the rate of a queue allows another start; infinite if no rate is what is waited for."""
+    soonest = math.inf
+    limits = {limit.queue: limit.rate for limit in read_limits(db)}
+    for queue in open_queues(db, queues):
+        rate = limits.get(queue)
+        if rate is not None and _has_waiting(db, queue):
+            period = _period(rate)
+            recent = "SELECT count(*), min(at) FROM bullpen_start WHERE queue = ? AND at > ?"
+            count, oldest = db.execute(recent, (queue, elapsed - period)).fetchone()
+            if count >= _most(rate):
+                soonest = min(soonest, oldest + period - elapsed)
+    return soonest
+
+
+def _has_waiting(db: sqlite3.Connection, queue: str) -> bool:
+    return any(db.execute(f"SELECT 1 {waiting} LIMIT 1", (queue,)).fetchone() for waiting in (_FREE, _KEYED))
+
+
 def open_queues(db: sqlite3.Connection, queues: Sequence[str]) -> list[str]:
     paused = {queue for (queue,) in db.execute("SELECT queue FROM bullpen_paused")}
     return [queue for queue in dict.fromkeys(queues) if queue not in paused]
@@ -80,9 +101,11 @@ def read_limits(db: sqlite3.Connection) -> list[Limit]:
     return [_decode_limit(terms) for (terms,) in db.execute("SELECT terms FROM bullpen_limit ORDER BY queue")]
 
 
-def note_starts(db: sqlite3.Connection, rows: Sequence[Row], elapsed: float) -> None:
+def note_starts(db: sqlite3.Connection, rows: Sequence[Row], limits: Sequence[Limit], elapsed: float) -> None:
     """Count the starts of queues that have a rate."""
-    rated = {limit.queue: limit.rate for limit in read_limits(db) if limit.rate is not None}
+    rated = {limit.queue: limit.rate for limit in limits if limit.rate is not None}
+    if not rated:
+        return
     for queue, starts in Counter(row[2] for row in rows if row[2] in rated).items():
         db.execute("DELETE FROM bullpen_start WHERE queue = ? AND at <= ?", (queue, elapsed - _period(rated[queue])))
         db.executemany("INSERT INTO bullpen_start VALUES (?, ?)", [(queue, elapsed)] * starts)
@@ -104,11 +127,13 @@ class _Room:
             self._running[key] += 1
 
 
-def _rooms(db: sqlite3.Connection, queues: Sequence[str], elapsed: float, wanted: int) -> dict[str, _Room]:
-    limits = {limit.queue: limit for limit in read_limits(db)}
+def _rooms(
+    db: sqlite3.Connection, queues: Sequence[str], limits: Sequence[Limit], elapsed: float, wanted: int
+) -> dict[str, _Room]:
+    by_queue = {limit.queue: limit for limit in limits}
     rooms = {}
     for queue in open_queues(db, queues):
-        limit = limits.get(queue)
+        limit = by_queue.get(queue)
         room = _Room(wanted, None, Counter()) if limit is None else _room(db, limit, elapsed, wanted)
         if room.left > 0:
             rooms[queue] = room
@@ -126,7 +151,7 @@ def _room(db: sqlite3.Connection, limit: Limit, elapsed: float, wanted: int) -> 
         period = _period(limit.rate)
         recent = "SELECT count(*) FROM bullpen_start WHERE queue = ? AND at > ?"
         (count,) = db.execute(recent, (limit.queue, elapsed - period)).fetchone()
-        left = min(left, math.ceil(limit.rate * period) - count)
+        left = min(left, _most(limit.rate) - count)
     if limit.max_running_per_key is not None:
         by_key = f"SELECT concurrency_key, count(*) {of_queue} AND concurrency_key IS NOT NULL GROUP BY concurrency_key"
         running.update(dict(db.execute(by_key, (limit.queue,))))
@@ -135,6 +160,11 @@ def _room(db: sqlite3.Connection, limit: Limit, elapsed: float, wanted: int) -> 
 
 def _period(rate: float) -> float:
     return max(1.0, 1.0 / rate)
+
+
+def _most(rate: float) -> int:
+    """How many may start in a period."""
+    return math.ceil(rate * _period(rate))
 
 
 def _stream(db: sqlite3.Connection, waiting: str, which: tuple[str, ...], now: float, room: _Room) -> Generator[Row]:

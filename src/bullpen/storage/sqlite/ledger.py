@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 
 import msgspec
 
 from bullpen.storage.port import Decide, Exchange, Hold, Limit, Renewal, TaskFilter, WorkerRecord
 from bullpen.storage.sqlite import claims
-from bullpen.storage.sqlite.host import is_alive
 from bullpen.storage.sqlite.rows import (
     CHANGING,
     COLUMNS,
     PLAIN,
+    SHARED,
     Row,
     changes_of,
     is_plain,
-    plain_row_of,
+    likeness,
     row_of,
+    shared_of,
     task_of,
 )
 from bullpen.tasks.task import (
@@ -45,9 +47,19 @@ _ADD = (
     f"INSERT INTO bullpen_task ({COLUMNS}, prune_at) VALUES ({', '.join('?' * (COLUMNS.count(',') + 2))}) "
     "ON CONFLICT DO NOTHING"
 )
-_ADD_PLAIN = (
-    f"INSERT INTO bullpen_task ({PLAIN}) VALUES ({', '.join('?' * (PLAIN.count(',') + 1))}) ON CONFLICT DO NOTHING"
-)
+
+
+def _add_together(count: int) -> str:
+    """Many rows that have all but their ids and payloads in common."""
+    shared = SHARED.count(",") + 1
+    same = ", ".join(f"?{number}" for number in range(1, shared + 1))
+    rows = [f"({same}, ?{number}, ?{number + 1})" for number in range(shared + 1, shared + 1 + 2 * count, 2)]
+    return f"INSERT INTO bullpen_task ({PLAIN}) VALUES {', '.join(rows)} ON CONFLICT DO NOTHING"
+
+
+# Many at once, for every statement that this thread executes gives others the chance to hold up the next one.
+_TOGETHER = (50, 10, 1)
+_ADD_TOGETHER = {count: _add_together(count) for count in _TOGETHER}
 _KEEP = f"UPDATE bullpen_task SET ({CHANGING}) = ({', '.join('?' * (CHANGING.count(',') + 1))}) WHERE id = ?"
 _CLAIM = (
     "UPDATE bullpen_task SET status = 'running', attempt = attempt + 1, worker = ?, claim_id = ?, lease_until = ?, "
@@ -56,8 +68,7 @@ _CLAIM = (
 _HELD = "WHERE id = ? AND attempt = ? AND status = 'running'"
 _RENEW = f"UPDATE bullpen_task SET lease_until = ? {_HELD}"
 
-# The same as `settled` makes of a success, without reading the task first; many at once, for every statement that
-# this thread executes gives others the chance to hold up the next one.
+# The same as `settled` makes of a success, without reading the task first.
 _SUCCEED = """
 UPDATE bullpen_task SET status = 'success', failures = done.column3, crashes = done.column4, runs = done.column5,
     result = done.column6, result_dropped = done.column7, claim_id = NULL, lease_until = NULL,
@@ -66,7 +77,7 @@ FROM (VALUES {values}) AS done
 WHERE id = done.column1 AND attempt = done.column2 AND status = 'running'
 """
 _SUCCEED_TOGETHER = {
-    count: _SUCCEED.format(values=", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * count)) for count in (50, 10, 1)
+    count: _SUCCEED.format(values=", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * count)) for count in _TOGETHER
 }
 
 _decode_worker = msgspec.msgpack.Decoder(WorkerRecord).decode
@@ -75,15 +86,17 @@ _decode_worker = msgspec.msgpack.Decoder(WorkerRecord).decode
 class Ledger:
     """The tables of one transaction, at one instant: `now` by the wall clock, `elapsed` by the clock of leases."""
 
-    __slots__ = ("_ahead", "_db", "elapsed", "heard", "now", "settled")
+    __slots__ = ("_ahead", "_db", "_limits", "elapsed", "heard", "must_last", "now", "settled")
 
     def __init__(self, db: sqlite3.Connection, now: float, elapsed: float) -> None:
         self._db = db
         self.now = now
         self.elapsed = elapsed
         self._ahead = now - elapsed
+        self._limits: Sequence[Limit] | None = None  # once they were asked for
         self.heard: set[str] = set()  # queues in which something may be due now
         self.settled: set[str] = set()  # tasks whose result somebody may wait for
+        self.must_last = False  # a claim was made that must not be lost in a power cut
 
     # Producers.
 
@@ -91,11 +104,24 @@ class Ledger:
         now = self.now
         kept = [msgspec.structs.replace(task, created_at=now, eta=max(task.eta, 0.0) or now) for task in tasks]
         if all(map(is_plain, kept)):
-            added = self._db.executemany(_ADD_PLAIN, map(plain_row_of, kept))
+            added = sum(self._add_alike(list(alike)) for _, alike in groupby(kept, likeness))
         else:
-            added = self._db.executemany(_ADD, [row_of(task, self._ahead) for task in kept])
-        self.heard.update([task.queue for task in kept])
-        return kept if added.rowcount == len(kept) else [self._there(task) for task in kept]
+            added = self._db.executemany(_ADD, [row_of(task, self._ahead) for task in kept]).rowcount
+        self.heard.update({task.queue for task in kept})
+        return kept if added == len(kept) else [self._there(task) for task in kept]
+
+    def _add_alike(self, tasks: Sequence[Task]) -> int:
+        """Add plain tasks that differ in their ids and payloads only; how many were not there yet."""
+        shared = shared_of(tasks[0])
+        added = first = 0
+        for count in _TOGETHER:
+            while len(tasks) - first >= count:
+                values = list(shared)
+                for task in tasks[first : first + count]:
+                    values += (task.id, task.payload)
+                added += self._db.execute(_ADD_TOGETHER[count], values).rowcount
+                first += count
+        return added
 
     def _there(self, task: Task) -> Task:
         there = self.get(task.id)
@@ -168,7 +194,7 @@ class Ledger:
 
     def _claim(self, worker: str, queues: Sequence[str], limit: int, lease: float, claim_id: str) -> tuple[Task, ...]:
         now, elapsed, ahead = self.now, self.elapsed, self._ahead
-        rows = claims.claimable(self._db, queues, now, elapsed, limit)
+        rows = claims.claimable(self._db, queues, self.limits(), now, elapsed, limit)
         taken = tuple(
             claimed(task_of(row[1:], ahead), worker=worker, claim_id=claim_id, now=now, lease_until=now + lease)
             for row in rows
@@ -176,7 +202,8 @@ class Ledger:
         if rows:
             rowids = str([row[0] for row in rows])
             self._db.execute(_CLAIM, (worker, claim_id, elapsed + lease, now, rowids))
-            claims.note_starts(self._db, rows, elapsed)
+            claims.note_starts(self._db, rows, self.limits(), elapsed)
+            self.must_last |= any(task.at_most_once for task in taken)
         return taken
 
     def renew(self, holds: Sequence[Hold], lease: float) -> Renewal:
@@ -206,14 +233,12 @@ class Ledger:
         return rescued
 
     def to_rescue(self, dead_workers: Sequence[str]) -> list[str]:
-        """Never from a worker that lives on this machine: it may be slow, but it has not let go."""
         dead = set(dead_workers)
-        spared = {record.id for record in self.workers() if record.id not in dead and is_alive(record)}
         running = "FROM bullpen_task INDEXED BY bullpen_running WHERE status IN ('running')"
         return [
             task_id
             for task_id, worker, lease_until in self._db.execute(f"SELECT id, worker, lease_until {running}").fetchall()
-            if worker in dead or (lease_until <= self.elapsed and worker not in spared)
+            if worker in dead or lease_until <= self.elapsed
         ]
 
     # People and upkeep.
@@ -288,12 +313,15 @@ class Ledger:
         return frozenset(queue for (queue,) in self._db.execute("SELECT queue FROM bullpen_paused"))
 
     def set_limit(self, limit: Limit) -> None:
+        self._limits = None
         put = "INSERT OR REPLACE INTO bullpen_limit VALUES (?, ?)"
         self._db.execute(put, (limit.queue, msgspec.msgpack.encode(limit)))
         self.heard.add(limit.queue)
 
     def limits(self) -> Sequence[Limit]:
-        return claims.read_limits(self._db)
+        if self._limits is None:
+            self._limits = claims.read_limits(self._db)
+        return self._limits
 
     # Reading.
 
@@ -336,9 +364,10 @@ class Ledger:
 
     def next_work(self, queues: Sequence[str]) -> float:
         """When something may be due: now, later or never (infinity)."""
-        if claims.claimable(self._db, queues, self.now, self.elapsed, 1):
+        if claims.claimable(self._db, queues, self.limits(), self.now, self.elapsed, 1):
             return self.now
-        return claims.next_eta(self._db, queues, self.now)
+        in_room = self.now + claims.next_room(self._db, queues, self.elapsed)
+        return min(claims.next_eta(self._db, queues, self.now), in_room)
 
     def has_result(self, task_id: str, runs: int) -> bool:
         """Whether it is final, or gone, or has completed more than `runs` runs."""

@@ -4,6 +4,10 @@ Group commit: whatever waits when the writer is free goes into one transaction, 
 the disk. If one of them fails, nothing has happened, and each gets a transaction of its own: nobody fails for another.
 A caller hears of success only after the commit; only then, and still with the lock, the writer may checkpoint.
 
+A commit waits for the disk if one of the group has to survive a power cut: what is added, settled or changed by people
+does. Claims and signs of life do not, for a claim that is lost only means that the task runs again; that of a task
+which may run only once does.
+
 Nothing of SQLite may live through a fork: a connection that a child opens would believe that it holds the locks of its
 parent's, and hold none. So before a fork the threads stop between two transactions and their connections are closed;
 the parent opens them again when they are needed, and the child begins anew.
@@ -11,93 +15,30 @@ the parent opens them again when they are needed, and the child begins anew.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import queue
 import sqlite3
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
+from typing import TypeVar
 
 from bullpen import primitives
-from bullpen.errors import StorageBusy, StorageCorrupt, StorageError
-from bullpen.storage.sqlite import file, host, schema
+from bullpen.errors import StorageBusy, StorageClosed, StorageCorrupt, StorageError
+from bullpen.storage.sqlite import file, schema
+from bullpen.storage.sqlite.jobs import Clock, Job, Work, deliver, run_together
 from bullpen.storage.sqlite.ledger import Ledger
-from bullpen.storage.sqlite.rows import DamagedRow
 from bullpen.storage.sqlite.signals import Bell
 
 log = logging.getLogger("bullpen.storage")
 
 T = TypeVar("T")
-Work = Callable[[Ledger], T]
 
 LARGEST_GROUP = 1000
 CHECKPOINT_PAGES = 1000
 _PAGES_PER_COMMIT, _PAGES_PER_CHANGE = 4, 0.5  # roughly; nobody tells how long the log is
 _LOST_CONNECTION = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN}
-
-
-class Clock(msgspec.Struct, frozen=True):
-    """The store's clocks: since the epoch, for people, and since the boot, for leases."""
-
-    now: Callable[[], float] = time.time
-    elapsed: Callable[[], float] = host.elapsed
-    boot: Callable[[], str] = host.machine_boot
-
-
-class Job:
-    """Work for a line, and the caller that waits for it on an event loop."""
-
-    __slots__ = ("clock", "error", "future", "ledger", "loop", "result", "work")
-
-    def __init__(self, work: Work[Any], clock: Clock) -> None:
-        self.work = work
-        self.clock = clock
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Any] = self.loop.create_future()
-        self.ledger: Ledger | None = None
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def run(self, db: sqlite3.Connection) -> None:
-        self.ledger = Ledger(db, self.clock.now(), self.clock.elapsed())
-        self.result = self.work(self.ledger)
-
-    def fail(self, error: BaseException, storage: str) -> None:
-        self.error = error
-        if isinstance(error, sqlite3.Error | OSError) and not isinstance(error, StorageError):
-            self.error = file.named(error, storage)
-        elif isinstance(error, DamagedRow | UnicodeDecodeError):
-            self.error = StorageCorrupt(f"it is damaged ({error})", storage=storage)
-        if self.error is not error:
-            self.error.__cause__ = error
-
-
-def deliver(jobs: Iterable[Job]) -> None:
-    """Let the callers know, each loop with one wake-up."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
-    for job in jobs:
-        by_loop.setdefault(job.loop, []).append(job)
-    for loop, some in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_resolve, some)
-        except RuntimeError:  # that loop is closed: nobody waits there any more
-            pass
-
-
-def _resolve(jobs: list[Job]) -> None:
-    for job in jobs:
-        if job.future.done():  # its caller was cancelled
-            continue
-        if job.error is not None:
-            job.future.set_exception(job.error)
-        else:
-            job.future.set_result(job.result)
 
 
 def is_lost(error: BaseException) -> bool:
@@ -115,11 +56,14 @@ class Line:
         self._db: sqlite3.Connection | None = None
         self.lock = threading.RLock()  # held while the connection is used; reentrant
         self._farewells: list[Job] = []
-        primitives.start_thread(self._work, f"bullpen-sqlite-{name}")
+        self._has_ended = False
+        self._thread = primitives.start_thread(self._work, f"bullpen-sqlite-{name}")
 
-    def submit(self, work: Work[T], clock: Clock) -> asyncio.Future[T]:
-        job = Job(work, clock)
+    def submit(self, work: Work[T], clock: Clock, *, durable: bool = True) -> Awaitable[T]:
+        job = Job(work, clock, durable=durable)
         self._jobs.put(job)
+        if self._has_ended:  # only after the put: what is there when the thread ends is refused by it
+            self._refuse_latecomers()
         return job.future
 
     def _work(self) -> None:
@@ -143,7 +87,19 @@ class Line:
                     self._run_safely(group)
         with self.lock:
             self.let_go()
+        self._has_ended = True
+        self._refuse_latecomers()
         deliver(self._farewells)
+
+    def _refuse_latecomers(self) -> None:
+        """Another thread has closed the store meanwhile."""
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            if job is not None:
+                self._fail_all([job], StorageClosed("it was closed", storage=self._storage))
 
     def _run_safely(self, group: list[Job]) -> None:
         """Whatever happens, the callers hear of it and the thread goes on."""
@@ -171,18 +127,23 @@ class Line:
             job.fail(error, self._storage)
         deliver(group)
 
-    def stop(self) -> asyncio.Future[None]:
-        """When all that was submitted is done. The future ends with the thread."""
+    def stop(self) -> Awaitable[None]:
+        """When all that was submitted is done. The future ends when the thread is about to; then it can be joined."""
         farewell = Job(lambda _: None, Clock())
         self._farewells.append(farewell)
         self._jobs.put(None)
         return farewell.future
+
+    def join(self) -> None:
+        """After `stop`: the thread has nothing left to do but to end."""
+        self._thread.join()
 
 
 class Writer(Line):
     def __init__(self, shared: SharedFile) -> None:
         self._write_lock: file.WriteLock | None = None
         self._pages = 0.0  # in the log, as far as this process has filled it
+        self._waits_for_disk = True  # whether a commit does, at the moment
         super().__init__("writer", shared)
 
     def _run(self, group: list[Job]) -> None:
@@ -196,16 +157,22 @@ class Writer(Line):
             waited = f"others wrote for longer than {shared.busy_timeout:g} s"
             self._fail_all(group, StorageBusy(waited, storage=self._storage))
             return
+        delivered = False
         try:
             if not self._transact(group):
                 for job in group:
                     self._transact([job])
-            deliver(group)
             if self._pages >= CHECKPOINT_PAGES and self._db is not None:
+                deliver(group)  # who would else wait for it
+                delivered = True
                 self._checkpoint(self._db)
         finally:
             lock.release()
-        self._ring(group)
+        try:
+            self._ring(group)
+        finally:
+            if not delivered:  # last, for whoever hears of it takes the interpreter from this thread
+                deliver(group)
 
     def _lock(self) -> file.WriteLock:
         if self._write_lock is None:
@@ -243,25 +210,40 @@ class Writer(Line):
 
     def _transact(self, jobs: list[Job]) -> bool:
         """One transaction for all. False if one of several failed: then nothing has happened."""
-        began = False
+        may_repeat = False
         try:
             db = self._connection(jobs[0].clock)
             changes = db.total_changes
+            durable = any(job.durable for job in jobs)
+            self._wait_for_disk(db, durable)
             db.execute("BEGIN IMMEDIATE")
-            began = True
-            for job in jobs:
-                job.run(db)
+            may_repeat = len(jobs) > 1
+            run_together(db, jobs)
             primitives.failpoint("sqlite.before_commit")
             db.execute("COMMIT")
+            may_repeat = False
             primitives.failpoint("sqlite.after_commit")
+            if not durable and any(job.ledger is not None and job.ledger.must_last for job in jobs):
+                self._make_durable(db)
             self._pages += _PAGES_PER_COMMIT + (db.total_changes - changes) * _PAGES_PER_CHANGE
         except BaseException as error:
             self._roll_back(error)
-            if began and len(jobs) > 1:
+            if may_repeat:
                 return False
             for job in jobs:
                 job.fail(error, self._storage)
         return True
+
+    def _wait_for_disk(self, db: sqlite3.Connection, wait: bool) -> None:
+        """Whether the commits that follow do. Where the store never does, nothing changes."""
+        if wait != self._waits_for_disk and self._shared.synchronous == "full":
+            db.executescript(f"PRAGMA synchronous = {'full' if wait else 'normal'}")  # not from the statement cache
+            self._waits_for_disk = wait
+
+    def _make_durable(self, db: sqlite3.Connection) -> None:
+        """A commit that waits for the disk takes all before it along."""
+        self._wait_for_disk(db, True)
+        db.execute("UPDATE bullpen_boot SET boot = boot")
 
     def _roll_back(self, error: BaseException) -> None:
         """A connection that has seen the disk fail is opened, and its file checked, anew."""
@@ -297,16 +279,19 @@ class Writer(Line):
     def _ring(self, group: list[Job]) -> None:
         queues: set[str] = set()
         tasks: set[str] = set()
+        ledger: Ledger | None = None
         for job in group:
-            if job.error is None and job.ledger is not None:
-                queues |= job.ledger.heard
-                tasks |= job.ledger.settled
+            if job.error is None and job.ledger is not None and job.ledger is not ledger:
+                ledger = job.ledger  # which jobs of one transaction share
+                queues |= ledger.heard
+                tasks |= ledger.settled
         if queues or tasks:
             self._shared.bell.ring(queues, tasks)
 
     def disconnect(self) -> None:
         super().disconnect()
         self._pages = 0.0
+        self._waits_for_disk = True
 
     def let_go(self) -> None:
         super().let_go()
@@ -355,17 +340,17 @@ class SharedFile:
         self._writer: Writer | None = None
         self._reader: Reader | None = None
 
-    def write(self, work: Work[T], clock: Clock) -> asyncio.Future[T]:
+    def write(self, work: Work[T], clock: Clock, *, durable: bool = True) -> Awaitable[T]:
         writer = self._writer
         if writer is None:
-            with _lock:
+            with files_lock:
                 writer = self._writer = self._writer or Writer(self)
-        return writer.submit(work, clock)
+        return writer.submit(work, clock, durable=durable)
 
-    def read(self, work: Work[T], clock: Clock) -> asyncio.Future[T]:
+    def read(self, work: Work[T], clock: Clock) -> Awaitable[T]:
         reader = self._reader
         if reader is None:
-            with _lock:
+            with files_lock:
                 reader = self._reader = self._reader or Reader(self)
         return reader.submit(work, clock)
 
@@ -392,8 +377,11 @@ class SharedFile:
         return [line for line in (self._writer, self._reader) if line is not None]
 
     async def close(self) -> None:
-        for stopped in [line.stop() for line in self.lines()]:
+        lines = self.lines()
+        for stopped in [line.stop() for line in lines]:
             await stopped
+        for line in lines:
+            line.join()
         self.bell.close()
 
     # Around a fork.
@@ -408,7 +396,7 @@ class SharedFile:
             line.lock.release()
 
 
-_lock = threading.RLock()
+files_lock = threading.RLock()
 _files: dict[tuple[str, str], SharedFile] = {}
 
 
@@ -416,7 +404,7 @@ def acquire(path: Path, synchronous: str, busy_timeout: float) -> SharedFile:
     """The file, for one more store of this process."""
     real = file.resolve(path)
     key = (str(real), synchronous)
-    with _lock:
+    with files_lock:
         shared = _files.get(key)
         if shared is None:
             shared = _files[key] = SharedFile(real, synchronous, busy_timeout)
@@ -426,7 +414,7 @@ def acquire(path: Path, synchronous: str, busy_timeout: float) -> SharedFile:
 
 async def release(shared: SharedFile) -> None:
     """One store less; with the last one the threads end."""
-    with _lock:
+    with files_lock:
         shared.users -= 1
         if shared.users > 0:
             return
@@ -436,7 +424,7 @@ async def release(shared: SharedFile) -> None:
 
 
 def _before_fork() -> None:
-    _lock.acquire()
+    files_lock.acquire()
     for shared in _files.values():
         shared.pause()
 
@@ -444,14 +432,14 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     for shared in _files.values():
         shared.go_on()
-    _lock.release()
+    files_lock.release()
 
 
 def _after_fork_in_child() -> None:
     for shared in _files.values():
         shared.bell.forget()
     _files.clear()
-    primitives.renew_lock(_lock)
+    primitives.renew_lock(files_lock)
 
 
 if hasattr(os, "register_at_fork"):

@@ -7,6 +7,7 @@ a function share: it is encoded and decoded once for all of them.
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -21,8 +22,10 @@ COLUMNS = (
     "worker, claim_id, lease_until, cancel_requested, created_at, started_at, finished_at, result_ttl, func_path, "
     "options, headers, progress, errors, result_dropped, payload, result"
 )
-# Of tasks that are new, and need nothing else. To bind a NULL takes longer than to store a text, and most are plain.
-PLAIN = "id, queue, priority, eta, created_at, result_ttl, func_path, options, payload"
+# Of tasks that are new, and need nothing else; those enqueued together differ in the last two only. To bind a value
+# takes longer than to store it, so nothing is bound that need not be.
+SHARED = "queue, priority, eta, created_at, result_ttl, func_path, options"
+PLAIN = f"{SHARED}, id, payload"
 CHANGING = (
     "status, eta, expires, attempt, failures, crashes, runs, worker, claim_id, lease_until, cancel_requested, "
     "started_at, finished_at, prune_at, progress, errors, result_dropped, result"
@@ -42,7 +45,7 @@ class _Options(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _REMEMBERED = 1000
-_encoded: dict[tuple[Any, ...], bytearray] = {}
+_encoded: dict[tuple[Any, ...], bytes] = {}
 _decoded: dict[bytes, _Options] = {}
 _encode = msgspec.msgpack.encode
 _decode_options = msgspec.msgpack.Decoder(_Options).decode
@@ -106,9 +109,27 @@ def is_plain(task: Task) -> bool:
     )
 
 
-def plain_row_of(task: Task) -> Row:
+# Plain tasks that are alike in these have the same `SHARED`.
+likeness = attrgetter(
+    "queue",
+    "priority",
+    "eta",
+    "created_at",
+    "result_ttl",
+    "func_path",
+    "codec",
+    "interval",
+    "max_retries",
+    "backoff",
+    "timeout",
+    "at_most_once",
+    "on_failure",
+)
+
+
+def shared_of(task: Task) -> Row:
+    """`SHARED`."""
     return (
-        task.id,
         task.queue,
         task.priority,
         task.eta,
@@ -116,7 +137,6 @@ def plain_row_of(task: Task) -> Row:
         task.result_ttl,
         task.func_path,
         _options_of(task),
-        bytearray(task.payload),  # faster to bind than bytes
     )
 
 
@@ -232,7 +252,7 @@ def prune_at(task: Task) -> float | None:
     return math.inf if task.result_ttl is None else task.finished_at + task.result_ttl
 
 
-def _options_of(task: Task) -> bytearray:
+def _options_of(task: Task) -> bytes:
     key = (
         task.codec,
         task.interval,
@@ -246,7 +266,7 @@ def _options_of(task: Task) -> bytearray:
     if packed is None:
         if len(_encoded) >= _REMEMBERED:
             _encoded.clear()
-        packed = _encoded[key] = bytearray(_encode(_Options(*key)))
+        packed = _encoded[key] = _encode(_Options(*key))
     return packed
 
 

@@ -134,13 +134,13 @@ class Ear:
         finally:
             self._waiting.discard(waiting)
             if not self._waiting and self._socket is not None:
-                self.loop.remove_reader(self._socket)
+                self.loop.remove_reader(self._socket.fileno())
 
     def _listen(self) -> None:
         if self._socket is not None:
             try:
                 self._read()  # what nobody waited for
-                self.loop.add_reader(self._socket, self._read)
+                self.loop.add_reader(self._socket.fileno(), self._read)  # the number: a loop looks for it by its repr
             except NotImplementedError:  # an event loop without readers
                 self._socket.close()
                 self._socket = None
@@ -166,13 +166,13 @@ class Ear:
     def _hear(self, queues: Set[str], tasks: Set[str] | None) -> None:
         for waiting in self._waiting:
             if tasks is None or waiting.task in tasks or not waiting.queues.isdisjoint(queues):
-                waiting.event.set()
+                waiting.tell()
 
     def close(self) -> None:
         self._bell.remove(self)
         if self._socket is not None:
             if self._waiting and not self.loop.is_closed():
-                self.loop.remove_reader(self._socket)
+                self.loop.remove_reader(self._socket.fileno())
             self._path.unlink(missing_ok=True)
             self.drop()
 
@@ -188,15 +188,31 @@ class Waiting:
     def __init__(self, queues: Set[str], task: str | None) -> None:
         self.queues = queues
         self.task = task
-        self.event = asyncio.Event()
+        self.is_news = False
+        self._future: asyncio.Future[None] | None = None
 
-    async def heard(self, timeout: float) -> None:
-        """Until there is news, or for so long."""
-        try:
-            await asyncio.wait_for(self.event.wait(), timeout)
-        except TimeoutError:
-            pass
-        self.event.clear()
+    def tell(self) -> None:
+        """There is news."""
+        self.is_news = True
+        _end(self._future)
+
+    async def heard(self, timeout: float) -> bool:
+        """Until there is news, or for so long; whether there is."""
+        if not self.is_news:
+            loop = asyncio.get_running_loop()
+            self._future = loop.create_future()
+            timer = loop.call_later(timeout, _end, self._future)
+            try:
+                await self._future
+            finally:
+                timer.cancel()
+        is_news, self.is_news = self.is_news, False
+        return is_news
+
+
+def _end(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bullpen.errors import InvalidOption, StorageClosed
 from bullpen.storage.port import (
@@ -22,8 +22,10 @@ from bullpen.storage.port import (
 )
 from bullpen.storage.sqlite import line
 from bullpen.storage.sqlite.file import folder_of
-from bullpen.storage.sqlite.line import Clock, SharedFile, Work
+from bullpen.storage.sqlite.jobs import Add, Clock, Work
+from bullpen.storage.sqlite.line import SharedFile
 from bullpen.storage.sqlite.signals import Ear
+from bullpen.storage.sqlite.transaction import settle_in
 from bullpen.tasks.task import Progress, Settlement, Task
 
 T = TypeVar("T")
@@ -41,6 +43,7 @@ class SqliteStorage:
     """
 
     durable = True
+    blocks_without_loop = True  # where no event loop runs, every method but the two waits blocks its thread instead
     busy_timeout = 5.0
 
     def __init__(
@@ -89,7 +92,7 @@ class SqliteStorage:
     # Producers.
 
     async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        return await self._write(lambda ledger: ledger.add(tasks)) if tasks else []
+        return await self._write(Add(tasks)) if tasks else []
 
     # Workers.
 
@@ -106,20 +109,23 @@ class SqliteStorage:
         return await self._write(
             lambda ledger: ledger.exchange(
                 settlements, worker=worker, queues=queues, limit=limit, lease=lease, claim_id=claim_id
-            )
+            ),
+            durable=bool(settlements),
         )
+
+    def settle_in(self, connection: Any, settlement: Settlement) -> None:
+        settle_in(connection, self.path, settlement, self._clock)
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         return await self._read(lambda ledger: ledger.find_claim(claim_id))
 
     async def renew(self, holds: Sequence[Hold], lease: float) -> Renewal:
-        return await self._write(lambda ledger: ledger.renew(holds, lease))
+        return await self._write(lambda ledger: ledger.renew(holds, lease), durable=False)
 
     async def note_progress(self, hold: Hold, progress: Progress) -> bool:
-        return await self._write(lambda ledger: ledger.note_progress(hold, progress))
+        return await self._write(lambda ledger: ledger.note_progress(hold, progress), durable=False)
 
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
-        """Not from an owner that is alive on this machine, by its worker record, unless it is one of `dead_workers`."""
         if not await self._read(lambda ledger: ledger.to_rescue(dead_workers)):
             return []
         return await self._write(lambda ledger: ledger.rescue_expired(decide, limit, dead_workers))
@@ -139,9 +145,8 @@ class SqliteStorage:
         with self._own_ear().listening(task=task_id) as waiting:
             while not await self._read(lambda ledger: ledger.has_result(task_id, runs)):
                 left = deadline - time.monotonic()
-                if left <= 0:
+                if left <= 0 or await waiting.heard(min(left, _LOOK_AGAIN)):
                     return
-                await waiting.heard(min(left, _LOOK_AGAIN))
 
     # People.
 
@@ -178,7 +183,7 @@ class SqliteStorage:
     # Workers, queues, limits.
 
     async def note_worker(self, record: WorkerRecord) -> None:
-        await self._write(lambda ledger: ledger.note_worker(record))
+        await self._write(lambda ledger: ledger.note_worker(record), durable=False)
 
     async def drop_worker(self, worker: str) -> None:
         await self._write(lambda ledger: ledger.drop_worker(worker))
@@ -203,8 +208,8 @@ class SqliteStorage:
 
     # The file.
 
-    async def _write(self, work: Work[T]) -> T:
-        return await self._shared().write(work, self._clock)
+    async def _write(self, work: Work[T], *, durable: bool = True) -> T:
+        return await self._shared().write(work, self._clock, durable=durable)
 
     async def _read(self, work: Work[T]) -> T:
         await self._ready()
@@ -217,11 +222,15 @@ class SqliteStorage:
     def _shared(self) -> SharedFile:
         if self._closed:
             raise StorageClosed("it was closed", storage=str(self.path))
-        if self._file is None or self._pid != os.getpid():  # the threads of a forked child are gone
-            self._pid = os.getpid()
-            self._ears.clear()
-            self._file = line.acquire(self.path, self.synchronous, self.busy_timeout)
-        return self._file
+        shared = self._file
+        if shared is None or self._pid != os.getpid():  # the threads of a forked child are gone
+            with line.files_lock:  # several threads may be the first
+                shared = self._file
+                if shared is None or self._pid != os.getpid():
+                    self._ears.clear()
+                    shared = self._file = line.acquire(self.path, self.synchronous, self.busy_timeout)
+                    self._pid = os.getpid()
+        return shared
 
     def _own_ear(self) -> Ear:
         shared = self._shared()

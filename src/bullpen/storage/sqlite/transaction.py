@@ -1,7 +1,7 @@
 """The acknowledgement inside a transaction of the user's own: effects and the end of the task commit together.
 
     with sqlite3.connect("jobs.db") as connection:
-        settle_in(connection, queue_file, succeed(task, result))     # first: LeaseLost if the task is in other hands
+        current_task().complete(connection)     # first: LeaseLost if the task is in other hands
         connection.execute("UPDATE account SET ...")
 
 The connection has to be one to the very file that the tasks are in: SQLite commits one file atomically, not two.
@@ -13,11 +13,11 @@ import os
 import sqlite3
 from pathlib import Path
 
-from bullpen.errors import LeaseLost, StorageError
+from bullpen.errors import InvalidOptionType, LeaseLost, StorageError
 from bullpen.storage.sqlite import schema
 from bullpen.storage.sqlite.file import named
+from bullpen.storage.sqlite.jobs import Clock
 from bullpen.storage.sqlite.ledger import Ledger
-from bullpen.storage.sqlite.line import Clock
 from bullpen.tasks.task import Settlement
 
 
@@ -42,7 +42,9 @@ def settle_in(connection: sqlite3.Connection, path: Path, settlement: Settlement
         raise LeaseLost(task=settlement.id, attempt=settlement.attempt)
 
 
-def _check_same_file(connection: sqlite3.Connection, path: Path) -> None:
+def _check_same_file(connection: object, path: Path) -> None:
+    if not isinstance(connection, sqlite3.Connection):
+        raise InvalidOptionType("connection", connection, f"a sqlite3.Connection to {path}")
     files = {name: file for _, name, file in connection.execute("PRAGMA database_list")}
     try:
         same = bool(files["main"]) and os.path.samefile(files["main"], path)

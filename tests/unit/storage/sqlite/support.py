@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bullpen.storage.port import Exchange
-from bullpen.storage.sqlite.line import Clock
+from bullpen.storage.sqlite.jobs import Clock
 from bullpen.storage.sqlite.store import SqliteStorage
 from bullpen.tasks.task import Settlement, Task
 

@@ -19,7 +19,7 @@ from bullpen.errors import (
     StorageReadOnly,
     UnsafeFile,
 )
-from bullpen.storage.sqlite import schema
+from bullpen.storage.sqlite import file, schema
 from bullpen.storage.sqlite.file import WriteLock, check_file, create_folder, named
 from tests.unit.storage.sqlite.support import new_task, opened, raw
 
@@ -143,6 +143,12 @@ async def test_a_network_file_system_is_refused(tmp_path: Path, kind: str) -> No
         check_file(share / "jobs.db", mounts)
     mounts.write_text(mounts.read_text() + f"/dev/vdb {escaped} ext4 rw 0 0\n")  # a local disk over it
     check_file(share / "jobs.db", mounts)
+
+
+async def test_nothing_is_made_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "_file_system", lambda *_: "nfs4")
+    assert isinstance(await refusal(tmp_path / "jobs.db"), UnsafeFile)
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_stranger_beside_the_file_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 
 from bullpen import primitives
 from bullpen.errors import StorageBusy, StorageClosed, StorageCorrupt
-from bullpen.storage.port import TaskFilter
+from bullpen.storage.port import Hold, TaskFilter
 from bullpen.storage.sqlite import line
+from bullpen.storage.sqlite.jobs import Clock, Job
 from bullpen.storage.sqlite.store import SqliteStorage
-from bullpen.tasks.task import Settlement, Task
+from bullpen.tasks.task import Settlement, Task, succeed
 from tests.unit.storage.sqlite.support import claim, new_task, opened, raw
 
 pytestmark = pytest.mark.anyio
@@ -223,3 +225,211 @@ def locks_of(pid: int, path: Path) -> int:
 
 def test_nothing_is_left_open_by_a_process_without_stores() -> None:
     assert line._files == {}
+
+
+async def test_those_who_add_together_get_each_their_own(tmp_path: Path, commits: list[str]) -> None:
+    async with opened(tmp_path / "jobs.db") as storage:
+        commits.clear()
+        same = [new_task(unique_key="same") for _ in range(3)]
+        others = [new_task(priority=number) for number in range(3)]
+        answers = await behind_a_lock(
+            storage.path,
+            lambda: storage.add([others[0]]),
+            lambda: storage.add([same[0], others[1]]),
+            lambda: storage.add([same[1]]),
+            lambda: storage.add([others[2], same[2]]),
+        )
+        assert [[task.id for task in answer] for answer in answers] == [
+            [others[0].id],
+            [same[0].id, others[1].id],
+            [same[0].id],
+            [others[2].id, same[0].id],
+        ]
+        assert len(commits) == 2
+        assert [task.id for task in await storage.list(TaskFilter(), limit=9)] == sorted(
+            task.id for task in [same[0], *others]
+        )
+
+
+# What waits for the disk.
+
+
+def disk(storage: SqliteStorage) -> str:
+    """How the last commit was made."""
+    assert storage._file is not None
+    writer = storage._file._writer
+    assert writer is not None
+    with writer.lock:
+        assert writer._db is not None
+        return {1: "normal", 2: "full"}[writer._db.execute("PRAGMA synchronous").fetchone()[0]]
+
+
+async def test_claims_and_signs_of_life_do_not_wait_for_the_disk(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as storage:
+        await storage.add([new_task(), new_task()])
+        assert disk(storage) == "full"
+        (first,) = (await claim(storage)).claimed
+        assert disk(storage) == "normal"
+        (second,) = (await claim(storage, settlements=(succeed(first, b"1"),))).claimed  # with a result
+        assert disk(storage) == "full"
+        await storage.renew([Hold(second.id, second.attempt)], 15.0)
+        assert disk(storage) == "normal"
+        await storage.cancel([second.id])
+        assert disk(storage) == "full"
+
+
+async def test_the_claim_of_what_may_run_only_once_waits_for_the_disk(tmp_path: Path, commits: list[str]) -> None:
+    async with opened(tmp_path / "jobs.db") as storage:
+        await storage.add([new_task(at_most_once=True)])
+        commits.clear()
+        assert len((await claim(storage)).claimed) == 1
+        assert disk(storage) == "full"
+
+
+async def test_one_who_has_to_wait_for_the_disk_makes_the_whole_group_wait(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as storage:
+        await storage.add([new_task()])
+        await behind_a_lock(
+            storage.path,
+            lambda: claim(storage),
+            lambda: storage.add([new_task()]),
+            lambda: claim(storage, claim_id="another"),
+        )
+        assert disk(storage) == "full"
+
+
+async def test_a_store_that_never_waits_for_the_disk_does_not_begin_to(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db", synchronous="normal") as storage:
+        await storage.add([new_task(at_most_once=True)])
+        await claim(storage)
+        assert disk(storage) == "normal"
+
+
+# Callers without an event loop.
+
+
+def blocking(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What the coroutine returns; it never has to be resumed."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waits")
+
+
+def test_where_no_loop_runs_a_store_blocks(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path / "jobs.db")
+    task = new_task()
+    blocking(storage.add([task]))
+    assert blocking(storage.get([task.id]))[0].id == task.id
+    with pytest.raises(AttributeError):
+        blocking(storage.note_progress(None, None))  # type: ignore[arg-type]
+    blocking(storage.close())
+
+
+def test_many_threads_may_be_the_first_to_use_a_store(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path / "jobs.db")
+    start = threading.Barrier(8)
+
+    def add() -> None:
+        start.wait()
+        blocking(storage.add([new_task()]))
+
+    threads = [threading.Thread(target=add) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(blocking(storage.list(TaskFilter(), limit=9))) == 8
+    assert storage._file is not None
+    assert storage._file.users == 1
+    blocking(storage.close())
+
+
+def test_who_comes_after_the_end_of_a_line_is_refused(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path / "jobs.db")
+    blocking(storage.open())
+    assert storage._file is not None
+    writer = storage._file._writer
+    assert writer is not None
+    blocking(storage.close())
+
+    async def late() -> None:
+        await writer.submit(lambda _: None, Clock())
+
+    with pytest.raises(StorageClosed):
+        blocking(late())
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such timers here")
+def test_a_caller_that_is_interrupted_before_its_turn_has_written_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    def transact(jobs: list[Job]) -> bool:
+        began.set()
+        return one_by_one(jobs)
+
+    storage = SqliteStorage(tmp_path / "jobs.db")
+    blocking(storage.open())
+    assert storage._file is not None
+    writer = storage._file._writer
+    assert writer is not None
+    began, one_by_one = threading.Event(), writer._transact
+    monkeypatch.setattr(writer, "_transact", transact)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    other = raw(storage.path)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        first = threading.Thread(target=lambda: blocking(storage.add([new_task(id="first")])))
+        first.start()
+        began.wait()
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Interrupted):
+            blocking(storage.add([new_task(id="second")]))
+        other.execute("COMMIT")
+        first.join()
+        assert [task.id for task in blocking(storage.list(TaskFilter(), limit=9))] == ["first"]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        other.close()
+        blocking(storage.close())
+
+
+async def test_what_was_committed_is_not_done_again_when_it_cannot_be_made_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(writer: line.Writer, db: object) -> None:
+        raise OSError("the disk is gone")
+
+    async with opened(tmp_path / "jobs.db") as storage:
+        await storage.add([new_task(at_most_once=True) for _ in range(4)])
+        monkeypatch.setattr(line.Writer, "_make_durable", broken)
+        answers = await behind_a_lock(
+            storage.path,
+            lambda: storage.renew([], 15.0),
+            lambda: claim(storage, claim_id="a"),
+            lambda: claim(storage, claim_id="b"),
+        )
+        assert [type(answer).__name__ for answer in answers] == ["Renewal", "StorageError", "StorageError"]
+        assert [len(await storage.find_claim(claim_id)) for claim_id in ("a", "b")] == [1, 1]
+
+
+def test_a_bell_that_breaks_takes_no_answer_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    storage = SqliteStorage(tmp_path / "jobs.db")
+    blocking(storage.open())
+    assert storage._file is not None
+    monkeypatch.setattr(storage._file.bell, "ring", broken)
+    task = new_task()
+    assert blocking(storage.add([task]))[0].id == task.id
+    blocking(storage.close())

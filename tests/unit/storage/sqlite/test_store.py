@@ -1,17 +1,16 @@
-"""What the SQLite store promises beyond the port: leases that no clock touches, owners that are alive."""
+"""What the SQLite store promises beyond the port: leases that no clock touches, upkeep that writes nothing in vain."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
 
-from bullpen.storage.port import Hold, TaskFilter, WorkerRecord
-from bullpen.storage.sqlite import host, schema
+from bullpen.storage.port import TaskFilter
+from bullpen.storage.sqlite import schema
 from bullpen.storage.sqlite.store import SqliteStorage
-from bullpen.tasks.task import PENDING, RUNNING, Settlement, Task, TaskError, crash, succeed
+from bullpen.tasks.task import PENDING, RUNNING, Settlement, Task, TaskError, crash
 from tests.unit.storage.sqlite.support import ManualClock, claim, new_task, opened, raw
 
 pytestmark = pytest.mark.anyio
@@ -19,27 +18,6 @@ pytestmark = pytest.mark.anyio
 
 def decide(task: Task, now: float) -> Settlement:
     return crash(task, TaskError(kind="crash", attempt=task.attempt, at=now))
-
-
-def own_record(worker: str = "w", **fields: object) -> WorkerRecord:
-    known = {
-        "id": worker,
-        "host": "here",
-        "pid": os.getpid(),
-        "boot_id": host.boot_id(),
-        "process_started": host.process_started(os.getpid()),
-        "queues": (),
-        "concurrency": 1,
-    }
-    return WorkerRecord(**{**known, **fields})  # type: ignore[arg-type]
-
-
-async def test_tasks_are_there_when_the_file_is_opened_again(tmp_path: Path) -> None:
-    task = new_task(headers={"a": "b"}, expires=9e9, concurrency_key="k", interval=5.0)
-    async with opened(tmp_path / "jobs.db") as storage:
-        (kept,) = await storage.add([task])
-    async with opened(tmp_path / "jobs.db") as storage:
-        assert await storage.get([task.id]) == [kept]
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0, 1e9])
@@ -71,49 +49,6 @@ async def test_a_new_boot_ends_all_leases(tmp_path: Path) -> None:
         assert await storage.rescue_expired(decide, limit=9) == []
 
 
-async def test_nothing_is_taken_from_an_owner_that_is_alive(tmp_path: Path) -> None:
-    manual = ManualClock()
-    async with opened(tmp_path / "jobs.db", clock=manual.clock) as storage:
-        await storage.add([new_task(id="t")])
-        await claim(storage, lease=1.0)
-        manual.advance(100.0)
-        await storage.note_worker(own_record())
-        assert await storage.rescue_expired(decide, limit=9) == []
-        renewed = await storage.renew([Hold("t", 1)], 1.0)
-        assert renewed.lost == frozenset()
-        for dead in (
-            own_record(process_started=1.5),
-            own_record(boot_id="another"),
-            own_record(pid=2**22 + 1),
-            own_record(boot_id=""),
-        ):
-            await storage.note_worker(dead)
-            manual.advance(100.0)
-            (rescued,) = await storage.rescue_expired(decide, limit=9)
-            await storage.retry([rescued.id])
-            assert (await claim(storage, lease=1.0)).claimed
-
-
-async def test_a_worker_that_is_known_to_be_dead_is_not_waited_for(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as storage:
-        await storage.add([new_task()])
-        await claim(storage, lease=1000.0)
-        await storage.note_worker(own_record())
-        (rescued,) = await storage.rescue_expired(decide, limit=9, dead_workers=["w"])
-        assert rescued.crashes == 1
-
-
-async def test_who_is_left_alone_does_not_stand_in_the_way_of_others(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as storage:
-        await storage.add([new_task(), new_task(), new_task()])
-        claimed = (await claim(storage, 3, lease=0.0)).claimed
-        spared = {task.id for task in claimed[:2]}
-        rescued = await storage.rescue_expired(
-            lambda task, now: None if task.id in spared else decide(task, now), limit=1
-        )
-        assert [task.id for task in rescued] == [claimed[2].id]
-
-
 async def test_upkeep_is_bounded_and_writes_nothing_when_there_is_nothing_to_do(tmp_path: Path) -> None:
     manual = ManualClock()
     async with opened(tmp_path / "jobs.db", clock=manual.clock) as storage:
@@ -131,45 +66,6 @@ async def test_upkeep_is_bounded_and_writes_nothing_when_there_is_nothing_to_do(
 
 def data_version(path: Path) -> bytes:
     return path.with_name(path.name + "-wal").read_bytes()
-
-
-async def test_who_waits_is_woken_by_work_and_by_results(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as storage:
-        waiting = asyncio.ensure_future(storage.wait_for_work(["default"], 30))
-        await asyncio.sleep(0.02)
-        (task,) = await storage.add([new_task()])
-        await asyncio.wait_for(waiting, 5)
-        waiting = asyncio.ensure_future(storage.wait_for_result(task.id, 0, 30))
-        (held,) = (await claim(storage)).claimed
-        await asyncio.sleep(0.02)
-        assert not waiting.done()
-        await claim(storage, 0, (succeed(held, b"1"),))
-        await asyncio.wait_for(waiting, 5)
-
-
-async def test_who_waits_for_work_wakes_when_a_task_becomes_due(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as storage:
-        await storage.add([new_task(eta=await storage.now() + 0.05, priority=3)])
-        looks = 0
-        while not (await claim(storage)).claimed:
-            looks += 1
-            await asyncio.wait_for(storage.wait_for_work(["default"], 30), 5)
-        assert looks <= 3  # it may have heard of the task itself, and once too early
-
-
-async def test_a_queue_at_its_limit_is_no_work(tmp_path: Path) -> None:
-    """Or a worker would ask again and again."""
-    from bullpen.storage.port import Limit
-
-    async with opened(tmp_path / "jobs.db") as storage:
-        await storage.set_limit(Limit(queue="default", max_running=1))
-        await storage.add([new_task(), new_task()])
-        (held,) = (await claim(storage)).claimed
-        waiting = asyncio.ensure_future(storage.wait_for_work(["default"], 30))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        await claim(storage, 0, (succeed(held, None),))
-        await asyncio.wait_for(waiting, 5)
 
 
 def test_one_object_may_be_used_on_one_loop_after_the_other(tmp_path: Path) -> None:

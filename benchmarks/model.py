@@ -1,0 +1,128 @@
+"""The words of a benchmark: a suite has works, a work has contestants and metrics, and some metrics have a bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
+
+OURS = "bullpen"
+
+Measure = Callable[[Any], Mapping[str, float]]
+"""One measurement, given the sizes of its suite: figures by the keys of the work's metrics."""
+
+
+class Sizes(Protocol):
+    """How much one measurement does; a frozen dataclass of the suite."""
+
+    @property
+    def rounds(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A library that takes part: its name in the report, the object it needs, what to install, how it is opened."""
+
+    name: str
+    requires: str
+    distribution: str | None
+    install: str | None
+    opened_as: str
+    open: Callable[[], Any] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure of a work. Every metric is compared as a ratio to the work's reference, in the same round."""
+
+    key: str
+    title: str
+    unit: str
+    better: Literal["higher", "lower"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A peer with the settings and the calls it takes part with."""
+
+    label: str
+    peer: Peer
+    settings: str
+    measure: Measure
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One comparison. The first contestant is the reference of all ratios; ours, the last, is judged by the bars.
+
+    The title may name the fields of the suite's sizes: `{tasks:,} no-ops`.
+    """
+
+    name: str
+    title: str
+    metrics: tuple[Metric, ...]
+    contestants: tuple[Contestant, ...]
+
+    @property
+    def reference(self) -> Contestant:
+        return self.contestants[0]
+
+    @property
+    def judged(self) -> Contestant | None:
+        """None when a filter has left Bullpen out."""
+        last = self.contestants[-1]
+        return last if last.peer.name == OURS else None
+
+    def describe(self, sizes: Sizes) -> str:
+        return self.title.format(**asdict(sizes))  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A promise: the median over the rounds, rounded to the two digits that are printed, reaches `limit`.
+
+    Of the ratios to the reference, or of the figure itself.
+    """
+
+    work: str
+    metric: str
+    limit: float
+    of: Literal["ratio", "value"] = "ratio"
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Works that are measured together, and what a reader has to know about all of them."""
+
+    name: str
+    title: str  # of the chart
+    higher: str  # its panel of what should be large …
+    lower: str  # … and of what should be small
+    works: tuple[Work, ...]
+    bars: tuple[Bar, ...]
+    full: Sizes
+    quick: Sizes
+    settings: Callable[[], Mapping[str, str]]  # shared by all contestants
+
+    def bar_of(self, work: Work, metric: Metric) -> Bar | None:
+        return next((bar for bar in self.bars if (bar.work, bar.metric) == (work.name, metric.key)), None)
+
+    def find(self, work_name: str, label: str) -> Contestant:
+        return next(
+            contestant
+            for work in self.works
+            if work.name == work_name
+            for contestant in work.contestants
+            if contestant.label == label
+        )
+
+    def peers(self) -> list[Peer]:
+        """Each once: by what it requires."""
+        found = {contestant.peer.requires: contestant.peer for work in self.works for contestant in work.contestants}
+        return list(found.values())
+
+
+def meets(bar: Bar, metric: Metric, median: float) -> bool:
+    """Judged as printed, so that a table never shows 1.00 beside a bar of 1.00 and calls it missed."""
+    shown = round(median, 2)
+    return shown >= bar.limit if metric.better == "higher" else shown <= bar.limit

@@ -1,0 +1,9 @@
+"""The suites there are, by name."""
+
+from __future__ import annotations
+
+from .model import Suite
+from .pool.works import POOL
+from .tasks.works import TASKS
+
+SUITES: dict[str, Suite] = {suite.name: suite for suite in (POOL, TASKS)}

@@ -1,0 +1,202 @@
+"""Tasks per second out of a store: a backlog waits, a worker starts, and the clock stops when all of it is settled.
+
+Everybody runs in one process and returns what the task was given, which is kept as its result where there are results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from benchmarks.model import Measure
+from bullpen import AsyncWorkerPool
+from bullpen.tasks.task import SUCCESS
+
+from .ours import Ours, in_file
+from .peers import Huey, LiteQueue, PersistQueue, Taskito
+from .plain import Plain, new_row
+from .settings import BATCH, CONCURRENCY, Sizes, new_folder
+from .turns import RATE
+
+
+class TasksNotDone(Exception):
+    """Not every task has run once, or not every result was kept; the time would mean nothing."""
+
+    def __init__(self, expected: int, found: object) -> None:
+        super().__init__(f"expected {expected} tasks to be done, got {found}")
+
+
+class Tally:
+    """Counts calls, and says when it is enough. A task may be counted on any thread."""
+
+    def __init__(self, expected: int, enough: Callable[[], object]) -> None:
+        self.calls = 0
+        self._expected = expected
+        self._enough = enough
+
+    def __call__(self, _: int) -> None:
+        self.calls += 1
+        if self.calls == self._expected:
+            self._enough()
+
+
+def ours(*, is_async: bool = True, url: Callable[[Path], str] = in_file) -> Measure:
+    def measure(sizes: Sizes) -> Mapping[str, float]:
+        return {RATE: sizes.drained / asyncio.run(_drain(url, is_async, sizes.drained))}
+
+    return measure
+
+
+def ours_in_memory(sizes: Sizes) -> Mapping[str, float]:
+    return {RATE: sizes.in_memory / asyncio.run(_drain(lambda _: "memory://", True, sizes.in_memory))}
+
+
+async def _drain(url: Callable[[Path], str], is_async: bool, count: int) -> float:
+    done, loop = asyncio.Event(), asyncio.get_running_loop()
+    tally = Tally(count, done.set if is_async else lambda: loop.call_soon_threadsafe(done.set))
+    with new_folder() as folder:
+        ours = Ours(url(folder), is_async=is_async, seen=tally)
+        async with ours.queue as queue:
+            await ours.noop.aenqueue_many([(number,) for number in range(count)])
+            worker = AsyncWorkerPool(queue, concurrency=CONCURRENCY)
+            gc.collect()
+            started = perf_counter()
+            await worker.start()
+            await done.wait()
+            await worker.stop()
+            elapsed = perf_counter() - started
+            counts = await queue.acounts()
+    if tally.calls != count or counts["default"].get(SUCCESS) != count:
+        raise TasksNotDone(count, f"{tally.calls} calls, {counts['default']}")
+    return elapsed
+
+
+def floor(sizes: Sizes) -> Mapping[str, float]:
+    """Plain SQL: settle a batch and claim the next in one transaction, and call a function in between."""
+    with new_folder() as folder, Plain(folder) as plain:
+        plain.add_many([new_row() for _ in range(sizes.drained)])
+        gc.collect()
+        started = perf_counter()
+        while plain.exchange(BATCH):
+            pass
+        elapsed = perf_counter() - started
+        if plain.count("success") != sizes.drained:
+            raise TasksNotDone(sizes.drained, plain.count("success"))
+    return {RATE: sizes.drained / elapsed}
+
+
+def huey(fsync: bool | None, **options: Any) -> Measure:
+    def measure(sizes: Sizes) -> Mapping[str, float]:
+        done = threading.Event()
+        tally = Tally(sizes.timed, done.set)
+        with new_folder() as folder:
+            filling = Huey(folder, fsync=False)  # untimed
+            for number in range(sizes.drained):
+                filling.noop(number)
+            queue = Huey(folder, fsync=fsync, seen=tally)
+            elapsed = _until(done, queue.consuming(**options))
+            kept = queue.huey.storage.result_store_size()
+        if kept < sizes.timed:
+            raise TasksNotDone(sizes.timed, f"{kept} results")
+        return {RATE: sizes.timed / elapsed}
+
+    return measure
+
+
+def taskito(**options: Any) -> Measure:
+    def measure(sizes: Sizes) -> Mapping[str, float]:
+        done = threading.Event()
+        tally = Tally(sizes.timed, done.set)
+        with new_folder() as folder:
+            queue = Taskito(folder, seen=tally, **options)
+            queue.noop.map([(number,) for number in range(sizes.drained)])
+            return {RATE: sizes.timed / _until(done, queue.consuming())}
+
+    return measure
+
+
+def _until(done: threading.Event, consuming: AbstractContextManager[None]) -> float:
+    gc.collect()
+    started = perf_counter()
+    with consuming:
+        if not done.wait(240):
+            raise TimeoutError("not done after 240 s")
+        return perf_counter() - started
+
+
+def litequeue(sizes: Sizes) -> Mapping[str, float]:
+    """It has no worker: this is the loop that its users write. It keeps no results."""
+    with new_folder() as folder:
+        queue = LiteQueue(folder).queue
+        with queue.transaction():
+            for number in range(sizes.drained):
+                queue.put(str(number))
+        gc.collect()
+        started = perf_counter()
+        for _ in range(sizes.timed):
+            message = queue.pop()
+            int(message.data)
+            queue.done(message.message_id)
+        elapsed = perf_counter() - started
+    return {RATE: sizes.timed / elapsed}
+
+
+def persist_queue(sizes: Sizes) -> Mapping[str, float]:
+    """It has no worker either, and no results."""
+    with new_folder() as folder:
+        queue = PersistQueue(folder).queue
+        for number in range(sizes.timed):
+            queue.put(number)
+        gc.collect()
+        started = perf_counter()
+        for _ in range(sizes.timed):
+            queue.ack(queue.get())
+        elapsed = perf_counter() - started
+        if queue.acked_count() != sizes.timed:
+            raise TasksNotDone(sizes.timed, queue.acked_count())
+    return {RATE: sizes.timed / elapsed}
+
+
+# In memory, without any queue.
+
+
+async def _noop(x: int) -> int:
+    return x
+
+
+def tasks_one_by_one(sizes: Sizes) -> Mapping[str, float]:
+    """A bare loop of one asyncio task per function."""
+
+    async def timed() -> float:
+        loop = asyncio.get_running_loop()
+        results = []
+        gc.collect()
+        started = perf_counter()
+        for number in range(sizes.in_memory):
+            results.append(await loop.create_task(_noop(number)))
+        elapsed = perf_counter() - started
+        if len(results) != sizes.in_memory:
+            raise TasksNotDone(sizes.in_memory, len(results))
+        return elapsed
+
+    return {RATE: sizes.in_memory / asyncio.run(timed())}
+
+
+def tasks_gathered(sizes: Sizes) -> Mapping[str, float]:
+    """The same, a hundred at a time."""
+
+    async def timed() -> float:
+        results: list[int] = []
+        gc.collect()
+        started = perf_counter()
+        for first in range(0, sizes.in_memory, CONCURRENCY):
+            results += await asyncio.gather(*[_noop(number) for number in range(first, first + CONCURRENCY)])
+        return perf_counter() - started
+
+    return {RATE: sizes.in_memory / asyncio.run(timed())}

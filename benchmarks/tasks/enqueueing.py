@@ -1,0 +1,205 @@
+"""Tasks per second into a file: one by one from one caller and from many, and many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.model import Measure
+
+from .ours import Ours, in_file
+from .peers import Huey, LiteQueue, PersistQueue, Taskito
+from .plain import Plain, new_row
+from .settings import CALLERS, Sizes, new_folder
+from .turns import Commits, Turns, commits
+
+WARM_UP = 20
+TURNS = 20
+BULKS = 3
+
+Put = Callable[[int], object]
+Count = Callable[[], int]
+Opened = Callable[[Path], AbstractContextManager[tuple[Put, Count]]]
+"""What enqueues one number, and what counts those that are there."""
+
+
+class TasksMissing(Exception):
+    """Not everything that was acknowledged is there; the time would mean nothing."""
+
+    def __init__(self, expected: int, found: int) -> None:
+        super().__init__(f"expected {expected} tasks to be there, got {found}")
+
+
+def one_caller(opened: Opened) -> Measure:
+    def measure(sizes: Sizes) -> Mapping[str, float]:
+        turns, count = Turns(), _per_turn(sizes)
+        with new_folder() as folder, opened(folder) as (put, counted), commits(turns) as reference:
+            for number in range(WARM_UP):
+                put(number)
+            gc.collect()
+            for _ in range(TURNS):
+                with turns.own(count):
+                    for number in range(count):
+                        put(number)
+                reference.take_turn(count)
+            _check(TURNS * count + WARM_UP, counted())
+        return turns.figures()
+
+    return measure
+
+
+def _per_turn(sizes: Sizes) -> int:
+    return max(sizes.singles // TURNS, 1)
+
+
+def many_threads(opened: Opened) -> Measure:
+    """Each caller is a thread."""
+
+    def measure(sizes: Sizes) -> Mapping[str, float]:
+        turns, count = Turns(), _per_turn(sizes)
+        with new_folder() as folder, opened(folder) as (put, counted), commits(turns) as reference:
+            begin, end = threading.Barrier(CALLERS + 1), threading.Barrier(CALLERS + 1)
+
+            def call() -> None:
+                put(0)
+                for _ in range(TURNS):
+                    begin.wait()
+                    for number in range(count):
+                        put(number)
+                    end.wait()
+
+            threads = [threading.Thread(target=call) for _ in range(CALLERS)]
+            for thread in threads:
+                thread.start()
+            for _ in range(TURNS):
+                begin.wait()
+                with turns.own(CALLERS * count):
+                    end.wait()
+                reference.take_turn(count)
+            for thread in threads:
+                thread.join()
+            _check(CALLERS * (TURNS * count + 1), counted())
+        return turns.figures()
+
+    return measure
+
+
+def many_coroutines(sizes: Sizes) -> Mapping[str, float]:
+    """Ours: each caller is a coroutine that waits for one task before it enqueues the next."""
+    turns, count = Turns(), _per_turn(sizes)
+
+    async def call(noop: Any) -> None:
+        for number in range(count):
+            await noop.aenqueue(number)
+
+    async def timed(ours: Ours, reference: Commits) -> None:
+        async with ours.queue as queue:
+            await call(ours.noop)
+            gc.collect()
+            for _ in range(TURNS):
+                with turns.own(CALLERS * count):
+                    await asyncio.gather(*[call(ours.noop) for _ in range(CALLERS)])
+                reference.take_turn(count)
+            counts = await queue.acounts()
+            _check((TURNS * CALLERS + 1) * count, sum(counts["default"].values()))
+
+    with new_folder() as folder, commits(turns) as reference:
+        asyncio.run(timed(Ours(in_file(folder)), reference))
+    return turns.figures()
+
+
+Bulk = tuple[Callable[[int], Any], Callable[[Any], Any], Count]
+"""What prepares so many tasks, untimed; what enqueues them; and what counts those that are there."""
+
+
+def at_once(opened: Callable[[Path], AbstractContextManager[Bulk]]) -> Measure:
+    def measure(sizes: Sizes) -> Mapping[str, float]:
+        turns = Turns()
+        with new_folder() as folder, opened(folder) as (prepare, put_many, counted), plain_bulk(folder) as reference:
+            put_many(prepare(WARM_UP))
+            for _ in range(BULKS):
+                tasks, rows = prepare(sizes.bulk), reference[0](sizes.bulk)
+                gc.collect()
+                with turns.own(sizes.bulk):
+                    alive = put_many(tasks)
+                with turns.reference(sizes.bulk):
+                    reference[1](rows)
+                del alive
+            _check(BULKS * sizes.bulk + WARM_UP, counted())
+        return turns.figures()
+
+    return measure
+
+
+def _check(expected: int, found: int) -> None:
+    if found != expected:
+        raise TasksMissing(expected, found)
+
+
+# The contestants.
+
+
+@contextmanager
+def plain(folder: Path) -> Iterator[tuple[Put, Count]]:
+    with Plain(folder) as queue:
+        yield lambda _: queue.add(new_row()), lambda: queue.count("pending")
+
+
+@contextmanager
+def ours(folder: Path) -> Iterator[tuple[Put, Count]]:
+    with Ours(in_file(folder)) as ours:
+        yield ours.noop.enqueue, lambda: sum(ours.queue.counts()["default"].values())
+
+
+def huey(fsync: bool | None) -> Opened:
+    @contextmanager
+    def opened(folder: Path) -> Iterator[tuple[Put, Count]]:
+        queue = Huey(folder, fsync=fsync)
+        yield queue.noop, queue.huey.storage.queue_size
+
+    return opened
+
+
+def litequeue(full: bool) -> Opened:
+    @contextmanager
+    def opened(folder: Path) -> Iterator[tuple[Put, Count]]:
+        queue = LiteQueue(folder, full=full).queue
+        yield lambda number: queue.put(str(number)), queue.qsize
+
+    return opened
+
+
+@contextmanager
+def persist_queue(folder: Path) -> Iterator[tuple[Put, Count]]:
+    queue = PersistQueue(folder).queue
+    yield queue.put, queue.qsize
+
+
+@contextmanager
+def taskito(folder: Path) -> Iterator[tuple[Put, Count]]:
+    queue = Taskito(folder)
+    yield queue.noop.delay, lambda: queue.queue.stats()["pending"]
+
+
+@contextmanager
+def plain_bulk(_: Path) -> Iterator[Bulk]:
+    with new_folder() as folder, Plain(folder) as queue:
+        yield lambda count: [new_row() for _ in range(count)], queue.add_many, lambda: queue.count("pending")
+
+
+@contextmanager
+def ours_bulk(folder: Path) -> Iterator[Bulk]:
+    with Ours(in_file(folder)) as ours:
+        counted = lambda: sum(ours.queue.counts()["default"].values())  # noqa: E731
+        yield lambda count: [(number,) for number in range(count)], ours.noop.enqueue_many, counted
+
+
+@contextmanager
+def taskito_bulk(folder: Path) -> Iterator[Bulk]:
+    queue = Taskito(folder)
+    yield lambda count: [(number,) for number in range(count)], queue.noop.map, lambda: queue.queue.stats()["pending"]

@@ -1,0 +1,63 @@
+"""A contestant and plain SQL, turn by turn in one process: the disk of a busy machine changes within a second, and so
+it harms both alike. The ratio of a round is the median of the ratios of its turns.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+from benchmarks.measure import PAIRED
+
+from .plain import Plain, new_row
+from .settings import new_folder
+
+RATE = "rate"
+
+
+class Turns:
+    """Rates of the contestant, and of the reference right after each."""
+
+    def __init__(self) -> None:
+        self._own: list[float] = []
+        self._reference: list[float] = []
+
+    @contextmanager
+    def own(self, count: int) -> Iterator[None]:
+        began = perf_counter()
+        yield
+        self._own.append(count / (perf_counter() - began))
+
+    @contextmanager
+    def reference(self, count: int) -> Iterator[None]:
+        began = perf_counter()
+        yield
+        self._reference.append(count / (perf_counter() - began))
+
+    def figures(self) -> dict[str, float]:
+        ratios = [own / reference for own, reference in zip(self._own, self._reference, strict=True)]
+        return {RATE: statistics.median(self._own), RATE + PAIRED: statistics.median(ratios)}
+
+
+class Commits:
+    """The reference of what is enqueued one by one: one `INSERT`, one commit."""
+
+    def __init__(self, plain: Plain, turns: Turns) -> None:
+        self._plain = plain
+        self._turns = turns
+
+    def take_turn(self, count: int) -> None:
+        add = self._plain.add
+        with self._turns.reference(count):
+            for _ in range(count):
+                add(new_row())
+
+
+@contextmanager
+def commits(turns: Turns) -> Iterator[Commits]:
+    with new_folder() as folder, Plain(folder) as plain:
+        reference = Commits(plain, Turns())
+        reference.take_turn(10)  # warm-up
+        yield Commits(plain, turns)

@@ -1,0 +1,236 @@
+"""What is measured, who takes part in it, and the bar Bullpen has set itself for each: all of it in tables."""
+
+from __future__ import annotations
+
+from benchmarks.model import Bar, Contestant, Measure, Metric, Peer, Suite, Work
+
+from . import claiming, draining, enqueueing, idling, waiting
+from .ours import SETTINGS as OURS
+from .peers import ASYNCIO, BULLPEN, HUEY, LITEQUEUE, PERSIST_QUEUE, PLAIN, TASKITO
+from .plain import SETTINGS as RAW
+from .settings import BATCH, CALLERS, CONCURRENCY, FULL, QUICK, shared_settings
+from .turns import RATE
+from .waiting import P50, P99
+
+BARS = (
+    Bar("enqueue", RATE, 0.7),
+    Bar("enqueue-threads", RATE, 5.0),
+    Bar("enqueue-coroutines", RATE, 5.0),
+    Bar("enqueue-bulk", RATE, 0.4),
+    Bar("drain", RATE, 5.0),
+    Bar("latency", P50, 6.0),
+    Bar("latency-remote", P50, 12.0),
+    Bar("idle", idling.CPU, 1.0, of="value"),
+    Bar("backlog", claiming.COST, 1.3),
+    Bar("memory-drain", RATE, 0.4),
+)
+
+_THROUGHPUT = (Metric(RATE, "throughput", "tasks/s", "higher"),)
+_LATENCY = (Metric(P50, "median", "µs", "lower"), Metric(P99, "99th percentile", "µs", "lower"))
+
+# The settings that decide what a figure means. WAL everywhere.
+_HUEY = "SqliteHuey(fsync=None), its default: synchronous=FULL"
+_HUEY_OFF = "SqliteHuey(fsync=False), its fastest: synchronous=OFF, a power cut may damage the file"
+_LITEQUEUE = "LiteQueue(), its default: synchronous=NORMAL, a power cut may take the latest"
+_LITEQUEUE_FULL = "LiteQueue(), with PRAGMA synchronous=FULL by hand"
+_PERSIST = "SQLiteAckQueue(auto_commit=True), its default: synchronous=FULL"
+_TASKITO = "Queue(db_path), its default: synchronous=NORMAL"
+_EVERY_MS = {"initial_delay": 0.001, "max_delay": 0.001}
+_LOOK_OFTEN = {"backoff": 1.0, "max_delay": 0.001}
+
+
+def _raw(what: str, measure: Measure) -> Contestant:
+    return Contestant("plain SQL", PLAIN, f"{RAW}: {what}", measure)
+
+
+def _ours(label: str, what: str, measure: Measure, peer: Peer = BULLPEN) -> Contestant:
+    return Contestant(label, peer, f"{OURS}: {what}", measure)
+
+
+_ONE_COMMIT_EACH = _raw("one INSERT, one commit, 1 caller", enqueueing.one_caller(enqueueing.plain))
+
+WORKS = (
+    Work(
+        "enqueue",
+        "{singles:,} tasks one by one, 1 caller: each is durable when its call returns, where the settings say so",
+        _THROUGHPUT,
+        (
+            _ONE_COMMIT_EACH,
+            Contestant("huey", HUEY, f"{_HUEY}: task(x)", enqueueing.one_caller(enqueueing.huey(None))),
+            Contestant("huey, fastest", HUEY, f"{_HUEY_OFF}: task(x)", enqueueing.one_caller(enqueueing.huey(False))),
+            Contestant(
+                "litequeue", LITEQUEUE, f"{_LITEQUEUE}: put", enqueueing.one_caller(enqueueing.litequeue(False))
+            ),
+            Contestant(
+                "litequeue, FULL",
+                LITEQUEUE,
+                f"{_LITEQUEUE_FULL}: put",
+                enqueueing.one_caller(enqueueing.litequeue(True)),
+            ),
+            Contestant(
+                "persist-queue", PERSIST_QUEUE, f"{_PERSIST}: put", enqueueing.one_caller(enqueueing.persist_queue)
+            ),
+            Contestant("taskito", TASKITO, f"{_TASKITO}: task.delay(x)", enqueueing.one_caller(enqueueing.taskito)),
+            _ours("bullpen", "task.enqueue(x)", enqueueing.one_caller(enqueueing.ours)),
+        ),
+    ),
+    Work(
+        "enqueue-threads",
+        f"{{singles:,}} tasks one by one by each of {CALLERS} threads; the reference is one caller",
+        _THROUGHPUT,
+        (
+            _ONE_COMMIT_EACH,
+            Contestant("huey", HUEY, f"{_HUEY}: task(x)", enqueueing.many_threads(enqueueing.huey(None))),
+            _ours("bullpen", "task.enqueue(x)", enqueueing.many_threads(enqueueing.ours)),
+        ),
+    ),
+    Work(
+        "enqueue-coroutines",
+        f"{{singles:,}} tasks one by one by each of {CALLERS} coroutines; the reference is one caller",
+        _THROUGHPUT,
+        (
+            _ONE_COMMIT_EACH,
+            _ours("bullpen", "await task.aenqueue(x)", enqueueing.many_coroutines),
+        ),
+    ),
+    Work(
+        "enqueue-bulk",
+        "{bulk:,} tasks at once, in one transaction",
+        _THROUGHPUT,
+        (
+            _raw("executemany of rows that are ready", enqueueing.at_once(enqueueing.plain_bulk)),
+            Contestant("taskito", TASKITO, f"{_TASKITO}: task.map(calls)", enqueueing.at_once(enqueueing.taskito_bulk)),
+            _ours("bullpen", "task.enqueue_many(calls)", enqueueing.at_once(enqueueing.ours_bulk)),
+        ),
+    ),
+    Work(
+        "drain",
+        "{drained:,} tasks wait, one worker process starts; peers are timed with the first {timed:,}",
+        _THROUGHPUT,
+        (
+            Contestant("huey", HUEY, f"{_HUEY}; results kept; 1 worker thread, its default", draining.huey(None)),
+            Contestant(
+                "huey, fastest",
+                HUEY,
+                f"{_HUEY_OFF}; results kept; 1 worker thread, polls every ms",
+                draining.huey(False, **_EVERY_MS),
+            ),
+            Contestant("litequeue", LITEQUEUE, f"{_LITEQUEUE}; no results: pop, done", draining.litequeue),
+            Contestant("persist-queue", PERSIST_QUEUE, f"{_PERSIST}; no results: get, ack", draining.persist_queue),
+            Contestant("taskito", TASKITO, f"{_TASKITO}; results kept; threads", draining.taskito()),
+            Contestant(
+                "taskito, in batches",
+                TASKITO,
+                f"{_TASKITO}; results kept; scheduler_batch_size={BATCH}, polls every ms",
+                draining.taskito(scheduler_batch_size=BATCH, scheduler_poll_interval_ms=1),
+            ),
+            _ours(
+                "bullpen, def", f"results kept; concurrency={CONCURRENCY}, on threads", draining.ours(is_async=False)
+            ),
+            _ours("bullpen, async def", f"results kept; concurrency={CONCURRENCY}", draining.ours()),
+        ),
+    ),
+    Work(
+        "drain-floor",
+        f"the same in plain SQL, settling and claiming {BATCH} at a time in one transaction, and running nothing",
+        _THROUGHPUT,
+        (
+            _raw(f"settle with a result and claim, {BATCH} per transaction", draining.floor),
+            _ours("bullpen, async def", f"results kept; concurrency={CONCURRENCY}", draining.ours()),
+        ),
+    ),
+    Work(
+        "latency",
+        "{calls:,} tasks one at a time, from enqueue to the result in hand; an idle worker in the same process",
+        _LATENCY,
+        (
+            _raw("one INSERT, one commit; no worker, no result", waiting.of_calls(waiting.commit)),
+            Contestant(
+                "huey",
+                HUEY,
+                f"{_HUEY}; polls as by default: task(x).get(blocking=True)",
+                waiting.of_calls(waiting.huey(None, remote=False, backoff={})),
+            ),
+            Contestant(
+                "huey, fastest",
+                HUEY,
+                f"{_HUEY_OFF}; worker and caller poll every ms",
+                waiting.of_calls(waiting.huey(False, remote=False, backoff=_LOOK_OFTEN, **_EVERY_MS)),
+            ),
+            _ours("bullpen, threads", "task.enqueue(x).result() beside a WorkerPool", waiting.of_calls(waiting.ours)),
+            _ours("bullpen, asyncio", "aenqueue and aresult on the loop of an AsyncWorkerPool", waiting.ours_async),
+        ),
+    ),
+    Work(
+        "latency-remote",
+        "the same with the worker in another process",
+        _LATENCY,
+        (
+            _raw("one INSERT, one commit; no worker, no result", waiting.of_calls(waiting.commit)),
+            Contestant(
+                "huey",
+                HUEY,
+                f"{_HUEY}; polls as by default: task(x).get(blocking=True)",
+                waiting.of_calls(waiting.huey(None, remote=True, backoff={})),
+            ),
+            Contestant(
+                "huey, fastest",
+                HUEY,
+                f"{_HUEY_OFF}; worker and caller poll every ms",
+                waiting.of_calls(waiting.huey(False, remote=True, backoff=_LOOK_OFTEN, **_EVERY_MS)),
+            ),
+            _ours("bullpen, asyncio", "await (await task.aenqueue(x)).aresult()", waiting.ours_async_remote),
+            _ours("bullpen, threads", "task.enqueue(x).result()", waiting.of_calls(waiting.ours_remote)),
+        ),
+    ),
+    Work(
+        "idle",
+        "the CPU time of a worker process that has nothing to do for {idle:g} s",
+        (Metric(idling.CPU, "CPU time", "% of a core", "lower"),),
+        (
+            Contestant("huey", HUEY, f"{_HUEY}; polls as by default", idling.huey),
+            _ours("bullpen", f"AsyncWorkerPool(concurrency={CONCURRENCY})", idling.ours),
+        ),
+    ),
+    Work(
+        "backlog",
+        f"{{claims:,}} claims of {claiming.BATCH}: what one costs must not grow with what waits",
+        (Metric(claiming.COST, "cost of a claim, median", "µs", "lower"),),
+        tuple(
+            Contestant(
+                f"bullpen, {words}",
+                BULLPEN,
+                "SqliteStorage(synchronous='normal').exchange: without the disk, which would hide what grows",
+                claiming.cost(field),
+            )
+            for field, words in (("few", "few wait"), ("many", "many wait"))
+        ),
+    ),
+    Work(
+        "memory-drain",
+        "{in_memory:,} tasks, results kept in memory; the reference has no queue at all",
+        _THROUGHPUT,
+        (
+            Contestant(
+                "asyncio tasks, one by one",
+                ASYNCIO,
+                "await loop.create_task(f(x)) in a loop",
+                draining.tasks_one_by_one,
+            ),
+            Contestant("asyncio tasks, gathered", ASYNCIO, f"gather, {CONCURRENCY} at a time", draining.tasks_gathered),
+            Contestant("bullpen", BULLPEN, f"memory://, concurrency={CONCURRENCY}", draining.ours_in_memory),
+        ),
+    ),
+)
+
+TASKS = Suite(
+    name="tasks",
+    title="bullpen.TaskQueue beside other queues on SQLite, and plain SQL",
+    higher="Throughput × the first of each group",
+    lower="Time × the first of each group",
+    works=WORKS,
+    bars=BARS,
+    full=FULL,
+    quick=QUICK,
+    settings=shared_settings,
+)

@@ -1,0 +1,196 @@
+"""APP, as it is written on the command line, and the TaskQueue that it stands for.
+
+`shop.jobs:queue` is an attribute of a module, `jobs.py:queue` of a file. Without an attribute it is the only TaskQueue
+that is there. What lies in the current directory can be imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from bullpen.cli.command import CommandError, ExitCode
+from bullpen.queue.function import TaskFunction
+from bullpen.queue.task_queue import TaskQueue
+
+FILES_LOOKED_AT = 100
+SLOW_IMPORT = 5.0  # seconds
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+HOW = "APP is module:attribute or file.py:attribute, such as app:queue; without an attribute, the only TaskQueue there"
+
+
+class WrongApp(CommandError):
+    """APP leads to no TaskQueue; says what was tried."""
+
+    def __init__(self, app: str, problem: str, hint: str = HOW) -> None:
+        super().__init__(f"cannot use {app!r}: {problem}\n  {hint}", ExitCode.USAGE)
+
+
+class BrokenApp(CommandError):
+    """The code that APP stands for raised when it was imported."""
+
+
+def load_queue(app: str) -> TaskQueue:
+    """The TaskQueue that APP stands for. Raises WrongApp and BrokenApp."""
+    if "://" in app:
+        hint = "looking into a store needs --url; a worker needs the code of its tasks: APP, such as app:queue"
+        raise WrongApp(app, "it is the address of a store, not an APP", hint)
+    where, colon, attribute = app.rpartition(":") if ":" in app else (app, "", "")
+    if not where or (colon and not attribute):
+        raise WrongApp(app, "one side of the colon is empty" if colon else "it is empty")
+    module = import_module(where, app)
+    return _attribute(module, attribute, app) if attribute else _only_queue(module, app)
+
+
+def import_module(where: str, app: str) -> ModuleType:
+    """The module of this name, or in this file."""
+    if where.endswith(".py") or "/" in where or os.sep in where:
+        return _import_file(Path(where), app)
+    _make_importable(Path.cwd())
+    try:
+        return _import(where, app)
+    except ModuleNotFoundError as error:
+        if not _is_itself(error.name, where):
+            raise _broken(app, error) from error
+        tried = f"there is no module {error.name!r} (looked in {Path.cwd()} and where Python finds its modules)"
+        raise WrongApp(app, tried, _suggestion(where)) from None
+
+
+def _make_importable(folder: Path) -> None:
+    if str(folder) not in sys.path[:1]:
+        sys.path.insert(0, str(folder))
+
+
+def _import(name: str, app: str) -> ModuleType:
+    try:
+        with _patience(app):
+            return importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise
+    except SystemExit as error:
+        raise BrokenApp(
+            f"{app!r} ended the program when it was imported (exit code {error.code}); what only a script should do "
+            "belongs below: if __name__ == '__main__':"
+        ) from None
+    except Exception as error:
+        raise _broken(app, error) from error
+
+
+@contextmanager
+def _patience(app: str) -> Iterator[None]:
+    """Say where it hangs, if it hangs: a script that waits for a result, and for the worker that is importing it."""
+    main = threading.get_ident()
+
+    def complain() -> None:
+        frame = sys._current_frames().get(main)  # noqa: SLF001 — there is no other way
+        where = [frame for frame in traceback.extract_stack(frame) if not frame.filename.startswith((_PACKAGE, "<"))]
+        place = f", at {where[-1].filename}:{where[-1].lineno}" if where else ""
+        message = f"bullpen: {app!r} is still being imported{place}. What only a script should do belongs below: "
+        print(message + "if __name__ == '__main__':", file=sys.stderr, flush=True)
+
+    timer = threading.Timer(SLOW_IMPORT, complain)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _broken(app: str, error: BaseException) -> BrokenApp:
+    """With the part of the traceback that is not ours, nor that of the import system."""
+    frames = traceback.extract_tb(error.__traceback__)
+    of_others = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+    told = "".join([*traceback.format_list(of_others), *traceback.format_exception_only(error)])
+    return BrokenApp(f"{app!r} cannot be imported:\n{told}".rstrip())
+
+
+def _is_itself(missing: str | None, wanted: str) -> bool:
+    return missing is not None and (wanted == missing or wanted.startswith(f"{missing}."))
+
+
+def _suggestion(where: str) -> str:
+    """What might have been meant."""
+    module, dot, attribute = where.rpartition(".")
+    if dot and module in sys.modules and isinstance(getattr(sys.modules[module], attribute, None), TaskQueue):
+        return f"did you mean {module}:{attribute}?"
+    queues = _files_with_queues()
+    close = difflib.get_close_matches(where, [file.stem for file in queues], n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"there is {', '.join(str(file) for file in queues[:5])}" if queues else HOW
+
+
+def _files_with_queues() -> list[Path]:
+    """Files in the current directory that seem to make a TaskQueue."""
+    found = []
+    for file in sorted(Path().glob("*.py"))[:FILES_LOOKED_AT]:
+        try:
+            if "TaskQueue(" in file.read_text(errors="replace"):
+                found.append(file)
+        except OSError:
+            continue
+    return found
+
+
+def _import_file(path: Path, app: str) -> ModuleType:
+    """Under the name that the functions of a script are registered with: that of the file, within its package."""
+    if not path.is_file():
+        raise WrongApp(app, f"there is no file {path.absolute()}", _suggestion(path.stem))
+    path = path.resolve()
+    folder, names = path.parent, [path.stem]
+    while (folder / "__init__.py").is_file():
+        folder, names = folder.parent, [folder.name, *names]
+    if names[-1] == "__init__":
+        names.pop()
+    name = ".".join(names)
+    _make_importable(folder)
+    try:
+        module = _import(name, app)
+    except ModuleNotFoundError as error:
+        raise _broken(app, error) from error
+    loaded_from = getattr(module, "__file__", None)
+    if loaded_from is None or Path(loaded_from).resolve() != path:
+        problem = f"the name {name!r} is taken by another module ({loaded_from or 'one of Python itself'})"
+        raise WrongApp(app, problem, f"rename {path.name}")
+    return module
+
+
+def _attribute(module: ModuleType, attribute: str, app: str) -> TaskQueue:
+    value: object = module
+    for name in attribute.split("."):
+        if not hasattr(value, name):
+            raise WrongApp(app, f"{module.__name__} ({module.__file__}) has no {attribute!r}", _there_is(module))
+        value = getattr(value, name)
+    if not isinstance(value, TaskQueue):
+        kind = "a task" if isinstance(value, TaskFunction) else f"a {type(value).__name__}"
+        raise WrongApp(app, f"{attribute!r} is {kind}, not a TaskQueue", _there_is(module))
+    return value
+
+
+def _only_queue(module: ModuleType, app: str) -> TaskQueue:
+    queues = _queues_of(module)
+    if not queues:
+        raise WrongApp(app, f"{module.__name__} ({module.__file__}) has no TaskQueue")
+    if len({id(queue) for queue in queues.values()}) > 1:
+        which = ", ".join(f"{app}:{name}" for name in queues)
+        raise WrongApp(app, "it has several TaskQueues", f"say which one: {which}")
+    return next(iter(queues.values()))
+
+
+def _there_is(module: ModuleType) -> str:
+    queues = _queues_of(module)
+    return f"its TaskQueues: {', '.join(queues)}" if queues else f"it has no TaskQueue at all. {HOW}"
+
+
+def _queues_of(module: ModuleType) -> dict[str, TaskQueue]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, TaskQueue)}

@@ -1,0 +1,109 @@
+"""What `bullpen worker` does: find the queue, say what will run, run it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from bullpen import __version__
+from bullpen.cli import logs
+from bullpen.cli.app import HOW, import_module, load_queue
+from bullpen.cli.command import CommandError, ExitCode
+from bullpen.cli.leash import Leash
+from bullpen.cli.store import address_of
+from bullpen.cli.supervisor import supervise
+from bullpen.consumer.options import Lane, read_lanes
+from bullpen.consumer.worker_pool import AsyncWorkerPool, queues_of
+from bullpen.queue.task_queue import TaskQueue
+
+FUNCTIONS_NAMED = 10
+
+logger = logging.getLogger("bullpen.worker")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    leash = Leash.held()
+    logs.configure(arguments.log_level, as_json=arguments.json, prefix=leash.name if leash is not None else "")
+    if leash is None and arguments.processes > 1:
+        return supervise(arguments.words, arguments.processes, arguments.grace)
+    app = arguments.app or os.environ.get("BULLPEN_APP")
+    if not app:
+        raise CommandError(f"which tasks? {HOW}; or set BULLPEN_APP", ExitCode.USAGE)
+    queue = _load(app, arguments.imports)
+    lanes = lanes_of(arguments, queue)
+    if leash is None or leash.is_first:
+        _introduce(app, queue, lanes, arguments)
+    asyncio.run(_serve(queue, lanes, arguments, leash))
+    return ExitCode.OK
+
+
+def _load(app: str, imports: Sequence[str]) -> TaskQueue:
+    """The queue, with functions to run: one without would only put tasks back."""
+    queue = load_queue(app)
+    for module in imports:
+        import_module(module, module)
+    if not len(queue.registry):
+        raise CommandError(
+            f"{app!r} has no tasks: nothing is decorated with @queue.task in what was imported. If that is in another "
+            "module, import it with --import MODULE, or in the module of the queue",
+            ExitCode.USAGE,
+        )
+    return queue
+
+
+def lanes_of(arguments: argparse.Namespace, queue: TaskQueue) -> tuple[Lane, ...]:
+    concurrency: int = arguments.concurrency
+    there = queues_of(queue.registry)
+    if arguments.lane:
+        lanes = read_lanes(arguments.lane, concurrency)
+    else:
+        lanes = (Lane(arguments.queues or there, concurrency),)
+    for name in (name for lane in lanes for name in lane.queues):
+        if name not in there:
+            logger.warning("no function here is of the queue %r by itself; there are %s", name, ", ".join(there))
+    return lanes
+
+
+def _introduce(app: str, queue: TaskQueue, lanes: Sequence[Lane], arguments: argparse.Namespace) -> None:
+    """Say what will run, and how to stop it."""
+    functions = queue.registry.names()
+    more = len(functions) - FUNCTIONS_NAMED
+    processes = f", {arguments.processes} processes" if arguments.processes > 1 else ""
+    lines = {
+        "store": address_of(queue.storage),
+        "lanes": " ".join(map(str, lanes)) + (" in each process" if processes else ""),
+        "functions": ", ".join(functions[:FUNCTIONS_NAMED]) + (f" and {more} more" if more > 0 else ""),
+        "stop": f"Ctrl-C or SIGTERM: tasks get {arguments.grace:g} s to end; a second one releases them; a third kills",
+    }
+    if not queue.storage.durable:
+        logger.warning("%s is in this process only: what others enqueue does not come here", lines["store"])
+    if arguments.json:
+        logger.info("bullpen %s works for %s: %s", __version__, app, lines)
+        return
+    print(f"bullpen {__version__}: a worker for {app}{processes}", file=sys.stderr)
+    for name, text in lines.items():
+        print(f"  {name:<9}  {text}", file=sys.stderr)
+    sys.stderr.flush()
+
+
+async def _serve(queue: TaskQueue, lanes: Sequence[Lane], arguments: argparse.Namespace, leash: Leash | None) -> None:
+    name = leash.name if leash is not None else None
+    pool = AsyncWorkerPool(queue, arguments.concurrency, lanes=lanes, grace=arguments.grace, name=name)
+    loop = asyncio.get_running_loop()
+
+    def stop(level: int) -> None:
+        try:
+            loop.call_soon_threadsafe(pool.begin_stop, ... if level == 1 else 0.0)
+        except RuntimeError:  # it has just stopped by itself
+            pass
+
+    def started() -> None:
+        if leash is not None:
+            leash.say_ready()
+            leash.follow(stop, arguments.grace)
+
+    await pool.run(started)

@@ -1,0 +1,216 @@
+"""`bullpen status`: how many tasks there are, and who works on them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from bullpen.cli import store
+from bullpen.cli.arguments import number
+from bullpen.cli.command import Command, ExitCode
+from bullpen.cli.output import duration, indented, show, show_json, table, text
+from bullpen.cli.terminal import Line, Screen, Span, is_live
+from bullpen.consumer.identity import is_dead
+from bullpen.queue.task_queue import LARGEST_PAGE, TaskQueue
+from bullpen.queue.why import STALE_AFTER
+from bullpen.storage.port import Counts, Limit, WorkerRecord
+from bullpen.tasks.info import as_datetime
+from bullpen.tasks.task import FINAL, TaskStatus
+
+STYLES = {TaskStatus.RUNNING: "running", TaskStatus.SUCCESS: "good", TaskStatus.FAILED: "bad"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=number(0.1, 3600),
+        const=1.0,
+        metavar="S",
+        help="again every S seconds until Ctrl-C (default: 1)",
+    )
+    store.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with store.open_queue(arguments) as queue:
+        if arguments.watch is None:
+            _tell(look(queue), arguments.json)
+        elif arguments.json or not is_live(sys.stdout, os.environ.get("TERM", "")):
+            _tell_again_and_again(queue, arguments.watch, arguments.json)
+        else:
+            _watch(queue, arguments.watch)
+    return ExitCode.OK
+
+
+COMMAND = Command("status", "Show the queues and the workers.", add_arguments, run)
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A store at one moment."""
+
+    store: str
+    at: datetime
+    queues: Counts
+    paused: frozenset[str]
+    limits: tuple[Limit, ...]
+    workers: tuple[WorkerRecord, ...]  # what they run is counted here: their own word may be seconds old
+
+    @property
+    def finished(self) -> int:
+        return sum(many for counts in self.queues.values() for status, many in counts.items() if status in FINAL)
+
+
+def look(queue: TaskQueue) -> Status:
+    workers = queue.workers()
+    running = (
+        Counter(task.worker for task in queue.list(status="running", limit=LARGEST_PAGE)) if workers else Counter()
+    )
+    return Status(
+        store=store.address_of(queue.storage),
+        at=datetime.now(UTC),
+        queues=queue.counts(),
+        paused=queue.paused(),
+        limits=tuple(queue.limits()),
+        workers=tuple(msgspec.structs.replace(worker, running=running[worker.id]) for worker in workers),
+    )
+
+
+def _tell(status: Status, as_json: bool) -> None:
+    if as_json:
+        show_json(document(status))
+    else:
+        show(picture(status))
+
+
+def _tell_again_and_again(queue: TaskQueue, seconds: float, as_json: bool) -> None:
+    while True:
+        _tell(look(queue), as_json)
+        sys.stdout.flush()
+        time.sleep(seconds)
+
+
+def _watch(queue: TaskQueue, seconds: float) -> None:
+    with Screen(sys.stdout, colours=not os.environ.get("NO_COLOR")) as screen:
+        before: Status | None = None
+        while True:
+            status = look(queue)
+            screen.draw([*picture(status), (), _rate(before, status)])
+            before = status
+            time.sleep(seconds)
+
+
+def _rate(before: Status | None, now: Status) -> Line:
+    if before is None:
+        return text("Ctrl-C ends", style="quiet")
+    passed = (now.at - before.at).total_seconds()
+    return text(
+        f"{max(now.finished - before.finished, 0) / passed:.0f} finished per second; Ctrl-C ends", style="quiet"
+    )
+
+
+def picture(status: Status) -> list[Line]:
+    """For people."""
+    lines = [(Span(status.store, "strong"),), ()]
+    if status.queues:
+        lines += indented(
+            table(("queue", *map(str, TaskStatus), ""), [_queue_row(name, status) for name in _names(status)])
+        )
+    else:
+        lines += indented([text("no tasks", style="quiet")])
+    lines.append(())
+    if status.workers:
+        header = ("worker", "pid", "host", "queues", "running", "of", "")
+        lines += indented(table(header, [_worker_row(worker, status.at) for worker in status.workers]))
+    else:
+        lines += indented([text("no workers; start one with `bullpen worker APP`", style="quiet")])
+    return lines
+
+
+def _names(status: Status) -> Sequence[str]:
+    return sorted({*status.queues, *status.paused, *(limit.queue for limit in status.limits)})
+
+
+def _queue_row(name: str, status: Status) -> Sequence[Span]:
+    counts = status.queues.get(name, {})
+    cells = [_count(counts.get(kind, 0), STYLES.get(kind, "")) for kind in TaskStatus]
+    return (Span(name), *cells, Span(", ".join(_remarks(name, status)), "late"))
+
+
+def _count(many: int, style: str) -> Span:
+    return Span(str(many), style if many else "quiet")
+
+
+def _remarks(name: str, status: Status) -> list[str]:
+    remarks = ["‖ paused"] if name in status.paused else []
+    for limit in status.limits:
+        if limit.queue == name:
+            fields = {
+                f"at most {limit.max_running} at once": limit.max_running,
+                f"at most {limit.max_running_per_key} per key": limit.max_running_per_key,
+                f"at most {limit.rate} per second": limit.rate,
+            }
+            remarks += [words for words, value in fields.items() if value is not None]
+    return remarks
+
+
+def _worker_row(worker: WorkerRecord, now: datetime) -> Sequence[Span]:
+    return (
+        Span(worker.id),
+        Span(str(worker.pid)),
+        Span(worker.host),
+        Span(",".join(worker.queues)),
+        Span(str(worker.running), "running" if worker.running else "quiet"),
+        Span(str(worker.concurrency)),
+        _health(worker, now),
+    )
+
+
+def _health(worker: WorkerRecord, now: datetime) -> Span:
+    silent = (now - as_datetime(worker.seen_at)).total_seconds()
+    if is_dead(worker):
+        return Span("✕ dead; its tasks go to others", "bad")
+    if silent > STALE_AFTER:
+        return Span(f"✕ silent for {duration(silent)}", "bad")
+    if worker.stopping:
+        return Span("◐ stopping", "late")
+    return Span(f"✓ up for {duration((now - as_datetime(worker.started_at)).total_seconds())}", "good")
+
+
+def document(status: Status) -> dict[str, Any]:
+    """For programs."""
+    return {
+        "store": status.store,
+        "at": status.at,
+        "queues": {
+            name: {
+                **{str(kind): status.queues.get(name, {}).get(kind, 0) for kind in TaskStatus},
+                "paused": name in status.paused,
+                "limits": next((limit for limit in status.limits if limit.queue == name), None),
+            }
+            for name in _names(status)
+        },
+        "workers": [
+            {
+                "id": worker.id,
+                "host": worker.host,
+                "pid": worker.pid,
+                "queues": worker.queues,
+                "running": worker.running,
+                "concurrency": worker.concurrency,
+                "stopping": worker.stopping,
+                "dead": is_dead(worker),
+                "started_at": as_datetime(worker.started_at),
+                "seen_at": as_datetime(worker.seen_at),
+            }
+            for worker in status.workers
+        ],
+    }

@@ -1,0 +1,254 @@
+"""How a worker process runs requests: one at a time on its main thread, or several at once on threads of its own.
+
+In both cases a request that was told to stop gets a `RequestCancelled`, once; nothing of ours is ever interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from bullpen.runtimes.process import wire
+
+
+class RequestCancelled(BaseException):
+    """Raised inside a request that nobody wants any more: it was cancelled, or its time is up.
+
+    No `Exception`, so that it is not caught by accident. `finally` blocks run; if they, or whoever catches it, take
+    longer than the runtime's `cancel_grace`, the worker is killed.
+    """
+
+
+class Owner(Protocol):
+    """The worker, as far as this concerns it."""
+
+    def attempt(self, id: int, data: Any, buffers: Any, running: Callable[[int], Any]) -> None: ...
+    def next_frame(self) -> wire.Frame: ...
+    def read_what_is_there(self) -> None: ...
+    def take_notices(self) -> list[tuple[int, int]]: ...
+    def take_calls(self) -> list[int]: ...
+    def has(self, id: int) -> bool: ...
+    def send(self, kind: int, id: int, data: bytes = b"", buffers: Any = ()) -> None: ...
+    def send_error(self, kind: int, id: int, error: BaseException, hide: int = 0) -> None: ...
+
+
+class Solo:
+    """Runs one request at a time, on the main thread.
+
+    What comes meanwhile is read when that has ended; or, after a signal, in between: then a request that nobody wants
+    is interrupted, and those that were not begun are given back if the app wants them.
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        self._worker = owner
+        self._running: int | None = None
+        self._told = False
+        self._nudged = False  # there is something to look at, but it could not be done then
+        self._at_wire = False  # what runs is just reading or sending frames itself
+        self._unwanted: set[int] = set()  # requests that were not begun, and shall not be
+        self._credits = 0
+        signal.signal(wire.NUDGE, self._nudge)
+
+    def run(self, id: int, data: Any, buffers: Any) -> None:
+        if id in self._unwanted:
+            self._unwanted.discard(id)
+            self._worker.send_error(wire.FAILED, id, RequestCancelled())
+        else:
+            self._worker.attempt(id, data, buffers, self._run)
+
+    @contextlib.contextmanager
+    def _run(self, id: int) -> Iterator[None]:
+        self._told = False
+        self._credits = 0
+        try:
+            self._running = id
+            if self._nudged:
+                self._look()
+            yield
+            self._running = None
+        finally:  # it is interrupted once at most, so this is done whatever comes between
+            self._running = None
+
+    def _nudge(self, *_: object) -> None:
+        """A signal: something has come that cannot wait. If nothing runs, it is read anyway."""
+        self._nudged = True
+        if self._running is not None and not self._at_wire:
+            self._look()
+
+    def _look(self) -> None:
+        """Read what has come while a request runs, and interrupt that if it shall end."""
+        unwanted = []
+        while self._nudged:  # which another signal may set again, also just after the loop: then it comes here itself
+            with self._undisturbed():
+                self._nudged = False
+                self._worker.read_what_is_there()
+                for kind, id in self._worker.take_notices():
+                    if kind == wire.RECALL:
+                        self.recall()
+                    else:
+                        unwanted.append(id)
+        for id in unwanted:
+            self.cancel(id)
+
+    def cancel(self, id: int) -> None:
+        if id != self._running:
+            if self._worker.has(id):
+                self._unwanted.add(id)
+        elif not self._told:
+            self._told = True
+            raise RequestCancelled
+
+    def recall(self) -> None:
+        """Give back what was not begun."""
+        ids = self._worker.take_calls()
+        self._unwanted.difference_update(ids)
+        self._worker.send(wire.NOT_BEGUN, 0, wire.dumps(ids)[0])
+
+    def current(self) -> int:
+        assert self._running is not None
+        return self._running
+
+    @contextlib.contextmanager
+    def at_wire(self) -> Iterator[None]:
+        """Inside, what runs reads or sends frames."""
+        with self._undisturbed():
+            yield
+        self._look()
+
+    @contextlib.contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Inside, signals are only noted."""
+        self._at_wire = True
+        try:
+            yield
+        finally:
+            self._at_wire = False
+
+    def take_credit(self, id: int) -> bool:
+        """Wait until one more item may be sent; False if nobody wants it."""
+        while not self._credits:
+            with self.at_wire():
+                kind, other, data, _ = self._worker.next_frame()
+            if kind == wire.CANCEL:
+                self.cancel(other)
+            elif kind == wire.RECALL:
+                self.recall()
+            elif kind == wire.CREDIT and other == id:
+                count = int.from_bytes(data, "little")
+                if not count:
+                    return False
+                self._credits += count
+        self._credits -= 1
+        return True
+
+    def credit(self, id: int, count: int) -> None:
+        """For a request that has ended."""
+
+    def end(self) -> None:
+        pass
+
+
+class Lanes:
+    """Runs several requests at once, on threads that are started as they are needed."""
+
+    def __init__(self, owner: Owner, capacity: int) -> None:
+        import ctypes
+        import queue
+
+        self._raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        self._object = ctypes.py_object
+        self._thread_id = ctypes.c_ulong
+        self._worker = owner
+        self._capacity = capacity
+        self._todo: queue.SimpleQueue[tuple[int, Any, Any]] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._idle = 0
+        self._lanes = 0
+        self._running: dict[int, int] = {}  # the threads, by request
+        self._told: set[int] = set()
+        self._credits: dict[int, int] = {}  # of streams; less than 0: nobody wants more
+        self._here = threading.local()
+
+    def run(self, id: int, data: Any, buffers: Any) -> None:
+        with self._changed:
+            self._credits[id] = 0
+            fresh = self._idle == 0 and self._lanes < self._capacity
+            if fresh:
+                self._lanes += 1
+            else:
+                self._idle -= 1
+        self._todo.put((id, data, buffers))
+        if fresh:
+            threading.Thread(target=self._serve, name=f"lane-{self._lanes}", daemon=True).start()
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                id, data, buffers = self._todo.get()
+                self._worker.attempt(id, data, buffers, self._run)
+                del data, buffers
+                with self._changed:
+                    self._idle += 1
+                    self._credits.pop(id, None)
+        except OSError:  # the app is gone
+            os._exit(0)
+
+    @contextlib.contextmanager
+    def _run(self, id: int) -> Iterator[None]:
+        self._here.id = id
+        try:
+            with self._changed:
+                self._running[id] = threading.get_ident()
+            yield
+            self._over(id)
+        except BaseException:
+            self._over(id)  # if the one above was interrupted, it is not done yet
+            raise
+
+    def _over(self, id: int) -> None:
+        """From now on nobody interrupts this thread."""
+        with self._changed:
+            thread = self._running.pop(id, None)
+            if id in self._told and thread is not None:
+                self._told.discard(id)
+                self._raise_in(self._thread_id(thread), None)
+
+    def cancel(self, id: int) -> None:
+        with self._changed:
+            thread = self._running.get(id)
+            if thread is None or id in self._told:
+                return
+            self._told.add(id)
+            self._raise_in(self._thread_id(thread), self._object(RequestCancelled))
+            self._changed.notify_all()
+
+    def recall(self) -> None:
+        """Everything that comes here is begun at once."""
+
+    def current(self) -> int:
+        return int(self._here.id)
+
+    def at_wire(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def take_credit(self, id: int) -> bool:
+        with self._changed:
+            while not self._credits[id]:
+                self._changed.wait(1.0)  # not forever: an interrupt comes between
+            if self._credits[id] < 0:
+                return False
+            self._credits[id] -= 1
+            return True
+
+    def credit(self, id: int, count: int) -> None:
+        with self._changed:
+            if id in self._credits:
+                self._credits[id] = self._credits[id] + count if count else -1
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Nothing runs any more."""

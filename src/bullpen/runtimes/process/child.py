@@ -1,0 +1,389 @@
+"""What a worker process does: begin, run what it is sent, end; and what it is sent in place of things that cannot
+leave the app.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from bullpen.runtimes.process import failures, wire
+from bullpen.runtimes.process.calls import Lanes, RequestCancelled, Solo
+
+importing_main = False  # the user's script is just being imported: it must not start anything
+
+
+def main() -> None:
+    """The worker as a program of its own: its arguments are a path, two file descriptors, and those of the app."""
+    _, _, channel, death, *sys.argv = sys.argv
+    run(int(channel), int(death))
+
+
+def run(channel: int, death: int) -> NoReturn:
+    """Be a worker until the app says that it is over. Standard streams are where they shall be already."""
+    global worker  # noqa: PLW0603 — one process, one worker
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the app's to answer
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        faulthandler.enable(2)
+        faulthandler.register(wire.DUMP, 2, all_threads=True)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+        die_with_the_app(death)
+        worker = Worker(socket.socket(fileno=channel))
+        code = worker.live()
+    except (EOFError, ConnectionError):
+        code = 0  # the app is gone, or has let go of this worker
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(BaseException):
+                stream.flush()
+        os._exit(code)
+
+
+def die_with_the_app(death: int) -> None:
+    """Have this process killed when nobody holds the other end of the pipe `death` any more, whatever it does then.
+
+    The kernel does it, so no thread has to run here and nobody has to let go of the interpreter. The signal is a
+    property of the open pipe, which all workers share; hence it is opened once more.
+    """
+    try:
+        own = os.open(f"/proc/self/fd/{death}", os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
+    except (OSError, AttributeError):  # not on Linux, or without /proc
+        threading.Thread(target=_wait_for_the_end, args=(death,), daemon=True).start()
+    poll = select.poll()
+    poll.register(death, 0)
+    if poll.poll(0):  # it had gone before
+        os._exit(1)
+
+
+def _wait_for_the_end(death: int) -> None:
+    with contextlib.suppress(OSError):
+        os.read(death, 1)  # nobody ever writes
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Worker:
+    """The worker that this process is."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._reader = wire.Reader()
+        self._inbox: deque[wire.Frame] = deque()
+        self._sending = threading.Lock()
+        self._main_error: BaseException | None = None
+        self.instance: Any = None
+        self.calls: Solo | Lanes = Solo(self)
+
+    def live(self) -> int:
+        """Do what the app says; the exit code."""
+        while True:
+            kind, id, data, buffers = self.next_frame()
+            if kind == wire.CALL:
+                self.calls.run(id, data, buffers)
+            elif kind == wire.CREDIT:
+                self.calls.credit(id, int.from_bytes(data, "little"))
+            elif kind == wire.CANCEL:
+                self.calls.cancel(id)
+            elif kind == wire.RECALL:
+                self.calls.recall()
+            elif kind == wire.MAIN:
+                self._import_main(data)
+            elif kind == wire.BEGIN:
+                if not self._begin(data, buffers):
+                    return 1
+            elif kind == wire.CAPACITY:
+                if id > 1:
+                    self.calls = Lanes(self, id)
+            elif kind == wire.STOP:
+                self._close()
+                return 0
+
+    def next_frame(self) -> wire.Frame:
+        while not self._inbox:
+            self._inbox.extend(self._reader.read(self._channel))
+        return self._inbox.popleft()
+
+    def read_what_is_there(self) -> None:
+        """Read without waiting."""
+        with contextlib.suppress(EOFError, ConnectionError):  # that is noticed later
+            while select.select([self._channel], [], [], 0)[0]:
+                self._inbox.extend(self._reader.read(self._channel))
+
+    def take_notices(self) -> list[tuple[int, int]]:
+        """Take out what concerns other requests than the next: their kinds and ids."""
+        found = [frame for frame in self._inbox if frame[0] in (wire.CANCEL, wire.RECALL)]
+        for frame in found:
+            self._inbox.remove(frame)
+        return [(kind, id) for kind, id, _, _ in found]
+
+    def take_calls(self) -> list[int]:
+        """Take out all requests; their ids."""
+        calls = [frame for frame in self._inbox if frame[0] == wire.CALL]
+        for frame in calls:
+            self._inbox.remove(frame)
+        return [frame[1] for frame in calls]
+
+    def has(self, id: int) -> bool:
+        """Whether that request waits here."""
+        return any(frame[0] == wire.CALL and frame[1] == id for frame in self._inbox)
+
+    def send(self, kind: int, id: int, data: bytes = b"", buffers: Any = ()) -> None:
+        with self._sending:
+            wire.send_all(self._channel, wire.pack(kind, id, data, buffers))
+
+    def send_error(self, kind: int, id: int, error: BaseException, hide: int = 0) -> None:
+        self.send(kind, id, wire.dumps(failures.describe(error, hide))[0])
+
+    # Its own life.
+
+    def _begin(self, data: Any, buffers: Any) -> bool:
+        try:
+            initializer, initargs, keeps = wire.loads(data, buffers)
+            if initializer is not None:
+                initializer(*initargs)
+            declared = None
+            if keeps is not None:
+                self.instance = keeps()
+                warm_up = getattr(self.instance, "warm_up", None)
+                if warm_up is not None:
+                    warm_up()
+                declared = getattr(self.instance, "capacity", None)
+            try:
+                answer, _ = wire.dumps((type(self.instance).__qualname__, declared))
+            except Exception:
+                answer, _ = wire.dumps((type(self.instance).__qualname__, repr(declared)))
+        except BaseException as error:
+            _explain_by(error, self._main_error)
+            self.send_error(wire.BROKEN, 0, error, hide=1)
+            return False
+        self.send(wire.READY, 0, answer)
+        return True
+
+    def _close(self) -> None:
+        self.calls.end()
+        close = getattr(self.instance, "close", None)
+        if close is None:
+            return
+        try:
+            close()
+        except BaseException as error:  # whatever it is, the worker ends as it was asked to
+            self.send_error(wire.BROKEN, 0, error, hide=1)
+
+    def _import_main(self, data: Any) -> None:
+        try:
+            import_main(*wire.loads(data, ()))
+        except BaseException as error:
+            self._main_error = error
+
+    # Requests.
+
+    def attempt(self, id: int, data: Any, buffers: Any, running: Callable[[int], Any]) -> None:
+        """Run one request and send its outcome; inside `running(id)` it may be interrupted."""
+        try:
+            fn, args, kwargs = wire.loads(data, buffers)
+        except BaseException as error:
+            _explain_by(error, self._main_error)
+            self.send_error(wire.REFUSED, id, error, hide=2)
+            return
+        del data, buffers
+        begun = time.perf_counter()
+        try:
+            with running(id):
+                value = fn(*args, **kwargs) if kwargs else fn(*args)
+        except BaseException as error:
+            if _says_broken(error):
+                self.send_error(wire.BROKEN, id, error, hide=1)
+                return
+            self.send_error(wire.FAILED, id, error, hide=1)
+            return
+        fn = args = kwargs = None
+        try:
+            answer, extra = _dumps_result(value)
+        except BaseException as error:
+            self.send_error(wire.REFUSED, id, _unpicklable_result(value, error), hide=1)
+            return
+        quick = time.perf_counter() - begun < wire.QUICK_SECONDS
+        self.send(wire.QUICK if quick else wire.DONE, id, answer, extra)
+
+
+worker: Worker  # this process
+
+
+# What the app sends instead of things that cannot leave it.
+
+
+def call_method(name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of this worker's instance."""
+    method = getattr(worker.instance, name, None)
+    if not callable(method):
+        from bullpen.errors import NoSuchMethod
+
+        raise NoSuchMethod(name, "is no method of it", owner=type(worker.instance).__qualname__, methods=())
+    return method(*args, **kwargs)
+
+
+class Outcomes:
+    """What became of several items: values, descriptions of errors by their place, and how long all of it took."""
+
+    def __init__(self, values: list[Any], errors: dict[int, list[failures.Entry]], seconds: float) -> None:
+        self.values = values
+        self.errors = errors
+        self.seconds = seconds
+
+    def keep_picklable(self) -> None:
+        """Make errors of the values that cannot go back."""
+        for place, value in enumerate(self.values):
+            try:
+                wire.dumps(value)
+            except BaseException as error:
+                self.values[place] = None
+                self.errors[place] = failures.describe(_unpicklable_result(value, error))
+
+
+def run_items(fn: Callable[..., Any], calls: list[tuple[Any, ...]]) -> Outcomes:
+    """Call a function for each of several items."""
+    values: list[Any] = []
+    errors: dict[int, list[failures.Entry]] = {}
+    begun = time.perf_counter()
+    for place, args in enumerate(calls):
+        try:
+            values.append(fn(*args))
+        except RequestCancelled:
+            raise
+        except BaseException as error:
+            if _says_broken(error):
+                raise
+            values.append(None)
+            errors[place] = failures.describe(error, hide=1)
+    return Outcomes(values, errors, time.perf_counter() - begun)
+
+
+class SendItems:
+    """The call of a stream: send what a function yields, item by item, as far as there is room for it."""
+
+    def __init__(self, fn: Callable[..., Any], name: str) -> None:
+        self.fn = fn
+        self.name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        made = self.fn(*args, **kwargs)
+        calls, id = worker.calls, worker.calls.current()
+        items = _each_async(made) if hasattr(made, "__aiter__") else _iterator(made, self.name)
+        try:
+            for item in items:
+                data, buffers = wire.dumps(item)
+                if not calls.take_credit(id):
+                    break
+                with calls.at_wire():
+                    worker.send(wire.ITEM, id, data, buffers)
+        finally:
+            close = getattr(items, "close", None)
+            if close is not None and hasattr(items, "send"):
+                close()
+
+
+def _iterator(made: Any, name: str) -> Iterator[Any]:
+    try:
+        return iter(made)
+    except TypeError:
+        message = f"{name} returned {type(made).__name__}; a stream takes a generator, or what returns an iterable"
+        raise TypeError(message) from None
+
+
+def _each_async(made: Any) -> Iterator[Any]:
+    """The items of an async generator, each awaited on an event loop of their own."""
+    import asyncio
+
+    items = made.__aiter__()
+
+    async def following() -> Any:
+        return await items.__anext__()
+
+    async def finish() -> None:
+        close = getattr(items, "aclose", None)
+        if close is not None:
+            await close()
+
+    with asyncio.Runner() as runner:
+        try:
+            while True:
+                try:
+                    item = runner.run(following())
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            runner.run(finish())
+
+
+# The user's script.
+
+
+def import_main(name: str | None, path: str | None) -> None:
+    """Import the app's main module, by its name or its file, so that its functions and classes are known here."""
+    global importing_main  # noqa: PLW0603 — one process, one script
+    import runpy
+    import types
+
+    if "__mp_main__" in sys.modules:
+        return
+    module = types.ModuleType("__mp_main__")
+    importing_main = True
+    try:
+        if name is not None:
+            found = runpy.run_module(name, run_name="__mp_main__", alter_sys=True)
+        else:
+            assert path is not None
+            found = runpy.run_path(path, run_name="__mp_main__")
+    finally:
+        importing_main = False
+    module.__dict__.update(found)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+
+
+# Errors.
+
+
+def _explain_by(error: BaseException, reason: BaseException | None) -> None:
+    """What is missing here may be missing because the script could not be imported."""
+    if reason is not None and error.__cause__ is None:
+        error.__cause__ = reason
+
+
+def _says_broken(error: BaseException) -> bool:
+    """Whether it is a `WorkerBroken`, which the user's code has imported."""
+    errors = sys.modules.get("bullpen.errors")
+    return errors is not None and isinstance(error, errors.WorkerBroken)
+
+
+def _dumps_result(value: Any) -> tuple[bytes, list[Any]]:
+    try:
+        return wire.dumps(value)
+    except BaseException:
+        if not isinstance(value, Outcomes):
+            raise
+    value.keep_picklable()
+    return wire.dumps(value)
+
+
+def _unpicklable_result(value: Any, error: BaseException) -> BaseException:
+    from bullpen.runtimes.process.refusals import not_picklable
+
+    return not_picklable("the result", value, error, wire.dumps)

@@ -1,0 +1,94 @@
+"""The items of a stream that runs in a worker process, on their way to whoever reads them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from bullpen.core.request import FAILED
+from bullpen.errors import NotPicklable
+from bullpen.runtimes.port import ProducesItems
+from bullpen.runtimes.process import wire
+from bullpen.runtimes.process.switchboard import switchboard
+
+
+class Source(Protocol):
+    """Where they come from."""
+
+    def credit(self, number: int, count: int) -> None: ...
+    def finished(self, number: int, state: Any, value: Any) -> None: ...
+
+
+class Items:
+    """The items of one stream.
+
+    As many are under way as there may be in the reader's buffer, at most `AHEAD`. One for which there is no room waits
+    here, and until it is gone the worker may send no more than it was allowed before.
+    """
+
+    AHEAD = 16
+
+    __slots__ = ("_end", "_error", "_number", "_process", "_producer", "_taken", "_waiting")
+
+    def __init__(self, process: Source, number: int, producer: ProducesItems) -> None:
+        self._process = process
+        self._number = number
+        self._producer = producer
+        self._taken = 0  # since the worker was last allowed more
+        self._waiting: list[Any] = []
+        self._error: BaseException | None = None  # an item could not be read
+        self._end: tuple[Any, Any] | None = None  # how it ended, while items still wait
+
+    @property
+    def _ahead(self) -> int:
+        return min(self.AHEAD, self._producer.room)
+
+    def begin(self) -> None:
+        self._process.credit(self._number, self._ahead)
+
+    def came(self, data: Any, buffers: tuple[Any, ...]) -> None:
+        self._waiting.append((data, buffers))
+        if len(self._waiting) == 1:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            try:
+                item = wire.loads(*self._waiting[0])
+                taken = self._producer.take(item, self._go_on)
+            except BaseException as error:
+                self._error = unreadable("an item", error)
+                taken = False
+            if taken is None:  # no room: `_go_on` is called when there is some
+                return
+            self._waiting.pop(0)
+            if not taken:
+                self._process.credit(self._number, 0)
+                self._waiting.clear()
+                break
+            self._taken += 1
+            if self._taken >= max(1, self._ahead // 2):
+                self._process.credit(self._number, self._taken)
+                self._taken = 0
+        if self._end is not None:
+            end, self._end = self._end, None
+            self._process.finished(self._number, *end)
+
+    def _go_on(self) -> None:
+        switchboard.post(self._pass_on)
+
+    def keeps_back(self, state: Any, value: Any) -> bool:
+        """Whether the end has to wait for items that come before it."""
+        if not self._waiting:
+            return False
+        self._end = (state, value)
+        return True
+
+    def outcome(self, state: Any, value: Any) -> tuple[Any, Any]:
+        return (state, value) if self._error is None else (FAILED, self._error)
+
+
+def unreadable(what: str, error: BaseException) -> NotPicklable:
+    """The error for something that came, but cannot be had."""
+    refusal = NotPicklable(what, "", f"it was pickled, but reading it raised {error!r}")
+    refusal.__cause__ = error
+    return refusal

@@ -1,0 +1,254 @@
+"""The app's side of the keeper: who starts it, tells it to start workers, and hears from it how they ended.
+
+There is one keeper for each set of preloaded modules, shared by all runtimes that want the same. It ends when it had no
+workers for a while, and at once when the app does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
+
+from bullpen import primitives
+from bullpen.runtimes.process import wire
+from bullpen.runtimes.process.switchboard import Channel, switchboard
+from bullpen.runtimes.process.zygote import BOOT
+
+LINGER = 2.0  # seconds that a keeper without workers waits for the next one
+RETRY = 0.01  # seconds between two looks at something that will not take long
+LAST_WAIT = 5.0  # seconds that an app which exits waits for a keeper
+
+
+class Newborn(Protocol):
+    """A worker process as its nursery knows it. All of it happens on the switchboard's thread."""
+
+    def started(self, pid: int, pidfd: int | None) -> None:
+        """It runs; `pidfd` stands for it, if there are such things here."""
+
+    def ended(self, code: int | None, why: str) -> None:
+        """It has ended, with this exit code, or less than 0 by a signal; or None: it never was, or nobody knows."""
+
+
+def start(preload: tuple[str, ...], newborn: Newborn, how: str, fds: list[int]) -> None:
+    """Have a worker started, with these descriptors: its channel, stdout and stderr. They are closed here."""
+    with _lock:
+        nursery = _nurseries.get(preload)
+        if nursery is None:
+            try:
+                nursery = _nurseries[preload] = Nursery(preload)
+            except BaseException:
+                for fd in fds:
+                    os.close(fd)
+                raise
+        nursery.expect(newborn, how, fds)
+    nursery.order()
+
+
+class Nursery:
+    """One keeper process."""
+
+    def __init__(self, preload: tuple[str, ...]) -> None:
+        self._preload = preload
+        self._orders_ever = 0
+        self._workers: dict[int, Newborn] = {}
+        self._orders: deque[tuple[bytes, list[int]]] = deque()  # that were not sent yet
+        self._ordering = primitives.gate()  # open while nobody sends
+        self._why = "its keeper ended"
+        self._over = False
+        self._environment = dict(os.environ)
+        self._reader = wire.Reader()
+        self._pidfds: list[int] = []  # that came along with frames, in their order
+        mine, theirs = socket.socketpair()
+        death, self._alive = os.pipe()  # nobody else has this end, so it closes when this process ends, however it does
+        try:
+            self._keeper = subprocess.Popen(
+                [*_program("zygote"), str(theirs.fileno()), str(death), *preload],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), death),
+                process_group=0,  # so that Ctrl-C goes past it
+            )
+        except BaseException:
+            mine.close()
+            os.close(self._alive)
+            raise
+        finally:
+            theirs.close()
+            os.close(death)
+        self._channel = Channel(mine)
+        switchboard.post(lambda: switchboard.watch(mine.fileno(), self._heard))
+
+    # Start. From any thread.
+
+    def expect(self, newborn: Newborn, how: str, fds: list[int]) -> None:
+        """Note that a worker is to be started. The lock is held."""
+        orders = {
+            "start": how,
+            "path": _path(),
+            "argv": sys.argv,
+            "folder": _folder(),
+            "environment": _changes(self._environment, os.environ),
+            "interpreter": _interpreter(),
+        }
+        self._orders_ever = number = self._orders_ever + 1
+        self._workers[number] = newborn
+        self._orders.append((b"".join(wire.pack(wire.START, number, pickle.dumps(orders))), fds))
+
+    def order(self) -> None:
+        """Send what is to be sent; if the keeper is not quick enough, the rest later."""
+        while self._orders and self._ordering.acquire(False):
+            try:
+                done = self._send_orders()
+            finally:
+                self._ordering.release()
+            if not done:
+                switchboard.later(RETRY, self.order)
+                return
+
+    def _send_orders(self) -> bool:
+        while self._orders:
+            data, fds = self._orders[0]
+            try:
+                sent = socket.send_fds(self._channel.sock, [data], fds)
+            except BlockingIOError:
+                return False
+            except OSError:  # the keeper is gone, which will be heard of
+                sent = len(data)
+            for fd in fds:
+                os.close(fd)
+            if sent < len(data):
+                self._orders[0] = (data[sent:], [])
+            else:
+                self._orders.popleft()
+        return True
+
+    # What the keeper says. On the switchboard's thread.
+
+    def _heard(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._channel.sock, wire.JOIN_BELOW, 64)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        self._pidfds += fds
+        if not data:
+            self._end(self._why)
+        for kind, number, payload, _ in self._reader.feed(data):
+            text = bytes(payload)
+            if kind == wire.STARTED:
+                pidfd = self._pidfds.pop(0) if self._pidfds else None
+                self._workers[number].started(int.from_bytes(text, "little"), pidfd)
+            elif kind == wire.EXITED:
+                self._workers.pop(number).ended(int.from_bytes(text, "little", signed=True), "")
+            elif number:
+                self._workers.pop(number).ended(None, f"its keeper could not fork: {text.decode()}")
+            else:  # it could not even begin
+                self._why = f"its keeper could not start:\n{text.decode()}"
+        if not self._workers:
+            switchboard.later(LINGER, functools.partial(self._end_if_unused_since, self._orders_ever))
+
+    def _end_if_unused_since(self, orders: int) -> None:
+        with _lock:
+            unused = self._orders_ever == orders and not self._over
+            if unused:
+                self._leave()
+        if unused:
+            self._end("")
+
+    def _leave(self) -> None:
+        if _nurseries.get(self._preload) is self:
+            del _nurseries[self._preload]
+
+    def _end(self, why: str) -> None:
+        """The keeper has ended, or ends now; all workers do so with it, the kernel sees to that."""
+        if self._over:
+            return
+        self._over = True
+        with _lock:
+            self._leave()
+            workers, self._workers = self._workers, {}
+        self._let_go()
+        for newborn in workers.values():
+            newborn.ended(None, why)
+        self._reap()
+
+    def _let_go(self) -> None:
+        self._channel.close()
+        for fd in [self._alive, *self._pidfds, *(fd for _, fds in self._orders for fd in fds)]:
+            os.close(fd)
+        self._pidfds = []
+        self._orders.clear()
+
+    def _reap(self) -> None:
+        if self._keeper.poll() is None:
+            switchboard.later(RETRY, self._reap)
+
+    # The end of the app.
+
+    def end_now(self) -> None:
+        """The interpreter exits."""
+        self._over = True
+        self._let_go()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._keeper.wait(LAST_WAIT)
+
+    def forked(self) -> None:
+        """This is a forked child, which must not seem to be the app."""
+        os.close(self._alive)
+        self._keeper.returncode = 0  # not a child of this process
+
+
+_lock = primitives.backlog_lock()
+_nurseries: dict[tuple[str, ...], Nursery] = {}
+
+
+def _end_all() -> None:
+    while _nurseries:
+        _nurseries.popitem()[1].end_now()
+
+
+def _forked() -> None:
+    global _lock  # noqa: PLW0603 — its holder may not exist here
+    _lock = primitives.backlog_lock()
+    while _nurseries:
+        _nurseries.popitem()[1].forked()
+
+
+atexit.register(_end_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _program(module: str) -> list[str]:
+    return [*_interpreter(), "-c", BOOT.format(module), "\n".join(_path())]
+
+
+def _interpreter() -> list[str]:
+    """This interpreter, with the options that it was started with."""
+    return [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _path() -> list[str]:
+    return [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return os.sep
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
+    """What makes the one environment into the other."""
+    changed: dict[str, str | None] = {name: value for name, value in now.items() if before.get(name) != value}
+    return changed | dict.fromkeys(before.keys() - now.keys())

@@ -1,0 +1,61 @@
+"""What cannot be pickled, and which part of it is in the way."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bullpen.errors import NotPicklable
+
+MOST_LOOKS = 200  # at parts of something large
+DEEPEST = 10
+
+Dumps = Callable[[Any], object]
+
+
+def not_picklable(what: str, value: Any, error: BaseException, dumps: Dumps) -> NotPicklable:
+    """The error for `value`, for which `dumps` raised `error`."""
+    path = ""
+    for _ in range(DEEPEST):
+        inner = next(((step, part) for step, part in _parts(value) if not can_be(dumps, part)), None)
+        if inner is None:
+            break
+        path += inner[0]
+        value = inner[1]
+    name = getattr(value, "__qualname__", "") if callable(value) else ""
+    described = f"{type(value).__name__} {name}" if name else f"{type(value).__name__} object"
+    reason = f"{described} cannot be pickled: {type(error).__name__}: {error}"
+    if "<l" in name:  # a lambda, or something local
+        reason += '; define it at the top of a module, or pip install "bullpen[pickle]"'
+    return NotPicklable(what, path, reason)
+
+
+def can_be(dumps: Dumps, value: Any) -> bool:
+    """Whether `dumps` succeeds."""
+    try:
+        dumps(value)
+    except BaseException:
+        return False
+    return True
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What pickle would visit inside `value`, with the way to it."""
+    if isinstance(value, dict):
+        for key, part in list(value.items())[:MOST_LOOKS]:
+            yield f"[{key!r}]", part
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value[:MOST_LOOKS]):
+            yield f"[{index}]", part
+    elif isinstance(value, functools.partial):
+        yield ".func", value.func
+        yield ".args", value.args
+    elif not _pickles_itself(type(value)):
+        for name, part in list(getattr(value, "__dict__", {}).items())[:MOST_LOOKS]:
+            yield f".{name}", part
+
+
+def _pickles_itself(kind: type) -> bool:
+    names = ("__reduce__", "__reduce_ex__", "__getstate__")
+    return any(name in vars(base) for base in kind.__mro__[:-1] for name in names)

@@ -1,0 +1,209 @@
+"""Frames: what goes over the sockets between the app, its workers and their keeper.
+
+A frame is a header, a pickle and any number of buffers. The request's id is in the header, so whatever is wrong with
+the rest concerns that request only. Large buffers (pickle's protocol 5) are sent and received where they are: they are
+copied into the socket and out of it, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import pickle
+import signal
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Frame = tuple[int, int, Any, tuple[Any, ...]]  # kind, id, pickle, buffers
+
+# From the app to a worker.
+BEGIN, CAPACITY, CALL, CANCEL, CREDIT, STOP, MAIN, RECALL = range(1, 9)
+# From a worker to the app.
+READY, DONE, QUICK, FAILED, REFUSED, BROKEN, ITEM, NOT_BEGUN = range(20, 28)  # QUICK is DONE, in next to no time
+# Between the app and the keeper.
+START, STARTED, EXITED, UNBORN = range(40, 44)
+
+# What a worker is told by signals, which reach it whatever it does: to look what has come while it runs something, and
+# to write its stack to stderr. Where there are real-time signals, two that hardly anybody uses.
+NUDGE = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 2) - 2
+DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR1 + 3) - 3
+
+HEADER = struct.Struct("<BxHxxxxQQ")  # kind, number of buffers, id, length of the pickle
+MOST_BUFFERS = 256  # more than that go into the pickle
+LEAST_BUFFER = 32 * 1024  # smaller ones too
+JOIN_BELOW = 64 * 1024  # shorter pickles are sent in one piece with their header
+CHUNK = 128 * 1024
+QUICK_SECONDS = 0.0002  # what takes longer is not quick
+LARGE = 1024 * 1024
+
+
+def dumps(value: Any) -> tuple[bytes, list[Any]]:
+    """A pickle, and the large buffers that belong to it. By `cloudpickle`, if it is there, what pickle cannot do."""
+    buffers: list[Any] = []
+    try:
+        return pickle.dumps(value, 5, buffer_callback=collect_into(buffers)), buffers
+    except Exception:
+        cloudpickle = by_value_pickler()
+        if cloudpickle is None:
+            raise
+        buffers.clear()
+        return cloudpickle.dumps(value, 5, buffer_callback=collect_into(buffers)), buffers
+
+
+def collect_into(buffers: list[Any]) -> Callable[[pickle.PickleBuffer], bool]:
+    """What a pickler has to call with each buffer: True if that belongs into the pickle itself."""
+
+    def in_band(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < LEAST_BUFFER or len(buffers) == MOST_BUFFERS:
+            return True
+        buffers.append(view)
+        return False
+
+    return in_band
+
+
+def by_value_pickler() -> Any:
+    """`cloudpickle`, which pickles functions by value; None if it is not installed."""
+    try:
+        return importlib.import_module("cloudpickle")
+    except ImportError:
+        return None
+
+
+def loads(data: Any, buffers: Sequence[Any]) -> Any:
+    return pickle.loads(data, buffers=buffers) if buffers else pickle.loads(data)
+
+
+def pack(kind: int, id: int, data: bytes = b"", buffers: Sequence[Any] = ()) -> list[Any]:
+    """A frame in pieces, to be sent one after the other."""
+    header = HEADER.pack(kind, len(buffers), id, len(data))
+    if buffers:
+        sizes = struct.pack(f"<{len(buffers)}Q", *(view.nbytes for view in buffers))
+        return [header + sizes, data, *buffers]
+    return [header + data] if len(data) < JOIN_BELOW else [header, data]
+
+
+def send_all(sock: socket.socket, pieces: list[Any]) -> None:
+    """Send a frame on a socket that waits."""
+    if len(pieces) == 1:
+        sock.sendall(pieces[0])
+        return
+    while pieces:
+        pieces = without(pieces, sock.sendmsg(pieces))
+
+
+def without(pieces: list[Any], sent: int) -> list[Any]:
+    """What is left of `pieces` after the first `sent` bytes."""
+    for index, piece in enumerate(pieces):
+        size = len(piece)
+        if sent < size:
+            return [memoryview(piece)[sent:], *pieces[index + 1 :]]
+        sent -= size
+    return []
+
+
+class Reader:
+    """Takes frames from a stream socket."""
+
+    __slots__ = ("_body", "_data", "_used", "_view")
+
+    def __init__(self) -> None:
+        self._data = bytearray(CHUNK)
+        self._view = memoryview(self._data)
+        self._used = 0
+        self._body: _Body | None = None  # a frame that has not come completely
+
+    def read(self, sock: socket.socket) -> list[Frame]:
+        """Read once; the frames that are complete now. `EOFError` if the other side is gone."""
+        body = self._body
+        if body is not None:
+            count = sock.recv_into(body.space())
+            if not count:
+                raise EOFError
+            if not body.advance(count):
+                return []
+            self._body = None
+            return [body.frame()]
+        count = sock.recv_into(self._view[self._used :])
+        if not count:
+            raise EOFError
+        return self._parse(self._used + count)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The same for what was read elsewhere: a few small frames."""
+        self._view[self._used : self._used + len(data)] = data
+        return self._parse(self._used + len(data))
+
+    def _parse(self, end: int) -> list[Frame]:
+        frames: list[Frame] = []
+        at = 0
+        while end - at >= HEADER.size:
+            kind, count, id, length = HEADER.unpack_from(self._data, at)
+            start = at + HEADER.size
+            if not count and start + length <= end:
+                at = start + length
+                frames.append((kind, id, self._data[start:at], ()))
+                continue
+            table = start + 8 * count
+            if table > end:
+                break
+            body = _Body(kind, id, (length, *struct.unpack_from(f"<{count}Q", self._data, start)))
+            at = table + body.fill(self._view[table:end])
+            if not body.complete:
+                self._body = body
+                break
+            frames.append(body.frame())
+        self._used = end - at
+        if at and self._used:
+            self._data[: self._used] = self._data[at:end]
+        return frames
+
+
+class _Body:
+    """The pickle and the buffers of a frame, as far as they have come."""
+
+    __slots__ = ("_id", "_index", "_kind", "_offset", "_parts")
+
+    def __init__(self, kind: int, id: int, sizes: Sequence[int]) -> None:
+        self._kind = kind
+        self._id = id
+        self._parts = [_memory(size) for size in sizes]
+        self._index = 0  # the part that comes next
+        self._offset = 0  # and how much of it is there
+        self.advance(0)
+
+    @property
+    def complete(self) -> bool:
+        return self._index == len(self._parts)
+
+    def space(self) -> memoryview:
+        return memoryview(self._parts[self._index])[self._offset :]
+
+    def advance(self, count: int) -> bool:
+        self._offset += count
+        while self._index < len(self._parts) and self._offset == len(self._parts[self._index]):
+            self._index += 1
+            self._offset = 0
+        return self.complete
+
+    def fill(self, data: memoryview) -> int:
+        """Take what belongs here from `data`; how much that was."""
+        taken = 0
+        while taken < len(data) and not self.complete:
+            space = self.space()
+            count = min(len(space), len(data) - taken)
+            space[:count] = data[taken : taken + count]
+            taken += count
+            self.advance(count)
+        return taken
+
+    def frame(self) -> Frame:
+        return self._kind, self._id, self._parts[0], tuple(self._parts[1:])
+
+
+def _memory(size: int) -> Any:
+    """Memory to receive into. Fresh pages need not be cleared first, as a `bytearray` would."""
+    return mmap.mmap(-1, size) if size >= LARGE else bytearray(size)

@@ -1,0 +1,230 @@
+"""The keeper of workers: a process of one thread that starts them, buries them, and survives nobody.
+
+It imports the modules of `preload` once and forks workers that have them; or, for `start="spawn"`, starts fresh
+interpreters. It knows of each worker's end first, and then ends whatever the worker has left in its process group. When
+the app is gone, however that came, it kills all workers and everything that they have started: as a *subreaper* it
+inherits those whose own parents died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bullpen.runtimes.process import child, wire
+
+PR_SET_CHILD_SUBREAPER = 36
+BOOT = (
+    "import sys; sys.path[:] = sys.argv[1].split(chr(10)); "
+    "from bullpen.runtimes.process.{0} import main; main()"  # by name: nothing of it shall be called `__main__`
+)
+
+
+def main() -> None:
+    """The keeper as a program: the arguments are a path, the numbers of two file descriptors, and modules."""
+    Zygote(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])).live(sys.argv[4:])
+
+
+class Zygote:
+    """Starts workers when the app says so."""
+
+    def __init__(self, control: socket.socket, death: int) -> None:
+        self._control = control
+        self._death = death  # the read end of a pipe that nobody writes to; for workers
+        self._workers: dict[int, int] = {}  # their numbers, by pid
+        self._woken, self._wake = os.pipe()
+        for end in (self._woken, self._wake):
+            os.set_blocking(end, False)
+
+    def live(self, preload: list[str]) -> NoReturn:
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the app decides when it is over
+            signal.signal(signal.SIGCHLD, lambda *_: None)
+            signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+            _adopt_orphans()
+            for name in preload:
+                importlib.import_module(name)
+            gc.collect()
+            gc.freeze()  # forked workers share what is there, as long as nobody visits it
+            self._serve()
+        except (EOFError, ConnectionError):
+            pass
+        except BaseException:
+            self._tell(wire.UNBORN, 0, traceback.format_exc().encode())
+        finally:
+            self._end()
+
+    def _serve(self) -> None:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == self._woken:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._woken, 4096)
+                    self._bury()
+                else:
+                    self._obey()
+
+    # Start.
+
+    def _obey(self) -> None:
+        """Read one order: start a worker."""
+        header, fds, _, _ = socket.recv_fds(self._control, wire.HEADER.size, 3)
+        if not header:
+            raise EOFError
+        header += self._exactly(wire.HEADER.size - len(header))
+        _, _, number, length = wire.HEADER.unpack(header)
+        orders = pickle.loads(self._exactly(length))
+        try:
+            pid = self._fork(orders, fds)
+        except OSError as error:
+            self._tell(wire.UNBORN, number, str(error).encode())
+            return
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._workers[pid] = number
+        pidfds = []
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                pidfds.append(os.pidfd_open(pid))
+        with contextlib.suppress(OSError):
+            message = wire.pack(wire.STARTED, number, pid.to_bytes(8, "little"))
+            socket.send_fds(self._control, message, pidfds)
+        for fd in pidfds:
+            os.close(fd)
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more = self._control.recv(count - len(data))
+            if not more:
+                raise EOFError
+            data += more
+        return data
+
+    def _fork(self, orders: dict[str, Any], fds: list[int]) -> int:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # preloaded modules may have threads: their risk
+            pid = os.fork()
+        if pid:
+            with contextlib.suppress(OSError):  # both sides do it, so that it is done whoever comes first
+                os.setpgid(pid, pid)
+            return pid
+        try:
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for own in (self._woken, self._wake):
+                os.close(own)
+            self._control.close()
+            _become(orders, fds, self._death)
+        except BaseException:
+            with contextlib.suppress(BaseException):
+                os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(1)
+
+    # End.
+
+    def _bury(self) -> None:
+        """Tell of workers that have ended, and end what they have left in their groups."""
+        while True:
+            try:
+                if hasattr(os, "waitid"):
+                    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                    if ended is None:
+                        return
+                    self._end_group(ended.si_pid)  # while its number is still its own
+                    pid, status = os.waitpid(ended.si_pid, 0)
+                else:  # macOS with an older Python; untested
+                    pid, status = os.waitpid(-1, os.WNOHANG)
+                    if not pid:
+                        return
+                    self._end_group(pid)
+            except ChildProcessError:
+                return
+            number = self._workers.pop(pid, None)
+            if number is not None:
+                code = os.waitstatus_to_exitcode(status)
+                self._tell(wire.EXITED, number, code.to_bytes(8, "little", signed=True))
+
+    def _end_group(self, pid: int) -> None:
+        if pid in self._workers:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def _tell(self, kind: int, number: int, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # if the app is gone, that is noticed elsewhere
+            self._control.sendall(b"".join(wire.pack(kind, number, data)))
+
+    def _end(self) -> NoReturn:
+        """Leave nothing behind: not the workers, nor what they have started, nor what that has started."""
+        try:
+            while True:
+                for pid in self._workers:
+                    with contextlib.suppress(OSError):
+                        os.killpg(pid, signal.SIGKILL)
+                for pid in _children():
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+                pid, _ = os.waitpid(-1, 0)
+                self._workers.pop(pid, None)
+        except ChildProcessError:
+            pass
+        finally:
+            os._exit(0)
+
+
+def _become(orders: dict[str, Any], fds: list[int], death: int) -> None:
+    """Turn this process, which was just forked, into the worker that `orders` describe."""
+    channel, stdout, stderr = fds
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nowhere, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(source, target)
+        os.close(source)
+    for name, value in orders["environment"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    with contextlib.suppress(OSError):
+        os.chdir(orders["folder"])
+    if orders["start"] == "spawn":
+        for fd in (channel, death):
+            os.set_inheritable(fd, True)
+        arguments = [*orders["interpreter"], "-c", BOOT.format("child"), "\n".join(orders["path"])]
+        os.execv(arguments[0], [*arguments, str(channel), str(death), *orders["argv"]])
+    sys.path[:] = orders["path"]
+    sys.argv[:] = orders["argv"]
+    child.run(channel, death)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of descendants whose own parents die."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _children() -> list[int]:
+    """The children of this process, as far as the system tells."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:  # a kernel without this file, or no Linux
+        return []

@@ -1,0 +1,85 @@
+"""Many callers, one round trip: what comes while an earlier batch is on its way goes together with the next.
+
+For stores on a server. Nobody waits for others to come: a caller who is alone goes at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from bullpen.tasks.task import Task
+
+MOST = 1000  # tasks in one batch; a single caller may have more
+
+Add = Callable[[Sequence[Task]], Awaitable[Sequence[Task]]]
+Caller = tuple[Sequence[Task], "asyncio.Future[Sequence[Task]]"]
+
+
+class Gathering:
+    """Adds tasks of many callers, with `add`."""
+
+    def __init__(self, add: Add) -> None:
+        self._add = add
+        self._callers: deque[Caller] = deque()
+        self._going: asyncio.Task[None] | None = None
+
+    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        """As `add`, alone or with others. What fails for one fails for that one alone."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Sequence[Task]] = loop.create_future()
+        self._callers.append((tasks, answer))
+        if self._going is None:
+            self._going = loop.create_task(self._go(), name="bullpen adds")
+        return await answer
+
+    async def close(self) -> None:
+        """Wait for what was begun."""
+        if self._going is not None:
+            await asyncio.wait([self._going])
+
+    async def _go(self) -> None:
+        while callers := self._take():
+            try:
+                kept = await self._add([task for tasks, _ in callers for task in tasks])
+            except BaseException as error:
+                if len(callers) == 1 or not isinstance(error, Exception):
+                    _fail(callers, error)
+                else:
+                    await self._add_each(callers)
+                continue
+            first = 0
+            for tasks, answer in callers:
+                _answer(answer, kept[first : first + len(tasks)])
+                first += len(tasks)
+        self._going = None
+
+    def _take(self) -> list[Caller]:
+        callers: list[Caller] = []
+        count = 0
+        while self._callers and (not callers or count + len(self._callers[0][0]) <= MOST):
+            tasks, answer = self._callers.popleft()
+            if not answer.done():  # else its caller was cancelled, before anything was sent
+                callers.append((tasks, answer))
+                count += len(tasks)
+        return callers
+
+    async def _add_each(self, callers: Sequence[Caller]) -> None:
+        """One of them is to blame, maybe: adding again is safe, for an id that is there stays as it is."""
+        for caller in callers:
+            try:
+                _answer(caller[1], await self._add(caller[0]))
+            except Exception as error:
+                _fail([caller], error)
+
+
+def _answer(answer: asyncio.Future[Sequence[Task]], kept: Sequence[Task]) -> None:
+    if not answer.done():
+        answer.set_result(kept)
+
+
+def _fail(callers: Sequence[Caller], error: BaseException) -> None:
+    for _, answer in callers:
+        if not answer.done():
+            answer.set_exception(error)

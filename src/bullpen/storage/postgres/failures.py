@@ -1,0 +1,48 @@
+"""What a server or its driver says, as an error of ours: one clear line, and never a password."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bullpen.errors import (
+    BullpenError,
+    StorageBusy,
+    StorageError,
+    StorageFull,
+    StorageReadOnly,
+    StorageUnavailable,
+)
+
+# By SQLSTATE, or the class of it.
+_KINDS: dict[str, type[StorageError]] = {
+    "08": StorageUnavailable,
+    "28": StorageUnavailable,  # who are you
+    "3D": StorageUnavailable,  # there is no such database
+    "57": StorageUnavailable,  # it shuts down, or starts
+    "53100": StorageFull,
+    "53200": StorageFull,
+    "53300": StorageUnavailable,  # too many connections
+    "25006": StorageReadOnly,
+    "40001": StorageBusy,
+    "40P01": StorageBusy,
+    "55P03": StorageBusy,
+    "42501": StorageReadOnly,
+}
+
+
+@asynccontextmanager
+async def told(storage: str) -> AsyncIterator[None]:
+    """Inside, errors of the driver become `StorageError`s."""
+    import asyncpg
+
+    try:
+        yield
+    except BullpenError:
+        raise
+    except asyncpg.PostgresError as error:
+        state = str(getattr(error, "sqlstate", None) or "")
+        kind = _KINDS.get(state) or _KINDS.get(state[:2], StorageError)
+        raise kind(f"{type(error).__name__}: {error}", storage=storage) from error
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        raise StorageUnavailable(f"{type(error).__name__}: {error}", storage=storage) from error

@@ -1,0 +1,173 @@
+"""A task as a row, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from bullpen.tasks.retry import Backoff
+from bullpen.tasks.task import Progress, Settlement, Task, TaskError, TaskStatus
+
+NEW = {  # of tasks that are added
+    "id": "text",
+    "queue": "text",
+    "priority": "smallint",
+    "eta": "float8",
+    "expires": "float8",
+    "unique_key": "text",
+    "concurrency_key": "text",
+    "func_path": "text",
+    "codec": "text",
+    "repeats": "float8",
+    "max_retries": "integer",
+    "backoff_base": "float8",
+    "backoff_limit": "float8",
+    "timeout": "float8",
+    "at_most_once": "boolean",
+    "on_failure": "text",
+    "result_ttl": "float8",
+    "headers": "text",
+    "payload": "bytea",
+}
+CHANGING = {  # by what people do
+    "status": "text",
+    "eta": "float8",
+    "expires": "float8",
+    "failures": "integer",
+    "crashes": "integer",
+    "worker": "text",
+    "cancel_requested": "boolean",
+    "finished_at": "float8",
+    "prune_at": "float8",
+    "errors": "text[]",
+}
+
+_statuses = {status.value: status for status in TaskStatus}
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+_decode_progress = msgspec.json.Decoder(Progress).decode
+_decode_error = msgspec.json.Decoder(TaskError).decode
+
+
+def json_of(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def new_row(task: Task) -> tuple[Any, ...]:
+    """`NEW`; an `eta` of NULL is the present."""
+    return (
+        task.id,
+        to_text(task.queue),
+        task.priority,
+        task.eta if task.eta > 0 else None,
+        task.expires,
+        to_text(task.unique_key),
+        to_text(task.concurrency_key),
+        to_text(task.func_path),
+        task.codec,
+        task.interval,
+        task.max_retries,
+        task.backoff.base,
+        task.backoff.max_delay,
+        task.timeout,
+        task.at_most_once,
+        task.on_failure,
+        task.result_ttl,
+        json_of(task.headers) if task.headers else None,
+        task.payload,
+    )
+
+
+def changed_row(task: Task) -> tuple[Any, ...]:
+    """`CHANGING`, and the id."""
+    return (
+        task.status.value,
+        task.eta,
+        task.expires,
+        task.failures,
+        task.crashes,
+        to_text(task.worker),
+        task.cancel_requested,
+        task.finished_at,
+        _prune_at(task),
+        [json_of(error) for error in task.errors],
+        task.id,
+    )
+
+
+def settlement_columns(settlements: Sequence[Settlement]) -> tuple[list[Any], ...]:
+    """The first arguments of `exchange`."""
+    return (
+        [one.id for one in settlements],
+        [one.attempt for one in settlements],
+        [one.status.value for one in settlements],
+        [one.delay for one in settlements],
+        [one.failures for one in settlements],
+        [one.crashes for one in settlements],
+        [one.runs for one in settlements],
+        [one.result for one in settlements],
+        [to_text(one.result_dropped) for one in settlements],
+        [None if one.error is None else json_of(one.error) for one in settlements],
+    )
+
+
+def task_of(row: Mapping[str, Any]) -> Task:
+    return Task(
+        id=row["id"],
+        func_path=from_text(row["func_path"]),
+        payload=row["payload"],
+        codec=row["codec"],
+        queue=from_text(row["queue"]),
+        priority=row["priority"],
+        status=_statuses[row["status"]],
+        eta=row["eta"],
+        interval=row["repeats"],
+        max_retries=row["max_retries"],
+        backoff=Backoff(row["backoff_base"], row["backoff_limit"]),
+        timeout=row["timeout"],
+        expires=row["expires"],
+        at_most_once=row["at_most_once"],
+        on_failure=row["on_failure"],
+        result_ttl=row["result_ttl"],
+        unique_key=from_text(row["unique_key"]),
+        concurrency_key=from_text(row["concurrency_key"]),
+        headers={} if row["headers"] is None else _decode_headers(row["headers"]),
+        attempt=row["attempt"],
+        failures=row["failures"],
+        crashes=row["crashes"],
+        runs=row["runs"],
+        worker=from_text(row["worker"]),
+        claim_id=from_text(row["claim_id"]),
+        lease_until=row["lease_until"],
+        cancel_requested=row["cancel_requested"],
+        progress=None if row["progress"] is None else _decode_progress(row["progress"]),
+        result=row["result"],
+        result_dropped=from_text(row["result_dropped"]),
+        errors=tuple(map(_decode_error, row["errors"])),
+        created_at=row["created_at"],
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
+    )
+
+
+def _prune_at(task: Task) -> float | None:
+    if not task.is_final or task.finished_at is None:
+        return None
+    return math.inf if task.result_ttl is None else task.finished_at + task.result_ttl
+
+
+# PostgreSQL has no text with a NUL in it. JSON escapes it; elsewhere it is written in two characters.
+
+
+def to_text(text: Any) -> Any:
+    if text is not None and ("\0" in text or "\x1a" in text):
+        return text.replace("\x1a", "\x1a1").replace("\0", "\x1a0")
+    return text
+
+
+def from_text(text: Any) -> Any:
+    if text is not None and "\x1a" in text:
+        return text.replace("\x1a0", "\0").replace("\x1a1", "\x1a")
+    return text

@@ -1,0 +1,417 @@
+"""The tables and functions, and how older ones become them.
+
+A claim reads one index, `task_ready`: tasks that wait, of one queue and priority, by `eta`. It begins where the last
+claim of its client ended (`floors`), because index entries of tasks that are gone stay in front for as long as any
+transaction might still see them: without that, one forgotten transaction would make every claim slower than the one
+before. Every now and then a claim begins at the front again, for what came late or was put there on purpose.
+
+Settling goes by the primary key alone. A condition on `status` that an index could serve would lead the planner to one
+that is full of dead entries; hence `status || ''`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from bullpen.errors import InvalidOption, SchemaTooNew
+from bullpen.storage.postgres.rows import NEW
+from bullpen.tasks.task import ERRORS_KEPT
+
+_FIRST = """
+CREATE TABLE {schema}.task (
+    id               text COLLATE "C" PRIMARY KEY,
+    queue            text COLLATE "C" NOT NULL DEFAULT 'default',
+    priority         smallint NOT NULL DEFAULT 0,
+    status           text COLLATE "C" NOT NULL DEFAULT 'pending',
+    eta              float8 NOT NULL,              -- seconds since the epoch, as all instants
+    expires          float8,
+    unique_key       text COLLATE "C",
+    concurrency_key  text COLLATE "C",
+    attempt          integer NOT NULL DEFAULT 0,
+    failures         integer NOT NULL DEFAULT 0,
+    crashes          integer NOT NULL DEFAULT 0,
+    runs             integer NOT NULL DEFAULT 0,
+    worker           text,
+    claim_id         text,
+    lease_until      float8,
+    cancel_requested boolean NOT NULL DEFAULT false,
+    awaited          boolean NOT NULL DEFAULT false,  -- somebody waits for its end
+    created_at       float8 NOT NULL,
+    started_at       float8,
+    finished_at      float8,
+    prune_at         float8,                       -- of final tasks; infinite without result_ttl
+    func_path        text NOT NULL,
+    codec            text NOT NULL DEFAULT 'json',
+    repeats          float8,                       -- the interval
+    max_retries      integer NOT NULL DEFAULT 0,
+    backoff_base     float8 NOT NULL DEFAULT 1,
+    backoff_limit    float8 NOT NULL DEFAULT 3600,
+    timeout          float8,
+    at_most_once     boolean NOT NULL DEFAULT false,
+    on_failure       text NOT NULL DEFAULT 'fail',
+    result_ttl       float8 DEFAULT 86400,
+    headers          text,                         -- JSON
+    progress         text,                         -- JSON
+    errors           text[] NOT NULL DEFAULT '{{}}', -- each JSON
+    result_dropped   text NOT NULL DEFAULT '',
+    payload          bytea NOT NULL,
+    result           bytea
+) WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+
+CREATE INDEX task_ready ON {schema}.task (queue, priority, eta, id) WHERE status = 'pending';
+CREATE INDEX task_running ON {schema}.task (queue, concurrency_key) WHERE status = 'running';
+CREATE INDEX task_finished ON {schema}.task (prune_at) WHERE prune_at IS NOT NULL;
+CREATE INDEX task_expiring ON {schema}.task (expires) WHERE status = 'pending' AND expires IS NOT NULL;
+CREATE UNIQUE INDEX task_unique ON {schema}.task (unique_key)
+    WHERE unique_key IS NOT NULL AND status IN ('pending', 'running');
+
+CREATE TABLE {schema}.worker (id text PRIMARY KEY, seen_at float8 NOT NULL, record text NOT NULL);
+CREATE TABLE {schema}.queue (
+    name                text COLLATE "C" PRIMARY KEY,
+    paused              boolean NOT NULL DEFAULT false,
+    limited             boolean NOT NULL DEFAULT false,
+    max_running         integer,
+    max_running_per_key integer,
+    rate                float8,
+    stirred_at          float8 NOT NULL DEFAULT 0  -- when something was put before what may have been claimed already
+);
+CREATE TABLE {schema}.start (queue text COLLATE "C" NOT NULL, at float8 NOT NULL);  -- in queues with a rate
+CREATE INDEX start_at ON {schema}.start (queue, at);
+
+CREATE FUNCTION {schema}.now() RETURNS float8 LANGUAGE sql VOLATILE AS
+    $$ SELECT extract(epoch FROM clock_timestamp())::float8 $$;
+
+-- For triggers, and for other languages than Python: enqueues a task and returns its id.
+CREATE FUNCTION {schema}.enqueue(
+    function text, args json DEFAULT '[]', kwargs json DEFAULT '{{}}', queue text DEFAULT 'default',
+    priority integer DEFAULT 0, delay float8 DEFAULT 0, max_retries integer DEFAULT 0, timeout float8 DEFAULT NULL,
+    unique_key text DEFAULT NULL, id text DEFAULT NULL
+) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    moment float8 := {schema}.now();
+    new_id text := coalesce(id, gen_random_uuid()::text);
+    kept text;
+BEGIN
+    IF priority NOT BETWEEN 0 AND 9 THEN
+        RAISE EXCEPTION 'priority must be 0 to 9, not %', priority;
+    END IF;
+    IF delay < 0 OR max_retries < 0 OR timeout <= 0 THEN
+        RAISE EXCEPTION 'delay and max_retries must not be negative, timeout must be positive';
+    END IF;
+    INSERT INTO {schema}.task AS t (id, queue, priority, eta, created_at, func_path, max_retries, timeout, unique_key,
+        payload)
+    VALUES (new_id, enqueue.queue, enqueue.priority, moment + delay, moment, function, enqueue.max_retries,
+        enqueue.timeout, enqueue.unique_key,
+        convert_to(json_build_object('args', args, 'kwargs', kwargs)::text, 'UTF8'))
+    ON CONFLICT DO NOTHING RETURNING t.id INTO kept;
+    IF kept IS NULL THEN
+        SELECT t.id INTO kept FROM {schema}.task t
+        WHERE t.id = new_id OR (t.unique_key = enqueue.unique_key AND t.status IN ('pending', 'running')) LIMIT 1;
+    END IF;
+    PERFORM pg_notify('{channel}', 'w' || enqueue.queue);  -- sent when the caller's transaction commits
+    RETURN kept;
+END $$;
+
+-- Keeps tasks, and returns which, and when. An `eta` of NULL is the present.
+CREATE FUNCTION {schema}.add({add_parameters}, told boolean)
+RETURNS TABLE (added_id text, added_at float8) LANGUAGE plpgsql AS $$
+DECLARE
+    moment float8 := {schema}.now();
+    q text;
+BEGIN
+    RETURN QUERY
+        INSERT INTO {schema}.task AS t ({add_columns}, created_at)
+        SELECT {add_values}, moment FROM unnest({add_arrays}) WITH ORDINALITY AS g ({add_columns}, place) ORDER BY place
+        ON CONFLICT DO NOTHING RETURNING t.id, t.created_at;
+    FOR q IN SELECT DISTINCT g.name FROM unnest(queues, etas) AS g (name, eta) WHERE g.eta < moment LOOP
+        INSERT INTO {schema}.queue AS k (name, stirred_at) VALUES (q, moment)
+        ON CONFLICT (name) DO UPDATE SET stirred_at = excluded.stirred_at;
+    END LOOP;
+    IF told THEN
+        PERFORM pg_notify('{channel}', 'w' || g.name) FROM (SELECT DISTINCT unnest(queues) AS name) AS g;
+    END IF;
+END $$;
+
+-- How many more may start, in each of the queues that are not paused: of all, and of each concurrency key.
+CREATE FUNCTION {schema}.rooms(
+    queues text[], most integer, moment float8, serially boolean,
+    OUT names text[], OUT left_over integer[], OUT per_key integer[], OUT again_in float8, OUT stirred float8
+) LANGUAGE plpgsql AS $$
+DECLARE
+    q record;
+    room integer;
+    period float8;
+    begun integer;
+    oldest float8;
+BEGIN
+    names := '{{}}'; left_over := '{{}}'; per_key := '{{}}'; stirred := 0;
+    FOR q IN
+        SELECT DISTINCT ON (w.name) w.name, coalesce(k.limited, false) AS limited, k.max_running,
+            k.max_running_per_key, k.rate, coalesce(k.stirred_at, 0) AS stirred_at
+        FROM unnest(queues) AS w (name) LEFT JOIN {schema}.queue k ON k.name = w.name
+        WHERE k.paused IS NOT TRUE
+    LOOP
+        room := most;
+        stirred := greatest(stirred, q.stirred_at);
+        IF q.limited THEN
+            IF serially THEN  -- nobody else counts, until this transaction is over
+                PERFORM pg_advisory_xact_lock(hashtextextended('{schema}.' || q.name, 0));
+            END IF;
+            IF q.max_running IS NOT NULL THEN
+                SELECT q.max_running - count(*) INTO begun FROM {schema}.task t
+                WHERE t.queue = q.name AND t.status = 'running';
+                room := least(room, begun);
+            END IF;
+            IF room > 0 AND q.rate IS NOT NULL THEN
+                period := greatest(1, 1 / q.rate);
+                SELECT count(*), min(s.at) INTO begun, oldest FROM {schema}.start s
+                WHERE s.queue = q.name AND s.at > moment - period;
+                room := least(room, ceil(q.rate * period)::integer - begun);
+                IF room <= 0 THEN
+                    again_in := least(coalesce(again_in, 'infinity'), oldest + period - moment);
+                END IF;
+            END IF;
+        END IF;
+        IF room > 0 THEN
+            names := names || q.name;
+            left_over := left_over || room;
+            per_key := array_append(per_key, CASE WHEN q.limited THEN q.max_running_per_key END);
+        END IF;
+    END LOOP;
+END $$;
+
+-- The next tasks that may start, in the order of claims. `floors`: ten for each queue, one for each priority.
+CREATE FUNCTION {schema}.pick(
+    names text[], left_over integer[], per_key integer[], most integer, moment float8, floors float8[]
+) RETURNS text[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    picked text[] := '{{}}';
+    ids text[];
+    etas float8[];
+    more_ids text[];
+    more_etas float8[];
+    need integer := most;
+    running jsonb[];  -- how many of each concurrency key, by queue
+    counts jsonb;
+    of_key integer;
+    c record;
+BEGIN
+    FOR i IN 1 .. cardinality(names) LOOP
+        running[i] := '{{}}';
+        IF per_key[i] IS NOT NULL THEN
+            SELECT coalesce(jsonb_object_agg(k, n), '{{}}') INTO counts FROM (
+                SELECT t.concurrency_key AS k, count(*) AS n FROM {schema}.task t
+                WHERE t.queue = names[i] AND t.status = 'running' AND t.concurrency_key IS NOT NULL GROUP BY 1
+            ) AS counted;
+            running[i] := counts;
+        END IF;
+    END LOOP;
+    FOR p IN REVERSE 9 .. 0 LOOP
+        ids := '{{}}'; etas := '{{}}';
+        FOR i IN 1 .. cardinality(names) LOOP
+            CONTINUE WHEN left_over[i] <= 0;
+            IF per_key[i] IS NULL THEN
+                SELECT array_agg(d.id ORDER BY d.eta, d.id), array_agg(d.eta ORDER BY d.eta, d.id)
+                INTO more_ids, more_etas FROM (
+                    SELECT t.id, t.eta FROM {schema}.task t
+                    WHERE t.status = 'pending' AND t.queue = names[i] AND t.priority = p
+                        AND t.eta >= floors[(i - 1) * 10 + p + 1] AND t.eta <= moment
+                        AND (t.expires IS NULL OR t.expires > moment)
+                    ORDER BY t.eta, t.id LIMIT least(need, left_over[i]) FOR UPDATE SKIP LOCKED
+                ) AS d;
+            ELSE
+                more_ids := '{{}}'; more_etas := '{{}}';
+                FOR c IN
+                    SELECT t.id, t.eta, t.concurrency_key FROM {schema}.task t
+                    WHERE t.status = 'pending' AND t.queue = names[i] AND t.priority = p AND t.eta <= moment
+                        AND (t.expires IS NULL OR t.expires > moment)
+                    ORDER BY t.eta, t.id
+                LOOP
+                    IF c.concurrency_key IS NOT NULL THEN
+                        of_key := coalesce((running[i] ->> c.concurrency_key)::integer, 0);
+                        CONTINUE WHEN of_key >= per_key[i];
+                        running[i] := running[i] || jsonb_build_object(c.concurrency_key, of_key + 1);
+                    END IF;
+                    more_ids := more_ids || c.id;
+                    more_etas := more_etas || c.eta;
+                    EXIT WHEN cardinality(more_ids) >= least(need, left_over[i]);
+                END LOOP;
+            END IF;
+            left_over[i] := left_over[i] - coalesce(cardinality(more_ids), 0);
+            ids := ids || more_ids;
+            etas := etas || more_etas;
+        END LOOP;
+        CONTINUE WHEN cardinality(ids) = 0;
+        IF cardinality(names) > 1 THEN
+            SELECT array_agg(o.id ORDER BY o.eta, o.id) INTO ids FROM (
+                SELECT u.id, u.eta FROM unnest(ids, etas) AS u (id, eta) ORDER BY u.eta, u.id LIMIT need
+            ) AS o;
+        END IF;
+        picked := picked || ids;
+        need := need - cardinality(ids);
+        EXIT WHEN need <= 0;
+    END LOOP;
+    RETURN picked;
+END $$;
+
+-- Settle what has ended, then claim the next. Returns what was refused (as status 'refused'), the moment if the whole
+-- index was searched (as 'swept'), and what was claimed, in order.
+CREATE FUNCTION {schema}.exchange(
+    ids text[], attempts integer[], statuses text[], delays float8[], failed integer[], crashed integer[],
+    ran integer[], results bytea[], dropped text[], problems text[],
+    owner text, queues text[], most integer, lease float8, claim text, floors float8[], swept float8
+) RETURNS SETOF {schema}.task LANGUAGE plpgsql AS $$
+DECLARE
+    moment float8 := {schema}.now();
+    row {schema}.task;
+    applied text[] := '{{}}';
+    touched text[] := '{{}}';
+    r record;
+    picked text[];
+BEGIN
+    IF cardinality(ids) > 0 THEN
+        FOR row IN
+            UPDATE {schema}.task t SET
+                status = CASE WHEN s.delay IS NULL OR NOT t.cancel_requested THEN s.status
+                    WHEN s.runs > t.runs THEN 'success' ELSE 'cancelled' END,
+                eta = CASE WHEN s.delay IS NULL OR t.cancel_requested THEN t.eta ELSE moment + s.delay END,
+                failures = s.failures,
+                crashes = s.crashes,
+                runs = s.runs,
+                result = CASE WHEN s.status = 'success' OR s.delay IS NOT NULL AND s.runs > t.runs
+                    THEN s.result ELSE t.result END,
+                result_dropped = CASE WHEN s.status = 'success' OR s.delay IS NOT NULL AND s.runs > t.runs
+                    THEN s.result_dropped ELSE t.result_dropped END,
+                errors = CASE WHEN s.error IS NULL THEN t.errors
+                    ELSE (t.errors || s.error)[greatest(1, cardinality(t.errors) + 2 - {errors_kept}):] END,
+                worker = CASE WHEN s.delay IS NULL OR t.cancel_requested THEN t.worker END,
+                claim_id = NULL,
+                lease_until = NULL,
+                finished_at = CASE WHEN s.delay IS NULL OR t.cancel_requested OR s.runs > t.runs THEN moment END,
+                prune_at = CASE WHEN s.delay IS NULL OR t.cancel_requested
+                    THEN moment + coalesce(t.result_ttl, 'infinity') END
+            FROM unnest(ids, attempts, statuses, delays, failed, crashed, ran, results, dropped, problems)
+                AS s (id, attempt, status, delay, failures, crashes, runs, result, result_dropped, error)
+            WHERE t.id = s.id AND t.attempt = s.attempt AND t.status || '' = 'running'
+            RETURNING t.*
+        LOOP
+            applied := applied || row.id;
+            IF row.awaited THEN
+                PERFORM pg_notify('{channel}', 'r' || row.id);
+            END IF;
+            IF row.status = 'pending' THEN
+                PERFORM pg_notify('{channel}', 'w' || row.queue);
+            ELSIF row.queue <> ALL (touched) THEN
+                touched := touched || row.queue;
+            END IF;
+        END LOOP;
+        PERFORM pg_notify('{channel}', 'w' || q.name) FROM {schema}.queue q WHERE q.limited AND q.name = ANY (touched);
+        FOR i IN 1 .. cardinality(ids) LOOP
+            IF ids[i] <> ALL (applied) THEN
+                row := NULL;
+                row.id := ids[i]; row.attempt := attempts[i]; row.status := 'refused';
+                RETURN NEXT row;
+            END IF;
+        END LOOP;
+    END IF;
+    IF most <= 0 OR cardinality(queues) = 0 THEN
+        RETURN;
+    END IF;
+    SELECT * INTO r FROM {schema}.rooms(queues, most, moment, true);
+    IF cardinality(r.names) = 0 THEN
+        RETURN;
+    END IF;
+    IF r.stirred >= swept THEN
+        row := NULL;
+        row.status := 'swept'; row.eta := moment;
+        RETURN NEXT row;
+        floors := array_fill(0::float8, ARRAY[cardinality(r.names) * 10]);
+    ELSE  -- those of the queues that are open
+        SELECT array_agg(floors[(w.place - 1) * 10 + p.n + 1] ORDER BY o.place, p.n) INTO floors
+        FROM unnest(r.names) WITH ORDINALITY AS o (name, place)
+            JOIN unnest(queues) WITH ORDINALITY AS w (name, place) ON w.name = o.name, generate_series(0, 9) AS p (n);
+    END IF;
+    picked := {schema}.pick(r.names, r.left_over, r.per_key, most, moment, floors);
+    IF cardinality(picked) = 0 THEN
+        RETURN;
+    END IF;
+    INSERT INTO {schema}.start (queue, at)
+        SELECT t.queue, moment FROM {schema}.task t JOIN {schema}.queue q ON q.name = t.queue
+        WHERE t.id = ANY (picked) AND q.rate IS NOT NULL;
+    IF FOUND THEN
+        DELETE FROM {schema}.start s USING {schema}.queue q
+        WHERE q.name = ANY (r.names) AND s.queue = q.name AND s.at <= moment - greatest(1, 1 / q.rate);
+    END IF;
+    RETURN QUERY
+        WITH taken AS (
+            UPDATE {schema}.task t SET status = 'running', attempt = t.attempt + 1, worker = owner, claim_id = claim,
+                lease_until = moment + lease, started_at = moment, progress = NULL
+            WHERE t.id = ANY (picked) AND t.status || '' = 'pending'
+            RETURNING t.*
+        )
+        SELECT taken.* FROM taken ORDER BY taken.priority DESC, taken.eta, taken.id;
+END $$;
+
+-- In how many seconds something may start; NULL if that is not known.
+CREATE FUNCTION {schema}.next_work(queues text[]) RETURNS float8
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    moment float8 := {schema}.now();
+    r record;
+    soonest float8;
+    one float8;
+BEGIN
+    SELECT * INTO r FROM {schema}.rooms(queues, 1, moment, false);
+    IF cardinality(r.names) > 0 AND cardinality({schema}.pick(
+        r.names, r.left_over, r.per_key, 1, moment, array_fill(0::float8, ARRAY[cardinality(r.names) * 10])
+    )) > 0 THEN
+        RETURN 0;
+    END IF;
+    soonest := r.again_in;
+    FOR i IN 1 .. cardinality(r.names) LOOP
+        FOR p IN 0 .. 9 LOOP
+            SELECT t.eta - moment INTO one FROM {schema}.task t
+            WHERE t.status = 'pending' AND t.queue = r.names[i] AND t.priority = p AND t.eta > moment
+            ORDER BY t.eta LIMIT 1;
+            soonest := least(soonest, one);
+        END LOOP;
+    END LOOP;
+    RETURN soonest;
+END $$;
+"""
+
+MIGRATIONS = (_FIRST,)  # the n-th makes version n + 1 of version n; never change one that was released
+VERSION = len(MIGRATIONS)
+
+
+def script(version: int, schema: str) -> str:
+    """What makes `version` + 1 of `version`."""
+    return MIGRATIONS[version].format(
+        schema=schema,
+        channel=channel(schema),
+        errors_kept=ERRORS_KEPT,
+        add_columns=", ".join(NEW),
+        add_parameters=", ".join(f"{_plural(name)} {kind}[]" for name, kind in NEW.items()),
+        add_arrays=", ".join(map(_plural, NEW)),
+        add_values=", ".join("coalesce(g.eta, moment)" if name == "eta" else f"g.{name}" for name in NEW),
+    )
+
+
+def channel(schema: str) -> str:
+    return f"bullpen:{schema}"
+
+
+def checked_name(schema: str) -> str:
+    """A name that needs no quotes, and can be put into statements as it is."""
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,48}", schema):
+        raise InvalidOption("schema", schema, "lower-case letters, digits and underscores, at most 49")
+    return schema
+
+
+def check_version(found: int, storage: str) -> None:
+    if found > VERSION:
+        raise SchemaTooNew(storage=storage, found=found, known=VERSION)
+
+
+def _plural(name: str) -> str:
+    return f"{name}s"

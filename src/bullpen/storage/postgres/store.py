@@ -1,0 +1,582 @@
+"""The verbs of the port, said to a PostgreSQL server. One round trip each, where it matters.
+
+What a task becomes is decided in `tasks/task.py`, also where SQL spells it out for many at once (`exchange`). The clock
+is the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bullpen.errors import StorageClosed, StorageError
+from bullpen.storage.ear import RESULT, WORK, Ear
+from bullpen.storage.gathering import Gathering
+from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Renewal, TaskFilter, WorkerRecord
+from bullpen.storage.postgres import schema as schemas
+from bullpen.storage.postgres.failures import told
+from bullpen.storage.postgres.rows import (
+    CHANGING,
+    NEW,
+    changed_row,
+    from_text,
+    json_of,
+    new_row,
+    settlement_columns,
+    task_of,
+    to_text,
+)
+from bullpen.tasks.task import (
+    FINAL,
+    PENDING,
+    Progress,
+    Settlement,
+    Task,
+    TaskStatus,
+    cancelled_by_operator,
+    expired,
+    redriven,
+)
+
+if TYPE_CHECKING:
+    import asyncpg
+
+Move = Callable[[Task, float], Task | None]
+Tasks = list[Task]  # `list` is a verb of stores
+
+PRIORITIES = 10
+OVERLAP = 0.05  # seconds before the last task that was claimed; others may have been written a moment later
+SWEEP_EVERY = 0.05  # seconds …
+SWEEP_SHARE = 10  # … or so many times what the last one took
+RESCUED_AT_ONCE = 500
+
+_decode_worker = msgspec.json.Decoder(WorkerRecord).decode
+
+
+class PostgresStorage:
+    """A store in one schema of a PostgreSQL database.
+
+    `schema`: where its tables are; it is made by `open`, unless `migrate` is false. `notify`: whether to use LISTEN and
+    NOTIFY; `listen_url`: another address for that, where `url` leads through a pooler of transactions. `prepared`:
+    whether statements may be prepared, which such poolers may not allow. `connections`: how many at most.
+    """
+
+    durable = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = "bullpen",
+        notify: bool = True,
+        listen_url: str | None = None,
+        prepared: bool = True,
+        migrate: bool = True,
+        connections: int = 10,
+    ) -> None:
+        self.url = url
+        self.schema = schemas.checked_name(schema)
+        self.notify = notify
+        self.listen_url = listen_url
+        self.prepared = prepared
+        self.migrate = migrate
+        self.connections = connections
+        self.name = f"PostgreSQL schema {schema!r}"
+        self._pool: asyncpg.Pool[Any] | None = None
+        self._opening = asyncio.Lock()
+        self._ear: Ear | None = None
+        self._gathering: Gathering | None = None
+        self._pid = 0
+        self._closed = False
+        self._floors: dict[tuple[str, int], float] = {}
+        self._swept_at = 0.0
+        self.sweeps_at = 0.0
+
+    # Its life.
+
+    async def open(self) -> None:
+        """Connect, and make the tables or bring them up to date. Also done by whatever is called first."""
+        self._closed = False
+        await self._connected()
+
+    async def close(self) -> None:
+        """Wait for what was begun, and let go of the server."""
+        self._closed = True
+        is_own = self._pid == os.getpid()
+        if self._gathering is not None and is_own:
+            await self._gathering.close()
+        pool, self._pool = self._pool, None
+        ear, self._ear, self._gathering = self._ear, None, None
+        if ear is not None and is_own:
+            await ear.close()
+        if pool is not None and is_own:
+            await pool.close()
+
+    def another(self) -> PostgresStorage:
+        return PostgresStorage(
+            self.url,
+            schema=self.schema,
+            notify=self.notify,
+            listen_url=self.listen_url,
+            prepared=self.prepared,
+            migrate=self.migrate,
+            connections=self.connections,
+        )
+
+    async def _connected(self) -> asyncpg.Pool[Any]:
+        pool = self._pool
+        if pool is not None and self._pid == os.getpid():
+            return pool
+        if self._closed:
+            raise StorageClosed("it was closed", storage=self.name)
+        async with self._opening:
+            if self._pool is None or self._pid != os.getpid():  # connections of a parent process are the parent's
+                import asyncpg
+
+                async with told(self.name):
+                    pool = await asyncpg.create_pool(
+                        self.url,
+                        min_size=1,
+                        max_size=self.connections,
+                        **self._manners(),
+                    )
+                    try:
+                        await self._bring_up_to_date(pool)
+                    except BaseException:
+                        pool.terminate()
+                        raise
+                    self._pool, self._pid = pool, os.getpid()
+                    self._ear = self._gathering = None
+            assert self._pool is not None
+            return self._pool
+
+    def _manners(self) -> dict[str, Any]:
+        manners: dict[str, Any] = {"server_settings": {"application_name": f"bullpen:{self.schema}"}}
+        if not self.prepared:
+            manners["statement_cache_size"] = 0
+        return manners
+
+    async def _bring_up_to_date(self, pool: asyncpg.Pool[Any]) -> None:
+        async with pool.acquire() as connection:
+            found = await self._version(connection)
+            schemas.check_version(found, self.name)
+            if found == schemas.VERSION:
+                return
+            if not self.migrate:
+                message = f"its schema has version {found}, and version {schemas.VERSION} is needed"
+                raise StorageError(f"{message}; open it once with migrate=true, as a role that may", storage=self.name)
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", self.schema)
+                found = await self._version(connection)
+                if found == 0:
+                    await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self.schema}")
+                    await connection.execute(f"CREATE TABLE {self.schema}.version (version integer NOT NULL)")
+                    await connection.execute(f"INSERT INTO {self.schema}.version VALUES (0)")
+                for version in range(found, schemas.VERSION):
+                    await connection.execute(schemas.script(version, self.schema))
+                await connection.execute(f"UPDATE {self.schema}.version SET version = {schemas.VERSION}")
+
+    async def _version(self, connection: Any) -> int:
+        """0 if there is nothing yet."""
+        # A table, not `to_regclass`: that would answer from a cache of what was so before a lock was waited for.
+        is_there = "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = $1 AND tablename = 'version'"
+        if await connection.fetchval(is_there, self.schema) is None:
+            return 0
+        return int(await connection.fetchval(f"SELECT version FROM {self.schema}.version"))
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Any]:
+        async with told(self.name):
+            pool = await self._connected()
+            async with pool.acquire() as connection, connection.transaction():
+                yield connection
+
+    async def _fetch(self, statement: str, *values: Any) -> list[Any]:
+        async with told(self.name):
+            pool = await self._connected()
+            return await pool.fetch(  # type: ignore[no-any-return]
+                statement.replace("{s}", self.schema), *values
+            )
+
+    async def _fetchval(self, statement: str, *values: Any) -> Any:
+        async with told(self.name):
+            pool = await self._connected()
+            return await pool.fetchval(statement.replace("{s}", self.schema), *values)
+
+    async def now(self) -> float:
+        return float(await self._fetchval("SELECT {s}.now()"))
+
+    # Producers.
+
+    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        if not tasks:
+            return []
+        await self._connected()
+        if self._gathering is None:
+            self._gathering = Gathering(self._add)
+        return await self._gathering.add(tasks)
+
+    async def _add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        columns = [list(column) for column in zip(*map(new_row, tasks), strict=True)]
+        places = ", ".join(f"${number}" for number in range(1, len(NEW) + 2))
+        added = dict(await self._fetch(f"SELECT added_id, added_at FROM {{s}}.add({places})", *columns, self.notify))
+        if len(added) == len(tasks):
+            return [_kept(task, added[task.id]) for task in tasks]
+        return await self._with_those_there(tasks, added)
+
+    async def _with_those_there(self, tasks: Sequence[Task], added: dict[str, float]) -> list[Task]:
+        """Some were there already, by their id or their unique key."""
+        seen: set[str] = set()
+        kept = []
+        for task in tasks:
+            if task.id in added and task.id not in seen:
+                seen.add(task.id)
+                kept.append(_kept(task, added[task.id]))
+            else:
+                kept.append(await self._there(task))
+        return kept
+
+    async def _there(self, task: Task) -> Task:
+        rows = await self._fetch(
+            "SELECT * FROM {s}.task WHERE id = $1 UNION ALL "
+            "SELECT * FROM {s}.task WHERE unique_key = $2 AND status IN ('pending', 'running') LIMIT 1",
+            task.id,
+            to_text(task.unique_key),
+        )
+        if not rows:  # whoever had its key has just ended: then there is room for this one
+            (there,) = await self._add([task])
+            return there
+        return task_of(rows[0])
+
+    # Workers.
+
+    async def exchange(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        worker: str,
+        queues: Sequence[str],
+        limit: int,
+        lease: float,
+        claim_id: str,
+    ) -> Exchange:
+        loop = asyncio.get_running_loop()
+        names = list(dict.fromkeys(queues)) if limit > 0 else []
+        began = loop.time()
+        floors = self._floors
+        rows = await self._fetch(
+            "SELECT * FROM {s}.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)",
+            *settlement_columns(settlements),
+            to_text(worker),
+            [to_text(name) for name in names],
+            limit,
+            lease,
+            to_text(claim_id),
+            [floors.get((name, priority), 0.0) for name in names for priority in range(PRIORITIES)],
+            0.0 if began >= self.sweeps_at else self._swept_at,
+        )
+        refused = set()
+        claimed = []
+        for row in rows:
+            status = row["status"]
+            if status == "refused":
+                refused.add(Hold(row["id"], row["attempt"]))
+            elif status == "swept":
+                self._swept_at = row["eta"]
+                self.sweeps_at = loop.time() + max(SWEEP_EVERY, SWEEP_SHARE * (loop.time() - began))
+            else:
+                task = task_of(row)
+                claimed.append(task)
+                place = (task.queue, task.priority)
+                floors[place] = max(floors.get(place, 0.0), task.eta - OVERLAP)
+        return Exchange(tuple(claimed), frozenset(refused))
+
+    def settle_in(self, connection: Any, settlement: Settlement) -> None:  # noqa: ARG002
+        raise StorageError("a transaction of your own cannot end a task here yet; use sqlite:///", storage=self.name)
+
+    async def find_claim(self, claim_id: str) -> Sequence[Task]:
+        found = "SELECT * FROM {s}.task WHERE status = 'running' AND claim_id = $1 ORDER BY priority DESC, eta, id"
+        return [task_of(row) for row in await self._fetch(found, to_text(claim_id))]
+
+    async def renew(self, holds: Sequence[Hold], lease: float) -> Renewal:
+        rows = await self._fetch(
+            "UPDATE {s}.task t SET lease_until = {s}.now() + $3 "
+            "FROM unnest($1::text[], $2::integer[]) AS h (id, attempt) "
+            "WHERE t.id = h.id AND t.attempt = h.attempt AND t.status || '' = 'running'"
+            " RETURNING t.id, t.attempt, t.cancel_requested",
+            [hold.id for hold in holds],
+            [hold.attempt for hold in holds],
+            lease,
+        )
+        kept = {Hold(row["id"], row["attempt"]): row["cancel_requested"] for row in rows}
+        return Renewal(
+            frozenset(hold for hold in holds if hold not in kept),
+            frozenset(hold for hold, wanted in kept.items() if wanted),
+        )
+
+    async def note_progress(self, hold: Hold, progress: Progress) -> bool:
+        note = (
+            "UPDATE {s}.task SET progress = $3 WHERE id = $1 AND attempt = $2 AND status || '' = 'running' RETURNING 1"
+        )
+        return bool(await self._fetch(note, hold.id, hold.attempt, json_of(progress)))
+
+    async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
+        settlements: list[Settlement] = []
+        after = ""
+        dead = [to_text(worker) for worker in dead_workers]
+        async with self._transaction() as connection:
+            now = await connection.fetchval(f"SELECT {self.schema}.now()")
+            while len(settlements) < limit:
+                rows = await connection.fetch(
+                    f"SELECT * FROM {self.schema}.task WHERE status = 'running' AND id > $1 "
+                    "AND (worker = ANY ($2) OR lease_until <= $3) ORDER BY id LIMIT $4 FOR UPDATE SKIP LOCKED",
+                    after,
+                    dead,
+                    now,
+                    RESCUED_AT_ONCE,
+                )
+                for row in rows:
+                    settlement = decide(task_of(row), now)
+                    if settlement is not None and len(settlements) < limit:
+                        settlements.append(settlement)
+                if len(rows) < RESCUED_AT_ONCE:
+                    break
+                after = rows[-1]["id"]
+            if not settlements:
+                return []
+            await self._settle_in(connection, settlements)
+            return await self._get_in(connection, [one.id for one in settlements])
+
+    async def _settle_in(self, connection: Any, settlements: Sequence[Settlement]) -> list[Any]:
+        """In the caller's transaction; what was refused."""
+        return await connection.fetch(  # type: ignore[no-any-return]
+            f"SELECT id, attempt FROM {self.schema}.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, "
+            "'', '{}', 0, 0, '', '{}', 0)",
+            *settlement_columns(settlements),
+        )
+
+    async def _get_in(self, connection: Any, ids: Sequence[str]) -> list[Task]:
+        rows = await connection.fetch(f"SELECT * FROM {self.schema}.task WHERE id = ANY ($1)", ids)
+        by_id = {row["id"]: row for row in rows}
+        return [task_of(by_id[task_id]) for task_id in ids if task_id in by_id]
+
+    # Waiting.
+
+    async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
+        names = [to_text(queue) for queue in dict.fromkeys(queues)]
+        next_work = "SELECT {s}.next_work($1)"
+
+        async def soonest() -> float | None:
+            seconds = await self._fetchval(next_work, names)
+            return None if seconds is None else max(float(seconds), 0.0)
+
+        await self._wait(timeout, [WORK + name for name in names], soonest)
+
+    async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> None:
+        await self._fetch("UPDATE {s}.task SET awaited = true WHERE id = $1 AND NOT awaited", task_id)
+
+        async def is_there() -> float | None:
+            rows = await self._fetch("SELECT status, runs FROM {s}.task WHERE id = $1", task_id)
+            waits = rows and TaskStatus(rows[0]["status"]) not in FINAL and rows[0]["runs"] <= runs
+            return None if waits else 0.0
+
+        await self._wait(timeout, [RESULT + task_id], is_there)
+
+    async def _wait(
+        self, timeout: float, notifications: Iterable[str], seconds_until: Callable[[], Awaitable[float | None]]
+    ) -> None:
+        await self._connected()
+        if self._ear is None:
+            self._ear = Ear(self._listen, self.name)
+        if self.notify:
+            await self._ear.listen()
+        await self._ear.wait(timeout, notifications, seconds_until)
+
+    async def _listen(self, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
+        import asyncpg
+
+        connection = await asyncpg.connect(self.listen_url or self.url, **self._manners())
+        try:
+            lost = asyncio.Event()
+            connection.add_termination_listener(lambda _: lost.set())
+            await connection.add_listener(schemas.channel(self.schema), lambda *news: hear(news[3]))
+            begin()
+            await lost.wait()
+        finally:
+            connection.terminate()
+
+    # People.
+
+    async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
+        rows = await self._fetch("SELECT * FROM {s}.task WHERE id = ANY ($1)", list(ids))
+        by_id = {row["id"]: row for row in rows}
+        return [task_of(by_id[task_id]) if task_id in by_id else None for task_id in ids]
+
+    async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
+        conditions: list[str] = []
+        values: list[Any] = []
+
+        def add(condition: str, value: Any) -> None:
+            values.append(value)
+            conditions.append(condition.format(f"${len(values)}"))
+
+        if which.ids is not None:
+            add("id = ANY ({})", list(which.ids))
+        if which.queues is not None:
+            add("queue = ANY ({})", [to_text(queue) for queue in which.queues])
+        if which.statuses is not None:
+            add("status = ANY ({})", [status.value for status in which.statuses])
+        if which.func_path is not None:
+            add("func_path = {}", to_text(which.func_path))
+        if which.worker is not None:
+            add("worker = {}", to_text(which.worker))
+        if after is not None:
+            add("id > {}", after)
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        values.append(limit)
+        rows = await self._fetch(f"SELECT * FROM {{s}}.task {where} ORDER BY id LIMIT ${len(values)}", *values)
+        return [task_of(row) for row in rows]
+
+    async def counts(self) -> Counts:
+        counts: dict[str, dict[TaskStatus, int]] = {}
+        for queue, status, count in await self._fetch("SELECT queue, status, count(*) FROM {s}.task GROUP BY 1, 2"):
+            counts.setdefault(from_text(queue), {})[TaskStatus(status)] = count
+        return counts
+
+    async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
+        return await self._change(ids, cancelled_by_operator)
+
+    async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
+        return await self._change(ids, redriven)
+
+    async def delete(self, ids: Sequence[str]) -> int:
+        rows = await self._fetch(
+            "DELETE FROM {s}.task WHERE id = ANY ($1) AND status IN ('success', 'failed', 'cancelled') RETURNING 1",
+            list(ids),
+        )
+        return len(rows)
+
+    async def _change(self, ids: Sequence[str], move: Move) -> Tasks:
+        async with self._transaction() as connection:
+            return await self._change_in(connection, ids, move)
+
+    async def _change_in(self, connection: Any, ids: Sequence[str], move: Move) -> Tasks:
+        now = await connection.fetchval(f"SELECT {self.schema}.now()")
+        rows = await connection.fetch(
+            f"SELECT * FROM {self.schema}.task WHERE id = ANY ($1) ORDER BY id FOR UPDATE", list(dict.fromkeys(ids))
+        )
+        there = {row["id"]: row for row in rows}
+        changed = []
+        for task_id in dict.fromkeys(ids):
+            after = move(task_of(there[task_id]), now) if task_id in there else None
+            if after is not None and await self._keep_in(connection, after):
+                changed.append(after)
+                if there[task_id]["awaited"]:
+                    await self._tell(connection, RESULT + task_id)
+        for queue in {task.queue for task in changed if task.status is PENDING}:
+            await self._tell(connection, WORK + to_text(queue))
+        return changed
+
+    async def _keep_in(self, connection: Any, task: Task) -> bool:
+        """False if its unique key lives on in another task."""
+        places = ", ".join(f"${number}" for number in range(1, len(CHANGING) + 1))
+        alive = (
+            f" AND NOT EXISTS (SELECT 1 FROM {self.schema}.task o WHERE o.unique_key = t.unique_key AND o.id <> t.id "
+            "AND o.status IN ('pending', 'running'))"
+            if task.unique_key is not None and task.status not in FINAL
+            else ""
+        )
+        kept = await connection.fetchval(
+            f"UPDATE {self.schema}.task t SET ({', '.join(CHANGING)}) = ROW ({places}) "
+            f"WHERE id = ${len(CHANGING) + 1}{alive} RETURNING 1",
+            *changed_row(task),
+        )
+        return kept is not None
+
+    async def _tell(self, connection: Any, notification: str) -> None:
+        if self.notify:
+            await connection.execute("SELECT pg_notify($1, $2)", schemas.channel(self.schema), notification)
+
+    # Upkeep.
+
+    async def expire(self, *, limit: int) -> Sequence[Task]:
+        async with self._transaction() as connection:
+            late = await connection.fetch(
+                f"SELECT id FROM {self.schema}.task WHERE status = 'pending' AND expires <= {self.schema}.now() "
+                "ORDER BY expires LIMIT $1 FOR UPDATE SKIP LOCKED",
+                limit,
+            )
+            return await self._change_in(connection, [row["id"] for row in late], expired) if late else []
+
+    async def prune(self, *, limit: int) -> int:
+        rows = await self._fetch(
+            "DELETE FROM {s}.task WHERE id IN (SELECT id FROM {s}.task WHERE prune_at <= {s}.now() ORDER BY prune_at "
+            "LIMIT $1 FOR UPDATE SKIP LOCKED) RETURNING 1",
+            limit,
+        )
+        return len(rows)
+
+    # Workers, queues, limits.
+
+    async def note_worker(self, record: WorkerRecord) -> None:
+        await self._fetch(
+            "INSERT INTO {s}.worker VALUES ($1, {s}.now(), $2) "
+            "ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at, record = excluded.record",
+            to_text(record.id),
+            json_of(record),
+        )
+
+    async def drop_worker(self, worker: str) -> None:
+        await self._fetch("DELETE FROM {s}.worker WHERE id = $1", to_text(worker))
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        rows = await self._fetch("SELECT record, seen_at FROM {s}.worker ORDER BY id")
+        return [msgspec.structs.replace(_decode_worker(record), seen_at=seen_at) for record, seen_at in rows]
+
+    async def pause(self, queue: str) -> None:
+        await self._fetch(
+            "INSERT INTO {s}.queue (name, paused) VALUES ($1, true) ON CONFLICT (name) DO UPDATE SET paused = true",
+            to_text(queue),
+        )
+
+    async def resume(self, queue: str) -> None:
+        async with self._transaction() as connection:
+            await connection.execute(f"UPDATE {self.schema}.queue SET paused = false WHERE name = $1", to_text(queue))
+            await self._tell(connection, WORK + to_text(queue))
+
+    async def paused(self) -> frozenset[str]:
+        return frozenset(from_text(row["name"]) for row in await self._fetch("SELECT name FROM {s}.queue WHERE paused"))
+
+    async def set_limit(self, limit: Limit) -> None:
+        limited = (limit.max_running, limit.max_running_per_key, limit.rate) != (None, None, None)
+        async with self._transaction() as connection:
+            await connection.execute(
+                f"INSERT INTO {self.schema}.queue (name, limited, max_running, max_running_per_key, rate) "
+                "VALUES ($1, $2, $3, $4, $5) ON CONFLICT (name) DO UPDATE SET limited = excluded.limited, "
+                "max_running = excluded.max_running, max_running_per_key = excluded.max_running_per_key, "
+                "rate = excluded.rate",
+                to_text(limit.queue),
+                limited,
+                limit.max_running,
+                limit.max_running_per_key,
+                limit.rate,
+            )
+            await self._tell(connection, WORK + to_text(limit.queue))
+
+    async def limits(self) -> Sequence[Limit]:
+        rows = await self._fetch(
+            "SELECT name, max_running, max_running_per_key, rate FROM {s}.queue WHERE limited ORDER BY name"
+        )
+        return [
+            Limit(queue=from_text(name), max_running=most, max_running_per_key=per_key, rate=rate)
+            for name, most, per_key, rate in rows
+        ]
+
+
+def _kept(task: Task, now: float) -> Task:
+    return msgspec.structs.replace(task, created_at=now, eta=max(task.eta, 0.0) or now)

@@ -1,0 +1,7 @@
+"""Tasks in Redis or Valkey, for any number of hosts.
+
+store.py     the verbs of the port
+scripts.py   what they say to the server, in Lua: each is one atomic step
+rows.py      a task as a hash, and back
+failures.py  what the server says, as errors of ours
+"""

@@ -1,0 +1,347 @@
+"""A store whose every change is recorded."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from bullpen.storage.port import (
+    Counts,
+    Decide,
+    Exchange,
+    Hold,
+    Limit,
+    Renewal,
+    Storage,
+    TaskFilter,
+    WorkerRecord,
+)
+from bullpen.tasks.task import FINAL, RUNNING, Progress, Settlement, Task
+from bullpen.testing.history import Op, Record, Terms, Write
+
+_numbers = itertools.count(1)
+
+
+class _Call(NamedTuple):
+    """Something that is asked of the store."""
+
+    op: Op
+    actor: str
+    since: float | None
+    store_at: float
+    id: str
+
+
+class RecordingStorage:
+    """Passes everything on to `storage`, and writes a record of every change to the history.
+
+    `exact`: nothing can come between a change and its record, as with a store in memory on one thread. Otherwise what
+    is asked is written first, with an unknown outcome, so that a process that is killed leaves a trace.
+    `in_transaction` says which tasks commit their effects together with their acknowledgement.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        write: Write,
+        actor: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        exact: bool = False,
+        in_transaction: Callable[[Task], bool] = lambda _: False,
+    ) -> None:
+        self._storage = storage
+        self._write = write
+        self._actor = actor
+        self._clock = clock
+        self._exact = exact
+        self._in_transaction = in_transaction
+        self._name = "" if exact else f"{actor}/{os.getpid()}/{next(_numbers)}"
+        self._calls = itertools.count(1)
+        self.late = False  # what is done now is done for somebody who has given up waiting
+        self.durable = storage.durable
+
+    async def open(self) -> None:
+        await self._storage.open()
+
+    async def close(self) -> None:
+        await self._storage.close()
+
+    def another(self) -> Storage | None:
+        other = self._storage.another()
+        if other is None:
+            return None
+        return RecordingStorage(
+            other, self._write, self._actor, clock=self._clock, exact=self._exact, in_transaction=self._in_transaction
+        )
+
+    async def now(self) -> float:
+        return await self._storage.now()
+
+    # Producers.
+
+    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        call = await self._ask("enqueue", [(task.id, 0) for task in tasks])
+        kept = await self._storage.add(tasks)
+        for task, there in zip(tasks, kept, strict=True):
+            terms = Terms(
+                queue=task.queue,
+                priority=task.priority,
+                max_retries=task.max_retries,
+                interval=task.interval,
+                expires=task.expires,
+                at_most_once=task.at_most_once,
+                unique_key=task.unique_key,
+                concurrency_key=task.concurrency_key,
+                in_transaction=self._in_transaction(task),
+            )
+            self._answer(call, task.id, 0, refused=there.id != task.id, eta=there.eta, terms=terms)
+        return kept
+
+    # Workers.
+
+    async def exchange(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        worker: str,
+        queues: Sequence[str],
+        limit: int,
+        lease: float,
+        claim_id: str,
+    ) -> Exchange:
+        settling = await self._ask("settle", [(one.id, one.attempt) for one in settlements], worker)
+        claiming = await self._ask("claim", [("", 0)] if limit else [], worker, permits=limit)
+        exchange = await self._storage.exchange(
+            settlements, worker=worker, queues=queues, limit=limit, lease=lease, claim_id=claim_id
+        )
+        after = await self._after(settlements)
+        for one in settlements:
+            refused = Hold(one.id, one.attempt) in exchange.refused
+            facts = _facts_of(after[one.id]) if one.id in after and not refused else _facts_of_settlement(settling, one)
+            kind = "" if one.error is None else one.error.kind
+            self._answer(settling, one.id, one.attempt, refused=refused, error=kind, **facts)
+        for task in exchange.claimed:
+            self._answer(claiming, task.id, task.attempt, lease=lease, late=self.late)
+        self._answer_nothing(claiming, exchange.claimed)
+        return exchange
+
+    async def _after(self, settlements: Sequence[Settlement]) -> dict[str, Task]:
+        """Tasks as they are now, where it is sure that nobody has changed them since."""
+        if not self._exact or not settlements:
+            return {}
+        tasks = await self._storage.get([one.id for one in settlements])
+        return {task.id: task for task in tasks if task is not None and task.status is not RUNNING}
+
+    def settle_in(self, connection: Any, settlement: Settlement) -> None:
+        """Its outcome stays unknown: only whoever commits learns it."""
+        self._storage.settle_in(connection, settlement)
+        asked = Record(
+            at=self._clock(),
+            actor=self._actor,
+            op="settle",
+            outcome="unknown",
+            task=settlement.id,
+            attempt=settlement.attempt,
+            status=str(settlement.status),
+        )
+        self._write(asked)
+
+    async def find_claim(self, claim_id: str) -> Sequence[Task]:
+        return await self._storage.find_claim(claim_id)
+
+    async def renew(self, holds: Sequence[Hold], lease: float) -> Renewal:
+        call = await self._ask("renew", [(hold.id, hold.attempt) for hold in holds])
+        renewal = await self._storage.renew(holds, lease)
+        for hold in holds:
+            self._answer(call, hold.id, hold.attempt, refused=hold in renewal.lost, lease=lease)
+        return renewal
+
+    async def note_progress(self, hold: Hold, progress: Progress) -> bool:
+        call = await self._ask("progress", [(hold.id, hold.attempt)])
+        applied = await self._storage.note_progress(hold, progress)
+        self._answer(call, hold.id, hold.attempt, refused=not applied)
+        return applied
+
+    async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
+        owners: dict[str, str] = {}
+
+        def noting(task: Task, now: float) -> Settlement | None:
+            owners[task.id] = task.worker or ""
+            return decide(task, now)
+
+        call = await self._ask("rescue", [("", 0)])
+        rescued = await self._storage.rescue_expired(noting, limit=limit, dead_workers=dead_workers)
+        for task in rescued:
+            kind = task.error.kind if task.error is not None and task.error.attempt == task.attempt else ""
+            self._answer(call, task.id, task.attempt, owner=owners[task.id], error=kind, **_facts_of(task))
+        self._answer_nothing(call, rescued)
+        return rescued
+
+    async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
+        await self._storage.wait_for_work(queues, timeout)
+
+    async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> None:
+        await self._storage.wait_for_result(task_id, runs, timeout)
+
+    # People.
+
+    async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
+        return await self._storage.get(ids)
+
+    async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
+        return await self._storage.list(which, limit=limit, after=after)
+
+    async def counts(self) -> Counts:
+        return await self._storage.counts()
+
+    async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
+        return await self._change("cancel", ids, self._storage.cancel)
+
+    async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
+        return await self._change("redrive", ids, self._storage.retry)
+
+    async def _change(
+        self, op: Op, ids: Sequence[str], change: Callable[[Sequence[str]], Awaitable[Sequence[Task]]]
+    ) -> Sequence[Task]:
+        call = await self._ask(op, [(task_id, 0) for task_id in ids])
+        changed = await change(ids)
+        for task in changed:
+            self._answer(call, task.id, task.attempt, **_facts_of(task))
+        there = {task.id for task in changed}
+        for task_id in ids:
+            if task_id not in there:
+                self._answer(call, task_id, 0, refused=True)
+        return changed
+
+    async def delete(self, ids: Sequence[str]) -> int:
+        return await self._forget(self._storage.delete(ids))
+
+    # Upkeep.
+
+    async def expire(self, *, limit: int) -> Sequence[Task]:
+        call = await self._ask("expire", [("", 0)])
+        late = await self._storage.expire(limit=limit)
+        for task in late:
+            self._answer(call, task.id, task.attempt, error="expired", **_facts_of(task))
+        self._answer_nothing(call, late)
+        return late
+
+    async def prune(self, *, limit: int) -> int:
+        return await self._forget(self._storage.prune(limit=limit))
+
+    async def _forget(self, forgetting: Awaitable[int]) -> int:
+        call = await self._ask("forget", [("", 0)])
+        count = await forgetting
+        self._answer(call, "", 0, count=count) if count else self._answer_nothing(call, ())
+        return count
+
+    # Workers, queues, limits.
+
+    async def note_worker(self, record: WorkerRecord) -> None:
+        await self._storage.note_worker(record)
+
+    async def drop_worker(self, worker: str) -> None:
+        await self._storage.drop_worker(worker)
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        return await self._storage.workers()
+
+    async def pause(self, queue: str) -> None:
+        call = await self._ask("pause", [])
+        await self._storage.pause(queue)
+        self._answer(call, "", 0, queue=queue)
+
+    async def resume(self, queue: str) -> None:
+        call = await self._ask("resume", [])
+        await self._storage.resume(queue)
+        self._answer(call, "", 0, queue=queue)
+
+    async def paused(self) -> frozenset[str]:
+        return await self._storage.paused()
+
+    async def set_limit(self, limit: Limit) -> None:
+        call = await self._ask("limit", [])
+        await self._storage.set_limit(limit)
+        self._answer(
+            call,
+            "",
+            0,
+            queue=limit.queue,
+            permits=limit.max_running or 0,
+            per_key=limit.max_running_per_key or 0,
+            rate=limit.rate or 0.0,
+        )
+
+    async def limits(self) -> Sequence[Limit]:
+        return await self._storage.limits()
+
+    # Records.
+
+    async def _ask(self, op: Op, about: Iterable[tuple[str, int]], actor: str = "", permits: int = 0) -> _Call:
+        """Something is asked of the store, and may be done from now on."""
+        actor = actor or self._actor
+        if self._exact:
+            return _Call(op, actor, None, await self._storage.now(), "")
+        call = _Call(op, actor, self._clock(), await self._storage.now(), f"{self._name}/{next(self._calls)}")
+        for task, attempt in about:
+            asked = Record(
+                at=self._clock(),
+                since=call.since,
+                actor=actor,
+                op=op,
+                outcome="unknown",
+                task=task,
+                attempt=attempt,
+                call=call.id,
+                store_at=call.store_at,
+                permits=permits,
+            )
+            self._write(asked)
+        return call
+
+    def _answer(self, call: _Call, task: str, attempt: int, *, refused: bool = False, **facts: Any) -> None:
+        """It was done, or refused."""
+        self._write(
+            Record(
+                at=self._clock(),
+                since=call.since,
+                actor=call.actor,
+                op=call.op,
+                outcome="refused" if refused else "ok",
+                task=task,
+                attempt=attempt,
+                call=call.id,
+                store_at=call.store_at,
+                **facts,
+            )
+        )
+
+    def _answer_nothing(self, call: _Call, done: Sequence[object]) -> None:
+        """It was answered, and nothing was done."""
+        if not done and not self._exact:
+            self._answer(call, "", 0, refused=True)
+
+
+def _facts_of(task: Task) -> dict[str, Any]:
+    """What a change made of a task."""
+    return {
+        "status": str(task.status),
+        "eta": None if task.status in FINAL else task.eta,
+        "failures": task.failures,
+        "crashes": task.crashes,
+        "runs": task.runs,
+    }
+
+
+def _facts_of_settlement(call: _Call, one: Settlement) -> dict[str, Any]:
+    return {
+        "status": str(one.status),
+        "eta": None if one.delay is None else call.store_at + one.delay,
+        "failures": one.failures,
+        "crashes": one.crashes,
+        "runs": one.runs,
+    }

@@ -1,0 +1,220 @@
+"""The way of a process to the store, on which requests and answers may be late, or lost.
+
+A request that was sent is applied, or not, whatever becomes of its sender: a worker that has given up waiting, or has
+vanished, may have claimed a task after all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from bullpen.storage.memory import MemoryStorage
+from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Renewal, TaskFilter, WorkerRecord
+from bullpen.tasks.task import Progress, Settlement, Task
+from bullpen.testing.history import Write
+from bullpen.testing.recording import RecordingStorage
+from bullpen.testing.simulation.world import Loop, Process, World
+
+T = TypeVar("T")
+
+
+class Network:
+    """What may happen to requests: each with `trouble`, a probability, and to all while the store is `away`."""
+
+    def __init__(self, world: World, store: MemoryStorage, write: Write) -> None:
+        self.world = world
+        self.store = store
+        self.write = write
+        self.trouble = 0.0
+        self.patience = 1.0  # seconds; some answers take longer than their worker waits
+        self.away_until = -1.0
+        self.on_their_way = 0  # requests
+        self.home: Loop = world.new_process("store", "store").new_loop()
+
+    def client(self, process: Process, actor: str) -> Client:
+        recording = RecordingStorage(
+            self.store, self.write, actor, clock=lambda: self.world.now, exact=True, in_transaction=lambda _: False
+        )
+        return Client(self, process, recording)
+
+    async def call(self, process: Process, recording: RecordingStorage, request: Callable[[], Awaitable[T]]) -> T:
+        world, random = self.world, self.world.random
+        if process.gone:
+            raise ConnectionError("it is gone")
+        if world.now < max(self.away_until, process.cut_off_until):
+            await asyncio.sleep(random.random() * self.patience * (1.5 if random.random() < 0.2 else 0.1))
+            raise ConnectionError("the store cannot be reached")
+        if random.random() >= self.trouble:
+            result = _at_once(request())
+            if random.random() < 0.3:
+                await asyncio.sleep(random.random() * 0.02)
+            return result
+        kind = random.randrange(4)
+        if kind == 0:
+            await asyncio.sleep(random.random() * 0.1)
+            raise ConnectionError("the request was lost")
+        if kind == 1:
+            _at_once(request())
+            await asyncio.sleep(random.random() * 0.1)
+            raise ConnectionError("the answer was lost")
+        return await self._slowly(process, recording, request, answered=kind == 2)
+
+    async def _slowly(
+        self, process: Process, recording: RecordingStorage, request: Callable[[], Awaitable[T]], *, answered: bool
+    ) -> T:
+        """The request takes its time, and is applied though nobody may wait for it any more."""
+        random, patience = self.world.random, self.patience
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def apply() -> None:
+            self.on_their_way -= 1
+            recording.late = answer.done() or process.gone
+            try:
+                result = _at_once(request())
+            finally:
+                recording.late = False
+            if answered:
+                self.home.call_later(random.random() * patience * 0.5, deliver, result)
+
+        def deliver(result: T) -> None:
+            loop.call_soon_threadsafe(_set, answer, result)
+
+        self.on_their_way += 1
+        self.home.call_later(random.random() * patience * random.choice((0.1, 1.5)), apply)
+        return await answer
+
+
+def _set(answer: asyncio.Future[T], result: T) -> None:
+    if not answer.done():
+        answer.set_result(result)
+
+
+def _at_once(request: Awaitable[T]) -> T:
+    """The store in memory never waits."""
+    coroutine: Coroutine[Any, Any, T] = request  # type: ignore[assignment]
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    raise RuntimeError("the store in memory had to wait")
+
+
+class Client:
+    """The store, as one process reaches it."""
+
+    durable = False
+
+    def __init__(self, network: Network, process: Process, recording: RecordingStorage) -> None:
+        self._network = network
+        self._process = process
+        self._recording = recording
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def another(self) -> Client:
+        return Client(self._network, self._process, self._recording)
+
+    async def _call(self, request: Callable[[], Awaitable[T]]) -> T:
+        return await self._network.call(self._process, self._recording, request)
+
+    async def now(self) -> float:
+        return await self._call(self._recording.now)
+
+    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        return await self._call(lambda: self._recording.add(tasks))
+
+    async def exchange(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        worker: str,
+        queues: Sequence[str],
+        limit: int,
+        lease: float,
+        claim_id: str,
+    ) -> Exchange:
+        return await self._call(
+            lambda: self._recording.exchange(
+                settlements, worker=worker, queues=queues, limit=limit, lease=lease, claim_id=claim_id
+            )
+        )
+
+    def settle_in(self, connection: Any, settlement: Settlement) -> None:
+        self._recording.settle_in(connection, settlement)
+
+    async def find_claim(self, claim_id: str) -> Sequence[Task]:
+        return await self._call(lambda: self._recording.find_claim(claim_id))
+
+    async def renew(self, holds: Sequence[Hold], lease: float) -> Renewal:
+        return await self._call(lambda: self._recording.renew(holds, lease))
+
+    async def note_progress(self, hold: Hold, progress: Progress) -> bool:
+        return await self._call(lambda: self._recording.note_progress(hold, progress))
+
+    async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
+        return await self._call(lambda: self._recording.rescue_expired(decide, limit=limit, dead_workers=dead_workers))
+
+    async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
+        if self._process.gone:
+            raise ConnectionError("it is gone")
+        if self._network.world.random.random() < self._network.trouble / 10:
+            await asyncio.get_running_loop().create_future()  # its answer is lost
+        await self._network.store.wait_for_work(queues, timeout)
+
+    async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> None:
+        await self._network.store.wait_for_result(task_id, runs, timeout)
+
+    async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
+        return await self._call(lambda: self._recording.get(ids))
+
+    async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
+        return await self._call(lambda: self._recording.list(which, limit=limit, after=after))
+
+    async def counts(self) -> Counts:
+        return await self._call(self._recording.counts)
+
+    async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
+        return await self._call(lambda: self._recording.cancel(ids))
+
+    async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
+        return await self._call(lambda: self._recording.retry(ids))
+
+    async def delete(self, ids: Sequence[str]) -> int:
+        return await self._call(lambda: self._recording.delete(ids))
+
+    async def expire(self, *, limit: int) -> Sequence[Task]:
+        return await self._call(lambda: self._recording.expire(limit=limit))
+
+    async def prune(self, *, limit: int) -> int:
+        return await self._call(lambda: self._recording.prune(limit=limit))
+
+    async def note_worker(self, record: WorkerRecord) -> None:
+        return await self._call(lambda: self._recording.note_worker(record))
+
+    async def drop_worker(self, worker: str) -> None:
+        return await self._call(lambda: self._recording.drop_worker(worker))
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        return await self._call(self._recording.workers)
+
+    async def pause(self, queue: str) -> None:
+        return await self._call(lambda: self._recording.pause(queue))
+
+    async def resume(self, queue: str) -> None:
+        return await self._call(lambda: self._recording.resume(queue))
+
+    async def paused(self) -> frozenset[str]:
+        return await self._call(self._recording.paused)
+
+    async def set_limit(self, limit: Limit) -> None:
+        return await self._call(lambda: self._recording.set_limit(limit))
+
+    async def limits(self) -> Sequence[Limit]:
+        return await self._call(self._recording.limits)

@@ -1,0 +1,428 @@
+"""One simulation, from its seed to the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from asyncio import events
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from bullpen import primitives
+from bullpen.consumer import identity
+from bullpen.consumer.worker_pool import AsyncWorkerPool, WorkerState
+from bullpen.queue.task_queue import TaskQueue
+from bullpen.storage.memory import MemoryStorage
+from bullpen.tasks.registry import Registry
+from bullpen.tasks.task import PENDING
+from bullpen.testing.checker import InvariantBroken, Verdict, check
+from bullpen.testing.history import HistoryObserver, Record, as_lines, take_stock
+from bullpen.testing.simulation.network import Client, Network
+from bullpen.testing.simulation.scripts import QUEUES, Stage, draw_options, draw_script
+from bullpen.testing.simulation.world import Process, Vanished, World
+
+CALM_WITHIN = 150.0  # virtual seconds in which workers have to put everything in order
+UNKNOWN_AFTER = 5.0
+WHAT = ("kill", "kill", "freeze", "freeze", "cut", "away", "clock", "stop", "cancel", "cancel", "redrive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a simulation may do. What is None is drawn from the seed."""
+
+    tasks: int | None = None
+    workers: int | None = None
+    concurrency: int | None = None
+    lease: float | None = None
+    trouble: float | None = None  # how likely a request to the store goes wrong
+    faults: int | None = None  # how many things are done to the system as a whole
+    deaths: float | None = None  # how likely a process vanishes at a failpoint
+    seconds: float = 6.0  # until all is calm
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What became of a simulation."""
+
+    seed: int
+    history: tuple[Record, ...]
+    verdict: Verdict
+    defects: tuple[str, ...]  # what workers should never do: errors that nobody handled
+    steps: int
+
+    @property
+    def lines(self) -> bytes:
+        """The history as a file has it."""
+        return as_lines(self.history)
+
+    @property
+    def is_good(self) -> bool:
+        return not self.defects and not self.verdict.violations
+
+    def raise_for_violations(self) -> None:
+        """Raise InvariantBroken, with the seed, if anything was wrong."""
+        if not self.is_good:
+            error = InvariantBroken(self.verdict.violations)
+            for defect in self.defects:
+                error.add_note(defect)
+            error.add_note(f"to run it again: simulate({self.seed})")
+            raise error
+
+
+def simulate(seed: int, plan: Plan | None = None) -> Run:
+    """Run the simulation of a seed, and check its history."""
+    with _without_collector():
+        play = _Play(seed, plan or Plan())
+        with _replaced(play):
+            play.run()
+        verdict = check(play.history)
+    return Run(seed, tuple(play.history), verdict, tuple(play.world.defects), play.world.steps)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A run makes little garbage, and a collection looks at everything else that the process has."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def _replaced(play: _Play) -> Iterator[None]:
+    """This thread's event loop, luck, threads and failpoints are the play's, and nobody logs."""
+    loop = events._get_running_loop()
+    before = primitives.random, primitives.start_loop, primitives.failpoint, identity.machine
+    logger = logging.getLogger("bullpen.worker")
+    was_disabled, logger.disabled = logger.disabled, True
+    primitives.random = Random(play.seed)
+    primitives.start_loop = play.start_loop
+    primitives.failpoint = play.failpoint
+    identity.machine = _Machine(play.world)
+    try:
+        yield
+    finally:
+        primitives.random, primitives.start_loop, primitives.failpoint, identity.machine = before
+        logger.disabled = was_disabled
+        events._set_running_loop(loop)
+
+
+class _Machine(identity.Machine):
+    """The host of whichever process asks."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def _current(self) -> Process:
+        assert self._world.current is not None
+        return self._world.current
+
+    def hostname(self) -> str:
+        return self._current().host
+
+    def pid(self) -> int:
+        return self._current().pid
+
+    def boot_id(self) -> str:  # type: ignore[override]
+        return f"boot of {self._current().host}"
+
+    def process_started(self, pid: int) -> float | None:
+        return self._world.processes[pid].began if self.exists(pid) else None
+
+    def exists(self, pid: int) -> bool:
+        process = self._world.processes.get(pid)
+        return process is not None and not process.gone
+
+
+class _Ended:
+    """A thread that has ended when somebody joins it."""
+
+    def join(self) -> None:
+        pass
+
+
+class _Worker:
+    """One worker process."""
+
+    def __init__(self, process: Process, pool: AsyncWorkerPool) -> None:
+        self.process = process
+        self.pool = pool
+
+    @property
+    def is_there(self) -> bool:
+        return not self.process.gone and self.pool.state is not WorkerState.STOPPED
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    storage: Client
+    registry: Registry
+
+
+class _Play:
+    """The whole piece: who is in it, what happens to them, and the notes that are taken."""
+
+    def __init__(self, seed: int, plan: Plan) -> None:
+        self.seed = seed
+        self.history: list[Record] = []
+        self.world = World(seed)
+        random = self._random = Random(seed + 1)
+        self._tasks = random.randint(1, 12) if plan.tasks is None else plan.tasks
+        self._count = random.randint(1, 3) if plan.workers is None else plan.workers
+        self._concurrency = random.randint(1, 4) if plan.concurrency is None else plan.concurrency
+        self._lease = random.choice((3.0, 6.0)) if plan.lease is None else plan.lease
+        self._faults = random.randint(0, 5) if plan.faults is None else plan.faults
+        self._deaths = random.choice((0.0, 0.0, 0.005, 0.02)) if plan.deaths is None else plan.deaths
+        self._trouble_of_tasks = random.choice((0.0, 0.3, 0.6))
+        self._seconds = plan.seconds
+        self._network = Network(
+            self.world, MemoryStorage(self.world.store_time, lambda: self.world.now), self.history.append
+        )
+        self._network.patience = self._lease * 2 / 3
+        self._network.trouble = random.choice((0.0, 0.02, 0.1, 0.3)) if plan.trouble is None else plan.trouble
+        self._stage = Stage(self.world, self._note, self._kill)
+        self._registry = Registry()
+        self._registry.register(self._stage.play, name="play")
+        self._workers: list[_Worker] = []
+        self._enqueues: list[asyncio.Task[None]] = []
+        self._ids = 0
+        self._calm = False
+        self._ending = False
+        self._latest_skew = self.world.skew
+
+    # Seams.
+
+    def start_loop(self, main: Callable[[], Any], name: str) -> _Ended:
+        assert self.world.current is not None
+        self.world.current.new_loop().create_task(main())
+        return _Ended()
+
+    def failpoint(self, name: str) -> None:
+        process = self.world.current
+        if process is not None and process.gone:
+            raise Vanished
+        if process is not None and not self._calm and self.world.random.random() < self._deaths:
+            self._kill(process, name)
+            raise Vanished
+
+    def _note(self, record: Record) -> None:
+        """From inside a process; the dead say nothing."""
+        process = self.world.current
+        if process is None or not process.gone:
+            self.history.append(record)
+
+    # The course of it.
+
+    def run(self) -> None:
+        world = self.world
+        end = world.now + self._seconds
+        for number in range(self._count):
+            self._start_worker(f"host-{number % 2}")
+        self._enqueue_all(world.now, end)
+        for _ in range(self._faults):
+            self._at(world.now + self._random.random() * self._seconds, self._do_something)
+        world.run(lambda: False, end)
+        self._become_calm()
+        everything = world.run(self._all_is_done, world.now + CALM_WITHIN)
+        self._stop_all()
+        world.run(lambda: not any(worker.is_there for worker in self._workers), world.now + 60.0)
+        self._look(everything)
+        for worker in self._workers:
+            if worker.pool._failure is not None and not worker.process.gone:
+                world.defects.append(f"{worker.process.name} has failed: {worker.pool._failure!r}")
+            identity.bid_farewell(worker.pool.id)
+        world.bury()
+
+    def _at(self, when: float, action: Callable[[], object]) -> None:
+        self._network.home.call_at(when, action)
+
+    def _enqueue_all(self, start: float, end: float) -> None:
+        producer = self._producer = self.world.new_process("producer", "host-0")
+        producer.new_loop()
+        queue = TaskQueue(self._network.client(producer, "producer"), new_ids=self._new_ids)
+        queue.registry = self._registry
+        for number in range(self._tasks):
+            random = self._random
+            script = draw_script(random, self._lease, self._trouble_of_tasks)
+            options = draw_options(random, number)
+            name = "play" if random.random() < 0.97 else "nowhere"
+            when = start + random.random() * (end - start) * random.choice((0.0, 0.8))
+            self._at(when, lambda args=(queue, producer, name, script, options): self._enqueue(*args))  # type: ignore[misc]
+
+    def _enqueue(self, queue: TaskQueue, producer: Process, name: str, script: Any, options: dict[str, Any]) -> None:
+        async def enqueue() -> None:
+            try:
+                async with asyncio.timeout(self._lease):
+                    await queue.aenqueue(name, [script], elsewhere=True, **options)
+            except (ConnectionError, TimeoutError):
+                pass  # nobody knows whether it is there
+
+        if not producer.gone:
+            self._enqueues.append(producer.start(enqueue()))
+
+    def _new_ids(self, count: int) -> list[str]:
+        first, self._ids = self._ids, self._ids + count
+        return [f"task-{number:03d}" for number in range(first, first + count)]
+
+    # Workers.
+
+    def _start_worker(self, host: str) -> None:
+        process = self.world.new_process(f"worker-{len(self._workers)}", host)
+        process.new_loop()
+        self.world.current = process
+        pool = AsyncWorkerPool(
+            _Queue(self._network.client(process, process.name), self._registry),
+            self._concurrency,
+            lanes=[f"{','.join(QUEUES)}:{self._concurrency}"],
+            name=process.name,
+            lease=self._lease,
+            grace=self._random.random() * 3,
+            max_abandoned=2,
+            unknown_after=UNKNOWN_AFTER,
+            observer=HistoryObserver(self._note, lambda: self.world.now),
+        )
+        pool.id = process.name
+        self.world.current = None
+        self._workers.append(_Worker(process, pool))
+        self.history.append(
+            Record(
+                at=self.world.now,
+                actor=process.name,
+                op="worker",
+                state="starting",
+                permits=self._concurrency,
+                host=host,
+            )
+        )
+        process.start(self._live(process, pool))
+
+    async def _live(self, process: Process, pool: AsyncWorkerPool) -> None:
+        try:
+            await pool.start()
+        except Exception:
+            self._restart(process)  # the store was away
+            return
+        await pool.wait_stopped()
+
+    def _restart(self, process: Process) -> None:
+        """Whoever looks after processes starts another one."""
+
+        def start() -> None:
+            if not self._ending:
+                self._start_worker(process.host)
+
+        self._at(self.world.now + self._random.random() * 4, start)
+
+    def _kill(self, process: Process, where: str) -> None:
+        if process.gone or self._ending:
+            return
+        self.history.append(Record(at=self.world.now, actor=process.name, op="worker", state="crashed", reason=where))
+        process.vanish()
+        if process.name.startswith("worker"):
+            self._restart(process)
+
+    # What is done to the system.
+
+    def _do_something(self) -> None:
+        if self._calm:
+            return
+        random, world = self._random, self.world
+        there = [worker.process for worker in self._workers if worker.is_there]
+        seconds = random.random() * random.choice((0.3, 1.0, 3.0)) * self._lease
+        what = random.choice(WHAT)
+        process = random.choice(there) if there else None
+        if what == "away":
+            self._network.away_until = world.now + seconds
+        elif what == "clock":
+            world.skew += random.choice((-1, 1)) * random.choice((0.5, 60.0, 3600.0))
+            self._latest_skew = max(self._latest_skew, world.skew)
+        elif what in ("cancel", "redrive"):
+            self._operate(what)
+            return
+        elif process is None:
+            return
+        elif what == "kill":
+            self._kill(process, "anywhere")
+        elif what == "freeze":
+            process.frozen_until = world.now + seconds
+        elif what == "cut":
+            process.cut_off_until = world.now + seconds
+        elif what == "stop":
+            self._stop(process)
+        self._fault(f"{what} {process.name if process is not None else ''} {seconds:.3f}")
+        if what in ("freeze", "cut", "away"):
+            self._at(world.now + seconds, lambda: self._fault(f"{what} is over"))
+
+    def _fault(self, what: str) -> None:
+        self.history.append(Record(at=self.world.now, actor="nemesis", op="fault", state=what))
+
+    def _operate(self, what: str) -> None:
+        """Somebody cancels tasks, or lets them run again."""
+        client = self._network.client(self._network.home.process, "operator")
+        ids = [f"task-{number:03d}" for number in range(self._ids) if self._random.random() < 0.4]
+
+        async def operate() -> None:
+            try:
+                await (client.cancel(ids) if what == "cancel" else client.retry(ids))
+            except ConnectionError:
+                pass
+
+        self._network.home.create_task(operate())
+
+    def _stop(self, process: Process) -> None:
+        """As SIGTERM does."""
+        (worker,) = (one for one in self._workers if one.process is process)
+        if worker.pool.state is WorkerState.RUNNING:
+            process.loops[0].call_soon(worker.pool.begin_stop)
+            self._restart(process)
+
+    # The end.
+
+    def _become_calm(self) -> None:
+        world = self.world
+        self._calm = True
+        world.skew = self._latest_skew  # what is to start at an instant does so when the clock says so
+        self._network.trouble = 0.0
+        self._network.away_until = world.now
+        for process in world.processes.values():
+            process.frozen_until = min(process.frozen_until, world.now)
+            process.cut_off_until = min(process.cut_off_until, world.now)
+        self._start_worker("host-0")
+        self._fault("calm")
+
+    def _all_is_done(self) -> bool:
+        if self.world.steps % 64:
+            return False
+        if self._network.on_their_way or self._is_enqueueing():
+            return False
+        tasks = self._network.store._tasks.values()
+        return all(task.is_final or (task.interval is not None and task.status is PENDING) for task in tasks)
+
+    def _is_enqueueing(self) -> bool:
+        return not self._producer.gone and any(not enqueue.done() for enqueue in self._enqueues)
+
+    def _stop_all(self) -> None:
+        self._ending = True
+        for worker in self._workers:
+            if worker.is_there:
+                worker.process.loops[0].call_soon(worker.pool.begin_stop, 1.0)
+
+    def _look(self, everything: bool) -> None:
+        """What the store has in the end."""
+        if not everything:
+            self._fault("it was not put in order in time")
+        self.world.run(lambda: False, self.world.now)
+        taking = self._network.home.create_task(
+            take_stock(self._network.store, self.history.append, lambda: self.world.now)
+        )
+        self.world.run(taking.done, self.world.now + 10.0)
+        for worker in self._workers:
+            if worker.is_there:
+                self.world.defects.append(f"{worker.process.name} does not stop")

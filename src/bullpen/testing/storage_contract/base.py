@@ -1,0 +1,165 @@
+"""What the tests share: a store, tasks for it, and short words for its verbs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+from msgspec.structs import replace
+
+from bullpen.storage.port import Hold, Storage
+from bullpen.tasks.task import Settlement, Task, TaskError, crash
+
+T = TypeVar("T")
+
+FAR = 3600.0
+"""Seconds: a time that does not come while a test runs."""
+SOON = 0.03
+"""… and one that does."""
+PATIENCE = 30.0
+"""Seconds after which something that has to happen has not."""
+RESOLUTION = 0.005
+"""Seconds that a store's clock may be rounded by."""
+
+_numbers = itertools.count(1)
+
+
+class StoreTests:
+    """Tests of one store, which is empty at the beginning of each."""
+
+    pytestmark = pytest.mark.anyio
+
+    def make_storage(self) -> Storage:
+        """A client of this test's store, not open yet. Another call makes another client of the same store, also on
+        another thread.
+        """
+        raise NotImplementedError
+
+    def address(self) -> str | None:
+        """Where another process finds the store, for `open_storage`; None if it cannot."""
+        return None
+
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
+
+    @pytest.fixture
+    async def store(self) -> AsyncIterator[Storage]:
+        store = self.make_storage()
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+def new_task(**fields: Any) -> Task:
+    """Ids rise in the order in which they are made."""
+    fields.setdefault("id", f"task-{next(_numbers):08d}")
+    return Task(**{"func_path": "app.send", "payload": b"[]", **fields})
+
+
+def new_tasks(count: int, **fields: Any) -> list[Task]:
+    return [new_task(**fields) for _ in range(count)]
+
+
+async def added(store: Storage, **fields: Any) -> Task:
+    (task,) = await store.add([new_task(**fields)])
+    return task
+
+
+async def claim(
+    store: Storage,
+    limit: int = 1,
+    *settlements: Settlement,
+    worker: str = "w",
+    queues: Sequence[str] = ("default",),
+    lease: float = FAR,
+    claim_id: str | None = None,
+) -> list[Task]:
+    """What an exchange has claimed."""
+    claim_id = f"claim-{next(_numbers)}" if claim_id is None else claim_id
+    exchange = await store.exchange(
+        settlements, worker=worker, queues=queues, limit=limit, lease=lease, claim_id=claim_id
+    )
+    return list(exchange.claimed)
+
+
+async def claimed_one(store: Storage, **fields: Any) -> Task:
+    """A new task, in the hands of worker `w`."""
+    task = await added(store, **fields)
+    (mine,) = await claim(store, queues=(task.queue,))
+    assert mine.id == task.id
+    return mine
+
+
+async def settle(store: Storage, *settlements: Settlement) -> frozenset[Hold]:
+    """Those that were refused."""
+    exchange = await store.exchange(settlements, worker="w", queues=(), limit=0, lease=FAR, claim_id="none")
+    assert exchange.claimed == ()
+    return exchange.refused
+
+
+async def get(store: Storage, task: Task | str) -> Task:
+    (found,) = await store.get([task if isinstance(task, str) else task.id])
+    assert found is not None
+    return found
+
+
+def still(task: Task | None) -> Task | None:
+    """A task to compare with: the end of its lease may be kept by another clock, and is never twice the same."""
+    return None if task is None else replace(task, lease_until=None)
+
+
+def hold(task: Task) -> Hold:
+    return Hold(task.id, task.attempt)
+
+
+def ids(tasks: Sequence[Task]) -> list[str]:
+    return [task.id for task in tasks]
+
+
+def error_of(task: Task, message: str = "it broke") -> TaskError:
+    return TaskError(kind="exception", attempt=task.attempt, at=1.5, type="ValueError", message=message, worker="w")
+
+
+def take_back(task: Task, now: float) -> Settlement:
+    """What upkeep makes of a task whose worker is gone."""
+    return crash(task, TaskError(kind="crash", attempt=task.attempt, at=now, message="gone", worker=task.worker or ""))
+
+
+class Span:
+    """The time that passes, by the store's clock, while a block runs: `instant in span`."""
+
+    def __init__(self, store: Storage) -> None:
+        self._store = store
+        self.begin = 0.0
+        self.end = 0.0
+
+    async def __aenter__(self) -> Span:
+        self.begin = await self._store.now()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.end = await self._store.now()
+
+    def __contains__(self, instant: object) -> bool:
+        return isinstance(instant, float) and self.begin - RESOLUTION <= instant <= self.end + RESOLUTION
+
+    def later(self, seconds: float) -> Span:
+        moved = Span(self._store)
+        moved.begin, moved.end = self.begin + seconds, self.end + seconds
+        return moved
+
+
+async def eventually(ask: Callable[[], Awaitable[T]]) -> T:
+    """The first answer that is true."""
+    deadline = time.monotonic() + PATIENCE
+    while not (answer := await ask()):
+        assert time.monotonic() < deadline, "it never came"
+        await asyncio.sleep(SOON / 6)
+    return answer

@@ -1,0 +1,70 @@
+"""The other process: `python -m bullpen.testing.storage_contract.child ADDRESS VERB`. What it was told it prints."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import uuid
+
+from bullpen.storage.open import open_storage
+from bullpen.storage.port import Exchange, Storage
+from bullpen.tasks.task import Task, succeed
+
+LEASE = 60.0
+
+
+def say(*words: object) -> None:
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())  # unbuffered: it is out before anything can end us
+
+
+async def exchange(store: Storage, done: tuple[Task, ...], limit: int) -> Exchange:
+    return await store.exchange(
+        [succeed(task, b"1") for task in done],
+        worker=f"child-{os.getpid()}",
+        queues=["default"],
+        limit=limit,
+        lease=LEASE,
+        claim_id=str(uuid.uuid4()),
+    )
+
+
+async def work(store: Storage) -> None:
+    """Add, claim and settle until somebody kills us."""
+    held: tuple[Task, ...] = ()
+    while True:
+        new = [Task(id=str(uuid.uuid4()), func_path="f", payload=b"[]") for _ in range(3)]
+        for task in await store.add(new):
+            say("added", task.id)
+        answer = await exchange(store, held, 2)
+        for task in held:
+            say("settled", task.id)
+        held = answer.claimed
+
+
+async def drain(store: Storage) -> None:
+    """Run all there is."""
+    held = (await exchange(store, (), 4)).claimed
+    while held:
+        for task in held:
+            say(task.id)
+        held = (await exchange(store, held, 4)).claimed
+
+
+async def serve(store: Storage) -> None:
+    """Run one task, when there is one."""
+    say("waits")
+    while not (held := (await exchange(store, (), 1)).claimed):
+        await store.wait_for_work(["default"], LEASE)
+    await exchange(store, held, 0)
+
+
+async def main(address: str, verb: str) -> None:
+    store = open_storage(address)
+    await store.open()
+    await {"work": work, "drain": drain, "serve": serve}[verb](store)
+    await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,157 @@
+"""Upkeep: what was not started in time, what was kept for long enough, and the records of workers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from bullpen.storage.port import Storage, TaskFilter, WorkerRecord
+from bullpen.tasks.task import FAILED, PENDING, RUNNING, Task, cancel, fail, release, succeed
+from bullpen.testing.storage_contract.base import (
+    FAR,
+    SOON,
+    Span,
+    StoreTests,
+    added,
+    claim,
+    claimed_one,
+    error_of,
+    eventually,
+    get,
+    ids,
+    new_task,
+    new_tasks,
+    settle,
+)
+
+
+class UpkeepTests(StoreTests):
+    # Expiry.
+
+    async def test_what_was_not_started_in_time_fails(self, store: Storage) -> None:
+        now = await store.now()
+        late = await added(store, expires=now - 1.0)
+        await store.add([new_task(expires=now + FAR), new_task()])
+        async with Span(store) as span:
+            (failed,) = await store.expire(limit=10)
+        assert (failed.id, failed.status) == (late.id, FAILED)
+        assert failed.error is not None
+        assert (failed.error.kind, failed.error.attempt) == ("expired", 0)
+        assert failed.finished_at in span
+        assert await get(store, late) == failed
+        assert list(await store.expire(limit=10)) == []
+
+    async def test_expiry_comes_in_time(self, store: Storage) -> None:
+        soon = await added(store, expires=await store.now() + SOON, eta=await store.now() + FAR)
+        (failed,) = await eventually(lambda: store.expire(limit=10))
+        assert failed.id == soon.id
+        assert failed.finished_at is not None
+        assert soon.expires is not None
+        assert failed.finished_at >= soon.expires
+
+    async def test_what_has_started_does_not_expire_but_its_retry_does(self, store: Storage) -> None:
+        async def started_in_time() -> list[Task]:
+            await added(store, expires=await store.now() + 0.1)
+            return await claim(store)
+
+        (task,) = await eventually(started_in_time)
+        assert task.expires is not None
+        await asyncio.sleep(task.expires - await store.now() + SOON)
+        assert task.id not in ids(await store.expire(limit=10))
+        assert (await get(store, task)).status is RUNNING
+        await settle(store, release(task))
+        assert await claim(store) == []
+        assert ids(await store.expire(limit=10)) == [task.id]
+
+    async def test_expiry_is_bounded(self, store: Storage) -> None:
+        given = await store.add(new_tasks(10, expires=await store.now() - 1.0))
+        expired = [ids(await store.expire(limit=4)) for _ in range(4)]
+        assert [len(some) for some in expired] == [4, 4, 2, 0]
+        assert sorted(task for some in expired for task in some) == ids(given)
+
+    # Retention.
+
+    async def test_what_was_kept_for_long_enough_is_forgotten(self, store: Storage) -> None:
+        ttls = [0.0, SOON, FAR, None]
+        given = [await claimed_one(store, result_ttl=ttl) for ttl in ttls]
+        await settle(store, *[succeed(task, b"1") for task in given])
+        forgotten = 0
+
+        async def two_are() -> bool:
+            nonlocal forgotten
+            forgotten += await store.prune(limit=10)
+            return forgotten == 2
+
+        await eventually(two_are)
+        assert ids(await store.list(TaskFilter(), limit=10)) == ids(given[2:])
+        assert await store.prune(limit=10) == 0
+
+    async def test_however_it_ended(self, store: Storage) -> None:
+        await store.add(new_tasks(4, result_ttl=0.0))
+        done, failed, gone = await claim(store, 3)
+        await settle(store, succeed(done, None), fail(failed, error_of(failed), 0.0), cancel(gone))
+        await store.cancel([task.id for task in await store.list(TaskFilter(statuses=(PENDING,)), limit=10)])
+        late = await added(store, result_ttl=0.0, expires=await store.now() - 1.0)
+        assert ids(await store.expire(limit=10)) == [late.id]
+        assert await store.prune(limit=10) == 5
+        assert list(await store.list(TaskFilter(), limit=10)) == []
+
+    async def test_what_is_not_over_is_never_forgotten(self, store: Storage) -> None:
+        waiting = await added(store, result_ttl=0.0, eta=await store.now() + FAR)
+        running = await claimed_one(store, result_ttl=0.0)
+        interval = await claimed_one(store, result_ttl=0.0, interval=FAR)
+        retried = await claimed_one(store, result_ttl=0.0)
+        await settle(store, succeed(interval, b"1"), succeed(retried, b"1"))
+        await store.retry([retried.id])
+        assert await store.prune(limit=10) == 0
+        assert len([task for task in await store.get(ids([waiting, running, interval, retried])) if task]) == 4
+
+    async def test_forgetting_is_bounded_and_begins_with_the_oldest(self, store: Storage) -> None:
+        await store.add(new_tasks(10, result_ttl=0.0))
+        mine = await claim(store, 10)
+        for task in mine[::-1]:
+            await settle(store, succeed(task, None))
+        assert await store.prune(limit=4) == 4
+        left = ids(await store.list(TaskFilter(), limit=10))
+        finished = {task.id: (await get(store, task)).finished_at for task in mine if task.id in left}
+        if len(set(finished.values())) == 6:  # a coarse clock gives several the same instant
+            assert left == ids(mine[:6])
+        assert [await store.prune(limit=4) for _ in range(3)] == [4, 2, 0]
+
+    # Worker records.
+
+    async def test_workers_are_seen_when_they_say_so_by_the_clock_of_the_store(self, store: Storage) -> None:
+        record = WorkerRecord(
+            id="w",
+            host="höst",
+            pid=2**22,
+            boot_id="boot/1",
+            process_started=12345.5,
+            queues=("a", "b"),
+            concurrency=7,
+            running=3,
+            started_at=99.5,
+            seen_at=1.0,
+        )
+        async with Span(store) as span:
+            await store.note_worker(record)
+            await store.note_worker(replace(record, id="other", queues=()))
+        by_id = {seen.id: seen for seen in await store.workers()}
+        assert set(by_id) == {"w", "other"}
+        assert by_id["w"] == replace(record, seen_at=by_id["w"].seen_at)
+        assert by_id["w"].seen_at in span
+        async with Span(store) as span:
+            await store.note_worker(replace(record, running=0, stopping=True))
+        by_id = {seen.id: seen for seen in await store.workers()}
+        assert (by_id["w"].running, by_id["w"].stopping) == (0, True)
+        assert by_id["w"].seen_at in span
+        await store.drop_worker("w")
+        await store.drop_worker("never was")
+        assert [seen.id for seen in await store.workers()] == ["other"]
+
+    async def test_a_worker_that_leaves_keeps_its_tasks_until_they_are_taken_back(self, store: Storage) -> None:
+        task = await claimed_one(store)
+        await store.drop_worker("w")
+        assert (await get(store, task)).status is RUNNING
+        assert await settle(store, succeed(task, None)) == frozenset()

@@ -1,0 +1,73 @@
+"""A worker that stands still, and goes on when its task has long been somebody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from bullpen.storage.port import TaskFilter
+from bullpen.storage.sqlite.store import SqliteStorage
+from bullpen.tasks.task import RUNNING, SUCCESS, Task
+from tests.faults.test_worker_killed import WITHIN, Worker, all_ended, new_calls
+
+pytestmark = pytest.mark.anyio
+
+LEASE = 0.5
+
+
+async def running(storage: SqliteStorage, worker: str | None = None) -> Task:
+    """The task, once it runs, on another worker than `worker`."""
+    async with asyncio.timeout(WITHIN):
+        while True:
+            for task in await storage.list(TaskFilter(statuses=(RUNNING,)), limit=1):
+                if task.worker != worker:
+                    return task
+            await asyncio.sleep(0.01)
+
+
+async def stand_still(worker: Worker, path: Path) -> None:
+    """Stop it, but not in the middle of a write: who stands still there keeps everybody from the file."""
+    async with asyncio.timeout(WITHIN):
+        while True:
+            worker.send(signal.SIGSTOP)
+            with contextlib.closing(sqlite3.connect(path, timeout=0.05, isolation_level=None)) as connection:
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                    connection.execute("ROLLBACK")
+                except sqlite3.OperationalError:  # the database is locked
+                    worker.send(signal.SIGCONT)
+                else:
+                    return
+            await asyncio.sleep(0.01)
+
+
+async def test_a_stopped_worker_loses_its_task_and_what_it_writes_afterwards_is_refused(tmp_path: Path) -> None:
+    path, effects = tmp_path / "jobs.db", tmp_path / "effects"
+    storage = SqliteStorage(path)
+    await storage.open()
+    (task,) = await storage.add(new_calls(["on_loop"]))
+    with Worker(path, effects, lease=LEASE, nap=4 * LEASE) as first:
+        held = await running(storage)
+        await stand_still(first, path)
+        with Worker(path, effects, lease=LEASE, nap=3 * LEASE) as second:
+            taken = await running(storage, held.worker)
+            assert taken.attempt == 2
+            assert [error.kind for error in taken.errors] == ["crash"]
+            assert "has said nothing for" in taken.errors[0].message
+            first.send(signal.SIGCONT)
+            first.stops()  # it has told what became of attempt 1
+            (after,) = await storage.get([task.id])
+            assert after is not None
+            assert after.attempt >= 2
+            assert after.worker != held.worker
+            await storage.close()
+            (done,) = await all_ended(path, [task.id])
+            second.stops()
+    assert done.status is SUCCESS
+    assert done.attempt >= 2
+    assert done.worker != held.worker

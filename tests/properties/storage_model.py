@@ -1,0 +1,246 @@
+"""A store as plainly as it can be said: a list of tasks, gone through from the beginning for every question.
+
+It shares nothing with the stores, nor with the moves in `tasks/task.py`: what a settlement does is said here once more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from bullpen.storage.port import Hold, Limit, TaskFilter
+from bullpen.tasks.task import Progress, Settlement, Task
+
+WAITS, RUNS, DONE, FAILED, CANCELLED = "pending", "running", "success", "failed", "cancelled"
+OVER = (DONE, FAILED, CANCELLED)
+
+
+@dataclass
+class Row:
+    """A task: how it was added, and what has changed since."""
+
+    given: Task
+    eta: float
+    created_at: float
+    expires: float | None
+    status: str = WAITS
+    attempt: int = 0
+    failures: int = 0
+    crashes: int = 0
+    runs: int = 0
+    worker: str | None = None
+    claim_id: str | None = None
+    lease_until: float | None = None
+    cancel_requested: bool = False
+    progress: Progress | None = None
+    result: bytes | None = None
+    result_dropped: str = ""
+    errors: list[str] = field(default_factory=list)
+    started_at: float | None = None
+    finished_at: float | None = None
+
+    @property
+    def id(self) -> str:
+        return self.given.id
+
+    @property
+    def lives(self) -> bool:
+        return self.status in (WAITS, RUNS)
+
+    def is_held_as(self, task_id: str, attempt: int) -> bool:
+        return (self.id, self.status, self.attempt) == (task_id, RUNS, attempt)
+
+    def as_seen(self) -> dict[str, object]:
+        """What a task of a store has to be like."""
+        seen = {name: getattr(self.given, name) for name in UNCHANGING}
+        return seen | {name: value for name, value in vars(self).items() if name != "given"}
+
+
+UNCHANGING = (
+    "id func_path payload codec queue priority interval max_retries backoff timeout at_most_once on_failure "
+    "result_ttl unique_key concurrency_key headers"
+).split()
+
+
+def seen(task: Task) -> dict[str, object]:
+    """A task of a store, to compare with `Row.as_seen`."""
+    fields = {name: getattr(task, name) for name in task.__struct_fields__}
+    return fields | {"status": task.status.value, "errors": [error.kind for error in task.errors]}
+
+
+class Model:
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self.rows: list[Row] = []
+        self.paused: set[str] = set()
+        self.limits: dict[str, Limit] = {}
+        self.starts: list[tuple[str, float]] = []  # in queues that had a rate then
+
+    def row(self, task_id: str) -> Row | None:
+        return next((row for row in self.rows if row.id == task_id), None)
+
+    def living(self, unique_key: str | None) -> Row | None:
+        return next((row for row in self.rows if unique_key and row.given.unique_key == unique_key and row.lives), None)
+
+    # Producers.
+
+    def add(self, tasks: Iterable[Task]) -> list[Row]:
+        kept = []
+        for task in tasks:
+            row = self.row(task.id) or self.living(task.unique_key)
+            if row is None:
+                eta = task.eta if task.eta > 0 else self.now
+                row = Row(task, eta=eta, created_at=self.now, expires=task.expires)
+                self.rows.append(row)
+            kept.append(row)
+        return kept
+
+    # Workers.
+
+    def settle(self, settlements: Iterable[Settlement]) -> set[Hold]:
+        refused = set()
+        for one in settlements:
+            row = next((row for row in self.rows if row.is_held_as(one.id, one.attempt)), None)
+            if row is None:
+                refused.add(Hold(one.id, one.attempt))
+            else:
+                self._apply(row, one)
+        return refused
+
+    def _apply(self, row: Row, one: Settlement) -> None:
+        has_run = one.runs > row.runs
+        row.status = one.status.value
+        if row.cancel_requested and row.status == WAITS:  # its worker had not heard
+            row.status = "success" if has_run else "cancelled"
+        row.failures, row.crashes, row.runs = one.failures, one.crashes, one.runs
+        if has_run:
+            row.result, row.result_dropped = one.result, one.result_dropped
+        if one.error is not None:
+            row.errors = [*row.errors, one.error.kind][-10:]
+        row.claim_id = row.lease_until = None
+        if row.status == WAITS:
+            assert one.delay is not None
+            row.eta = self.now + one.delay
+            row.worker = None
+            row.finished_at = self.now if has_run else None
+        else:
+            row.finished_at = self.now
+
+    def claim(self, worker: str, queues: Sequence[str], limit: int, lease: float, claim_id: str) -> list[Row]:
+        taken: list[Row] = []
+        waiting = sorted(self.rows, key=lambda row: (-row.given.priority, row.eta, row.id))
+        for row in waiting:
+            if len(taken) < limit and row.given.queue in queues and self._may_start(row):
+                row.status, row.attempt = RUNS, row.attempt + 1
+                row.worker, row.claim_id, row.lease_until = worker, claim_id, self.now + lease
+                row.started_at, row.progress = self.now, None
+                taken.append(row)
+                limits = self.limits.get(row.given.queue)
+                if limits is not None and limits.rate is not None:
+                    self.starts.append((row.given.queue, self.now))
+        return taken
+
+    def may_start(self, queues: Sequence[str]) -> bool:
+        return any(row.given.queue in queues and self._may_start(row) for row in self.rows)
+
+    def _may_start(self, row: Row) -> bool:
+        queue, key = row.given.queue, row.given.concurrency_key
+        if row.status != WAITS or row.eta > self.now or queue in self.paused:
+            return False
+        if row.expires is not None and row.expires <= self.now:
+            return False
+        limit = self.limits.get(queue)
+        if limit is None:
+            return True
+        running = [other for other in self.rows if other.status == RUNS and other.given.queue == queue]
+        with_key = [other for other in running if key is not None and other.given.concurrency_key == key]
+        in_a_second = [at for started, at in self.starts if started == queue and at > self.now - 1.0]
+        return (
+            len(running) < (math.inf if limit.max_running is None else limit.max_running)
+            and len(with_key) < (math.inf if limit.max_running_per_key is None else limit.max_running_per_key)
+            and len(in_a_second) < (math.inf if limit.rate is None else limit.rate)
+        )
+
+    def find_claim(self, claim_id: str) -> list[Row]:
+        return [row for row in self.rows if row.status == RUNS and row.claim_id == claim_id]
+
+    def held(self, hold: Hold) -> Row | None:
+        return next((row for row in self.rows if row.is_held_as(hold.id, hold.attempt)), None)
+
+    def overdue(self, dead_workers: Collection[str | None]) -> list[Row]:
+        """Running tasks that a rescue may take back."""
+        return [
+            row
+            for row in self.rows
+            if row.status == RUNS
+            and (row.worker in dead_workers or (row.lease_until is not None and row.lease_until <= self.now))
+        ]
+
+    # People.
+
+    def cancel(self, ids: Iterable[str]) -> list[Row]:
+        changed = []
+        for row in self._rows(ids):
+            if row.status == WAITS:
+                row.status, row.finished_at = CANCELLED, self.now
+                changed.append(row)
+            elif row.status == RUNS:
+                row.cancel_requested = True
+                changed.append(row)
+        return changed
+
+    def retry(self, ids: Iterable[str]) -> list[Row]:
+        changed = []
+        for row in self._rows(ids):
+            if not row.lives and self.living(row.given.unique_key) is None:
+                row.status, row.eta, row.expires = WAITS, self.now, None
+                row.failures = row.crashes = 0
+                row.cancel_requested = False
+                row.worker = row.finished_at = None
+                changed.append(row)
+        return changed
+
+    def forget(self, gone: Callable[[Row], bool]) -> int:
+        before = len(self.rows)
+        self.rows = [row for row in self.rows if row.lives or not gone(row)]
+        return before - len(self.rows)
+
+    def is_old(self, row: Row) -> bool:
+        return self.ends_at(row) <= self.now
+
+    def ends_at(self, row: Row) -> float:
+        """When it may be forgotten."""
+        ttl = row.given.result_ttl
+        return math.inf if row.lives or ttl is None or row.finished_at is None else row.finished_at + ttl
+
+    def is_late(self, row: Row) -> bool:
+        return row.status == WAITS and row.expires is not None and row.expires <= self.now
+
+    def expire(self, ids: Iterable[str]) -> None:
+        for row in self._rows(ids):
+            assert self.is_late(row)
+            row.status, row.finished_at = FAILED, self.now
+            row.errors = [*row.errors, "expired"][-10:]
+
+    def fitting(self, which: TaskFilter) -> list[Row]:
+        return sorted((row for row in self.rows if _fits(row, which)), key=lambda row: row.id)
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        places = [(row.given.queue, row.status) for row in self.rows]
+        return {place: places.count(place) for place in places}
+
+    def _rows(self, ids: Iterable[str]) -> list[Row]:
+        found = [self.row(task_id) for task_id in ids]
+        return [row for row in found if row is not None]
+
+
+def _fits(row: Row, which: TaskFilter) -> bool:
+    asked: list[tuple[object, Sequence[object] | None]] = [
+        (row.id, which.ids),
+        (row.given.queue, which.queues),
+        (row.status, None if which.statuses is None else [status.value for status in which.statuses]),
+        (row.given.func_path, None if which.func_path is None else [which.func_path]),
+        (row.worker, None if which.worker is None else [which.worker]),
+    ]
+    return all(allowed is None or value in allowed for value, allowed in asked)

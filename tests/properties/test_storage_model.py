@@ -1,0 +1,348 @@
+"""Real stores against a plain model of a store, one step at a time.
+
+Time is moved by hand, in steps that are exact in binary, so that every instant can be compared. Workers lose answers,
+write long after their tasks are somebody else's, and die; people cancel, retry, delete, pause and limit meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from bullpen.storage.memory import MemoryStorage
+from bullpen.storage.port import Counts, Hold, Limit, Storage, TaskFilter
+from bullpen.storage.sqlite.store import SqliteStorage, storage_clock
+from bullpen.tasks.retry import Backoff
+from bullpen.tasks.task import Progress, Settlement, Task, TaskError, TaskStatus, cancel, crash, fail, release, succeed
+from tests.properties.storage_model import Model, Row, seen
+
+T = TypeVar("T")
+
+START = 4096.0
+QUEUES = ("default", "mail", "cpu")
+WORKERS = ("w1", "w2")
+FOREVER = 60.0
+
+# One choice for each step, from which all others follow: to let Hypothesis choose every field of every task takes ten
+# times as long, and it prefers small ones. What it can still do is to leave out the steps that a failure does not need.
+chance = st.randoms(use_true_random=True)
+
+
+def error_of(task: Task) -> TaskError:
+    return TaskError(kind="exception", attempt=task.attempt, at=task.started_at or 0.0, type="E", message="ü\0")
+
+
+def take_back(task: Task, now: float) -> Settlement:
+    return crash(task, TaskError(kind="crash", attempt=task.attempt, at=now))
+
+
+OUTCOMES: list[Callable[[Task], Settlement]] = [
+    lambda task: succeed(task, b"result"),
+    lambda task: succeed(task, None),
+    lambda task: succeed(task, None, "too large"),
+    lambda task: fail(task, error_of(task), 0.0),
+    lambda task: fail(task, error_of(task), 0.0, retry=False),
+    lambda task: fail(task, error_of(task), 0.0, after=2.0),
+    lambda task: crash(task, error_of(task)),
+    release,
+    cancel,
+]
+
+
+class StorageMachine(RuleBasedStateMachine):
+    """What the store answers, and in the end every task, has to be what the model says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model(START)
+        self.ids: list[str] = []  # all there ever were
+        self.held: list[Task] = []  # as workers know them; maybe not theirs any more
+        self.lost_claims: list[str] = []
+        self.claims = 0
+        self.runner = asyncio.Runner()
+        self.store = self.make_store()
+        self.run(self.store.open())
+
+    def make_store(self) -> Storage:
+        raise NotImplementedError
+
+    def read_clock(self) -> float:
+        return self.model.now
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(call)
+
+    def teardown(self) -> None:
+        try:
+            self.run(self.store.close())
+        finally:
+            self.runner.close()
+
+    # Producers.
+
+    @initialize(dice=chance)
+    def begin(self, dice: Random) -> None:
+        self.add(dice)
+
+    @rule(dice=chance)
+    def add(self, dice: Random) -> None:
+        tasks = [self.new_task(dice) for _ in range(dice.choice((1, 3, 12)))]
+        if self.ids and dice.random() < 0.2:
+            tasks.append(Task(id=dice.choice(self.ids), func_path="again", payload=b""))
+        self.ids += [task.id for task in tasks]
+        self.same(self.run(self.store.add(tasks)), self.model.add(tasks))
+
+    def new_task(self, dice: Random) -> Task:
+        now = self.model.now
+        return Task(
+            id=f"{dice.getrandbits(40):010x}",
+            func_path=dice.choice(("mail", "resize")),
+            payload=dice.randbytes(dice.choice((0, 3, 300))),
+            codec=dice.choice(("json", "pickle")),
+            queue=dice.choice(QUEUES),
+            priority=dice.choice((0, 0, 0, 5, 9)),
+            eta=dice.choice((0.0, 0.0, -1.0, now - 4, now + 0.5, now + 64)),
+            interval=dice.choice((None, None, None, 8.0)),
+            max_retries=dice.choice((0, 1, 3)),
+            backoff=dice.choice((Backoff(), Backoff(base=0.25, max_delay=8.0))),
+            timeout=dice.choice((None, 30.0)),
+            expires=dice.choice((None, None, None, now + 1, now + 32)),
+            at_most_once=dice.random() < 0.1,
+            on_failure=dice.choice(("fail", "continue")),
+            result_ttl=dice.choice((None, 0.0, 16.0)),
+            unique_key=dice.choice((None, None, None, "u1", "u2")),
+            concurrency_key=dice.choice((None, None, "a", "b")),
+            headers=dice.choice(({}, {"trace": "ab\0c"})),
+        )
+
+    # Workers.
+
+    @rule(dice=chance)
+    def work(self, dice: Random) -> None:
+        """Settle and claim. Some answers never arrive: what was settled is settled again some time, and refused."""
+        settlements = [self.outcome(dice, task) for task in self.some(dice, self.held, 5)]
+        claimed = self.exchange(dice, settlements, dice.choice((0, 1, 3, 10)))
+        if dice.random() < 0.1:
+            self.lost_claims.append(f"claim-{self.claims}")
+        else:
+            self.held += claimed
+
+    @rule(dice=chance)
+    def claim_much(self, dice: Random) -> None:
+        self.held += self.exchange(dice, [], 100)
+
+    @rule(dice=chance)
+    def write_late(self, dice: Random) -> None:
+        """Whoever holds a task no longer can write nothing."""
+        late = [task for task in self.held if self.model.held(Hold(task.id, task.attempt)) is None]
+        holds = {Hold(task.id, task.attempt) for task in late}
+        self.exchange(dice, [self.outcome(dice, task) for task in late], 0)
+        assert self.run(self.store.renew(list(holds), 64.0)).lost == holds
+        for hold in holds:
+            assert self.run(self.store.note_progress(hold, Progress(9.0))) is False
+        self.held = [task for task in self.held if task not in late[5:]]
+
+    def outcome(self, dice: Random, task: Task) -> Settlement:
+        return dice.choice(OUTCOMES)(task)
+
+    def exchange(self, dice: Random, settlements: list[Settlement], limit: int) -> Sequence[Task]:
+        self.claims += 1
+        claim_id, worker = f"claim-{self.claims}", dice.choice(WORKERS)
+        queues, lease = dice.choices(QUEUES, k=dice.choice((1, 2, 4))), dice.choice((4.0, 16.0))
+        answer = self.run(
+            self.store.exchange(settlements, worker=worker, queues=queues, limit=limit, lease=lease, claim_id=claim_id)
+        )
+        assert answer.refused == self.model.settle(settlements)
+        self.same(answer.claimed, self.model.claim(worker, queues, limit, lease, claim_id))
+        return answer.claimed
+
+    @rule()
+    def ask_for_a_lost_claim(self) -> None:
+        claim_id = self.lost_claims.pop(0) if self.lost_claims else "never made"
+        found = self.run(self.store.find_claim(claim_id))
+        self.same_in_any_order(found, self.model.find_claim(claim_id))
+        self.held += found
+
+    @rule(dice=chance)
+    def renew(self, dice: Random) -> None:
+        """And say how far it is."""
+        lease = dice.choice((4.0, 16.0))
+        holds = [Hold(task.id, task.attempt) for task in self.some(dice, self.held, 5)]
+        renewal = self.run(self.store.renew(holds, lease))
+        rows = {hold: self.model.held(hold) for hold in holds}
+        assert renewal.lost == {hold for hold, row in rows.items() if row is None}
+        assert renewal.cancelled == {hold for hold, row in rows.items() if row is not None and row.cancel_requested}
+        for hold, row in rows.items():
+            progress = Progress(dice.choice((0.0, 2.5)), 4.0, "half ü\0")
+            assert self.run(self.store.note_progress(hold, progress)) is (row is not None)
+            if row is not None:
+                row.lease_until = self.model.now + lease
+                row.progress = progress
+
+    @rule(dice=chance)
+    def rescue(self, dice: Random) -> None:
+        dead, limit = dice.sample(WORKERS, dice.choice((0, 1))), dice.choice((1, 100))
+        left_alone = {row.id for row in self.some(dice, self.model.rows, 3)}
+        overdue = [row.id for row in self.model.overdue(dead)]
+        before = dict(zip(overdue, self.run(self.store.get(overdue)), strict=True))
+
+        def decide(task: Task, now: float) -> Settlement | None:
+            assert now == self.model.now
+            return None if task.id in left_alone else take_back(task, now)
+
+        rescued = self.run(self.store.rescue_expired(decide, limit=limit, dead_workers=dead))
+        ids = {task.id for task in rescued}
+        assert ids <= set(overdue) - left_alone
+        assert len(ids) == len(rescued) == min(limit, len(set(overdue) - left_alone))
+        for task_id in ids:
+            task = before[task_id]
+            assert task is not None
+            assert self.model.settle([take_back(task, self.model.now)]) == set()
+        self.same_in_any_order(rescued, [row for row in self.model.rows if row.id in ids])
+
+    @rule(seconds=st.sampled_from([0.25, 1.0, 8.0, 64.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.model.now += seconds
+
+    # People and upkeep.
+
+    @rule(dice=chance)
+    def cancel(self, dice: Random) -> None:
+        ids = self.some(dice, self.ids, 5)
+        self.same(self.run(self.store.cancel(ids)), self.model.cancel(ids))
+
+    @rule(dice=chance)
+    def retry(self, dice: Random) -> None:
+        ids = self.some(dice, self.ids, 20)
+        self.same(self.run(self.store.retry(ids)), self.model.retry(ids))
+
+    @rule(dice=chance)
+    def tend(self, dice: Random) -> None:
+        """All that makes tasks fewer."""
+        limit = dice.choice((1, 2, 100))
+        self.expire(limit)
+        self.prune(limit)
+        ids = self.some(dice, self.ids, 3)
+        assert self.run(self.store.delete(ids)) == self.model.forget(lambda row: row.id in ids)
+
+    def expire(self, limit: int) -> None:
+        late = {row.id for row in self.model.rows if self.model.is_late(row)}
+        expired = self.run(self.store.expire(limit=limit))
+        ids = [task.id for task in expired]
+        assert set(ids) <= late
+        assert len(set(ids)) == len(ids) == min(limit, len(late))
+        self.model.expire(ids)
+        self.same_in_any_order(expired, [row for row in self.model.rows if row.id in ids])
+
+    def prune(self, limit: int) -> None:
+        """The oldest first; which of several that are equally old is the store's choice."""
+        old = {row.id: self.model.ends_at(row) for row in self.model.rows if self.model.is_old(row)}
+        count = self.run(self.store.prune(limit=limit))
+        assert count == min(limit, len(old))
+        left = {task.id for task in self.run(self.store.list(TaskFilter(), limit=10_000))}
+        gone = {row.id for row in self.model.rows} - left
+        assert gone <= set(old)
+        assert sorted(old.values())[:count] == sorted(old[task_id] for task_id in gone)
+        assert self.model.forget(lambda row: row.id in gone) == count
+
+    @rule(dice=chance)
+    def govern(self, dice: Random) -> None:
+        """Pause a queue, or limit it; more often the other way round."""
+        queue = dice.choice(QUEUES)
+        if dice.random() < 0.2:
+            self.run(self.store.pause(queue))
+            self.model.paused.add(queue)
+        else:
+            self.run(self.store.resume(queue))
+            self.model.paused.discard(queue)
+        limit = Limit(
+            queue=dice.choice(QUEUES),
+            max_running=dice.choice((None, None, 0, 3, 50)),
+            max_running_per_key=dice.choice((None, None, 1, 2)),
+            rate=dice.choice((None, None, None, 1.0, 4.0)),
+        )
+        self.run(self.store.set_limit(limit))
+        self.model.limits[limit.queue] = limit
+        assert self.run(self.store.paused()) == self.model.paused
+        assert list(self.run(self.store.limits())) == [self.model.limits[name] for name in sorted(self.model.limits)]
+
+    @rule(dice=chance)
+    def look(self, dice: Random) -> None:
+        which = TaskFilter(
+            ids=dice.choice((None, tuple(self.some(dice, self.ids, 9)))),
+            queues=dice.choice((None, ("mail",), QUEUES)),
+            statuses=dice.choice((None, *[(status,) for status in TaskStatus], tuple(TaskStatus), ())),
+            func_path=dice.choice((None, "mail")),
+            worker=dice.choice((None, "w1")),
+        )
+        after, limit = dice.choice((None, *self.some(dice, self.ids, 1))), dice.choice((1, 1000))
+        expected = [row for row in self.model.fitting(which) if after is None or row.id > after]
+        self.same(self.run(self.store.list(which, limit=limit, after=after)), expected[:limit])
+        if self.model.may_start(QUEUES):  # whoever waits for that is not left waiting
+            self.run(asyncio.wait_for(self.store.wait_for_work(QUEUES, 10 * FOREVER), FOREVER))
+
+    @invariant()
+    def every_task_is_what_the_model_says(self) -> None:
+        """And there is none that was not added, and none that is missing."""
+        tasks, counts = self.run(self.everything())
+        self.same(tasks, sorted(self.model.rows, key=lambda row: row.id))
+        found = {(queue, status.value): n for queue, of in counts.items() for status, n in of.items() if n}
+        assert found == self.model.counts()
+
+    @invariant()
+    def a_unique_key_lives_once(self) -> None:
+        keys = [row.given.unique_key for row in self.model.rows if row.lives and row.given.unique_key]
+        assert len(keys) == len(set(keys))
+
+    # Small things.
+
+    async def everything(self) -> tuple[Sequence[Task], Counts]:
+        return await self.store.list(TaskFilter(), limit=10_000), await self.store.counts()
+
+    @staticmethod
+    def some(dice: Random, things: Sequence[T], most: int) -> list[T]:
+        """At most so many, each once."""
+        return dice.sample(things, min(len(things), dice.randint(0, most)))
+
+    @staticmethod
+    def same(found: Sequence[Task], expected: Sequence[Row]) -> None:
+        assert [seen(task) for task in found] == [row.as_seen() for row in expected]
+
+    def same_in_any_order(self, found: Sequence[Task], expected: Sequence[Row]) -> None:
+        self.same(sorted(found, key=lambda task: task.id), sorted(expected, key=lambda row: row.id))
+
+
+class MemoryMachine(StorageMachine):
+    def make_store(self) -> Storage:
+        return MemoryStorage(self.read_clock)
+
+
+class SqliteMachine(StorageMachine):
+    def make_store(self) -> Storage:
+        self.folder = tempfile.TemporaryDirectory()
+        path = Path(self.folder.name) / "jobs.db"
+        return SqliteStorage(path, synchronous="normal", clock=storage_clock(self.read_clock))
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.folder.cleanup()
+
+
+# Fewer lives than usual, but longer ones; and time to find the shortest one that fails.
+_profile = settings()
+_lives = settings(max_examples=_profile.max_examples // 5, stateful_step_count=_profile.stateful_step_count * 3 // 2)
+TestMemoryStorage: Any = MemoryMachine.TestCase
+TestMemoryStorage.settings = _lives
+TestMemoryStorage.pytestmark = pytest.mark.timeout(600)
+TestSqliteStorage: Any = SqliteMachine.TestCase
+TestSqliteStorage.settings = _lives
+TestSqliteStorage.pytestmark = pytest.mark.timeout(600)

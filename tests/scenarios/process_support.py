@@ -1,0 +1,376 @@
+"""What worker processes call in these tests, and how to look at processes. Imports little, for every worker does."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 30.0
+
+START_METHODS = ("zygote", "spawn")
+
+
+def eventually(happened: Callable[[], object], seconds: float = PATIENCE) -> None:
+    until = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until, f"{happened!r} has not happened"
+        time.sleep(0.005)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether this process runs; one that is dead, but not buried, does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def identity(value: Any) -> Any:
+    return value
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def note_pid(file: Path) -> None:
+    """Write down who this is, in one go."""
+    draft = file.with_suffix(".draft")
+    draft.write_text(str(os.getpid()))
+    draft.rename(file)
+
+
+def read_pid(file: Path) -> int:
+    eventually(file.exists)
+    return int(file.read_text())
+
+
+# What may go wrong, wherever it happens.
+
+
+def fail() -> None:
+    raise ValueError("on purpose")
+
+
+def leave() -> None:
+    sys.exit(3)
+
+
+def crash() -> None:
+    os._exit(7)
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def say_and_crash(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    os._exit(5)
+
+
+class FailsWhenPickled:
+    def __init__(self, deed: Callable[[], None]) -> None:
+        self.deed = deed
+
+    def __reduce__(self) -> Any:
+        self.deed()
+        return identity, (None,)
+
+
+class FailsWhenRead:
+    """Can be pickled; whoever reads it does the deed."""
+
+    def __init__(self, deed: Callable[[], None]) -> None:
+        self.deed = deed
+
+    def __reduce__(self) -> Any:
+        return _do, (self.deed,)
+
+
+def _do(deed: Callable[[], None]) -> None:
+    deed()
+
+
+def give_failing_result(deed: Callable[[], None], when: str) -> Any:
+    return FailsWhenPickled(deed) if when == "pickled" else FailsWhenRead(deed)
+
+
+def call(deed: Callable[[], None]) -> None:
+    deed()
+
+
+def crash_once(mark: Path) -> str:
+    if not mark.exists():
+        mark.touch()
+        crash()
+    return "done"
+
+
+def divide() -> None:
+    try:
+        raise OSError("first")
+    except OSError:
+        1 / 0  # noqa: B018
+
+
+def fail_in_depth() -> None:
+    try:
+        divide()
+    except ZeroDivisionError as division:
+        error = KeyError("last")
+        error.place = "shelf"  # type: ignore[attr-defined]
+        raise error from division
+
+
+class NeedsTwo(Exception):
+    """Can be pickled, but not read: its arguments are not those of its `__init__`."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class Unpicklable(Exception):
+    def __init__(self) -> None:
+        super().__init__("holds a lock")
+        self.lock = threading.Lock()
+
+
+def raise_needs_two() -> None:
+    raise NeedsTwo("one", "two")
+
+
+def raise_unpicklable() -> None:
+    raise Unpicklable
+
+
+# Things that take long.
+
+
+def sleep_noting(file: Path, seconds: float = 600.0) -> None:
+    note_pid(file)
+    time.sleep(seconds)
+
+
+def hold_the_gil(file: Path) -> None:
+    """Loop in C, which lets go of the interpreter for nobody and looks at no signal."""
+    note_pid(file)
+    deque(itertools.repeat(0), maxlen=0)
+
+
+def refuse_to_stop(file: Path) -> None:
+    note_pid(file)
+    while True:
+        try:
+            time.sleep(600)
+        except BaseException:
+            pass
+
+
+def stop_with_a_note(begun: Path, ended: Path) -> None:
+    note_pid(begun)
+    try:
+        time.sleep(600)
+    finally:
+        ended.touch()
+
+
+def start_others(folder: Path) -> None:
+    """Start a child, one in a session of its own, and a grandchild; then wait."""
+    script = (
+        f"import os, pathlib, time; pathlib.Path({str(folder)!r}, f'other-{{os.getpid()}}').touch(); time.sleep(600)"
+    )
+    subprocess.Popen([sys.executable, "-S", "-c", script])
+    subprocess.Popen([sys.executable, "-S", "-c", script], start_new_session=True)
+    nested = (
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-S', '-c', {script!r}], start_new_session=True)"
+    )
+    subprocess.Popen([sys.executable, "-S", "-c", nested])
+    eventually(lambda: len(list(folder.glob("other-*"))) == 3)
+    note_pid(folder / "worker")
+    time.sleep(600)
+
+
+def start_one(folder: Path) -> None:
+    """Start a child of this worker, and wait."""
+    child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    draft = folder / "draft"
+    draft.write_text(str(child.pid))
+    draft.rename(folder / "other")
+    time.sleep(600)
+
+
+def complain(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+# What pools do.
+
+
+class Counter:
+    """An instance that a worker keeps."""
+
+    capacity = 3
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._folder = os.environ.get("COUNTER_FOLDER")
+
+    def warm_up(self) -> None:
+        self._note("warm")
+
+    def close(self) -> None:
+        self._note("closed")
+
+    def _note(self, what: str) -> None:
+        if self._folder is not None:
+            Path(self._folder, f"{what}-{os.getpid()}").touch()
+
+    def add(self, number: int) -> int:
+        self._total += number
+        return self._total
+
+    def where(self) -> int:
+        return os.getpid()
+
+    def fail(self) -> None:
+        fail()
+
+    def count(self, limit: int) -> Iterator[int]:
+        yield from range(limit)
+
+    def meet(self, folder: Path, count: int) -> int:
+        """The thread that this runs on, once `count` calls are here at once."""
+        (folder / f"here-{threading.get_ident()}").touch()
+        eventually(lambda: len(list(folder.glob("here-*"))) >= count)
+        return threading.get_ident()
+
+
+class Odd:
+    capacity = "several"
+
+    def method(self) -> None:
+        pass
+
+
+def wrap_in_list(call: Callable[[], Any]) -> list[Any]:
+    return [call()]
+
+
+def wait_for(file: Path) -> int:
+    eventually(file.exists)
+    return os.getpid()
+
+
+def spin(file: Path) -> None:
+    note_pid(file)
+    while True:
+        time.sleep(0.001)
+
+
+def say_broken() -> None:
+    from bullpen import WorkerBroken
+
+    raise WorkerBroken("no more memory")
+
+
+def invert(number: float) -> float:
+    return 1 / number
+
+
+def count_up(limit: int) -> Iterator[int]:
+    yield from range(limit)
+
+
+async def count_up_async(limit: int) -> AsyncIterator[int]:
+    for number in range(limit):
+        yield number
+
+
+def count_noting(folder: Path) -> Iterator[int]:
+    """Count without end, with a note of how far it has come."""
+    try:
+        for number in itertools.count():
+            (folder / "count").write_text(str(number))
+            yield number
+    finally:
+        (folder / "closed").touch()
+
+
+def count_of(folder: Path) -> int:
+    """How far `count_noting` comes before it waits."""
+    before = None
+    while (now := (folder / "count").read_text()) != before:
+        before = now
+        time.sleep(0.1)
+    return int(before or 0)
+
+
+def count_then_fail(limit: int) -> Iterator[int]:
+    yield from range(limit)
+    fail()
+
+
+def yield_a_lock() -> Iterator[Any]:
+    yield 1
+    yield threading.Lock()
+
+
+class Buffers:
+    """Something that pickle sends as buffers of their own."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Buffers, ([pickle.PickleBuffer(part) for part in self.parts],)
+
+
+def has_imported(name: str) -> bool:
+    return name in sys.modules
+
+
+def sign_in(folder: Path) -> None:
+    """Leave the number of this process where others find it."""
+    (folder / str(os.getpid())).touch()
+
+
+def square_slowly(number: int) -> int:
+    time.sleep(number % 5 / 1000)
+    return number**2
+
+
+def sleep_and_count(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def lock_or_number(number: int) -> Any:
+    return number or threading.Lock()
+
+
+def touch(file: Path) -> None:
+    file.touch()
+
+
+def append(file: Path, number: int) -> int:
+    """Note in one go that this has run."""
+    with file.open("ab", buffering=0) as out:
+        out.write(f"{number}\n".encode())
+    return number

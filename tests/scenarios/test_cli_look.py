@@ -1,0 +1,272 @@
+"""`bullpen status`, `tasks` and `why` on a real SQLite file, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bullpen import Job, TaskQueue, WorkerPool, current_task
+from bullpen.cli.main import main
+from tests.scenarios.cli_support import command, environment, heeding_ctrl_c
+from tests.scenarios.terminal import HIDE, SHOW, terminal
+
+Shown = tuple[int, str, str]
+
+
+class Desk:
+    """A queue with a bit of everything in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.url = f"sqlite:///{path}"
+        self.queue = queue = TaskQueue(self.url)
+        self.add = queue.task(add)
+        self.fail = queue.task(max_retries=1, backoff=0)(fail)
+        self.mail = queue.task(queue="mail")(mail)
+
+    def work(self, *jobs: Job[Any]) -> None:
+        """Until these are over."""
+        with WorkerPool(self.queue, poll_interval=0.05):
+            for job in jobs:
+                try:
+                    job.result(timeout=20)
+                except Exception:
+                    pass
+
+
+def add(a: int, b: int) -> int:
+    current_task().progress(1, 3, "numbers")
+    return a + b
+
+
+def fail(secret: str) -> None:
+    raise ValueError("line one\nline two")
+
+
+def mail(to: str) -> None: ...
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path / "jobs.db")
+    with desk.queue:
+        yield desk
+
+
+@pytest.fixture
+def bullpen(desk: Desk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a command on the desk's store; exit code, stdout, stderr."""
+    monkeypatch.delenv("BULLPEN_APP", raising=False)
+    monkeypatch.setenv("BULLPEN_URL", desk.url)
+
+    def run(*words: str) -> Shown:
+        code = main(words)
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run
+
+
+def test_status_counts_by_queue_and_names_pauses_and_limits(desk: Desk, bullpen: Any) -> None:
+    desk.work(desk.add.enqueue(1, 2), desk.fail.enqueue("x"))
+    desk.mail.enqueue("a@example.org")
+    desk.queue.pause("mail")
+    desk.queue.set_limit("mail", max_running=2, rate=5)
+    code, out, err = bullpen("status")
+    assert (code, err) == (0, "")
+    assert [line.split() for line in out.splitlines() if "default" in line] == [["default", "0", "0", "1", "1", "0"]]
+    assert "‖ paused, at most 2 at once, at most 5.0 per second" in out
+    assert "no workers; start one with `bullpen worker APP`" in out
+    assert "\x1b" not in out
+    told = json.loads(bullpen("status", "--json")[1])
+    assert told["store"] == desk.url
+    assert told["queues"]["mail"]["pending"] == 1
+    assert told["queues"]["mail"]["paused"] is True
+    assert told["queues"]["mail"]["limits"]["max_running"] == 2
+    assert told["workers"] == []
+
+
+def test_status_shows_workers_and_whether_they_live(desk: Desk, bullpen: Any) -> None:
+    with WorkerPool(desk.queue, 3) as pool:
+        out = bullpen("status")[1]
+        (worker,) = json.loads(bullpen("status", "--json")[1])["workers"]
+    assert f"{pool.id}  {os.getpid()}" in out
+    assert "✓ up for " in out
+    assert (worker["pid"], worker["concurrency"], worker["queues"], worker["dead"]) == (
+        os.getpid(),
+        3,
+        ["default", "mail"],
+        False,
+    )
+    assert datetime.now(UTC) - datetime.fromisoformat(worker["seen_at"]) < timedelta(minutes=1)
+
+
+def test_status_of_nothing(desk: Desk, bullpen: Any) -> None:
+    desk.queue.counts()  # makes the file
+    assert "no tasks" in bullpen("status")[1]
+
+
+def test_status_is_told_again_and_again(desk: Desk) -> None:
+    desk.add.enqueue(1, 2)
+    with heeding_ctrl_c():
+        watch = subprocess.Popen(
+            command("status", "--watch", "0.1", "--url", desk.url),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            env=environment(),
+        )
+    with watch as process:
+        assert process.stdout is not None
+        seen = 0
+        while seen < 3:
+            seen += process.stdout.readline().startswith("  default")
+        process.send_signal(signal.SIGINT)
+        _, complaints = process.communicate(timeout=20)
+        assert (process.returncode, complaints) == (130, "")
+
+
+def test_in_a_terminal_status_is_drawn_in_place(desk: Desk) -> None:
+    desk.add.enqueue(1, 2)
+    with terminal(command("status", "--watch", "0.1", "--url", desk.url)) as session:
+        session.read_until(lambda shown: shown.count("finished per second; Ctrl-C ends") >= 2)
+        assert HIDE in session.shown
+        assert re.search(r"\r\x1b\[\d+A", session.shown)
+        os.write(session.master, b"\x03")
+        assert session.ends() == 130
+        assert SHOW in session.shown
+        assert "Traceback" not in session.shown
+
+
+def test_tasks_are_listed_with_filters_and_pages(desk: Desk, bullpen: Any) -> None:
+    good, bad = desk.add.enqueue(1, 2), desk.fail.enqueue("s3cret")
+    desk.work(good, bad)
+    later = desk.mail.using(delay=3600).enqueue("a@example.org")
+    now = desk.mail.enqueue("b@example.org")
+    code, out, err = bullpen("tasks")
+    assert (code, err) == (0, "")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert lines[good.id].split()[1:4] == [f"{__name__}.add", "✓", "success"]
+    assert "✕ failed" in lines[bad.id]
+    assert "ValueError: line one" in lines[bad.id]
+    assert "◷ scheduled" in lines[later.id]
+    assert "in 60 min" in lines[later.id]
+    assert "○ pending" in lines[now.id]
+    assert "line two" not in out
+    assert "s3cret" not in out
+    assert "example.org" not in out
+
+    def listed(*words: str) -> list[str]:
+        return [task["id"] for task in json.loads(bullpen("tasks", *words, "--json")[1])["tasks"]]
+
+    assert listed("--status", "failed") == [bad.id]
+    assert listed("list", "--status", "failed,success") == [good.id, bad.id]
+    assert listed("--queue", "mail") == [later.id, now.id]
+    assert listed("--function", f"{__name__}.add") == [good.id]
+    page = json.loads(bullpen("tasks", "--limit", "2", "--json")[1])
+    assert page["next"] == bad.id
+    assert f"the next ones: --after {bad.id}" in bullpen("tasks", "--limit", "2")[1]
+    assert listed("--after", page["next"]) == [later.id, now.id]
+    assert bullpen("tasks", "--status", "cancelled")[1] == "no tasks\n"
+
+
+def test_one_task_is_shown_whole_but_for_its_arguments(desk: Desk, bullpen: Any) -> None:
+    good, bad = desk.add.using(priority=3, timeout=5).enqueue(1, 2), desk.fail.enqueue("s3cret")
+    desk.work(good, bad)
+    out = bullpen("tasks", "show", bad.id)[1]
+    assert f"{__name__}.fail  ✕ failed" in out
+    assert "tries     2, of which 2 failed and 0 crashed" in out
+    assert "attempt 1: exception" in out
+    assert "attempt 2: exception" in out
+    assert 'raise ValueError("line one\\nline two")' in out
+    assert "s3cret" not in out
+    told = json.loads(bullpen("tasks", "show", good.id, "--json")[1])
+    assert told["task"]["priority"] == 3
+    assert told["task"]["timeout"] == 5.0
+    assert told["why"]["causes"][0]["kind"] == "succeeded"
+    assert "at most 0:00:05 each" in bullpen("tasks", "show", good.id)[1]
+
+
+def test_why(desk: Desk, bullpen: Any) -> None:
+    job = desk.mail.enqueue("a@example.org")
+    desk.queue.pause("mail")
+    code, out, _ = bullpen("why", job.id)
+    assert code == 0
+    assert out.splitlines() == [
+        f"{__name__}.mail is ○ pending",
+        "  the queue 'mail' is paused",
+        "  no worker serves the queue 'mail'; no worker runs at all",
+    ]
+    told = json.loads(bullpen("why", job.id, "--json")[1])
+    assert (told["id"], told["status"]) == (job.id, "pending")
+    assert [cause["kind"] for cause in told["causes"]] == ["paused", "no_worker"]
+
+
+def test_tasks_are_cancelled_and_run_again(desk: Desk, bullpen: Any) -> None:
+    one, two = desk.add.enqueue(1, 2), desk.add.enqueue(3, 4)
+    assert bullpen("tasks", "cancel", one.id)[:2] == (0, "1 of 1 cancelled, or asked to stop\n")
+    assert str(one.status) == "cancelled"
+    code, out, _ = bullpen("tasks", "retry", one.id, two.id)
+    assert (code, out.startswith("1 of 2 will run again; the others are not there")) == (3, True)
+    assert json.loads(bullpen("tasks", "cancel", one.id, two.id, "--json")[1]) == {"named": 2, "changed": 2}
+
+
+@pytest.mark.parametrize("words", [("why",), ("tasks", "show")])
+def test_a_task_that_is_not_there_is_exit_code_3(desk: Desk, bullpen: Any, words: tuple[str, ...]) -> None:
+    desk.queue.counts()
+    code, out, err = bullpen(*words, "0199-nobody")
+    assert (code, out) == (3, "")
+    assert "there is no task 0199-nobody" in err
+
+
+def test_to_look_is_not_to_make(bullpen: Any, tmp_path: Path) -> None:
+    missing = tmp_path / "other.db"
+    for words in (("status",), ("tasks",), ("why", "x")):
+        code, out, err = bullpen(*words, "--url", f"sqlite:///{missing}")
+        assert (code, out) == (1, "")
+        assert f"there is no file {missing}: nothing was enqueued there yet, or it is another path" in err
+    assert not missing.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["status", "--url", "memory://"], 1, "memory:// is in the process that uses it"),
+        (["status", "--url", "jobs.db"], 2, "url must be memory://, sqlite:///relative.db"),
+        (["status", "--url", "sqlite:///x", "--app", "app"], 2, "not allowed with"),
+        (["status", "--watch", "0"], 2, "--watch: must be a number from 0.1"),
+        (["tasks", "--status", "done"], 2, "status must be one of pending, running, success, failed, cancelled"),
+        (["tasks", "--limit", "0"], 2, "--limit: must be a number from 1"),
+        (["tasks", "--queue", "a b"], 2, "queue must be a name"),
+        (["tasks", "shwo", "x"], 2, "unknown command 'shwo': did you mean `bullpen tasks show`?"),
+        (["why"], 2, "the following arguments are required: ID"),
+    ],
+)
+def test_what_is_wrong_is_said(desk: Desk, bullpen: Any, words: list[str], code: int, said: str) -> None:
+    desk.queue.counts()
+    found, out, err = bullpen(*words)
+    assert (found, out) == (code, "")
+    assert said in err
+
+
+def test_without_a_store_it_is_said_how_to_name_one(bullpen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BULLPEN_URL")
+    code, _, err = bullpen("status")
+    assert code == 2
+    assert "Give --url sqlite:///jobs.db or --app app:queue, or set BULLPEN_URL or BULLPEN_APP" in err
+
+
+def test_a_file_that_is_none_of_ours_is_left_alone(bullpen: Any, tmp_path: Path) -> None:
+    other = tmp_path / "letter.txt"
+    other.write_text("dear reader")
+    code, _, err = bullpen("status", "--url", f"sqlite:///{other}")
+    assert (code, "it is not a database" in err) == (1, True)
+    assert other.read_text() == "dear reader"

@@ -1,0 +1,166 @@
+"""`bullpen worker --processes N`: one supervisor, fresh interpreters, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bullpen.cli.supervisor import Supervisor
+from tests.scenarios.cli_support import PATIENCE, Folder, Worker, is_running
+from tests.scenarios.consumer_support import until
+from tests.scenarios.support import eventually
+
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
+    pytest.mark.timeout(240),  # many interpreters
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def working(worker: Worker, processes: int) -> list[int]:
+    """The pids of the processes, once all of them claim."""
+    worker.seen("runs default", processes)
+    assert eventually(lambda: len(worker.children()) == processes, PATIENCE)
+    return worker.children()
+
+
+def test_all_work_and_all_end_with_one_signal(folder: Folder) -> None:
+    with folder.worker("--processes", "2", "-c", "1") as worker:
+        pids = working(worker, 2)
+        folder.python("for _ in range(4): nap.enqueue(0.2)")
+        napping = worker.seen(r"napping (\d+)", 2)
+        assert {int(pid) for pid in napping} == set(pids)
+        assert worker.stop() == 0
+        assert "a worker for app, 2 processes" in worker.told
+        assert worker.told.count("functions  ") == 1  # it is introduced once
+        for line in worker.err:
+            if "INFO" in line:
+                assert re.match(r"worker-[12] \| ", line)
+        assert not any(map(is_running, pids))
+    counts = folder.json("status", "--app", "app")["queues"]["default"]
+    assert (counts["running"], counts["success"] >= 2, counts["failed"]) == (0, True, 0)
+
+
+def test_a_process_that_dies_is_replaced_and_its_task_runs_again(folder: Folder) -> None:
+    with folder.worker("--processes", "2") as worker:
+        pids = working(worker, 2)
+        task = folder.python("print(nap.enqueue(1.0).id)").strip()
+        (victim,) = map(int, worker.seen(r"napping (\d+)"))
+        os.kill(victim, signal.SIGKILL)
+        worker.seen(r"worker-\d was killed by SIGKILL; another one is started in 0\.0 s")
+        worker.seen("napping", 2)
+        new = [pid for pid in working(worker, 2) if pid not in pids]
+        assert len(new) == 1
+        assert folder.python(f"print(queue.job({task!r}).result(timeout=60))") == "1.0\n"
+        assert worker.stop() == 0
+
+
+def test_whoever_dies_again_and_again_is_replaced_ever_more_slowly(folder: Folder) -> None:
+    folder.write("mortal.py", "import os, app\nfrom app import queue\nif os.path.exists('doomed'): os._exit(7)\n")
+    with folder.worker("--processes", "2", app="mortal:queue") as worker:
+        pids = working(worker, 2)
+        (folder.path / "doomed").touch()
+        os.kill(pids[0], signal.SIGKILL)
+        pauses = worker.seen(r"worker-\d ended with exit code 7; another one is started in ([\d.]+) s", 4)
+        assert pauses[:4] == ["0.0", "0.0", "0.1", "0.2"]
+        assert pids[1] in worker.children()  # the other one is not disturbed
+        assert worker.stop() == 0
+
+
+def test_a_supervisor_that_is_killed_leaves_no_process_behind(folder: Folder) -> None:
+    task = folder.python("print(nap.enqueue(0.5).id)").strip()
+    with folder.worker("--processes", "2") as worker:
+        pids = working(worker, 2)
+        worker.seen("napping")
+        worker.send(signal.SIGKILL)
+        assert eventually(lambda: not any(map(is_running, pids)), PATIENCE)
+    assert folder.json("tasks", "show", task, "--app", "app")["task"]["status"] == "success"  # it was let finish
+
+
+def test_a_signal_to_all_counts_once_and_the_second_releases(folder: Folder) -> None:
+    """A terminal, or systemd, sends a signal to every process, and the supervisor tells them too."""
+    task = folder.python("print(nap.enqueue(1000).id)").strip()
+    with folder.worker("--processes", "2") as worker:
+        pids = working(worker, 2)
+        worker.seen("napping")
+        for pid in (*pids, worker.process.pid):
+            os.kill(pid, signal.SIGTERM)
+        worker.seen("SIGTERM: 2 processes stop when their tasks have ended")
+        worker.seen("SIGTERM: the worker stops when its tasks have ended", 2)
+        time.sleep(0.3)
+        assert worker.process.poll() is None
+        worker.send(signal.SIGINT)
+        assert worker.ends() == 0
+        assert "the worker releases its tasks" not in worker.told  # none has counted two signals
+        assert not any(map(is_running, pids))
+    assert folder.json("tasks", "show", task, "--app", "app")["task"]["status"] == "pending"
+
+
+# Stands for a worker: says that it works, and ends when it is told something.
+SMALL = """\
+#!/bin/bash
+line=${BULLPEN_LEASH%%:*}
+printf r >&$line
+head -c 1 <&$line >/dev/null
+"""
+
+
+@pytest.mark.anyio
+async def test_a_process_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script, away = tmp_path / "small", tmp_path / "away"
+    script.write_text(SMALL)
+    script.chmod(0o755)
+    supervisor = Supervisor([str(script)], 2, grace=5.0)
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: len(supervisor._children) == 2)
+    script.rename(away)
+    for child in list(supervisor._children.values()):
+        child.kill()
+    await until(lambda: caplog.text.count("cannot be started") >= 2)
+    away.rename(script)
+    await until(lambda: len(supervisor._children) == 2)
+    supervisor._handle(signal.SIGTERM)
+    assert await running == 0
+
+
+def test_a_stop_while_the_first_one_starts_starts_no_others(folder: Folder) -> None:
+    folder.write("slow.py", "import time\nfrom app import queue\nprint('importing', flush=True)\ntime.sleep(0.5)\n")
+    with folder.worker("--processes", "3", app="slow:queue") as worker:
+        worker.seen("importing")
+        assert worker.stop() == 0
+        assert worker.told.count("importing") == 1
+
+
+def test_the_third_signal_kills_them_all(folder: Folder) -> None:
+    folder.python("block.enqueue(1000)")
+    with folder.worker("--processes", "2") as worker:
+        pids = working(worker, 2)
+        worker.seen("blocking")
+        for _ in range(3):
+            worker.send()
+            time.sleep(0.05)
+        assert worker.ends() == 128 + signal.SIGTERM
+        assert eventually(lambda: not any(map(is_running, pids)), PATIENCE)
+
+
+def test_what_is_wrong_from_the_start_is_said_once_and_ends_it(folder: Folder) -> None:
+    done = folder.run("worker", "ap", "--processes", "3")
+    assert done.returncode == 2
+    assert done.stderr.count("there is no module 'ap'") == 1
+    (folder.path / "jobs.db").write_text("something else")
+    done = folder.run("worker", "app", "--processes", "3")
+    assert done.returncode == 1
+    assert done.stderr.count("it is not a database") == 1

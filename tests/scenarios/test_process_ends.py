@@ -1,0 +1,221 @@
+"""Process pools: requests that are told to stop, workers that are killed, and what is left when the app is gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bullpen import Pool, ProcessRuntime, RunTimeout
+from tests.scenarios import process_support as work
+from tests.scenarios.process_support import PATIENCE, START_METHODS, eventually, is_alive, read_pid
+
+pytestmark = pytest.mark.timeout(120)
+
+ROOT = Path(__file__).parents[2]
+
+
+# One request.
+
+
+def test_a_cancelled_request_is_interrupted_and_its_worker_goes_on(tmp_path: Path) -> None:
+    with Pool(1, runtime="process") as pool:
+        future = pool.submit(work.stop_with_a_note, tmp_path / "pid", tmp_path / "ended")
+        pid = read_pid(tmp_path / "pid")
+        assert pool.cancel(future)
+        with pytest.raises(CancelledError):
+            future.result(PATIENCE)
+        assert pool.submit(work.pid).result(PATIENCE) == pid
+        assert (tmp_path / "ended").exists(), "its finally block ran"
+
+
+def test_a_request_past_its_time_is_interrupted_and_its_worker_goes_on(tmp_path: Path) -> None:
+    with Pool(1, runtime="process") as pool:
+        future = pool.using(run_timeout=0.2).submit(work.stop_with_a_note, tmp_path / "pid", tmp_path / "ended")
+        assert isinstance(future.exception(PATIENCE), RunTimeout)
+        assert pool.submit(work.pid).result(PATIENCE) == read_pid(tmp_path / "pid")
+        assert (tmp_path / "ended").exists()
+
+
+@pytest.mark.parametrize("hang", [work.hold_the_gil, work.refuse_to_stop])
+def test_what_does_not_stop_is_killed_and_replaced(tmp_path: Path, hang: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with Pool(1, runtime=ProcessRuntime(cancel_grace=0.1)) as pool:
+        future = pool.using(run_timeout=0.2).submit(hang, tmp_path / "pid")
+        assert isinstance(future.exception(PATIENCE), RunTimeout)
+        pid = read_pid(tmp_path / "pid")
+        eventually(lambda: not is_alive(pid))
+        other = pool.submit(work.pid).result(PATIENCE)
+        assert other != pid
+    told = "\n".join(record.getMessage() for record in caplog.records if record.name == "bullpen")
+    assert "did not stop within 0.1 s after it was told to" in told
+    assert f"in {hang.__name__}" in told, "where it hung is in the log"
+
+
+def test_a_late_interrupt_hits_nobody() -> None:
+    with Pool(1, runtime="process") as pool:
+        for _ in range(100):
+            future = pool.submit(pow, 2, 2)
+            pool.cancel(future)
+            assert pool.submit(pow, 2, 3).result(PATIENCE) == 8
+        assert pool.stats().spawned == 1
+
+
+def test_a_closing_pool_kills_what_outlasts_its_grace(tmp_path: Path) -> None:
+    pool = Pool(1, runtime="process")
+    future = pool.submit(work.hold_the_gil, tmp_path / "pid")
+    pid = read_pid(tmp_path / "pid")
+    pool.close(grace=0.05)
+    assert future.exception(0) is not None
+    assert not is_alive(pid)
+
+
+def test_what_a_killed_worker_has_started_dies_with_it(tmp_path: Path) -> None:
+    pool = Pool(1, runtime="process")
+    pool.submit(work.start_one, tmp_path)
+    other = read_pid(tmp_path / "other")
+    pool.close(grace=0)
+    eventually(lambda: not is_alive(other))
+
+
+# The app.
+
+
+def run_script(source: str, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", source, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+APP = """
+import pathlib, sys, time
+from bullpen import Pool, ProcessRuntime
+from tests.scenarios import process_support as work
+folder, start = pathlib.Path(sys.argv[1]), sys.argv[2]
+pool = Pool(4, runtime=ProcessRuntime(start=start))
+pool.submit(work.hold_the_gil, folder / "gil")
+pool.submit(work.refuse_to_stop, folder / "stubborn")
+pool.submit(work.start_others, folder)
+pool.submit(pow, 2, 2).result()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("start", START_METHODS)
+def test_nothing_is_alive_two_seconds_after_the_app_was_killed(tmp_path: Path, start: str) -> None:
+    app = run_script(APP, tmp_path, start)
+    pids = [read_pid(tmp_path / name) for name in ("gil", "stubborn", "worker")]
+    pids += [int(path.name.partition("-")[2]) for path in tmp_path.glob("other-*")]
+    assert len(pids) == 6
+    keeper = parent_of(pids[0])
+    assert all(is_alive(pid) for pid in (*pids, keeper))
+    app.kill()
+    app.communicate()
+    until = time.monotonic() + 2.0
+    while any(is_alive(pid) for pid in (*pids, keeper)) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert [pid for pid in (*pids, keeper) if is_alive(pid)] == []
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+FORKS = """
+import os, pathlib, sys, time
+from bullpen import Pool
+from tests.scenarios import process_support as work
+folder = pathlib.Path(sys.argv[1])
+pool = Pool(1, runtime="process")
+pool.submit(work.hold_the_gil, folder / "worker")
+work.read_pid(folder / "worker")
+if os.fork() == 0:
+    work.note_pid(folder / "forked")
+    time.sleep(600)
+time.sleep(600)
+"""
+
+
+def test_a_forked_child_of_the_app_keeps_no_worker_alive(tmp_path: Path) -> None:
+    app = run_script(FORKS, tmp_path)
+    forked, worker = read_pid(tmp_path / "forked"), read_pid(tmp_path / "worker")
+    app.kill()
+    try:
+        eventually(lambda: not is_alive(worker), 2.0)
+        assert is_alive(forked)
+    finally:
+        os.kill(forked, signal.SIGKILL)
+        app.communicate()
+
+
+INTERRUPTED = """
+import pathlib, sys
+from bullpen import Pool
+from tests.scenarios import process_support as work
+folder = pathlib.Path(sys.argv[1])
+with Pool(1, runtime="process") as pool:
+    first = pool.submit(work.sleep_noting, folder / "running", 1.0)
+    more = [pool.submit(work.sleep_noting, folder / "must not be") for _ in range(5)]
+    first.result()
+    more[0].result()
+"""
+
+
+def test_ctrl_c_ends_a_script_without_running_what_waits(tmp_path: Path) -> None:
+    app = run_script(INTERRUPTED, tmp_path)
+    worker = read_pid(tmp_path / "running")
+    app.send_signal(signal.SIGINT)
+    _, errors = app.communicate(timeout=PATIENCE)
+    assert app.returncode in (1, 130, -signal.SIGINT)
+    assert errors.count("Traceback") == 1, errors
+    assert "KeyboardInterrupt" in errors
+    assert not is_alive(worker)
+    assert not (tmp_path / "must not be").exists()
+
+
+EXITS = """
+from bullpen import Pool
+from tests.scenarios import process_support as work
+pool = Pool(2, runtime="process")
+pool.serve(print, "printed at the end")
+print(pool.submit(work.pid).result())
+"""
+
+
+def test_a_script_that_just_ends_runs_what_was_accepted_and_leaves_nothing() -> None:
+    app = run_script(EXITS)
+    output, errors = app.communicate(timeout=PATIENCE)
+    assert errors == ""
+    assert "printed at the end" in output
+    worker = next(int(line) for line in output.splitlines() if line.isdigit())
+    eventually(lambda: not is_alive(worker), 2.0)
+
+
+# What workers print.
+
+
+def test_output_goes_to_the_log_by_line_with_the_name_of_the_worker(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bullpen.output")
+    with Pool(1, runtime="process", name="talkers") as pool:
+        pool.submit(print, "one\ntwo").result(PATIENCE)
+        pool.submit(work.complain, "three").result(PATIENCE)
+        pool.submit(print, "four", end="").result(PATIENCE)
+    lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "bullpen.output"]
+    assert sorted(lines) == [
+        ("INFO", "talkers_0: four"),
+        ("INFO", "talkers_0: one"),
+        ("INFO", "talkers_0: two"),
+        ("WARNING", "talkers_0: three"),
+    ]

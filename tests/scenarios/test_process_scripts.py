@@ -1,0 +1,163 @@
+"""Process pools in scripts: their own functions, the main guard, what was typed in, and what is printed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.process_support import PATIENCE, START_METHODS
+
+pytestmark = pytest.mark.timeout(120)
+
+SCRIPT = """
+import os, sys
+from dataclasses import dataclass
+from bullpen import Pool, ProcessRuntime
+
+print("imported by", "the app" if __name__ == "__main__" else "a worker")
+
+@dataclass
+class Point:
+    x: int
+
+class Broken(Exception):
+    pass
+
+def double(point):
+    return Point(point.x * 2)
+
+def fail():
+    raise Broken("here")
+
+def arguments():
+    return sys.argv[1:]
+
+if __name__ == "__main__":
+    with Pool(2, runtime=ProcessRuntime(start=sys.argv[1])) as pool:
+        assert pool.do(pow, 2, 3) == 8
+        print("needed it")
+        assert pool.do(double, Point(4)) == Point(8)
+        assert type(pool.submit(fail).exception()) is Broken
+        assert pool.do(arguments) == sys.argv[1:]
+        os.environ["ADDED"] = "later"
+    with Pool(1, runtime=ProcessRuntime(start=sys.argv[1])) as pool:
+        assert pool.do(os.environ.get, "ADDED") == "later"
+    print("done")
+"""
+
+
+def run(*command: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+@pytest.mark.parametrize("start", START_METHODS)
+def test_functions_and_classes_of_a_script_are_found(tmp_path: Path, start: str) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ended = run(tmp_path / "script.py", start)
+    assert ended.stderr == ""
+    lines = ended.stdout.splitlines()
+    assert lines[:2] == ["imported by the app", "needed it"], "no worker imports it before it is needed"
+    assert lines[-1] == "done"
+    assert 1 <= lines.count("imported by a worker") <= 2
+
+
+def test_a_module_that_is_run_by_name_is_found(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "tool.py").write_text(SCRIPT)
+    ended = subprocess.run(
+        [sys.executable, "-m", "package.tool", "zygote"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert ended.stderr == ""
+    assert ended.stdout.splitlines()[-1] == "done"
+
+
+UNGUARDED = """
+from bullpen import Pool
+
+def work():
+    return 1
+
+with Pool(1, runtime="process") as pool:
+    print(pool.do(work))
+"""
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    ended = run(tmp_path / "script.py")
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]  # what people read
+    assert "MissingMainGuard" in last
+    assert "if __name__ == '__main__':" in last
+
+
+TYPED = """
+from bullpen import Pool
+factor = 3
+def times(x): return x * factor
+
+pool = Pool(1, runtime="process")
+print(pool.do(times, 4))
+print(pool.do(lambda x: x + factor, 4))
+pool.close()
+"""
+
+
+def test_what_was_typed_in_goes_by_value() -> None:
+    ended = run("-", stdin=TYPED)
+    assert ended.stderr == ""
+    assert ended.stdout.split() == ["12", "7"]
+
+
+def test_what_was_typed_in_cannot_go_without_cloudpickle() -> None:
+    ended = run("-", stdin="import sys\nsys.modules['cloudpickle'] = None\n" + TYPED)
+    assert "NotPicklable" in ended.stderr
+    assert "defined interactively" in ended.stderr
+    assert 'pip install "bullpen[pickle]"' in ended.stderr
+
+
+def test_a_lambda_cannot_go_without_cloudpickle() -> None:
+    script = "import sys\nsys.modules['cloudpickle'] = None\nfrom bullpen import Pool\n"
+    script += "with Pool(1, runtime='process') as pool:\n    pool.do(lambda: 1)\n"
+    ended = run("-", stdin=script)
+    assert "NotPicklable: the function: function <lambda>" in ended.stderr
+    assert 'pip install "bullpen[pickle]"' in ended.stderr
+
+
+PRINTS = """
+import logging, sys
+from bullpen import Pool
+if sys.argv[1] == "logged":
+    logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
+with Pool(1, runtime="process", name="p") as pool:
+    pool.do(print, "hello")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "output", "errors"), [("plain", "hello\n", ""), ("logged", "", "bullpen.output p_0: hello\n")]
+)
+def test_what_workers_print_is_seen(how: str, output: str, errors: str) -> None:
+    ended = run("-c", PRINTS, how)
+    assert ended.stdout == output
+    assert [line for line in ended.stderr.splitlines(keepends=True) if "hello" in line] == errors.splitlines(
+        keepends=True
+    )

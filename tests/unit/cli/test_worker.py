@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import argparse
+import logging
+
+import pytest
+
+from bullpen import InvalidOption, TaskQueue
+from bullpen.cli import serve
+from bullpen.cli.main import main, make_parser
+
+queue = TaskQueue("memory://")
+
+
+@queue.task(queue="mail")
+def send() -> None: ...
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    return make_parser().parse_args(["worker", "app", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("-c 0", "--concurrency: must be a number from 1"),
+        ("--grace -1", "--grace: must be a number from 0"),
+        ("--processes none", "--processes: must be a number from 1"),
+        ("--queues a,,b", "--queues: must be names with commas"),
+        ("--lane a:1 --queues a", "not allowed with argument"),
+        ("--log-level loud", "--log-level: invalid choice: 'loud'"),
+        ("--concurency 5", "'--concurency 5' is not understood"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["worker", "app", *words.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--lane", "a:1 b"], "lanes must be written as"),
+        (["--lane", "a", "--lane", "a:2"], "'a' is in two"),
+        (["--lane", "a@nowhere"], "of one of the runtimes there are: .*thread"),
+        (["--queues", "a b"], "queues must be a name"),
+    ],
+)
+def test_wrong_lanes_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        serve.lanes_of(parsed(*words), queue)
+
+
+@pytest.mark.parametrize(
+    ("words", "lanes"),
+    [
+        ([], "default,mail:10@thread"),
+        (["-c", "3"], "default,mail:3@thread"),
+        (["--queues", "mail", "-c", "3"], "mail:3@thread"),
+        (["--lane", "mail:2", "--lane", "default", "-c", "7"], "mail:2@thread default:7@thread"),
+    ],
+)
+def test_lanes_of_a_worker(words: list[str], lanes: str) -> None:
+    assert " ".join(map(str, serve.lanes_of(parsed(*words), queue))) == lanes
+
+
+def test_a_queue_that_no_function_is_of_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        serve.lanes_of(parsed("--queues", "mial"), queue)
+    assert "no function here is of the queue 'mial' by itself; there are default, mail" in caplog.text
