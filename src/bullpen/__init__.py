@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         DuplicateTask,
         IllegalTransition,
         InvalidArgument,
+        InvalidHook,
         InvalidOption,
         InvalidOptionType,
         InvalidPayload,
@@ -120,12 +121,14 @@ if TYPE_CHECKING:
     from bullpen.pool.view import PoolView
     from bullpen.queue.function import TaskFunction
     from bullpen.queue.job import Job
+    from bullpen.queue.new_tasks import NewTasks
     from bullpen.queue.task_queue import TaskQueue
     from bullpen.queue.why import Cause, Why
     from bullpen.runtimes.process.calls import RequestCancelled
     from bullpen.runtimes.process.runtime import ProcessRuntime
     from bullpen.tasks.context import CurrentTask, current_task
     from bullpen.tasks.info import TaskInfo
+    from bullpen.tasks.inject import Inject
     from bullpen.tasks.retry import Backoff
     from bullpen.tasks.task import Progress, TaskError, TaskStatus
     from bullpen.telemetry.catalogue import Event, Kind
@@ -145,6 +148,7 @@ _HOMES = {
         "DuplicateTask",
         "IllegalTransition",
         "InvalidArgument",
+        "InvalidHook",
         "InvalidOption",
         "InvalidOptionType",
         "InvalidPayload",
@@ -215,6 +219,7 @@ _HOMES = {
     "bullpen.pool.view": ("PoolView",),
     "bullpen.queue.function": ("TaskFunction",),
     "bullpen.queue.job": ("Job",),
+    "bullpen.queue.new_tasks": ("NewTasks",),
     "bullpen.queue.task_queue": ("TaskQueue",),
     "bullpen.queue.why": (
         "Cause",
@@ -227,6 +232,7 @@ _HOMES = {
         "current_task",
     ),
     "bullpen.tasks.info": ("TaskInfo",),
+    "bullpen.tasks.inject": ("Inject",),
     "bullpen.tasks.retry": ("Backoff",),
     "bullpen.tasks.task": (
         "Progress",
@@ -260,7 +266,9 @@ __all__ = [
     "Fanout",
     "IllegalTransition",
     "InitializationDelegate",
+    "Inject",
     "InvalidArgument",
+    "InvalidHook",
     "InvalidOption",
     "InvalidOptionType",
     "InvalidPayload",
@@ -274,6 +282,7 @@ __all__ = [
     "MissingExtra",
     "MissingMainGuard",
     "NestedWait",
+    "NewTasks",
     "NoCurrentTask",
     "NoSuchMethod",
     "NotABullpenFile",

@@ -33,6 +33,7 @@
     ├── QueueError
     │   ├── InvalidTask (TypeError)         a function cannot be a task; says why
     │   │   └── DuplicateTask               … for another one has its name; names both places
+    │   ├── InvalidHook (TypeError)         a function cannot be a middleware, a lifespan or a provider; says why
     │   ├── InvalidArgument (TypeError)     arguments do not fit, or would not come back as they are; has the path
     │   │   └── PayloadTooLarge             … or are too large together
     │   ├── InvalidResult (TypeError)       a result cannot be kept: its task succeeded, but the result is dropped
@@ -367,6 +368,16 @@ class DuplicateTask(InvalidTask):
             f"the name {name!r} is taken by the function at {taken_by}; give one of them another with name=",
             function=f"the function at {place}",
         )
+
+
+class InvalidHook(QueueError, TypeError):
+    """A function cannot be a middleware, a lifespan, or the provider of what is injected."""
+
+    def __init__(self, reason: str, *, what: str, function: str) -> None:
+        self.reason = reason
+        self.what = what
+        self.function = function
+        super().__init__(f"{function} cannot be a {what}: {reason}")
 
 
 class InvalidArgument(QueueError, TypeError):

@@ -120,7 +120,10 @@ class Attempt:
             return
         enter(self._current)
         try:
-            value = await self._definition.function(*args, **kwargs)
+            if lane.scope.surrounds(self._definition):
+                value = await lane.scope.call(self._definition, args, kwargs)
+            else:
+                value = await self._definition.function(*args, **kwargs)
         except BaseException as error:  # also what would end the loop: it is this attempt that failed
             settlement = self._raised(error)
         else:
@@ -143,7 +146,10 @@ class Attempt:
         else:
             try:
                 with running(self._current()):
-                    value = self._definition.function(*args, **kwargs)
+                    if lane.scope.surrounds(self._definition):
+                        value = lane.scope.call_on_thread(self._definition, args, kwargs)
+                    else:
+                        value = self._definition.function(*args, **kwargs)
             except BaseException as error:
                 settlement = self._raised(error)
             else:
@@ -365,7 +371,9 @@ def _text_of(error: BaseException) -> str:
 def _traceback_of(error: BaseException) -> str:
     """Beginning in the function itself."""
     try:
-        frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("bullpen.consumer"):
+            frames = frames.tb_next
         return "".join(traceback.format_exception(type(error), error, frames))
     except BaseException:
         return ""

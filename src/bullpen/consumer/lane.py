@@ -21,6 +21,7 @@ from bullpen.consumer.attempt import UNCOMMITTED, Attempt, Interruption
 from bullpen.consumer.options import Lane, WorkerOptions
 from bullpen.consumer.outage import Outage
 from bullpen.consumer.reports import Reports, say
+from bullpen.consumer.scope import WorkerScope
 from bullpen.pool.pool import Pool
 from bullpen.storage.port import Hold, Storage
 from bullpen.tasks.registry import Registry
@@ -39,11 +40,19 @@ class LaneRunner:
     """Runs the tasks of one lane. All on the loop's thread, apart from what says otherwise."""
 
     def __init__(
-        self, lane: Lane, options: WorkerOptions, registry: Registry, storage: Storage, worker: str, reports: Reports
+        self,
+        lane: Lane,
+        options: WorkerOptions,
+        registry: Registry,
+        scope: WorkerScope,
+        storage: Storage,
+        worker: str,
+        reports: Reports,
     ) -> None:
         self.lane = lane
         self.options = options
         self.registry = registry
+        self.scope = scope
         self.worker = worker
         self.reports = reports
         self.loop = asyncio.get_running_loop()

@@ -18,6 +18,7 @@ from bullpen.consumer.keeper import Keeper
 from bullpen.consumer.lane import LaneRunner
 from bullpen.consumer.options import Lanes, WorkerOptions
 from bullpen.consumer.reports import Reports, say
+from bullpen.consumer.scope import WorkerScope
 from bullpen.consumer.signals import StopSignals
 from bullpen.errors import PoolClosed
 from bullpen.pool.options import Seconds, seconds
@@ -126,7 +127,9 @@ class AsyncWorkerPool:
         self._enter(WorkerState.STARTING)
         storage = self._queue.storage
         lanes = options.lanes_for(queues_of(self._queue.registry))
+        scope = self._scope = WorkerScope(self._queue.registry)
         try:
+            await scope.open()
             self._own = storage.another()
             if self._own is not None:
                 storage = self._own
@@ -140,11 +143,12 @@ class AsyncWorkerPool:
                 primitives.failpoint("worker.after_record")
         except BaseException:
             await self._close_storage()
+            await scope.close(options.lease)
             self._enter(WorkerState.STOPPED)
             self._stopped.set_result(None)
             raise
         self._lanes = [
-            LaneRunner(lane, options, self._queue.registry, storage, self.id, self._reports) for lane in lanes
+            LaneRunner(lane, options, self._queue.registry, scope, storage, self.id, self._reports) for lane in lanes
         ]
         self._keeper = Keeper(storage, self._lanes, options, record, self._reports, self._fail)
         self._keeper.start()
@@ -236,6 +240,7 @@ class AsyncWorkerPool:
         finally:
             bid_farewell(self.id)
             await self._close_storage()
+            await self._scope.close(self._options.lease)
             self._enter(WorkerState.STOPPED)
             say(logging.INFO, "%s: worker %s has stopped", self._options.name, self.id)
             self._stopped.set_result(None)

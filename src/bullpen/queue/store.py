@@ -6,6 +6,7 @@ import sys
 import warnings
 from asyncio import _get_running_loop
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -13,8 +14,10 @@ from msgspec.structs import replace
 from bullpen import primitives
 from bullpen.errors import TaskNotFound
 from bullpen.queue.clients import Clients
+from bullpen.queue.new_tasks import NewTasks
 from bullpen.storage.port import Storage
-from bullpen.tasks.options import TaskOptions
+from bullpen.tasks.hooks import Around
+from bullpen.tasks.options import CALL_NAMES, TaskOptions
 from bullpen.tasks.registry import Registry
 from bullpen.tasks.task import Task
 
@@ -37,10 +40,40 @@ class Store:
         """Run `aname`, as the coroutine is called, for the sync method `name`."""
         if _get_running_loop() is not None:
             _warn(name)
-        return self.clients.run(coroutine, waits=waits)
+        return self.clients.run(coroutine, waits=waits or self.registry.hooks.enqueue_needs_loop)
 
     async def add(self, options: TaskOptions, func_path: str, payloads: Sequence[bytes]) -> list[tuple[str, bool]]:
         """Keep new tasks, all or none of them; the id of each, and whether it is new."""
+        if self.registry.hooks.around_enqueue:
+            return await self._add_surrounded(options, func_path, payloads)
+        return await self._add(options, func_path, payloads)
+
+    async def _add_surrounded(
+        self, options: TaskOptions, func_path: str, payloads: Sequence[bytes]
+    ) -> list[tuple[str, bool]]:
+        new = NewTasks(func_path, options.queue, dict(options.headers), len(payloads))
+        failure: BaseException | None = None
+        try:
+            async with AsyncExitStack() as stack:
+                try:
+                    for hook in self.registry.hooks.around_enqueue:
+                        around = hook.around(new)
+                        await (stack.enter_async_context(around) if hook.is_async else _entered(stack, around))
+                    changed = options.using(CALL_NAMES, "enqueue()", {"headers": new.headers})
+                    added = await self._add(changed, func_path, payloads)
+                    new.ids = tuple(task_id for task_id, _ in added)
+                except BaseException as error:
+                    failure = error
+                    raise
+        except BaseException as error:
+            if new.ids:
+                error.add_note(f"though the task is kept: {', '.join(new.ids[:3])}{'…' if len(new.ids) > 3 else ''}")
+            raise
+        if failure is not None:
+            raise failure  # some middleware has swallowed it
+        return added
+
+    async def _add(self, options: TaskOptions, func_path: str, payloads: Sequence[bytes]) -> list[tuple[str, bool]]:
         storage = self.clients.at_hand() or await self.clients.get()
         same = await self._common(storage, options, func_path)
         ids = self._new_ids(len(payloads))
@@ -67,6 +100,10 @@ class Store:
         if task is None:
             raise TaskNotFound(task=task_id)
         return task
+
+
+async def _entered(stack: AsyncExitStack, around: Around) -> Any:
+    return stack.enter_context(around)
 
 
 def _warn(name: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -12,9 +13,12 @@ from bullpen.queue.clients import Clients
 from bullpen.queue.function import AsyncTaskFunction, SyncTaskFunction, TaskFunction
 from bullpen.queue.ids import new_ids as _new_ids
 from bullpen.queue.job import Job
+from bullpen.queue.new_tasks import NewTasks
 from bullpen.queue.store import Store
 from bullpen.storage.port import Counts, Limit, Storage, TaskFilter, WorkerRecord
 from bullpen.tasks.codec import MAX_PAYLOAD, MAX_RESULT, CallCodec
+from bullpen.tasks.context import CurrentTask
+from bullpen.tasks.hooks import Hook
 from bullpen.tasks.info import TaskInfo, info_of
 from bullpen.tasks.options import (
     CALL_NAMES,
@@ -34,6 +38,9 @@ from bullpen.tasks.task import FINAL, TaskStatus
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Middleware = TypeVar("Middleware", bound=Callable[[CurrentTask], Any])
+EnqueueMiddleware = TypeVar("EnqueueMiddleware", bound=Callable[[NewTasks], Any])
+Lifespan = TypeVar("Lifespan", bound=Callable[[], Any])
 List = list  # in the class, `list` is a method
 
 Status = TaskStatus | Literal["pending", "running", "success", "failed", "cancelled"]
@@ -119,6 +126,63 @@ class TaskQueue:
             return kind(self._store, definition)
 
         return _TaskDecorator(make) if function is None else make(function)
+
+    # What surrounds tasks.
+
+    def middleware(self, function: Middleware) -> Middleware:
+        """Have `function` called around every attempt at a task, with the `CurrentTask`: `@queue.middleware`.
+
+            @queue.middleware
+            def timed(task):
+                began = time.perf_counter()
+                yield                                    # here the task runs
+                observe(task.name, time.perf_counter() - began)
+
+        It may be async, and without a `yield` it is called before. The first one that is added is the outermost. What
+        it raises is the task's error; it may raise another error than the task did, but swallows none.
+        """
+        hook = Hook(function, "middleware")
+        hook.check_parameters(1, "the task")
+        self.registry.hooks.around_tasks.append(hook)
+        return function
+
+    def enqueue_middleware(self, function: EnqueueMiddleware) -> EnqueueMiddleware:
+        """Have `function` called around every `enqueue`, with the `NewTasks`, whose headers it may change.
+
+        In the caller's context, not always on the caller's thread. What it raises before its `yield` is raised by
+        `enqueue`, and nothing is kept.
+        """
+        hook = Hook(function, "middleware")
+        hook.check_parameters(1, "the new tasks")
+        self.registry.hooks.around_enqueue.append(hook)
+        return function
+
+    def lifespan(self, function: Lifespan) -> Lifespan:
+        """Have `function` called around the life of every worker: `@queue.lifespan`.
+
+        What comes before its `yield` is done before the worker claims anything; what it raises, `start` raises. What
+        comes after is done when all tasks have ended.
+        """
+        hook = Hook(function, "lifespan")
+        hook.check_parameters(0, "nothing")
+        self.registry.hooks.lifespans.append(hook)
+        return function
+
+    @contextmanager
+    def override(self, provider: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
+        """Inject what `replacement` makes, wherever it would be `provider`: for tests."""
+        replaced = self.registry.hooks.replaced
+        before = replaced.get(provider)
+        hook = Hook(replacement, "provider")
+        hook.check_parameters(0, "nothing")
+        replaced[provider] = hook
+        try:
+            yield
+        finally:
+            if before is None:
+                del replaced[provider]
+            else:
+                replaced[provider] = before
 
     # Enqueueing by name.
 

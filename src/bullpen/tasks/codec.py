@@ -22,8 +22,10 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from bullpen.errors import InvalidArgument, InvalidPayload, InvalidResult, PayloadTooLarge
+from bullpen.errors import InvalidArgument, InvalidPayload, InvalidResult, InvalidTask, PayloadTooLarge
+from bullpen.tasks.annotations import Annotations, signature_of
 from bullpen.tasks.fidelity import find_change, find_nan, find_unwritable, write, write_unknown
+from bullpen.tasks.inject import Dependency, dependency_of
 
 MAX_PAYLOAD = 256 * 1024
 MAX_RESULT = 256 * 1024
@@ -69,8 +71,13 @@ class CallCodec:
     def _shape(self) -> _Shape:
         """Made when it is first needed: then the names in annotations are defined, also those further down."""
         if self._known is None:
-            self._known = _Shape(self._function)
+            self._known = _Shape(self._function, self.name)
         return self._known
+
+    @property
+    def dependencies(self) -> Mapping[str, Dependency]:
+        """The parameters that are injected."""
+        return (self._known or self._shape).dependencies
 
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """The arguments of one call. Raises InvalidArgument or PayloadTooLarge."""
@@ -152,7 +159,7 @@ class CallCodec:
 class _Shape:
     """The parameters of a function, and what each of them restores."""
 
-    def __init__(self, function: Callable[..., Any] | None) -> None:
+    def __init__(self, function: Callable[..., Any] | None, name: str) -> None:
         self._positions: list[_Kind] = []
         self._plains: list[frozenset[Any]] = []  # of the positions
         self._names: dict[str, _Kind] = {}
@@ -163,16 +170,34 @@ class _Shape:
         self._required = 0
         self._required_names: set[str] = set()
         self._usual_call: Callable[[bytes], Any] | None = None
-        self._signature = None if function is None else _signature(function)
+        self.dependencies: dict[str, Dependency] = {}  # what is injected, and no part of what is enqueued
+        self._signature = None if function is None else signature_of(function)
         if function is None or self._signature is None:
             self._more_positions = self._more_names = _ANYTHING
             return
-        resolve = _resolver(function)
+        annotations = Annotations(function)
+        self._signature = self._without_injected(self._signature, annotations, name)
+        resolve = _resolver(annotations)
         for parameter in self._signature.parameters.values():
             self._add(parameter, resolve(parameter.annotation, parameter.default))
         self.result = resolve(self._signature.return_annotation, inspect.Parameter.empty)
         if not self._required_names:
             self._usual_call = _decoder_of_call(self._positions)
+
+    def _without_injected(self, signature: inspect.Signature, annotations: Annotations, name: str) -> inspect.Signature:
+        kept = []
+        for parameter in signature.parameters.values():
+            dependency = dependency_of(parameter, annotations)
+            if dependency is not None:
+                self.dependencies[parameter.name] = dependency
+                continue
+            by_position = parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD)
+            before = next((one for one in self.dependencies if by_position and _is_by_position(signature, one)), None)
+            if before is not None:
+                why = f"its parameter {before!r} is injected and stands before {parameter.name!r}; put it last, after *"
+                raise InvalidTask(why, function=name)
+            kept.append(parameter)
+        return signature.replace(parameters=kept) if self.dependencies else signature
 
     def _add(self, parameter: inspect.Parameter, kind: _Kind) -> None:
         required = parameter.default is parameter.empty
@@ -207,6 +232,9 @@ class _Shape:
         """Why the function could not be called so, or None if it could."""
         if self._signature is None or self._fits(len(args), kwargs):
             return None
+        for name in self.dependencies:
+            if name in kwargs:
+                return f"{name!r} is injected by the worker, and is not enqueued"
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -221,7 +249,9 @@ class _Shape:
             return count >= self._required and not self._required_names
         given = self._position_names[:count]
         for name in kwargs:
-            if name in given or (name not in self._names and self._more_names is None):
+            if name in given or name in self.dependencies:
+                return False
+            if name not in self._names and self._more_names is None:
                 return False
         for name in self._position_names[count : self._required]:
             if name not in kwargs:
@@ -332,29 +362,19 @@ def _decoder_of_call(kinds: Sequence[_Kind]) -> Callable[[bytes], Any] | None:
         return None
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in functions have none
-        return None
+def _is_by_position(signature: inspect.Signature, name: str) -> bool:
+    return signature.parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
 
 
-def _resolver(function: Callable[..., Any]) -> Callable[[Any, Any], _Kind]:
-    """Makes annotations kinds: one by one, so that a name which cannot be found spoils no other parameter."""
-    plain = inspect.unwrap(function)
-    while hasattr(plain, "func"):  # partial
-        plain = plain.func
-    if not hasattr(plain, "__globals__"):
-        plain = getattr(type(plain), "__call__", plain)  # noqa: B004 — the function behind an object that can be called
-    names = getattr(plain, "__globals__", {})
+def _resolver(annotations: Annotations) -> Callable[[Any, Any], _Kind]:
+    """Makes annotations kinds."""
     known: dict[Any, _Kind] = {}
 
     def resolve(annotation: Any, default: Any) -> _Kind:
         if annotation is inspect.Parameter.empty:
             return _ANYTHING
-        holder = types.SimpleNamespace(__annotations__={"it": annotation})
         try:
-            found = typing.get_type_hints(holder, names, include_extras=True)["it"]
+            found = annotations.resolve(annotation)
         except Exception as error:
             return _Kind(note=f"its annotation {annotation!r} cannot be resolved: {error}")
         if default is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bullpen.errors import DuplicateTask, InvalidOption, InvalidOptionType, InvalidResult, InvalidTask
 from bullpen.tasks.codec import MAX_PAYLOAD, MAX_RESULT, Arguments, CallCodec
+from bullpen.tasks.hooks import Hooks
 from bullpen.tasks.options import TaskOptions
 
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
@@ -57,6 +58,7 @@ class Registry:
         self._max_payload = max_payload
         self._max_result = max_result
         self._definitions: dict[str, TaskDefinition] = {}
+        self.hooks = Hooks()
 
     def register(
         self, function: Callable[..., Any], options: TaskOptions | None = None, name: str | None = None
