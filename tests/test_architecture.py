@@ -38,7 +38,7 @@ class Layer:
 
 
 GROUND = "errors primitives telemetry.catalogue"
-FOR_SERVERS = "storage.port storage.ear storage.gathering"
+FOR_SERVERS = "storage.port storage.ear storage.server"
 
 LAYERS = [
     Layer("errors"),
@@ -71,11 +71,10 @@ LAYERS = [
     Layer("storage.open", f"{GROUND} storage"),
     Layer("storage.ear", GROUND),
     Layer("storage.gathering", f"{GROUND} tasks"),
+    Layer("storage.server", f"{GROUND} tasks storage.ear storage.gathering"),
     Layer("storage.*", f"{GROUND} tasks storage.port", third_party="msgspec"),
-    Layer(
-        "storage.postgres", f"{GROUND} tasks storage.port storage.ear storage.gathering", third_party="asyncpg msgspec"
-    ),
-    Layer("storage.redis", f"{GROUND} tasks storage.port storage.ear storage.gathering", third_party="msgspec redis"),
+    Layer("storage.postgres", f"{GROUND} tasks storage.port storage.ear storage.server", third_party="asyncpg msgspec"),
+    Layer("storage.redis", f"{GROUND} tasks storage.port storage.ear storage.server", third_party="msgspec redis"),
     Layer("consumer", f"{GROUND} telemetry tasks storage.port pool", third_party="msgspec"),
     Layer("queue", f"{GROUND} telemetry tasks storage.port storage.open", third_party="msgspec"),
     # Who brings it together.

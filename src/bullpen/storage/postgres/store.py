@@ -7,16 +7,14 @@ is the server's.
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bullpen.errors import StorageClosed, StorageError
-from bullpen.storage.ear import RESULT, WORK, Ear
-from bullpen.storage.gathering import Gathering
+from bullpen.errors import StorageError
+from bullpen.storage.ear import RESULT, WORK
 from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Renewal, TaskFilter, WorkerRecord
 from bullpen.storage.postgres import schema as schemas
 from bullpen.storage.postgres.failures import told
@@ -31,6 +29,7 @@ from bullpen.storage.postgres.rows import (
     task_of,
     to_text,
 )
+from bullpen.storage.server import ServerStorage
 from bullpen.tasks.task import (
     FINAL,
     PENDING,
@@ -58,15 +57,13 @@ RESCUED_AT_ONCE = 500
 _decode_worker = msgspec.json.Decoder(WorkerRecord).decode
 
 
-class PostgresStorage:
+class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
     """A store in one schema of a PostgreSQL database.
 
     `schema`: where its tables are; it is made by `open`, unless `migrate` is false. `notify`: whether to use LISTEN and
     NOTIFY; `listen_url`: another address for that, where `url` leads through a pooler of transactions. `prepared`:
     whether statements may be prepared, which such poolers may not allow. `connections`: how many at most.
     """
-
-    durable = True
 
     def __init__(
         self,
@@ -79,6 +76,7 @@ class PostgresStorage:
         migrate: bool = True,
         connections: int = 10,
     ) -> None:
+        super().__init__(f"PostgreSQL schema {schema!r}")
         self.url = url
         self.schema = schemas.checked_name(schema)
         self.notify = notify
@@ -86,36 +84,11 @@ class PostgresStorage:
         self.prepared = prepared
         self.migrate = migrate
         self.connections = connections
-        self.name = f"PostgreSQL schema {schema!r}"
-        self._pool: asyncpg.Pool[Any] | None = None
-        self._opening = asyncio.Lock()
-        self._ear: Ear | None = None
-        self._gathering: Gathering | None = None
-        self._pid = 0
-        self._closed = False
         self._floors: dict[tuple[str, int], float] = {}
         self._swept_at = 0.0
         self.sweeps_at = 0.0
 
     # Its life.
-
-    async def open(self) -> None:
-        """Connect, and make the tables or bring them up to date. Also done by whatever is called first."""
-        self._closed = False
-        await self._connected()
-
-    async def close(self) -> None:
-        """Wait for what was begun, and let go of the server."""
-        self._closed = True
-        is_own = self._pid == os.getpid()
-        if self._gathering is not None and is_own:
-            await self._gathering.close()
-        pool, self._pool = self._pool, None
-        ear, self._ear, self._gathering = self._ear, None, None
-        if ear is not None and is_own:
-            await ear.close()
-        if pool is not None and is_own:
-            await pool.close()
 
     def another(self) -> PostgresStorage:
         return PostgresStorage(
@@ -128,32 +101,20 @@ class PostgresStorage:
             connections=self.connections,
         )
 
-    async def _connected(self) -> asyncpg.Pool[Any]:
-        pool = self._pool
-        if pool is not None and self._pid == os.getpid():
-            return pool
-        if self._closed:
-            raise StorageClosed("it was closed", storage=self.name)
-        async with self._opening:
-            if self._pool is None or self._pid != os.getpid():  # connections of a parent process are the parent's
-                import asyncpg
+    async def _connect(self) -> asyncpg.Pool[Any]:
+        import asyncpg
 
-                async with told(self.name):
-                    pool = await asyncpg.create_pool(
-                        self.url,
-                        min_size=1,
-                        max_size=self.connections,
-                        **self._manners(),
-                    )
-                    try:
-                        await self._bring_up_to_date(pool)
-                    except BaseException:
-                        pool.terminate()
-                        raise
-                    self._pool, self._pid = pool, os.getpid()
-                    self._ear = self._gathering = None
-            assert self._pool is not None
-            return self._pool
+        async with told(self.name):
+            pool = await asyncpg.create_pool(self.url, min_size=1, max_size=self.connections, **self._manners())
+            try:
+                await self._bring_up_to_date(pool)
+            except BaseException:
+                pool.terminate()
+                raise
+            return pool
+
+    async def _disconnect(self, client: asyncpg.Pool[Any]) -> None:
+        await client.close()
 
     def _manners(self) -> dict[str, Any]:
         manners: dict[str, Any] = {"server_settings": {"application_name": f"bullpen:{self.schema}"}}
@@ -212,14 +173,6 @@ class PostgresStorage:
         return float(await self._fetchval("SELECT {s}.now()"))
 
     # Producers.
-
-    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        if not tasks:
-            return []
-        await self._connected()
-        if self._gathering is None:
-            self._gathering = Gathering(self._add)
-        return await self._gathering.add(tasks)
 
     async def _add(self, tasks: Sequence[Task]) -> Sequence[Task]:
         columns = [list(column) for column in zip(*map(new_row, tasks), strict=True)]
@@ -386,16 +339,6 @@ class PostgresStorage:
             return None if waits else 0.0
 
         await self._wait(timeout, [RESULT + task_id], is_there)
-
-    async def _wait(
-        self, timeout: float, notifications: Iterable[str], seconds_until: Callable[[], Awaitable[float | None]]
-    ) -> None:
-        await self._connected()
-        if self._ear is None:
-            self._ear = Ear(self._listen, self.name)
-        if self.notify:
-            await self._ear.listen()
-        await self._ear.wait(timeout, notifications, seconds_until)
 
     async def _listen(self, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
         import asyncpg

@@ -2,6 +2,7 @@
 
 store.py     the verbs of the port
 scripts.py   what they say to the server, in Lua: each is one atomic step
-rows.py      a task as a hash, and back
+rows.py      a task as two values, and back
+link.py      the way to the server
 failures.py  what the server says, as errors of ours
 """

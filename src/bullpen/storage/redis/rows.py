@@ -1,143 +1,181 @@
-"""A task as a hash, and back. A field that is not there has its usual value."""
+"""A task as two values on the server, and back: what never changes about it (`Body`), and the rest (`State`).
+
+Both are arrays in msgpack. A body is nobody's but ours; a state is read and written by scripts too, which know no None:
+there it is 0, -1 or an empty text. New fields go to the end and have a default, for tasks that are there already.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from bullpen.tasks.retry import Backoff
-from bullpen.tasks.task import Progress, Settlement, Task, TaskError, TaskStatus
+from bullpen.tasks.task import OnFailure, Progress, Settlement, Task, TaskError, TaskStatus
 
-Words = list[str | bytes]
-_USUAL = Task(id="", func_path="", payload=b"")
 
-_statuses = {status.value.encode(): status for status in TaskStatus}
-_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+class Body(msgspec.Struct, array_like=True, gc=False):
+    func_path: str
+    payload: bytes
+    codec: str
+    interval: float | None
+    max_retries: int
+    backoff_base: float
+    backoff_limit: float
+    timeout: float | None
+    at_most_once: bool
+    on_failure: OnFailure
+    headers: dict[str, str]
+
+
+class State(msgspec.Struct, array_like=True, gc=False):
+    """Scripts call the fields by these names, in capitals."""
+
+    status: str = "pending"
+    attempt: int = 0
+    priority: int = 0
+    eta: float = 0.0
+    failures: int = 0
+    crashes: int = 0
+    runs: int = 0
+    worker: str = ""
+    claim_id: str = ""
+    created_at: float = 0.0
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    expires: float = 0.0
+    result_ttl: float = -1.0
+    unique_key: str = ""
+    concurrency_key: str = ""
+    cancel_requested: bool = False
+    awaited: bool = False  # somebody waits for its end
+    has_result: bool = False
+    result_dropped: str = ""
+    progress: str = ""  # JSON
+    errors: list[str] = []  # each JSON
+
+
+pack = msgspec.msgpack.Encoder().encode
+NEW_STATE = pack(State())
+
+_statuses = {status.value: status for status in TaskStatus}
+_decode_state = msgspec.msgpack.Decoder(State).decode
+_decode_body = msgspec.msgpack.Decoder(Body).decode
 _decode_progress = msgspec.json.Decoder(Progress).decode
 _decode_error = msgspec.json.Decoder(TaskError).decode
 
 
-def new_words(task: Task) -> Words:
-    """What `ADD` wants to know of a task."""
-    fields: Words = ["func_path", _bytes(task.func_path), "payload", task.payload]
+def body_of(task: Task) -> bytes:
+    body = Body(
+        task.func_path,
+        task.payload,
+        task.codec,
+        task.interval,
+        task.max_retries,
+        task.backoff.base,
+        task.backoff.max_delay,
+        task.timeout,
+        task.at_most_once,
+        task.on_failure,
+        task.headers,
+    )
+    return pack(body)
 
-    def add(name: str, value: object, usual: object) -> None:
-        if value != usual:
-            fields.extend((name, _word(value)))
 
-    add("codec", task.codec, _USUAL.codec)
-    add("interval", task.interval, None)
-    add("max_retries", task.max_retries, 0)
-    add("backoff_base", task.backoff.base, _USUAL.backoff.base)
-    add("backoff_limit", task.backoff.max_delay, _USUAL.backoff.max_delay)
-    add("timeout", task.timeout, None)
-    add("expires", task.expires, None)
-    add("at_most_once", task.at_most_once, False)
-    add("on_failure", task.on_failure, _USUAL.on_failure)
-    add("result_ttl", task.result_ttl, None)
-    add("unique_key", task.unique_key, None)
-    add("concurrency_key", task.concurrency_key, None)
-    if task.headers:
-        fields.extend(("headers", msgspec.json.encode(task.headers)))
-    return [
+def new_task(task: Task) -> tuple[Any, ...]:
+    """What `ADD` wants to know of a task, besides its body."""
+    return (
         task.id,
-        str(task.priority),
-        _word(task.eta) if task.eta > 0 else "",
-        _bytes(task.unique_key or ""),
-        "0" if task.unique_key is None else "1",
-        str(len(fields) // 2),
-        *fields,
-    ]
-
-
-def settlement_words(settlement: Settlement, lease_until: float | None) -> Words:
-    """What `EXCHANGE` wants to know of a settlement, after its tag and queue."""
-    return [
-        settlement.id,
-        str(settlement.attempt),
-        settlement.status.value,
-        "" if settlement.delay is None else _word(settlement.delay),
-        str(settlement.failures),
-        str(settlement.crashes),
-        str(settlement.runs),
-        "0" if settlement.result is None else "1",
-        settlement.result or b"",
-        _bytes(settlement.result_dropped),
-        b"" if settlement.error is None else msgspec.json.encode(settlement.error),
-        "" if lease_until is None else _word(lease_until),
-    ]
-
-
-def changed_words(before: Task, after: Task) -> Words:
-    """What `CHANGE` wants to know: what it was, an error that is new, and what it is now."""
-    words: Words = [before.id, before.status.value, str(before.attempt), _word(before.eta)]
-    is_new = after.errors[-1:] != before.errors[-1:] or len(after.errors) > len(before.errors)
-    words.append(msgspec.json.encode(after.errors[-1]) if after.errors and is_new else b"")
-    for name in ("status", "eta", "expires", "failures", "crashes", "worker", "cancel_requested", "finished_at"):
-        value = getattr(after, name)
-        words.extend((name, "-" if value is None or value is False else b"+" + _bytes(_word(value))))
-    return words
-
-
-def task_of(queue: str, task_id: str, words: Sequence[bytes], errors: Sequence[bytes]) -> Task:
-    row = dict(zip(words[::2], words[1::2], strict=True))
-    return Task(
-        id=task_id,
-        func_path=row[b"func_path"].decode(),
-        payload=row[b"payload"],
-        codec=_text(row, b"codec") or _USUAL.codec,
-        queue=queue,
-        priority=int(row[b"priority"]),
-        status=_statuses[row[b"status"]],
-        eta=float(row[b"eta"]),
-        interval=_number(row, b"interval"),
-        max_retries=int(row.get(b"max_retries", 0)),
-        backoff=Backoff(
-            float(row.get(b"backoff_base", _USUAL.backoff.base)),
-            float(row.get(b"backoff_limit", _USUAL.backoff.max_delay)),
-        ),
-        timeout=_number(row, b"timeout"),
-        expires=_number(row, b"expires"),
-        at_most_once=b"at_most_once" in row,
-        on_failure="continue" if row.get(b"on_failure") == b"continue" else "fail",
-        result_ttl=_number(row, b"result_ttl"),
-        unique_key=_text(row, b"unique_key"),
-        concurrency_key=_text(row, b"concurrency_key"),
-        headers=_decode_headers(row[b"headers"]) if b"headers" in row else {},
-        attempt=int(row.get(b"attempt", 0)),
-        failures=int(row.get(b"failures", 0)),
-        crashes=int(row.get(b"crashes", 0)),
-        runs=int(row.get(b"runs", 0)),
-        worker=_text(row, b"worker"),
-        claim_id=_text(row, b"claim_id"),
-        lease_until=_number(row, b"lease_until"),
-        cancel_requested=b"cancel_requested" in row,
-        progress=_decode_progress(row[b"progress"]) if b"progress" in row else None,
-        result=row.get(b"result"),
-        result_dropped=_text(row, b"result_dropped") or "",
-        errors=tuple(map(_decode_error, errors)),
-        created_at=float(row[b"created_at"]),
-        started_at=_number(row, b"started_at"),
-        finished_at=_number(row, b"finished_at"),
+        task.priority,
+        task.eta,
+        task.expires or 0.0,
+        -1.0 if task.result_ttl is None else task.result_ttl,
+        task.unique_key or "",
+        task.concurrency_key or "",
     )
 
 
-def _word(value: object) -> str | bytes:
-    if value is True:
-        return "1"
-    return repr(value) if isinstance(value, int | float) else _bytes(str(value))
+def settlement_of(one: Settlement, queue: int, result: int | None, lease_until: float | None) -> tuple[Any, ...]:
+    """What `EXCHANGE` wants to know of a settlement. `result`: which word it is, if there is one; `lease_until`: what
+    the task must still have.
+    """
+    return (
+        queue,
+        one.id,
+        one.attempt,
+        one.status.value,
+        one.delay,
+        one.failures,
+        one.crashes,
+        one.runs,
+        result,
+        one.result_dropped,
+        None if one.error is None else _json(one.error),
+        lease_until,
+    )
 
 
-def _bytes(text: str | bytes) -> bytes:
-    return text if isinstance(text, bytes) else text.encode()
+def change_of(before: Task, after: Task) -> tuple[Any, ...]:
+    """What `CHANGE` wants to know: what it was, an error that is new, and what it is now."""
+    is_new = after.errors[-1:] != before.errors[-1:] or len(after.errors) > len(before.errors)
+    return (
+        before.id,
+        before.status.value,
+        before.attempt,
+        before.eta,
+        _json(after.errors[-1]) if after.errors and is_new else None,
+        after.status.value,
+        after.eta,
+        after.expires or 0.0,
+        after.failures,
+        after.crashes,
+        after.worker or "",
+        after.cancel_requested,
+        after.finished_at or 0.0,
+    )
 
 
-def _text(row: Mapping[bytes, bytes], name: bytes) -> str | None:
-    value = row.get(name)
-    return None if value is None else value.decode()
+def task_of(
+    queue: str, task_id: bytes, packed: bytes, body: bytes, result: bytes | None, lease_until: float | None
+) -> Task:
+    given, state = _decode_body(body), _decode_state(packed)
+    return Task(
+        id=task_id.decode(),
+        func_path=given.func_path,
+        payload=given.payload,
+        codec=given.codec,
+        queue=queue,
+        priority=state.priority,
+        status=_statuses[state.status],
+        eta=state.eta,
+        interval=given.interval,
+        max_retries=given.max_retries,
+        backoff=Backoff(given.backoff_base, given.backoff_limit),
+        timeout=given.timeout,
+        expires=state.expires or None,
+        at_most_once=given.at_most_once,
+        on_failure=given.on_failure,
+        result_ttl=None if state.result_ttl < 0 else state.result_ttl,
+        unique_key=state.unique_key or None,
+        concurrency_key=state.concurrency_key or None,
+        headers=given.headers,
+        attempt=state.attempt,
+        failures=state.failures,
+        crashes=state.crashes,
+        runs=state.runs,
+        worker=state.worker or None,
+        claim_id=state.claim_id or None,
+        lease_until=lease_until,
+        cancel_requested=state.cancel_requested,
+        progress=_decode_progress(state.progress) if state.progress else None,
+        result=result,
+        result_dropped=state.result_dropped,
+        errors=tuple(map(_decode_error, state.errors)) if state.errors else (),
+        created_at=state.created_at,
+        started_at=state.started_at or None,
+        finished_at=state.finished_at or None,
+    )
 
 
-def _number(row: Mapping[bytes, bytes], name: bytes) -> float | None:
-    value = row.get(name)
-    return None if value is None else float(value)
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

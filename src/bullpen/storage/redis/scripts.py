@@ -2,11 +2,12 @@
 
 All keys of a queue begin with its tag, `{prefix:queue}`, so that they are on one node of a cluster:
 
-    :t:ID        the task, a hash; a field that is not there is None
-    :e:ID        its errors, a list
+    :body        what never changes about a task, by id; written and read by clients alone
+    :state       the rest, by id: an array in msgpack, in the order of `rows.State`
+    :result      results, by id
     :ids         all ids, in order
     :ready:P     those that wait, with priority P, by eta and id
-    :running     those that run, by the end of their lease
+    :running     those that run, by the end of their lease, which is kept nowhere else
     :finished    final ones, by when they are to be forgotten
     :expiring    those that wait and have to start in time, by when
     :busy        how many run, by concurrency key
@@ -14,11 +15,21 @@ All keys of a queue begin with its tag, `{prefix:queue}`, so that they are on on
     :counts      how many there are, by status
     :limits      the limits of the queue, and whether it is paused
     :starts      the latest starts, of a queue with a rate
+
+A script gets what it needs in one value, as far as that is text and numbers (bytes, msgpack in Lua does not know), and
+touches each key once for all tasks: calls are what costs.
 """
 
 from __future__ import annotations
 
-_COMMON = """
+from bullpen.storage.redis.rows import State
+from bullpen.tasks.task import ERRORS_KEPT
+
+_FIELDS = "".join(f"local {name.upper()} = {number}\n" for number, name in enumerate(State.__struct_fields__, start=1))
+
+_COMMON = (
+    _FIELDS
+    + """
 local NEVER = 1e300
 
 local function now()
@@ -26,91 +37,151 @@ local function now()
     return tonumber(t[1]) + tonumber(t[2]) / 1000000
 end
 
-local function text(number)
-    if number >= NEVER then return 'inf' end
-    return string.format('%.6f', number)
-end
-
-local function number(value)
-    return tonumber(value) or 0
-end
-
--- A task, its fields by name.
-local function read(tag, id)
-    local flat = redis.call('HGETALL', tag .. ':t:' .. id)
-    if #flat == 0 then return nil end
-    local task = {}
-    for i = 1, #flat, 2 do task[flat[i]] = flat[i + 1] end
-    return task, flat
+-- To write a number takes longer than to find what was written before, as most are the same.
+local written = {}
+local function exact(number)
+    local word = written[number]
+    if not word then
+        word = string.format('%.17g', number)
+        written[number] = word
+    end
+    return word
 end
 
 local function is_final(status)
     return status == 'success' or status == 'failed' or status == 'cancelled'
 end
 
+-- One command for many words; Lua cannot hand over any number of them at once.
+local function many(command, key, words)
+    for i = 1, #words, 4000 do
+        redis.call(command, key, unpack(words, i, math.min(i + 3999, #words)))
+    end
+end
+
+local function values(key, ids)
+    local found = {}
+    for i = 1, #ids, 4000 do
+        local some = redis.call('HMGET', key, unpack(ids, i, math.min(i + 3999, #ids)))
+        for j = 1, #some do found[i + j - 1] = some[j] end
+    end
+    return found
+end
+
+-- Tasks by their ids; false for what is not there.
+local function read(tag, ids)
+    local tasks = values(tag .. ':state', ids)
+    for i = 1, #ids do tasks[i] = tasks[i] and cmsgpack.unpack(tasks[i]) end
+    return tasks
+end
+
+-- What is to be written to a queue. `flush` does it: what leaves a set goes before what enters one.
+local function changes(tag)
+    return {tag = tag, states = {}, results = {}, added = {}, removed = {}, counts = {}}
+end
+
+local function put(lists, name, word, other)
+    local list = lists[name]
+    if not list then
+        list = {}
+        lists[name] = list
+    end
+    list[#list + 1] = word
+    list[#list + 1] = other
+end
+
+local function flush(queue)
+    local tag = queue.tag
+    for name, ids in pairs(queue.removed) do many('ZREM', tag .. name, ids) end
+    for name, pairs_of in pairs(queue.added) do many('ZADD', tag .. name, pairs_of) end
+    many('HSET', tag .. ':state', queue.states)
+    many('HSET', tag .. ':result', queue.results)
+    for status, count in pairs(queue.counts) do
+        if count ~= 0 then redis.call('HINCRBY', tag .. ':counts', status, count) end
+    end
+    queue.states, queue.results, queue.added, queue.removed, queue.counts = {}, {}, {}, {}, {}
+end
+
+local function count(queue, status, by)
+    queue.counts[status] = (queue.counts[status] or 0) + by
+end
+
 -- Take a task out of everything that its state has put it into.
-local function leave(tag, id, task)
-    redis.call('HINCRBY', tag .. ':counts', task.status, -1)
-    if task.status == 'pending' then
-        redis.call('ZREM', tag .. ':ready:' .. task.priority, id)
-        if task.expires then redis.call('ZREM', tag .. ':expiring', id) end
-    elseif task.status == 'running' then
-        redis.call('ZREM', tag .. ':running', id)
-        if task.concurrency_key then
-            if redis.call('HINCRBY', tag .. ':busy', task.concurrency_key, -1) <= 0 then
-                redis.call('HDEL', tag .. ':busy', task.concurrency_key)
-            end
+local function leave(queue, id, task)
+    local status = task[STATUS]
+    count(queue, status, -1)
+    if status == 'pending' then
+        put(queue.removed, ':ready:' .. task[PRIORITY], id)
+        if task[EXPIRES] > 0 then put(queue.removed, ':expiring', id) end
+    elseif status == 'running' then
+        put(queue.removed, ':running', id)
+        local key = task[CONCURRENCY_KEY]
+        if key ~= '' and redis.call('HINCRBY', queue.tag .. ':busy', key, -1) <= 0 then
+            redis.call('HDEL', queue.tag .. ':busy', key)
         end
     else
-        redis.call('ZREM', tag .. ':finished', id)
+        put(queue.removed, ':finished', id)
     end
 end
 
--- … and put it into what its state wants.
-local function enter(tag, id, task)
-    redis.call('HINCRBY', tag .. ':counts', task.status, 1)
-    if task.status == 'pending' then
-        redis.call('ZADD', tag .. ':ready:' .. task.priority, task.eta, id)
-        if task.expires then redis.call('ZADD', tag .. ':expiring', task.expires, id) end
-    elseif task.status == 'running' then
-        redis.call('ZADD', tag .. ':running', task.lease_until, id)
-        if task.concurrency_key then redis.call('HINCRBY', tag .. ':busy', task.concurrency_key, 1) end
+-- … and put it into what its state wants. `lease_until`: of one that runs. Returns the state as it is written.
+local function enter(queue, id, task, lease_until)
+    local status, unique = task[STATUS], task[UNIQUE_KEY]
+    count(queue, status, 1)
+    if status == 'pending' then
+        put(queue.added, ':ready:' .. task[PRIORITY], exact(task[ETA]), id)
+        if task[EXPIRES] > 0 then put(queue.added, ':expiring', exact(task[EXPIRES]), id) end
+    elseif status == 'running' then
+        put(queue.added, ':running', lease_until, id)
+        if task[CONCURRENCY_KEY] ~= '' then redis.call('HINCRBY', queue.tag .. ':busy', task[CONCURRENCY_KEY], 1) end
     else
-        local prune_at = task.result_ttl and text(number(task.finished_at) + number(task.result_ttl)) or 'inf'
-        redis.call('ZADD', tag .. ':finished', prune_at, id)
+        local prune_at = task[RESULT_TTL] < 0 and 'inf' or exact(task[FINISHED_AT] + task[RESULT_TTL])
+        put(queue.added, ':finished', prune_at, id)
     end
-    if task.unique_key then
-        if not is_final(task.status) then
-            redis.call('HSET', tag .. ':unique', task.unique_key, id)
-        elseif redis.call('HGET', tag .. ':unique', task.unique_key) == id then
-            redis.call('HDEL', tag .. ':unique', task.unique_key)
+    if unique ~= '' then
+        if not is_final(status) then
+            redis.call('HSET', queue.tag .. ':unique', unique, id)
+        elseif redis.call('HGET', queue.tag .. ':unique', unique) == id then
+            redis.call('HDEL', queue.tag .. ':unique', unique)
         end
     end
+    local packed = cmsgpack.pack(task)
+    local states = queue.states
+    states[#states + 1] = id
+    states[#states + 1] = packed
+    return packed
 end
 
-local function forget(tag, id, task)
-    leave(tag, id, task)
-    redis.call('DEL', tag .. ':t:' .. id, tag .. ':e:' .. id)
-    redis.call('ZREM', tag .. ':ids', id)
+local function add_error(task, problem)
+    local errors = task[ERRORS]
+    errors[#errors + 1] = problem
+    if #errors > ERRORS_KEPT then table.remove(errors, 1) end
 end
 
-local function set(key, fields)
-    local put, gone = {}, {}
-    for name, value in pairs(fields) do
-        if value == false then gone[#gone + 1] = name else put[#put + 1] = name put[#put + 1] = value end
+local function forget(tag, ids, tasks)
+    local queue = changes(tag)
+    for i, id in ipairs(ids) do leave(queue, id, tasks[i]) end
+    flush(queue)
+    many('HDEL', tag .. ':state', ids)
+    many('HDEL', tag .. ':body', ids)
+    many('HDEL', tag .. ':result', ids)
+    many('ZREM', tag .. ':ids', ids)
+end
+
+-- Tasks as clients want them, five words each: id, state, body, result, lease; those that are not there are left out.
+local function show(tag, ids)
+    local shown = {}
+    if #ids == 0 then return shown end
+    local states, bodies = values(tag .. ':state', ids), values(tag .. ':body', ids)
+    for i, id in ipairs(ids) do
+        if states[i] and bodies[i] then
+            local task, n = cmsgpack.unpack(states[i]), #shown
+            shown[n + 1], shown[n + 2], shown[n + 3] = id, states[i], bodies[i]
+            shown[n + 4] = task[HAS_RESULT] and redis.call('HGET', tag .. ':result', id)
+            shown[n + 5] = task[STATUS] == 'running' and redis.call('ZSCORE', tag .. ':running', id)
+        end
     end
-    if #put > 0 then redis.call('HSET', key, unpack(put)) end
-    if #gone > 0 then redis.call('HDEL', key, unpack(gone)) end
-end
-
-local function tell(channel, news)
-    redis.call('PUBLISH', channel, news)
-end
-
-local function whole(tag, id)
-    local _, flat = read(tag, id)
-    if not flat then return false end
-    return {flat, redis.call('LRANGE', tag .. ':e:' .. id, 0, -1)}
+    return shown
 end
 
 -- How many more may start in a queue, of all and of each key, and in how many seconds a rate allows another.
@@ -122,7 +193,7 @@ local function room(tag, most, moment)
     if left > 0 and limits[4] then
         local rate = tonumber(limits[4])
         local period = math.max(1, 1 / rate)
-        redis.call('ZREMRANGEBYSCORE', tag .. ':starts', '-inf', text(moment - period))
+        redis.call('ZREMRANGEBYSCORE', tag .. ':starts', '-inf', moment - period)
         left = math.min(left, math.ceil(rate * period) - redis.call('ZCARD', tag .. ':starts'))
         if left <= 0 then
             local oldest = redis.call('ZRANGE', tag .. ':starts', 0, 0, 'WITHSCORES')
@@ -134,7 +205,26 @@ end
 
 local PAGE = 100
 
--- The next tasks that may start, in the order of claims: {tag, id, task} each.
+-- The next of a queue in a priority, with its state, or nothing.
+local function peek(queue, priority, most, moment)
+    if queue.at > #queue.page then
+        if queue.over then return false end
+        local size = math.min(PAGE, most + 10)
+        queue.page, queue.etas = {}, {}
+        local found = redis.call('ZRANGEBYSCORE', queue.tag .. ':ready:' .. priority, '-inf', moment, 'WITHSCORES',
+            'LIMIT', queue.offset, size)
+        for i = 1, #found, 2 do
+            queue.page[#queue.page + 1] = found[i]
+            queue.etas[#queue.etas + 1] = tonumber(found[i + 1])
+        end
+        queue.offset, queue.at, queue.over = queue.offset + #queue.page, 1, #queue.page < size
+        if #queue.page == 0 then return false end
+        queue.tasks = read(queue.tag, queue.page)
+    end
+    return true
+end
+
+-- The next tasks that may start, in the order of claims: {queue, id, task} each.
 local function pick(tags, most, moment)
     local picked, rooms, again = {}, {}, NEVER
     for _, tag in ipairs(tags) do
@@ -145,37 +235,28 @@ local function pick(tags, most, moment)
     for priority = 9, 0, -1 do
         for _, queue in ipairs(rooms) do queue.page, queue.at, queue.offset, queue.over = {}, 1, 0, false end
         while #picked < most do
-            local first
+            local first, first_eta, first_id
             for _, queue in ipairs(rooms) do
-                if queue.left > 0 and not queue.over then
-                    if queue.at > #queue.page then
-                        queue.page = redis.call('ZRANGEBYSCORE', queue.tag .. ':ready:' .. priority, '-inf',
-                            text(moment), 'WITHSCORES', 'LIMIT', queue.offset, math.min(PAGE, most + 10))
-                        queue.offset = queue.offset + #queue.page / 2
-                        queue.at = 1
-                        queue.over = #queue.page == 0
-                    end
-                    if not queue.over then
-                        queue.id, queue.eta = queue.page[queue.at], tonumber(queue.page[queue.at + 1])
-                        if not first or queue.eta < first.eta or (queue.eta == first.eta and queue.id < first.id) then
-                            first = queue
-                        end
+                if queue.left > 0 and peek(queue, priority, most, moment) then
+                    local eta, id = queue.etas[queue.at], queue.page[queue.at]
+                    if not first or eta < first_eta or (eta == first_eta and id < first_id) then
+                        first, first_eta, first_id = queue, eta, id
                     end
                 end
             end
             if not first then break end
-            first.at = first.at + 2
-            local task = read(first.tag, first.id)
-            local key = task and task.concurrency_key
-            local fits = task and not (task.expires and tonumber(task.expires) <= moment)
-            if fits and first.per_key and key then
-                first.taken[key] = first.taken[key] or number(redis.call('HGET', first.tag .. ':busy', key))
+            local task = first.tasks[first.at]
+            first.at = first.at + 1
+            local fits = task and not (task[EXPIRES] > 0 and task[EXPIRES] <= moment)
+            local key = first.per_key and fits and task[CONCURRENCY_KEY] or ''
+            if key ~= '' then
+                first.taken[key] = first.taken[key] or tonumber(redis.call('HGET', first.tag .. ':busy', key) or 0)
                 fits = first.taken[key] < first.per_key
                 if fits then first.taken[key] = first.taken[key] + 1 end
             end
             if fits then
                 first.left = first.left - 1
-                picked[#picked + 1] = {first.tag, first.id, task, first.rate}
+                picked[#picked + 1] = {first, first_id, task}
             end
         end
         if #picked >= most then break end
@@ -183,110 +264,140 @@ local function pick(tags, most, moment)
     return picked, again, rooms
 end
 """
+).replace("ERRORS_KEPT", str(ERRORS_KEPT))
 
-# KEYS: the tag. ARGV: prefix of news, queue, then for each task: id, priority, eta or '', expires or '', unique key or
-# '', whether it has one, how many fields, and those. Returns for each {1, the moment} or {0, who is there already}.
+# KEYS: the tag. ARGV: channel, queue, tasks as `rows.new_task` makes them, the state that all begin with, their bodies.
+# Returns the moment, whether the queue was empty, and of those that are there already the place in the list and the id
+# under which they are.
 ADD = (
     _COMMON
     + """
-local tag, channel, queue = KEYS[1], ARGV[1], ARGV[2]
+local tag, channel, name, tasks = KEYS[1], ARGV[1], ARGV[2], cmsgpack.unpack(ARGV[3])
 local moment = now()
-local answers = {}
-local i = 3
-while i <= #ARGV do
-    local id, priority, eta, unique_key, has_key, count = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4],
-        tonumber(ARGV[i + 5])
-    local other = has_key == '1' and redis.call('HGET', tag .. ':unique', unique_key)
-    if redis.call('EXISTS', tag .. ':t:' .. id) == 1 then
-        answers[#answers + 1] = {0, id}
-    elseif other then
-        answers[#answers + 1] = {0, other}
+local queue, bodies, all, others = changes(tag), {}, {}, {}
+local ids, mine = {}, {}
+for i, new in ipairs(tasks) do ids[i] = new[1] end
+local there = values(tag .. ':state', ids)
+local was_empty = redis.call('EXISTS', tag .. ':ids') == 0
+for i, new in ipairs(tasks) do
+    local id, unique = new[1], new[6]
+    local other = (there[i] or mine[id]) and id
+        or (unique ~= '' and redis.call('HGET', tag .. ':unique', unique))
+    if other then
+        others[#others + 1] = i
+        others[#others + 1] = other
     else
-        local task = {status = 'pending', priority = priority, eta = eta ~= '' and eta or text(moment),
-            created_at = text(moment)}
-        for j = i + 6, i + 5 + 2 * count, 2 do task[ARGV[j]] = ARGV[j + 1] end
-        set(tag .. ':t:' .. id, task)
-        redis.call('ZADD', tag .. ':ids', 0, id)
-        enter(tag, id, task)
-        answers[#answers + 1] = {1, text(moment)}
+        local task = cmsgpack.unpack(ARGV[4])
+        task[PRIORITY], task[ETA], task[CREATED_AT] = new[2], new[3] > 0 and new[3] or moment, moment
+        task[EXPIRES], task[RESULT_TTL], task[UNIQUE_KEY], task[CONCURRENCY_KEY] = new[4], new[5], unique, new[7]
+        enter(queue, id, task)
+        bodies[#bodies + 1] = id
+        bodies[#bodies + 1] = ARGV[4 + i]
+        all[#all + 1] = 0
+        all[#all + 1] = id
+        mine[id] = true
     end
-    i = i + 6 + 2 * count
 end
-tell(channel, 'w' .. queue)
-return answers
+flush(queue)
+many('HSET', tag .. ':body', bodies)
+many('ZADD', tag .. ':ids', all)
+if #all > 0 then redis.call('PUBLISH', channel, 'w' .. name) end
+return {exact(moment), was_empty and 1 or 0, others}
 """
 )
 
-# KEYS: the tags of the settlements' queues and of those to claim from, each once. ARGV: channel, worker, limit, lease,
-# claim id, how many tags to claim from, their numbers, then for each settlement: number of its tag, queue, id, attempt,
-# status, delay or '', failures, crashes, runs, 1 and result or 0 and '', why it was dropped, error or '', and the lease
-# that it must still have or ''.
+# KEYS: the tags of the settlements' queues and of those to claim from, each once. ARGV: {channel, worker, limit, lease,
+# claim id, the names of the queues, the numbers of those to claim from, settlements as `rows.settlement_of` has them},
+# and results. Returns the id and attempt of each that was refused, the end of the leases, and for each that was claimed
+# the number of its queue, id, state, body, and its result if it has one.
 EXCHANGE = (
     _COMMON
     + """
-local channel, worker, limit, lease, claim_id = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local channel, worker, limit, lease, claim_id, names, wanted, settlements = unpack(cmsgpack.unpack(ARGV[1]))
 local moment = now()
-local tags = {}
-local wanted = tonumber(ARGV[6])
-local number_of = {}
-for j = 7, 6 + wanted do
-    tags[#tags + 1] = KEYS[tonumber(ARGV[j])]
-    number_of[tags[#tags]] = tonumber(ARGV[j])
+local queues, freed, again_in, refused = {}, {}, {}, {}
+local ids, tasks = {}, {}
+for number, tag in ipairs(KEYS) do queues[number], ids[number] = changes(tag), {} end
+for _, one in ipairs(settlements) do table.insert(ids[one[1]], one[2]) end
+for number, some in ipairs(ids) do
+    local found, by_id = read(KEYS[number], some), {}
+    for i, id in ipairs(some) do by_id[id] = by_id[id] or found[i] end
+    tasks[number] = by_id
 end
-local refused, told = {}, {}
-for i = 7 + wanted, #ARGV, 14 do
-    local tag, queue, id, attempt = KEYS[tonumber(ARGV[i])], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-    local status, delay, runs = ARGV[i + 4], ARGV[i + 5], tonumber(ARGV[i + 8])
-    local task = read(tag, id)
-    if not task or task.status ~= 'running' or task.attempt ~= attempt
-        or (ARGV[i + 13] ~= '' and tonumber(task.lease_until) ~= tonumber(ARGV[i + 13])) then
+for _, one in ipairs(settlements) do
+    local number, id, attempt, status, delay, failures, crashes, runs, result, dropped, problem, lease_until =
+        one[1], one[2], one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10], one[11], one[12]
+    local task, queue = tasks[number][id], queues[number]
+    if not task or task[STATUS] ~= 'running' or task[ATTEMPT] ~= attempt or (lease_until
+        and tonumber(redis.call('ZSCORE', queue.tag .. ':running', id) or 0) ~= lease_until) then
         refused[#refused + 1] = id
         refused[#refused + 1] = attempt
     else
-        leave(tag, id, task)
-        local completed = status == 'success' or (delay ~= '' and runs > number(task.runs))
-        local again = delay ~= '' and not task.cancel_requested
-        if delay ~= '' and not again then status = completed and 'success' or 'cancelled' end
-        local changed = {status = status, failures = ARGV[i + 6], crashes = ARGV[i + 7], runs = ARGV[i + 8],
-            claim_id = false, lease_until = false, finished_at = text(moment)}
-        if again then
-            changed.eta = text(moment + tonumber(delay))
-            changed.worker = false
-            if not completed then changed.finished_at = false end
-        end
+        leave(queue, id, task)
+        local completed = status == 'success' or (delay and runs > task[RUNS])
+        local again = delay and not task[CANCEL_REQUESTED]
+        if delay and not again then status = completed and 'success' or 'cancelled' end
+        task[STATUS], task[FAILURES], task[CRASHES], task[RUNS] = status, failures, crashes, runs
+        task[CLAIM_ID], task[FINISHED_AT] = '', (again and not completed) and 0 or moment
+        if again then task[ETA], task[WORKER] = moment + delay, '' end
         if completed then
-            changed.result = ARGV[i + 9] == '1' and ARGV[i + 10]
-            changed.result_dropped = ARGV[i + 11] ~= '' and ARGV[i + 11]
+            if result then
+                local results = queue.results
+                results[#results + 1] = id
+                results[#results + 1] = ARGV[result]
+            elseif task[HAS_RESULT] then
+                redis.call('HDEL', queue.tag .. ':result', id)
+            end
+            task[HAS_RESULT], task[RESULT_DROPPED] = result and true or false, dropped
         end
-        set(tag .. ':t:' .. id, changed)
-        if ARGV[i + 12] ~= '' then
-            redis.call('RPUSH', tag .. ':e:' .. id, ARGV[i + 12])
-            redis.call('LTRIM', tag .. ':e:' .. id, -{errors_kept}, -1)
-        end
-        for name, value in pairs(changed) do task[name] = value or nil end
-        enter(tag, id, task)
-        if task.awaited and (not again or completed) then tell(channel, 'r' .. id) end
-        if again or redis.call('EXISTS', tag .. ':limits') == 1 then told[queue] = true end
+        if problem then add_error(task, problem) end
+        enter(queue, id, task)
+        if task[AWAITED] and (not again or completed) then redis.call('PUBLISH', channel, 'r' .. id) end
+        if again then again_in[number] = true end
+        freed[number] = (freed[number] or 0) + 1
     end
 end
-for queue in pairs(told) do tell(channel, 'w' .. queue) end
+for _, queue in ipairs(queues) do flush(queue) end
 local claimed = {}
-if limit > 0 and #tags > 0 then
-    local picked = pick(tags, limit, moment)
-    for number, one in ipairs(picked) do
-        local tag, id, task = one[1], one[2], one[3]
-        leave(tag, id, task)
-        local changed = {status = 'running', attempt = tostring(tonumber(task.attempt or 0) + 1), worker = worker,
-            claim_id = claim_id, lease_until = text(moment + lease), started_at = text(moment), progress = false}
-        set(tag .. ':t:' .. id, changed)
-        for name, value in pairs(changed) do task[name] = value or nil end
-        enter(tag, id, task)
-        if one[4] then redis.call('ZADD', tag .. ':starts', text(moment), claim_id .. '/' .. number .. '/' .. id) end
-        local found = whole(tag, id)
-        claimed[#claimed + 1] = {id, number_of[tag], found[1], found[2]}
+if limit > 0 and #wanted > 0 then
+    local tags, number_of, by_number = {}, {}, {}
+    for i, number in ipairs(wanted) do tags[i], number_of[KEYS[number]] = KEYS[number], number end
+    for place, one in ipairs((pick(tags, limit, moment))) do
+        local from, id, task = one[1], one[2], one[3]
+        local number = number_of[from.tag]
+        leave(queues[number], id, task)
+        task[STATUS], task[ATTEMPT], task[WORKER], task[CLAIM_ID] = 'running', task[ATTEMPT] + 1, worker, claim_id
+        task[STARTED_AT], task[PROGRESS] = moment, ''
+        local state = enter(queues[number], id, task, exact(moment + lease))
+        if from.rate then
+            redis.call('ZADD', from.tag .. ':starts', moment, claim_id .. '/' .. place .. '/' .. id)
+        end
+        claimed[#claimed + 1] = number
+        claimed[#claimed + 1] = id
+        claimed[#claimed + 1] = state
+        claimed[#claimed + 1] = false
+        claimed[#claimed + 1] = task[HAS_RESULT] and redis.call('HGET', from.tag .. ':result', id)
+        put(by_number, number, id)
+        freed[number] = (freed[number] or 0) - 1
+    end
+    local bodies, at = {}, {}
+    for number, some in pairs(by_number) do
+        bodies[number], at[number] = values(KEYS[number] .. ':body', some), 0
+        flush(queues[number])
+    end
+    for i = 1, #claimed, 5 do
+        local number = claimed[i]
+        at[number] = at[number] + 1
+        claimed[i + 3] = bodies[number][at[number]]
     end
 end
-return {refused, claimed}
+-- Others hear of what is due again, and of room in a queue with limits that was not used here.
+for number, queue in ipairs(queues) do
+    if again_in[number] or ((freed[number] or 0) > 0 and redis.call('EXISTS', queue.tag .. ':limits') == 1) then
+        redis.call('PUBLISH', channel, 'w' .. names[number])
+    end
+end
+return {refused, exact(moment + lease), claimed}
 """
 )
 
@@ -295,19 +406,18 @@ return {refused, claimed}
 RENEW = (
     _COMMON
     + """
-local tag, until_then = KEYS[1], text(now() + tonumber(ARGV[1]))
-local answers = {}
-for i = 2, #ARGV, 2 do
-    local key = tag .. ':t:' .. ARGV[i]
-    local held = redis.call('HMGET', key, 'status', 'attempt', 'cancel_requested')
-    if held[1] ~= 'running' or held[2] ~= ARGV[i + 1] then
-        answers[#answers + 1] = 0
+local tag, until_then = KEYS[1], exact(now() + tonumber(ARGV[1]))
+local ids, answers, queue = {}, {}, changes(KEYS[1])
+for i = 2, #ARGV, 2 do ids[#ids + 1] = ARGV[i] end
+for i, task in ipairs(read(tag, ids)) do
+    if not task or task[STATUS] ~= 'running' or task[ATTEMPT] ~= tonumber(ARGV[2 * i + 1]) then
+        answers[i] = 0
     else
-        redis.call('HSET', key, 'lease_until', until_then)
-        redis.call('ZADD', tag .. ':running', until_then, ARGV[i])
-        answers[#answers + 1] = held[3] and 2 or 1
+        put(queue.added, ':running', until_then, ids[i])
+        answers[i] = task[CANCEL_REQUESTED] and 2 or 1
     end
 end
+flush(queue)
 return answers
 """
 )
@@ -316,47 +426,41 @@ return answers
 PROGRESS = (
     _COMMON
     + """
-local key = KEYS[1] .. ':t:' .. ARGV[1]
-local held = redis.call('HMGET', key, 'status', 'attempt')
-if held[1] ~= 'running' or held[2] ~= ARGV[2] then return 0 end
-redis.call('HSET', key, 'progress', ARGV[3])
+local task = read(KEYS[1], {ARGV[1]})[1]
+if not task or task[STATUS] ~= 'running' or task[ATTEMPT] ~= tonumber(ARGV[2]) then return 0 end
+task[PROGRESS] = ARGV[3]
+redis.call('HSET', KEYS[1] .. ':state', ARGV[1], cmsgpack.pack(task))
 return 1
 """
 )
 
-# KEYS: a tag. ARGV: dead workers. Returns the moment, and what may be taken back, as {id, task, errors}.
+# KEYS: a tag. ARGV: dead workers. Returns the moment, and what may be taken back.
 OVERDUE = (
     _COMMON
     + """
 local tag, moment = KEYS[1], now()
-local dead, found = {}, {}
-for _, worker in ipairs(ARGV) do dead[worker] = true end
-local late = {}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', tag .. ':running', '-inf', text(moment))) do late[id] = true end
-local ids = next(dead) and redis.call('ZRANGE', tag .. ':running', 0, -1) or nil
-for _, id in ipairs(ids or {}) do
-    if dead[redis.call('HGET', tag .. ':t:' .. id, 'worker') or ''] then late[id] = true end
+local late = redis.call('ZRANGEBYSCORE', tag .. ':running', '-inf', moment)
+if #ARGV > 0 then
+    local dead, ids = {}, redis.call('ZRANGEBYSCORE', tag .. ':running', '(' .. exact(moment), 'inf')
+    for _, worker in ipairs(ARGV) do dead[worker] = true end
+    for i, task in ipairs(read(tag, ids)) do
+        if task and dead[task[WORKER]] then late[#late + 1] = ids[i] end
+    end
 end
-for id in pairs(late) do
-    local task = whole(tag, id)
-    if task then found[#found + 1] = {id, task[1], task[2]} end
-end
-return {text(moment), found}
+return {exact(moment), show(tag, late)}
 """
 )
 
-# KEYS: a tag. ARGV: claim id. Returns {id, task, errors} each.
+# KEYS: a tag. ARGV: claim id.
 FIND_CLAIM = (
     _COMMON
     + """
 local tag, found = KEYS[1], {}
-for _, id in ipairs(redis.call('ZRANGE', tag .. ':running', 0, -1)) do
-    if redis.call('HGET', tag .. ':t:' .. id, 'claim_id') == ARGV[1] then
-        local task = whole(tag, id)
-        found[#found + 1] = {id, task[1], task[2]}
-    end
+local ids = redis.call('ZRANGE', tag .. ':running', 0, -1)
+for i, task in ipairs(read(tag, ids)) do
+    if task and task[CLAIM_ID] == ARGV[1] then found[#found + 1] = ids[i] end
 end
-return found
+return show(tag, found)
 """
 )
 
@@ -370,92 +474,149 @@ if #picked > 0 then return '0' end
 local soonest = again
 for _, queue in ipairs(rooms) do
     for priority = 0, 9 do
-        local later = redis.call('ZRANGEBYSCORE', queue.tag .. ':ready:' .. priority, '(' .. text(moment), '+inf',
-            'WITHSCORES', 'LIMIT', 0, 1)
+        local later = redis.call('ZRANGEBYSCORE', queue.tag .. ':ready:' .. priority,
+            '(' .. exact(moment), 'inf', 'WITHSCORES', 'LIMIT', 0, 1)
         if later[2] then soonest = math.min(soonest, tonumber(later[2]) - moment) end
     end
 end
 if soonest >= NEVER then return '' end
-return text(math.max(soonest, 0))
+return exact(math.max(soonest, 0))
 """
 )
 
-# KEYS: a tag. ARGV: id, runs. Says that somebody waits; 1 if there is nothing to wait for.
+# KEYS: a tag. ARGV: id, runs. Says that somebody waits; 1 if there is nothing to wait for, 0 if there is, -1 if
+# there is no such task.
 AWAIT = (
     _COMMON
     + """
-local task = read(KEYS[1], ARGV[1])
-if not task or is_final(task.status) or number(task.runs) > tonumber(ARGV[2]) then return 1 end
-redis.call('HSET', KEYS[1] .. ':t:' .. ARGV[1], 'awaited', '1')
+local task = read(KEYS[1], {ARGV[1]})[1]
+if not task then return -1 end
+if is_final(task[STATUS]) or task[RUNS] > tonumber(ARGV[2]) then return 1 end
+if not task[AWAITED] then
+    task[AWAITED] = true
+    redis.call('HSET', KEYS[1] .. ':state', ARGV[1], cmsgpack.pack(task))
+end
 return 0
 """
 )
 
-# KEYS: a tag. ARGV: channel, queue, id, the status, attempt and eta that it must still have, an error or '', then
-# fields and values; a value that begins with '-' is none, and '+' stands before every other. Returns 1 if it was
-# changed, 0 if it is another one by now, -1 if its unique key lives on in another.
+# KEYS: a tag. ARGV: ids.
+SHOW = _COMMON + "return show(KEYS[1], ARGV)"
+
+# KEYS: a tag. ARGV: how many at most, the id to begin behind or '', and whether only those that run are wanted.
+LIST = (
+    _COMMON
+    + """
+local tag, most, after = KEYS[1], tonumber(ARGV[1]), ARGV[2]
+if ARGV[3] ~= '1' then
+    local start = after == '' and '-' or '(' .. after
+    return show(tag, redis.call('ZRANGEBYLEX', tag .. ':ids', start, '+', 'LIMIT', 0, most))
+end
+local ids = {}
+for _, id in ipairs(redis.call('ZRANGE', tag .. ':running', 0, -1)) do
+    if id > after then ids[#ids + 1] = id end
+end
+table.sort(ids)
+for i = #ids, most + 1, -1 do ids[i] = nil end
+return show(tag, ids)
+"""
+)
+
+# KEYS: a tag. ARGV: ids. Returns 1 for each that is here, else 0.
+WHERE = (
+    _COMMON
+    + """
+local found = values(KEYS[1] .. ':state', ARGV)
+for i = 1, #ARGV do found[i] = found[i] and 1 or 0 end
+return found
+"""
+)
+
+# KEYS: a tag. ARGV: channel, queue, changes as `rows.change_of` makes them. Returns for each 1 if it was changed, 0 if
+# it is another one by now, -1 if its unique key lives on in another.
 CHANGE = (
     _COMMON
     + """
-local tag, channel, queue, id = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-local task = read(tag, id)
-if not task or task.status ~= ARGV[4] or (task.attempt or '0') ~= ARGV[5]
-    or tonumber(task.eta) ~= tonumber(ARGV[6]) then
-    return 0
+local tag, channel, name = KEYS[1], ARGV[1], ARGV[2]
+local answers, is_told = {}, false
+for i, one in ipairs(cmsgpack.unpack(ARGV[3])) do
+    local id, status, attempt, eta, problem = one[1], one[2], one[3], one[4], one[5]
+    local task, queue = read(tag, {id})[1], changes(tag)
+    if not task or task[STATUS] ~= status or task[ATTEMPT] ~= attempt or task[ETA] ~= eta then
+        answers[i] = 0
+    else
+        local other = task[UNIQUE_KEY] ~= '' and not is_final(one[6])
+            and redis.call('HGET', tag .. ':unique', task[UNIQUE_KEY])
+        if other and other ~= id then
+            answers[i] = -1
+        else
+            local lease_until = status == 'running' and redis.call('ZSCORE', tag .. ':running', id)
+            leave(queue, id, task)
+            task[STATUS], task[ETA], task[EXPIRES], task[FAILURES] = one[6], one[7], one[8], one[9]
+            task[CRASHES], task[WORKER], task[CANCEL_REQUESTED], task[FINISHED_AT] = one[10], one[11], one[12], one[13]
+            if problem then add_error(task, problem) end
+            enter(queue, id, task, lease_until)
+            flush(queue)
+            if task[AWAITED] and is_final(task[STATUS]) then redis.call('PUBLISH', channel, 'r' .. id) end
+            is_told = is_told or task[STATUS] == 'pending'
+            answers[i] = 1
+        end
+    end
 end
-local changed = {}
-for i = 8, #ARGV, 2 do
-    changed[ARGV[i]] = string.sub(ARGV[i + 1], 1, 1) == '+' and string.sub(ARGV[i + 1], 2)
-end
-if task.unique_key and not is_final(changed.status) then
-    local other = redis.call('HGET', tag .. ':unique', task.unique_key)
-    if other and other ~= id then return -1 end
-end
-leave(tag, id, task)
-set(tag .. ':t:' .. id, changed)
-for name, value in pairs(changed) do task[name] = value or nil end
-enter(tag, id, task)
-if ARGV[7] ~= '' then
-    redis.call('RPUSH', tag .. ':e:' .. id, ARGV[7])
-    redis.call('LTRIM', tag .. ':e:' .. id, -{errors_kept}, -1)
-end
-if task.awaited and is_final(task.status) then tell(channel, 'r' .. id) end
-if task.status == 'pending' then tell(channel, 'w' .. queue) end
-return 1
+if is_told then redis.call('PUBLISH', channel, 'w' .. name) end
+return answers
 """
 )
 
-# KEYS: a tag. ARGV: ids. Forgets the final ones; which.
+# KEYS: a tag. ARGV: ids. Forgets the final ones; how many.
 DELETE = (
     _COMMON
     + """
-local gone = {}
-for _, id in ipairs(ARGV) do
-    local task = read(KEYS[1], id)
-    if task and is_final(task.status) then
-        forget(KEYS[1], id, task)
-        gone[#gone + 1] = id
+local gone, gone_tasks, seen = {}, {}, {}
+for i, task in ipairs(read(KEYS[1], ARGV)) do
+    if task and is_final(task[STATUS]) and not seen[ARGV[i]] then
+        gone[#gone + 1], gone_tasks[#gone + 1], seen[ARGV[i]] = ARGV[i], task, true
     end
 end
-return gone
+forget(KEYS[1], gone, gone_tasks)
+return #gone
 """
 )
 
-# KEYS: a tag. ARGV: limit. Forgets what was kept for long enough; which.
+# KEYS: a tag. ARGV: limit. Forgets what was kept for long enough; how many.
 PRUNE = (
     _COMMON
     + """
-local ids = redis.call('ZRANGEBYSCORE', KEYS[1] .. ':finished', '-inf', text(now()), 'LIMIT', 0, ARGV[1])
-for _, id in ipairs(ids) do forget(KEYS[1], id, read(KEYS[1], id)) end
-return ids
+local ids = redis.call('ZRANGEBYSCORE', KEYS[1] .. ':finished', '-inf', now(), 'LIMIT', 0, ARGV[1])
+forget(KEYS[1], ids, read(KEYS[1], ids))
+return #ids
 """
 )
 
-# KEYS: a tag. ARGV: limit. The moment, and ids of those that were not started in time.
+# KEYS: a tag. ARGV: limit. The moment, and the ids of those that were not started in time.
 LATE = (
     _COMMON
     + """
 local moment = now()
-return {text(moment), redis.call('ZRANGEBYSCORE', KEYS[1] .. ':expiring', '-inf', text(moment), 'LIMIT', 0, ARGV[1])}
+local ids = redis.call('ZRANGEBYSCORE', KEYS[1] .. ':expiring', '-inf', moment, 'LIMIT', 0, ARGV[1])
+return {exact(moment), ids}
 """
+)
+
+ALL = (
+    ADD,
+    EXCHANGE,
+    RENEW,
+    PROGRESS,
+    OVERDUE,
+    FIND_CLAIM,
+    NEXT_WORK,
+    AWAIT,
+    SHOW,
+    LIST,
+    WHERE,
+    CHANGE,
+    DELETE,
+    PRUNE,
+    LATE,
 )

@@ -6,25 +6,24 @@ server's. Tasks of one queue are on one node of a cluster; where a task is, is k
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import logging
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from bullpen.errors import InvalidOption, StorageClosed, StorageError
-from bullpen.storage.ear import RESULT, WORK, Ear
-from bullpen.storage.gathering import Gathering
+from bullpen.errors import InvalidOption, StorageError
+from bullpen.storage.ear import RESULT, WORK
 from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Renewal, TaskFilter, WorkerRecord
 from bullpen.storage.redis import scripts
 from bullpen.storage.redis.failures import told
-from bullpen.storage.redis.rows import changed_words, new_words, settlement_words, task_of
+from bullpen.storage.redis.link import Link
+from bullpen.storage.redis.rows import NEW_STATE, body_of, change_of, new_task, pack, settlement_of, task_of
+from bullpen.storage.server import ServerStorage
 from bullpen.tasks.task import (
-    ERRORS_KEPT,
+    RUNNING,
     Progress,
     Settlement,
     Task,
@@ -34,91 +33,55 @@ from bullpen.tasks.task import (
     redriven,
 )
 
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
 log = logging.getLogger("bullpen.storage")
 
 Move = Callable[[Task, float], Task | None]
 Tasks = list[Task]  # `list` is a verb of stores
 PAGE = 200
-REMEMBERED = 10_000
+REMEMBERED = 20_000
 
 _decode_worker = msgspec.json.Decoder(WorkerRecord).decode
 
 
-class RedisStorage:
+class RedisStorage(ServerStorage[Link]):
     """A store on a Redis or Valkey server, under keys that begin with `prefix`."""
-
-    durable = True
 
     def __init__(self, url: str, *, prefix: str = "bullpen") -> None:
         if not prefix or not prefix.isprintable() or set(prefix) & set("{} "):
             raise InvalidOption("prefix", prefix, "a few characters, none of them a space or a curly bracket")
+        super().__init__(f"Redis prefix {prefix!r}")
         self.url = url
         self.prefix = prefix
-        self.name = f"Redis prefix {prefix!r}"
         self._channel = f"{prefix}:news"
-        self._client: Redis | None = None
-        self._scripts: dict[str, Any] = {}
-        self._opening = asyncio.Lock()
-        self._ear: Ear | None = None
-        self._gathering: Gathering | None = None
-        self._pid = 0
-        self._closed = False
-        self._queue_of: dict[str, str] = {}  # of tasks that were claimed here and are not settled; may forget
+        self._queue_of: dict[str, str] = {}  # of tasks that were seen here; may forget
+        self._noted: set[str] = set()  # queues that are known to be in the list of all
 
     # Its life.
-
-    async def open(self) -> None:
-        """Connect, and look whether the server can be trusted with tasks. Also done by whatever is called first."""
-        self._closed = False
-        await self._connected()
-
-    async def close(self) -> None:
-        """Wait for what was begun, and let go of the server."""
-        self._closed = True
-        is_own = self._pid == os.getpid()
-        if self._gathering is not None and is_own:
-            await self._gathering.close()
-        client, self._client = self._client, None
-        ear, self._ear, self._gathering = self._ear, None, None
-        if ear is not None and is_own:
-            await ear.close()
-        if client is not None and is_own:
-            await client.aclose()
 
     def another(self) -> RedisStorage:
         return RedisStorage(self.url, prefix=self.prefix)
 
-    async def _connected(self) -> Redis:
-        if self._client is not None and self._pid == os.getpid():
-            return self._client
-        if self._closed:
-            raise StorageClosed("it was closed", storage=self.name)
-        async with self._opening:
-            if self._client is None or self._pid != os.getpid():  # connections of a parent process are the parent's
-                from redis.asyncio import Redis
+    async def _connect(self) -> Link:
+        async with told(self.name):
+            link = Link(self.url)
+            try:
+                await self._check(link)
+            except BaseException:
+                await link.close()
+                raise
+        self._noted.clear()
+        return link
 
-                async with told(self.name):
-                    client = Redis.from_url(self.url, health_check_interval=30)
-                    try:
-                        await self._check(client)
-                    except BaseException:
-                        await client.aclose()
-                        raise
-                self._client, self._pid, self._scripts = client, os.getpid(), {}
-                self._ear = self._gathering = None
-            assert self._client is not None
-            return self._client
+    async def _disconnect(self, client: Link) -> None:
+        await client.close()
 
-    async def _check(self, client: Redis) -> None:
+    async def _check(self, link: Link) -> None:
         """What the server's settings mean for what is promised."""
         from redis import exceptions
 
-        await client.ping()
+        await link.client.ping()
         try:
-            settings = await client.config_get("maxmemory-policy", "appendonly", "save")
+            settings = await link.client.config_get("maxmemory-policy", "appendonly", "save")
         except exceptions.ResponseError:
             log.warning("%s: the server does not tell its settings; see that it keeps what it is given", self.name)
             return
@@ -129,38 +92,62 @@ class RedisStorage:
         if settings.get("appendonly") != "yes":
             log.warning("%s: the server has appendonly off: tasks are lost if it crashes or restarts", self.name)
 
-    async def _run(self, script: str, keys: Sequence[str], words: Sequence[Any]) -> Any:
+    async def _run(self, script: str, queue: str, words: Sequence[Any]) -> Any:
+        """A script that is safe to repeat."""
         async with told(self.name):
-            client = await self._connected()
-            registered = self._scripts.get(script)
-            if registered is None:
-                text = script.replace("{errors_kept}", str(ERRORS_KEPT))
-                registered = self._scripts[script] = client.register_script(text)
-            return await registered(keys=keys, args=words)
+            return await (await self._connected()).run(script, [self._tag(queue)], words)
+
+    async def _run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+        """The same for several queues."""
+        async with told(self.name):
+            link = await self._connected()
+            return await link.run_each(script, [(self._tag(queue), words) for queue, words in calls])
 
     @asynccontextmanager
     async def _talking(self) -> AsyncIterator[Any]:
         async with told(self.name):
-            yield await self._connected()
+            yield (await self._connected()).client
 
     def _tag(self, queue: str) -> str:
         return f"{{{self.prefix}:{queue}}}"
-
-    def _at(self, task_id: str) -> str:
-        return f"{self.prefix}:at:{task_id}"
 
     async def _queues(self) -> list[str]:
         async with self._talking() as client:
             return sorted(name.decode() for name in await client.smembers(f"{self.prefix}:queues"))
 
+    async def _note(self, queues: Iterable[str]) -> None:
+        async with self._talking() as client:
+            await client.sadd(f"{self.prefix}:queues", *queues)
+        self._noted.update(queues)
+
     async def _find_queues(self, ids: Iterable[str]) -> dict[str, str]:
         """Where tasks are; those that are nowhere are left out."""
-        unique = list(dict.fromkeys(ids))
-        if not unique:
-            return {}
-        async with self._talking() as client:
-            found = await client.mget([self._at(task_id) for task_id in unique])
-        return {task_id: queue.decode() for task_id, queue in zip(unique, found, strict=True) if queue is not None}
+        places, unknown = {}, []
+        for task_id in dict.fromkeys(ids):
+            queue = self._queue_of.get(task_id)
+            if queue is None:
+                unknown.append(task_id)
+            else:
+                places[task_id] = queue
+        if unknown and (queues := await self._queues()):
+            answers = await self._run_each(scripts.WHERE, [(queue, unknown) for queue in queues])
+            for queue, answer in zip(queues, answers, strict=True):
+                found = {task_id: queue for task_id, is_here in zip(unknown, answer, strict=True) if is_here}
+                self._remember(found)
+                places |= found
+        return places
+
+    async def _by_queue(self, ids: Iterable[str]) -> dict[str, list[str]]:
+        by_queue: dict[str, list[str]] = {}
+        for task_id, queue in (await self._find_queues(ids)).items():
+            by_queue.setdefault(queue, []).append(task_id)
+        return by_queue
+
+    def _remember(self, places: dict[str, str]) -> None:
+        if len(self._queue_of) + len(places) > REMEMBERED:
+            self._queue_of.clear()
+        if len(places) <= REMEMBERED:
+            self._queue_of.update(places)
 
     async def now(self) -> float:
         async with self._talking() as client:
@@ -169,50 +156,58 @@ class RedisStorage:
 
     # Producers.
 
-    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        if not tasks:
-            return []
-        await self._connected()
-        if self._gathering is None:
-            self._gathering = Gathering(self._add)
-        return await self._gathering.add(tasks)
-
     async def _add(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        there = await self._find_queues([task.id for task in tasks])
-        by_queue: dict[str, dict[str, Task]] = {}
+        by_queue: dict[str, list[Task]] = {}
         for task in tasks:
-            by_queue.setdefault(there.get(task.id, task.queue), {}).setdefault(task.id, task)
-        async with self._talking() as client:
-            await client.sadd(f"{self.prefix}:queues", *by_queue)
-            # Where it is comes first: a task that nobody finds would be lost, a note that leads nowhere is not.
-            await client.mset({self._at(task.id): there.get(task.id, task.queue) for task in tasks})
-        kept: dict[str, Task] = {}
-        others: dict[str, str] = {}
-        for queue, given in by_queue.items():
-            words = [word for task in given.values() for word in new_words(task)]
-            answers = await self._run(scripts.ADD, [self._tag(queue)], [self._channel, queue, *words])
-            for task, (is_new, value) in zip(given.values(), answers, strict=True):
-                if is_new:
-                    moment = float(value)
-                    kept[task.id] = msgspec.structs.replace(task, created_at=moment, eta=max(task.eta, 0.0) or moment)
-                else:
-                    others[task.id] = value.decode()
-        if others:
-            await self._explain_others(others, kept)
-        first: dict[str, Task] = {}
-        return [first.setdefault(task.id, kept[task.id]) for task in tasks]
+            by_queue.setdefault(task.queue, []).append(task)
+        if not self._noted.issuperset(by_queue):
+            await self._note(by_queue)
+        calls = [
+            (queue, (self._channel, queue, pack(list(map(new_task, given))), NEW_STATE, *map(body_of, given)))
+            for queue, given in by_queue.items()
+        ]
+        kept: dict[str, dict[int, Task]] = {}  # by queue, and place in it
+        for (queue, given), (moment, was_empty, others) in zip(
+            by_queue.items(), await self._run_each(scripts.ADD, calls), strict=True
+        ):
+            if was_empty:  # as after the server has lost everything
+                await self._note([queue])
+            kept[queue] = {place: _kept(task, float(moment)) for place, task in enumerate(given, start=1)}
+            kept[queue] |= await self._those_there(queue, others[::2], others[1::2], kept[queue])
+        places = dict.fromkeys(by_queue, 0)
+        answer = []
+        for task in tasks:
+            places[task.queue] += 1
+            answer.append(kept[task.queue][places[task.queue]])
+        return answer
 
-    async def _explain_others(self, others: dict[str, str], kept: dict[str, Task]) -> None:
-        """Those that were there already, under their id or their unique key."""
-        found = await self.get(list(others.values()))
-        for (task_id, other), task in zip(others.items(), found, strict=True):
-            if task is None:  # it was forgotten a moment ago
-                raise StorageError(f"task {other} was forgotten meanwhile; add {task_id} again", storage=self.name)
-            kept[task_id] = task
-        gone = [self._at(task_id) for task_id, other in others.items() if task_id != other]
-        if gone:
-            async with self._talking() as client:
-                await client.delete(*gone)
+    async def _those_there(
+        self, queue: str, places: Sequence[int], ids: Sequence[bytes], new: dict[int, Task]
+    ) -> dict[int, Task]:
+        """Those that were there already, under their id or their unique key, maybe since a moment ago."""
+        if not places:
+            return {}
+        others = set(places)
+        found = {task.id: task for place, task in new.items() if place not in others}
+        missing = [task_id for task_id in ids if task_id.decode() not in found]
+        if missing:
+            found |= {task.id: task for task in self._tasks(queue, await self._run(scripts.SHOW, queue, missing))}
+        answer = {}
+        for place, task_id in zip(places, ids, strict=True):
+            task = found.get(task_id.decode())
+            if task is None:
+                why = f"task {task_id.decode()} was forgotten meanwhile; add {new[place].id} again"
+                raise StorageError(why, storage=self.name)
+            answer[place] = task
+        return answer
+
+    def _tasks(self, queue: str, words: Sequence[Any]) -> Tasks:
+        """What `show` has shown."""
+        tasks = []
+        for at in range(0, len(words), 5):
+            task_id, state, body, result, lease = words[at : at + 5]
+            tasks.append(task_of(queue, task_id, state, body, result, None if lease is None else float(lease)))
+        return tasks
 
     # Workers.
 
@@ -239,36 +234,35 @@ class RedisStorage:
         claim_id: str = "",
     ) -> Exchange:
         """`leases`: what tasks must still have, to be settled."""
-        known = self._queue_of
-        unknown = [one.id for one in settlements if one.id not in known]
-        places = {
-            **await self._find_queues(unknown),
-            **{one.id: known[one.id] for one in settlements if one.id in known},
-        }
+        places = await self._find_queues(one.id for one in settlements) if settlements else {}
         wanted = list(dict.fromkeys(queues)) if limit > 0 else []
-        names = list(dict.fromkeys([*wanted, *(places[one.id] for one in settlements if one.id in places)]))
-        numbers = {name: str(number) for number, name in enumerate(names, start=1)}
-        words: list[Any] = [self._channel, worker, str(limit), repr(float(lease)), claim_id, str(len(wanted))]
-        words += [numbers[name] for name in wanted]
+        names = list(dict.fromkeys([*wanted, *places.values()]))
+        numbers = {name: number for number, name in enumerate(names, start=1)}
         refused = {Hold(one.id, one.attempt) for one in settlements if one.id not in places}
-        for one in settlements:
-            if one.id in places:
-                queue = places[one.id]
-                words += [numbers[queue], queue, *settlement_words(one, leases.get(one.id))]
         if not names:
             return Exchange((), frozenset(refused))
-        denied, claimed = await self._run(scripts.EXCHANGE, [self._tag(name) for name in names], words)
-        refused.update(Hold(denied[i].decode(), int(denied[i + 1])) for i in range(0, len(denied), 2))
+        given, results = [], []
         for one in settlements:
-            known.pop(one.id, None)
-        if len(known) > REMEMBERED:  # of tasks that were lost
-            known.clear()
+            if one.id in places:
+                if one.result is not None:
+                    results.append(one.result)
+                at = None if one.result is None else len(results) + 1
+                given.append(settlement_of(one, numbers[places[one.id]], at, leases.get(one.id)))
+        ask = (self._channel, worker, limit, lease, claim_id, names, [numbers[name] for name in wanted], given)
+        async with told(self.name):
+            link = await self._connected()
+            tags = [self._tag(name) for name in names]
+            answer = await link.run(scripts.EXCHANGE, tags, [pack(ask), *results], once=True)
+        denied, until, claimed = answer
+        refused.update(Hold(denied[at].decode(), int(denied[at + 1])) for at in range(0, len(denied), 2))
+        for one in settlements:
+            self._queue_of.pop(one.id, None)
+        lease_until = float(until)
         tasks = []
-        for task_id, number, fields, errors in claimed:
-            queue = names[number - 1]
-            task = task_of(queue, task_id.decode(), fields, errors)
-            known[task.id] = queue
-            tasks.append(task)
+        for at in range(0, len(claimed), 5):
+            number, task_id, state, body, result = claimed[at : at + 5]
+            tasks.append(task_of(names[number - 1], task_id, state, body, result, lease_until))
+        self._remember({task.id: task.queue for task in tasks})
         return Exchange(tuple(tasks), frozenset(refused))
 
     def settle_in(self, connection: Any, settlement: Settlement) -> None:  # noqa: ARG002
@@ -276,24 +270,25 @@ class RedisStorage:
         raise StorageError(why, storage=self.name)
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
-        found = []
-        for queue in await self._queues():
-            for task_id, fields, errors in await self._run(scripts.FIND_CLAIM, [self._tag(queue)], [claim_id]):
-                found.append(task_of(queue, task_id.decode(), fields, errors))
+        queues = await self._queues()
+        answers = await self._run_each(scripts.FIND_CLAIM, [(queue, [claim_id]) for queue in queues])
+        found = [task for queue, words in zip(queues, answers, strict=True) for task in self._tasks(queue, words)]
         return sorted(found, key=lambda task: (-task.priority, task.eta, task.id))
 
     async def renew(self, holds: Sequence[Hold], lease: float) -> Renewal:
-        by_queue = await self._by_queue(holds)
+        by_queue = await self._holds_by_queue(holds)
+        calls = [
+            (queue, [repr(float(lease)), *(word for hold in some for word in (hold.id, str(hold.attempt)))])
+            for queue, some in by_queue.items()
+        ]
         lost = set(holds) - {hold for some in by_queue.values() for hold in some}
         cancelled: set[Hold] = set()
-        for queue, some in by_queue.items():
-            words = [word for hold in some for word in (hold.id, str(hold.attempt))]
-            answers = await self._run(scripts.RENEW, [self._tag(queue)], [repr(float(lease)), *words])
+        for some, answers in zip(by_queue.values(), await self._run_each(scripts.RENEW, calls), strict=True):
             lost.update(hold for hold, answer in zip(some, answers, strict=True) if answer == 0)
             cancelled.update(hold for hold, answer in zip(some, answers, strict=True) if answer == 2)
         return Renewal(frozenset(lost), frozenset(cancelled))
 
-    async def _by_queue(self, holds: Sequence[Hold]) -> dict[str, list[Hold]]:
+    async def _holds_by_queue(self, holds: Sequence[Hold]) -> dict[str, list[Hold]]:
         places = await self._find_queues(hold.id for hold in holds)
         by_queue: dict[str, list[Hold]] = {}
         for hold in holds:
@@ -302,25 +297,26 @@ class RedisStorage:
         return by_queue
 
     async def note_progress(self, hold: Hold, progress: Progress) -> bool:
-        for queue in await self._by_queue([hold]):
+        for queue in await self._holds_by_queue([hold]):
             words = [hold.id, str(hold.attempt), msgspec.json.encode(progress)]
-            return bool(await self._run(scripts.PROGRESS, [self._tag(queue)], words))
+            return bool(await self._run(scripts.PROGRESS, queue, words))
         return False
 
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
         rescued: Tasks = []
-        for queue in await self._queues():
-            moment, late = await self._run(scripts.OVERDUE, [self._tag(queue)], list(dead_workers))
+        queues = await self._queues()
+        answers = await self._run_each(scripts.OVERDUE, [(queue, list(dead_workers)) for queue in queues])
+        for queue, (moment, late) in zip(queues, answers, strict=True):
             settlements: list[Settlement] = []
             leases: dict[str, float | None] = {}
-            for task_id, fields, errors in late:
+            for task in self._tasks(queue, late):
                 if len(rescued) + len(settlements) >= limit:
                     break
-                task = task_of(queue, task_id.decode(), fields, errors)
                 settlement = decide(task, float(moment))
                 if settlement is not None:
                     settlements.append(settlement)
                     leases[task.id] = task.lease_until
+                    self._remember({task.id: queue})
             if settlements:
                 exchange = await self._exchange(settlements, leases)
                 taken = [one.id for one in settlements if Hold(one.id, one.attempt) not in exchange.refused]
@@ -334,7 +330,8 @@ class RedisStorage:
         tags = [self._tag(name) for name in names]
 
         async def soonest() -> float | None:
-            answer = await self._run(scripts.NEXT_WORK, tags, [])
+            async with told(self.name):
+                answer = await (await self._connected()).run(scripts.NEXT_WORK, tags, [])
             return float(answer) if answer else None
 
         await self._wait(timeout, [WORK + name for name in names], soonest)
@@ -342,23 +339,14 @@ class RedisStorage:
     async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> None:
         async def is_there() -> float | None:
             for queue in (await self._find_queues([task_id])).values():
-                if not await self._run(scripts.AWAIT, [self._tag(queue)], [task_id, str(runs)]):
+                if await self._run(scripts.AWAIT, queue, [task_id, str(runs)]) == 0:
                     return None
             return 0.0
 
         await self._wait(timeout, [RESULT + task_id], is_there)
 
-    async def _wait(
-        self, timeout: float, notifications: Iterable[str], seconds_until: Callable[[], Awaitable[float | None]]
-    ) -> None:
-        await self._connected()
-        if self._ear is None:
-            self._ear = Ear(self._listen, self.name)
-        await self._ear.listen()
-        await self._ear.wait(timeout, notifications, seconds_until)
-
     async def _listen(self, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
-        client = await self._connected()
+        client = (await self._connected()).client
         async with client.pubsub(ignore_subscribe_messages=True) as news:
             await news.subscribe(self._channel)
             begin()
@@ -368,20 +356,10 @@ class RedisStorage:
     # People.
 
     async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
-        places = await self._find_queues(ids)
-        unique = list(places)
-        async with self._talking() as client, client.pipeline(transaction=False) as asking:
-            for task_id in unique:
-                tag = self._tag(places[task_id])
-                asking.hgetall(f"{tag}:t:{task_id}")
-                asking.lrange(f"{tag}:e:{task_id}", 0, -1)
-            answers = await asking.execute() if unique else []
-        found = {}
-        for number, task_id in enumerate(unique):
-            fields, errors = answers[2 * number], answers[2 * number + 1]
-            if fields:
-                flat = [word for pair in fields.items() for word in pair]
-                found[task_id] = task_of(places[task_id], task_id, flat, errors)
+        by_queue = await self._by_queue(ids)
+        found: dict[str, Task] = {}
+        for queue, words in zip(by_queue, await self._run_each(scripts.SHOW, list(by_queue.items())), strict=True):
+            found |= {task.id: task for task in self._tasks(queue, words)}
         return [found.get(task_id) for task_id in ids]
 
     async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
@@ -397,14 +375,13 @@ class RedisStorage:
 
     async def _list_queue(self, queue: str, which: TaskFilter, limit: int, after: str | None) -> Tasks:
         found: Tasks = []
+        only_running = "1" if which.statuses == (RUNNING,) else "0"
         while len(found) < limit:
-            start = "-" if after is None else f"({after}"
-            async with self._talking() as client:
-                page = await client.zrangebylex(f"{self._tag(queue)}:ids", start, "+", 0, PAGE)
-            if not page:
+            page = self._tasks(queue, await self._run(scripts.LIST, queue, [str(PAGE), after or "", only_running]))
+            found += [task for task in page if _fits(task, which)]
+            if len(page) < PAGE:
                 break
-            after = page[-1].decode()
-            found += [task for task in await self.get([word.decode() for word in page]) if task and _fits(task, which)]
+            after = page[-1].id
         return found[:limit]
 
     async def counts(self) -> Counts:
@@ -424,46 +401,39 @@ class RedisStorage:
         return await self._change(ids, redriven, await self.now())
 
     async def _change(self, ids: Sequence[str], move: Move, now: float) -> Tasks:
-        changed = []
-        for task_id in dict.fromkeys(ids):
-            while True:
-                (before,) = await self.get([task_id])
+        changed: dict[str, Task] = {}
+        left = list(dict.fromkeys(ids))
+        while left:
+            moves: dict[str, list[tuple[Task, Task]]] = {}
+            for before in await self.get(left):
                 after = None if before is None else move(before, now)
-                if before is None or after is None:
-                    break
-                task, *what = changed_words(before, after)
-                words = [self._channel, before.queue, task, *what]
-                answer = await self._run(scripts.CHANGE, [self._tag(before.queue)], words)
-                if answer == 1:
-                    changed.append(after)
-                if answer != 0:  # else it has moved meanwhile: look again
-                    break
-        return changed
+                if before is not None and after is not None:
+                    moves.setdefault(before.queue, []).append((before, after))
+            left = []
+            calls = [
+                (queue, [self._channel, queue, pack([change_of(*one) for one in some])])
+                for queue, some in moves.items()
+            ]
+            for some, answers in zip(moves.values(), await self._run_each(scripts.CHANGE, calls), strict=True):
+                for (_, after), answer in zip(some, answers, strict=True):
+                    if answer == 1:
+                        changed[after.id] = after
+                    elif answer == 0:  # it has moved meanwhile: look again
+                        left.append(after.id)
+        return [changed[task_id] for task_id in dict.fromkeys(ids) if task_id in changed]
 
     async def delete(self, ids: Sequence[str]) -> int:
-        by_queue: dict[str, list[str]] = {}
-        for task_id, queue in (await self._find_queues(ids)).items():
-            by_queue.setdefault(queue, []).append(task_id)
-        count = 0
-        for queue, some in by_queue.items():
-            count += await self._gone(await self._run(scripts.DELETE, [self._tag(queue)], some))
-        return count
-
-    async def _gone(self, ids: Sequence[bytes]) -> int:
-        if ids:
-            async with self._talking() as client:
-                await client.delete(*[self._at(task_id.decode()) for task_id in ids])
-        return len(ids)
+        return sum(await self._run_each(scripts.DELETE, list((await self._by_queue(ids)).items())))
 
     # Upkeep.
 
     async def expire(self, *, limit: int) -> Sequence[Task]:
         late: Tasks = []
-        for queue in await self._queues():
-            if len(late) >= limit:
-                break
-            moment, ids = await self._run(scripts.LATE, [self._tag(queue)], [str(limit - len(late))])
-            late += await self._change([task_id.decode() for task_id in ids], expired, float(moment))
+        queues = await self._queues()
+        answers = await self._run_each(scripts.LATE, [(queue, [str(limit)]) for queue in queues])
+        for moment, ids in answers:
+            some = [task_id.decode() for task_id in ids[: limit - len(late)]]
+            late += await self._change(some, expired, float(moment)) if some else []
         return late
 
     async def prune(self, *, limit: int) -> int:
@@ -471,7 +441,7 @@ class RedisStorage:
         for queue in await self._queues():
             if count >= limit:
                 break
-            count += await self._gone(await self._run(scripts.PRUNE, [self._tag(queue)], [str(limit - count)]))
+            count += await self._run(scripts.PRUNE, queue, [str(limit - count)])
         return count
 
     # Workers, queues, limits.
@@ -546,3 +516,7 @@ def _fits(task: Task, which: TaskFilter) -> bool:
         and (which.func_path is None or task.func_path == which.func_path)
         and (which.worker is None or task.worker == which.worker)
     )
+
+
+def _kept(task: Task, moment: float) -> Task:
+    return msgspec.structs.replace(task, created_at=moment, eta=max(task.eta, 0.0) or moment)

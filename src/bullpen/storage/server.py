@@ -1,0 +1,98 @@
+"""What stores on a server have in common: one client for each process, callers who go together, and who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from bullpen.errors import StorageClosed
+from bullpen.storage.ear import Ear
+from bullpen.storage.gathering import Gathering
+from bullpen.tasks.task import Task
+
+C = TypeVar("C")
+
+
+class ServerStorage(Generic[C]):
+    """The life of a client, which `_connect` makes and `_disconnect` ends, and what comes with it.
+
+    It is made by whatever is called first, and again in a process that was forked: connections of a parent are the
+    parent's.
+    """
+
+    durable = True
+    notify = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # for errors and logs: never with a password
+        self._client: C | None = None
+        self._opening = asyncio.Lock()
+        self._ear: Ear | None = None
+        self._gathering: Gathering | None = None
+        self._pid = 0
+        self._closed = False
+
+    async def _connect(self) -> C:
+        raise NotImplementedError
+
+    async def _disconnect(self, client: C) -> None:
+        raise NotImplementedError
+
+    async def _add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        """Add tasks of one caller or of several."""
+        raise NotImplementedError
+
+    async def _listen(self, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
+        """As `ear.Listen` says."""
+        raise NotImplementedError
+
+    async def open(self) -> None:
+        """Connect, and see that all is ready. Also done by whatever is called first."""
+        self._closed = False
+        await self._connected()
+
+    async def close(self) -> None:
+        """Wait for what was begun, and let go of the server."""
+        self._closed = True
+        is_own = self._pid == os.getpid()
+        if self._gathering is not None and is_own:
+            await self._gathering.close()
+        client, self._client = self._client, None
+        ear, self._ear, self._gathering = self._ear, None, None
+        if ear is not None and is_own:
+            await ear.close()
+        if client is not None and is_own:
+            await self._disconnect(client)
+
+    async def _connected(self) -> C:
+        client = self._client
+        if client is not None and self._pid == os.getpid():
+            return client
+        if self._closed:
+            raise StorageClosed("it was closed", storage=self.name)
+        async with self._opening:
+            if self._client is None or self._pid != os.getpid():
+                self._client = await self._connect()
+                self._pid = os.getpid()
+                self._ear = self._gathering = None
+            return self._client
+
+    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        if not tasks:
+            return []
+        await self._connected()
+        if self._gathering is None:
+            self._gathering = Gathering(self._add)
+        return await self._gathering.add(tasks)
+
+    async def _wait(
+        self, timeout: float, notifications: Iterable[str], seconds_until: Callable[[], Awaitable[float | None]]
+    ) -> None:
+        await self._connected()
+        if self._ear is None:
+            self._ear = Ear(self._listen, self.name)
+        if self.notify:
+            await self._ear.listen()
+        await self._ear.wait(timeout, notifications, seconds_until)
