@@ -9,8 +9,10 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from bullpen.storage.port import Hold, Limit, TaskFilter
-from bullpen.tasks.task import Progress, Settlement, Task
+from bullpen.tasks.task import NEVER, UNPLANNED, Progress, Settlement, Task
 
 WAITS, RUNS, DONE, FAILED, CANCELLED = "pending", "running", "success", "failed", "cancelled"
 OVER = (DONE, FAILED, CANCELLED)
@@ -29,6 +31,8 @@ class Row:
     failures: int = 0
     crashes: int = 0
     runs: int = 0
+    fire: float | None = None
+    hold: str = ""
     worker: str | None = None
     claim_id: str | None = None
     lease_until: float | None = None
@@ -58,7 +62,7 @@ class Row:
 
 
 UNCHANGING = (
-    "id func_path payload codec queue priority interval max_retries backoff timeout at_most_once on_failure "
+    "id func_path payload codec queue priority interval schedule max_retries backoff timeout at_most_once on_failure "
     "result_ttl unique_key concurrency_key headers"
 ).split()
 
@@ -91,7 +95,7 @@ class Model:
             row = self.row(task.id) or self.living(task.unique_key)
             if row is None:
                 eta = task.eta if task.eta > 0 else self.now
-                row = Row(task, eta=eta, created_at=self.now, expires=task.expires)
+                row = Row(task, eta=eta, created_at=self.now, expires=task.expires, fire=task.fire)
                 self.rows.append(row)
             kept.append(row)
         return kept
@@ -120,8 +124,11 @@ class Model:
             row.errors = [*row.errors, one.error.kind][-10:]
         row.claim_id = row.lease_until = None
         if row.status == WAITS:
-            assert one.delay is not None
-            row.eta = self.now + one.delay
+            row.eta, row.fire = self.now + one.delay if one.delay is not None else one.eta or 0.0, one.fire
+            if row.hold == "paused":
+                row.eta = NEVER
+            elif row.hold == "changed" and one.next_run:
+                row.eta, row.fire, row.hold = self.now, UNPLANNED, ""
             row.worker = None
             row.finished_at = self.now if has_run else None
         else:
@@ -199,6 +206,17 @@ class Model:
                 row.cancel_requested = False
                 row.worker = row.finished_at = None
                 changed.append(row)
+        return changed
+
+    def change(self, ids: Iterable[str], payload: bytes | None, hold: str) -> list[Row]:
+        """Give schedules another payload and priority, or pause them."""
+        changed = [row for row in self._rows(ids) if row.lives]
+        for row in changed:
+            row.hold = hold
+            if payload is not None:
+                row.given = replace(row.given, payload=payload, priority=9, headers={}, max_retries=2)
+            if row.status == WAITS:
+                row.eta, row.fire = NEVER, 7.0
         return changed
 
     def forget(self, gone: Callable[[Row], bool]) -> int:

@@ -17,12 +17,28 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec.structs import replace
 
 from bullpen.storage.memory import MemoryStorage
 from bullpen.storage.port import Counts, Hold, Limit, Storage, TaskFilter
 from bullpen.storage.sqlite.store import SqliteStorage, storage_clock
 from bullpen.tasks.retry import Backoff
-from bullpen.tasks.task import Progress, Settlement, Task, TaskError, TaskStatus, cancel, crash, fail, release, succeed
+from bullpen.tasks.schedule import Schedule
+from bullpen.tasks.task import (
+    NEVER,
+    PENDING,
+    Progress,
+    ScheduleHold,
+    Settlement,
+    Task,
+    TaskError,
+    TaskStatus,
+    cancel,
+    crash,
+    fail,
+    release,
+    succeed,
+)
 from tests.properties.storage_model import Model, Row, seen
 
 T = TypeVar("T")
@@ -31,6 +47,7 @@ START = 4096.0
 QUEUES = ("default", "mail", "cpu")
 WORKERS = ("w1", "w2")
 FOREVER = 60.0
+HOLDS: tuple[ScheduleHold, ...] = ("", "paused", "changed")
 
 # One choice for each step, from which all others follow: to let Hypothesis choose every field of every task takes ten
 # times as long, and it prefers small ones. What it can still do is to leave out the steps that a failure does not need.
@@ -55,6 +72,8 @@ OUTCOMES: list[Callable[[Task], Settlement]] = [
     lambda task: crash(task, error_of(task)),
     release,
     cancel,
+    lambda task: replace(release(task), delay=None, eta=(task.started_at or 0.0) + 4.0, fire=1.5, next_run=True),
+    lambda task: replace(succeed(replace(task, interval=2.0), b"run"), fire=2.5, next_run=True),
 ]
 
 
@@ -120,6 +139,8 @@ class StorageMachine(RuleBasedStateMachine):
             on_failure=dice.choice(("fail", "continue")),
             result_ttl=dice.choice((None, 0.0, 16.0)),
             unique_key=dice.choice((None, None, None, "u1", "u2")),
+            schedule=dice.choice((None, None, Schedule(key="k\0", cron="* * * * *", timezone="Asia/Tokyo"))),
+            fire=dice.choice((None, now + 0.5)),
             concurrency_key=dice.choice((None, None, "a", "b")),
             headers=dice.choice(({}, {"trace": "ab\0c"})),
         )
@@ -224,6 +245,22 @@ class StorageMachine(RuleBasedStateMachine):
     def retry(self, dice: Random) -> None:
         ids = self.some(dice, self.ids, 20)
         self.same(self.run(self.store.retry(ids)), self.model.retry(ids))
+
+    @rule(dice=chance)
+    def change(self, dice: Random) -> None:
+        ids, hold = self.some(dice, self.ids, 5), dice.choice(HOLDS)
+        payload = dice.choice((None, b"other"))
+
+        def move(task: Task, now: float) -> Task | None:
+            assert now == self.model.now
+            if task.is_final:
+                return None
+            if payload is not None:
+                task = replace(task, payload=payload, priority=9, headers={}, max_retries=2)
+            waits = {"eta": NEVER, "fire": 7.0} if task.status is PENDING else {}
+            return replace(task, hold=hold, **waits)
+
+        self.same(self.run(self.store.change(ids, move)), self.model.change(ids, payload, hold))
 
     @rule(dice=chance)
     def tend(self, dice: Random) -> None:

@@ -24,6 +24,7 @@ from bullpen.storage.port import (
     Exchange,
     Hold,
     Limit,
+    Move,
     Renewal,
     TaskFilter,
     WorkerRecord,
@@ -340,6 +341,9 @@ class MemoryStorage:
     async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
         return self._change(ids, redriven)
 
+    async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
+        return self._change(ids, move)
+
     async def delete(self, ids: Sequence[str]) -> int:
         with self._lock:
             return self._forget(task_id for task_id in ids if self._is_final(task_id))
@@ -442,7 +446,7 @@ class MemoryStorage:
     def _forget(self, ids: Iterable[str]) -> int:
         return sum(self._tasks.pop(task_id, None) is not None for task_id in ids)
 
-    def _moved(self, ids: Sequence[str], move: Callable[[Task, float], Task | None], now: float) -> Sequence[Task]:
+    def _moved(self, ids: Sequence[str], move: Move, now: float) -> Sequence[Task]:
         changed = []
         for task_id in ids:
             task = self._tasks.get(task_id)
@@ -454,7 +458,7 @@ class MemoryStorage:
 
     # Without it.
 
-    def _change(self, ids: Sequence[str], move: Callable[[Task, float], Task | None]) -> Sequence[Task]:
+    def _change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
         with self._lock:
             changed = self._moved(ids, move, self._now())
         if changed:

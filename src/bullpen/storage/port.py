@@ -85,6 +85,8 @@ Counts = Mapping[str, Mapping[TaskStatus, int]]  # by queue and status
 # What becomes of a task whose lease is over, at that instant; None: leave it alone. Pure and quick: a store may call it
 # on any thread and under its lock.
 Decide = Callable[[Task, float], Settlement | None]
+# What becomes of a task, at that instant; None: nothing. As pure and quick, and it may be called again.
+Move = Callable[[Task, float], Task | None]
 
 
 class Storage(Protocol):
@@ -165,6 +167,12 @@ class Storage(Protocol):
 
     async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
         """Let final tasks run again, but not those whose unique key is alive in another; the ones that this changed."""
+
+    async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
+        """Make of tasks what `move` says, whatever their status; the ones that this changed. It may change what they
+        were added with, apart from their id, queue and unique key, and what people may change; an attempt, its worker
+        and its lease stay.
+        """
 
     async def delete(self, ids: Sequence[str]) -> int:
         """Forget final tasks; how many."""

@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from bullpen.tasks.retry import JITTER, Backoff
+from bullpen.tasks.schedule import Schedule
 
 
 class TaskStatus(enum.Enum):
@@ -50,10 +51,16 @@ ErrorKind = Literal["exception", "timeout", "crash", "expired", "poison", "unkno
 
 OnFailure = Literal["fail", "continue"]
 
+# What somebody has asked of a schedule. "changed": its terms are new, and the next run is to be planned by them; only
+# of one that ran at that moment.
+ScheduleHold = Literal["", "paused", "changed"]
+
 MAX_CRASHES = 3
 ERRORS_KEPT = 10
 LONGEST_POSTPONEMENT = 60.0
 LOWEST_PRIORITY, HIGHEST_PRIORITY = 0, 9
+NEVER = 253_402_214_400.0  # the last day of the year 9999: the `eta` of a schedule that is paused
+UNPLANNED = 0.0  # the `fire` of a schedule whose next run is still to be planned
 
 _POSTPONED = "postponed"  # the type of the error that says since when a task has waited for its function
 
@@ -102,12 +109,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     status: TaskStatus = PENDING
     eta: float = 0.0  # not before
     interval: float | None = None
+    schedule: Schedule | None = None
     max_retries: int = 0
     backoff: Backoff = Backoff()
     timeout: float | None = None
     expires: float | None = None  # not started after
     at_most_once: bool = False
-    on_failure: OnFailure = "fail"  # of a task with an interval
+    on_failure: OnFailure = "fail"  # of a task with an interval, or a schedule
     result_ttl: float | None = 86_400.0
     unique_key: str | None = None
     concurrency_key: str | None = None
@@ -116,7 +124,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempt: int = 0  # rises with every claim, and fences every write after it
     failures: int = 0  # in this run: exceptions and timeouts
     crashes: int = 0  # in this run: the worker died with it
-    runs: int = 0  # completed runs of a task with an interval
+    runs: int = 0  # completed runs of a task with an interval, or a schedule
+    fire: float | None = None  # the time of its schedule that this run is for
+    hold: ScheduleHold = ""
 
     worker: str | None = None
     claim_id: str | None = None
@@ -145,13 +155,17 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What becomes of a running task. Applied only while it runs in this `attempt`.
 
-    `delay`: run again, that many seconds after the store has applied this; None for a final state.
+    A task that is to run again is PENDING, and has a `delay`, in seconds after the store has applied this, or an `eta`.
+    `fire` and `next_run`, of one with a schedule: the time that it runs for, and whether this begins another run.
     """
 
     id: str
     attempt: int
     status: TaskStatus
     delay: float | None = None
+    eta: float | None = None
+    fire: float | None = None
+    next_run: bool = False
     failures: int = 0
     crashes: int = 0
     runs: int = 0
@@ -303,15 +317,26 @@ def claimed(task: Task, *, worker: str, claim_id: str, now: float, lease_until: 
 def settled(task: Task, settlement: Settlement, now: float) -> Task:
     """RUNNING → what the settlement says. The caller has checked that it applies.
 
-    Whoever made it may not have known yet that the task was asked to stop: then it does not run again.
+    Whoever made it may not have known yet that the task was asked to stop: then it does not run again. Nor that its
+    schedule was paused, or changed: then it is not due, or at once, to be planned anew.
     """
-    completed = settlement.status is SUCCESS or (settlement.delay is not None and settlement.runs > task.runs)
-    again = settlement.delay is not None and not task.cancel_requested
+    waits = settlement.status is PENDING
+    completed = settlement.status is SUCCESS or (waits and settlement.runs > task.runs)
+    again = waits and not task.cancel_requested
+    replanned = again and task.hold == "changed" and settlement.next_run
     stopped = SUCCESS if completed else CANCELLED
+    eta, fire = task.eta, task.fire
+    if replanned:
+        eta, fire = now, UNPLANNED
+    elif again:
+        eta = settlement.eta if settlement.eta is not None else now + (settlement.delay or 0.0)
+        eta, fire = NEVER if task.hold == "paused" else eta, settlement.fire
     return msgspec.structs.replace(
         task,
-        status=stopped if settlement.delay is not None and not again else settlement.status,
-        eta=now + (settlement.delay or 0.0) if again else task.eta,
+        status=stopped if waits and not again else settlement.status,
+        eta=eta,
+        fire=fire,
+        hold="" if replanned else task.hold,
         failures=settlement.failures,
         crashes=settlement.crashes,
         runs=settlement.runs,

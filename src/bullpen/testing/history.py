@@ -38,6 +38,7 @@ Op = Literal[
     "expire",
     "cancel",  # `status` after it: cancelled, or running and asked to stop
     "redrive",  # it is over, and runs again
+    "change",  # of a schedule: paused, resumed, run now, or with new terms
     "forget",  # `count` of them
     # Of tasks, at the worker.
     "begin",

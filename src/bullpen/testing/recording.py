@@ -14,6 +14,7 @@ from bullpen.storage.port import (
     Exchange,
     Hold,
     Limit,
+    Move,
     Renewal,
     Storage,
     TaskFilter,
@@ -204,6 +205,9 @@ class RecordingStorage:
     async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
         return await self._change("redrive", ids, self._storage.retry)
 
+    async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
+        return await self._change("change", ids, lambda those: self._storage.change(those, move))
+
     async def _change(
         self, op: Op, ids: Sequence[str], change: Callable[[Sequence[str]], Awaitable[Sequence[Task]]]
     ) -> Sequence[Task]:
@@ -340,7 +344,7 @@ def _facts_of(task: Task) -> dict[str, Any]:
 def _facts_of_settlement(call: _Call, one: Settlement) -> dict[str, Any]:
     return {
         "status": str(one.status),
-        "eta": None if one.delay is None else call.store_at + one.delay,
+        "eta": call.store_at + one.delay if one.delay is not None else one.eta,
         "failures": one.failures,
         "crashes": one.crashes,
         "runs": one.runs,

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from bullpen.tasks.retry import Backoff
+from bullpen.tasks.schedule import Schedule
 from bullpen.tasks.task import Progress, Settlement, Task, TaskError, TaskStatus
 
 NEW = {  # of tasks that are added
@@ -28,6 +29,8 @@ NEW = {  # of tasks that are added
     "timeout": "float8",
     "at_most_once": "boolean",
     "on_failure": "text",
+    "schedule": "text",
+    "fire": "float8",
     "result_ttl": "float8",
     "headers": "text",
     "payload": "bytea",
@@ -38,14 +41,19 @@ CHANGING = {  # by what people do
     "expires": "float8",
     "failures": "integer",
     "crashes": "integer",
+    "fire": "float8",
+    "hold": "text",
     "worker": "text",
     "cancel_requested": "boolean",
     "finished_at": "float8",
     "prune_at": "float8",
     "errors": "text[]",
 }
+FIXED = ("id", "queue", "eta", "expires", "unique_key", "fire")  # of `NEW`, what is no term of a task
+TERMS = tuple(name for name in NEW if name not in FIXED)
 
 _statuses = {status.value: status for status in TaskStatus}
+_decode_schedule = msgspec.json.Decoder(Schedule).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 _decode_progress = msgspec.json.Decoder(Progress).decode
 _decode_error = msgspec.json.Decoder(TaskError).decode
@@ -74,10 +82,17 @@ def new_row(task: Task) -> tuple[Any, ...]:
         task.timeout,
         task.at_most_once,
         task.on_failure,
+        None if task.schedule is None else json_of(task.schedule),
+        task.fire,
         task.result_ttl,
         json_of(task.headers) if task.headers else None,
         task.payload,
     )
+
+
+def terms_row(task: Task) -> tuple[Any, ...]:
+    """`TERMS`."""
+    return tuple(value for name, value in zip(NEW, new_row(task), strict=True) if name not in FIXED)
 
 
 def changed_row(task: Task) -> tuple[Any, ...]:
@@ -88,6 +103,8 @@ def changed_row(task: Task) -> tuple[Any, ...]:
         task.expires,
         task.failures,
         task.crashes,
+        task.fire,
+        task.hold,
         to_text(task.worker),
         task.cancel_requested,
         task.finished_at,
@@ -104,6 +121,9 @@ def settlement_columns(settlements: Sequence[Settlement]) -> tuple[list[Any], ..
         [one.attempt for one in settlements],
         [one.status.value for one in settlements],
         [one.delay for one in settlements],
+        [one.eta for one in settlements],
+        [one.fire for one in settlements],
+        [one.next_run for one in settlements],
         [one.failures for one in settlements],
         [one.crashes for one in settlements],
         [one.runs for one in settlements],
@@ -124,6 +144,7 @@ def task_of(row: Mapping[str, Any]) -> Task:
         status=_statuses[row["status"]],
         eta=row["eta"],
         interval=row["repeats"],
+        schedule=None if row["schedule"] is None else _decode_schedule(row["schedule"]),
         max_retries=row["max_retries"],
         backoff=Backoff(row["backoff_base"], row["backoff_limit"]),
         timeout=row["timeout"],
@@ -138,6 +159,8 @@ def task_of(row: Mapping[str, Any]) -> Task:
         failures=row["failures"],
         crashes=row["crashes"],
         runs=row["runs"],
+        fire=row["fire"],
+        hold=row["hold"],
         worker=from_text(row["worker"]),
         claim_id=from_text(row["claim_id"]),
         lease_until=row["lease_until"],

@@ -15,7 +15,7 @@ import re
 
 from bullpen.errors import InvalidOption, SchemaTooNew
 from bullpen.storage.postgres.rows import NEW
-from bullpen.tasks.task import ERRORS_KEPT
+from bullpen.tasks.task import ERRORS_KEPT, NEVER, UNPLANNED
 
 _FIRST = """
 CREATE TABLE {schema}.task (
@@ -31,6 +31,8 @@ CREATE TABLE {schema}.task (
     failures         integer NOT NULL DEFAULT 0,
     crashes          integer NOT NULL DEFAULT 0,
     runs             integer NOT NULL DEFAULT 0,
+    fire             float8,
+    hold             text NOT NULL DEFAULT '',
     worker           text,
     claim_id         text,
     lease_until      float8,
@@ -49,6 +51,7 @@ CREATE TABLE {schema}.task (
     timeout          float8,
     at_most_once     boolean NOT NULL DEFAULT false,
     on_failure       text NOT NULL DEFAULT 'fail',
+    schedule         text,                         -- JSON
     result_ttl       float8 DEFAULT 86400,
     headers          text,                         -- JSON
     progress         text,                         -- JSON
@@ -257,8 +260,8 @@ END $$;
 -- Settle what has ended, then claim the next. Returns what was refused (as status 'refused'), the moment if the whole
 -- index was searched (as 'swept'), and what was claimed, in order.
 CREATE FUNCTION {schema}.exchange(
-    ids text[], attempts integer[], statuses text[], delays float8[], failed integer[], crashed integer[],
-    ran integer[], results bytea[], dropped text[], problems text[],
+    ids text[], attempts integer[], statuses text[], delays float8[], etas float8[], fires float8[], nexts boolean[],
+    failed integer[], crashed integer[], ran integer[], results bytea[], dropped text[], problems text[],
     owner text, queues text[], most integer, lease float8, claim text, floors float8[], swept float8
 ) RETURNS SETOF {schema}.task LANGUAGE plpgsql AS $$
 DECLARE
@@ -272,26 +275,36 @@ BEGIN
     IF cardinality(ids) > 0 THEN
         FOR row IN
             UPDATE {schema}.task t SET
-                status = CASE WHEN s.delay IS NULL OR NOT t.cancel_requested THEN s.status
+                status = CASE WHEN s.status <> 'pending' OR NOT t.cancel_requested THEN s.status
                     WHEN s.runs > t.runs THEN 'success' ELSE 'cancelled' END,
-                eta = CASE WHEN s.delay IS NULL OR t.cancel_requested THEN t.eta ELSE moment + s.delay END,
+                eta = CASE WHEN s.status <> 'pending' OR t.cancel_requested THEN t.eta
+                    WHEN t.hold = 'paused' THEN {never}
+                    WHEN t.hold = 'changed' AND s.next_run THEN moment
+                    ELSE coalesce(s.eta, moment + s.delay) END,
+                fire = CASE WHEN s.status <> 'pending' OR t.cancel_requested THEN t.fire
+                    WHEN t.hold = 'changed' AND s.next_run THEN {unplanned} ELSE s.fire END,
+                hold = CASE WHEN s.status = 'pending' AND NOT t.cancel_requested AND t.hold = 'changed' AND s.next_run
+                    THEN '' ELSE t.hold END,
                 failures = s.failures,
                 crashes = s.crashes,
                 runs = s.runs,
-                result = CASE WHEN s.status = 'success' OR s.delay IS NOT NULL AND s.runs > t.runs
+                result = CASE WHEN s.status = 'success' OR s.status = 'pending' AND s.runs > t.runs
                     THEN s.result ELSE t.result END,
-                result_dropped = CASE WHEN s.status = 'success' OR s.delay IS NOT NULL AND s.runs > t.runs
+                result_dropped = CASE WHEN s.status = 'success' OR s.status = 'pending' AND s.runs > t.runs
                     THEN s.result_dropped ELSE t.result_dropped END,
                 errors = CASE WHEN s.error IS NULL THEN t.errors
                     ELSE (t.errors || s.error)[greatest(1, cardinality(t.errors) + 2 - {errors_kept}):] END,
-                worker = CASE WHEN s.delay IS NULL OR t.cancel_requested THEN t.worker END,
+                worker = CASE WHEN s.status <> 'pending' OR t.cancel_requested THEN t.worker END,
                 claim_id = NULL,
                 lease_until = NULL,
-                finished_at = CASE WHEN s.delay IS NULL OR t.cancel_requested OR s.runs > t.runs THEN moment END,
-                prune_at = CASE WHEN s.delay IS NULL OR t.cancel_requested
+                finished_at = CASE WHEN s.status <> 'pending' OR t.cancel_requested OR s.runs > t.runs
+                    THEN moment END,
+                prune_at = CASE WHEN s.status <> 'pending' OR t.cancel_requested
                     THEN moment + coalesce(t.result_ttl, 'infinity') END
-            FROM unnest(ids, attempts, statuses, delays, failed, crashed, ran, results, dropped, problems)
-                AS s (id, attempt, status, delay, failures, crashes, runs, result, result_dropped, error)
+            FROM unnest(ids, attempts, statuses, delays, etas, fires, nexts, failed, crashed, ran, results, dropped,
+                    problems)
+                AS s (id, attempt, status, delay, eta, fire, next_run, failures, crashes, runs, result, result_dropped,
+                    error)
             WHERE t.id = s.id AND t.attempt = s.attempt AND t.status || '' = 'running'
             RETURNING t.*
         LOOP
@@ -390,6 +403,8 @@ def script(version: int, schema: str) -> str:
         schema=schema,
         channel=channel(schema),
         errors_kept=ERRORS_KEPT,
+        never=NEVER,
+        unplanned=UNPLANNED,
         add_columns=", ".join(NEW),
         add_parameters=", ".join(f"{_plural(name)} {kind}[]" for name, kind in NEW.items()),
         add_arrays=", ".join(map(_plural, NEW)),

@@ -15,18 +15,20 @@ import msgspec
 
 from bullpen.errors import StorageError
 from bullpen.storage.ear import RESULT, WORK
-from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Renewal, TaskFilter, WorkerRecord
+from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
 from bullpen.storage.postgres import schema as schemas
 from bullpen.storage.postgres.failures import told
 from bullpen.storage.postgres.rows import (
     CHANGING,
     NEW,
+    TERMS,
     changed_row,
     from_text,
     json_of,
     new_row,
     settlement_columns,
     task_of,
+    terms_row,
     to_text,
 )
 from bullpen.storage.server import ServerStorage
@@ -45,7 +47,6 @@ from bullpen.tasks.task import (
 if TYPE_CHECKING:
     import asyncpg
 
-Move = Callable[[Task, float], Task | None]
 Tasks = list[Task]  # `list` is a verb of stores
 
 PRIORITIES = 10
@@ -223,7 +224,7 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
         began = loop.time()
         floors = self._floors
         rows = await self._fetch(
-            "SELECT * FROM {s}.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)",
+            f"SELECT * FROM {{s}}.exchange({', '.join(f'${number}' for number in range(1, 21))})",
             *settlement_columns(settlements),
             to_text(worker),
             [to_text(name) for name in names],
@@ -308,7 +309,7 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
     async def _settle_in(self, connection: Any, settlements: Sequence[Settlement]) -> list[Any]:
         """In the caller's transaction; what was refused."""
         return await connection.fetch(  # type: ignore[no-any-return]
-            f"SELECT id, attempt FROM {self.schema}.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, "
+            f"SELECT id, attempt FROM {self.schema}.exchange({', '.join(f'${number}' for number in range(1, 14))}, "
             "'', '{}', 0, 0, '', '{}', 0)",
             *settlement_columns(settlements),
         )
@@ -397,6 +398,9 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
     async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
         return await self._change(ids, redriven)
 
+    async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
+        return await self._change(ids, move)
+
     async def delete(self, ids: Sequence[str]) -> int:
         rows = await self._fetch(
             "DELETE FROM {s}.task WHERE id = ANY ($1) AND status IN ('success', 'failed', 'cancelled') RETURNING 1",
@@ -416,8 +420,11 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
         there = {row["id"]: row for row in rows}
         changed = []
         for task_id in dict.fromkeys(ids):
-            after = move(task_of(there[task_id]), now) if task_id in there else None
-            if after is not None and await self._keep_in(connection, after):
+            before = task_of(there[task_id]) if task_id in there else None
+            after = None if before is None else move(before, now)
+            if before is not None and after is not None and await self._keep_in(connection, after):
+                if terms_row(after) != terms_row(before):
+                    await self._keep_terms_in(connection, after)
                 changed.append(after)
                 if there[task_id]["awaited"]:
                     await self._tell(connection, RESULT + task_id)
@@ -440,6 +447,14 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
             *changed_row(task),
         )
         return kept is not None
+
+    async def _keep_terms_in(self, connection: Any, task: Task) -> None:
+        places = ", ".join(f"${number}" for number in range(1, len(TERMS) + 1))
+        await connection.execute(
+            f"UPDATE {self.schema}.task SET ({', '.join(TERMS)}) = ROW ({places}) WHERE id = ${len(TERMS) + 1}",
+            *terms_row(task),
+            task.id,
+        )
 
     async def _tell(self, connection: Any, notification: str) -> None:
         if self.notify:

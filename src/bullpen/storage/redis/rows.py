@@ -1,4 +1,4 @@
-"""A task as two values on the server, and back: what never changes about it (`Body`), and the rest (`State`).
+"""A task as two values on the server, and back: what only people change about it (`Body`), and the rest (`State`).
 
 Both are arrays in msgpack. A body is nobody's but ours; a state is read and written by scripts too, which know no None:
 there it is 0, -1 or an empty text. New fields go to the end and have a default, for tasks that are there already.
@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from bullpen.tasks.retry import Backoff
-from bullpen.tasks.task import OnFailure, Progress, Settlement, Task, TaskError, TaskStatus
+from bullpen.tasks.schedule import Schedule
+from bullpen.tasks.task import OnFailure, Progress, ScheduleHold, Settlement, Task, TaskError, TaskStatus
 
 
 class Body(msgspec.Struct, array_like=True, gc=False):
@@ -26,6 +27,7 @@ class Body(msgspec.Struct, array_like=True, gc=False):
     at_most_once: bool
     on_failure: OnFailure
     headers: dict[str, str]
+    schedule: Schedule | None = None
 
 
 class State(msgspec.Struct, array_like=True, gc=False):
@@ -53,6 +55,8 @@ class State(msgspec.Struct, array_like=True, gc=False):
     result_dropped: str = ""
     progress: str = ""  # JSON
     errors: list[str] = []  # each JSON
+    fire: float = -1.0
+    hold: ScheduleHold = ""
 
 
 pack = msgspec.msgpack.Encoder().encode
@@ -78,6 +82,7 @@ def body_of(task: Task) -> bytes:
         task.at_most_once,
         task.on_failure,
         task.headers,
+        task.schedule,
     )
     return pack(body)
 
@@ -89,9 +94,10 @@ def new_task(task: Task) -> tuple[Any, ...]:
         task.priority,
         task.eta,
         task.expires or 0.0,
-        -1.0 if task.result_ttl is None else task.result_ttl,
+        _or_none(task.result_ttl),
         task.unique_key or "",
         task.concurrency_key or "",
+        _or_none(task.fire),
     )
 
 
@@ -105,6 +111,9 @@ def settlement_of(one: Settlement, queue: int, result: int | None, lease_until: 
         one.attempt,
         one.status.value,
         one.delay,
+        one.eta,
+        _or_none(one.fire),
+        one.next_run,
         one.failures,
         one.crashes,
         one.runs,
@@ -115,14 +124,17 @@ def settlement_of(one: Settlement, queue: int, result: int | None, lease_until: 
     )
 
 
-def change_of(before: Task, after: Task) -> tuple[Any, ...]:
-    """What `CHANGE` wants to know: what it was, an error that is new, and what it is now."""
+def change_of(before: Task, after: Task, body: int | None) -> tuple[Any, ...]:
+    """What `CHANGE` wants to know: what it was, an error that is new, and what it is now. `body`: which word it is, if
+    it is another.
+    """
     is_new = after.errors[-1:] != before.errors[-1:] or len(after.errors) > len(before.errors)
     return (
         before.id,
         before.status.value,
         before.attempt,
         before.eta,
+        before.hold,
         _json(after.errors[-1]) if after.errors and is_new else None,
         after.status.value,
         after.eta,
@@ -132,6 +144,12 @@ def change_of(before: Task, after: Task) -> tuple[Any, ...]:
         after.worker or "",
         after.cancel_requested,
         after.finished_at or 0.0,
+        _or_none(after.fire),
+        after.hold,
+        after.priority,
+        _or_none(after.result_ttl),
+        after.concurrency_key or "",
+        body,
     )
 
 
@@ -149,6 +167,7 @@ def task_of(
         status=_statuses[state.status],
         eta=state.eta,
         interval=given.interval,
+        schedule=given.schedule,
         max_retries=given.max_retries,
         backoff=Backoff(given.backoff_base, given.backoff_limit),
         timeout=given.timeout,
@@ -163,6 +182,8 @@ def task_of(
         failures=state.failures,
         crashes=state.crashes,
         runs=state.runs,
+        fire=None if state.fire < 0 else state.fire,
+        hold=state.hold,
         worker=state.worker or None,
         claim_id=state.claim_id or None,
         lease_until=lease_until,
@@ -175,6 +196,10 @@ def task_of(
         started_at=state.started_at or None,
         finished_at=state.finished_at or None,
     )
+
+
+def _or_none(number: float | None) -> float:
+    return -1.0 if number is None else number
 
 
 def _json(value: object) -> str:

@@ -2,7 +2,7 @@
 
 All keys of a queue begin with its tag, `{prefix:queue}`, so that they are on one node of a cluster:
 
-    :body        what never changes about a task, by id; written and read by clients alone
+    :body        what only people change about a task, by id; read by clients alone
     :state       the rest, by id: an array in msgpack, in the order of `rows.State`
     :result      results, by id
     :ids         all ids, in order
@@ -23,12 +23,15 @@ touches each key once for all tasks: calls are what costs.
 from __future__ import annotations
 
 from bullpen.storage.redis.rows import State
-from bullpen.tasks.task import ERRORS_KEPT
+from bullpen.tasks.task import ERRORS_KEPT, NEVER, UNPLANNED
 
 _FIELDS = "".join(f"local {name.upper()} = {number}\n" for number, name in enumerate(State.__struct_fields__, start=1))
 
+_CONSTANTS = f"local ERRORS_KEPT, UNPLANNED, LAST_DAY = {ERRORS_KEPT}, {UNPLANNED}, {NEVER}\n"
+
 _COMMON = (
     _FIELDS
+    + _CONSTANTS
     + """
 local NEVER = 1e300
 
@@ -264,7 +267,7 @@ local function pick(tags, most, moment)
     return picked, again, rooms
 end
 """
-).replace("ERRORS_KEPT", str(ERRORS_KEPT))
+)
 
 # KEYS: the tag. ARGV: channel, queue, tasks as `rows.new_task` makes them, the state that all begin with, their bodies.
 # Returns the moment, whether the queue was empty, and of those that are there already the place in the list and the id
@@ -290,6 +293,7 @@ for i, new in ipairs(tasks) do
         local task = cmsgpack.unpack(ARGV[4])
         task[PRIORITY], task[ETA], task[CREATED_AT] = new[2], new[3] > 0 and new[3] or moment, moment
         task[EXPIRES], task[RESULT_TTL], task[UNIQUE_KEY], task[CONCURRENCY_KEY] = new[4], new[5], unique, new[7]
+        task[FIRE] = new[8]
         enter(queue, id, task)
         bodies[#bodies + 1] = id
         bodies[#bodies + 1] = ARGV[4 + i]
@@ -325,8 +329,10 @@ for number, some in ipairs(ids) do
     tasks[number] = by_id
 end
 for _, one in ipairs(settlements) do
-    local number, id, attempt, status, delay, failures, crashes, runs, result, dropped, problem, lease_until =
-        one[1], one[2], one[3], one[4], one[5], one[6], one[7], one[8], one[9], one[10], one[11], one[12]
+    local number, id, attempt, status, delay, eta, fire, next_run = one[1], one[2], one[3], one[4], one[5], one[6],
+        one[7], one[8]
+    local failures, crashes, runs, result, dropped, problem, lease_until = one[9], one[10], one[11], one[12], one[13],
+        one[14], one[15]
     local task, queue = tasks[number][id], queues[number]
     if not task or task[STATUS] ~= 'running' or task[ATTEMPT] ~= attempt or (lease_until
         and tonumber(redis.call('ZSCORE', queue.tag .. ':running', id) or 0) ~= lease_until) then
@@ -334,12 +340,20 @@ for _, one in ipairs(settlements) do
         refused[#refused + 1] = attempt
     else
         leave(queue, id, task)
-        local completed = status == 'success' or (delay and runs > task[RUNS])
-        local again = delay and not task[CANCEL_REQUESTED]
-        if delay and not again then status = completed and 'success' or 'cancelled' end
+        local waits = status == 'pending'
+        local completed = status == 'success' or (waits and runs > task[RUNS])
+        local again = waits and not task[CANCEL_REQUESTED]
+        if waits and not again then status = completed and 'success' or 'cancelled' end
         task[STATUS], task[FAILURES], task[CRASHES], task[RUNS] = status, failures, crashes, runs
         task[CLAIM_ID], task[FINISHED_AT] = '', (again and not completed) and 0 or moment
-        if again then task[ETA], task[WORKER] = moment + delay, '' end
+        if again then
+            task[WORKER] = ''
+            if task[HOLD] == 'changed' and next_run then
+                task[ETA], task[FIRE], task[HOLD] = moment, UNPLANNED, ''
+            else
+                task[ETA], task[FIRE] = task[HOLD] == 'paused' and LAST_DAY or eta or moment + delay, fire
+            end
+        end
         if completed then
             if result then
                 local results = queue.results
@@ -532,28 +546,32 @@ return found
 """
 )
 
-# KEYS: a tag. ARGV: channel, queue, changes as `rows.change_of` makes them. Returns for each 1 if it was changed, 0 if
-# it is another one by now, -1 if its unique key lives on in another.
+# KEYS: a tag. ARGV: channel, queue, changes as `rows.change_of` makes them, and bodies. Returns for each 1 if it was
+# changed, 0 if it is another one by now, -1 if its unique key lives on in another.
 CHANGE = (
     _COMMON
     + """
 local tag, channel, name = KEYS[1], ARGV[1], ARGV[2]
 local answers, is_told = {}, false
 for i, one in ipairs(cmsgpack.unpack(ARGV[3])) do
-    local id, status, attempt, eta, problem = one[1], one[2], one[3], one[4], one[5]
+    local id, status, attempt, eta, hold, problem = one[1], one[2], one[3], one[4], one[5], one[6]
     local task, queue = read(tag, {id})[1], changes(tag)
-    if not task or task[STATUS] ~= status or task[ATTEMPT] ~= attempt or task[ETA] ~= eta then
+    if not task or task[STATUS] ~= status or task[ATTEMPT] ~= attempt or task[ETA] ~= eta
+        or task[HOLD] ~= hold then
         answers[i] = 0
     else
-        local other = task[UNIQUE_KEY] ~= '' and not is_final(one[6])
+        local other = task[UNIQUE_KEY] ~= '' and not is_final(one[7])
             and redis.call('HGET', tag .. ':unique', task[UNIQUE_KEY])
         if other and other ~= id then
             answers[i] = -1
         else
             local lease_until = status == 'running' and redis.call('ZSCORE', tag .. ':running', id)
             leave(queue, id, task)
-            task[STATUS], task[ETA], task[EXPIRES], task[FAILURES] = one[6], one[7], one[8], one[9]
-            task[CRASHES], task[WORKER], task[CANCEL_REQUESTED], task[FINISHED_AT] = one[10], one[11], one[12], one[13]
+            task[STATUS], task[ETA], task[EXPIRES], task[FAILURES] = one[7], one[8], one[9], one[10]
+            task[CRASHES], task[WORKER], task[CANCEL_REQUESTED], task[FINISHED_AT] = one[11], one[12], one[13], one[14]
+            task[FIRE], task[HOLD], task[PRIORITY], task[RESULT_TTL] = one[15], one[16], one[17], one[18]
+            task[CONCURRENCY_KEY] = one[19]
+            if one[20] then redis.call('HSET', tag .. ':body', id, ARGV[one[20]]) end
             if problem then add_error(task, problem) end
             enter(queue, id, task, lease_until)
             flush(queue)

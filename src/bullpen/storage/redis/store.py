@@ -16,7 +16,7 @@ import msgspec
 
 from bullpen.errors import InvalidOption, StorageError
 from bullpen.storage.ear import RESULT, WORK
-from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Renewal, TaskFilter, WorkerRecord
+from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
 from bullpen.storage.redis import scripts
 from bullpen.storage.redis.failures import told
 from bullpen.storage.redis.link import Link
@@ -35,7 +35,6 @@ from bullpen.tasks.task import (
 
 log = logging.getLogger("bullpen.storage")
 
-Move = Callable[[Task, float], Task | None]
 Tasks = list[Task]  # `list` is a verb of stores
 PAGE = 200
 REMEMBERED = 20_000
@@ -410,10 +409,7 @@ class RedisStorage(ServerStorage[Link]):
                 if before is not None and after is not None:
                     moves.setdefault(before.queue, []).append((before, after))
             left = []
-            calls = [
-                (queue, [self._channel, queue, pack([change_of(*one) for one in some])])
-                for queue, some in moves.items()
-            ]
+            calls = [(queue, [self._channel, queue, *_changes(some)]) for queue, some in moves.items()]
             for some, answers in zip(moves.values(), await self._run_each(scripts.CHANGE, calls), strict=True):
                 for (_, after), answer in zip(some, answers, strict=True):
                     if answer == 1:
@@ -421,6 +417,9 @@ class RedisStorage(ServerStorage[Link]):
                     elif answer == 0:  # it has moved meanwhile: look again
                         left.append(after.id)
         return [changed[task_id] for task_id in dict.fromkeys(ids) if task_id in changed]
+
+    async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
+        return await self._change(ids, move, await self.now())
 
     async def delete(self, ids: Sequence[str]) -> int:
         return sum(await self._run_each(scripts.DELETE, list((await self._by_queue(ids)).items())))
@@ -507,6 +506,17 @@ class RedisStorage(ServerStorage[Link]):
                     )
                 )
         return limits
+
+
+def _changes(moves: Sequence[tuple[Task, Task]]) -> list[bytes]:
+    """What `CHANGE` wants after the queue: the changes, and the bodies that are others now."""
+    changes, bodies = [], list[bytes]()
+    for before, after in moves:
+        body = body_of(after)
+        is_new = body != body_of(before)
+        bodies += [body] if is_new else []
+        changes.append(change_of(before, after, 3 + len(bodies) if is_new else None))
+    return [pack(changes), *bodies]
 
 
 def _fits(task: Task, which: TaskFilter) -> bool:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import msgspec
 
-from bullpen.storage.port import Decide, Exchange, Hold, Limit, Renewal, TaskFilter, WorkerRecord
+from bullpen.storage.port import Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
 from bullpen.storage.sqlite import claims
 from bullpen.storage.sqlite.rows import (
     CHANGING,
     COLUMNS,
     PLAIN,
     SHARED,
+    TERMS,
     Row,
     changes_of,
     is_plain,
@@ -22,6 +23,7 @@ from bullpen.storage.sqlite.rows import (
     row_of,
     shared_of,
     task_of,
+    terms_of,
 )
 from bullpen.tasks.task import (
     FAILED,
@@ -38,8 +40,6 @@ from bullpen.tasks.task import (
     redriven,
     settled,
 )
-
-Move = Callable[[Task, float], Task | None]
 
 _GET = f"SELECT {COLUMNS} FROM bullpen_task WHERE id = ?"
 _ALIVE = f"SELECT {COLUMNS} FROM bullpen_task WHERE unique_key = ? AND status IN ('pending', 'running')"
@@ -61,6 +61,7 @@ def _add_together(count: int) -> str:
 _TOGETHER = (50, 10, 1)
 _ADD_TOGETHER = {count: _add_together(count) for count in _TOGETHER}
 _KEEP = f"UPDATE bullpen_task SET ({CHANGING}) = ({', '.join('?' * (CHANGING.count(',') + 1))}) WHERE id = ?"
+_KEEP_TERMS = f"UPDATE bullpen_task SET ({TERMS}) = ({', '.join('?' * (TERMS.count(',') + 1))}) WHERE id = ?"
 _CLAIM = (
     "UPDATE bullpen_task SET status = 'running', attempt = attempt + 1, worker = ?, claim_id = ?, lease_until = ?, "
     "started_at = ?, progress = NULL WHERE rowid IN (SELECT value FROM json_each(?))"
@@ -147,11 +148,11 @@ class Ledger:
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Hold]:
         """Apply them; those that were refused."""
-        successes = [one for one in settlements if one.status is SUCCESS and one.error is None and one.delay is None]
+        successes = [one for one in settlements if one.status is SUCCESS and one.error is None]
         refused = self._succeed(successes)
         if len(successes) < len(settlements):
             for settlement in settlements:
-                if settlement.status is SUCCESS and settlement.error is None and settlement.delay is None:
+                if settlement.status is SUCCESS and settlement.error is None:
                     continue
                 if not self._settle(settlement):
                     refused.add(Hold(settlement.id, settlement.attempt))
@@ -248,14 +249,15 @@ class Ledger:
         for task_id in ids:
             task = self.get(task_id)
             after = None if task is None else move(task, self.now)
-            if after is not None and self._keep(after):
+            if task is not None and after is not None and self._keep(after):
+                if terms_of(after) != terms_of(task):
+                    self._db.execute(_KEEP_TERMS, (*terms_of(after), task_id))
                 changed.append(after)
+        self.settled.update(task.id for task in changed if task.is_final)
         return changed
 
     def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
-        changed = self.change(ids, cancelled_by_operator)
-        self.settled.update(task.id for task in changed)
-        return changed
+        return self.change(ids, cancelled_by_operator)
 
     def retry(self, ids: Sequence[str]) -> Sequence[Task]:
         """Not those whose unique key lives on in another task."""
@@ -266,9 +268,7 @@ class Ledger:
         return self._db.executemany(delete, [(task_id,) for task_id in ids]).rowcount if ids else 0
 
     def expire(self, limit: int) -> Sequence[Task]:
-        late = self.to_expire(limit)
-        self.settled.update(late)
-        return self.change(late, expired)
+        return self.change(self.to_expire(limit), expired)
 
     def to_expire(self, limit: int) -> list[str]:
         late = (

@@ -13,23 +13,25 @@ from typing import Any
 import msgspec
 
 from bullpen.tasks.retry import Backoff
+from bullpen.tasks.schedule import Schedule
 from bullpen.tasks.task import PENDING, OnFailure, Progress, Task, TaskError, TaskStatus
 
 Row = tuple[Any, ...]
 
 COLUMNS = (
     "id, queue, priority, status, eta, expires, unique_key, concurrency_key, attempt, failures, crashes, runs, "
-    "worker, claim_id, lease_until, cancel_requested, created_at, started_at, finished_at, result_ttl, func_path, "
-    "options, headers, progress, errors, result_dropped, payload, result"
+    "fire, hold, worker, claim_id, lease_until, cancel_requested, created_at, started_at, finished_at, result_ttl, "
+    "func_path, options, headers, progress, errors, result_dropped, payload, result"
 )
 # Of tasks that are new, and need nothing else; those enqueued together differ in the last two only. To bind a value
 # takes longer than to store it, so nothing is bound that need not be.
 SHARED = "queue, priority, eta, created_at, result_ttl, func_path, options"
 PLAIN = f"{SHARED}, id, payload"
 CHANGING = (
-    "status, eta, expires, attempt, failures, crashes, runs, worker, claim_id, lease_until, cancel_requested, "
-    "started_at, finished_at, prune_at, progress, errors, result_dropped, result"
+    "status, eta, expires, attempt, failures, crashes, runs, fire, hold, worker, claim_id, lease_until, "
+    "cancel_requested, started_at, finished_at, prune_at, progress, errors, result_dropped, result"
 )
+TERMS = "priority, concurrency_key, result_ttl, func_path, options, headers, payload"  # changed by people, if at all
 
 
 class _Options(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -42,6 +44,7 @@ class _Options(msgspec.Struct, frozen=True, omit_defaults=True):
     timeout: float | None = None
     at_most_once: bool = False
     on_failure: OnFailure = "fail"
+    schedule: Schedule | None = None
 
 
 _REMEMBERED = 1000
@@ -70,6 +73,8 @@ def row_of(task: Task, ahead: float) -> Row:
         task.failures,
         task.crashes,
         task.runs,
+        task.fire,
+        task.hold,
         task.worker,
         task.claim_id,
         None if task.lease_until is None else task.lease_until - ahead,
@@ -99,6 +104,8 @@ def is_plain(task: Task) -> bool:
         and not task.headers
         and task.attempt == 0
         and task.runs == 0
+        and task.fire is None
+        and not task.hold
         and task.status is PENDING
         and task.started_at is None
         and task.finished_at is None
@@ -124,6 +131,7 @@ likeness = attrgetter(
     "timeout",
     "at_most_once",
     "on_failure",
+    "schedule",
 )
 
 
@@ -150,6 +158,8 @@ def changes_of(task: Task, ahead: float) -> Row:
         task.failures,
         task.crashes,
         task.runs,
+        task.fire,
+        task.hold,
         task.worker,
         task.claim_id,
         None if task.lease_until is None else task.lease_until - ahead,
@@ -161,6 +171,19 @@ def changes_of(task: Task, ahead: float) -> Row:
         _encode(task.errors) if task.errors else None,
         task.result_dropped,
         task.result,
+    )
+
+
+def terms_of(task: Task) -> Row:
+    """`TERMS`."""
+    return (
+        task.priority,
+        task.concurrency_key,
+        task.result_ttl,
+        task.func_path,
+        _options_of(task),
+        _encode(task.headers) if task.headers else None,
+        task.payload,
     )
 
 
@@ -190,6 +213,8 @@ def _task_of(row: Row, ahead: float) -> Task:
         failures,
         crashes,
         runs,
+        fire,
+        hold,
         worker,
         claim_id,
         lease_until,
@@ -218,6 +243,7 @@ def _task_of(row: Row, ahead: float) -> Task:
         status=_statuses[status],
         eta=eta,
         interval=options.interval,
+        schedule=options.schedule,
         max_retries=options.max_retries,
         backoff=options.backoff,
         timeout=options.timeout,
@@ -232,6 +258,8 @@ def _task_of(row: Row, ahead: float) -> Task:
         failures=failures,
         crashes=crashes,
         runs=runs,
+        fire=fire,
+        hold=hold,
         worker=worker,
         claim_id=claim_id,
         lease_until=None if lease_until is None else lease_until + ahead,
@@ -261,6 +289,7 @@ def _options_of(task: Task) -> bytes:
         task.timeout,
         task.at_most_once,
         task.on_failure,
+        task.schedule,
     )
     packed = _encoded.get(key)
     if packed is None:

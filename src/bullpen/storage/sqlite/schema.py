@@ -27,6 +27,8 @@ CREATE TABLE bullpen_task (
     failures         INTEGER NOT NULL DEFAULT 0,
     crashes          INTEGER NOT NULL DEFAULT 0,
     runs             INTEGER NOT NULL DEFAULT 0,
+    fire             REAL,
+    hold             TEXT NOT NULL DEFAULT '',
     worker           TEXT,
     claim_id         TEXT,
     lease_until      REAL,                     -- seconds since the machine was booted

@@ -16,6 +16,7 @@ from bullpen.storage.port import (
     Exchange,
     Hold,
     Limit,
+    Move,
     Renewal,
     TaskFilter,
     WorkerRecord,
@@ -164,6 +165,9 @@ class SqliteStorage:
 
     async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
         return await self._write(lambda ledger: ledger.retry(ids))
+
+    async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
+        return await self._write(lambda ledger: ledger.change(ids, move))
 
     async def delete(self, ids: Sequence[str]) -> int:
         return await self._write(lambda ledger: ledger.delete(ids))

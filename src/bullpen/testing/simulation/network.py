@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from bullpen.storage.memory import MemoryStorage
-from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Renewal, TaskFilter, WorkerRecord
+from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
 from bullpen.tasks.task import Progress, Settlement, Task
 from bullpen.testing.history import Write
 from bullpen.testing.recording import RecordingStorage
@@ -185,6 +185,9 @@ class Client:
 
     async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
         return await self._call(lambda: self._recording.retry(ids))
+
+    async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
+        return await self._call(lambda: self._recording.change(ids, move))
 
     async def delete(self, ids: Sequence[str]) -> int:
         return await self._call(lambda: self._recording.delete(ids))

@@ -24,6 +24,7 @@ settling.py   what becomes of tasks: every move, and every write that comes too 
 leases.py     leases, rescue, progress
 limits.py     paused queues, limits
 people.py     get, list, counts, cancel, retry, delete
+schedules.py  what becomes of schedules that are paused or changed
 upkeep.py     expiry, retention, worker records
 waiting.py    wake-ups
 together.py   several threads, several processes, and what survives them
@@ -35,6 +36,7 @@ from bullpen.testing.storage_contract.claiming import ClaimingTests
 from bullpen.testing.storage_contract.leases import LeaseTests
 from bullpen.testing.storage_contract.limits import LimitTests
 from bullpen.testing.storage_contract.people import PeopleTests
+from bullpen.testing.storage_contract.schedules import ScheduleTests
 from bullpen.testing.storage_contract.settling import SettlingTests
 from bullpen.testing.storage_contract.together import TogetherTests
 from bullpen.testing.storage_contract.upkeep import UpkeepTests
@@ -50,6 +52,7 @@ class StorageContract(
     LeaseTests,
     LimitTests,
     PeopleTests,
+    ScheduleTests,
     UpkeepTests,
     WaitingTests,
     TogetherTests,

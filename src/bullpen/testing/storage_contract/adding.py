@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from bullpen.storage.port import Storage, TaskFilter
 from bullpen.tasks.retry import Backoff
+from bullpen.tasks.schedule import Schedule
 from bullpen.tasks.task import PENDING, Task, cancel, fail, succeed
 from bullpen.testing.storage_contract.base import (
     FAR,
@@ -38,6 +39,16 @@ class AddingTests(StoreTests):
             priority=7,
             eta=now + FAR,
             interval=0.125,
+            schedule=Schedule(
+                key=f"s {STRANGE}",
+                declared=True,
+                cron="*/5 0 1 * *",
+                timezone="Europe/Berlin",
+                misfire="skip",
+                misfire_grace=2.25,
+                overlap="queue",
+            ),
+            fire=now + FAR + 0.5,
             max_retries=1_000_000,
             backoff=Backoff(base=0.5, max_delay=7.25),
             timeout=2.5,

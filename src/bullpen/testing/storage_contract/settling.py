@@ -50,6 +50,7 @@ from bullpen.testing.storage_contract.base import (
 )
 
 Move = Callable[[Task], Settlement]
+AT = 4_000_000_000.25
 
 SETTLEMENTS: dict[str, Move] = {
     "success": lambda task: succeed(task, b"42"),
@@ -72,6 +73,10 @@ SETTLEMENTS: dict[str, Move] = {
     "released": release,
     "released for later": lambda task: release(task, FAR),
     "cancelled": cancel,
+    "until a time": lambda task: replace(release(task), delay=None, eta=AT, fire=AT, next_run=True),
+    "a run until a time": lambda task: replace(
+        succeed(replace(task, interval=1.0), b"run"), delay=None, eta=AT, fire=AT - 1.5, next_run=True
+    ),
 }
 
 
@@ -179,7 +184,7 @@ class SettlingTests(StoreTests):
         expected = settled(before, settlement, span.begin)
         assert after == replace(expected, eta=after.eta, finished_at=after.finished_at)
         if settlement.delay is None:
-            assert after.eta == before.eta
+            assert after.eta == expected.eta
         else:
             assert after.eta in span.later(settlement.delay)
         assert (after.finished_at is None) == (expected.finished_at is None)
