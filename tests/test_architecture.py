@@ -54,6 +54,12 @@ LAYERS = [
     Layer("runtimes.open", f"{GROUND} runtimes"),
     Layer("runtimes.*", f"{GROUND} core runtimes.port"),
     Layer("runtimes.process", f"{GROUND} core runtimes.port runtimes.process", third_party="cloudpickle"),
+    Layer(
+        "runtimes.program",
+        f"{GROUND} core runtimes.port runtimes.program runtimes.process.calls runtimes.process.nursery "
+        "runtimes.process.output runtimes.process.supervised runtimes.process.switchboard",
+        third_party="msgspec",
+    ),
     # What worker processes import: the standard library, and what they tell of an error.
     Layer("runtimes.process.wire", third_party="cloudpickle"),
     Layer("runtimes.process.failures"),

@@ -20,7 +20,8 @@ To follow a durable task from `enqueue` to its result:
     tasks/task.py        what a task is, and its moves       queue/job.py       Job: the way to the result
     consumer/            the worker: see its docstring       storage/memory.py  the readable store
 
-Workers that are processes have a package of their own, `runtimes/process/`, with a reading order in its docstring.
+Workers that are processes have a package of their own, `runtimes/process/`, with a reading order in its docstring, and
+so have programs in other languages, `runtimes/program/`.
 
 The command line begins in `cli/main.py`; each command is a file beside it.
 
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
         NoSuchMethod,
         NotABullpenFile,
         NotCallable,
+        NotJson,
         NotPicklable,
         PayloadTooLarge,
         PoolClosed,
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
         PoolFailed,
         PoolNotFound,
         PoolSaturated,
+        ProgramError,
         QueueError,
         QueueTimeout,
         RemoteError,
@@ -126,6 +129,8 @@ if TYPE_CHECKING:
     from bullpen.queue.why import Cause, Why
     from bullpen.runtimes.process.calls import RequestCancelled
     from bullpen.runtimes.process.runtime import ProcessRuntime
+    from bullpen.runtimes.program.program import CallProgress
+    from bullpen.runtimes.program.runtime import ProgramRuntime
     from bullpen.tasks.context import CurrentTask, current_task
     from bullpen.tasks.info import TaskInfo
     from bullpen.tasks.inject import Inject
@@ -161,6 +166,7 @@ _HOMES = {
         "NoSuchMethod",
         "MissingExtra",
         "NotCallable",
+        "NotJson",
         "NotPicklable",
         "NotABullpenFile",
         "SchemaTooNew",
@@ -178,6 +184,7 @@ _HOMES = {
         "PoolFailed",
         "PoolNotFound",
         "PoolSaturated",
+        "ProgramError",
         "QueueError",
         "QueueTimeout",
         "RemoteError",
@@ -227,6 +234,8 @@ _HOMES = {
     ),
     "bullpen.runtimes.process.calls": ("RequestCancelled",),
     "bullpen.runtimes.process.runtime": ("ProcessRuntime",),
+    "bullpen.runtimes.program.program": ("CallProgress",),
+    "bullpen.runtimes.program.runtime": ("ProgramRuntime",),
     "bullpen.tasks.context": (
         "CurrentTask",
         "current_task",
@@ -255,6 +264,7 @@ __all__ = [
     "AsyncWorkerPool",
     "Backoff",
     "BullpenError",
+    "CallProgress",
     "Cancel",
     "Cause",
     "ConfigurationError",
@@ -287,6 +297,7 @@ __all__ = [
     "NoSuchMethod",
     "NotABullpenFile",
     "NotCallable",
+    "NotJson",
     "NotPicklable",
     "PayloadTooLarge",
     "Percentiles",
@@ -302,6 +313,8 @@ __all__ = [
     "PoolView",
     "Pools",
     "ProcessRuntime",
+    "ProgramError",
+    "ProgramRuntime",
     "Progress",
     "QueueError",
     "QueueTimeout",

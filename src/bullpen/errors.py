@@ -8,7 +8,9 @@
     ├── NotCallable (TypeError)             what was submitted cannot be called
     │   └── NoSuchMethod (AttributeError)   … or names no public method of the pool's workers
     ├── NotPicklable (TypeError)            something cannot go to another process, or come back; says which part of it
+    ├── NotJson (TypeError)                 an argument cannot be written as JSON, for a program; says which
     ├── RemoteError                         stands for an error of a worker process that cannot come as itself
+    │   └── ProgramError                    an error that a program has answered with
     ├── MissingMainGuard (RuntimeError)     a script would start its process pools again in each worker
     ├── PoolError
     │   ├── PoolNotFound (KeyError)         no pool has this name; names those there are
@@ -153,6 +155,15 @@ class NotPicklable(BullpenError, TypeError):
         super().__init__(f"{what}{' at ' + path if path else ''}: {reason}")
 
 
+class NotJson(BullpenError, TypeError):
+    """An argument cannot be written as JSON, which is all that a program understands."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        self.what = what
+        self.reason = reason
+        super().__init__(f"{what}: {reason}")
+
+
 class RemoteError(BullpenError):
     """An error of a worker process that could not be pickled, or not be read here. Its causes are as they were."""
 
@@ -160,6 +171,14 @@ class RemoteError(BullpenError):
         self.kind = kind
         self.text = text
         super().__init__(f"{kind}: {text}")
+
+
+class ProgramError(RemoteError):
+    """What a program says went wrong with a call: a name, a text, and whatever details it gives."""
+
+    def __init__(self, kind: str, text: str, details: Any = None) -> None:
+        self.details = details
+        super().__init__(kind, text)
 
 
 class MissingMainGuard(BullpenError, RuntimeError):

@@ -16,6 +16,7 @@ from bullpen import (
     AsyncPoolStats,
     AsyncPoolView,
     AsyncWorkerPool,
+    CallProgress,
     Cause,
     CurrentTask,
     Event,
@@ -29,6 +30,8 @@ from bullpen import (
     Pools,
     PoolStats,
     PoolView,
+    ProcessRuntime,
+    ProgramRuntime,
     Progress,
     Reason,
     RunningRequest,
@@ -47,6 +50,7 @@ from bullpen.core.timing import TimeLimits
 from bullpen.pool.options import SCHEDULERS, CallOptions
 from bullpen.queue.why import CauseKind
 from bullpen.runtimes.port import CAPABILITIES
+from bullpen.runtimes.program import messages
 from bullpen.tasks.options import CALL_NAMES, FUNCTION_NAMES, SHARED_NAMES
 from bullpen.testing import ManualClock, ScriptedRuntime
 from tests.docs import command_line
@@ -111,6 +115,16 @@ def test_everything_of_an_async_pool_is_described() -> None:
     assert len(sums) > 10
     assert missing_from(page, [*field_names(AsyncPoolStats), *sums]) == []
     assert set(public_methods(AsyncPoolView)) >= {"submit", "serve", "do", "map", "stream", "using"}
+
+
+def test_everything_of_a_program_runtime_is_described() -> None:
+    assert missing_from("pool.md", [*inspect.signature(ProgramRuntime).parameters, *field_names(CallProgress)]) == []
+    page = (ROOT / "docs" / "reference" / "program-protocol.md").read_text()
+    for message in get_args(messages.Said):
+        row = re.search(rf"^\| `{message.__struct_config__.tag}` \|(.*)", page, re.MULTILINE)
+        assert row is not None, message
+        assert [name for name in message.__struct_fields__ if f"`{name}`" not in row[1]] == [], message
+    assert missing_from("pool.md", inspect.signature(ProcessRuntime).parameters) == []
 
 
 def test_views_futures_schedulers_and_capabilities_are_described() -> None:

@@ -42,7 +42,7 @@ from bullpen.pool.startup import Startup
 from bullpen.pool.summary import Summary
 from bullpen.pool.timekeeper import Timekeeper, Timer
 from bullpen.pool.workforce import Workforce
-from bullpen.runtimes.port import Runtime, current_worker
+from bullpen.runtimes.port import Runtime, by_name_only, current_worker
 from bullpen.telemetry.catalogue import Event, Kind
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class Engine:
         self.extra_cancelled = Total()
         self.runners_queued = Total()
         self.bounded = None if options.max_queue is None else BoundedBacklog(options.max_queue, options.capacity)
+        self.by_name_only = by_name_only(runtime)
         self.instances = options.new_instances()
         self.backlog = Backlog() if self.bounded is None else self.bounded
         self.time = Timekeeper(self, new_timer)

@@ -11,7 +11,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from bullpen.core.worker import Worker
 from bullpen.errors import InvalidOption, InvalidOptionType, NoSuchMethod, PoolClosed
@@ -136,6 +136,22 @@ class Instances:
     def _refusal(self, name: str, why: str, cls: type | None = None) -> NoSuchMethod:
         cls = self._class if cls is None else cls
         return NoSuchMethod(name, why, owner=self._name, methods=() if cls is None else _public_methods(cls))
+
+
+class ProgramMethods(Instances):
+    """The methods of workers that are programs, and know best which ones they have."""
+
+    def __init__(self, pool: str, runtime: str, capacity: int, strategy: CapacityStrategy) -> None:
+        super().__init__(pool, _no_factory, capacity, strategy)
+        self._name = runtime
+
+    def _check(self, name: str) -> None:
+        if not name:
+            raise self._refusal(name, "is no name of a method")
+
+
+def _no_factory() -> NoReturn:
+    raise AssertionError("a program has nothing to be made")
 
 
 class MethodCall(CallsMethod):

@@ -13,9 +13,9 @@ from bullpen.core.request import WrappedCall
 from bullpen.core.terms import AFFINITIES, Affinity, Terms
 from bullpen.core.timing import TimeLimits
 from bullpen.errors import InvalidOption, InvalidOptionType
-from bullpen.pool.instances import CAPACITY_STRATEGIES, CapacityStrategy, Instances
+from bullpen.pool.instances import CAPACITY_STRATEGIES, CapacityStrategy, Instances, ProgramMethods
 from bullpen.pool.startup import InitializationDelegate
-from bullpen.runtimes.port import Runtime
+from bullpen.runtimes.port import Runtime, by_name_only
 from bullpen.telemetry.catalogue import Event
 
 Seconds = float | timedelta
@@ -106,7 +106,7 @@ class PoolOptions:
             raise InvalidOptionType("worker", self.worker, "a class, a function that makes an object, or None")
         at_least("capacity", self.capacity, 1)
         one_of("capacity_strategy", self.capacity_strategy, CAPACITY_STRATEGIES)
-        if self.capacity_strategy != "pool" and self.worker is None:
+        if self.capacity_strategy != "pool" and self.worker is None and not by_name_only(self.runtime):
             raise InvalidOption(
                 "capacity_strategy",
                 self.capacity_strategy,
@@ -124,6 +124,9 @@ class PoolOptions:
         if self.max_requests is not None:
             at_least("max_requests", self.max_requests, 1, none="for any number")
 
+        if self.wrap is not None and by_name_only(self.runtime):
+            raise InvalidOption("wrap", self.wrap, "None, for the workers are programs and know no Python functions")
+
     def call_options(self) -> CallOptions:
         """The options of a call that says nothing else."""
         limits = TimeLimits(None, self.queue_timeout, self.run_timeout)
@@ -131,6 +134,8 @@ class PoolOptions:
 
     def new_instances(self) -> Instances | None:
         """What the workers keep, if they keep anything."""
+        if by_name_only(self.runtime):
+            return ProgramMethods(self.name, self.runtime.name, self.capacity, self.capacity_strategy)
         if self.worker is None:
             return None
         return Instances(self.name, self.worker, self.capacity, self.capacity_strategy)

@@ -39,7 +39,7 @@ from bullpen.pool.stats import PoolStats, SessionInfo, WorkerInfo
 from bullpen.pool.stream import Stream
 from bullpen.pool.view import PoolView
 from bullpen.runtimes.open import open_runtime
-from bullpen.runtimes.port import CAPABILITIES, Runtime
+from bullpen.runtimes.port import CAPABILITIES, Runtime, by_name_only
 from bullpen.telemetry.catalogue import Event
 
 P = ParamSpec("P")
@@ -117,7 +117,7 @@ class Pool(Executor):
         if max_workers is None:
             max_workers = default_max_workers()
         if min_workers is None:
-            min_workers = 0 if worker is None else max_workers
+            min_workers = 0 if worker is None and not by_name_only(runtime) else max_workers
         options = PoolOptions(
             max_workers=max_workers,
             thread_name_prefix="" if thread_name_prefix is None else thread_name_prefix,
@@ -166,7 +166,7 @@ class Pool(Executor):
         self._view = PoolView(engine, calls)
         self._dispatcher = engine.dispatcher
         self._offer = engine.dispatcher.offer
-        self._plain = max_queue is None and wrap is None and not calls.limits.any
+        self._plain = max_queue is None and wrap is None and not calls.limits.any and not engine.by_name_only
         self._start()
 
     def _start(self) -> None:

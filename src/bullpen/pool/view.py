@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any, ParamSpec, TypeVar, overload
 
 from bullpen.core.request import Request, ServedRequest, TermedRequest, WrappedCall
-from bullpen.errors import DeadlineExceeded, NotCallable
+from bullpen.errors import DeadlineExceeded, InvalidOption, NotCallable
 from bullpen.pool.chunks import CallMany, ChunkMap
 from bullpen.pool.engine import Engine
 from bullpen.pool.future import PoolFuture, TermedFuture
@@ -17,7 +17,7 @@ from bullpen.pool.loop_warning import warn_on_event_loop
 from bullpen.pool.mapping import MapIterator, MapWork, RequestMap, RunnerMap
 from bullpen.pool.options import CallOptions, at_least
 from bullpen.pool.stream import DEFAULT_BUFFER, Produce, Stream, StreamWork
-from bullpen.runtimes.port import Outcomes
+from bullpen.runtimes.port import CallsMethod, Outcomes, ProducesItems, only_by_name
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,7 +37,10 @@ class PoolView:
         if options.limits.budget <= 0:
             self._submit = engine.refuse_spent
         self._terms = options.terms if options.terms.any else None
-        self._plain = engine.options.wrap is None and not options.context and self._terms is None
+        special = engine.options.wrap is not None or engine.by_name_only or options.context
+        self._plain = not special and self._terms is None
+        if options.context and engine.by_name_only:
+            raise InvalidOption("context", True, "False: a program has no use for contextvars")
 
     def kept_by(self, keeper: object) -> PoolView:
         """The same view, holding on to `keeper`."""
@@ -242,6 +245,8 @@ class PoolView:
     def _function(self, fn: Any) -> Callable[..., Any]:
         """What is to be called: a function, or a method of the worker's instance by its name."""
         if callable(fn):
+            if self._engine.by_name_only and not isinstance(fn, CallsMethod | ProducesItems):
+                raise only_by_name(fn)
             return fn  # type: ignore[no-any-return]
         if not isinstance(fn, str):
             raise NotCallable(fn)

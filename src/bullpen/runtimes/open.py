@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bullpen.errors import InvalidOption
-from bullpen.runtimes.port import Runtime
+from bullpen.runtimes.port import Runtime, by_name_only
 
 NAMES = ("thread", "process")
 
@@ -19,6 +19,10 @@ def open_runtime(
         if initializer is None:
             return runtime
         with_initializer = getattr(runtime, "with_initializer", None)
+        if by_name_only(runtime):
+            raise InvalidOption(
+                "initializer", initializer, f"None: workers of the runtime {runtime.name!r} know no Python"
+            )
         if with_initializer is None:
             allowed = f"None, as the runtime is an object: make that {type(runtime).__name__} with it"
             raise InvalidOption("initializer", initializer, allowed)

@@ -16,6 +16,8 @@ may rely on:
 `hand`.
 - `hand(request)` never blocks. `hand(None)` comes once, to a worker without requests; it answers with `exited`.
 - `cancel` and `kill` do what `capabilities` promises and nothing otherwise.
+- A runtime whose workers know no Python has an attribute `by_name_only`, which is True. It gets nothing but
+  `CallsMethod`, and `ProducesItems` of that, and sets `worker.kept` before it calls `prepare`.
 - A runtime that reports for several workers on one thread has a method `reports_here()`: True there. Callbacks run on
   it, and must not wait for what is reported there.
 
@@ -27,12 +29,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeGuard
 
 from bullpen import primitives
 from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import Request
 from bullpen.core.worker import Worker
+from bullpen.errors import InvalidOptionType
 
 
 class WorkerEvents(Protocol):
@@ -144,6 +147,18 @@ class Outcomes:
         self.values = values
         self.errors = errors
         self.seconds = seconds
+
+
+def by_name_only(runtime: object) -> TypeGuard[Runtime]:
+    """Whether its workers know no Python."""
+    return bool(getattr(runtime, "by_name_only", False))
+
+
+def only_by_name(fn: Any) -> InvalidOptionType:
+    """The error for a function that was submitted to workers that know no Python."""
+    return InvalidOptionType(
+        "fn", fn, "the name of a method, for the workers are programs and know no Python functions"
+    )
 
 
 CAPABILITIES = {

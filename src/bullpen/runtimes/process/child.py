@@ -54,12 +54,14 @@ def run(channel: int, death: int) -> NoReturn:
         os._exit(code)
 
 
-def die_with_the_app(death: int) -> None:
+def die_with_the_app(death: int) -> int:
     """Have this process killed when nobody holds the other end of the pipe `death` any more, whatever it does then.
 
     The kernel does it, so no thread has to run here and nobody has to let go of the interpreter. The signal is a
-    property of the open pipe, which all workers share; hence it is opened once more.
+    property of the open pipe, which all workers share; hence it is opened once more, and has to stay open: that is
+    the descriptor one gets.
     """
+    own = death
     try:
         own = os.open(f"/proc/self/fd/{death}", os.O_RDONLY | os.O_NONBLOCK)
         fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
@@ -71,6 +73,7 @@ def die_with_the_app(death: int) -> None:
     poll.register(death, 0)
     if poll.poll(0):  # it had gone before
         os._exit(1)
+    return own
 
 
 def _wait_for_the_end(death: int) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from bullpen.core.request import FAILED
 from bullpen.errors import NotPicklable
 from bullpen.runtimes.port import ProducesItems
-from bullpen.runtimes.process import wire
 from bullpen.runtimes.process.switchboard import switchboard
 
 
@@ -34,9 +34,14 @@ class Items:
         self._number = number
         self._producer = producer
         self._taken = 0  # since the worker was last allowed more
-        self._waiting: list[Any] = []
+        self._waiting: list[Callable[[], Any]] = []
         self._error: BaseException | None = None  # an item could not be read
         self._end: tuple[Any, Any] | None = None  # how it ended, while items still wait
+
+    @property
+    def held_back(self) -> int:
+        """How many items have come for which there is no room."""
+        return len(self._waiting)
 
     @property
     def _ahead(self) -> int:
@@ -45,15 +50,16 @@ class Items:
     def begin(self) -> None:
         self._process.credit(self._number, self._ahead)
 
-    def came(self, data: Any, buffers: tuple[Any, ...]) -> None:
-        self._waiting.append((data, buffers))
+    def came(self, read: Callable[[], Any]) -> None:
+        """An item has come, which `read` makes of what was sent."""
+        self._waiting.append(read)
         if len(self._waiting) == 1:
             self._pass_on()
 
     def _pass_on(self) -> None:
         while self._waiting:
             try:
-                item = wire.loads(*self._waiting[0])
+                item = self._waiting[0]()
                 taken = self._producer.take(item, self._go_on)
             except BaseException as error:
                 self._error = unreadable("an item", error)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from bullpen import primitives
 from bullpen.runtimes.process import wire
@@ -38,8 +38,10 @@ class Newborn(Protocol):
         """It has ended, with this exit code, or less than 0 by a signal; or None: it never was, or nobody knows."""
 
 
-def start(preload: tuple[str, ...], newborn: Newborn, how: str, fds: list[int]) -> None:
-    """Have a worker started, with these descriptors: its channel, stdout and stderr. They are closed here."""
+def start(preload: tuple[str, ...], newborn: Newborn, wanted: dict[str, Any], fds: list[int]) -> None:
+    """Have a worker started as is `wanted`, with these descriptors: its channel, or its stdin if it is a program,
+    stdout and stderr. They are closed here.
+    """
     with _lock:
         nursery = _nurseries.get(preload)
         if nursery is None:
@@ -49,7 +51,7 @@ def start(preload: tuple[str, ...], newborn: Newborn, how: str, fds: list[int]) 
                 for fd in fds:
                     os.close(fd)
                 raise
-        nursery.expect(newborn, how, fds)
+        nursery.expect(newborn, wanted, fds)
     nursery.order()
 
 
@@ -88,15 +90,15 @@ class Nursery:
 
     # Start. From any thread.
 
-    def expect(self, newborn: Newborn, how: str, fds: list[int]) -> None:
+    def expect(self, newborn: Newborn, wanted: dict[str, Any], fds: list[int]) -> None:
         """Note that a worker is to be started. The lock is held."""
         orders = {
-            "start": how,
             "path": _path(),
             "argv": sys.argv,
             "folder": _folder(),
-            "environment": _changes(self._environment, os.environ),
             "interpreter": _interpreter(),
+            **wanted,
+            "environment": _changes(self._environment, os.environ) | wanted.get("environment", {}),
         }
         self._orders_ever = number = self._orders_ever + 1
         self._workers[number] = newborn

@@ -26,6 +26,7 @@ from bullpen.runtimes.process import wire
 logger = logging.getLogger("bullpen")
 
 Action = Callable[[], object]
+Timer = tuple[float, int, Action]
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -35,7 +36,7 @@ class Switchboard:
     def __init__(self) -> None:
         self._lock = primitives.backlog_lock()
         self._posted: deque[Action] = deque()
-        self._timers: list[tuple[float, int, Action]] = []  # a heap; only this thread looks at it
+        self._timers: list[Timer] = []  # a heap; only this thread looks at it
         self._numbers = itertools.count()
         self._watched: dict[int, Action] = {}  # by file descriptor; only this thread changes it
         self._selector: selectors.BaseSelector | None = None  # there while the thread runs
@@ -57,13 +58,14 @@ class Switchboard:
                 self._woken = True
                 os.write(self._wake, b"x")
 
-    def later(self, seconds: float, action: Action) -> None:
+    def later(self, seconds: float, action: Action) -> Timer:
         """Do `action` there in `seconds` from now."""
-        entry = (time.monotonic() + seconds, next(self._numbers), action)
+        timer = (time.monotonic() + seconds, next(self._numbers), action)
         if self.is_here():
-            heapq.heappush(self._timers, entry)
+            heapq.heappush(self._timers, timer)
         else:
-            self.post(lambda: heapq.heappush(self._timers, entry))
+            self.post(lambda: heapq.heappush(self._timers, timer))
+        return timer
 
     def is_here(self) -> bool:
         """Whether this is the switchboard's thread."""
@@ -82,11 +84,17 @@ class Switchboard:
 
     # On its thread.
 
-    def watch(self, fd: int, heard: Action) -> None:
-        """Call `heard` whenever something can be read from `fd`."""
+    def never_mind(self, timer: Timer) -> None:
+        """What `later` has returned is not to be done any more, if it was not done already."""
+        if timer in self._timers:
+            self._timers.remove(timer)
+            heapq.heapify(self._timers)
+
+    def watch(self, fd: int, heard: Action, events: int = READ) -> None:
+        """Call `heard` whenever something can be read from `fd`, or written to it."""
         assert self._selector is not None
         self._watched[fd] = heard
-        self._selector.register(fd, READ, heard)
+        self._selector.register(fd, events, heard)
 
     def watch_writing(self, fd: int, written: Action | None) -> None:
         """Call `written` too whenever something can be written to `fd`, which is watched; None: no more."""

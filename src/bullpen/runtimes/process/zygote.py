@@ -193,8 +193,9 @@ class Zygote:
 def _become(orders: dict[str, Any], fds: list[int], death: int) -> None:
     """Turn this process, which was just forked, into the worker that `orders` describe."""
     channel, stdout, stderr = fds
-    nowhere = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nowhere, 0), (stdout, 1), (stderr, 2)):
+    is_program = orders["start"] == "program"
+    stdin = channel if is_program else os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
         os.close(source)
     for name, value in orders["environment"].items():
@@ -202,6 +203,8 @@ def _become(orders: dict[str, Any], fds: list[int], death: int) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    if is_program:
+        _execute(orders, death)
     with contextlib.suppress(OSError):
         os.chdir(orders["folder"])
     if orders["start"] == "spawn":
@@ -212,6 +215,23 @@ def _become(orders: dict[str, Any], fds: list[int], death: int) -> None:
     sys.path[:] = orders["path"]
     sys.argv[:] = orders["argv"]
     child.run(channel, death)
+
+
+def _execute(orders: dict[str, Any], death: int) -> NoReturn:
+    """Become a program of somebody else's. It inherits nothing from here but its streams, and the kernel's promise to
+    kill it with the app.
+    """
+    command = orders["command"]
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):  # those that are ignored here
+            signal.signal(number, signal.SIG_DFL)
+        if sys.platform == "linux":
+            os.set_inheritable(child.die_with_the_app(death), True)
+        os.chdir(orders["folder"])
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"it cannot be started: {error}\n".encode())
+        os._exit(127)
 
 
 def _adopt_orphans() -> None:

@@ -1,0 +1,110 @@
+"""The protocol of programs: what a line may say, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from bullpen.errors import NotJson
+
+PROTOCOL = 1
+
+
+class Message(msgspec.Struct, tag_field="type"):
+    """A line that a program has written."""
+
+
+class Ready(Message, tag="ready"):
+    protocol: int
+    name: str = ""
+    capacity: int = 1
+    methods: list[str] | None = None
+
+
+class Result(Message, tag="result"):
+    id: int
+    value: Any = None
+
+
+class Error(Message, tag="error"):
+    id: int
+    name: str = "Error"
+    message: str = ""
+    details: Any = None
+    broken: bool = False
+
+
+class Item(Message, tag="item"):
+    id: int
+    value: Any = None
+
+
+class Progress(Message, tag="progress"):
+    id: int
+    value: Any = None
+
+
+class Pong(Message, tag="pong"):
+    id: int
+
+
+Said = Ready | Result | Error | Item | Progress | Pong
+
+read: Callable[[bytes], Said] = msgspec.json.Decoder(Said).decode
+"""The message in a line. Raises `msgspec.MsgspecError`, or `UnicodeDecodeError`."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def write(type: str, **fields: Any) -> bytes:
+    """A line for a program."""
+    return _encode({"type": type, **fields}) + b"\n"
+
+
+def write_call(method: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None, stream: bool) -> bytes:
+    """The end of a line that calls a method: its number is put in front of it by `numbered`."""
+    try:
+        return _encode({"method": method, "args": args, "kwargs": kwargs or {}, "stream": stream})
+    except Exception as error:
+        raise _refusal(args, kwargs or {}, error) from error
+
+
+def numbered(number: int, call: bytes) -> bytes:
+    return b'{"type":"call","id":%d,%b\n' % (number, call[1:])
+
+
+def _refusal(args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> NotJson:
+    named = [(f"argument {place}", value) for place, value in enumerate(args, 1)]
+    named += [(f"argument {name}", value) for name, value in kwargs.items()]
+    for what, value in named:
+        try:
+            _encode(value)
+        except Exception as own:
+            return NotJson(what, str(own))
+    return NotJson("the call", str(error))
+
+
+class Lines:
+    """Makes lines of what comes in pieces."""
+
+    __slots__ = ("_longest", "_parts", "_size")
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._parts: list[bytes] = []  # of a line that has not ended
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that are complete now, without those that are empty. `OverflowError` if one is too long."""
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*self._parts, lines[0]])
+            self._parts = []
+            self._size = 0
+        self._parts.append(rest)
+        self._size += len(rest)
+        if self._size > self._longest or any(len(line) > self._longest for line in lines):
+            raise OverflowError
+        return [line for line in lines if line.strip()]
