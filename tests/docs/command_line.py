@@ -33,6 +33,8 @@ def _name(action: argparse.Action) -> str:
     value = "" if action.nargs == 0 or not action.metavar else f" {action.metavar}"
     if action.nargs == "?":
         value = f" [{value.strip()}]"
+    if action.nargs == "*":
+        value = f" [{value.strip()} …]"
     if not action.option_strings:
         return f"`{value.strip()}`" + (" …" if action.nargs == "+" else "")
     return ", ".join(f"`{option}{value}`" for option in action.option_strings)

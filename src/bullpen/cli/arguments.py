@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from bullpen.pool.configuration import duration
+
 N = TypeVar("N", int, float)
+
+LONGEST = 100 * 365 * 86_400.0
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
@@ -27,9 +31,38 @@ def _number(text: str, kind: Callable[[str], N], least: N, most: N) -> N:
     return value
 
 
+def seconds(text: str) -> float:
+    """`90`, `90s`, `5m`, `2h`, `7d`, in seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        try:
+            value = duration("", text)
+        except ValueError:
+            value = -1.0
+    if not 0 <= value <= LONGEST:
+        message = f"must be a number of seconds, or like '250ms', '30s', '5m', '2h', '7d', got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
 def names(text: str) -> tuple[str, ...]:
     """`a,b` as ("a", "b")."""
     parts = tuple(part.strip() for part in text.split(","))
     if not all(parts):
         raise argparse.ArgumentTypeError(f"must be names with commas between them, got {text!r}")
     return parts
+
+
+def words(text: str) -> tuple[str, ...]:
+    """`a b` as ("a", "b")."""
+    return tuple(text.split())
+
+
+def one_of(allowed: Sequence[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in allowed:
+            raise argparse.ArgumentTypeError(f"must be one of {', '.join(allowed)}, got {text!r}")
+        return text
+
+    return read

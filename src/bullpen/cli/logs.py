@@ -17,8 +17,6 @@ from types import TracebackType
 from bullpen.errors import NoCurrentTask
 from bullpen.tasks.context import current_task
 
-LEVELS = ("debug", "info", "warning", "error")
-
 
 def configure(level: str, *, as_json: bool, prefix: str = "") -> None:
     """Send the log of this process to stderr. "debug" is for Bullpen alone: other libraries stay at "info"."""

@@ -14,11 +14,40 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bullpen import __version__
-from bullpen.cli import demo, status, tasks, why, worker
+from bullpen.cli import (
+    config,
+    demo,
+    enqueue,
+    queues,
+    status,
+    tasks,
+    why,
+    worker,
+    workers,
+)
 from bullpen.cli.command import Command, CommandError, ExitCode, Group
-from bullpen.errors import BullpenError, InvalidOption, TaskNotFound
+from bullpen.errors import (
+    BullpenError,
+    ConfigurationError,
+    InvalidArgument,
+    InvalidOption,
+    TaskNotFound,
+    UnknownTask,
+)
 
-COMMANDS: tuple[Command | Group, ...] = (worker.COMMAND, status.COMMAND, tasks.GROUP, why.COMMAND, demo.GROUP)
+COMMANDS: tuple[Command | Group, ...] = (
+    worker.COMMAND,
+    enqueue.COMMAND,
+    status.COMMAND,
+    tasks.GROUP,
+    why.COMMAND,
+    queues.GROUP,
+    workers.COMMAND,
+    config.COMMAND,
+    demo.GROUP,
+)
+
+NAME_A_STORE = ("status", "tasks", "why", "queues", "workers", "doctor")
 
 EXIT_CODES = """\
 exit codes: 0 done, 1 it failed, 2 the command line is wrong, 3 there is no such task,
@@ -70,7 +99,7 @@ def _code_of(error: CommandError | BullpenError) -> int:
     match error:
         case CommandError():
             return error.code
-        case InvalidOption():
+        case InvalidOption() | ConfigurationError() | InvalidArgument() | UnknownTask():
             return ExitCode.USAGE
         case TaskNotFound():
             return ExitCode.NOT_FOUND
@@ -100,7 +129,7 @@ def _unknown(typed: str, word: str, names: Sequence[str]) -> str:
 
 def not_understood(typed: str, words: Sequence[str]) -> str:
     """What to tell somebody who has typed more than a command takes."""
-    names_a_store = typed.split(maxsplit=1)[0] in ("status", "tasks", "why") and not words[0].startswith("-")
+    names_a_store = typed.split(maxsplit=1)[0] in NAME_A_STORE and not words[0].startswith("-")
     option = "--url" if "://" in words[0] else "--app"
     hint = f"did you mean {option} {words[0]}?" if names_a_store else f"see `bullpen {typed} --help`."
     return f"bullpen {typed}: {' '.join(words)!r} is not understood: {hint}"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from bullpen import __version__
 from bullpen.cli import logs
 from bullpen.cli.app import HOW, import_module, load_queue
 from bullpen.cli.command import CommandError, ExitCode
 from bullpen.cli.leash import Leash
+from bullpen.cli.reload import reload
+from bullpen.cli.settings import find_all
 from bullpen.cli.store import address_of
 from bullpen.cli.supervisor import supervise
 from bullpen.consumer.options import Lane, read_lanes
@@ -25,19 +27,40 @@ FUNCTIONS_NAMED = 10
 logger = logging.getLogger("bullpen.worker")
 
 
+class Settings(NamedTuple):
+    """What was typed, or set elsewhere."""
+
+    app: str
+    concurrency: int
+    processes: int
+    queues: Sequence[str] | None
+    lanes: Sequence[str] | None
+    grace: float
+    imports: Sequence[str]
+    log_level: str
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Settings:
+        found = find_all({name: getattr(arguments, name) for name in cls._fields})
+        if not found["app"].value:
+            hint = "or set BULLPEN_APP, or app in [tool.bullpen] of pyproject.toml"
+            raise CommandError(f"which tasks? {HOW}; {hint}", ExitCode.USAGE)
+        return cls(*(found[name].value for name in cls._fields))
+
+
 def run(arguments: argparse.Namespace) -> int:
     leash = Leash.held()
-    logs.configure(arguments.log_level, as_json=arguments.json, prefix=leash.name if leash is not None else "")
-    if leash is None and arguments.processes > 1:
-        return supervise(arguments.words, arguments.processes, arguments.grace)
-    app = arguments.app or os.environ.get("BULLPEN_APP")
-    if not app:
-        raise CommandError(f"which tasks? {HOW}; or set BULLPEN_APP", ExitCode.USAGE)
-    queue = _load(app, arguments.imports)
-    lanes = lanes_of(arguments, queue)
+    settings = Settings.of(arguments)
+    logs.configure(settings.log_level, as_json=arguments.json, prefix=leash.name if leash is not None else "")
+    if leash is None and arguments.reload:
+        return reload(arguments.words, settings.grace)
+    if leash is None and settings.processes > 1:
+        return supervise(arguments.words, settings.processes, settings.grace)
+    queue = _load(settings.app, settings.imports)
+    lanes = lanes_of(settings, queue)
     if leash is None or leash.is_first:
-        _introduce(app, queue, lanes, arguments)
-    asyncio.run(_serve(queue, lanes, arguments, leash))
+        _introduce(queue, lanes, settings, as_json=arguments.json)
+    asyncio.run(_serve(queue, lanes, settings, leash))
     return ExitCode.OK
 
 
@@ -55,44 +78,43 @@ def _load(app: str, imports: Sequence[str]) -> TaskQueue:
     return queue
 
 
-def lanes_of(arguments: argparse.Namespace, queue: TaskQueue) -> tuple[Lane, ...]:
-    concurrency: int = arguments.concurrency
+def lanes_of(settings: Settings, queue: TaskQueue) -> tuple[Lane, ...]:
     there = queues_of(queue.registry)
-    if arguments.lane:
-        lanes = read_lanes(arguments.lane, concurrency)
+    if settings.lanes:
+        lanes = read_lanes(settings.lanes, settings.concurrency)
     else:
-        lanes = (Lane(arguments.queues or there, concurrency),)
+        lanes = (Lane(tuple(settings.queues or there), settings.concurrency),)
     for name in (name for lane in lanes for name in lane.queues):
         if name not in there:
             logger.warning("no function here is of the queue %r by itself; there are %s", name, ", ".join(there))
     return lanes
 
 
-def _introduce(app: str, queue: TaskQueue, lanes: Sequence[Lane], arguments: argparse.Namespace) -> None:
+def _introduce(queue: TaskQueue, lanes: Sequence[Lane], settings: Settings, *, as_json: bool) -> None:
     """Say what will run, and how to stop it."""
     functions = queue.registry.names()
     more = len(functions) - FUNCTIONS_NAMED
-    processes = f", {arguments.processes} processes" if arguments.processes > 1 else ""
+    processes = f", {settings.processes} processes" if settings.processes > 1 else ""
     lines = {
         "store": address_of(queue.storage),
         "lanes": " ".join(map(str, lanes)) + (" in each process" if processes else ""),
         "functions": ", ".join(functions[:FUNCTIONS_NAMED]) + (f" and {more} more" if more > 0 else ""),
-        "stop": f"Ctrl-C or SIGTERM: tasks get {arguments.grace:g} s to end; a second one releases them; a third kills",
+        "stop": f"Ctrl-C or SIGTERM: tasks get {settings.grace:g} s to end; a second one releases them; a third kills",
     }
     if not queue.storage.durable:
         logger.warning("%s is in this process only: what others enqueue does not come here", lines["store"])
-    if arguments.json:
-        logger.info("bullpen %s works for %s: %s", __version__, app, lines)
+    if as_json:
+        logger.info("bullpen %s works for %s: %s", __version__, settings.app, lines)
         return
-    print(f"bullpen {__version__}: a worker for {app}{processes}", file=sys.stderr)
+    print(f"bullpen {__version__}: a worker for {settings.app}{processes}", file=sys.stderr)
     for name, text in lines.items():
         print(f"  {name:<9}  {text}", file=sys.stderr)
     sys.stderr.flush()
 
 
-async def _serve(queue: TaskQueue, lanes: Sequence[Lane], arguments: argparse.Namespace, leash: Leash | None) -> None:
+async def _serve(queue: TaskQueue, lanes: Sequence[Lane], settings: Settings, leash: Leash | None) -> None:
     name = leash.name if leash is not None else None
-    pool = AsyncWorkerPool(queue, arguments.concurrency, lanes=lanes, grace=arguments.grace, name=name)
+    pool = AsyncWorkerPool(queue, settings.concurrency, lanes=lanes, grace=settings.grace, name=name)
     loop = asyncio.get_running_loop()
 
     def stop(level: int) -> None:
@@ -104,6 +126,6 @@ async def _serve(queue: TaskQueue, lanes: Sequence[Lane], arguments: argparse.Na
     def started() -> None:
         if leash is not None:
             leash.say_ready()
-            leash.follow(stop, arguments.grace)
+            leash.follow(stop, settings.grace)
 
     await pool.run(started)

@@ -25,7 +25,8 @@ from bullpen.storage.port import Counts, Limit, WorkerRecord
 from bullpen.tasks.info import as_datetime
 from bullpen.tasks.task import FINAL, TaskStatus
 
-STYLES = {TaskStatus.RUNNING: "running", TaskStatus.SUCCESS: "good", TaskStatus.FAILED: "bad"}
+WORKER_HEADER = ("worker", "pid", "host", "queues", "running", "of", "")
+COUNT_STYLES = {TaskStatus.RUNNING: "running", TaskStatus.SUCCESS: "good", TaskStatus.FAILED: "bad"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,8 +129,8 @@ def picture(status: Status) -> list[Line]:
         lines += indented([text("no tasks", style="quiet")])
     lines.append(())
     if status.workers:
-        header = ("worker", "pid", "host", "queues", "running", "of", "")
-        lines += indented(table(header, [_worker_row(worker, status.at) for worker in status.workers]))
+        rows = [worker_row(worker, worker.running, status.at) for worker in status.workers]
+        lines += indented(table(WORKER_HEADER, rows))
     else:
         lines += indented([text("no workers; start one with `bullpen worker APP`", style="quiet")])
     return lines
@@ -141,37 +142,46 @@ def _names(status: Status) -> Sequence[str]:
 
 def _queue_row(name: str, status: Status) -> Sequence[Span]:
     counts = status.queues.get(name, {})
-    cells = [_count(counts.get(kind, 0), STYLES.get(kind, "")) for kind in TaskStatus]
-    return (Span(name), *cells, Span(", ".join(_remarks(name, status)), "late"))
+    cells = [_count(counts.get(kind, 0), COUNT_STYLES.get(kind, "")) for kind in TaskStatus]
+    return (Span(name), *cells, Span(", ".join(remarks(name in status.paused, _limit_of(name, status))), "late"))
 
 
 def _count(many: int, style: str) -> Span:
     return Span(str(many), style if many else "quiet")
 
 
-def _remarks(name: str, status: Status) -> list[str]:
-    remarks = ["‖ paused"] if name in status.paused else []
-    for limit in status.limits:
-        if limit.queue == name:
-            fields = {
-                f"at most {limit.max_running} at once": limit.max_running,
-                f"at most {limit.max_running_per_key} per key": limit.max_running_per_key,
-                f"at most {limit.rate} per second": limit.rate,
-            }
-            remarks += [words for words, value in fields.items() if value is not None]
-    return remarks
+def remarks(paused: bool, limit: Limit | None) -> list[str]:
+    """What holds a queue back."""
+    told = ["‖ paused"] if paused else []
+    if limit is not None:
+        fields = {
+            f"at most {limit.max_running} at once": limit.max_running,
+            f"at most {limit.max_running_per_key} per key": limit.max_running_per_key,
+            f"at most {limit.rate} per second": limit.rate,
+        }
+        told += [words for words, value in fields.items() if value is not None]
+    return told
 
 
-def _worker_row(worker: WorkerRecord, now: datetime) -> Sequence[Span]:
+def _limit_of(name: str, status: Status) -> Limit | None:
+    return next((limit for limit in status.limits if limit.queue == name), None)
+
+
+def worker_row(worker: WorkerRecord, running: int, now: datetime) -> Sequence[Span]:
     return (
         Span(worker.id),
         Span(str(worker.pid)),
         Span(worker.host),
         Span(",".join(worker.queues)),
-        Span(str(worker.running), "running" if worker.running else "quiet"),
+        Span(str(running), "running" if running else "quiet"),
         Span(str(worker.concurrency)),
         _health(worker, now),
     )
+
+
+def is_up(worker: WorkerRecord, now: datetime) -> bool:
+    """As far as anybody can tell."""
+    return not is_dead(worker) and (now - as_datetime(worker.seen_at)).total_seconds() <= STALE_AFTER
 
 
 def _health(worker: WorkerRecord, now: datetime) -> Span:
@@ -194,23 +204,24 @@ def document(status: Status) -> dict[str, Any]:
             name: {
                 **{str(kind): status.queues.get(name, {}).get(kind, 0) for kind in TaskStatus},
                 "paused": name in status.paused,
-                "limits": next((limit for limit in status.limits if limit.queue == name), None),
+                "limits": _limit_of(name, status),
             }
             for name in _names(status)
         },
-        "workers": [
-            {
-                "id": worker.id,
-                "host": worker.host,
-                "pid": worker.pid,
-                "queues": worker.queues,
-                "running": worker.running,
-                "concurrency": worker.concurrency,
-                "stopping": worker.stopping,
-                "dead": is_dead(worker),
-                "started_at": as_datetime(worker.started_at),
-                "seen_at": as_datetime(worker.seen_at),
-            }
-            for worker in status.workers
-        ],
+        "workers": [worker_document(worker, worker.running) for worker in status.workers],
+    }
+
+
+def worker_document(worker: WorkerRecord, running: int) -> dict[str, Any]:
+    return {
+        "id": worker.id,
+        "host": worker.host,
+        "pid": worker.pid,
+        "queues": worker.queues,
+        "running": running,
+        "concurrency": worker.concurrency,
+        "stopping": worker.stopping,
+        "dead": is_dead(worker),
+        "started_at": as_datetime(worker.started_at),
+        "seen_at": as_datetime(worker.seen_at),
     }

@@ -1,19 +1,22 @@
-"""Which store a command looks into: --url, --app, BULLPEN_URL or BULLPEN_APP."""
+"""Which store a command looks into: --url or --app, BULLPEN_URL or BULLPEN_APP, or what pyproject.toml says."""
 
 from __future__ import annotations
 
 import argparse
-import os
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from bullpen.cli.app import load_queue
 from bullpen.cli.command import CommandError, ExitCode
+from bullpen.cli.settings import find_all
 from bullpen.queue.task_queue import TaskQueue
 from bullpen.storage.memory import MemoryStorage
 from bullpen.storage.port import Storage
 from bullpen.storage.sqlite.store import SqliteStorage
+
+PARTS = {"schema": "bullpen", "prefix": "bullpen"}  # of a server, and the usual ones
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,30 +37,62 @@ def open_queue(arguments: argparse.Namespace) -> Iterator[TaskQueue]:
 
 
 def _find_queue(url: str | None, app: str | None) -> TaskQueue:
-    if url is None and app is None:
-        url, app = os.environ.get("BULLPEN_URL"), os.environ.get("BULLPEN_APP")
-    if url:
-        return TaskQueue(url)
-    if app:
-        return load_queue(app)
-    message = "which store? Give --url sqlite:///jobs.db or --app app:queue, or set BULLPEN_URL or BULLPEN_APP"
+    found = find_all({"url": url, "app": app})
+    if found["url"].value and found["url"].rank <= found["app"].rank:
+        return TaskQueue(found["url"].value)
+    if found["app"].value:
+        return load_queue(found["app"].value)
+    message = (
+        "which store? Give --url sqlite:///jobs.db or --app app:queue, or set BULLPEN_URL or BULLPEN_APP, or url or "
+    )
+    message += "app in [tool.bullpen] of pyproject.toml"
     raise CommandError(message, ExitCode.USAGE)
 
 
 def _refuse_what_is_not_there(storage: Storage) -> None:
     """To look at something is not to make it."""
-    if isinstance(storage, MemoryStorage):
-        raise CommandError("memory:// is in the process that uses it, and nobody else can look into it")
+    refuse_memory(storage)
     if isinstance(storage, SqliteStorage) and not storage.path.exists():
         raise CommandError(f"there is no file {storage.path}: nothing was enqueued there yet, or it is another path")
 
 
+def refuse_memory(storage: Storage) -> None:
+    if isinstance(storage, MemoryStorage):
+        raise CommandError("memory:// is in the process that uses it, and nobody else can look into it")
+
+
 def address_of(storage: Storage) -> str:
-    """What people call it: without user, password and options."""
+    """What people call it: without user, password and options, but for the part of a server that it is."""
     if isinstance(storage, SqliteStorage):
         return f"sqlite:///{storage.path}"
     if isinstance(storage, MemoryStorage):
         return "memory://"
     parts = urlsplit(getattr(storage, "url", ""))
     place = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
-    return f"{parts.scheme}://{place}{parts.path}" if parts.scheme else type(storage).__name__
+    if not parts.scheme:
+        return type(storage).__name__
+    named = {name: getattr(storage, name, usual) for name, usual in PARTS.items()}
+    part = "".join(f"?{name}={value}" for name, value in named.items() if value != PARTS[name])
+    return f"{parts.scheme}://{place}{parts.path}{part}"
+
+
+def without_password(url: str) -> str:
+    """An address that may be shown."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")).geturl()
+
+
+def open_either(app_or_url: str) -> TaskQueue:
+    """The queue of an APP, or one without functions at the address of a store."""
+    return TaskQueue(app_or_url) if "://" in app_or_url else load_queue(app_or_url)
+
+
+def now(queue: TaskQueue) -> float:
+    """By the store's clock, as all instants of tasks are."""
+
+    async def ask() -> float:
+        return await (await queue.astorage()).now()
+
+    return asyncio.run(ask())

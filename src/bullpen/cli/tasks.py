@@ -1,18 +1,18 @@
-"""`bullpen tasks`: list them, show one, cancel some, let some run again."""
+"""`bullpen tasks`: list them, show one, cancel some, let some run again, forget some."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 
-from bullpen.cli import store
-from bullpen.cli.arguments import names, whole
+from bullpen.cli import bulk, store
+from bullpen.cli.arguments import whole
 from bullpen.cli.command import Command, ExitCode, Group
+from bullpen.cli.matching import Matching, add_filters
 from bullpen.cli.output import facts, indented, show, show_json, state, table, text, when
 from bullpen.cli.terminal import Line, Span
-from bullpen.queue.task_queue import LARGEST_PAGE, TaskQueue
+from bullpen.queue.task_queue import LARGEST_PAGE
 from bullpen.queue.why import Why
 from bullpen.tasks.info import TaskInfo, as_datetime
 from bullpen.tasks.task import TaskError, TaskStatus
@@ -25,9 +25,7 @@ MESSAGE = 60  # characters of an error in a list
 
 
 def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--status", type=names, metavar="A,B", help=f"only these: {', '.join(map(str, TaskStatus))}")
-    parser.add_argument("--queue", type=names, metavar="A,B", help="only of these queues")
-    parser.add_argument("--function", metavar="NAME", help="only of this function, by its whole name")
+    add_filters(parser)
     parser.add_argument(
         "--limit", type=whole(1, LARGEST_PAGE), default=SHOWN, metavar="N", help=f"at most so many (default: {SHOWN})"
     )
@@ -37,14 +35,9 @@ def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _list(arguments: argparse.Namespace) -> int:
     with store.open_queue(arguments) as queue:
-        found = queue.list(
-            status=arguments.status,
-            queue=arguments.queue,
-            name=arguments.function,
-            limit=arguments.limit,
-            after=arguments.after,
-        )
-        now = _now(queue)
+        moment = store.now(queue)
+        found = Matching.of(arguments).find(queue, moment, limit=arguments.limit, after=arguments.after)
+    now = as_datetime(moment)
     following = found[-1].id if len(found) == arguments.limit else None
     if arguments.json:
         show_json({"tasks": found, "next": following})
@@ -82,15 +75,6 @@ def _in_short(error: TaskError) -> str:
     return line if len(line) <= MESSAGE else line[: MESSAGE - 1] + "…"
 
 
-def _now(queue: TaskQueue) -> datetime:
-    """By the store's clock, as all instants of tasks are."""
-
-    async def ask() -> float:
-        return await queue.storage.now()
-
-    return as_datetime(asyncio.run(ask()))
-
-
 # Show.
 
 
@@ -102,7 +86,7 @@ def _add_id(parser: argparse.ArgumentParser) -> None:
 def _show(arguments: argparse.Namespace) -> int:
     with store.open_queue(arguments) as queue:
         job = queue.job(arguments.id)
-        task, why, now = job.info(), job.why(), _now(queue)
+        task, why, now = job.info(), job.why(), as_datetime(store.now(queue))
     if arguments.json:
         show_json({"task": task, "why": why})
     else:
@@ -153,41 +137,44 @@ def _described(task: TaskInfo, why: Why, now: datetime) -> list[Line]:
 # Change.
 
 
-def _add_ids(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ids", nargs="+", metavar="ID", help="the ids of tasks")
-    store.add_arguments(parser)
+ALIVE = (TaskStatus.PENDING, TaskStatus.RUNNING)
+OVER = (TaskStatus.SUCCESS, TaskStatus.FAILED, TaskStatus.CANCELLED)
+
+
+def _add_cancel_arguments(parser: argparse.ArgumentParser) -> None:
+    bulk.add_arguments(parser, ALIVE)
 
 
 def _cancel(arguments: argparse.Namespace) -> int:
-    with store.open_queue(arguments) as queue:
-        changed = queue.cancel(*arguments.ids)
-    return _tell(arguments, changed, "cancelled, or asked to stop")
+    return bulk.change_many(arguments, ALIVE, lambda queue, ids: queue.cancel(*ids), "cancelled, or asked to stop")
+
+
+def _add_retry_arguments(parser: argparse.ArgumentParser) -> None:
+    bulk.add_arguments(parser, OVER, default=(TaskStatus.FAILED,))
 
 
 def _retry(arguments: argparse.Namespace) -> int:
-    with store.open_queue(arguments) as queue:
-        changed = queue.retry(*arguments.ids)
-    return _tell(arguments, changed, "will run again")
+    return bulk.change_many(
+        arguments, OVER, lambda queue, ids: queue.retry(*ids), "will run again", default=(TaskStatus.FAILED,)
+    )
 
 
-def _tell(arguments: argparse.Namespace, changed: int, what: str) -> int:
-    """Whether all that were named have changed is also the exit code."""
-    named = len(set(arguments.ids))
-    if arguments.json:
-        show_json({"named": named, "changed": changed})
-    else:
-        others = "" if changed == named else "; the others are not there, or were not in a state for it"
-        show([text(f"{changed} of {named} {what}{others}")])
-    return ExitCode.OK if changed == named else ExitCode.NOT_FOUND
+def _add_purge_arguments(parser: argparse.ArgumentParser) -> None:
+    bulk.add_arguments(parser, OVER)
+
+
+def _purge(arguments: argparse.Namespace) -> int:
+    return bulk.change_many(arguments, OVER, lambda queue, ids: queue.delete(*ids), "forgotten")
 
 
 GROUP = Group(
     "tasks",
-    "List tasks, show one, cancel some, let some run again.",
+    "List tasks, show one, cancel, retry or forget some.",
     (
         Command("list", "List tasks, oldest first.", _add_list_arguments, _list),
         Command("show", "Show all that is known about a task, but its arguments.", _add_id, _show),
-        Command("cancel", "Cancel tasks that wait; ask those that run to stop.", _add_ids, _cancel),
-        Command("retry", "Let tasks that are over run again, with all their tries.", _add_ids, _retry),
+        Command("cancel", "Cancel tasks that wait; ask those that run to stop.", _add_cancel_arguments, _cancel),
+        Command("retry", "Let tasks that are over run again, with all their tries.", _add_retry_arguments, _retry),
+        Command("purge", "Forget tasks that are over, and their results.", _add_purge_arguments, _purge),
     ),
 )

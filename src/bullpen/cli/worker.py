@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import argparse
 
-from bullpen.cli import logs
 from bullpen.cli.app import HOW
-from bullpen.cli.arguments import names, number, whole
+from bullpen.cli.arguments import names
 from bullpen.cli.command import Command
-
-CONCURRENCY, GRACE = 10, 25.0
+from bullpen.cli.settings import LOG_LEVELS, SETTINGS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is not typed may be set elsewhere, so nothing has a default here."""
     parser.add_argument("app", nargs="?", metavar="APP", help=f"{HOW} (default: $BULLPEN_APP)")
     parser.add_argument(
         "-c",
         "--concurrency",
-        type=whole(1, 100_000),
-        default=CONCURRENCY,
+        type=SETTINGS["concurrency"].read,
         metavar="N",
-        help=f"how many tasks run at once, in each process (default: {CONCURRENCY})",
+        help=f"how many tasks run at once, in each process (default: {SETTINGS['concurrency'].default})",
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
@@ -28,38 +26,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     which.add_argument(
         "--lane",
+        dest="lanes",
         action="append",
         metavar="LANE",
         help="queues with permits of their own, as queue[,queue…][:permits][@runtime]; may be repeated",
     )
-    parser.add_argument(
+    many = parser.add_mutually_exclusive_group()
+    many.add_argument(
         "--processes",
-        type=whole(1, 256),
-        default=1,
+        type=SETTINGS["processes"].read,
         metavar="N",
         help="so many worker processes, each with its own concurrency (default: 1)",
     )
+    many.add_argument(
+        "--reload", action="store_true", help="start again when a .py file below the current folder changes"
+    )
     parser.add_argument(
         "--grace",
-        type=number(0, 86_400),
-        default=GRACE,
+        type=SETTINGS["grace"].read,
         metavar="S",
-        help=f"seconds that tasks get to end when the worker is told to stop (default: {GRACE:g})",
+        help=f"seconds that tasks get to end when the worker is told to stop (default: {SETTINGS['grace'].default:g})",
     )
     parser.add_argument(
         "--import",
         dest="imports",
         action="append",
-        default=[],
         metavar="MODULE",
         help="import this too, for the tasks that it registers; may be repeated",
     )
     parser.add_argument(
         "--log-level",
-        choices=logs.LEVELS,
-        default="info",
+        choices=LOG_LEVELS,
         metavar="LEVEL",
-        help=f"{', '.join(logs.LEVELS)}; debug tells of every task (default: info)",
+        help=f"{', '.join(LOG_LEVELS)}; debug tells of every task (default: info)",
     )
     parser.add_argument("--json", action="store_true", help="log lines as JSON")
 

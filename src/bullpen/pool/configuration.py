@@ -133,21 +133,22 @@ def read_toml(path: Path | None) -> tuple[Mapping[str, Any], str | None, str]:
 
     Without a path it is the nearest `pyproject.toml`, here or above, that has pools.
     """
-    paths = _candidates() if path is None else [path]
+    paths = candidates() if path is None else [path]
     for candidate in paths:
-        section = _section(candidate)
+        section = section_of(candidate)
         if "pools" in section:
             return section["pools"], section.get("default_pool"), str(candidate)
     looked = ", ".join(map(str, paths)) if paths else f"no {FILE} here or above"
     raise ConfigurationError(f"there is no [{SECTION}.NAME] in it", source=looked)
 
 
-def _candidates() -> list[Path]:
+def candidates() -> list[Path]:
+    """Each `pyproject.toml`, here and above, the nearest one first."""
     here = Path.cwd()
     return [folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file()]
 
 
-def _section(path: Path) -> Mapping[str, Any]:
+def section_of(path: Path) -> Mapping[str, Any]:
     """`[tool.bullpen]`; empty if there is none."""
     try:
         found: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -321,6 +321,14 @@ class TaskQueue:
         ids = [_id(task_id) for task_id in task_ids]
         return len(await (await self._clients.get()).retry(ids))
 
+    def delete(self, *task_ids: str) -> int:
+        """Forget tasks that are over, and their results; how many. Those that wait or run stay."""
+        return self._store.run("delete", self.adelete(*task_ids))
+
+    async def adelete(self, *task_ids: str) -> int:
+        ids = [_id(task_id) for task_id in task_ids]
+        return await (await self._clients.get()).delete(ids)
+
     def purge(
         self,
         *,

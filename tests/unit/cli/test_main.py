@@ -28,7 +28,10 @@ def test_a_mistyped_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_for_an_unknown_command_the_known_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["xyzzy"]) == 2
-    assert "there is worker, status, tasks, why, demo; see `bullpen --help`" in capsys.readouterr().err
+    assert (
+        f"there is {', '.join(command.name for command in cli.COMMANDS)}; see `bullpen --help`"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

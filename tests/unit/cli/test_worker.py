@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import logging
 
 import pytest
@@ -16,8 +15,8 @@ queue = TaskQueue("memory://")
 def send() -> None: ...
 
 
-def parsed(*words: str) -> argparse.Namespace:
-    return make_parser().parse_args(["worker", "app", *words])
+def parsed(*words: str) -> serve.Settings:
+    return serve.Settings.of(make_parser().parse_args(["worker", "app", *words]))
 
 
 @pytest.mark.parametrize(
@@ -28,6 +27,7 @@ def parsed(*words: str) -> argparse.Namespace:
         ("--processes none", "--processes: must be a number from 1"),
         ("--queues a,,b", "--queues: must be names with commas"),
         ("--lane a:1 --queues a", "not allowed with argument"),
+        ("--reload --processes 2", "not allowed with argument"),
         ("--log-level loud", "--log-level: invalid choice: 'loud'"),
         ("--concurency 5", "'--concurency 5' is not understood"),
     ],

@@ -1,0 +1,108 @@
+"""One change for many tasks: those that are named, or all that match. They are counted before anything is changed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from bullpen.cli import store
+from bullpen.cli.command import CommandError, ExitCode
+from bullpen.cli.matching import Matching, add_filters
+from bullpen.cli.output import show, show_json, text
+from bullpen.cli.progress import Progress
+from bullpen.queue.task_queue import TaskQueue
+from bullpen.tasks.task import TaskStatus
+
+BATCH = 200
+
+Statuses = Sequence[TaskStatus]
+Change = Callable[[TaskQueue, Sequence[str]], int]  # how many it has changed
+
+
+def add_arguments(parser: argparse.ArgumentParser, statuses: Statuses, default: Statuses | None = None) -> None:
+    """`statuses`: those that the change is for; `default`: which of them, if nothing is said."""
+    parser.add_argument("ids", nargs="*", metavar="ID", help="the ids of tasks; else all that match, as follows")
+    allowed = ", ".join(map(str, statuses))
+    add_filters(parser, f"{allowed} (default: {', '.join(map(str, default)) if default else 'all of these'})")
+    parser.add_argument("--all", action="store_true", help="all of them, without a filter")
+    parser.add_argument("--dry-run", action="store_true", help="say how many match, and change nothing")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    store.add_arguments(parser)
+
+
+def change_many(
+    arguments: argparse.Namespace, statuses: Statuses, change: Change, done: str, default: Statuses | None = None
+) -> int:
+    """`done`: what was done, in words."""
+    matching = Matching.of(arguments)
+    _check(arguments, matching, statuses)
+    with store.open_queue(arguments) as queue:
+        if arguments.ids:
+            return _named(arguments, change(queue, arguments.ids), done)
+        matching = matching if matching.status else replace(matching, status=tuple(map(str, default or statuses)))
+        ids = [task.id for task in matching.find(queue, store.now(queue))]
+        if arguments.dry_run or not ids:
+            return _tell(arguments, len(ids), 0, f"{len(ids)} match; nothing was changed")
+        _confirm(arguments, len(ids))
+        return _change(arguments, queue, ids, change, done)
+
+
+def _check(arguments: argparse.Namespace, matching: Matching, statuses: Statuses) -> None:
+    if arguments.ids and (matching or arguments.all or arguments.dry_run):
+        raise CommandError("name tasks by their ids, or say which ones match, not both", ExitCode.USAGE)
+    if not (arguments.ids or matching or arguments.all):
+        raise CommandError("which tasks? Name their ids, or say which: --queue, --error, …, or --all", ExitCode.USAGE)
+    if matching and arguments.all:
+        raise CommandError("--all is without a filter; leave it out", ExitCode.USAGE)
+    wrong = set(matching.status or ()) - set(map(str, statuses))
+    if wrong:
+        allowed = ", ".join(map(str, statuses))
+        raise CommandError(f"--status may be {allowed} here, not {', '.join(sorted(wrong))}", ExitCode.USAGE)
+
+
+def _confirm(arguments: argparse.Namespace, many: int) -> None:
+    if arguments.yes:
+        return
+    if arguments.json or not sys.stdin.isatty():
+        raise CommandError(f"{many} tasks match; say --yes to go on without being asked", ExitCode.USAGE)
+    print(f"{many} tasks match. {arguments.command.name.capitalize()} them all? [y/N] ", end="", file=sys.stderr)
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CommandError("nothing was changed")
+
+
+def _change(arguments: argparse.Namespace, queue: TaskQueue, ids: Sequence[str], change: Change, done: str) -> int:
+    changed = 0
+    with Progress(done, len(ids), quiet=arguments.json) as progress:
+        try:
+            for first in range(0, len(ids), BATCH):
+                batch = ids[first : first + BATCH]
+                changed += change(queue, batch)
+                progress.advance(len(batch))
+        except KeyboardInterrupt:
+            message = f"stopped: {progress.done} of {len(ids)} were looked at, {changed} {done}"
+            raise CommandError(message, ExitCode.INTERRUPTED) from None
+    others = "" if changed == len(ids) else "; the others were in another state by then"
+    return _tell(arguments, len(ids), changed, f"{changed} of {len(ids)} {done}{others}")
+
+
+def _tell(arguments: argparse.Namespace, matching: int, changed: int, words: str) -> int:
+    if arguments.json:
+        show_json({"matching": matching, "changed": changed})
+    else:
+        show([text(words)])
+    return ExitCode.OK
+
+
+def _named(arguments: argparse.Namespace, changed: int, done: str) -> int:
+    """Whether all that were named have changed is also the exit code."""
+    named = len(set(arguments.ids))
+    if arguments.json:
+        show_json({"named": named, "changed": changed})
+    else:
+        others = "" if changed == named else "; the others are not there, or were not in a state for it"
+        show([text(f"{changed} of {named} {done}{others}")])
+    return ExitCode.OK if changed == named else ExitCode.NOT_FOUND

@@ -1,0 +1,37 @@
+"""`bullpen config`: every setting, its value, and who said so."""
+
+from __future__ import annotations
+
+import argparse
+
+from bullpen.cli.command import Command, ExitCode
+from bullpen.cli.output import show, show_json, table
+from bullpen.cli.settings import SETTINGS, Found, find_all
+from bullpen.cli.store import without_password
+from bullpen.cli.terminal import Span
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    found = find_all()
+    if found["url"].value is not None:
+        found["url"] = found["url"]._replace(value=without_password(found["url"].value))
+    if arguments.json:
+        show_json({name: {"value": value, "source": source} for name, (value, source, _) in found.items()})
+    else:
+        rows = [_row(name, entry) for name, entry in found.items()]
+        show(table(("setting", "value", "from", ""), rows))
+    return ExitCode.OK
+
+
+def _row(name: str, found: Found) -> tuple[Span, ...]:
+    value, source, _ = found
+    shown = ",".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else f"{value}"
+    style = "quiet" if source == "default" else ""
+    return Span(name), Span(shown or "–", style), Span(source, style or "accent"), Span(SETTINGS[name].summary, "quiet")
+
+
+COMMAND = Command("config", "Show each setting, its value, and where it comes from.", add_arguments, run)

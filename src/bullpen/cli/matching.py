@@ -1,0 +1,96 @@
+"""Which tasks: the filters of `bullpen tasks`, and all that they match, page by page."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import msgspec
+
+from bullpen.cli.arguments import names, seconds
+from bullpen.queue.task_queue import LARGEST_PAGE, TaskQueue
+from bullpen.tasks.info import TaskInfo, as_datetime
+from bullpen.tasks.task import FINAL, TaskStatus
+
+
+def add_filters(parser: argparse.ArgumentParser, statuses: str = ", ".join(map(str, TaskStatus))) -> None:
+    parser.add_argument("--status", type=names, metavar="A,B", help=f"only these: {statuses}")
+    parser.add_argument("--queue", type=names, metavar="A,B", help="only of these queues")
+    parser.add_argument("--function", metavar="NAME", help="only of this function, by its whole name")
+    parser.add_argument("--worker", metavar="ID", help="only those that this worker runs, or ran last")
+    parser.add_argument(
+        "--error",
+        metavar="WHAT",
+        help="only those whose latest error is of this kind or type, such as timeout, crash or ConnectionError",
+    )
+    parser.add_argument(
+        "--older-than",
+        type=seconds,
+        metavar="AGE",
+        help="only those that ended, or if they have not, were enqueued, so long ago, such as 90s, 5m, 2h, 7d",
+    )
+    parser.add_argument("--newer-than", type=seconds, metavar="AGE", help="… or not so long ago")
+
+
+class Matching(msgspec.Struct, frozen=True, kw_only=True):
+    """The filters that were typed."""
+
+    status: tuple[str, ...] | None = None
+    queue: tuple[str, ...] | None = None
+    function: str | None = None
+    worker: str | None = None
+    error: str | None = None
+    older_than: float | None = None
+    newer_than: float | None = None
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Matching:
+        return cls(**{name: getattr(arguments, name) for name in cls.__struct_fields__})
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, name) is not None for name in self.__struct_fields__)
+
+    def find(
+        self, queue: TaskQueue, now: float, *, limit: int | None = None, after: str | None = None
+    ) -> list[TaskInfo]:
+        """At most `limit` of them, by their ids."""
+        found = []
+        for task in self._candidates(queue, limit, after):
+            if self._fits(task, now):
+                found.append(task)
+                if len(found) == limit:
+                    break
+        return found
+
+    def _candidates(self, queue: TaskQueue, limit: int | None, after: str | None) -> Iterator[TaskInfo]:
+        """Those that the store finds by itself."""
+        is_all = self.error is None and self.older_than is None and self.newer_than is None
+        size = min(limit, LARGEST_PAGE) if limit is not None and is_all else LARGEST_PAGE
+        while True:
+            page = queue.list(
+                status=self.status,  # type: ignore[arg-type]
+                queue=self.queue,
+                name=self.function,
+                worker=self.worker,
+                limit=size,
+                after=after,
+            )
+            yield from page
+            if len(page) < size:
+                return
+            after = page[-1].id
+
+    def _fits(self, task: TaskInfo, now: float) -> bool:
+        since = task.finished_at if task.status in FINAL and task.finished_at is not None else task.created_at
+        age = (as_datetime(now) - since).total_seconds()
+        return (
+            (self.error is None or (task.error is not None and self.error in _names_of(task)))
+            and (self.older_than is None or age >= self.older_than)
+            and (self.newer_than is None or age < self.newer_than)
+        )
+
+
+def _names_of(task: TaskInfo) -> set[str]:
+    """What its latest error may be called."""
+    assert task.error is not None
+    return {task.error.kind, task.error.type, task.error.type.rpartition(".")[2]} - {""}

@@ -1,0 +1,54 @@
+"""How far a command is that takes its time: a bar on a terminal, nothing elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from types import TracebackType
+
+from bullpen.cli.output import duration
+from bullpen.cli.terminal import Line, Screen, Span, bar, is_live
+
+WIDTH = 30
+EVERY = 0.1  # seconds between two frames
+
+
+class Progress:
+    """Drawn on stderr, so that stdout has nothing but the outcome. As a context manager it leaves no trace."""
+
+    def __init__(self, what: str, total: int, *, quiet: bool = False) -> None:
+        self._what = what
+        self.total = total
+        self.done = 0
+        self._began = time.monotonic()
+        self._drawn = 0.0
+        live = not quiet and is_live(sys.stderr, os.environ.get("TERM", ""))
+        self._screen = Screen(sys.stderr, colours=not os.environ.get("NO_COLOR")) if live else None
+
+    def __enter__(self) -> Progress:
+        if self._screen is not None:
+            self._screen.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._screen is not None:
+            self._screen.draw([])
+            self._screen.__exit__(kind, error, traceback)
+
+    def advance(self, by: int) -> None:
+        self.done += by
+        now = time.monotonic()
+        if self._screen is not None and now - self._drawn >= EVERY:
+            self._drawn = now
+            self._screen.draw([self.line(now - self._began)])
+
+    def line(self, passed: float) -> Line:
+        """`moved ━━━───  1500 of 4000, 3 s left`"""
+        self.total = max(self.total, self.done)
+        rate = self.done / passed if passed > 0 else 0.0
+        left = f", {duration((self.total - self.done) / rate)} left" if rate and self.done < self.total else ""
+        counted = f"  {self.done} of {self.total}{left}"
+        return (Span(f"{self._what} "), *bar(self.done, self.total, WIDTH, "accent"), Span(counted, "quiet"))

@@ -1,0 +1,106 @@
+"""`bullpen` in this process, on a store of each kind, with functions that have stories."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bullpen import Job, TaskQueue, WorkerPool
+from bullpen.cli.main import main
+from tests.postgres import new_schema
+
+Shown = tuple[int, str, str]
+KINDS = ("sqlite", "postgres", "redis")
+
+
+@contextmanager
+def new_store(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of an empty store; nothing is left of it."""
+    if kind == "sqlite":
+        yield f"sqlite:///{folder}/{secrets.token_hex(4)}.db?synchronous=normal"
+    elif kind == "postgres":
+        server = request.getfixturevalue("postgres_url")
+        with new_schema(server) as schema:
+            yield f"{server}?schema={schema}"
+    else:
+        server, prefix = request.getfixturevalue("redis_url"), f"bullpen-test-{secrets.token_hex(6)}"
+        try:
+            yield f"{server}?prefix={prefix}"
+        finally:
+            asyncio.run(_drop_keys(server, prefix))
+
+
+async def _drop_keys(server: str, prefix: str) -> None:
+    from redis.asyncio import Redis
+
+    async with Redis.from_url(server) as client:
+        keys = [key async for key in client.scan_iter(match=f"*{prefix}:*", count=1000)]
+        if keys:
+            await client.delete(*keys)
+
+
+class Desk:
+    """A queue at an address, its functions, and the command line on it."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.url = url
+        self.queue = queue = TaskQueue(url)
+        self._capsys = capsys
+        self.add = queue.task(add)
+        self.fail = queue.task(fail)
+        self.mail = queue.task(queue="mail")(mail)
+
+    def run(self, *words: str) -> Shown:
+        """Exit code, stdout, stderr."""
+        code = main([*words, "--url", self.url])
+        shown = self._capsys.readouterr()
+        return code, shown.out, shown.err
+
+    def tell(self, *words: str) -> str:
+        code, out, err = self.run(*words)
+        assert (code, err) == (0, ""), (code, out, err)
+        return out
+
+    def json(self, *words: str, code: int = 0) -> Any:
+        found, out, err = self.run(*words, "--json")
+        assert found == code, (found, out, err)
+        return json.loads(out)
+
+    def work(self, *jobs: Job[Any]) -> None:
+        """Until these are over."""
+        with WorkerPool(self.queue, poll_interval=0.05):
+            for job in jobs:
+                try:
+                    job.result(timeout=20)
+                except Exception:
+                    pass
+
+
+def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+def fail(how: str) -> None:
+    raise KeyError("as told") if how == "key" else ValueError("as told")
+
+
+def mail(to: str, on: date | None = None) -> str:
+    return f"{to} {on}"
+
+
+@contextmanager
+def desk_at(url: str, capsys: pytest.CaptureFixture[str]) -> Iterator[Desk]:
+    desk = Desk(url, capsys)
+    with desk.queue:
+        yield desk
+
+
+MakeStore = Callable[[str], str]

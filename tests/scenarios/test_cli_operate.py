@@ -1,0 +1,179 @@
+"""Operating a queue from the command line, on every kind of store."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bullpen import WorkerPool
+from bullpen.cli.main import main
+from tests.scenarios.cli_stores import KINDS, Desk, desk_at, new_store
+from tests.scenarios.cli_support import command
+from tests.scenarios.terminal import terminal
+
+
+@pytest.fixture(params=KINDS)
+def desk(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Desk]:
+    with new_store(request.param, tmp_path, request) as url, desk_at(url, capsys) as desk:
+        yield desk
+
+
+@pytest.fixture
+def sqlite_desk(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Desk]:
+    with new_store("sqlite", tmp_path, request) as url, desk_at(url, capsys) as desk:
+        yield desk
+
+
+# Tasks, all that match.
+
+
+def test_all_that_match_are_changed_after_a_count(desk: Desk) -> None:
+    keys = [desk.fail.enqueue("key") for _ in range(3)]
+    values = [desk.fail.enqueue("value") for _ in range(2)]
+    desk.work(*keys, *values)
+    assert [task["id"] for task in desk.json("tasks", "--error", "KeyError")["tasks"]] == [job.id for job in keys]
+    assert len(desk.json("tasks", "--error", "exception")["tasks"]) == 5
+    assert desk.json("tasks", "--error", "timeout")["tasks"] == []
+    assert desk.tell("tasks", "retry", "--error", "KeyError", "--dry-run") == "3 match; nothing was changed\n"
+    code, out, err = desk.run("tasks", "retry", "--error", "KeyError")
+    assert (code, out) == (2, "")
+    assert "3 tasks match; say --yes to go on without being asked" in err
+    assert desk.tell("tasks", "retry", "--error", "KeyError", "--yes") == "3 of 3 will run again\n"
+    assert [str(job.status) for job in (*keys, *values)] == ["pending"] * 3 + ["failed"] * 2
+    assert desk.json("tasks", "cancel", "--all", "-y") == {"matching": 3, "changed": 3}
+    assert desk.tell("tasks", "purge", "--status", "cancelled", "-y") == "3 of 3 forgotten\n"
+    assert [task["id"] for task in desk.json("tasks")["tasks"]] == [job.id for job in values]
+    assert desk.tell("tasks", "purge", values[0].id) == "1 of 1 forgotten\n"
+    assert desk.run("tasks", "purge", values[0].id)[0] == 3
+
+
+def test_tasks_are_found_by_their_age_and_worker(desk: Desk) -> None:
+    job = desk.add.enqueue(1)
+    with WorkerPool(desk.queue, poll_interval=0.05) as pool:
+        assert job.result(timeout=20) == 2
+    assert [task["id"] for task in desk.json("tasks", "--worker", pool.id)["tasks"]] == [job.id]
+    assert desk.json("tasks", "--worker", "nobody")["tasks"] == []
+    assert desk.json("tasks", "--older-than", "1h")["tasks"] == []
+    assert len(desk.json("tasks", "--newer-than", "1h")["tasks"]) == 1
+    assert desk.tell("tasks", "purge", "--older-than", "1h") == "0 match; nothing was changed\n"
+    assert desk.tell("tasks", "purge", "--newer-than", "1h", "--yes") == "1 of 1 forgotten\n"
+
+
+def test_many_are_changed_in_batches(sqlite_desk: Desk) -> None:
+    sqlite_desk.add.enqueue_many([(number,) for number in range(1234)])
+    assert sqlite_desk.json("tasks", "cancel", "--function", f"{Desk.__module__}.add", "-y") == {
+        "matching": 1234,
+        "changed": 1234,
+    }
+    assert (
+        sqlite_desk.json("tasks", "--status", "cancelled", "--older-than", "0", "--limit", "1000")["next"] is not None
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("tasks retry", "which tasks? Name their ids"),
+        ("tasks retry abc --queue mail", "not both"),
+        ("tasks cancel --all --queue mail", "--all is without a filter"),
+        ("tasks retry --status pending", "--status may be success, failed, cancelled here, not pending"),
+        ("tasks cancel --status failed -y", "--status may be pending, running here, not failed"),
+        ("tasks --older-than soon", "--older-than: must be a number of seconds, or like '250ms'"),
+        ("queues limit mail --rate 0", "--rate: must be a number from"),
+        ("queues pause mail,x", "no task and no worker has the queue 'mail,x'"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_changed(sqlite_desk: Desk, words: str, said: str) -> None:
+    sqlite_desk.mail.enqueue("a")
+    code, out, err = sqlite_desk.run(*words.split())
+    assert (code, out) == (3 if "pause" in words else 2, "")
+    assert said in err
+
+
+def test_people_at_a_terminal_are_asked_and_shown_how_far_it_is(sqlite_desk: Desk) -> None:
+    sqlite_desk.add.enqueue_many([(number,) for number in range(600)])
+    words = command("tasks", "cancel", "--all", "--url", sqlite_desk.url)
+    with terminal(words) as session:
+        session.read_until(lambda shown: "600 tasks match. Cancel them all? [y/N]" in shown)
+        os.write(session.master, b"n\n")
+        assert session.ends() == 1
+        assert "nothing was changed" in session.shown
+    with terminal(words) as session:
+        session.read_until(lambda shown: "[y/N]" in shown)
+        os.write(session.master, b"y\n")
+        assert session.ends() == 0
+        assert "━" in session.shown
+        assert "600 of 600 cancelled, or asked to stop" in session.shown
+
+
+# Queues.
+
+
+def test_queues_are_paused_resumed_and_limited(desk: Desk) -> None:
+    desk.mail.enqueue("a")
+    assert desk.tell("queues", "pause", "mail").splitlines()[1].split()[-2:] == ["‖", "paused"]
+    (mail,) = desk.json("queues", "limit", "mail", "--max-running", "3", "--rate", "2.5")["queues"]
+    assert (mail["name"], mail["paused"], mail["counts"]["pending"], mail["workers"]) == ("mail", True, 1, 0)
+    assert (mail["limit"]["max_running"], mail["limit"]["rate"]) == (3, 2.5)
+    (mail,) = desk.json("queues", "limit", "mail", "--rate", "none")["queues"]
+    assert (mail["limit"]["max_running"], mail["limit"]["rate"]) == (3, None)
+    assert "at most 3 at once" in desk.tell("queues", "limit", "mail")
+    assert "paused" not in desk.tell("queues", "resume", "mail")
+    with WorkerPool(desk.queue):
+        assert [(queue["name"], queue["workers"]) for queue in desk.json("queues")["queues"]] == [
+            ("default", 1),
+            ("mail", 1),
+        ]
+
+
+def test_a_slip_in_the_name_of_a_queue_is_noticed(sqlite_desk: Desk) -> None:
+    sqlite_desk.mail.enqueue("a")
+    code, _, err = sqlite_desk.run("queues", "pause", "mial")
+    assert (code, "no task and no worker has the queue 'mial'; did you mean 'mail'?" in err) == (3, True)
+    assert sqlite_desk.queue.paused() == frozenset()
+
+
+# Workers.
+
+
+def test_workers_are_shown_with_what_they_run(desk: Desk) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        go.wait(20)
+
+    job = desk.queue.task(name="hold")(hold).enqueue()
+    assert "no workers; start one" in desk.tell("workers")
+    with WorkerPool(desk.queue, 2, poll_interval=0.05) as pool:
+        assert begun.wait(20)
+        out = desk.tell("workers")
+        (worker,) = desk.json("workers")["workers"]
+        go.set()
+        job.result(timeout=20)
+    assert [line.split()[:2] for line in out.splitlines()[1:]] == [[pool.id, str(os.getpid())], [job.id, "hold"]]
+    assert (worker["pid"], worker["running"], worker["concurrency"]) == (os.getpid(), 1, 2)
+    assert [task["id"] for task in worker["tasks"]] == [job.id]
+
+
+# Enqueue.
+
+
+def test_a_function_is_enqueued_by_its_name_and_the_store_alone(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    name = f"{Desk.__module__}.mail"
+    assert main(["enqueue", desk.url, name, "ada", "--queue", "mail", "--priority", "3"]) == 0
+    job = desk.queue.job(capsys.readouterr().out.strip())
+    assert (job.info().name, job.info().priority, job.info().queue) == (name, 3, "mail")
+    desk.work(job)
+    assert job.result(timeout=0) == "ada None"
+    assert main(["enqueue", desk.url, name, "x", "--unique-key", "k", "--delay", "2h", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main(["enqueue", desk.url, name, "x", "--unique-key", "k"]) == 0
+    shown = capsys.readouterr()
+    assert (first["is_new"], shown.out.strip()) == (True, first["id"])
+    assert "a task with the key 'k' is there already" in shown.err

@@ -1,0 +1,37 @@
+"""`bullpen worker --reload`: new code runs without a hand on the worker, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bullpen import TaskQueue
+from tests.scenarios.cli_support import Folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+@pytest.mark.timeout(180)
+def test_new_code_runs_and_what_was_running_goes_on_with_nothing_counted(folder: Folder) -> None:
+    app = folder.path / "app.py"
+    with TaskQueue(f"sqlite:///{folder.path}/jobs.db") as queue, folder.worker("--reload", "--grace", "0.2") as worker:
+        worker.seen("runs default")
+        long = queue.enqueue("app.nap", (0.8,), elsewhere=True)
+        worker.seen("napping")
+        app.write_text(app.read_text() + "\n\n@queue.task\ndef fresh() -> str:\n    return 'fresh'\n")
+        worker.seen("app.py has changed: the worker starts again")
+        assert queue.enqueue("app.fresh", elsewhere=True).result(timeout=60) == "fresh"
+        assert long.result(timeout=60) == 0.8
+        task = long.info()
+        assert (task.attempt, task.failures, task.crashes) == (2, 0, 0)
+
+        app.write_text(app.read_text() + "\n\nthis is no Python\n")
+        worker.seen("the worker has ended; it is started again when a file changes")
+        assert "SyntaxError" in worker.told
+        app.write_text(app.read_text().replace("this is no Python", ""))
+        worker.seen("runs default", times=3)
+        assert worker.stop() == 0

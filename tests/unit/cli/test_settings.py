@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bullpen import ConfigurationError
+from bullpen.cli.main import main
+from bullpen.cli.settings import SETTINGS, find_all
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for setting in SETTINGS.values():
+        monkeypatch.delenv(setting.variable, raising=False)
+    return tmp_path
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "pyproject.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_flag_counts_before_the_environment_before_the_file_before_the_default(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_all()["concurrency"][:2] == (10, "default")
+    file = write(folder, "[tool.bullpen]\nconcurrency = 20\ngrace = 3.5\n")
+    assert find_all()["concurrency"][:2] == (20, str(file))
+    assert find_all()["grace"].value == 3.5
+    monkeypatch.setenv("BULLPEN_CONCURRENCY", "30")
+    assert find_all()["concurrency"][:2] == (30, "BULLPEN_CONCURRENCY")
+    assert find_all({"concurrency": 40})["concurrency"][:2] == (40, "--concurrency")
+    assert find_all({"concurrency": None})["concurrency"].value == 30
+
+
+def test_lists_are_written_as_toml_has_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, '[tool.bullpen]\nlanes = ["default,mail:50", "reports:2"]\nimports = ["a.b", "c"]\n')
+    assert find_all()["lanes"].value == ("default,mail:50", "reports:2")
+    assert find_all()["imports"].value == ("a.b", "c")
+    monkeypatch.setenv("BULLPEN_QUEUES", "x,y")
+    assert (find_all()["queues"].value, find_all()["lanes"].value) == (("x", "y"), None)
+
+
+def test_the_nearest_file_that_says_something_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, "[tool.bullpen]\ngrace = 1\n")
+    inner = folder / "package" / "inner"
+    inner.mkdir(parents=True)
+    write(inner, "[tool.other]\n")
+    monkeypatch.chdir(inner)
+    assert find_all()["grace"].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("concurency = 3", "'concurency' is no setting; did you mean 'concurrency'?"),
+        ("zzz = 3", "'zzz' is no setting; there is app, url"),
+        ("grace = 'long'", "grace must be a number from 0 to 86400, got 'long'"),
+        ("log_level = 'loud'", "log_level must be one of debug, info, warning, error, got 'loud'"),
+    ],
+)
+def test_a_slip_in_the_file_is_named(folder: Path, text: str, said: str) -> None:
+    file = write(folder, f"[tool.bullpen]\n{text}\n")
+    with pytest.raises(ConfigurationError, match=f"\\[tool.bullpen\\] in {file}: ") as raised:
+        find_all()
+    assert said in str(raised.value)
+
+
+def test_tables_of_pools_are_no_settings(folder: Path) -> None:
+    write(folder, '[tool.bullpen]\ndefault_pool = "a"\n[tool.bullpen.pools.a]\nmax_workers = 2\n')
+    assert find_all()["app"].value is None
+
+
+def test_a_slip_in_the_environment_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BULLPEN_PROCESSES", "many")
+    assert main(["config"]) == 2
+    assert "the environment: BULLPEN_PROCESSES must be a number from 1 to 256, got 'many'" in capsys.readouterr().err
+
+
+def test_config_shows_each_value_and_its_source_but_no_password(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(folder, '[tool.bullpen]\napp = "shop.jobs:queue"\n')
+    monkeypatch.setenv("BULLPEN_URL", "postgresql://ada:s3cret@db/shop")
+    assert main(["config"]) == 0
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert lines["app"][1:3] == ["shop.jobs:queue", str(file)]
+    assert lines["url"][1:3] == ["postgresql://ada:***@db/shop", "BULLPEN_URL"]
+    assert lines["grace"][1:3] == ["25.0", "default"]
+    assert main(["config", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["app"] == {"value": "shop.jobs:queue", "source": str(file)}
+
+
+def test_of_store_and_app_the_stronger_source_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, f'[tool.bullpen]\nurl = "sqlite:///{folder}/file.db"\n')
+    monkeypatch.setenv("BULLPEN_APP", "nowhere")
+    assert main(["status"]) == 2
+    assert "cannot use 'nowhere'" in capsys.readouterr().err
+    monkeypatch.delenv("BULLPEN_APP")
+    assert main(["status"]) == 1
+    assert f"there is no file {folder}/file.db" in capsys.readouterr().err
