@@ -23,7 +23,7 @@ from bullpen.tasks.annotations import signature_of
 class Hook:
     """A function in one of the four forms, as something to be entered and left."""
 
-    __slots__ = ("_open", "function", "is_async", "name", "what")
+    __slots__ = ("_open", "function", "is_async", "name", "needs_loop", "what")
 
     def __init__(self, function: Callable[..., Any], what: str) -> None:
         if not callable(function):
@@ -34,6 +34,7 @@ class Hook:
         plain = _undecorated(function)
         around = inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain)
         self.is_async = inspect.isasyncgenfunction(plain) or (not around and _is_coroutine_function(function))
+        self.needs_loop = self.is_async
         make = plain if around else _yielding(function, self.is_async)
         self._open: Callable[..., Any] = asynccontextmanager(make) if self.is_async else contextmanager(make)
 
@@ -106,7 +107,7 @@ class Hooks:
 
     @property
     def enqueue_needs_loop(self) -> bool:
-        return any(hook.is_async for hook in self.around_enqueue)
+        return any(hook.needs_loop for hook in self.around_enqueue)
 
 
 def _undecorated(function: Callable[..., Any]) -> Callable[..., Any]:

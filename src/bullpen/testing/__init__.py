@@ -2,6 +2,9 @@
 
 For everybody:
 
+- `run_until_empty`, `inline`: run tasks without a worker. `assert_enqueued`, `enqueued`: what was enqueued.
+- `in_memory`: a queue with a store of its own for a test. The pytest plugin has it as the fixture `bullpen_queue`.
+- `simulate(seed, queue=…, start=…, kill=…)`: workers that die while they run your tasks; `may_die` says where.
 - `ScriptedRuntime`: workers that are driven by hand, so that a test decides what runs when, without threads.
 - `ManualClock`: time that moves only when the test says so.
 - `check`: judges a history of tasks. `RecordingStorage`, `HistoryObserver`, `HistoryFile` and `take_stock` write one,
@@ -14,7 +17,7 @@ For authors of runtimes and stores:
 
 For work on Bullpen:
 
-- `simulate`: workers and a store in a world where everything goes wrong, from a seed; the history is checked.
+- `simulate(seed)`: workers and a store in a world where everything goes wrong; the history is checked.
 - `explore`: a module whose `explore` and `replay` run a piece of concurrent code under thousands of schedules.
 - `lock_order`: a module that raises on a lock taken out of order.
 
@@ -39,13 +42,23 @@ if TYPE_CHECKING:
     from bullpen.testing.history import Record as Record
     from bullpen.testing.history import read_history as read_history
     from bullpen.testing.history import take_stock as take_stock
+    from bullpen.testing.isolation import in_memory as in_memory
+    from bullpen.testing.kept import Enqueued as Enqueued
+    from bullpen.testing.kept import assert_enqueued as assert_enqueued
+    from bullpen.testing.kept import assert_not_enqueued as assert_not_enqueued
+    from bullpen.testing.kept import enqueued as enqueued
     from bullpen.testing.recording import RecordingStorage as RecordingStorage
+    from bullpen.testing.running import arun_until_empty as arun_until_empty
+    from bullpen.testing.running import inline as inline
+    from bullpen.testing.running import run_until_empty as run_until_empty
     from bullpen.testing.scripted import ScriptedRuntime as ScriptedRuntime
     from bullpen.testing.simulation import Plan as Plan
+    from bullpen.testing.simulation import may_die as may_die
     from bullpen.testing.simulation import simulate as simulate
     from bullpen.testing.storage_contract import StorageContract as StorageContract
 
 _HOMES = {
+    "Enqueued": "kept",
     "HistoryFile": "history",
     "HistoryObserver": "history",
     "InvariantBroken": "checker",
@@ -57,14 +70,23 @@ _HOMES = {
     "ScriptedRuntime": "scripted",
     "StorageContract": "storage_contract",
     "Verdict": "checker",
+    "arun_until_empty": "running",
+    "assert_enqueued": "kept",
+    "assert_not_enqueued": "kept",
     "check": "checker",
+    "enqueued": "kept",
+    "in_memory": "isolation",
+    "inline": "running",
+    "may_die": "simulation",
     "read_history": "history",
+    "run_until_empty": "running",
     "simulate": "simulation",
     "take_stock": "history",
 }
 _MODULES = ("explore", "lock_order")
 
 __all__ = [
+    "Enqueued",
     "HistoryFile",
     "HistoryObserver",
     "InvariantBroken",
@@ -76,10 +98,18 @@ __all__ = [
     "ScriptedRuntime",
     "StorageContract",
     "Verdict",
+    "arun_until_empty",
+    "assert_enqueued",
+    "assert_not_enqueued",
     "check",
+    "enqueued",
     "explore",
+    "in_memory",
+    "inline",
     "lock_order",
+    "may_die",
     "read_history",
+    "run_until_empty",
     "simulate",
     "take_stock",
 ]

@@ -10,6 +10,7 @@ from bullpen import testing
 
 def test_every_name_can_be_imported_and_is_listed() -> None:
     assert testing.__all__ == [
+        "Enqueued",
         "HistoryFile",
         "HistoryObserver",
         "InvariantBroken",
@@ -21,10 +22,18 @@ def test_every_name_can_be_imported_and_is_listed() -> None:
         "ScriptedRuntime",
         "StorageContract",
         "Verdict",
+        "arun_until_empty",
+        "assert_enqueued",
+        "assert_not_enqueued",
         "check",
+        "enqueued",
         "explore",
+        "in_memory",
+        "inline",
         "lock_order",
+        "may_die",
         "read_history",
+        "run_until_empty",
         "simulate",
         "take_stock",
     ]

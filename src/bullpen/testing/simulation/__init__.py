@@ -9,11 +9,16 @@ still for longer than their leases, lose requests and answers, are cut off from 
 wall clock is turned; tasks fail, time out, are cancelled, block their loop, refuse to end, kill their worker. After a
 while all is calm, the workers have some time to put everything in order, and the history is checked.
 
-A seed always makes the same history, byte for byte. What is not simulated: functions on threads, and stores on disks.
+The tasks may be your own, to prove that it does no harm if they run again after half of their work:
+
+    run = simulate(seed, queue=queue, start=enqueue_some, kill=0.2)
+
+A seed always makes the same history, byte for byte. What is not simulated: threads, on which no function runs here, and
+stores on disks.
 """
 
 from __future__ import annotations
 
-from bullpen.testing.simulation.play import Plan, Run, simulate
+from bullpen.testing.simulation.play import Plan, Run, may_die, simulate
 
-__all__ = ["Plan", "Run", "simulate"]
+__all__ = ["Plan", "Run", "may_die", "simulate"]

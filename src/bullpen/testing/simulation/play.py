@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import logging
+import math
 from asyncio import events
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
@@ -14,17 +16,23 @@ from typing import Any
 
 from bullpen import primitives
 from bullpen.consumer import identity
-from bullpen.consumer.worker_pool import AsyncWorkerPool, WorkerState
+from bullpen.consumer.attempt import Attempt
+from bullpen.consumer.lane import LaneRunner
+from bullpen.consumer.worker_pool import AsyncWorkerPool, WorkerState, queues_of
+from bullpen.errors import InvalidOption, InvalidOptionType, InvalidTask
+from bullpen.queue.clients import Clients
 from bullpen.queue.task_queue import TaskQueue
 from bullpen.storage.memory import MemoryStorage
+from bullpen.tasks.info import TaskInfo, info_of
 from bullpen.tasks.registry import Registry
-from bullpen.tasks.task import PENDING
+from bullpen.tasks.task import PENDING, Task
 from bullpen.testing.checker import InvariantBroken, Verdict, check
 from bullpen.testing.history import HistoryObserver, Record, as_lines, take_stock
 from bullpen.testing.simulation.network import Client, Network
 from bullpen.testing.simulation.scripts import QUEUES, Stage, draw_options, draw_script
 from bullpen.testing.simulation.world import Process, Vanished, World
 
+MOST_KILLS = 2  # of tasks of a user: so often, and one more, a task may crash before it is poison
 CALM_WITHIN = 150.0  # virtual seconds in which workers have to put everything in order
 UNKNOWN_AFTER = 5.0
 WHAT = ("kill", "kill", "freeze", "freeze", "cut", "away", "clock", "stop", "cancel", "cancel", "redrive")
@@ -44,6 +52,11 @@ class Plan:
     seconds: float = 6.0  # until all is calm
 
 
+# Where the workers of a user's tasks die.
+DEADLY = ("attempt.before", "may_die", "attempt.after", "complete.before", "complete.after")
+QUIET = Plan(trouble=0.0, faults=0)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What became of a simulation."""
@@ -53,6 +66,7 @@ class Run:
     verdict: Verdict
     defects: tuple[str, ...]  # what workers should never do: errors that nobody handled
     steps: int
+    tasks: tuple[TaskInfo, ...] = ()  # as they are in the end
 
     @property
     def lines(self) -> bytes:
@@ -73,14 +87,59 @@ class Run:
             raise error
 
 
-def simulate(seed: int, plan: Plan | None = None) -> Run:
-    """Run the simulation of a seed, and check its history."""
+def simulate(
+    seed: int,
+    plan: Plan | None = None,
+    *,
+    queue: TaskQueue | None = None,
+    start: Callable[[], Awaitable[object]] | None = None,
+    kill: float = 0.1,
+) -> Run:
+    """Run the simulation of a seed, and check its history.
+
+    With `queue` the tasks are those of a queue of yours, and `start` is an async function that enqueues some. The
+    queue gets a store of its own meanwhile. Workers die: where your code calls `may_die()`, and around every attempt,
+    each time with the probability `kill`, but not so often that a task fails for it; what else goes wrong is up to the
+    `plan`, and by default nothing does. A task may then run again after half of its work. When the run is over all is
+    done, and the test looks at what the tasks did. Functions that are not async run at one go; asyncio.sleep takes no
+    real time, and there is no network.
+    """
     with _without_collector():
-        play = _Play(seed, plan or Plan())
-        with _replaced(play):
+        cast = None if queue is None else _Cast.of(queue, start, kill)
+        play = _Play(seed, plan or (Plan() if cast is None else QUIET), cast)
+        with _replaced(play), _own_store_afterwards(queue):
             play.run()
         verdict = check(play.history)
-    return Run(seed, tuple(play.history), verdict, tuple(play.world.defects), play.world.steps)
+    tasks = tuple(info_of(task) for task in play.kept())
+    return Run(seed, tuple(play.history), verdict, tuple(play.world.defects), play.world.steps, tasks)
+
+
+def may_die() -> None:
+    """For the fakes of a simulation: here the process may be killed. Anywhere else it does nothing."""
+    primitives.failpoint("may_die")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cast:
+    """The tasks of a user, in the place of scripts."""
+
+    queue: TaskQueue
+    start: Callable[[], Awaitable[object]]
+    kill: float
+
+    @classmethod
+    def of(cls, queue: TaskQueue, start: Callable[[], Awaitable[object]] | None, kill: float) -> _Cast:
+        if start is None or not inspect.iscoroutinefunction(start):
+            raise InvalidOptionType("start", start, "an async function that enqueues tasks, with aenqueue")
+        if not isinstance(kill, int | float) or not 0 <= kill <= 1:
+            raise InvalidOption("kill", kill, "a probability, from 0 to 1")
+        hooks = [*queue.registry.hooks.around_tasks]
+        for definition in queue.registry:
+            own = [one.hook for one in definition.codec.dependencies.values()]
+            if not definition.is_async and any(hook.is_async for hook in (*hooks, *own)):
+                why = "there are no threads in a simulation, and something async surrounds it"
+                raise InvalidTask(why, function=definition.func_path)
+        return cls(queue, start, kill)
 
 
 @contextmanager
@@ -106,12 +165,33 @@ def _replaced(play: _Play) -> Iterator[None]:
     primitives.start_loop = play.start_loop
     primitives.failpoint = play.failpoint
     identity.machine = _Machine(play.world)
+    run_on_thread, LaneRunner.run_on_thread = LaneRunner.run_on_thread, _run_on_loop  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
+        LaneRunner.run_on_thread = run_on_thread  # type: ignore[method-assign]
         primitives.random, primitives.start_loop, primitives.failpoint, identity.machine = before
         logger.disabled = was_disabled
         events._set_running_loop(loop)
+
+
+def _run_on_loop(lane: LaneRunner, attempt: Attempt) -> None:
+    """A function that is not async, though there are no threads."""
+    lane.loop.call_soon(attempt.run_on_thread)
+
+
+@contextmanager
+def _own_store_afterwards(queue: TaskQueue | None) -> Iterator[None]:
+    own = None if queue is None else queue._clients
+    try:
+        yield
+    finally:
+        if queue is not None and own is not None:
+            queue._clients = queue._store.clients = own
+
+
+async def _begin(start: Callable[[], Awaitable[object]]) -> None:
+    await start()
 
 
 class _Machine(identity.Machine):
@@ -169,8 +249,10 @@ class _Queue:
 class _Play:
     """The whole piece: who is in it, what happens to them, and the notes that are taken."""
 
-    def __init__(self, seed: int, plan: Plan) -> None:
+    def __init__(self, seed: int, plan: Plan, cast: _Cast | None = None) -> None:
         self.seed = seed
+        self._cast = cast
+        self._kills_left = math.inf if cast is None else MOST_KILLS
         self.history: list[Record] = []
         self.world = World(seed)
         random = self._random = Random(seed + 1)
@@ -188,8 +270,12 @@ class _Play:
         self._network.patience = self._lease * 2 / 3
         self._network.trouble = random.choice((0.0, 0.02, 0.1, 0.3)) if plan.trouble is None else plan.trouble
         self._stage = Stage(self.world, self._note, self._kill)
-        self._registry = Registry()
-        self._registry.register(self._stage.play, name="play")
+        self._registry = Registry() if cast is None else cast.queue.registry
+        self._queues = QUEUES if cast is None else queues_of(self._registry)
+        if cast is None:
+            self._registry.register(self._stage.play, name="play")
+        else:
+            self._deaths = cast.kill if plan.deaths is None else plan.deaths
         self._workers: list[_Worker] = []
         self._enqueues: list[asyncio.Task[None]] = []
         self._ids = 0
@@ -206,9 +292,12 @@ class _Play:
 
     def failpoint(self, name: str) -> None:
         process = self.world.current
+        if self._cast is not None and name not in DEADLY:
+            return
         if process is not None and process.gone:
             raise Vanished
-        if process is not None and not self._calm and self.world.random.random() < self._deaths:
+        if process is not None and not self._calm and self._kills_left and self.world.random.random() < self._deaths:
+            self._kills_left -= 1
             self._kill(process, name)
             raise Vanished
 
@@ -246,6 +335,11 @@ class _Play:
     def _enqueue_all(self, start: float, end: float) -> None:
         producer = self._producer = self.world.new_process("producer", "host-0")
         producer.new_loop()
+        if self._cast is not None:
+            queue = self._cast.queue  # also what tasks enqueue goes this way
+            queue._clients = queue._store.clients = Clients(self._network.client(producer, "producer"))
+            self._enqueues.append(producer.start(_begin(self._cast.start)))
+            return
         queue = TaskQueue(self._network.client(producer, "producer"), new_ids=self._new_ids)
         queue.registry = self._registry
         for number in range(self._tasks):
@@ -280,7 +374,7 @@ class _Play:
         pool = AsyncWorkerPool(
             _Queue(self._network.client(process, process.name), self._registry),
             self._concurrency,
-            lanes=[f"{','.join(QUEUES)}:{self._concurrency}"],
+            lanes=[f"{','.join(self._queues)}:{self._concurrency}"],
             name=process.name,
             lease=self._lease,
             grace=self._random.random() * 3,
@@ -402,8 +496,11 @@ class _Play:
             return False
         if self._network.on_their_way or self._is_enqueueing():
             return False
-        tasks = self._network.store._tasks.values()
+        tasks = self.kept()
         return all(task.is_final or (task.interval is not None and task.status is PENDING) for task in tasks)
+
+    def kept(self) -> list[Task]:
+        return list(self._network.store._tasks.values())
 
     def _is_enqueueing(self) -> bool:
         return not self._producer.gone and any(not enqueue.done() for enqueue in self._enqueues)

@@ -1,0 +1,223 @@
+"""Tasks without a worker, in tests: what is enqueued runs when the test says so, or at once.
+
+    run_until_empty(queue)              # everything that is due
+    with inline(queue):
+        send_email.enqueue("ada")       # has run when this returns
+
+Claims, retries, results and errors are those of a real worker. A plain function runs on the thread of the caller, so it
+sees the caller's transaction; not if an event loop runs there, or something async surrounds tasks: then it runs on a
+thread, as in a worker. Nothing ends a plain function that takes longer than its timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from asyncio import _get_running_loop
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from bullpen.consumer.attempt import Attempt
+from bullpen.consumer.options import WorkerOptions
+from bullpen.consumer.reports import Reports
+from bullpen.consumer.scope import WorkerScope
+from bullpen.queue.task_queue import TaskQueue
+from bullpen.storage.port import Storage
+from bullpen.tasks.hooks import Hook
+from bullpen.tasks.info import TaskInfo, info_of
+from bullpen.tasks.task import Settlement, Task, release
+
+T = TypeVar("T")
+NAME = "inline"
+LEASE = 3600.0  # nobody renews it
+
+
+def run_until_empty(queue: TaskQueue, *, limit: int = 1000, raises: bool = False) -> list[TaskInfo]:
+    """Run what is due, and what that enqueues, until nothing is; every attempt, in order, as the store has it then.
+
+    What waits for its time stays: with a `ManualClock`, `advance` it and call this again. `raises`: the first error of
+    a task is raised, as it is. More than `limit` attempts are an AssertionError: tasks that go on for ever.
+    """
+    if _get_running_loop() is not None:
+        raise RuntimeError("an event loop runs here: use await arun_until_empty(queue)")
+    return _here_or_on_loop(queue, arun_until_empty(queue, limit=limit, raises=raises))
+
+
+async def arun_until_empty(queue: TaskQueue, *, limit: int = 1000, raises: bool = False) -> list[TaskInfo]:
+    """`run_until_empty`, for async tests."""
+    return await _Inline(queue, await queue.astorage()).run_all(limit, raises=raises)
+
+
+@contextmanager
+def inline(queue: TaskQueue, *, raises: bool = False) -> Iterator[None]:
+    """Let every `enqueue` run what is due before it returns. `raises`: and raise the error of a task."""
+
+    async def run_at_once(_: object) -> AsyncIterator[None]:
+        yield
+        if _get_running_loop() is not None:
+            await arun_until_empty(queue, raises=raises)
+        else:
+            run_until_empty(queue, raises=raises)
+
+    hook = Hook(run_at_once, "inline mode")
+    hook.needs_loop = False
+    around_enqueue = queue.registry.hooks.around_enqueue
+    around_enqueue.insert(0, hook)
+    try:
+        yield
+    finally:
+        around_enqueue.remove(hook)
+
+
+def _here_or_on_loop(queue: TaskQueue, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Without a loop if that is possible: the store needs none, and so does what surrounds tasks."""
+    hooks = queue.registry.hooks
+    shared = [one for each in queue.registry for one in each.codec.dependencies.values()]
+    if getattr(queue.storage, "needs_no_loop", False) and not (
+        hooks.lifespans or any(hook.is_async for hook in hooks.around_tasks) or any(map(_needs_loop, shared))
+    ):
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        raise RuntimeError("a store that needs no loop had to wait")
+    return asyncio.run(coroutine)
+
+
+def _needs_loop(dependency: Any) -> bool:
+    return dependency.scope == "worker" or dependency.hook.is_async or any(map(_needs_loop, dependency.needs.values()))
+
+
+class _Attempt(Attempt):
+    """An attempt that remembers the error itself."""
+
+    error: BaseException | None = None
+
+    def _raised(self, error: BaseException) -> Settlement | None:
+        self.error = error
+        return super()._raised(error)
+
+
+class _Clock:
+    """As much of an event loop as an attempt on the caller's thread needs."""
+
+    time = staticmethod(time.monotonic)
+
+    def call_later(self, *_: object) -> None:
+        """Nothing can end a function on this thread."""
+
+
+class _Inline:
+    """As much of a worker's lane as an attempt needs; one attempt at a time."""
+
+    def __init__(self, queue: TaskQueue, storage: Storage) -> None:
+        self._storage = storage
+        self.loop: Any = _get_running_loop() or _Clock()
+        self.registry = queue.registry
+        self.scope = WorkerScope(queue.registry)
+        self.worker = NAME
+        self.reports = Reports(NAME, NAME, None, time.monotonic)
+        self.options = WorkerOptions.read(
+            concurrency=1,
+            lanes=None,
+            name=NAME,
+            poll_interval=1.0,
+            grace=None,
+            lease=LEASE,
+            max_abandoned=0,
+            unknown_after=0.0,
+            observer=None,
+        )
+        self._claims = 0
+        self._settlement: Settlement | None = None
+        self._done: Callable[[], object] = lambda: None
+
+    async def run_all(self, limit: int, *, raises: bool) -> list[TaskInfo]:
+        if not isinstance(self.loop, _Clock):
+            await self.scope.open()
+        try:
+            return await self._run_all(limit, raises)
+        finally:
+            await self.scope.close(self.options.lease)
+
+    async def _run_all(self, limit: int, raises: bool) -> list[TaskInfo]:
+        ran: list[TaskInfo] = []
+        while task := await self._claim():
+            if len(ran) == limit:
+                await self._settle(release(task))
+                raise AssertionError(f"{limit} attempts, and there is still something to run: {task.func_path}")
+            attempt = _Attempt(self, task, self.loop.time(), self.loop.time() + LEASE)  # type: ignore[arg-type]
+            settlement = await self._run(attempt)
+            if settlement is not None:
+                await self._settle(settlement)
+            (now,) = await self._storage.get([task.id])
+            ran.append(info_of(now or task))
+            if raises and attempt.error is not None:
+                raise attempt.error
+        return ran
+
+    async def _claim(self) -> Task | None:
+        queues = tuple(await self._storage.counts())
+        if not queues:
+            return None
+        self._claims += 1
+        exchange = await self._storage.exchange(
+            [], worker=NAME, queues=queues, limit=1, lease=LEASE, claim_id=f"{NAME}/{id(self)}/{self._claims}"
+        )
+        return exchange.claimed[0] if exchange.claimed else None
+
+    async def _settle(self, settlement: Settlement) -> None:
+        await self._storage.exchange(
+            [settlement], worker=NAME, queues=("default",), limit=0, lease=LEASE, claim_id=f"{NAME}/{id(self)}/settle"
+        )
+
+    async def _run(self, attempt: Attempt) -> Settlement | None:
+        self._settlement = None
+        if not isinstance(self.loop, _Clock):
+            ended = asyncio.Event()
+            self._done = ended.set
+            attempt.begin()
+            await ended.wait()
+        else:
+            definition = self.registry.get(attempt.task.func_path)
+            if definition is not None and definition.is_async:
+                asyncio.run(self._on_loop(attempt))
+            else:
+                attempt.begin()
+        return self._settlement
+
+    async def _on_loop(self, attempt: Attempt) -> None:
+        clock, self.loop = self.loop, asyncio.get_running_loop()
+        try:
+            await self._run(attempt)
+        finally:
+            self.loop = clock
+
+    # What an attempt calls.
+
+    def settle(self, attempt: Attempt, settlement: Settlement | None) -> None:
+        if attempt.ended:
+            return
+        attempt.ended = True
+        attempt.stop_timer()
+        self._settlement = settlement
+        self._done()
+
+    def settle_from_thread(self, attempt: Attempt, settlement: Settlement | None) -> None:
+        if isinstance(self.loop, _Clock):
+            self.settle(attempt, settlement)
+        else:
+            self.loop.call_soon_threadsafe(self.settle, attempt, settlement)
+
+    def settle_in(self, connection: Any, settlement: Settlement) -> None:
+        self._storage.settle_in(connection, settlement)
+
+    def run_on_thread(self, attempt: Attempt) -> None:
+        if isinstance(self.loop, _Clock):
+            attempt.run_on_thread()
+        else:
+            self.loop.run_in_executor(None, attempt.run_on_thread)
+
+    def abandon(self, attempt: Attempt) -> None:
+        pass
