@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -15,6 +16,8 @@ from tests.names import ADDRESS
 pytest_plugins = ["pytester", "tests.leaks", "tests.servers"]
 pytest.register_assert_rewrite("bullpen.testing.contracts", "bullpen.testing.storage_contract")
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so does a shell that starts the tests in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 lock_order.install()
 nursery.LINGER = 0.05  # the leak check waits for the keeper of worker processes
 

@@ -221,7 +221,9 @@ async def test_after_the_death_of_all_workers_new_ones_go_on_within_the_lease_an
         await queue.acancel(*(job.id for job in jobs))
         await storm.stop()
     tasks = [task for task in await storage.get([job.id for job in jobs]) if task is not None]
-    assert [(str(task.status), task.attempt, task.crashes) for task in tasks] == [("cancelled", 2, 1)] * 6
+    assert [str(task.status) for task in tasks] == ["cancelled"] * 6
+    assert all(task.attempt == task.crashes + 1 for task in tasks)
+    assert {task.attempt for task in tasks} <= {2, 3}  # the second to die may have taken over from the first
     await storage.close()
     await queue.storage.close()
     write.close()
