@@ -42,6 +42,7 @@
     │   ├── InvalidPayload (ValueError)     what is stored cannot be read back
     │   ├── UnknownTask (LookupError)       no function is registered under this name
     │   ├── TaskNotFound (LookupError)      there is no task of this id, or not any more
+    │   ├── TaskExists                      a task with this unique key is there already, and `on_duplicate="reject"`
     │   ├── TaskFailed                      waited for a result, but the task failed; has the error as data
     │   ├── TaskCancelled                   … but the task was cancelled
     │   ├── ResultDropped                   … and the task succeeded, but its result could not be kept
@@ -460,6 +461,19 @@ class TaskNotFound(QueueError, LookupError):
     def __init__(self, *, task: str) -> None:
         self.task = task
         super().__init__(f"there is no task {task}: there never was one, or it was forgotten when its time was over")
+
+
+class TaskExists(QueueError):
+    """Another task has the unique key, and `on_duplicate` is "reject": nothing was enqueued. `job` is the Job of that
+    other task.
+    """
+
+    job: Any = None
+
+    def __init__(self, *, key: str, task: str) -> None:
+        self.key = key
+        self.task = task
+        super().__init__(f"the unique key {key!r} is taken by task {task}; nothing was enqueued")
 
 
 class TaskFailed(QueueError):

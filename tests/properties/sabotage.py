@@ -235,9 +235,9 @@ def claims_the_newest_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def forgets_unique_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     add = MemoryStorage._add
 
-    def anyone(store: MemoryStorage, task: Task, now: float) -> Task:
+    def anyone(store: MemoryStorage, task: Task, now: float, *how: Any) -> Task:
         store._unique.clear()
-        return add(store, task, now)
+        return add(store, task, now, *how)
 
     monkeypatch.setattr(MemoryStorage, "_add", anyone)
 

@@ -96,6 +96,7 @@ PUBLIC = [
     "Stream",
     "TaskCancelled",
     "TaskError",
+    "TaskExists",
     "TaskFailed",
     "TaskFunction",
     "TaskInfo",

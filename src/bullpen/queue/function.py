@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
-from bullpen.errors import InvalidArgument
+from bullpen.errors import InvalidArgument, TaskExists
 from bullpen.queue.job import Job
 from bullpen.queue.store import Store
 from bullpen.tasks.options import CALL_NAMES, CallOptions, TaskOptions
@@ -16,6 +17,25 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ManyArguments = Iterable[tuple[Any, ...] | Mapping[str, Any]]
+
+
+async def enqueue(
+    store: Store, options: TaskOptions, func_path: str, payload: bytes, keys: Mapping[str, str] | None
+) -> Job[Any]:
+    """One task. Raises TaskExists, with the job that has its unique key, if the options say so."""
+    with rejecting(store):
+        ((task_id, is_new),) = await store.add(options, func_path, [payload], None if keys is None else [keys])
+    return Job(store, task_id, is_new=is_new)
+
+
+@contextmanager
+def rejecting(store: Store) -> Iterator[None]:
+    """The store knows ids, people want jobs."""
+    try:
+        yield
+    except TaskExists as error:
+        error.job = Job(store, error.task)
+        raise
 
 
 class TaskFunction(Generic[P, R]):
@@ -40,6 +60,7 @@ class TaskFunction(Generic[P, R]):
         self.definition = definition
         self._store = store
         self._options: TaskOptions = definition.options
+        self._keys = definition.keys
 
     @property
     def name(self) -> str:
@@ -54,6 +75,7 @@ class TaskFunction(Generic[P, R]):
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
         view._options = self._options.using(CALL_NAMES, "using()", options)
+        view._keys = None if self._keys is None else self._keys.without(view._options)
         return view
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
@@ -62,47 +84,54 @@ class TaskFunction(Generic[P, R]):
         Raises InvalidArgument if the arguments do not fit the function, or would not come back as they are.
         """
         payload = self.definition.codec.encode(args, kwargs)
-        return self._store.run("enqueue", self._add(payload))
+        keys = None if self._keys is None else self._keys.of_call(args, kwargs)
+        return self._store.run("enqueue", self._add(payload, keys))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """`enqueue`, for async code."""
-        return await self._add(self.definition.codec.encode(args, kwargs))
+        payload = self.definition.codec.encode(args, kwargs)
+        return await self._add(payload, None if self._keys is None else self._keys.of_call(args, kwargs))
 
-    async def _add(self, payload: bytes) -> Job[R]:
-        ((task_id, is_new),) = await self._store.add(self._options, self.definition.func_path, [payload])
-        return Job(self._store, task_id, is_new=is_new)
+    async def _add(self, payload: bytes, keys: Mapping[str, str] | None) -> Job[R]:
+        return await enqueue(self._store, self._options, self.definition.func_path, payload, keys)
 
     def enqueue_many(self, calls: ManyArguments) -> list[Job[R]]:
         """Enqueue one task for each tuple of arguments, or dict of arguments by name; all of them, or none."""
-        payloads = self._payloads(calls)
-        return self._store.run("enqueue_many", self._add_many(payloads))
+        payloads, keys = self._payloads(calls)
+        return self._store.run("enqueue_many", self._add_many(payloads, keys))
 
     async def aenqueue_many(self, calls: ManyArguments) -> list[Job[R]]:
         """`enqueue_many`, for async code."""
-        return await self._add_many(self._payloads(calls))
+        return await self._add_many(*self._payloads(calls))
 
-    async def _add_many(self, payloads: Sequence[bytes]) -> list[Job[R]]:
+    async def _add_many(self, payloads: Sequence[bytes], keys: Sequence[Mapping[str, str]] | None) -> list[Job[R]]:
         if not payloads:
             return []
-        added = await self._store.add(self._options, self.definition.func_path, payloads)
+        with rejecting(self._store):
+            added = await self._store.add(self._options, self.definition.func_path, payloads, keys)
         return [Job(self._store, task_id, is_new=is_new) for task_id, is_new in added]
 
-    def _payloads(self, calls: ManyArguments) -> list[bytes]:
-        encode = self.definition.codec.encode
-        payloads = []
+    def _payloads(self, calls: ManyArguments) -> tuple[list[bytes], list[Mapping[str, str]] | None]:
+        payloads: list[bytes] = []
+        keys: list[Mapping[str, str]] = []
         for number, call in enumerate(calls):
             try:
-                if isinstance(call, tuple):
-                    payloads.append(encode(call, {}))
-                elif isinstance(call, Mapping):
-                    payloads.append(encode((), call))
-                else:
-                    why = f"is {call!r:.80}; it must be a tuple of arguments, or a dict of them by name"
-                    raise InvalidArgument(why, function=self.name, path="")
+                args, kwargs = self._arguments(call)
+                payloads.append(self.definition.codec.encode(args, kwargs))
+                if self._keys is not None:
+                    keys.append(self._keys.of_call(args, kwargs))
             except InvalidArgument as error:
                 error.add_note(f"in call number {number} of enqueue_many; none was enqueued")
                 raise
-        return payloads
+        return payloads, None if self._keys is None else keys
+
+    def _arguments(self, call: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        if isinstance(call, tuple):
+            return call, {}
+        if isinstance(call, Mapping):
+            return (), call
+        why = f"is {call!r:.80}; it must be a tuple of arguments, or a dict of them by name"
+        raise InvalidArgument(why, function=self.name, path="")
 
     def __reduce__(self) -> str:
         return self.__qualname__  # by name, as functions are

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from asyncio import _get_running_loop
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from bullpen.tasks.registry import Registry
 from bullpen.tasks.task import Task
 
 T = TypeVar("T")
+Keys = Sequence[Mapping[str, str]] | None
 
 _warned = False
 
@@ -42,14 +43,18 @@ class Store:
             _warn(name)
         return self.clients.run(coroutine, waits=waits or self.registry.hooks.enqueue_needs_loop)
 
-    async def add(self, options: TaskOptions, func_path: str, payloads: Sequence[bytes]) -> list[tuple[str, bool]]:
-        """Keep new tasks, all or none of them; the id of each, and whether it is new."""
+    async def add(
+        self, options: TaskOptions, func_path: str, payloads: Sequence[bytes], keys: Keys = None
+    ) -> list[tuple[str, bool]]:
+        """Keep new tasks, all or none of them; the id of each, and whether it is new. `keys`: those of each, if they
+        depend on its arguments.
+        """
         if self.registry.hooks.around_enqueue:
-            return await self._add_surrounded(options, func_path, payloads)
-        return await self._add(options, func_path, payloads)
+            return await self._add_surrounded(options, func_path, payloads, keys)
+        return await self._add(options, func_path, payloads, keys)
 
     async def _add_surrounded(
-        self, options: TaskOptions, func_path: str, payloads: Sequence[bytes]
+        self, options: TaskOptions, func_path: str, payloads: Sequence[bytes], keys: Keys
     ) -> list[tuple[str, bool]]:
         new = NewTasks(func_path, options.queue, dict(options.headers), len(payloads))
         failure: BaseException | None = None
@@ -60,7 +65,7 @@ class Store:
                         around = hook.around(new)
                         await (stack.enter_async_context(around) if hook.is_async else _entered(stack, around))
                     changed = options.using(CALL_NAMES, "enqueue()", {"headers": new.headers})
-                    added = await self._add(changed, func_path, payloads)
+                    added = await self._add(changed, func_path, payloads, keys)
                     new.ids = tuple(task_id for task_id, _ in added)
                 except BaseException as error:
                     failure = error
@@ -73,13 +78,17 @@ class Store:
             raise failure  # some middleware has swallowed it
         return added
 
-    async def _add(self, options: TaskOptions, func_path: str, payloads: Sequence[bytes]) -> list[tuple[str, bool]]:
+    async def _add(
+        self, options: TaskOptions, func_path: str, payloads: Sequence[bytes], keys: Keys
+    ) -> list[tuple[str, bool]]:
         storage = self.clients.at_hand() or await self.clients.get()
         same = await self._common(storage, options, func_path)
         ids = self._new_ids(len(payloads))
         tasks = [replace(same, id=task_id, payload=payload) for task_id, payload in zip(ids, payloads, strict=True)]
+        if keys is not None:
+            tasks = [replace(task, **of_call) for task, of_call in zip(tasks, keys, strict=True)]
         primitives.failpoint("enqueue.before_add")
-        kept = await storage.add(tasks)
+        kept = await storage.add(tasks) if same.unique_key is None else await storage.add(tasks, options.duplicates)
         primitives.failpoint("enqueue.after_add")
         return [(there.id, there.id == task_id) for there, task_id in zip(kept, ids, strict=True)]
 

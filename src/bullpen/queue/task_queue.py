@@ -10,7 +10,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, UnknownTask
 from bullpen.queue.clients import Clients
-from bullpen.queue.function import AsyncTaskFunction, SyncTaskFunction, TaskFunction
+from bullpen.queue.function import AsyncTaskFunction, SyncTaskFunction, TaskFunction, enqueue
 from bullpen.queue.ids import new_ids as _new_ids
 from bullpen.queue.job import Job
 from bullpen.queue.new_tasks import NewTasks
@@ -199,8 +199,8 @@ class TaskQueue:
 
         Raises UnknownTask if it is registered nowhere, as far as is known.
         """
-        made, payload = self._call(func_path, args, kwargs, elsewhere, options)
-        return self._store.run("enqueue", self._add(made, func_path, payload))
+        made, payload, keys = self._call(func_path, args, kwargs, elsewhere, options)
+        return self._store.run("enqueue", enqueue(self._store, made, func_path, payload, keys))
 
     async def aenqueue(
         self,
@@ -212,8 +212,8 @@ class TaskQueue:
         **options: Unpack[CallOptions],
     ) -> Job[Any]:
         """`enqueue`, for async code."""
-        made, payload = self._call(func_path, args, kwargs, elsewhere, options)
-        return await self._add(made, func_path, payload)
+        made, payload, keys = self._call(func_path, args, kwargs, elsewhere, options)
+        return await enqueue(self._store, made, func_path, payload, keys)
 
     def _call(
         self,
@@ -222,7 +222,7 @@ class TaskQueue:
         kwargs: Mapping[str, Any] | None,
         elsewhere: bool,
         options: CallOptions,
-    ) -> tuple[TaskOptions, bytes]:
+    ) -> tuple[TaskOptions, bytes, Mapping[str, str] | None]:
         if not isinstance(func_path, str):
             raise InvalidOptionType("func_path", func_path, "the name of a task, a string")
         if isinstance(args, str | bytes) or not isinstance(args, Sequence):
@@ -238,11 +238,9 @@ class TaskQueue:
             known = self.registry.names()
             near = difflib.get_close_matches(func_path, known, 1)
             raise UnknownTask(name=func_path, known=known, suggestion=near[0] if near else None)
-        return base.using(CALL_NAMES, "enqueue()", options), codec.encode(args, kwargs or {})
-
-    async def _add(self, options: TaskOptions, func_path: str, payload: bytes) -> Job[Any]:
-        ((task_id, is_new),) = await self._store.add(options, func_path, [payload])
-        return Job(self._store, task_id, is_new=is_new)
+        made, payload = base.using(CALL_NAMES, "enqueue()", options), codec.encode(args, kwargs or {})
+        templates = None if definition is None or definition.keys is None else definition.keys.without(made)
+        return made, payload, None if templates is None else templates.of_call(args, kwargs or {})
 
     # Looking.
 

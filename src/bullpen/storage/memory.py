@@ -43,6 +43,7 @@ from bullpen.tasks.task import (
     redriven,
     settled,
 )
+from bullpen.tasks.unique import RETURN, Duplicates, has_key, meet
 
 Entry = tuple[float, str]  # an instant and an id
 _A_HAIR = 1e-6  # seconds, by which a timer may be early
@@ -67,7 +68,7 @@ class MemoryStorage:
         self._ending: list[Entry] = []  # a heap of those that are final, by when they are to be forgotten
         self._running: dict[str, Task] = {}
         self._leases: dict[str, float] = {}  # of those that run: when they are over, by the clock of leases
-        self._unique: dict[str, str] = {}  # from a unique key to the id of the task that is alive
+        self._unique: dict[tuple[str, str], str] = {}  # from queue and unique key to the task that had it last
         self._workers: dict[str, WorkerRecord] = {}
         self._paused: set[str] = set()
         self._limits: dict[str, Limit] = {}
@@ -88,22 +89,46 @@ class MemoryStorage:
 
     # Producers.
 
-    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+    async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
         with self._lock:
             now = self._now()
-            kept = [self._add(task, now) for task in tasks]
+            if duplicates.policy == "reject":
+                self._reject(tasks, duplicates, now)
+            kept = [self._add(task, now, duplicates) for task in tasks]
         self._wake()
         return kept
 
-    def _add(self, task: Task, now: float) -> Task:
+    def _reject(self, tasks: Sequence[Task], duplicates: Duplicates, now: float) -> None:
+        """Refuse all if one of them meets another with its unique key."""
+        coming: dict[tuple[str, str | None], Task] = {}
+        for task in tasks:
+            if task.unique_key is not None and task.id not in self._tasks:
+                place = (task.queue, task.unique_key)
+                holder = self._holder(task, now) or coming.get(place)
+                if holder is not None and holder.id != task.id:
+                    meet(task, holder, duplicates, now)
+                coming[place] = task
+
+    def _add(self, task: Task, now: float, duplicates: Duplicates = RETURN) -> Task:
         there = self._tasks.get(task.id)
-        if there is None and task.unique_key is not None:
-            there = self._tasks.get(self._unique.get(task.unique_key, ""))
         if there is not None:
             return there
         task = msgspec.structs.replace(task, created_at=now, eta=max(task.eta, 0.0) or now)
+        holder = None if task.unique_key is None else self._holder(task, now)
+        if holder is not None:
+            task = meet(task, holder, duplicates, now)
+            if task is holder:
+                return holder
+            self._line(holder).discard((holder.eta, holder.id))
         self._keep(task, now)
         return task
+
+    def _holder(self, task: Task, now: float) -> Task | None:
+        """Which task has the unique key of this one."""
+        if task.unique_key is None:
+            return None
+        holder = self._tasks.get(self._unique.get((task.queue, task.unique_key), ""))
+        return holder if holder is not None and has_key(holder, now) else None
 
     # Workers.
 
@@ -428,30 +453,31 @@ class MemoryStorage:
                     heapq.heappush(self._expiring, (task.expires, task.id))
             elif (ends := _ends(task)) is not None:
                 heapq.heappush(self._ending, (ends, task.id))
-        if task.unique_key is not None:
-            if status in FINAL:
-                if self._unique.get(task.unique_key) == task.id:
-                    del self._unique[task.unique_key]
-            else:
-                self._unique[task.unique_key] = task.id
+        if task.unique_key is not None and has_key(task, math.inf):
+            self._unique[task.queue, task.unique_key] = task.id
 
-    def _lives_elsewhere(self, task: Task) -> bool:
+    def _is_taken(self, task: Task, now: float) -> bool:
         """Whether another task has its unique key: then it cannot come back to life."""
-        return task.unique_key is not None and self._unique.get(task.unique_key, task.id) != task.id
+        holder = self._holder(task, now) if has_key(task, math.inf) else None
+        return holder is not None and holder.id != task.id
 
     def _is_final(self, task_id: str) -> bool:
         task = self._tasks.get(task_id)
         return task is not None and task.is_final
 
     def _forget(self, ids: Iterable[str]) -> int:
-        return sum(self._tasks.pop(task_id, None) is not None for task_id in ids)
+        gone = [task for task_id in ids if (task := self._tasks.pop(task_id, None)) is not None]
+        for task in gone:
+            if task.unique_key is not None and self._unique.get((task.queue, task.unique_key)) == task.id:
+                del self._unique[task.queue, task.unique_key]
+        return len(gone)
 
     def _moved(self, ids: Sequence[str], move: Move, now: float) -> Sequence[Task]:
         changed = []
         for task_id in ids:
             task = self._tasks.get(task_id)
             after = None if task is None else move(task, now)
-            if after is not None and not self._lives_elsewhere(after):
+            if after is not None and not self._is_taken(after, now):
                 self._keep(after)
                 changed.append(after)
         return changed
@@ -558,6 +584,10 @@ class _Line:
         else:
             bisect.insort(self._entries, entry)
 
+    def discard(self, entry: Entry) -> None:
+        if entry in self._entries:
+            self._entries.remove(entry)
+
     def drop_while(self, is_stale: Callable[[Entry], bool]) -> None:
         """Drop entries from the front as long as they are stale."""
         entries = self._entries
@@ -585,7 +615,7 @@ def _ends(task: Task) -> float | None:
     """When a final task is to be forgotten."""
     if task.finished_at is None or task.result_ttl is None or task.status not in FINAL:
         return None
-    return task.finished_at + task.result_ttl
+    return max(task.finished_at + task.result_ttl, task.unique_until or 0.0)
 
 
 def _fits(task: Task, which: TaskFilter) -> bool:

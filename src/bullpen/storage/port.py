@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import msgspec
 
 from bullpen.tasks.task import Progress, Settlement, Task, TaskStatus
+from bullpen.tasks.unique import RETURN, Duplicates
 
 
 class Hold(msgspec.Struct, frozen=True, gc=False):
@@ -105,9 +106,9 @@ class Storage(Protocol):
 
     # Producers.
 
-    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        """Keep `tasks`; each as it is kept then. One whose id is there already, or whose unique key is alive, stays
-        as it is, and is returned so.
+    async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
+        """Keep `tasks`; each as it is kept then. One whose id is there already stays as it is, and is returned so.
+        Where another task of the queue has its unique key, `duplicates` says what happens.
         """
 
     # Workers.
@@ -166,7 +167,7 @@ class Storage(Protocol):
         """Cancel those that wait, ask for those that run; the ones that this changed."""
 
     async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
-        """Let final tasks run again, but not those whose unique key is alive in another; the ones that this changed."""
+        """Let final tasks run again, but not those whose unique key another one has; the ones that this changed."""
 
     async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
         """Make of tasks what `move` says, whatever their status; the ones that this changed. It may change what they

@@ -15,7 +15,8 @@ import msgspec
 
 from bullpen.errors import InvalidOption, InvalidOptionType, TaskSignal
 from bullpen.tasks.retry import Backoff
-from bullpen.tasks.task import HIGHEST_PRIORITY, LOWEST_PRIORITY, OnFailure, Task
+from bullpen.tasks.task import HIGHEST_PRIORITY, LOWEST_PRIORITY, OnFailure, Task, UniqueScope
+from bullpen.tasks.unique import RETURN, Duplicates, OnDuplicate
 
 Seconds = float | timedelta
 ErrorTypes = type[BaseException] | tuple[type[BaseException], ...]
@@ -45,6 +46,12 @@ class FunctionOptions(SharedOptions, total=False):
     """Options of `@queue.task(...)`."""
 
     expires: Seconds | None
+    unique_key: str | None
+    unique_scope: UniqueScope
+    unique_for: Seconds | None
+    on_duplicate: OnDuplicate
+    debounce: Seconds | None
+    debounce_limit: Seconds | None
     concurrency_key: str | None
     retry_on: ErrorTypes
     give_up_on: ErrorTypes
@@ -59,6 +66,11 @@ class CallOptions(SharedOptions, total=False):
     on_failure: OnFailure
     expires: Seconds | datetime | None
     unique_key: str | None
+    unique_scope: UniqueScope
+    unique_for: Seconds | None
+    on_duplicate: OnDuplicate
+    debounce: Seconds | None
+    debounce_limit: Seconds | None
     concurrency_key: str | None
 
 
@@ -79,6 +91,11 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     at_most_once: bool = False
     result_ttl: float | None = 86_400.0
     unique_key: str | None = None
+    unique_scope: UniqueScope | None = None  # None: what goes with the others
+    unique_for: float | None = None
+    on_duplicate: OnDuplicate | None = None  # … here too
+    debounce: float | None = None
+    debounce_limit: float | None = None
     concurrency_key: str | None = None
     headers: dict[str, str] = {}
     retry_on: tuple[type[BaseException], ...] = (BaseException,)
@@ -116,10 +133,42 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.expires_at is not None and self.eta is not None and self.expires_at <= self.eta:
             raise InvalidOption("expires", _instant(self.expires_at), f"later than eta, {_instant(self.eta)}")
 
+        self._check_unique()
+
+    def _check_unique(self) -> None:
+        given = {name: getattr(self, name) for name in _UNIQUE if getattr(self, name) is not None}
+        if given and self.unique_key is None:
+            name, value = next(iter(given.items()))
+            raise InvalidOption(name, value, "left out without unique_key: it says what to do with a second one")
+        if self.debounce is None:
+            if self.debounce_limit is not None:
+                raise InvalidOption("debounce_limit", self.debounce_limit, "left out without debounce")
+            return
+        if self.delay is not None or self.eta is not None:
+            raise InvalidOption("debounce", self.debounce, "left out with delay or eta: both say when it starts")
+        if self.on_duplicate not in (None, "replace") or self.unique_scope not in (None, "waiting"):
+            allowed = 'left out with another on_duplicate than "replace", or unique_scope than "waiting"'
+            raise InvalidOption("debounce", self.debounce, allowed)
+        if self.debounce_limit is not None and self.debounce_limit < self.debounce:
+            raise InvalidOption("debounce_limit", self.debounce_limit, f"at least debounce, {self.debounce:g} s")
+
+    @property
+    def duplicates(self) -> Duplicates:
+        """What is done with calls whose unique key is taken."""
+        if self.on_duplicate is None and self.debounce is None:
+            return RETURN
+        policy = self.on_duplicate or "replace"
+        return RETURN if policy == "return" else Duplicates(policy, self.debounce_limit)
+
     @property
     def is_relative(self) -> bool:
         """Whether somebody has to look at the store's clock to make a task of these."""
-        return self.delay is not None or self.expires_in is not None
+        return (
+            self.delay is not None
+            or self.expires_in is not None
+            or self.unique_for is not None
+            or self.debounce is not None
+        )
 
     def new_task(self, task_id: str, func_path: str, payload: bytes, now: float = 0.0) -> Task:
         """A task that waits for a worker. `now`, by the store's clock, is needed only if these are relative."""
@@ -129,7 +178,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
             payload=payload,
             queue=self.queue,
             priority=self.priority,
-            eta=now + self.delay if self.delay is not None else self.eta or 0.0,
+            eta=self._start(now),
             interval=self.interval,
             on_failure=self.on_failure,
             max_retries=self.max_retries,
@@ -139,9 +188,15 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
             at_most_once=self.at_most_once,
             result_ttl=self.result_ttl,
             unique_key=self.unique_key,
+            unique_scope=self.unique_scope or ("alive" if self.duplicates.policy != "replace" else "waiting"),
+            unique_until=None if self.unique_for is None else now + self.unique_for,
             concurrency_key=self.concurrency_key,
             headers=self.headers,
         )
+
+    def _start(self, now: float) -> float:
+        delay = self.delay if self.debounce is None else self.debounce
+        return now + delay if delay is not None else self.eta or 0.0
 
     def may_retry(self, error: BaseException) -> bool:
         """Whether there is use in trying again after this error."""
@@ -267,6 +322,22 @@ def _key(name: str, value: Any) -> dict[str, Any]:
     return {name: value}
 
 
+def _unique_scope(name: str, value: Any) -> dict[str, Any]:
+    if value not in ("alive", "waiting"):
+        raise InvalidOption(name, value, "'alive' (until it is over) or 'waiting' (until it starts)")
+    return {name: value}
+
+
+def _on_duplicate(name: str, value: Any) -> dict[str, Any]:
+    if value not in ("return", "replace", "reject"):
+        raise InvalidOption(name, value, "'return', 'replace' or 'reject'")
+    return {name: value}
+
+
+def _period(name: str, value: Any) -> dict[str, Any]:
+    return {name: None if value is None else seconds(name, value, zero=False, none="for none")}
+
+
 def _headers(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(part, str) for item in value.items() for part in item):
         raise InvalidOptionType(name, value, "a dict of strings")
@@ -307,11 +378,18 @@ _CHECKS = {
     "at_most_once": _boolean,
     "result_ttl": _result_ttl,
     "unique_key": _key,
+    "unique_scope": _unique_scope,
+    "unique_for": _period,
+    "on_duplicate": _on_duplicate,
+    "debounce": _period,
+    "debounce_limit": _period,
     "concurrency_key": _key,
     "headers": _headers,
     "retry_on": _errors,
     "give_up_on": _errors,
 }
+
+_UNIQUE = ("unique_scope", "unique_for", "on_duplicate", "debounce", "debounce_limit")
 
 SHARED_NAMES = frozenset(SharedOptions.__annotations__)
 FUNCTION_NAMES = frozenset(FunctionOptions.__annotations__)

@@ -10,6 +10,7 @@ from typing import Any
 from bullpen.errors import DuplicateTask, InvalidOption, InvalidOptionType, InvalidResult, InvalidTask
 from bullpen.tasks.codec import MAX_PAYLOAD, MAX_RESULT, Arguments, CallCodec
 from bullpen.tasks.hooks import Hooks
+from bullpen.tasks.keys import templates_of
 from bullpen.tasks.options import TaskOptions
 
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
@@ -18,7 +19,7 @@ _NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
 class TaskDefinition:
     """One function that may run as a task."""
 
-    __slots__ = ("codec", "func_path", "function", "is_async", "options", "place")
+    __slots__ = ("codec", "func_path", "function", "is_async", "keys", "options", "place")
 
     def __init__(
         self, func_path: str, function: Callable[..., Any], options: TaskOptions, codec: CallCodec, place: str
@@ -29,6 +30,7 @@ class TaskDefinition:
         self.codec = codec
         self.place = place  # file and line
         self.is_async = is_async(function)
+        self.keys = templates_of(function, func_path, options)
 
     def decode(self, payload: bytes) -> Arguments:
         """The arguments of a call. Raises InvalidPayload."""

@@ -50,6 +50,7 @@ TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
 ErrorKind = Literal["exception", "timeout", "crash", "expired", "poison", "unknown_function", "lost", "cancelled"]
 
 OnFailure = Literal["fail", "continue"]
+UniqueScope = Literal["alive", "waiting"]
 
 # What somebody has asked of a schedule. "changed": its terms are new, and the next run is to be planned by them; only
 # of one that ran at that moment.
@@ -118,6 +119,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     on_failure: OnFailure = "fail"  # of a task with an interval, or a schedule
     result_ttl: float | None = 86_400.0
     unique_key: str | None = None
+    unique_scope: UniqueScope = "alive"  # has its key until it is over, or until it starts
+    unique_until: float | None = None  # … and at least until then
     concurrency_key: str | None = None
     headers: dict[str, str] = {}
 

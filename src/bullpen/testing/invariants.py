@@ -252,13 +252,13 @@ def i11_nothing_starts_before_its_time(course: Course) -> Found:
 
 
 def i12_one_live_task_per_unique_key(course: Course) -> Found:
-    """Of the tasks with one unique key, at most one is not final."""
-    spans: dict[str, list[tuple[float, float, Record]]] = defaultdict(list)
+    """Of the tasks with one unique key in a queue, at most one is not final."""
+    spans: dict[tuple[str, str], list[tuple[float, float, Record]]] = defaultdict(list)
     for life in course.lives.values():
         key = life.terms.unique_key
         if key is not None:
-            spans[key] += _live(life)
-    for key, of_key in spans.items():
+            spans[life.terms.queue, key] += _live(life)
+    for (_, key), of_key in spans.items():
         if too_many := first_excess(of_key, 1):
             yield f"two tasks with the unique key {key} were alive at once", [*too_many]
 

@@ -21,6 +21,7 @@ from bullpen.storage.port import (
     WorkerRecord,
 )
 from bullpen.tasks.task import FINAL, RUNNING, Progress, Settlement, Task
+from bullpen.tasks.unique import RETURN, Duplicates
 from bullpen.testing.history import Op, Record, Terms, Write
 
 _numbers = itertools.count(1)
@@ -84,9 +85,9 @@ class RecordingStorage:
 
     # Producers.
 
-    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+    async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
         call = await self._ask("enqueue", [(task.id, 0) for task in tasks])
-        kept = await self._storage.add(tasks)
+        kept = await self._storage.add(tasks, duplicates)
         for task, there in zip(tasks, kept, strict=True):
             terms = Terms(
                 queue=task.queue,
@@ -95,7 +96,7 @@ class RecordingStorage:
                 interval=task.interval,
                 expires=task.expires,
                 at_most_once=task.at_most_once,
-                unique_key=task.unique_key,
+                unique_key=task.unique_key if task.unique_scope == "alive" else None,
                 concurrency_key=task.concurrency_key,
                 in_transaction=self._in_transaction(task),
             )

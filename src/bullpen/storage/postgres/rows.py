@@ -19,6 +19,8 @@ NEW = {  # of tasks that are added
     "eta": "float8",
     "expires": "float8",
     "unique_key": "text",
+    "unique_scope": "text",
+    "unique_until": "float8",
     "concurrency_key": "text",
     "func_path": "text",
     "codec": "text",
@@ -72,6 +74,8 @@ def new_row(task: Task) -> tuple[Any, ...]:
         task.eta if task.eta > 0 else None,
         task.expires,
         to_text(task.unique_key),
+        task.unique_scope,
+        task.unique_until,
         to_text(task.concurrency_key),
         to_text(task.func_path),
         task.codec,
@@ -153,6 +157,8 @@ def task_of(row: Mapping[str, Any]) -> Task:
         on_failure=row["on_failure"],
         result_ttl=row["result_ttl"],
         unique_key=from_text(row["unique_key"]),
+        unique_scope=row["unique_scope"],
+        unique_until=row["unique_until"],
         concurrency_key=from_text(row["concurrency_key"]),
         headers={} if row["headers"] is None else _decode_headers(row["headers"]),
         attempt=row["attempt"],
@@ -178,7 +184,7 @@ def task_of(row: Mapping[str, Any]) -> Task:
 def _prune_at(task: Task) -> float | None:
     if not task.is_final or task.finished_at is None:
         return None
-    return math.inf if task.result_ttl is None else task.finished_at + task.result_ttl
+    return math.inf if task.result_ttl is None else max(task.finished_at + task.result_ttl, task.unique_until or 0.0)
 
 
 # PostgreSQL has no text with a NUL in it. JSON escapes it; elsewhere it is written in two characters.

@@ -25,7 +25,9 @@ CREATE TABLE {schema}.task (
     status           text COLLATE "C" NOT NULL DEFAULT 'pending',
     eta              float8 NOT NULL,              -- seconds since the epoch, as all instants
     expires          float8,
-    unique_key       text COLLATE "C",
+    unique_key       text COLLATE "C",             -- in its queue
+    unique_scope     text NOT NULL DEFAULT 'alive',
+    unique_until     float8,
     concurrency_key  text COLLATE "C",
     attempt          integer NOT NULL DEFAULT 0,
     failures         integer NOT NULL DEFAULT 0,
@@ -65,8 +67,8 @@ CREATE INDEX task_ready ON {schema}.task (queue, priority, eta, id) WHERE status
 CREATE INDEX task_running ON {schema}.task (queue, concurrency_key) WHERE status = 'running';
 CREATE INDEX task_finished ON {schema}.task (prune_at) WHERE prune_at IS NOT NULL;
 CREATE INDEX task_expiring ON {schema}.task (expires) WHERE status = 'pending' AND expires IS NOT NULL;
-CREATE UNIQUE INDEX task_unique ON {schema}.task (unique_key)
-    WHERE unique_key IS NOT NULL AND status IN ('pending', 'running');
+CREATE INDEX task_unique ON {schema}.task (unique_key, queue)
+    WHERE unique_key IS NOT NULL AND (status IN ('pending', 'running') OR unique_until IS NOT NULL);
 
 CREATE TABLE {schema}.worker (id text PRIMARY KEY, seen_at float8 NOT NULL, record text NOT NULL);
 CREATE TABLE {schema}.queue (
@@ -83,6 +85,27 @@ CREATE INDEX start_at ON {schema}.start (queue, at);
 
 CREATE FUNCTION {schema}.now() RETURNS float8 LANGUAGE sql VOLATILE AS
     $$ SELECT extract(epoch FROM clock_timestamp())::float8 $$;
+
+-- Let nobody else give or take these unique keys, until this transaction is over.
+CREATE FUNCTION {schema}.lock_keys(queues text[], keys text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    k record;
+BEGIN
+    FOR k IN SELECT DISTINCT g.queue, g.key FROM unnest(queues, keys) AS g (queue, key) ORDER BY 1, 2 LOOP
+        PERFORM pg_advisory_xact_lock(hashtextextended('{schema}.' || k.queue || ' ' || k.key, 2));
+    END LOOP;
+END $$;
+
+-- The task that has a unique key.
+CREATE FUNCTION {schema}.holder(of_queue text, key text, moment float8) RETURNS SETOF {schema}.task
+LANGUAGE sql VOLATILE AS $$
+    SELECT * FROM {schema}.task t
+    WHERE t.unique_key = key AND t.queue = of_queue
+        AND (t.status IN ('pending', 'running') OR t.unique_until IS NOT NULL)
+        AND (t.unique_until > moment OR t.status = 'pending' AND (t.unique_scope = 'alive' OR t.attempt = 0)
+            OR t.status = 'running' AND t.unique_scope = 'alive')
+    LIMIT 1 FOR UPDATE
+$$;
 
 -- For triggers, and for other languages than Python: enqueues a task and returns its id.
 CREATE FUNCTION {schema}.enqueue(
@@ -101,18 +124,21 @@ BEGIN
     IF delay < 0 OR max_retries < 0 OR timeout <= 0 THEN
         RAISE EXCEPTION 'delay and max_retries must not be negative, timeout must be positive';
     END IF;
+    IF unique_key IS NOT NULL THEN
+        PERFORM {schema}.lock_keys(ARRAY[enqueue.queue], ARRAY[enqueue.unique_key]);
+        SELECT h.id INTO kept FROM {schema}.holder(enqueue.queue, enqueue.unique_key, moment) AS h;
+        IF kept IS NOT NULL THEN
+            RETURN kept;
+        END IF;
+    END IF;
     INSERT INTO {schema}.task AS t (id, queue, priority, eta, created_at, func_path, max_retries, timeout, unique_key,
         payload)
     VALUES (new_id, enqueue.queue, enqueue.priority, moment + delay, moment, function, enqueue.max_retries,
         enqueue.timeout, enqueue.unique_key,
         convert_to(json_build_object('args', args, 'kwargs', kwargs)::text, 'UTF8'))
-    ON CONFLICT DO NOTHING RETURNING t.id INTO kept;
-    IF kept IS NULL THEN
-        SELECT t.id INTO kept FROM {schema}.task t
-        WHERE t.id = new_id OR (t.unique_key = enqueue.unique_key AND t.status IN ('pending', 'running')) LIMIT 1;
-    END IF;
+    ON CONFLICT DO NOTHING;
     PERFORM pg_notify('{channel}', 'w' || enqueue.queue);  -- sent when the caller's transaction commits
-    RETURN kept;
+    RETURN new_id;
 END $$;
 
 -- Keeps tasks, and returns which, and when. An `eta` of NULL is the present.
@@ -300,7 +326,7 @@ BEGIN
                 finished_at = CASE WHEN s.status <> 'pending' OR t.cancel_requested OR s.runs > t.runs
                     THEN moment END,
                 prune_at = CASE WHEN s.status <> 'pending' OR t.cancel_requested
-                    THEN moment + coalesce(t.result_ttl, 'infinity') END
+                    THEN greatest(moment + coalesce(t.result_ttl, 'infinity'), t.unique_until) END
             FROM unnest(ids, attempts, statuses, delays, etas, fires, nexts, failed, crashed, ran, results, dropped,
                     problems)
                 AS s (id, attempt, status, delay, eta, fire, next_run, failures, crashes, runs, result, result_dropped,

@@ -7,6 +7,7 @@ is the server's.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ from bullpen.tasks.task import (
     expired,
     redriven,
 )
+from bullpen.tasks.unique import RETURN, Duplicates, has_key, meet
 
 if TYPE_CHECKING:
     import asyncpg
@@ -175,37 +177,71 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
 
     # Producers.
 
+    async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
+        if any(task.unique_key is not None for task in tasks):
+            return await self._add_with_keys(tasks, duplicates)
+        return await super().add(tasks)
+
     async def _add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        async with told(self.name):
+            return await self._add_in(await self._connected(), tasks)
+
+    async def _add_in(self, connection: Any, tasks: Sequence[Task]) -> list[Task]:
+        """On a connection, or on any of the pool: one statement, and another one if ids were there already."""
         columns = [list(column) for column in zip(*map(new_row, tasks), strict=True)]
         places = ", ".join(f"${number}" for number in range(1, len(NEW) + 2))
-        added = dict(await self._fetch(f"SELECT added_id, added_at FROM {{s}}.add({places})", *columns, self.notify))
-        if len(added) == len(tasks):
-            return [_kept(task, added[task.id]) for task in tasks]
-        return await self._with_those_there(tasks, added)
-
-    async def _with_those_there(self, tasks: Sequence[Task], added: dict[str, float]) -> list[Task]:
-        """Some were there already, by their id or their unique key."""
-        seen: set[str] = set()
-        kept = []
+        adding = f"SELECT added_id, added_at FROM {self.schema}.add({places})"
+        added = dict(await connection.fetch(adding, *columns, self.notify))
+        kept: dict[str, Task] = {}
         for task in tasks:
-            if task.id in added and task.id not in seen:
-                seen.add(task.id)
-                kept.append(_kept(task, added[task.id]))
-            else:
-                kept.append(await self._there(task))
-        return kept
+            if task.id in added:
+                kept.setdefault(task.id, _kept(task, added[task.id]))
+        others = [task.id for task in tasks if task.id not in kept]
+        if others:
+            kept |= {task.id: task for task in await self._get_in(connection, others)}
+        return [kept[task.id] for task in tasks]
 
-    async def _there(self, task: Task) -> Task:
-        rows = await self._fetch(
-            "SELECT * FROM {s}.task WHERE id = $1 UNION ALL "
-            "SELECT * FROM {s}.task WHERE unique_key = $2 AND status IN ('pending', 'running') LIMIT 1",
-            task.id,
-            to_text(task.unique_key),
-        )
-        if not rows:  # whoever had its key has just ended: then there is room for this one
-            (there,) = await self._add([task])
-            return there
-        return task_of(rows[0])
+    async def _add_with_keys(self, tasks: Sequence[Task], duplicates: Duplicates) -> Sequence[Task]:
+        """Nobody else gives or takes their unique keys meanwhile."""
+        keyed = [task for task in tasks if task.unique_key is not None]
+        async with self._transaction() as connection:
+            await self._lock_keys(connection, keyed)
+            now = await connection.fetchval(f"SELECT {self.schema}.now()")
+            there = {task.id: task for task in await self._get_in(connection, [task.id for task in tasks])}
+            kept = []
+            for task in tasks:
+                if task.id not in there:
+                    holder = await self._holder(connection, task, now)
+                    if holder is None:
+                        (there[task.id],) = await self._add_in(connection, [task])
+                    else:
+                        there[task.id] = await self._meet(connection, task, holder, duplicates, now)
+                kept.append(there[task.id])
+            return kept
+
+    async def _lock_keys(self, connection: Any, keyed: Sequence[Task]) -> None:
+        queues, keys = [to_text(task.queue) for task in keyed], [to_text(task.unique_key) for task in keyed]
+        await connection.execute(f"SELECT {self.schema}.lock_keys($1, $2)", queues, keys)
+
+    async def _holder(self, connection: Any, task: Task, now: float) -> Task | None:
+        """Which task has the unique key of this one."""
+        if task.unique_key is None:
+            return None
+        of_key = f"SELECT * FROM {self.schema}.holder($1, $2, $3)"
+        rows = await connection.fetch(of_key, to_text(task.queue), to_text(task.unique_key), now)
+        return task_of(rows[0]) if rows else None
+
+    async def _meet(self, connection: Any, task: Task, holder: Task, duplicates: Duplicates, now: float) -> Task:
+        after = meet(task, holder, duplicates, now)
+        if after is not holder:
+            places = ", ".join(f"${number}" for number in range(1, len(NEW) + 1))
+            await connection.execute(
+                f"UPDATE {self.schema}.task SET ({', '.join(NEW)}, failures, crashes) = ROW ({places}, 0, 0) "
+                "WHERE id = $1",
+                *new_row(after),
+            )
+            await self._tell(connection, WORK + to_text(after.queue))
+        return after
 
     # Workers.
 
@@ -413,6 +449,9 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
             return await self._change_in(connection, ids, move)
 
     async def _change_in(self, connection: Any, ids: Sequence[str], move: Move) -> Tasks:
+        if move is redriven:  # keys before rows, as everywhere
+            tasks = await self._get_in(connection, ids)
+            await self._lock_keys(connection, [task for task in tasks if task.unique_key is not None])
         now = await connection.fetchval(f"SELECT {self.schema}.now()")
         rows = await connection.fetch(
             f"SELECT * FROM {self.schema}.task WHERE id = ANY ($1) ORDER BY id FOR UPDATE", list(dict.fromkeys(ids))
@@ -422,7 +461,7 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
         for task_id in dict.fromkeys(ids):
             before = task_of(there[task_id]) if task_id in there else None
             after = None if before is None else move(before, now)
-            if before is not None and after is not None and await self._keep_in(connection, after):
+            if before is not None and after is not None and await self._keep_in(connection, after, now):
                 if terms_row(after) != terms_row(before):
                     await self._keep_terms_in(connection, after)
                 changed.append(after)
@@ -432,21 +471,18 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
             await self._tell(connection, WORK + to_text(queue))
         return changed
 
-    async def _keep_in(self, connection: Any, task: Task) -> bool:
-        """False if its unique key lives on in another task."""
+    async def _keep_in(self, connection: Any, task: Task, now: float) -> bool:
+        """False if another task has its unique key."""
+        if task.unique_key is not None and has_key(task, math.inf):
+            holder = await self._holder(connection, task, now)
+            if holder is not None and holder.id != task.id:
+                return False
         places = ", ".join(f"${number}" for number in range(1, len(CHANGING) + 1))
-        alive = (
-            f" AND NOT EXISTS (SELECT 1 FROM {self.schema}.task o WHERE o.unique_key = t.unique_key AND o.id <> t.id "
-            "AND o.status IN ('pending', 'running'))"
-            if task.unique_key is not None and task.status not in FINAL
-            else ""
-        )
-        kept = await connection.fetchval(
-            f"UPDATE {self.schema}.task t SET ({', '.join(CHANGING)}) = ROW ({places}) "
-            f"WHERE id = ${len(CHANGING) + 1}{alive} RETURNING 1",
+        await connection.execute(
+            f"UPDATE {self.schema}.task SET ({', '.join(CHANGING)}) = ROW ({places}) WHERE id = ${len(CHANGING) + 1}",
             *changed_row(task),
         )
-        return kept is not None
+        return True
 
     async def _keep_terms_in(self, connection: Any, task: Task) -> None:
         places = ", ".join(f"${number}" for number in range(1, len(TERMS) + 1))

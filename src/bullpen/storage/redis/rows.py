@@ -57,6 +57,8 @@ class State(msgspec.Struct, array_like=True, gc=False):
     errors: list[str] = []  # each JSON
     fire: float = -1.0
     hold: ScheduleHold = ""
+    unique_until: float = 0.0
+    keeps_key: bool = True  # its unique key, after it has started
 
 
 pack = msgspec.msgpack.Encoder().encode
@@ -87,9 +89,10 @@ def body_of(task: Task) -> bytes:
     return pack(body)
 
 
-def new_task(task: Task) -> tuple[Any, ...]:
-    """What `ADD` wants to know of a task, besides its body."""
+def new_task(task: Task, queue: int) -> tuple[Any, ...]:
+    """What `ADD` wants to know of a task, besides its body. `queue`: the number of its tag."""
     return (
+        queue,
         task.id,
         task.priority,
         task.eta,
@@ -98,6 +101,8 @@ def new_task(task: Task) -> tuple[Any, ...]:
         task.unique_key or "",
         task.concurrency_key or "",
         _or_none(task.fire),
+        task.unique_until or 0.0,
+        task.unique_scope == "alive",
     )
 
 
@@ -176,6 +181,8 @@ def task_of(
         on_failure=given.on_failure,
         result_ttl=None if state.result_ttl < 0 else state.result_ttl,
         unique_key=state.unique_key or None,
+        unique_scope="alive" if state.keeps_key else "waiting",
+        unique_until=state.unique_until or None,
         concurrency_key=state.concurrency_key or None,
         headers=given.headers,
         attempt=state.attempt,

@@ -11,7 +11,7 @@ All keys of a queue begin with its tag, `{prefix:queue}`, so that they are on on
     :finished    final ones, by when they are to be forgotten
     :expiring    those that wait and have to start in time, by when
     :busy        how many run, by concurrency key
-    :unique      which task is alive, by unique key
+    :unique      which task had it last, by unique key
     :counts      how many there are, by status
     :limits      the limits of the queue, and whether it is paused
     :starts      the latest starts, of a queue with a rate
@@ -109,6 +109,22 @@ local function count(queue, status, by)
     queue.counts[status] = (queue.counts[status] or 0) + by
 end
 
+-- Whether a task has its unique key, `unique_until` apart.
+local function has_key(task)
+    local status = task[STATUS]
+    if task[UNIQUE_KEY] == '' then return false end
+    if status == 'pending' then return task[KEEPS_KEY] or task[ATTEMPT] == 0 end
+    return status == 'running' and task[KEEPS_KEY]
+end
+
+-- The task that has a unique key.
+local function holder(tag, key, moment)
+    local id = redis.call('HGET', tag .. ':unique', key)
+    local task = id and read(tag, {id})[1]
+    if task and (has_key(task) or task[UNIQUE_UNTIL] > moment) then return id, task end
+    return nil
+end
+
 -- Take a task out of everything that its state has put it into.
 local function leave(queue, id, task)
     local status = task[STATUS]
@@ -129,7 +145,7 @@ end
 
 -- … and put it into what its state wants. `lease_until`: of one that runs. Returns the state as it is written.
 local function enter(queue, id, task, lease_until)
-    local status, unique = task[STATUS], task[UNIQUE_KEY]
+    local status = task[STATUS]
     count(queue, status, 1)
     if status == 'pending' then
         put(queue.added, ':ready:' .. task[PRIORITY], exact(task[ETA]), id)
@@ -138,16 +154,11 @@ local function enter(queue, id, task, lease_until)
         put(queue.added, ':running', lease_until, id)
         if task[CONCURRENCY_KEY] ~= '' then redis.call('HINCRBY', queue.tag .. ':busy', task[CONCURRENCY_KEY], 1) end
     else
-        local prune_at = task[RESULT_TTL] < 0 and 'inf' or exact(task[FINISHED_AT] + task[RESULT_TTL])
+        local prune_at = task[RESULT_TTL] < 0 and 'inf'
+            or exact(math.max(task[FINISHED_AT] + task[RESULT_TTL], task[UNIQUE_UNTIL]))
         put(queue.added, ':finished', prune_at, id)
     end
-    if unique ~= '' then
-        if not is_final(status) then
-            redis.call('HSET', queue.tag .. ':unique', unique, id)
-        elseif redis.call('HGET', queue.tag .. ':unique', unique) == id then
-            redis.call('HDEL', queue.tag .. ':unique', unique)
-        end
-    end
+    if has_key(task) then redis.call('HSET', queue.tag .. ':unique', task[UNIQUE_KEY], id) end
     local packed = cmsgpack.pack(task)
     local states = queue.states
     states[#states + 1] = id
@@ -163,7 +174,13 @@ end
 
 local function forget(tag, ids, tasks)
     local queue = changes(tag)
-    for i, id in ipairs(ids) do leave(queue, id, tasks[i]) end
+    for i, id in ipairs(ids) do
+        local key = tasks[i][UNIQUE_KEY]
+        leave(queue, id, tasks[i])
+        if key ~= '' and redis.call('HGET', tag .. ':unique', key) == id then
+            redis.call('HDEL', tag .. ':unique', key)
+        end
+    end
     flush(queue)
     many('HDEL', tag .. ':state', ids)
     many('HDEL', tag .. ':body', ids)
@@ -269,44 +286,78 @@ end
 """
 )
 
-# KEYS: the tag. ARGV: channel, queue, tasks as `rows.new_task` makes them, the state that all begin with, their bodies.
-# Returns the moment, whether the queue was empty, and of those that are there already the place in the list and the id
-# under which they are.
+# KEYS: tags. ARGV: {channel, names of the queues, what to do with duplicates, how far they may be pushed or -1, tasks
+# as `rows.new_task` makes them}, the state that all begin with, their bodies. Returns the moment, which of the queues
+# were empty, and of those that are there already the place in the list and the id under which they are. If they are
+# rejected: -1, the place of one that is there already, and the id of that.
 ADD = (
     _COMMON
     + """
-local tag, channel, name, tasks = KEYS[1], ARGV[1], ARGV[2], cmsgpack.unpack(ARGV[3])
+local channel, names, policy, push_limit, tasks = unpack(cmsgpack.unpack(ARGV[1]))
 local moment = now()
-local queue, bodies, all, others = changes(tag), {}, {}, {}
-local ids, mine = {}, {}
-for i, new in ipairs(tasks) do ids[i] = new[1] end
-local there = values(tag .. ':state', ids)
-local was_empty = redis.call('EXISTS', tag .. ':ids') == 0
+local queues, was_empty, ids, others = {}, {}, {}, {}
+for number, tag in ipairs(KEYS) do
+    queues[number] = changes(tag)
+    queues[number].bodies, queues[number].all, queues[number].there, ids[number] = {}, {}, {}, {}
+    if redis.call('EXISTS', tag .. ':ids') == 0 then was_empty[#was_empty + 1] = number end
+end
+for _, new in ipairs(tasks) do table.insert(ids[new[1]], new[2]) end
+for number, some in ipairs(ids) do
+    for i, state in ipairs(values(KEYS[number] .. ':state', some)) do
+        if state then queues[number].there[some[i]] = true end
+    end
+end
+
+if policy == 'reject' then
+    local coming = {}
+    for i, new in ipairs(tasks) do
+        local number, id, key = new[1], new[2], new[7]
+        if key ~= '' and not queues[number].there[id] then
+            local place = number .. ' ' .. key
+            local other = holder(KEYS[number], key, moment) or coming[place]
+            if other and other ~= id then return {-1, i, other} end
+            coming[place] = id
+        end
+    end
+end
+
 for i, new in ipairs(tasks) do
-    local id, unique = new[1], new[6]
-    local other = (there[i] or mine[id]) and id
-        or (unique ~= '' and redis.call('HGET', tag .. ':unique', unique))
+    local number, id, key = new[1], new[2], new[7]
+    local queue, task = queues[number], cmsgpack.unpack(ARGV[2])
+    local other, old
+    task[PRIORITY], task[ETA], task[CREATED_AT] = new[3], new[4] > 0 and new[4] or moment, moment
+    task[EXPIRES], task[RESULT_TTL], task[UNIQUE_KEY], task[CONCURRENCY_KEY] = new[5], new[6], key, new[8]
+    task[FIRE], task[UNIQUE_UNTIL], task[KEEPS_KEY] = new[9], new[10], new[11]
+    if queue.there[id] then
+        other = id
+    elseif key ~= '' then
+        flush(queue)  -- the one that has it may have come a moment ago
+        other, old = holder(queue.tag, key, moment)
+    end
+    if old and policy == 'replace' and old[STATUS] == 'pending' then
+        leave(queue, other, old)
+        flush(queue)
+        if push_limit >= 0 then task[ETA] = math.min(task[ETA], old[CREATED_AT] + push_limit) end
+        for _, field in ipairs({CREATED_AT, ATTEMPT, ERRORS, AWAITED, RUNS, HAS_RESULT}) do task[field] = old[field] end
+    end
     if other then
         others[#others + 1] = i
         others[#others + 1] = other
-    else
-        local task = cmsgpack.unpack(ARGV[4])
-        task[PRIORITY], task[ETA], task[CREATED_AT] = new[2], new[3] > 0 and new[3] or moment, moment
-        task[EXPIRES], task[RESULT_TTL], task[UNIQUE_KEY], task[CONCURRENCY_KEY] = new[4], new[5], unique, new[7]
-        task[FIRE] = new[8]
-        enter(queue, id, task)
-        bodies[#bodies + 1] = id
-        bodies[#bodies + 1] = ARGV[4 + i]
-        all[#all + 1] = 0
-        all[#all + 1] = id
-        mine[id] = true
+    end
+    if not other or (old and policy == 'replace' and old[STATUS] == 'pending') then
+        enter(queue, other or id, task)
+        put(queue, 'bodies', other or id, ARGV[2 + i])
+        put(queue, 'all', 0, other or id)
+        queue.there[id] = true
     end
 end
-flush(queue)
-many('HSET', tag .. ':body', bodies)
-many('ZADD', tag .. ':ids', all)
-if #all > 0 then redis.call('PUBLISH', channel, 'w' .. name) end
-return {exact(moment), was_empty and 1 or 0, others}
+for number, queue in ipairs(queues) do
+    flush(queue)
+    many('HSET', queue.tag .. ':body', queue.bodies)
+    many('ZADD', queue.tag .. ':ids', queue.all)
+    if #queue.all > 0 then redis.call('PUBLISH', channel, 'w' .. names[number]) end
+end
+return {exact(moment), was_empty, others}
 """
 )
 
@@ -547,7 +598,7 @@ return found
 )
 
 # KEYS: a tag. ARGV: channel, queue, changes as `rows.change_of` makes them, and bodies. Returns for each 1 if it was
-# changed, 0 if it is another one by now, -1 if its unique key lives on in another.
+# changed, 0 if it is another one by now, -1 if another one has its unique key.
 CHANGE = (
     _COMMON
     + """
@@ -560,8 +611,9 @@ for i, one in ipairs(cmsgpack.unpack(ARGV[3])) do
         or task[HOLD] ~= hold then
         answers[i] = 0
     else
-        local other = task[UNIQUE_KEY] ~= '' and not is_final(one[7])
-            and redis.call('HGET', tag .. ':unique', task[UNIQUE_KEY])
+        task[STATUS] = one[7]
+        local other = has_key(task) and holder(tag, task[UNIQUE_KEY], now())
+        task[STATUS] = status
         if other and other ~= id then
             answers[i] = -1
         else

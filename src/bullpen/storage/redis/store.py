@@ -6,6 +6,7 @@ server's. Tasks of one queue are on one node of a cluster; where a task is, is k
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from bullpen.errors import InvalidOption, StorageError
+from bullpen.errors import InvalidOption, StorageError, TaskExists
 from bullpen.storage.ear import RESULT, WORK
 from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
 from bullpen.storage.redis import scripts
@@ -32,6 +33,7 @@ from bullpen.tasks.task import (
     expired,
     redriven,
 )
+from bullpen.tasks.unique import RETURN, Duplicates
 
 log = logging.getLogger("bullpen.storage")
 
@@ -155,47 +157,60 @@ class RedisStorage(ServerStorage[Link]):
 
     # Producers.
 
+    async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
+        if duplicates is RETURN or not tasks:
+            return await super().add(tasks)
+        return await self._add_together(tasks, duplicates)
+
     async def _add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        """Each queue for itself, for it is on one node of a cluster."""
         by_queue: dict[str, list[Task]] = {}
         for task in tasks:
             by_queue.setdefault(task.queue, []).append(task)
-        if not self._noted.issuperset(by_queue):
-            await self._note(by_queue)
-        calls = [
-            (queue, (self._channel, queue, pack(list(map(new_task, given))), NEW_STATE, *map(body_of, given)))
-            for queue, given in by_queue.items()
-        ]
-        kept: dict[str, dict[int, Task]] = {}  # by queue, and place in it
-        for (queue, given), (moment, was_empty, others) in zip(
-            by_queue.items(), await self._run_each(scripts.ADD, calls), strict=True
-        ):
-            if was_empty:  # as after the server has lost everything
-                await self._note([queue])
-            kept[queue] = {place: _kept(task, float(moment)) for place, task in enumerate(given, start=1)}
-            kept[queue] |= await self._those_there(queue, others[::2], others[1::2], kept[queue])
-        places = dict.fromkeys(by_queue, 0)
-        answer = []
-        for task in tasks:
-            places[task.queue] += 1
-            answer.append(kept[task.queue][places[task.queue]])
-        return answer
+        calls = [self._add_together(some, RETURN) for some in by_queue.values()]
+        answers = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
+        kept = {queue: iter(some) for queue, some in zip(by_queue, answers, strict=True)}
+        return [next(kept[task.queue]) for task in tasks]
 
-    async def _those_there(
-        self, queue: str, places: Sequence[int], ids: Sequence[bytes], new: dict[int, Task]
-    ) -> dict[int, Task]:
+    async def _add_together(self, tasks: Sequence[Task], duplicates: Duplicates) -> Sequence[Task]:
+        """In one step."""
+        numbers: dict[str, int] = {}
+        for task in tasks:
+            numbers.setdefault(task.queue, len(numbers) + 1)
+        names = list(numbers)
+        if not self._noted.issuperset(names):
+            await self._note(names)
+        push_limit = -1.0 if duplicates.push_limit is None else duplicates.push_limit
+        new = [new_task(task, numbers[task.queue]) for task in tasks]
+        words = [pack((self._channel, names, duplicates.policy, push_limit, new)), NEW_STATE, *map(body_of, tasks)]
+        async with told(self.name):
+            link = await self._connected()
+            moment, empty, others = await link.run(scripts.ADD, [self._tag(name) for name in names], words)
+        if moment == -1:
+            raise TaskExists(key=tasks[empty - 1].unique_key or "", task=others.decode())
+        if empty:  # as after the server has lost everything
+            await self._note([names[number - 1] for number in empty])
+        kept = [_kept(task, float(moment)) for task in tasks]
+        if others:
+            places = [place - 1 for place in others[::2]]
+            for place, task in (await self._those_there(places, others[1::2], kept)).items():
+                kept[place] = task
+        return kept
+
+    async def _those_there(self, places: Sequence[int], ids: Sequence[bytes], kept: Sequence[Task]) -> dict[int, Task]:
         """Those that were there already, under their id or their unique key, maybe since a moment ago."""
-        if not places:
-            return {}
-        others = set(places)
-        found = {task.id: task for place, task in new.items() if place not in others}
-        missing = [task_id for task_id in ids if task_id.decode() not in found]
-        if missing:
-            found |= {task.id: task for task in self._tasks(queue, await self._run(scripts.SHOW, queue, missing))}
+        by_queue: dict[str, list[bytes]] = {}
+        for place, task_id in zip(places, ids, strict=True):
+            by_queue.setdefault(kept[place].queue, []).append(task_id)
+        found: dict[str, Task] = {}
+        shown = await self._run_each(scripts.SHOW, list(by_queue.items()))
+        for queue, words in zip(by_queue, shown, strict=True):
+            found |= {task.id: task for task in self._tasks(queue, words)}
         answer = {}
         for place, task_id in zip(places, ids, strict=True):
             task = found.get(task_id.decode())
             if task is None:
-                why = f"task {task_id.decode()} was forgotten meanwhile; add {new[place].id} again"
+                why = f"task {task_id.decode()} was forgotten meanwhile; add {kept[place].id} again"
                 raise StorageError(why, storage=self.name)
             answer[place] = task
         return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -40,9 +41,13 @@ from bullpen.tasks.task import (
     redriven,
     settled,
 )
+from bullpen.tasks.unique import RETURN, Duplicates, has_key, meet
 
 _GET = f"SELECT {COLUMNS} FROM bullpen_task WHERE id = ?"
-_ALIVE = f"SELECT {COLUMNS} FROM bullpen_task WHERE unique_key = ? AND status IN ('pending', 'running')"
+_WITH_KEY = (
+    f"SELECT {COLUMNS} FROM bullpen_task INDEXED BY bullpen_unique WHERE unique_key = ? AND queue = ? "
+    "AND (status IN ('pending', 'running') OR unique_until IS NOT NULL)"
+)
 _ADD = (
     f"INSERT INTO bullpen_task ({COLUMNS}, prune_at) VALUES ({', '.join('?' * (COLUMNS.count(',') + 2))}) "
     "ON CONFLICT DO NOTHING"
@@ -73,7 +78,7 @@ _RENEW = f"UPDATE bullpen_task SET lease_until = ? {_HELD}"
 _SUCCEED = """
 UPDATE bullpen_task SET status = 'success', failures = done.column3, crashes = done.column4, runs = done.column5,
     result = done.column6, result_dropped = done.column7, claim_id = NULL, lease_until = NULL,
-    finished_at = done.column8, prune_at = done.column8 + ifnull(result_ttl, 9e999)
+    finished_at = done.column8, prune_at = max(done.column8 + ifnull(result_ttl, 9e999), ifnull(unique_until, 0))
 FROM (VALUES {values}) AS done
 WHERE id = done.column1 AND attempt = done.column2 AND status = 'running'
 """
@@ -101,15 +106,37 @@ class Ledger:
 
     # Producers.
 
-    def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+    def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
         now = self.now
         kept = [msgspec.structs.replace(task, created_at=now, eta=max(task.eta, 0.0) or now) for task in tasks]
+        self.heard.update({task.queue for task in kept})
         if all(map(is_plain, kept)):
             added = sum(self._add_alike(list(alike)) for _, alike in groupby(kept, likeness))
-        else:
+        elif all(task.unique_key is None for task in kept):
             added = self._db.executemany(_ADD, [row_of(task, self._ahead) for task in kept]).rowcount
-        self.heard.update({task.queue for task in kept})
-        return kept if added == len(kept) else [self._there(task) for task in kept]
+        else:
+            return [self._add(task, duplicates) for task in kept]
+        return kept if added == len(kept) else [self.get(task.id) or task for task in kept]
+
+    def _add(self, task: Task, duplicates: Duplicates) -> Task:
+        there = self.get(task.id)
+        if there is not None:
+            return there
+        holder = self._holder(task)
+        if holder is not None:
+            task = meet(task, holder, duplicates, self.now)
+            if task is holder:
+                return holder
+            self._db.execute("DELETE FROM bullpen_task WHERE id = ?", (holder.id,))
+        self._db.execute(_ADD, row_of(task, self._ahead))
+        return task
+
+    def _holder(self, task: Task) -> Task | None:
+        """Which task has the unique key of this one."""
+        if task.unique_key is None:
+            return None
+        others = self._tasks(_WITH_KEY, (task.unique_key, task.queue))
+        return next((other for other in others if has_key(other, self.now)), None)
 
     def _add_alike(self, tasks: Sequence[Task]) -> int:
         """Add plain tasks that differ in their ids and payloads only; how many were not there yet."""
@@ -123,12 +150,6 @@ class Ledger:
                 added += self._db.execute(_ADD_TOGETHER[count], values).rowcount
                 first += count
         return added
-
-    def _there(self, task: Task) -> Task:
-        there = self.get(task.id)
-        if there is None:
-            (there,) = self._tasks(_ALIVE, (task.unique_key,))
-        return there
 
     # Workers.
 
@@ -378,10 +399,10 @@ class Ledger:
         return [task_of(row, self._ahead) for row in self._db.execute(statement, values)]
 
     def _keep(self, task: Task) -> bool:
-        """Write what may have changed; False if another task with its unique key is alive."""
-        if task.unique_key is not None and not task.is_final:
-            alive = self._db.execute(_ALIVE, (task.unique_key,)).fetchone()
-            if alive is not None and alive[0] != task.id:
+        """Write what may have changed; False if another task has its unique key."""
+        if task.unique_key is not None and has_key(task, math.inf):
+            holder = self._holder(task)
+            if holder is not None and holder.id != task.id:
                 return False
         self._db.execute(_KEEP, (*changes_of(task, self._ahead), task.id))
         if not task.is_final:

@@ -14,14 +14,14 @@ import msgspec
 
 from bullpen.tasks.retry import Backoff
 from bullpen.tasks.schedule import Schedule
-from bullpen.tasks.task import PENDING, OnFailure, Progress, Task, TaskError, TaskStatus
+from bullpen.tasks.task import PENDING, OnFailure, Progress, Task, TaskError, TaskStatus, UniqueScope
 
 Row = tuple[Any, ...]
 
 COLUMNS = (
     "id, queue, priority, status, eta, expires, unique_key, concurrency_key, attempt, failures, crashes, runs, "
-    "fire, hold, worker, claim_id, lease_until, cancel_requested, created_at, started_at, finished_at, result_ttl, "
-    "func_path, options, headers, progress, errors, result_dropped, payload, result"
+    "fire, hold, unique_until, worker, claim_id, lease_until, cancel_requested, created_at, started_at, finished_at, "
+    "result_ttl, func_path, options, headers, progress, errors, result_dropped, payload, result"
 )
 # Of tasks that are new, and need nothing else; those enqueued together differ in the last two only. To bind a value
 # takes longer than to store it, so nothing is bound that need not be.
@@ -45,6 +45,7 @@ class _Options(msgspec.Struct, frozen=True, omit_defaults=True):
     at_most_once: bool = False
     on_failure: OnFailure = "fail"
     schedule: Schedule | None = None
+    unique_scope: UniqueScope = "alive"
 
 
 _REMEMBERED = 1000
@@ -75,6 +76,7 @@ def row_of(task: Task, ahead: float) -> Row:
         task.runs,
         task.fire,
         task.hold,
+        task.unique_until,
         task.worker,
         task.claim_id,
         None if task.lease_until is None else task.lease_until - ahead,
@@ -215,6 +217,7 @@ def _task_of(row: Row, ahead: float) -> Task:
         runs,
         fire,
         hold,
+        unique_until,
         worker,
         claim_id,
         lease_until,
@@ -252,6 +255,8 @@ def _task_of(row: Row, ahead: float) -> Task:
         on_failure=options.on_failure,
         result_ttl=result_ttl,
         unique_key=unique_key,
+        unique_scope=options.unique_scope,
+        unique_until=unique_until,
         concurrency_key=concurrency_key,
         headers={} if headers is None else _decode_headers(headers),
         attempt=attempt,
@@ -277,7 +282,7 @@ def _task_of(row: Row, ahead: float) -> Task:
 def prune_at(task: Task) -> float | None:
     if not task.is_final or task.finished_at is None:
         return None
-    return math.inf if task.result_ttl is None else task.finished_at + task.result_ttl
+    return math.inf if task.result_ttl is None else max(task.finished_at + task.result_ttl, task.unique_until or 0.0)
 
 
 def _options_of(task: Task) -> bytes:
@@ -290,6 +295,7 @@ def _options_of(task: Task) -> bytes:
         task.at_most_once,
         task.on_failure,
         task.schedule,
+        task.unique_scope,
     )
     packed = _encoded.get(key)
     if packed is None:

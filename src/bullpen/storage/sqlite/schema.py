@@ -21,7 +21,8 @@ CREATE TABLE bullpen_task (
     status           TEXT NOT NULL DEFAULT 'pending',
     eta              REAL NOT NULL,            -- seconds since the epoch, as all instants but lease_until
     expires          REAL,
-    unique_key       TEXT,
+    unique_key       TEXT,                     -- in its queue
+    unique_until     REAL,
     concurrency_key  TEXT,
     attempt          INTEGER NOT NULL DEFAULT 0,
     failures         INTEGER NOT NULL DEFAULT 0,
@@ -57,8 +58,8 @@ CREATE INDEX bullpen_running ON bullpen_task (queue, concurrency_key) WHERE stat
 CREATE INDEX bullpen_finished ON bullpen_task (prune_at, queue, status) WHERE prune_at IS NOT NULL;
 CREATE INDEX bullpen_failed ON bullpen_task (id) WHERE status IN ('failed');
 CREATE INDEX bullpen_expiring ON bullpen_task (expires) WHERE status = 'pending' AND expires IS NOT NULL;
-CREATE UNIQUE INDEX bullpen_unique ON bullpen_task (unique_key)
-    WHERE unique_key IS NOT NULL AND status IN ('pending', 'running');
+CREATE INDEX bullpen_unique ON bullpen_task (unique_key, queue)
+    WHERE unique_key IS NOT NULL AND (status IN ('pending', 'running') OR unique_until IS NOT NULL);
 
 CREATE TABLE bullpen_worker (id TEXT PRIMARY KEY NOT NULL, seen_at REAL NOT NULL, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE bullpen_paused (queue TEXT PRIMARY KEY NOT NULL) WITHOUT ROWID;

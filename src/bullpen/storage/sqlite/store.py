@@ -28,6 +28,7 @@ from bullpen.storage.sqlite.line import SharedFile
 from bullpen.storage.sqlite.signals import Ear
 from bullpen.storage.sqlite.transaction import settle_in
 from bullpen.tasks.task import Progress, Settlement, Task
+from bullpen.tasks.unique import RETURN, Duplicates
 
 T = TypeVar("T")
 
@@ -92,8 +93,10 @@ class SqliteStorage:
 
     # Producers.
 
-    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        return await self._write(Add(tasks)) if tasks else []
+    async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
+        if not tasks:
+            return []
+        return await self._write(Add(tasks) if duplicates is RETURN else lambda ledger: ledger.add(tasks, duplicates))
 
     # Workers.
 

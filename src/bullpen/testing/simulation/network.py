@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from bullpen.storage.memory import MemoryStorage
 from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
 from bullpen.tasks.task import Progress, Settlement, Task
+from bullpen.tasks.unique import RETURN, Duplicates
 from bullpen.testing.history import Write
 from bullpen.testing.recording import RecordingStorage
 from bullpen.testing.simulation.world import Loop, Process, World
@@ -127,8 +128,8 @@ class Client:
     async def now(self) -> float:
         return await self._call(self._recording.now)
 
-    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        return await self._call(lambda: self._recording.add(tasks))
+    async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
+        return await self._call(lambda: self._recording.add(tasks, duplicates))
 
     async def exchange(
         self,

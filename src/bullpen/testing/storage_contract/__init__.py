@@ -19,6 +19,7 @@ has no address for other processes, is spared the tests that would need it.
 
 base.py       what the tests share
 adding.py     what is added is kept as it is, once
+unique.py     who has a unique key, for how long, and what becomes of those who come with it
 claiming.py   who gets which tasks, in which order
 settling.py   what becomes of tasks: every move, and every write that comes too late
 leases.py     leases, rescue, progress
@@ -39,6 +40,7 @@ from bullpen.testing.storage_contract.people import PeopleTests
 from bullpen.testing.storage_contract.schedules import ScheduleTests
 from bullpen.testing.storage_contract.settling import SettlingTests
 from bullpen.testing.storage_contract.together import TogetherTests
+from bullpen.testing.storage_contract.unique import UniqueTests
 from bullpen.testing.storage_contract.upkeep import UpkeepTests
 from bullpen.testing.storage_contract.waiting import WaitingTests
 
@@ -47,6 +49,7 @@ __all__ = ["StorageContract"]
 
 class StorageContract(
     AddingTests,
+    UniqueTests,
     ClaimingTests,
     SettlingTests,
     LeaseTests,

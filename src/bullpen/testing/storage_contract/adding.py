@@ -57,6 +57,8 @@ class AddingTests(StoreTests):
             on_failure="continue",
             result_ttl=17.5,
             unique_key=f"u {STRANGE}",
+            unique_scope="waiting",
+            unique_until=now + 3 * FAR,
             concurrency_key=f"c {STRANGE}",
             headers={"trace": STRANGE, STRANGE: ""},
         )
@@ -120,7 +122,7 @@ class AddingTests(StoreTests):
         assert [task.payload for task in kept] == [b"first", b"[]", b"first"]
         assert len(await store.list(TaskFilter(), limit=10)) == 2
 
-    # Unique keys.
+    # Unique keys; more in unique.py.
 
     async def test_a_unique_key_has_one_living_task(self, store: Storage) -> None:
         first = await added(store, unique_key="k")
