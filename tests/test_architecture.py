@@ -24,7 +24,8 @@ PURE_STDLIB = frozenset(
     "math operator re types typing warnings weakref".split()
 )
 PURE_TASK_STDLIB = PURE_STDLIB | frozenset(
-    "base64 binascii contextvars datetime decimal hashlib hmac json pickle struct traceback uuid zlib zoneinfo".split()
+    "base64 binascii contextvars datetime decimal hashlib hmac json pickle string struct traceback uuid zlib "
+    "zoneinfo".split()
 )
 
 

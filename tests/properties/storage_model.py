@@ -63,7 +63,7 @@ class Row:
 
 UNCHANGING = (
     "id func_path payload codec queue priority interval schedule max_retries backoff timeout at_most_once on_failure "
-    "result_ttl unique_key concurrency_key headers"
+    "result_ttl unique_key unique_scope unique_until concurrency_key headers"
 ).split()
 
 
@@ -84,17 +84,43 @@ class Model:
     def row(self, task_id: str) -> Row | None:
         return next((row for row in self.rows if row.id == task_id), None)
 
-    def living(self, unique_key: str | None) -> Row | None:
-        return next((row for row in self.rows if unique_key and row.given.unique_key == unique_key and row.lives), None)
+    def has_key(self, row: Row) -> bool:
+        """Whether nobody else may have its unique key."""
+        if row.given.unique_key is None:
+            return False
+        in_time = row.given.unique_until is not None and row.given.unique_until > self.now
+        return in_time or self.would_have_key(row, row.status)
+
+    def would_have_key(self, row: Row, status: str) -> bool:
+        if row.given.unique_key is None or row.given.unique_scope == "waiting":
+            return row.given.unique_key is not None and status == WAITS and row.attempt == 0
+        return status in (WAITS, RUNS)
+
+    def holder(self, task: Task) -> Row | None:
+        place = (task.queue, task.unique_key)
+        rows = (row for row in self.rows if (row.given.queue, row.given.unique_key) == place)
+        return next((row for row in rows if self.has_key(row)), None)
 
     # Producers.
 
-    def add(self, tasks: Iterable[Task]) -> list[Row]:
+    def add(self, tasks: Sequence[Task], policy: str = "return", push_limit: float | None = None) -> list[Row] | None:
+        """What is kept; None if all are rejected."""
+        before = list(self.rows)
         kept = []
         for task in tasks:
-            row = self.row(task.id) or self.living(task.unique_key)
+            eta = task.eta if task.eta > 0 else self.now
+            row, holder = self.row(task.id), self.holder(task)
+            if row is None and holder is not None:
+                row = holder
+                if policy == "reject":
+                    self.rows = before
+                    return None
+                if policy == "replace" and row.status == WAITS:
+                    latest = math.inf if push_limit is None else row.created_at + push_limit
+                    row.given = replace(task, id=row.id)
+                    row.eta, row.expires, row.failures, row.crashes = min(eta, latest), task.expires, 0, 0
+                    row.fire = task.fire
             if row is None:
-                eta = task.eta if task.eta > 0 else self.now
                 row = Row(task, eta=eta, created_at=self.now, expires=task.expires, fire=task.fire)
                 self.rows.append(row)
             kept.append(row)
@@ -200,7 +226,8 @@ class Model:
     def retry(self, ids: Iterable[str]) -> list[Row]:
         changed = []
         for row in self._rows(ids):
-            if not row.lives and self.living(row.given.unique_key) is None:
+            holder = self.holder(row.given) if self.would_have_key(row, WAITS) else None
+            if not row.lives and (holder is None or holder is row):
                 row.status, row.eta, row.expires = WAITS, self.now, None
                 row.failures = row.crashes = 0
                 row.cancel_requested = False
@@ -230,7 +257,9 @@ class Model:
     def ends_at(self, row: Row) -> float:
         """When it may be forgotten."""
         ttl = row.given.result_ttl
-        return math.inf if row.lives or ttl is None or row.finished_at is None else row.finished_at + ttl
+        if row.lives or ttl is None or row.finished_at is None:
+            return math.inf
+        return max(row.finished_at + ttl, row.given.unique_until or 0.0)
 
     def is_late(self, row: Row) -> bool:
         return row.status == WAITS and row.expires is not None and row.expires <= self.now

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
+from bullpen.errors import TaskExists
 from bullpen.storage.memory import MemoryStorage
 from bullpen.storage.port import Counts, Hold, Limit, Storage, TaskFilter
 from bullpen.storage.sqlite.store import SqliteStorage, storage_clock
@@ -39,6 +40,7 @@ from bullpen.tasks.task import (
     release,
     succeed,
 )
+from bullpen.tasks.unique import RETURN, Duplicates
 from tests.properties.storage_model import Model, Row, seen
 
 T = TypeVar("T")
@@ -48,6 +50,7 @@ QUEUES = ("default", "mail", "cpu")
 WORKERS = ("w1", "w2")
 FOREVER = 60.0
 HOLDS: tuple[ScheduleHold, ...] = ("", "paused", "changed")
+DUPLICATES = (Duplicates("replace"), Duplicates("replace", 4.0), Duplicates("reject"))
 
 # One choice for each step, from which all others follow: to let Hypothesis choose every field of every task takes ten
 # times as long, and it prefers small ones. What it can still do is to leave out the steps that a failure does not need.
@@ -118,10 +121,17 @@ class StorageMachine(RuleBasedStateMachine):
         if self.ids and dice.random() < 0.2:
             tasks.append(Task(id=dice.choice(self.ids), func_path="again", payload=b""))
         self.ids += [task.id for task in tasks]
-        self.same(self.run(self.store.add(tasks)), self.model.add(tasks))
+        duplicates = dice.choice((RETURN, RETURN, *DUPLICATES))
+        expected = self.model.add(tasks, duplicates.policy, duplicates.push_limit)
+        if expected is None:
+            with pytest.raises(TaskExists):
+                self.run(self.store.add(tasks, duplicates))
+        else:
+            self.same(self.run(self.store.add(tasks, duplicates)), expected)
 
     def new_task(self, dice: Random) -> Task:
         now = self.model.now
+        unique_key = dice.choice((None, None, None, "u1", "u2"))
         return Task(
             id=f"{dice.getrandbits(40):010x}",
             func_path=dice.choice(("mail", "resize")),
@@ -138,9 +148,11 @@ class StorageMachine(RuleBasedStateMachine):
             at_most_once=dice.random() < 0.1,
             on_failure=dice.choice(("fail", "continue")),
             result_ttl=dice.choice((None, 0.0, 16.0)),
-            unique_key=dice.choice((None, None, None, "u1", "u2")),
             schedule=dice.choice((None, None, Schedule(key="k\0", cron="* * * * *", timezone="Asia/Tokyo"))),
             fire=dice.choice((None, now + 0.5)),
+            unique_key=unique_key,
+            unique_scope=dice.choice(("alive", "waiting")) if unique_key else "alive",
+            unique_until=dice.choice((None, None, now + 4)) if unique_key else None,
             concurrency_key=dice.choice((None, None, "a", "b")),
             headers=dice.choice(({}, {"trace": "ab\0c"})),
         )
@@ -337,7 +349,8 @@ class StorageMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_unique_key_lives_once(self) -> None:
-        keys = [row.given.unique_key for row in self.model.rows if row.lives and row.given.unique_key]
+        rows = [row for row in self.model.rows if self.model.has_key(row)]
+        keys = [(row.given.queue, row.given.unique_key) for row in rows]
         assert len(keys) == len(set(keys))
 
     # Small things.

@@ -95,6 +95,7 @@ class MemoryStorage:
             if duplicates.policy == "reject":
                 self._reject(tasks, duplicates, now)
             kept = [self._add(task, now, duplicates) for task in tasks]
+            kept = [self._tasks.get(task.id, task) for task in kept]  # one may be replaced twice
         self._wake()
         return kept
 

@@ -20,8 +20,8 @@ class Duplicates(msgspec.Struct, frozen=True, gc=False):
     """What is done with new tasks whose unique key is taken.
 
     `return`: the task that has it stays as it is, and is returned. `replace`: if that one waits, it becomes the new
-    one, but for its id and its place in a chain; it starts at the new one's `eta`, and not later than `push_limit`
-    seconds after it was added first. `reject`: TaskExists is raised, and nothing at all is added.
+    one, with its own id and history and all its tries; it starts at the new one's `eta`, and not later than
+    `push_limit` seconds after it was added first. `reject`: TaskExists is raised, and nothing at all is added.
     """
 
     policy: OnDuplicate = "return"
@@ -29,6 +29,12 @@ class Duplicates(msgspec.Struct, frozen=True, gc=False):
 
 
 RETURN = Duplicates()
+
+# What stays when a task is replaced.
+_KEPT = (
+    *("id", "attempt", "runs", "progress", "result", "result_dropped", "errors", "hold"),
+    *("created_at", "started_at", "finished_at"),
+)
 
 
 def has_key(task: Task, now: float) -> bool:
@@ -51,6 +57,4 @@ def meet(new: Task, holder: Task, duplicates: Duplicates, now: float) -> Task:
     eta = new.eta if new.eta > 0 else now
     if duplicates.push_limit is not None:
         eta = min(eta, holder.created_at + duplicates.push_limit)
-    return msgspec.structs.replace(
-        new, id=holder.id, eta=eta, created_at=holder.created_at, attempt=holder.attempt, errors=holder.errors
-    )
+    return msgspec.structs.replace(new, **{name: getattr(holder, name) for name in _KEPT} | {"eta": eta})

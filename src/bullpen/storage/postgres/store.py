@@ -217,7 +217,8 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
                     else:
                         there[task.id] = await self._meet(connection, task, holder, duplicates, now)
                 kept.append(there[task.id])
-            return kept
+            latest = {task.id: task for task in kept}  # one may be replaced twice
+            return [latest[task.id] for task in kept]
 
     async def _lock_keys(self, connection: Any, keyed: Sequence[Task]) -> None:
         queues, keys = [to_text(task.queue) for task in keyed], [to_text(task.unique_key) for task in keyed]

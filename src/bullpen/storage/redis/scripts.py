@@ -338,7 +338,10 @@ for i, new in ipairs(tasks) do
         leave(queue, other, old)
         flush(queue)
         if push_limit >= 0 then task[ETA] = math.min(task[ETA], old[CREATED_AT] + push_limit) end
-        for _, field in ipairs({CREATED_AT, ATTEMPT, ERRORS, AWAITED, RUNS, HAS_RESULT}) do task[field] = old[field] end
+        for _, field in ipairs({ATTEMPT, RUNS, PROGRESS, HAS_RESULT, RESULT_DROPPED, ERRORS, AWAITED, HOLD,
+            CREATED_AT, STARTED_AT, FINISHED_AT}) do
+            task[field] = old[field]
+        end
     end
     if other then
         others[#others + 1] = i

@@ -115,7 +115,9 @@ class Ledger:
         elif all(task.unique_key is None for task in kept):
             added = self._db.executemany(_ADD, [row_of(task, self._ahead) for task in kept]).rowcount
         else:
-            return [self._add(task, duplicates) for task in kept]
+            there = [self._add(task, duplicates) for task in kept]
+            latest = {task.id: task for task in there}  # one may be replaced twice
+            return [latest[task.id] for task in there]
         return kept if added == len(kept) else [self.get(task.id) or task for task in kept]
 
     def _add(self, task: Task, duplicates: Duplicates) -> Task:
