@@ -84,6 +84,9 @@ LAYERS = [
     Layer("storage.redis", f"{GROUND} tasks storage.port storage.ear storage.server", third_party="msgspec redis"),
     Layer("consumer", f"{GROUND} telemetry tasks storage.port pool", third_party="msgspec"),
     Layer("queue", f"{GROUND} telemetry tasks storage.port storage.open", third_party="msgspec"),
+    # Interfaces of others, each with its framework.
+    Layer("integrations"),
+    Layer("integrations.django", f"{GROUND} tasks storage.port queue", third_party="asgiref django django_tasks"),
     # Who brings it together.
     Layer(
         "testing",

@@ -1,0 +1,17 @@
+from pathlib import Path
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+SECRET_KEY = "only for this example"
+ALLOWED_HOSTS = ["*"]
+ROOT_URLCONF = "shop.urls"
+INSTALLED_APPS = ["shop"]
+USE_TZ = True
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": BASE_DIR / "shop.db"}}
+
+TASKS = {
+    "default": {
+        "BACKEND": "bullpen.integrations.django.BullpenBackend",
+        "QUEUES": ["default", "mail"],
+        "OPTIONS": {"url": f"sqlite:///{BASE_DIR / 'jobs.db'}", "max_retries": 3, "timeout": 60},
+    }
+}

@@ -1,0 +1,4 @@
+"""Bullpen behind interfaces of others. Each module needs its framework, and nothing else here does.
+
+django.py   a backend for Django's own tasks: django.tasks of Django 6, or the package django-tasks
+"""
