@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,35 +13,10 @@ from bullpen import Pool, PoolFuture
 from bullpen.core import dispatcher
 from bullpen.runtimes import thread
 from bullpen.testing import lock_order
+from tests.faults.interrupts import Interrupt
 from tests.scenarios.support import PATIENCE, Background, eventually
 
 HOT = (dispatcher.__file__, thread.__file__)
-
-
-class Interrupt:
-    """Raises `KeyboardInterrupt` on this thread at the `count`-th point of the hot path at which a signal could.
-
-    That is where a function of Python begins, and where one of C has returned.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.left = count
-        self.where = ""
-
-    def __enter__(self) -> Interrupt:
-        sys.setprofile(self._look)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-
-    def _look(self, frame: FrameType, event: str, called: Any) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename in HOT and not self.where:
-            self.left -= 1
-            if self.left == 0:
-                self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno} {getattr(called, '__name__', '')}"
-                sys.setprofile(None)
-                raise KeyboardInterrupt
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +47,7 @@ def interrupted_at(count: int, call: str, options: dict[str, Any]) -> str | None
         assert eventually(lambda: pool.stats().idle == workers)
         view = pool.using(session="s", affinity="strict_queue") if call == "session" else pool.using()
         submit = view.serve if call == "serve" else view.submit
-        interrupt = Interrupt(count)
+        interrupt = Interrupt(count, HOT)
         with contextlib.suppress(KeyboardInterrupt):
             with interrupt:
                 submit(int)

@@ -1,8 +1,10 @@
 """Tasks in one SQLite file, shared by all processes of one machine.
 
 store.py        SqliteStorage: the verbs of the port, each a job for the writer or the reader
-jobs.py         work for these threads, and who waits for it
-line.py         the threads that own the connections; group commit; what happens at a fork
+shared.py       what all stores of a process share: the writer, the reader, the bell; what happens at a fork
+line.py         who leads: callers that wait share a connection, and one works for all
+writer.py       group commit, durability, checkpoints; reading
+jobs.py         work for a line, and who waits for it
 ledger.py       the moves of tasks as statements inside a transaction
 claims.py       which tasks may start now, without reading through those that may not
 rows.py         a task as a row, and back

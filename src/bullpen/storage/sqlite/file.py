@@ -168,6 +168,35 @@ def connect(path: Path, *, synchronous: str, busy_timeout: float) -> sqlite3.Con
     return db
 
 
+class Place:
+    """A file that is used, and how."""
+
+    def __init__(self, path: Path, synchronous: str, busy_timeout: float) -> None:
+        self.path = path
+        self.synchronous = synchronous
+        self.busy_timeout = busy_timeout
+        self._identity: tuple[int, int] | None = None
+
+    def connect(self) -> sqlite3.Connection:
+        return connect(self.path, synchronous=self.synchronous, busy_timeout=self.busy_timeout)
+
+    @property
+    def was_opened(self) -> bool:
+        return self._identity is not None
+
+    def check_still_there(self) -> None:
+        """What is written into a file that was removed would be lost without a word."""
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            raise StorageCorrupt("the file was removed while it was in use", storage=str(self.path)) from error
+        identity = (found.st_dev, found.st_ino)
+        if self._identity is None:
+            self._identity = identity
+        elif self._identity != identity:
+            raise StorageCorrupt("the file was replaced while it was in use", storage=str(self.path))
+
+
 class WriteLock:
     """One writer among all processes that use the file."""
 

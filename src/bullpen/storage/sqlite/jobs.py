@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from asyncio import _get_running_loop
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, islice
 from typing import Any, TypeVar
 
@@ -35,49 +34,6 @@ class Clock(msgspec.Struct, frozen=True):
         return Ledger(db, self.now(), self.elapsed())
 
 
-class Answer:
-    """What a caller without an event loop waits for: to await it is to block, until the answer is there."""
-
-    __slots__ = ("_cancelled", "_done", "_error", "_gate", "_result")
-
-    def __init__(self) -> None:
-        self._gate = primitives.gate()
-        self._gate.acquire()
-        self._cancelled = False
-        self._done = False
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        try:
-            self._gate.acquire()
-        except BaseException:  # a signal: nobody waits any more
-            self._cancelled = True
-            raise
-        if self._error is not None:
-            raise self._error
-        return self._result
-        yield
-
-    def cancelled(self) -> bool:
-        return self._cancelled
-
-    def done(self) -> bool:
-        return self._done or self._cancelled
-
-    def set_result(self, result: Any) -> None:
-        self._result = result
-        self._end()
-
-    def set_exception(self, error: BaseException) -> None:
-        self._error = error
-        self._end()
-
-    def _end(self) -> None:
-        self._done = True
-        self._gate.release()
-
-
 class Add:
     """Tasks to be added: work that is done for several callers at once."""
 
@@ -91,22 +47,25 @@ class Add:
 
 
 class Job:
-    """Work for a line, and the caller that waits for it: on an event loop, or on a thread that has none.
+    """Work for a line, on behalf of a caller that waits for it.
 
     `durable`: what it has written survives a power cut when the caller hears of it.
     """
 
-    __slots__ = ("clock", "durable", "error", "future", "ledger", "loop", "result", "work")
+    __slots__ = ("clock", "durable", "error", "is_answered", "ledger", "result", "work")
 
     def __init__(self, work: Work[Any], clock: Clock, *, durable: bool = True) -> None:
         self.work = work
         self.clock = clock
         self.durable = durable
-        self.loop = _get_running_loop()
-        self.future: asyncio.Future[Any] | Answer = Answer() if self.loop is None else self.loop.create_future()
         self.ledger: Ledger | None = None
+        self.is_answered = False  # what came of it is certain; the caller need not know yet
         self.result: Any = None
         self.error: BaseException | None = None
+
+    def is_given_up(self) -> bool:
+        """Nobody waits for it any more."""
+        raise NotImplementedError
 
     def run(self, db: sqlite3.Connection) -> None:
         """Alone."""
@@ -121,31 +80,85 @@ class Job:
             self.error = StorageCorrupt(f"it is damaged ({error})", storage=storage)
         if self.error is not error:
             self.error.__cause__ = error
+        self.is_answered = True
+
+
+class LoopJob(Job):
+    """Of a caller on an event loop."""
+
+    __slots__ = ("future", "loop")
+
+    def __init__(self, work: Work[Any], clock: Clock, loop: asyncio.AbstractEventLoop, *, durable: bool = True) -> None:
+        super().__init__(work, clock, durable=durable)
+        self.loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+
+    def is_given_up(self) -> bool:
+        return self.future.cancelled()
+
+    def tell(self) -> None:
+        """On its loop."""
+        if self.future.done():  # its caller was cancelled
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+
+class ThreadJob(Job):
+    """Of a caller on a thread without an event loop, which waits at a gate."""
+
+    __slots__ = ("_gate", "_is_given_up")
+
+    def __init__(self, work: Work[Any], clock: Clock, *, durable: bool = True) -> None:
+        super().__init__(work, clock, durable=durable)
+        self._gate = primitives.gate()
+        self._gate.acquire()
+        self._is_given_up = False
+
+    def is_given_up(self) -> bool:
+        return self._is_given_up
+
+    def give_up(self) -> None:
+        self._is_given_up = True
+
+    def wait(self, timeout: float) -> bool:
+        """Until it is woken; False if that takes longer."""
+        return self._gate.acquire(True, timeout)
+
+    def wake(self) -> None:
+        try:
+            self._gate.release()
+        except RuntimeError:  # it is awake
+            pass
 
 
 def deliver(jobs: Iterable[Job]) -> None:
-    """Let the callers know, each loop with one wake-up."""
-    by_loop: dict[asyncio.AbstractEventLoop | None, list[Job]] = {}
+    """Let those callers know whose answer is there, each loop with one wake-up."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[LoopJob]] = {}
     for job in jobs:
-        by_loop.setdefault(job.loop, []).append(job)
-    for loop, some in by_loop.items():
-        if loop is None:
-            _resolve(some)
+        if not job.is_answered:
             continue
+        if isinstance(job, LoopJob):
+            by_loop.setdefault(job.loop, []).append(job)
+        elif isinstance(job, ThreadJob):
+            job.wake()
+    for loop, some in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_resolve, some)
+            loop.call_soon_threadsafe(_tell_all, some)
         except RuntimeError:  # that loop is closed: nobody waits there any more
             pass
 
 
-def _resolve(jobs: list[Job]) -> None:
+def _tell_all(jobs: list[LoopJob]) -> None:
     for job in jobs:
-        if job.future.done():  # its caller was cancelled
-            continue
-        if job.error is not None:
-            job.future.set_exception(job.error)
-        else:
-            job.future.set_result(job.result)
+        job.tell()
+
+
+def is_of_store(error: BaseException) -> bool:
+    """Whether the store or what it holds is to blame, and not a defect, or somebody who interrupts this thread."""
+    return isinstance(error, StorageError | sqlite3.Error | OSError | DamagedRow | UnicodeDecodeError)
 
 
 def run_together(db: sqlite3.Connection, jobs: Iterable[Job]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import groupby
+from typing import TypeVar
 
 import msgspec
 
@@ -43,6 +45,8 @@ from bullpen.tasks.task import (
 )
 from bullpen.tasks.unique import RETURN, Duplicates, has_key, meet
 
+T = TypeVar("T")
+
 _GET = f"SELECT {COLUMNS} FROM bullpen_task WHERE id = ?"
 _WITH_KEY = (
     f"SELECT {COLUMNS} FROM bullpen_task INDEXED BY bullpen_unique WHERE unique_key = ? AND queue = ? "
@@ -54,6 +58,7 @@ _ADD = (
 )
 
 
+@cache
 def _add_together(count: int) -> str:
     """Many rows that have all but their ids and payloads in common."""
     shared = SHARED.count(",") + 1
@@ -62,9 +67,9 @@ def _add_together(count: int) -> str:
     return f"INSERT INTO bullpen_task ({PLAIN}) VALUES {', '.join(rows)} ON CONFLICT DO NOTHING"
 
 
-# Many at once, for every statement that this thread executes gives others the chance to hold up the next one.
-_TOGETHER = (50, 10, 1)
-_ADD_TOGETHER = {count: _add_together(count) for count in _TOGETHER}
+# Many at once, for every statement that this thread executes gives others the chance to hold up the next one. Each
+# number of rows is a statement of its own, which SQLite prepares once.
+_MOST_TOGETHER = 50
 _KEEP = f"UPDATE bullpen_task SET ({CHANGING}) = ({', '.join('?' * (CHANGING.count(',') + 1))}) WHERE id = ?"
 _KEEP_TERMS = f"UPDATE bullpen_task SET ({TERMS}) = ({', '.join('?' * (TERMS.count(',') + 1))}) WHERE id = ?"
 _CLAIM = (
@@ -82,9 +87,12 @@ UPDATE bullpen_task SET status = 'success', failures = done.column3, crashes = d
 FROM (VALUES {values}) AS done
 WHERE id = done.column1 AND attempt = done.column2 AND status = 'running'
 """
-_SUCCEED_TOGETHER = {
-    count: _SUCCEED.format(values=", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * count)) for count in _TOGETHER
-}
+
+
+@cache
+def _succeed_together(count: int) -> str:
+    return _SUCCEED.format(values=", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * count))
+
 
 _decode_worker = msgspec.msgpack.Decoder(WorkerRecord).decode
 
@@ -111,7 +119,9 @@ class Ledger:
         kept = [msgspec.structs.replace(task, created_at=now, eta=max(task.eta, 0.0) or now) for task in tasks]
         self.heard.update({task.queue for task in kept})
         if all(map(is_plain, kept)):
-            added = sum(self._add_alike(list(alike)) for _, alike in groupby(kept, likeness))
+            added = 0
+            for _, alike in groupby(kept, likeness):
+                added += self._add_alike(list(alike))
         elif all(task.unique_key is None for task in kept):
             added = self._db.executemany(_ADD, [row_of(task, self._ahead) for task in kept]).rowcount
         else:
@@ -143,14 +153,12 @@ class Ledger:
     def _add_alike(self, tasks: Sequence[Task]) -> int:
         """Add plain tasks that differ in their ids and payloads only; how many were not there yet."""
         shared = shared_of(tasks[0])
-        added = first = 0
-        for count in _TOGETHER:
-            while len(tasks) - first >= count:
-                values = list(shared)
-                for task in tasks[first : first + count]:
-                    values += (task.id, task.payload)
-                added += self._db.execute(_ADD_TOGETHER[count], values).rowcount
-                first += count
+        added = 0
+        for some in _in_portions(tasks):
+            values = list(shared)
+            for task in some:
+                values += (task.id, task.payload)
+            added += self._db.execute(_add_together(len(some)), values).rowcount
         return added
 
     # Workers.
@@ -186,21 +194,18 @@ class Ledger:
 
     def _succeed(self, successes: Sequence[Settlement]) -> set[Hold]:
         refused = set()
-        left = list(successes)
-        for count in _SUCCEED_TOGETHER:
-            while len(left) >= count:
-                some, left = left[:count], left[count:]
-                if not self._succeed_together(some):
-                    refused |= {Hold(one.id, one.attempt) for one in some if not self._succeed_together([one])}
+        for some in _in_portions(successes):
+            if not self._succeed_together(some):
+                refused |= {Hold(one.id, one.attempt) for one in some if not self._succeed_together([one])}
         return refused
 
     def _succeed_together(self, some: Sequence[Settlement]) -> bool:
         """All of them or none."""
         values = [value for one in some for value in self._success(one)]
         if len(some) == 1:
-            return self._db.execute(_SUCCEED_TOGETHER[1], values).rowcount == 1
+            return self._db.execute(_succeed_together(1), values).rowcount == 1
         self._db.execute("SAVEPOINT together")
-        all_applied = self._db.execute(_SUCCEED_TOGETHER[len(some)], values).rowcount == len(some)
+        all_applied = self._db.execute(_succeed_together(len(some)), values).rowcount == len(some)
         if not all_applied:
             self._db.execute("ROLLBACK TO together")
         self._db.execute("RELEASE together")
@@ -410,6 +415,10 @@ class Ledger:
         if not task.is_final:
             self.heard.add(task.queue)
         return True
+
+
+def _in_portions(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (all_of_them[first : first + _MOST_TOGETHER] for first in range(0, len(all_of_them), _MOST_TOGETHER))
 
 
 def _conditions(which: TaskFilter) -> tuple[list[str], list[object]]:

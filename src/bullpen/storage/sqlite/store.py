@@ -21,10 +21,10 @@ from bullpen.storage.port import (
     TaskFilter,
     WorkerRecord,
 )
-from bullpen.storage.sqlite import line
+from bullpen.storage.sqlite import shared as files
 from bullpen.storage.sqlite.file import folder_of
 from bullpen.storage.sqlite.jobs import Add, Clock, Work
-from bullpen.storage.sqlite.line import SharedFile
+from bullpen.storage.sqlite.shared import SharedFile
 from bullpen.storage.sqlite.signals import Ear
 from bullpen.storage.sqlite.transaction import settle_in
 from bullpen.tasks.task import Progress, Settlement, Task
@@ -82,7 +82,7 @@ class SqliteStorage:
             ear.close()
         self._ears.clear()
         if shared is not None:
-            await line.release(shared)
+            await files.release(shared)
 
     def another(self) -> SqliteStorage:
         """For another event loop; those of one process share the threads and connections."""
@@ -216,11 +216,11 @@ class SqliteStorage:
     # The file.
 
     async def _write(self, work: Work[T], *, durable: bool = True) -> T:
-        return await self._shared().write(work, self._clock, durable=durable)
+        return await self._shared().writer.submit(work, self._clock, durable=durable)
 
     async def _read(self, work: Work[T]) -> T:
         await self._ready()
-        return await self._shared().read(work, self._clock)
+        return await self._shared().reader.submit(work, self._clock)
 
     async def _ready(self) -> None:
         if self._file is None or self._pid != os.getpid():
@@ -231,11 +231,11 @@ class SqliteStorage:
             raise StorageClosed("it was closed", storage=str(self.path))
         shared = self._file
         if shared is None or self._pid != os.getpid():  # the threads of a forked child are gone
-            with line.files_lock:  # several threads may be the first
+            with files.files_lock:  # several threads may be the first
                 shared = self._file
                 if shared is None or self._pid != os.getpid():
                     self._ears.clear()
-                    shared = self._file = line.acquire(self.path, self.synchronous, self.busy_timeout)
+                    shared = self._file = files.acquire(self.path, self.synchronous, self.busy_timeout)
                     self._pid = os.getpid()
         return shared
 

@@ -15,9 +15,10 @@ import pytest
 from bullpen import primitives
 from bullpen.errors import StorageBusy, StorageClosed, StorageCorrupt
 from bullpen.storage.port import Hold, TaskFilter
-from bullpen.storage.sqlite import line
+from bullpen.storage.sqlite import shared
 from bullpen.storage.sqlite.jobs import Clock, Job
 from bullpen.storage.sqlite.store import SqliteStorage
+from bullpen.storage.sqlite.writer import Writer
 from bullpen.tasks.task import Settlement, Task, succeed
 from tests.unit.storage.sqlite.support import claim, new_task, opened, raw
 
@@ -56,7 +57,7 @@ async def test_what_waits_shares_one_commit(tmp_path: Path, commits: list[str]) 
         tasks = [new_task() for _ in range(31)]
         kept = await behind_a_lock(storage.path, *[lambda task=task: storage.add([task]) for task in tasks])
         assert [one[0].id for one in kept] == [task.id for task in tasks]
-        assert len(commits) == 2  # the first one alone, all others together
+        assert len(commits) == 1
 
 
 async def test_who_fails_in_a_group_fails_alone(tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ async def test_an_unexpected_error_is_told_and_the_thread_goes_on(
 ) -> None:
     async with opened(tmp_path / "jobs.db") as storage:
         await storage.add([new_task()])
-        monkeypatch.setattr(line.Writer, "_transact", lambda *_: 1 / 0)
+        monkeypatch.setattr(Writer, "_transact", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await storage.add([new_task()])
         monkeypatch.undo()
@@ -224,7 +225,7 @@ def locks_of(pid: int, path: Path) -> int:
 
 
 def test_nothing_is_left_open_by_a_process_without_stores() -> None:
-    assert line._files == {}
+    assert shared._files == {}
 
 
 async def test_those_who_add_together_get_each_their_own(tmp_path: Path, commits: list[str]) -> None:
@@ -245,7 +246,7 @@ async def test_those_who_add_together_get_each_their_own(tmp_path: Path, commits
             [same[0].id],
             [others[2].id, same[0].id],
         ]
-        assert len(commits) == 2
+        assert len(commits) == 1
         assert [task.id for task in await storage.list(TaskFilter(), limit=9)] == sorted(
             task.id for task in [same[0], *others]
         )
@@ -257,8 +258,7 @@ async def test_those_who_add_together_get_each_their_own(tmp_path: Path, commits
 def disk(storage: SqliteStorage) -> str:
     """How the last commit was made."""
     assert storage._file is not None
-    writer = storage._file._writer
-    assert writer is not None
+    writer = storage._file.writer
     with writer.lock:
         assert writer._db is not None
         return {1: "normal", 2: "full"}[writer._db.execute("PRAGMA synchronous").fetchone()[0]]
@@ -350,8 +350,7 @@ def test_who_comes_after_the_end_of_a_line_is_refused(tmp_path: Path) -> None:
     storage = SqliteStorage(tmp_path / "jobs.db")
     blocking(storage.open())
     assert storage._file is not None
-    writer = storage._file._writer
-    assert writer is not None
+    writer = storage._file.writer
     blocking(storage.close())
 
     async def late() -> None:
@@ -372,15 +371,14 @@ def test_a_caller_that_is_interrupted_before_its_turn_has_written_nothing(
     def interrupt(*_: object) -> None:
         raise Interrupted
 
-    def transact(jobs: list[Job]) -> bool:
+    def transact(jobs: list[Job], **options: Any) -> BaseException | None:
         began.set()
-        return one_by_one(jobs)
+        return one_by_one(jobs, **options)
 
     storage = SqliteStorage(tmp_path / "jobs.db")
     blocking(storage.open())
     assert storage._file is not None
-    writer = storage._file._writer
-    assert writer is not None
+    writer = storage._file.writer
     began, one_by_one = threading.Event(), writer._transact
     monkeypatch.setattr(writer, "_transact", transact)
     before = signal.signal(signal.SIGALRM, interrupt)
@@ -406,30 +404,30 @@ def test_a_caller_that_is_interrupted_before_its_turn_has_written_nothing(
 async def test_what_was_committed_is_not_done_again_when_it_cannot_be_made_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(writer: line.Writer, db: object) -> None:
+    def broken(writer: Writer, db: object) -> None:
         raise OSError("the disk is gone")
 
     async with opened(tmp_path / "jobs.db") as storage:
         await storage.add([new_task(at_most_once=True) for _ in range(4)])
-        monkeypatch.setattr(line.Writer, "_make_durable", broken)
+        monkeypatch.setattr(Writer, "_make_durable", broken)
         answers = await behind_a_lock(
             storage.path,
-            lambda: storage.renew([], 15.0),
             lambda: claim(storage, claim_id="a"),
             lambda: claim(storage, claim_id="b"),
         )
-        assert [type(answer).__name__ for answer in answers] == ["Renewal", "StorageError", "StorageError"]
+        assert [type(answer).__name__ for answer in answers] == ["StorageError", "StorageError"]
         assert [len(await storage.find_claim(claim_id)) for claim_id in ("a", "b")] == [1, 1]
 
 
-def test_a_bell_that_breaks_takes_no_answer_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bell_that_breaks_takes_no_answer_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    storage = SqliteStorage(tmp_path / "jobs.db")
-    blocking(storage.open())
-    assert storage._file is not None
-    monkeypatch.setattr(storage._file.bell, "ring", broken)
-    task = new_task()
-    assert blocking(storage.add([task]))[0].id == task.id
-    blocking(storage.close())
+    async with opened(tmp_path / "jobs.db") as storage:
+        assert storage._file is not None
+        monkeypatch.setattr(storage._file.bell, "ring", broken)
+        task = new_task()
+        assert (await storage.add([task]))[0].id == task.id
+        assert "an unexpected error" in caplog.text

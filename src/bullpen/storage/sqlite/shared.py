@@ -1,0 +1,97 @@
+"""What all stores of this process that use one file share: its lines, and the bell.
+
+Nothing of SQLite may live through a fork: a connection that a child opens would believe that it holds the locks of its
+parent's, and hold none. So before a fork the lines stop between two transactions and their connections are closed;
+the parent opens them again when they are needed, and the child begins anew.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from bullpen import primitives
+from bullpen.storage.sqlite import file
+from bullpen.storage.sqlite.line import Line
+from bullpen.storage.sqlite.signals import Bell
+from bullpen.storage.sqlite.writer import Reader, Writer
+
+
+class SharedFile:
+    """One file."""
+
+    def __init__(self, path: Path, synchronous: str, busy_timeout: float) -> None:
+        self.path = path
+        self.users = 0
+        self.bell = Bell(file.folder_of(path))
+        place = file.Place(path, synchronous, busy_timeout)
+        self.writer = Writer(place, self.bell)
+        self.reader = Reader(place)
+        self._lines: tuple[Line, ...] = (self.writer, self.reader)
+
+    async def close(self) -> None:
+        for line in self._lines:
+            await line.close()
+        self.bell.close()
+
+    # Around a fork.
+
+    def pause(self) -> None:
+        for line in self._lines:
+            line.lock.acquire()
+            line.let_go()
+
+    def go_on(self) -> None:
+        for line in self._lines:
+            line.lock.release()
+
+
+files_lock = threading.RLock()
+_files: dict[tuple[str, str], SharedFile] = {}
+
+
+def acquire(path: Path, synchronous: str, busy_timeout: float) -> SharedFile:
+    """The file, for one more store of this process."""
+    real = file.resolve(path)
+    key = (str(real), synchronous)
+    with files_lock:
+        shared = _files.get(key)
+        if shared is None:
+            shared = _files[key] = SharedFile(real, synchronous, busy_timeout)
+        shared.users += 1
+        return shared
+
+
+async def release(shared: SharedFile) -> None:
+    """One store less; with the last one the lines end."""
+    with files_lock:
+        shared.users -= 1
+        if shared.users > 0:
+            return
+        for key in [key for key, other in _files.items() if other is shared]:
+            del _files[key]
+    await shared.close()
+
+
+def _before_fork() -> None:
+    files_lock.acquire()
+    for shared in _files.values():
+        shared.pause()
+
+
+def _after_fork_in_parent() -> None:
+    for shared in _files.values():
+        shared.go_on()
+    files_lock.release()
+
+
+def _after_fork_in_child() -> None:
+    for shared in _files.values():
+        shared.bell.forget()
+    _files.clear()
+    primitives.renew_lock(files_lock)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

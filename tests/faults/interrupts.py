@@ -1,0 +1,34 @@
+"""An interrupt at any point of some files, one point after the other."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+
+class Interrupt:
+    """Raises `KeyboardInterrupt` on this thread at the `count`-th point of `files` at which a signal could.
+
+    That is where a function of Python begins, and where one of C has returned.
+    """
+
+    def __init__(self, count: int, files: tuple[str, ...]) -> None:
+        self.left = count
+        self.where = ""
+        self._files = files
+
+    def __enter__(self) -> Interrupt:
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _look(self, frame: FrameType, event: str, called: Any) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename in self._files and not self.where:
+            self.left -= 1
+            if self.left == 0:
+                self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno} {getattr(called, '__name__', '')}"
+                sys.setprofile(None)
+                raise KeyboardInterrupt

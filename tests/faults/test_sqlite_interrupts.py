@@ -1,0 +1,148 @@
+"""A thread that leads a group commit is interrupted, at whatever line: nobody else notices."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bullpen.errors import StorageBusy
+from bullpen.storage.port import TaskFilter
+from bullpen.storage.sqlite import jobs, ledger, line, writer
+from bullpen.storage.sqlite.store import SqliteStorage
+from bullpen.testing import lock_order
+from tests.faults.interrupts import Interrupt
+from tests.scenarios.support import PATIENCE, eventually
+from tests.unit.storage.sqlite.support import new_task, raw
+
+HOT = (jobs.__file__, ledger.__file__, line.__file__, writer.__file__)
+OTHERS = 3
+
+
+@pytest.fixture(autouse=True)
+def locks_of_the_interpreter() -> Iterator[None]:
+    """What checks their order is written in Python, where signals come in that would not come otherwise."""
+    lock_order.uninstall()
+    yield
+    lock_order.install()
+
+
+def blocking(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waits")
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[SqliteStorage]:
+    storage = SqliteStorage(tmp_path / "jobs.db", synchronous="normal")
+    blocking(storage.open())
+    yield storage
+    blocking(storage.close())
+
+
+def test_a_leader_that_is_interrupted_leaves_nobody_behind(storage: SqliteStorage) -> None:
+    where = list[str]()
+    while (last := interrupted_at(len(where) + 1, storage)) is not None:
+        where.append(last)
+    seen = {point.split(":")[0] for point in where}
+    assert seen >= {"Line._lead", "Line._take", "Writer._run", "Writer._transact", "Ledger._add_alike", "deliver"}
+
+
+def interrupted_at(count: int, storage: SqliteStorage) -> str | None:
+    """Lead a group with others in it, and be interrupted at the `count`-th point; where that was, None if nowhere."""
+    assert storage._file is not None
+    waiting = storage._file.writer._jobs
+    added = list[str]()
+
+    def add(name: str) -> None:
+        added.extend(task.id for task in blocking(storage.add([new_task(id=name)])))
+
+    other = raw(storage.path)
+    other.execute("BEGIN IMMEDIATE")  # this thread leads, and waits here for the others
+    others = [threading.Thread(target=add, args=(f"{count} of thread {number}",)) for number in range(OTHERS)]
+
+    def bring_others() -> None:
+        began = time.monotonic()
+        while storage._file.writer._leader == 0 and time.monotonic() < began + 0.02:  # type: ignore[union-attr]
+            time.sleep(0.0002)
+        for thread in others:
+            thread.start()
+        while len(waiting) < OTHERS and time.monotonic() < began + 0.04:  # else it was interrupted before it led
+            time.sleep(0.0002)
+        other.execute("COMMIT")
+
+    bringer = threading.Thread(target=bring_others)
+    bringer.start()
+    interrupt = Interrupt(count, HOT)
+    with contextlib.suppress(KeyboardInterrupt), interrupt:
+        add(f"{count} of the leader")
+        assert not interrupt.where, f"the interrupt at {interrupt.where} was lost"
+    bringer.join()
+    for thread in others:
+        thread.join(line._LOOK_AGAIN / 2)
+    assert not any(thread.is_alive() for thread in others), f"somebody waits for ever after {interrupt.where}"
+    other.close()
+    add(f"{count} afterwards")
+    kept = [task.id for task in blocking(storage.list(TaskFilter(), limit=100_000))]
+    assert len(added) >= OTHERS + 1
+    assert set(added) <= set(kept), interrupt.where
+    return interrupt.where or None
+
+
+def test_a_handler_that_calls_in_the_midst_of_a_call_is_refused(
+    storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = list[BaseException]()
+
+    def handle(*_: object) -> None:
+        try:
+            blocking(storage.add([new_task(id="of the handler")]))
+        except StorageBusy as error:
+            refused.append(error)
+
+    def interrupted(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        return run_together(*arguments)
+
+    run_together = jobs.run_together
+    monkeypatch.setattr(writer, "run_together", interrupted)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        assert blocking(storage.add([new_task(id="of the call")]))[0].id == "of the call"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert "signal handler" in str(refused[0])
+    assert [task.id for task in blocking(storage.list(TaskFilter(), limit=9))] == ["of the call"]
+
+
+def test_what_an_interrupted_leader_could_not_give_back_is_found_again(
+    storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two interrupts in the same few microseconds."""
+    assert storage._file is not None
+    writing = storage._file.writer
+    monkeypatch.setattr(line, "_LOOK_AGAIN", 0.05)
+    done = threading.Event()
+
+    def add() -> None:
+        blocking(storage.add([new_task(id="of another")]))
+        done.set()
+
+    other = threading.Thread(target=add)
+    with writing.lock:
+        writing._leader = -1
+        other.start()
+        assert eventually(lambda: len(writing._jobs) == 1)
+        writing._jobs.popleft()  # it was taken, and then forgotten
+        writing._leader = 0
+    assert done.wait(PATIENCE)
+    other.join()
