@@ -18,6 +18,7 @@ from bullpen.cli import (
     config,
     demo,
     enqueue,
+    move,
     queues,
     status,
     tasks,
@@ -43,6 +44,7 @@ COMMANDS: tuple[Command | Group, ...] = (
     why.COMMAND,
     queues.GROUP,
     workers.COMMAND,
+    move.COMMAND,
     config.COMMAND,
     demo.GROUP,
 )

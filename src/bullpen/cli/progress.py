@@ -45,6 +45,11 @@ class Progress:
             self._drawn = now
             self._screen.draw([self.line(now - self._began)])
 
+    def note(self, words: str) -> None:
+        """What it waits for."""
+        if self._screen is not None:
+            self._screen.draw([self.line(time.monotonic() - self._began), (Span(words, "quiet"),)])
+
     def line(self, passed: float) -> Line:
         """`moved ━━━───  1500 of 4000, 3 s left`"""
         self.total = max(self.total, self.done)

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def open_queue(arguments: argparse.Namespace) -> Iterator[TaskQueue]:
     """The queue to look into; it has to be there."""
     with _find_queue(arguments.url, arguments.app) as queue:
-        _refuse_what_is_not_there(queue.storage)
+        refuse_what_is_not_there(queue.storage)
         yield queue
 
 
@@ -49,7 +49,7 @@ def _find_queue(url: str | None, app: str | None) -> TaskQueue:
     raise CommandError(message, ExitCode.USAGE)
 
 
-def _refuse_what_is_not_there(storage: Storage) -> None:
+def refuse_what_is_not_there(storage: Storage) -> None:
     """To look at something is not to make it."""
     refuse_memory(storage)
     if isinstance(storage, SqliteStorage) and not storage.path.exists():

@@ -9,6 +9,7 @@ import msgspec
 
 from bullpen.storage.port import Limit, Storage, TaskFilter, WorkerRecord
 from bullpen.tasks.info import as_datetime
+from bullpen.tasks.moving import mark_of
 from bullpen.tasks.task import FAILED, PENDING, RUNNING, SUCCESS, Task, TaskStatus
 
 STALE_AFTER = 30.0  # a worker that said nothing for so long does not count
@@ -24,6 +25,7 @@ CauseKind = Literal[
     "retry",
     "next_run",
     "unknown_function",
+    "moving",
     "eta",
     "expired",
     "paused",
@@ -105,6 +107,10 @@ def _waits_for_code(task: Task) -> list[Cause]:
 
 
 def _waits_for_time(task: Task, now: float) -> list[Cause]:
+    mark = mark_of(task)
+    if mark is not None:
+        words = f"it is on its way to {mark.to}; if no `bullpen move` runs, run it again"
+        return [Cause("moving", words, {"to": mark.to, "since": mark.at})]
     if task.expires is not None and task.expires <= now:
         return [Cause("expired", "it was not started in time, and will not be", {"expires": task.expires})]
     if task.eta <= now:

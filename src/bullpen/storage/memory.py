@@ -374,6 +374,37 @@ class MemoryStorage:
         with self._lock:
             return self._forget(task_id for task_id in ids if self._is_final(task_id))
 
+    # Moving tasks between stores.
+
+    async def put(self, tasks: Sequence[Task]) -> frozenset[str]:
+        with self._lock:
+            now = self._now()
+            kept = frozenset(task.id for task in tasks if self._put(task, now))
+        self._wake()
+        return kept
+
+    def _put(self, task: Task, now: float) -> bool:
+        has_its_key = task.unique_key is not None and has_key(task, now)
+        if task.status is RUNNING or task.id in self._tasks or (has_its_key and self._holder(task, now) is not None):
+            return False
+        self._keep(task, now)
+        if task.unique_key is not None and has_its_key:
+            self._unique[task.queue, task.unique_key] = task.id
+        return True
+
+    async def remove(self, tasks: Sequence[Task]) -> frozenset[str]:
+        with self._lock:
+            return frozenset(task.id for task in tasks if self._remove(task))
+
+    def _remove(self, task: Task) -> bool:
+        there = self._tasks.get(task.id)
+        if there is None or task.status is RUNNING:
+            return False
+        if (there.status, there.attempt, there.eta) != (task.status, task.attempt, task.eta):
+            return False
+        self._forget([task.id])
+        return True
+
     # Upkeep.
 
     async def expire(self, *, limit: int) -> Sequence[Task]:

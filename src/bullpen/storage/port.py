@@ -178,6 +178,19 @@ class Storage(Protocol):
     async def delete(self, ids: Sequence[str]) -> int:
         """Forget final tasks; how many."""
 
+    # Moving tasks between stores.
+
+    async def put(self, tasks: Sequence[Task]) -> frozenset[str]:
+        """Keep tasks that wait or are over just as they are, with all that they have been through; the ids of those
+        that were kept. One whose id is there already, or whose unique key is alive, is left out, and so is one that
+        runs.
+        """
+
+    async def remove(self, tasks: Sequence[Task]) -> frozenset[str]:
+        """Forget tasks that wait or are over, if they still have the status, attempt and `eta` that they are given
+        with; the ids of those that this forgot.
+        """
+
     # Upkeep.
 
     async def expire(self, *, limit: int) -> Sequence[Task]:

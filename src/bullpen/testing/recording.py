@@ -225,6 +225,14 @@ class RecordingStorage:
     async def delete(self, ids: Sequence[str]) -> int:
         return await self._forget(self._storage.delete(ids))
 
+    # Moving tasks between stores, which is no part of a history.
+
+    async def put(self, tasks: Sequence[Task]) -> frozenset[str]:
+        return await self._storage.put(tasks)
+
+    async def remove(self, tasks: Sequence[Task]) -> frozenset[str]:
+        return await self._storage.remove(tasks)
+
     # Upkeep.
 
     async def expire(self, *, limit: int) -> Sequence[Task]:

@@ -118,6 +118,32 @@ def changed_row(task: Task) -> tuple[Any, ...]:
     )
 
 
+def whole_row(task: Task) -> dict[str, Any]:
+    """Every column of a task that does not run, as JSON has it."""
+    return {
+        **dict(zip(NEW, new_row(task), strict=True)),
+        **dict(zip(CHANGING, changed_row(task), strict=False)),
+        "prune_at": _as_json(_prune_at(task)),
+        "payload": _hex(task.payload),
+        "result": _hex(task.result),
+        "result_dropped": to_text(task.result_dropped),
+        "attempt": task.attempt,
+        "runs": task.runs,
+        "progress": None if task.progress is None else json_of(task.progress),
+        "created_at": task.created_at,
+        "started_at": task.started_at,
+        "awaited": False,
+    }
+
+
+def _as_json(number: float | None) -> float | str | None:
+    return "Infinity" if number == math.inf else number
+
+
+def _hex(data: bytes | None) -> str | None:
+    return None if data is None else f"\\x{data.hex()}"
+
+
 def settlement_columns(settlements: Sequence[Settlement]) -> tuple[list[Any], ...]:
     """The first arguments of `exchange`."""
     return (

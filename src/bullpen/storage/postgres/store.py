@@ -31,11 +31,13 @@ from bullpen.storage.postgres.rows import (
     task_of,
     terms_row,
     to_text,
+    whole_row,
 )
 from bullpen.storage.server import ServerStorage
 from bullpen.tasks.task import (
     FINAL,
     PENDING,
+    RUNNING,
     Progress,
     Settlement,
     Task,
@@ -496,6 +498,50 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
     async def _tell(self, connection: Any, notification: str) -> None:
         if self.notify:
             await connection.execute("SELECT pg_notify($1, $2)", schemas.channel(self.schema), notification)
+
+    # Moving tasks between stores.
+
+    async def put(self, tasks: Sequence[Task]) -> frozenset[str]:
+        async with self._transaction() as connection:
+            await self._lock_keys(connection, [task for task in tasks if task.unique_key is not None])
+            now = await connection.fetchval(f"SELECT {self.schema}.now()")
+            given = [
+                task
+                for task in tasks
+                if task.status is not RUNNING
+                and not (has_key(task, now) and await self._holder(connection, task, now) is not None)
+            ]
+            rows = await connection.fetch(
+                f"INSERT INTO {self.schema}.task SELECT * FROM "
+                f"json_populate_recordset(NULL::{self.schema}.task, $1) ON CONFLICT DO NOTHING RETURNING id",
+                json_of(list(map(whole_row, given))),
+            )
+            kept = frozenset(row["id"] for row in rows)
+            for queue in {task.queue for task in given if task.id in kept and task.status is PENDING}:
+                await self._stir(connection, queue)
+                await self._tell(connection, WORK + to_text(queue))
+        return kept
+
+    async def _stir(self, connection: Any, queue: str) -> None:
+        """Something was put before what may have been claimed already."""
+        await connection.execute(
+            f"INSERT INTO {self.schema}.queue AS k (name, stirred_at) VALUES ($1, {self.schema}.now()) "
+            "ON CONFLICT (name) DO UPDATE SET stirred_at = excluded.stirred_at",
+            to_text(queue),
+        )
+
+    async def remove(self, tasks: Sequence[Task]) -> frozenset[str]:
+        given = [task for task in tasks if task.status is not RUNNING]
+        rows = await self._fetch(
+            "DELETE FROM {s}.task t USING unnest($1::text[], $2::text[], $3::integer[], $4::float8[]) "
+            "AS g (id, status, attempt, eta) WHERE t.id = g.id AND t.status || '' = g.status AND t.attempt = g.attempt "
+            "AND t.eta = g.eta RETURNING t.id",
+            [task.id for task in given],
+            [task.status.value for task in given],
+            [task.attempt for task in given],
+            [task.eta for task in given],
+        )
+        return frozenset(row["id"] for row in rows)
 
     # Upkeep.
 

@@ -89,6 +89,39 @@ def body_of(task: Task) -> bytes:
     return pack(body)
 
 
+def state_of(task: Task) -> bytes:
+    """Of one that does not run: the rest of it."""
+    state = State(
+        task.status.value,
+        task.attempt,
+        task.priority,
+        task.eta,
+        task.failures,
+        task.crashes,
+        task.runs,
+        task.worker or "",
+        task.claim_id or "",
+        task.created_at,
+        task.started_at or 0.0,
+        task.finished_at or 0.0,
+        task.expires or 0.0,
+        _or_none(task.result_ttl),
+        task.unique_key or "",
+        task.concurrency_key or "",
+        task.cancel_requested,
+        False,
+        task.result is not None,
+        task.result_dropped,
+        "" if task.progress is None else _json(task.progress),
+        list(map(_json, task.errors)),
+        _or_none(task.fire),
+        task.hold,
+        task.unique_until or 0.0,
+        task.unique_scope == "alive",
+    )
+    return pack(state)
+
+
 def new_task(task: Task, queue: int) -> tuple[Any, ...]:
     """What `ADD` wants to know of a task, besides its body. `queue`: the number of its tag."""
     return (

@@ -676,7 +676,57 @@ return {exact(moment), ids}
 """
 )
 
+# KEYS: the tag. ARGV: channel, queue, and for each task its id, state, body and result. Returns the ids of those that
+# were kept. Safe to repeat, but for the answer.
+PUT = (
+    _COMMON
+    + """
+local tag, channel, name = KEYS[1], ARGV[1], ARGV[2]
+local queue, bodies, all, kept, is_told, moment = changes(tag), {}, {}, {}, false, now()
+for i = 3, #ARGV, 4 do
+    local id, task = ARGV[i], cmsgpack.unpack(ARGV[i + 1])
+    local key = task[UNIQUE_KEY]
+    local has_its_key = has_key(task) or (key ~= '' and task[UNIQUE_UNTIL] > moment)
+    if redis.call('HEXISTS', tag .. ':state', id) == 0 and not (has_its_key and holder(tag, key, moment)) then
+        enter(queue, id, task)
+        flush(queue)
+        if has_its_key then redis.call('HSET', tag .. ':unique', key, id) end
+        if task[HAS_RESULT] then redis.call('HSET', tag .. ':result', id, ARGV[i + 3]) end
+        bodies[#bodies + 1] = id
+        bodies[#bodies + 1] = ARGV[i + 2]
+        all[#all + 1] = 0
+        all[#all + 1] = id
+        kept[#kept + 1] = id
+        is_told = is_told or task[STATUS] == 'pending'
+    end
+end
+many('HSET', tag .. ':body', bodies)
+many('ZADD', tag .. ':ids', all)
+if is_told then redis.call('PUBLISH', channel, 'w' .. name) end
+return kept
+"""
+)
+
+# KEYS: a tag. ARGV: {id, status, attempt, eta} of each. Forgets those that are still so; which. Safe to repeat, but for
+# the answer.
+REMOVE = (
+    _COMMON
+    + """
+local tag, gone, gone_tasks, seen = KEYS[1], {}, {}, {}
+for _, one in ipairs(cmsgpack.unpack(ARGV[1])) do
+    local id, task = one[1], read(tag, {one[1]})[1]
+    if task and not seen[id] and task[STATUS] == one[2] and task[ATTEMPT] == one[3] and task[ETA] == one[4] then
+        gone[#gone + 1], gone_tasks[#gone + 1], seen[id] = id, task, true
+    end
+end
+forget(tag, gone, gone_tasks)
+return gone
+"""
+)
+
 ALL = (
+    PUT,
+    REMOVE,
     ADD,
     EXCHANGE,
     RENEW,

@@ -21,7 +21,7 @@ from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Move, Re
 from bullpen.storage.redis import scripts
 from bullpen.storage.redis.failures import told
 from bullpen.storage.redis.link import Link
-from bullpen.storage.redis.rows import NEW_STATE, body_of, change_of, new_task, pack, settlement_of, task_of
+from bullpen.storage.redis.rows import NEW_STATE, body_of, change_of, new_task, pack, settlement_of, state_of, task_of
 from bullpen.storage.server import ServerStorage
 from bullpen.tasks.task import (
     RUNNING,
@@ -439,6 +439,33 @@ class RedisStorage(ServerStorage[Link]):
     async def delete(self, ids: Sequence[str]) -> int:
         return sum(await self._run_each(scripts.DELETE, list((await self._by_queue(ids)).items())))
 
+    # Moving tasks between stores.
+
+    async def put(self, tasks: Sequence[Task]) -> frozenset[str]:
+        there = await self._find_queues(task.id for task in tasks)
+        by_queue: dict[str, list[Task]] = {}
+        for task in tasks:
+            if task.id not in there and task.status is not RUNNING:
+                by_queue.setdefault(task.queue, []).append(task)
+        if by_queue:
+            await self._note(by_queue)
+        calls = [(queue, [self._channel, queue, *_whole(given)]) for queue, given in by_queue.items()]
+        return frozenset(task_id.decode() for kept in await self._run_each(scripts.PUT, calls) for task_id in kept)
+
+    async def remove(self, tasks: Sequence[Task]) -> frozenset[str]:
+        by_queue: dict[str, list[Task]] = {}
+        for task in tasks:
+            if task.status is not RUNNING:
+                by_queue.setdefault(task.queue, []).append(task)
+        calls = [
+            (queue, [pack([(task.id, task.status.value, task.attempt, task.eta) for task in given])])
+            for queue, given in by_queue.items()
+        ]
+        gone = [task_id.decode() for some in await self._run_each(scripts.REMOVE, calls) for task_id in some]
+        for task_id in gone:
+            self._queue_of.pop(task_id, None)
+        return frozenset(gone)
+
     # Upkeep.
 
     async def expire(self, *, limit: int) -> Sequence[Task]:
@@ -532,6 +559,11 @@ def _changes(moves: Sequence[tuple[Task, Task]]) -> list[bytes]:
         bodies += [body] if is_new else []
         changes.append(change_of(before, after, 3 + len(bodies) if is_new else None))
     return [pack(changes), *bodies]
+
+
+def _whole(tasks: Sequence[Task]) -> list[str | bytes]:
+    """What `PUT` wants after the queue."""
+    return [word for task in tasks for word in (task.id, state_of(task), body_of(task), task.result or b"")]
 
 
 def _fits(task: Task, which: TaskFilter) -> bool:

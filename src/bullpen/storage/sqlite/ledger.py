@@ -295,6 +295,25 @@ class Ledger:
         delete = "DELETE FROM bullpen_task WHERE id = ? AND status IN ('success', 'failed', 'cancelled')"
         return self._db.executemany(delete, [(task_id,) for task_id in ids]).rowcount if ids else 0
 
+    def put(self, tasks: Sequence[Task]) -> frozenset[str]:
+        kept = [task for task in tasks if self._put(task)]
+        self.heard.update(task.queue for task in kept)
+        return frozenset(task.id for task in kept)
+
+    def _put(self, task: Task) -> bool:
+        if task.status is RUNNING or (has_key(task, self.now) and self._holder(task) is not None):
+            return False
+        return self._db.execute(_ADD, row_of(task, self._ahead)).rowcount == 1
+
+    def remove(self, tasks: Sequence[Task]) -> frozenset[str]:
+        remove = "DELETE FROM bullpen_task WHERE id = ? AND status = ? AND attempt = ? AND eta = ?"
+        return frozenset(
+            task.id
+            for task in tasks
+            if task.status is not RUNNING
+            and self._db.execute(remove, (task.id, task.status.value, task.attempt, task.eta)).rowcount == 1
+        )
+
     def expire(self, limit: int) -> Sequence[Task]:
         return self.change(self.to_expire(limit), expired)
 

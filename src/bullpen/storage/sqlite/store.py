@@ -175,6 +175,14 @@ class SqliteStorage:
     async def delete(self, ids: Sequence[str]) -> int:
         return await self._write(lambda ledger: ledger.delete(ids))
 
+    # Moving tasks between stores.
+
+    async def put(self, tasks: Sequence[Task]) -> frozenset[str]:
+        return await self._write(lambda ledger: ledger.put(tasks))
+
+    async def remove(self, tasks: Sequence[Task]) -> frozenset[str]:
+        return await self._write(lambda ledger: ledger.remove(tasks))
+
     # Upkeep.
 
     async def expire(self, *, limit: int) -> Sequence[Task]:

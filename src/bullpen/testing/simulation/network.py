@@ -193,6 +193,12 @@ class Client:
     async def delete(self, ids: Sequence[str]) -> int:
         return await self._call(lambda: self._recording.delete(ids))
 
+    async def put(self, tasks: Sequence[Task]) -> frozenset[str]:
+        return await self._call(lambda: self._recording.put(tasks))
+
+    async def remove(self, tasks: Sequence[Task]) -> frozenset[str]:
+        return await self._call(lambda: self._recording.remove(tasks))
+
     async def expire(self, *, limit: int) -> Sequence[Task]:
         return await self._call(lambda: self._recording.expire(limit=limit))
 

@@ -24,6 +24,7 @@ claiming.py   who gets which tasks, in which order
 settling.py   what becomes of tasks: every move, and every write that comes too late
 leases.py     leases, rescue, progress
 limits.py     paused queues, limits
+moving.py     tasks that come from another store, or go to one
 people.py     get, list, counts, cancel, retry, delete
 schedules.py  what becomes of schedules that are paused or changed
 upkeep.py     expiry, retention, worker records
@@ -36,6 +37,7 @@ from bullpen.testing.storage_contract.adding import AddingTests
 from bullpen.testing.storage_contract.claiming import ClaimingTests
 from bullpen.testing.storage_contract.leases import LeaseTests
 from bullpen.testing.storage_contract.limits import LimitTests
+from bullpen.testing.storage_contract.moving import MovingTests
 from bullpen.testing.storage_contract.people import PeopleTests
 from bullpen.testing.storage_contract.schedules import ScheduleTests
 from bullpen.testing.storage_contract.settling import SettlingTests
@@ -54,6 +56,7 @@ class StorageContract(
     SettlingTests,
     LeaseTests,
     LimitTests,
+    MovingTests,
     PeopleTests,
     ScheduleTests,
     UpkeepTests,

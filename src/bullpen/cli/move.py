@@ -1,0 +1,138 @@
+"""`bullpen move URL URL`: all tasks of one store to another, while workers and producers may go on."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bullpen.cli import store
+from bullpen.cli.command import Command, CommandError, ExitCode
+from bullpen.cli.mover import Moved, Mover
+from bullpen.cli.output import show, show_json, text
+from bullpen.cli.progress import Progress
+from bullpen.cli.stopped import Stopped
+from bullpen.consumer.reports import Reports
+from bullpen.consumer.upkeep import Upkeep
+from bullpen.storage.open import open_storage
+from bullpen.storage.port import Storage
+
+LEASE = 15.0  # of workers, if nobody has said otherwise
+AGAIN = 0.5  # seconds, when there was nothing to move
+NAMED = 5  # tasks that were left behind
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="FROM", help="the address of the store that has the tasks")
+    parser.add_argument("destination", metavar="TO", help="the address of the store that they go to")
+    parser.add_argument("--follow", action="store_true", help="go on with what still comes in at FROM, until Ctrl-C")
+    parser.add_argument(
+        "--give-up",
+        action="store_true",
+        help="let what an interrupted move has left marked start again at FROM; nothing is moved",
+    )
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    source, destination = open_storage(arguments.source), open_storage(arguments.destination)
+    store.refuse_what_is_not_there(source)
+    store.refuse_memory(destination)
+    if store.address_of(source) == store.address_of(destination):
+        raise CommandError("both are the same store", ExitCode.USAGE)
+    stopped = Stopped()
+    with stopped.by_signals():
+        if arguments.give_up:
+            return asyncio.run(_give_up(arguments, source, destination))
+        return asyncio.run(_move(arguments, source, destination, stopped))
+
+
+@asynccontextmanager
+async def opened(*storages: Storage) -> AsyncIterator[None]:
+    try:
+        for storage in storages:
+            await storage.open()
+        yield
+    finally:
+        for storage in storages:
+            await storage.close()
+
+
+async def _give_up(arguments: argparse.Namespace, source: Storage, destination: Storage) -> int:
+    async with opened(source):
+        released = await Mover(source, destination, store.address_of(destination)).give_up()
+    if arguments.json:
+        show_json({"released": released})
+    else:
+        show([text(f"{released} tasks may start again at {store.address_of(source)}")])
+    return ExitCode.OK
+
+
+async def _move(arguments: argparse.Namespace, source: Storage, destination: Storage, stopped: Stopped) -> int:
+    async with opened(source, destination):
+        total = sum(sum(by_status.values()) for by_status in (await source.counts()).values())
+        _confirm(arguments, total, source, destination)
+        mover = Mover(source, destination, store.address_of(destination), stopped=lambda: bool(stopped))
+        await mover.take_queues_along()
+        with Progress("moved", total, quiet=arguments.json) as progress:
+            await _until_all_are_moved(mover, source, progress, stopped, follow=arguments.follow)
+        outcome = Moved(moved=mover.moved, left=mover.left, running=await mover.running())
+    return _tell(arguments, outcome, stopped)
+
+
+def _confirm(arguments: argparse.Namespace, total: int, source: Storage, destination: Storage) -> None:
+    if arguments.yes or arguments.json or not sys.stdin.isatty():
+        return  # it can be moved back, so programs need not say so
+    question = f"Move {total} tasks from {store.address_of(source)} to {store.address_of(destination)}? [y/N] "
+    print(question, end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CommandError("nothing was moved")
+
+
+async def _until_all_are_moved(
+    mover: Mover, source: Storage, progress: Progress, stopped: Stopped, *, follow: bool
+) -> None:
+    upkeep = Upkeep(source, LEASE, Reports("move", "move", None, asyncio.get_running_loop().time))
+    waits = False
+    while not stopped:
+        moved = await mover.sweep(progress.advance)
+        if moved or stopped:
+            continue
+        running = await mover.running()
+        if not running and not follow:
+            return
+        if not waits:
+            waits = True
+            what = f"waiting for {running} tasks that run" if running else "waiting for more; Ctrl-C ends"
+            progress.note(what)
+        await upkeep.rescue()  # of workers that have died there, if no other one does it
+        await asyncio.sleep(AGAIN)
+
+
+def _tell(arguments: argparse.Namespace, outcome: Moved, stopped: Stopped) -> int:
+    if arguments.json:
+        show_json(outcome)
+    else:
+        show([text(f"{outcome.moved} tasks moved")])
+        if outcome.running:
+            show([text(f"{outcome.running} still run at {arguments.source}; run this again when they have ended")])
+        for why, many in Counter(outcome.left.values()).items():
+            ids = [task_id for task_id, reason in outcome.left.items() if reason == why][:NAMED]
+            show(
+                [
+                    text(
+                        f"{many} stay where they are, {why}: {', '.join(ids)}{', …' if many > NAMED else ''}",
+                        style="late",
+                    )
+                ]
+            )
+    if stopped and not arguments.follow:
+        return 128 + (stopped.signal or 0)
+    return ExitCode.FAILED if outcome.left else ExitCode.OK
+
+
+COMMAND = Command("move", "Move all tasks to another store, while workers run.", add_arguments, run)

@@ -1,0 +1,53 @@
+"""A task on its way to another store: nobody starts it here, and it says where it goes. Pure.
+
+The mark is a header, and a start at the end of time. So a task that is marked is still one that waits, for everybody:
+it can be listed, cancelled, and found again by whoever goes on with the move.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from bullpen.tasks.task import NEVER, PENDING, Task
+
+HEADER = "bullpen-move"
+
+
+class Mark(msgspec.Struct, frozen=True):
+    to: str  # the address of the store that it goes to, without a password
+    at: float  # when it was marked
+    eta: float  # what the mark stands in for
+    expires: float | None
+
+
+_decode = msgspec.json.Decoder(Mark).decode
+
+
+def mark_of(task: Task) -> Mark | None:
+    written = task.headers.get(HEADER)
+    return None if written is None else _decode(written)
+
+
+def marked(task: Task, to: str, at: float) -> Task | None:
+    """PENDING → PENDING, for nobody to start; None if it does not wait, or is on its way already."""
+    if task.status is not PENDING or HEADER in task.headers:
+        return None
+    mark = Mark(to=to, at=at, eta=task.eta, expires=task.expires)
+    headers = {**task.headers, HEADER: msgspec.json.encode(mark).decode()}
+    return replace(task, eta=NEVER, expires=None, headers=headers)
+
+
+def unmarked(task: Task) -> Task:
+    """As it was before; if it was cancelled meanwhile, it stays so."""
+    mark = mark_of(task)
+    if mark is None:
+        return task
+    headers = {name: value for name, value in task.headers.items() if name != HEADER}
+    return replace(task, eta=mark.eta, expires=mark.expires, headers=headers)
+
+
+def may_have_been_there(task: Task, now: float) -> bool:
+    """Whether a marked task that is not at its destination may have been there, have ended and been forgotten."""
+    mark = mark_of(task)
+    return mark is not None and task.result_ttl is not None and now >= mark.at + task.result_ttl

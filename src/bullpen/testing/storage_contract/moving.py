@@ -1,0 +1,157 @@
+"""What comes from another store, and what goes to one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from bullpen.storage.port import Storage, TaskFilter
+from bullpen.tasks.retry import Backoff
+from bullpen.tasks.schedule import Schedule
+from bullpen.tasks.task import (
+    CANCELLED,
+    FAILED,
+    FINAL,
+    PENDING,
+    SUCCESS,
+    Progress,
+    Task,
+    TaskError,
+    TaskStatus,
+    succeed,
+)
+from bullpen.testing.storage_contract.base import (
+    FAR,
+    StoreTests,
+    added,
+    claim,
+    claimed_one,
+    get,
+    ids,
+    new_task,
+    settle,
+)
+
+OF_THOSE_THAT_RUN = {"claim_id", "lease_until"}
+
+
+def with_a_past(now: float, status: TaskStatus, **fields: Any) -> Task:
+    """A task in which everything is unusual."""
+    task = new_task(
+        payload=b"\x00\xff not even JSON",
+        codec="other",
+        queue="mail",
+        priority=3,
+        status=status,
+        eta=now - 10.25,
+        interval=7.5,
+        schedule=Schedule(cron="*/5 * * * *", timezone="Europe/Berlin"),
+        max_retries=4,
+        backoff=Backoff(0.5, 99.0),
+        timeout=12.5,
+        expires=now + FAR,
+        at_most_once=True,
+        on_failure="continue",
+        result_ttl=FAR,
+        unique_key="unique \x00 ü",
+        unique_scope="waiting",
+        unique_until=now + FAR,
+        concurrency_key="key",
+        headers={"trace": "1", "ü": "\x00"},
+        attempt=5,
+        failures=2,
+        crashes=1,
+        runs=6,
+        fire=now - 20.5,
+        hold="paused",
+        worker="somebody",
+        cancel_requested=True,
+        progress=Progress(1.0, 3.0, "pages"),
+        result=b"\x00result",
+        result_dropped="too large",
+        errors=tuple(
+            TaskError(kind="exception", attempt=n, at=now - n, type="T", message="m\x00", traceback="t") for n in (1, 2)
+        ),
+        created_at=now - 100.5,
+        started_at=now - 50.25,
+        finished_at=now - 40.125 if status in FINAL else None,
+    )
+    return replace(task, **fields)
+
+
+class MovingTests(StoreTests):
+    @pytest.mark.parametrize("status", [PENDING, SUCCESS, FAILED, CANCELLED])
+    async def test_what_is_put_is_kept_with_its_past(self, store: Storage, status: TaskStatus) -> None:
+        task = with_a_past(await store.now(), status)
+        usual = Task(id="", func_path="", payload=b"")
+        same = {name for name in Task.__struct_fields__ if getattr(task, name) == getattr(usual, name)}
+        assert same - OF_THOSE_THAT_RUN <= {"status", "finished_at"}, "give the task above an unusual value for these"
+        assert await store.put([task]) == {task.id}
+        assert await get(store, task) == task
+        assert (await store.counts())["mail"][status] == 1
+        assert ids(await store.list(TaskFilter(statuses=(status,)), limit=10)) == [task.id]
+
+    async def test_what_is_put_and_waits_is_claimed_as_if_it_had_always_been_there(self, store: Storage) -> None:
+        now = await store.now()
+        first = with_a_past(now, PENDING, eta=now - 5, cancel_requested=False, unique_key=None)
+        later = with_a_past(now, PENDING, eta=now + FAR, cancel_requested=False, unique_key="later")
+        newcomer = await added(store, queue="mail", priority=3)
+        await store.put([later, first])
+        claimed = await claim(store, 5, queues=("mail",))
+        assert [(task.id, task.attempt) for task in claimed] == [(first.id, 6), (newcomer.id, 1)]
+
+    async def test_what_is_put_and_over_is_kept_for_the_rest_of_its_time(self, store: Storage) -> None:
+        now = await store.now()
+        old = with_a_past(now, SUCCESS, finished_at=now - 10, result_ttl=5.0, unique_key=None, unique_until=None)
+        fresh = with_a_past(now, SUCCESS, finished_at=now - 10, result_ttl=FAR, unique_key=None)
+        forever = with_a_past(now, SUCCESS, finished_at=now - 10, result_ttl=None, unique_key=None)
+        assert await store.put([old, fresh, forever]) == {old.id, fresh.id, forever.id}
+        assert await store.prune(limit=10) == 1
+        assert await store.put([old]) == {old.id}
+
+    async def test_what_is_there_already_or_runs_is_left_out(self, store: Storage) -> None:
+        now = await store.now()
+        there = await added(store, queue="mail", unique_key="k")
+        other = with_a_past(now, PENDING, unique_key="k", unique_scope="alive", unique_until=None)
+        over = with_a_past(now, SUCCESS, unique_key="k", unique_until=now - 1)
+        mine = await claimed_one(store)
+        assert await store.put([replace(there, priority=9), other, over, replace(mine, id="another")]) == {over.id}
+        assert await get(store, there) == there
+        assert list(await store.get([other.id, "another"])) == [None, None]
+        assert await store.put([]) == frozenset()
+
+    async def test_what_is_put_has_its_unique_key_for_as_long_as_it_would_have_had(self, store: Storage) -> None:
+        now = await store.now()
+        over = with_a_past(now, SUCCESS, unique_key="k")
+        assert await store.put([over]) == {over.id}
+        (there,) = await store.add([new_task(queue="mail", unique_key="k")])
+        assert there.id == over.id
+        assert await store.put([with_a_past(now, SUCCESS, unique_key="k")]) == frozenset()
+
+    async def test_what_is_still_the_same_is_removed(self, store: Storage) -> None:
+        waiting = await added(store, unique_key="k", concurrency_key="c", eta=await store.now() + FAR)
+        over = await claimed_one(store)
+        await settle(store, succeed(over, b"1"))
+        over = await get(store, over)
+        assert await store.remove([waiting, over]) == {waiting.id, over.id}
+        assert list(await store.get([waiting.id, over.id])) == [None, None]
+        assert not any(any(by_status.values()) for by_status in (await store.counts()).values())
+        assert await store.remove([waiting, over]) == frozenset()
+        (anew,) = await store.add([new_task(unique_key="k")])
+        assert anew.unique_key == "k"
+
+    async def test_what_has_moved_meanwhile_is_not_removed(self, store: Storage) -> None:
+        claimed_meanwhile = await added(store)
+        mine = (await claim(store))[0]
+        assert await store.remove([claimed_meanwhile, mine]) == frozenset()
+        await settle(store, succeed(mine, b"1"))
+        over = await get(store, mine)
+        await store.retry([over.id])
+        assert await store.remove([over]) == frozenset()
+        again = await get(store, mine)
+        await store.cancel([again.id])
+        assert await store.remove([again]) == frozenset()
+        assert (await get(store, mine)).status is CANCELLED
+        assert await store.remove([]) == frozenset()

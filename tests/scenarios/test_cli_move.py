@@ -1,0 +1,321 @@
+"""`bullpen move`: every task arrives once and as it was, between all kinds of stores, while workers run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from bullpen import TaskQueue, WorkerPool, current_task, primitives
+from bullpen.cli import mover
+from bullpen.cli.command import CommandError
+from bullpen.cli.main import main
+from bullpen.cli.mover import Mover
+from bullpen.storage.memory import MemoryStorage
+from bullpen.storage.open import open_storage
+from bullpen.storage.port import Limit, Storage, TaskFilter
+from bullpen.tasks.moving import mark_of
+from bullpen.tasks.task import CANCELLED, FAILED, NEVER, PENDING, RUNNING, Task, cancel, fail, succeed
+from bullpen.testing.storage_contract.base import claim, error_of, ids, new_task, new_tasks, settle
+from tests.scenarios.cli_stores import new_store
+from tests.scenarios.support import eventually
+
+PAIRS = [("sqlite", "postgres"), ("postgres", "redis"), ("redis", "sqlite")]
+STEPS = ["move.before_mark", "move.after_mark", "move.after_put", "move.after_remove"]
+
+
+@asynccontextmanager
+async def two(urls: Sequence[str]) -> AsyncIterator[tuple[Storage, Storage]]:
+    source, destination = map(open_storage, urls)
+    await source.open()
+    await destination.open()
+    try:
+        yield source, destination
+    finally:
+        await source.close()
+        await destination.close()
+
+
+async def everything(store: Storage) -> dict[str, Task]:
+    return {task.id: task for task in await store.list(TaskFilter(), limit=1000)}
+
+
+async def fill(store: Storage) -> dict[str, Task]:
+    """Tasks of all states; those that do not run, by id."""
+    now = await store.now()
+    await store.add(new_tasks(6, queue="mail", headers={"trace": "1"}, concurrency_key="c"))
+    done, failed, gone, retrying, _ = await claim(store, 5, queues=("mail",))
+    await settle(
+        store,
+        succeed(done, b"1"),
+        fail(failed, error_of(failed), 0.0),
+        cancel(gone),
+        fail(replace(retrying, max_retries=3), error_of(retrying), 0.5, after=3600.0),
+    )
+    await store.add([new_task(eta=now + 3600, expires=now + 7200, unique_key="k"), new_task(at_most_once=True)])
+    return {task_id: task for task_id, task in (await everything(store)).items() if task.status is not RUNNING}
+
+
+@pytest.fixture(params=PAIRS, ids=lambda pair: "-".join(pair))
+def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    one, other = request.param
+    with new_store(one, tmp_path, request) as source, new_store(other, tmp_path, request) as destination:
+        yield source, destination
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    return f"sqlite:///{tmp_path}/one.db?synchronous=normal", f"sqlite:///{tmp_path}/two.db?synchronous=normal"
+
+
+def test_all_that_does_not_run_arrives_as_it_was(urls: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    async def before() -> dict[str, Task]:
+        async with two(urls) as (source, destination):
+            tasks = await fill(source)
+            await source.pause("mail")
+            await source.set_limit(Limit(queue="mail", max_running=3))
+            await source.set_limit(Limit(queue="own", max_running=9))
+            await destination.set_limit(Limit(queue="own", max_running=1))
+            (running,) = await source.list(TaskFilter(statuses=(RUNNING,)), limit=10)
+            await settle(source, succeed(running, b"2"))
+            return {**tasks, running.id: (await everything(source))[running.id]}
+
+    async def after(expected: dict[str, Task]) -> None:
+        async with two(urls) as (source, destination):
+            assert await everything(source) == {}
+            assert await everything(destination) == expected
+            assert await destination.paused() == {"mail"}
+            limits = {limit.queue: limit.max_running for limit in await destination.limits()}
+            assert limits == {"mail": 3, "own": 1}
+
+    expected = asyncio.run(before())
+    assert main(["move", *urls, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"moved": len(expected), "left": {}, "running": 0}
+    asyncio.run(after(expected))
+    assert main(["move", *urls]) == 0
+    assert capsys.readouterr().out == "0 tasks moved\n"
+
+
+class Killed(BaseException):
+    pass
+
+
+async def die_at(step: str, source: Storage, destination: Storage, batch: int = 3) -> None:
+    """A mover to "there" that gets as far as this."""
+
+    def failpoint(name: str) -> None:
+        if name == step:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(primitives, "failpoint", failpoint)
+        with pytest.raises(Killed):
+            await Mover(source, destination, "there", batch=batch).sweep()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("step", STEPS)
+async def test_whoever_comes_after_a_kill_goes_on(urls: tuple[str, str], step: str) -> None:
+    async with two(urls) as (source, destination):
+        expected = await fill(source)
+        await die_at(step, source, destination)
+        # What waits can start in one place at most: what is at the source is marked, or not at the destination.
+        here, there = await everything(source), await everything(destination)
+        assert {**here, **there}.keys() >= expected.keys()
+        for task_id in here.keys() & there.keys():
+            assert here[task_id].is_final or here[task_id].eta == NEVER
+        moving = Mover(source, destination, "there", batch=3)
+        await moving.sweep()
+        assert moving.left == {}
+        assert await everything(destination) == expected
+        assert {task.status for task in (await everything(source)).values()} == {RUNNING}
+
+
+@pytest.mark.anyio
+async def test_what_has_gone_on_at_the_destination_is_not_put_back() -> None:
+    source, destination = MemoryStorage(), MemoryStorage()
+    (task,) = await source.add([new_task()])
+    await die_at("move.after_put", source, destination)
+    (mine,) = await claim(destination)
+    await settle(destination, succeed(mine, b"done"))
+    await Mover(source, destination, "there").sweep()
+    assert await everything(source) == {}
+    assert (await everything(destination))[task.id].result == b"done"
+
+
+@pytest.mark.anyio
+async def test_what_may_run_at_most_once_is_lost_visibly_rather_than_run_twice() -> None:
+    clock = [1000.0]
+    source, destination = MemoryStorage(lambda: clock[0]), MemoryStorage(lambda: clock[0])
+    once, often = await source.add([new_task(at_most_once=True, result_ttl=60.0), new_task(result_ttl=60.0)])
+    await die_at("move.after_put", source, destination)
+    for mine in await claim(destination, 2):
+        await settle(destination, succeed(mine, None))
+    clock[0] += 61.0
+    assert await destination.prune(limit=10) == 2
+    await Mover(source, destination, "there").sweep()
+    there = await everything(destination)
+    assert (there[once.id].status, there[often.id].status) == (FAILED, PENDING)
+    assert [error.kind for error in there[once.id].errors] == ["lost"]
+    assert await everything(source) == {}
+
+
+@pytest.mark.anyio
+async def test_what_was_never_put_is_put_also_if_it_may_run_at_most_once() -> None:
+    source, destination = MemoryStorage(), MemoryStorage()
+    (once,) = await source.add([new_task(at_most_once=True)])
+    await die_at("move.after_mark", source, destination)
+    await Mover(source, destination, "there").sweep()
+    assert (await everything(destination))[once.id] == once
+
+
+@pytest.mark.anyio
+async def test_what_was_cancelled_on_its_way_is_cancelled_where_it_arrives() -> None:
+    source, destination = MemoryStorage(), MemoryStorage()
+    (task,) = await source.add([new_task()])
+    await die_at("move.after_put", source, destination)
+    await source.cancel([task.id])
+    await Mover(source, destination, "there").sweep()
+    assert (await everything(destination))[task.id].status is CANCELLED
+    assert await everything(source) == {}
+
+
+@pytest.mark.anyio
+async def test_what_runs_again_while_it_is_moved_arrives_in_its_new_state() -> None:
+    source, destination = MemoryStorage(), MemoryStorage()
+    await source.add([new_task()])
+    (mine,) = await claim(source)
+    await settle(source, succeed(mine, b"1"))
+    (over,) = (await everything(source)).values()
+    assert await destination.put([over]) == {over.id}  # and then somebody retries it
+    await source.retry([over.id])
+    await Mover(source, destination, "there").sweep()
+    assert (await everything(destination))[over.id].status is PENDING
+    assert await everything(source) == {}
+
+
+@pytest.mark.anyio
+async def test_what_cannot_go_there_stays_and_can_start() -> None:
+    source, destination = MemoryStorage(), MemoryStorage()
+    unique, same_id, plain = await source.add([new_task(unique_key="k"), new_task(), new_task()])
+    await destination.add([new_task(unique_key="k"), replace(same_id, created_at=0.0, func_path="app.other")])
+    moving = Mover(source, destination, "there")
+    assert await moving.sweep() == 1
+    assert moving.left == {unique.id: "its unique key is alive there", same_id.id: "another task has its id there"}
+    assert await everything(source) == {unique.id: unique, same_id.id: same_id}
+    assert plain.id in await everything(destination)
+    assert ids(await claim(source, 5)) == [unique.id, same_id.id]
+
+
+@pytest.mark.anyio
+async def test_two_moves_do_not_get_into_each_others_way() -> None:
+    source, destination = MemoryStorage(), MemoryStorage()
+    (task,) = await source.add([new_task()])
+    await die_at("move.after_put", source, MemoryStorage())
+    with pytest.raises(CommandError, match=f"task {task.id} is on its way to there: finish that move first"):
+        await Mover(source, destination, "elsewhere").sweep()
+    assert await everything(destination) == {}
+    assert await Mover(source, destination, "elsewhere").give_up() == 1
+    assert await everything(source) == {task.id: task}
+
+
+def test_workers_and_producers_may_go_on(urls: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    ran: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def count(number: int) -> int:
+        with lock:
+            ran[current_task().id] += 1
+        return number
+
+    with TaskQueue(urls[0]) as old, TaskQueue(urls[1]) as new:
+        at_old, at_new = (queue.task(name="count")(count) for queue in (old, new))
+        jobs = at_old.enqueue_many([(number,) for number in range(120)])
+        at_new.enqueue(0).status  # noqa: B018 — makes the store
+        with WorkerPool(old, 2, poll_interval=0.05), WorkerPool(new, 20, poll_interval=0.05):
+            assert main(["move", *urls]) == 0
+            late = at_old.enqueue_many([(number,) for number in range(5)])
+            assert main(["move", *urls]) == 0
+            everybody = {job.id for job in (*jobs, *late)}
+            assert eventually(lambda: everybody <= {task.id for task in new.list(status="success", limit=1000)}, 30)
+    assert ran.keys() >= everybody
+    assert set(ran.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["move", "sqlite:///gone.db", "sqlite:///x.db"], 1, "there is no file"),
+        (["move", "memory://", "sqlite:///x.db"], 1, "memory:// is in the process that uses it"),
+        (["move", "{0}", "memory://"], 1, "memory:// is in the process that uses it"),
+        (["move", "{0}", "{0}"], 2, "both are the same store"),
+        (["move", "{0}", "x.db"], 2, "did you mean sqlite:///x.db?"),
+    ],
+)
+def test_what_cannot_be_moved_is_said(
+    files: tuple[str, str], words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TaskQueue(files[0]) as queue:
+        queue.counts()
+    assert main([word.format(*files) for word in words]) == code
+    assert said in capsys.readouterr().err
+
+
+KILLED = """
+import os, signal, sys
+from bullpen import primitives
+from bullpen.cli import mover
+from bullpen.cli.main import main
+
+mover.BATCH, step, hits = 5, sys.argv[1], 1
+mover.Mover.__init__.__kwdefaults__["batch"] = 5
+
+def failpoint(name):
+    global hits
+    if name == step:
+        hits -= 1
+        if hits < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+primitives.failpoint = failpoint
+main(["move", *sys.argv[2:]])
+"""
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_move_that_is_killed_is_finished_by_the_next(
+    files: tuple[str, str], step: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TaskQueue(files[0]) as old, TaskQueue(files[1]) as new:
+        old.task(name="count")(str)
+        jobs = [old.enqueue("count", (number,)) for number in range(20)]
+        done = subprocess.run([sys.executable, "-c", KILLED, step, *files], check=False, timeout=60)
+        assert done.returncode == -9
+        assert main(["move", *files]) == 0
+        assert old.counts() == {}
+        assert [task.id for task in new.list()] == [job.id for job in jobs]
+        assert {task.attempt for task in new.list()} == {0}
+        assert all(mark_of(task) is None for task in asyncio.run(_stored(files[1])))
+
+
+async def _stored(url: str) -> list[Task]:
+    store = open_storage(url)
+    try:
+        return list((await everything(store)).values())
+    finally:
+        await store.close()
+
+
+def test_every_step_of_a_move_is_tested() -> None:
+    source = Path(mover.__file__).read_text()
+    assert re.findall(r'failpoint\("([^"]+)"\)', source) == STEPS
