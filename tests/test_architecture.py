@@ -82,7 +82,7 @@ LAYERS = [
     Layer("storage.*", f"{GROUND} tasks storage.port", third_party="msgspec"),
     Layer("storage.postgres", f"{GROUND} tasks storage.port storage.ear storage.server", third_party="asyncpg msgspec"),
     Layer("storage.redis", f"{GROUND} tasks storage.port storage.ear storage.server", third_party="msgspec redis"),
-    Layer("consumer", f"{GROUND} telemetry tasks storage.port pool", third_party="msgspec"),
+    Layer("consumer", f"{GROUND} telemetry tasks storage.port pool runtimes.port", third_party="msgspec"),
     Layer("queue", f"{GROUND} telemetry tasks storage.port storage.open", third_party="msgspec"),
     # Interfaces of others, each with its framework.
     Layer("integrations"),

@@ -3,7 +3,7 @@
     resolve → decode → run → classify → settle
 
 An async function runs on the loop, in one asyncio task; another one on a thread of the lane's pool, with everything
-around it. Whatever ends it, there is one settlement, and what comes later is too late.
+around it, or in a process of the lane. Whatever ends it, there is one settlement, and what comes later is too late.
 """
 
 from __future__ import annotations
@@ -12,13 +12,19 @@ import asyncio
 import enum
 import logging
 import traceback
+from concurrent.futures import CancelledError, Future
 from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from bullpen import primitives
-from bullpen.errors import Cancel, LeaseLost, Retry, Snooze
+from bullpen.consumer.in_process import Outcome
+from bullpen.errors import Cancel, LeaseLost, PoolError, Retry, Snooze, WorkerError, WorkerLost
+from bullpen.pool.future import PoolFuture
+from bullpen.runtimes.port import Listener
 from bullpen.tasks.context import CurrentTask, enter, running
 from bullpen.tasks.registry import TaskDefinition
 from bullpen.tasks.task import (
@@ -77,7 +83,8 @@ class Attempt:
     returned = False  # … before it returned
     timer: asyncio.TimerHandle | None = None
     _gives_up_at: float | None = None
-    _definition: TaskDefinition
+    _future: PoolFuture[Outcome] | None = None  # of one in a process
+    definition: TaskDefinition
 
     def __init__(self, lane: LaneRunner, task: Task, claimed_at: float, expires_at: float) -> None:
         self._lane = lane
@@ -95,12 +102,15 @@ class Attempt:
         if definition is None:
             lane.settle(self, self._unknown())
             return
-        self._definition = definition
+        self.definition = definition
         if definition.is_async:
             self.unit = lane.loop.create_task(self._run_on_loop())
         else:
             self.began = True
-            lane.run_on_thread(self)
+            if (definition.options.runtime or lane.lane.runtime) == "process":
+                self._run_in_process()
+            else:
+                lane.run_on_thread(self)
         if task.timeout is not None:
             self.timer = lane.loop.call_later(task.timeout, self.interrupt, Interruption.TIMEOUT)
 
@@ -114,16 +124,16 @@ class Attempt:
         if lane.reports.watched:
             lane.reports.event(Kind.TASK_STARTED, self.task)
         try:
-            args, kwargs = self._definition.decode(self.task.payload)
+            args, kwargs = self.definition.decode(self.task.payload)
         except BaseException as error:
             lane.settle(self, self._undecodable(error))
             return
         enter(self._current)
         try:
-            if lane.scope.surrounds(self._definition):
-                value = await lane.scope.call(self._definition, args, kwargs)
+            if lane.scope.surrounds(self.definition):
+                value = await lane.scope.call(self.definition, args, kwargs)
             else:
-                value = await self._definition.function(*args, **kwargs)
+                value = await self.definition.function(*args, **kwargs)
         except BaseException as error:  # also what would end the loop: it is this attempt that failed
             settlement = self._raised(error)
         else:
@@ -140,16 +150,16 @@ class Attempt:
             lane.reports.event(Kind.TASK_STARTED, self.task)
         settlement: Settlement | None = None
         try:
-            args, kwargs = self._definition.decode(self.task.payload)
+            args, kwargs = self.definition.decode(self.task.payload)
         except BaseException as error:
             settlement = self._undecodable(error)
         else:
             try:
                 with running(self._current()):
-                    if lane.scope.surrounds(self._definition):
-                        value = lane.scope.call_on_thread(self._definition, args, kwargs)
+                    if lane.scope.surrounds(self.definition):
+                        value = lane.scope.call_on_thread(self.definition, args, kwargs)
                     else:
-                        value = self._definition.function(*args, **kwargs)
+                        value = self.definition.function(*args, **kwargs)
             except BaseException as error:
                 settlement = self._raised(error)
             else:
@@ -157,18 +167,54 @@ class Attempt:
         primitives.failpoint("attempt.after")
         lane.settle_from_thread(self, settlement)
 
-    def _current(self) -> CurrentTask:
+    def _run_in_process(self) -> None:
+        lane = self._lane
+        primitives.failpoint("attempt.before")
+        if lane.reports.watched:
+            lane.reports.event(Kind.TASK_STARTED, self.task)
+        try:
+            self._future = lane.run_in_process(self)
+        except Exception as error:
+            lane.settle(self, lane.no_process(self, error))
+
+    def has_run_in_process(self, future: Future[Outcome]) -> None:
+        """On any thread. It has really ended, also if it was interrupted: there is nothing to abandon."""
+        error = None if future.cancelled() else future.exception()
+        if error is None and not future.cancelled():
+            settlement = self._came_back(*future.result())
+        elif self.interruption is not None:
+            own = isinstance(error, Exception) and not isinstance(error, WorkerLost)
+            settlement = self._interrupted(error if own else None)
+        elif isinstance(error, WorkerLost):
+            self._log(logging.ERROR, "crashed: its process died (%s)", error)
+            settlement = crash(self.task, self._error("crash", error))
+        elif error is None or isinstance(error, PoolError | WorkerError):
+            settlement = self._lane.no_process(self, error or CancelledError())
+        else:
+            settlement = self._raised(error)
+        primitives.failpoint("attempt.after")
+        self._lane.settle_from_thread(self, settlement)
+
+    def _came_back(self, result: bytes | None, dropped: str, unreadable: BaseException | None) -> Settlement | None:
+        """What a process says of it: a result as it is stored, or why there is none."""
+        if unreadable is not None:
+            return self._undecodable(unreadable)
+        return self._succeeded(result, dropped)
+
+    def deadline(self) -> datetime | None:
         timeout, now = self.task.timeout, self.task.started_at
-        deadline = None if timeout is None or now is None else datetime.fromtimestamp(now + timeout, UTC)
+        return None if timeout is None or now is None else datetime.fromtimestamp(now + timeout, UTC)
+
+    def _current(self) -> CurrentTask:
         return CurrentTask(
             self.task,
-            deadline=deadline,
-            report=self._report,
+            deadline=self.deadline(),
+            report=self.report,
             cancelled=self._is_interrupted,
             complete=self._complete,
         )
 
-    def _report(self, progress: Progress) -> None:
+    def report(self, progress: Progress) -> None:
         """On any thread: the keeper writes the latest."""
         self.progress = progress
 
@@ -199,12 +245,15 @@ class Attempt:
         return fail(self.task, error, primitives.random.random())
 
     def _success(self, value: Any) -> Settlement | None:
-        if self.interruption is Interruption.LOST:
-            return None
         try:
-            result, dropped = self._definition.keep_result(value)
+            result, dropped = self.definition.keep_result(value)
         except BaseException as error:  # no `Exception`, or too deep
             result, dropped = None, f"{_type_of(error)} while it was written"
+        return self._succeeded(result, dropped)
+
+    def _succeeded(self, result: bytes | None, dropped: str) -> Settlement | None:
+        if self.interruption is Interruption.LOST:
+            return None
         if result is None:
             self._log(logging.WARNING, "succeeded, but its result cannot be kept: %s", dropped)
         return succeed(self.task, result, writable(dropped))
@@ -226,7 +275,7 @@ class Attempt:
         if isinstance(error, Cancel):
             self._log(logging.INFO, "cancelled itself: %s", error)
             return cancel(self.task)
-        retry = self._definition.options.may_retry(error)
+        retry = self.definition.options.may_retry(error)
         after = error.after if isinstance(error, Retry) else None
         settlement = fail(
             self.task, self._error("exception", error), primitives.random.random(), retry=retry, after=after
@@ -325,6 +374,9 @@ class Attempt:
             if self.began:
                 self.unit.cancel()
             self._give_up_within(PATIENCE if why in _PATIENT else SHORT_PATIENCE)
+        elif self._future is not None:
+            self._future.engine.interrupt(self._future, kill=False)
+            self._give_up_within(PATIENCE if why in _PATIENT else SHORT_PATIENCE)
         elif why is Interruption.STOP:
             self._give_up_within(SHORT_PATIENCE)
         elif why not in _ONLY_SAID:
@@ -347,6 +399,9 @@ class Attempt:
         """It does not end: settle it nevertheless, and be content that it still runs."""
         if self.ended:
             return
+        if self._future is not None:
+            self._future.engine.interrupt(self._future, kill=True)
+            return
         self._lane.abandon(self)
         self._lane.settle(self, self._interrupted(None))
 
@@ -354,6 +409,18 @@ class Attempt:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+
+
+class ProgressOf(Listener):
+    """Hears of progress from a process."""
+
+    __slots__ = ("_attempt",)
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    def hear(self, value: Any) -> None:
+        self._attempt.report(value)
 
 
 def _type_of(error: BaseException) -> str:
@@ -372,8 +439,17 @@ def _traceback_of(error: BaseException) -> str:
     """Beginning in the function itself."""
     try:
         frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("bullpen.consumer"):
+        while frames is not None and _is_ours(frames):
             frames = frames.tb_next
         return "".join(traceback.format_exception(type(error), error, frames))
     except BaseException:
         return ""
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    """Those that have come from a process have little but the name of a file."""
+    return frame.tb_frame.f_code.co_filename.startswith(_OURS)
+
+
+_PACKAGE = Path(__file__).parents[1]
+_OURS = tuple(str(_PACKAGE / layer) for layer in ("consumer", "runtimes"))

@@ -17,11 +17,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from bullpen import primitives
-from bullpen.consumer.attempt import UNCOMMITTED, Attempt, Interruption
+from bullpen.consumer.attempt import UNCOMMITTED, Attempt, Interruption, ProgressOf
+from bullpen.consumer.in_process import Outcome, TaskProcess, place_of
 from bullpen.consumer.options import Lane, WorkerOptions
 from bullpen.consumer.outage import Outage
 from bullpen.consumer.reports import Reports, say
 from bullpen.consumer.scope import WorkerScope
+from bullpen.errors import PoolFailed
+from bullpen.pool.future import PoolFuture
 from bullpen.pool.pool import Pool
 from bullpen.storage.port import Hold, Storage
 from bullpen.tasks.registry import Registry
@@ -71,6 +74,7 @@ class LaneRunner:
         self._misses = 0  # notifications in a row that came to nothing
         self._claims = 0
         self._threads: Pool | None = None
+        self._processes: Pool | None = None
 
     # Its life.
 
@@ -106,6 +110,8 @@ class LaneRunner:
         """After everything was settled or given up. Threads that still run are left behind."""
         if self._threads is not None:
             self._threads.close(grace=CLOSE_GRACE)
+        if self._processes is not None:
+            self._processes.close(grace=CLOSE_GRACE)
 
     @property
     def claims(self) -> bool:
@@ -308,6 +314,29 @@ class LaneRunner:
             )
         started = self._threads.submit(attempt.run_on_thread)
         started.add_done_callback(lambda future: self._has_run(attempt, future))
+
+    def run_in_process(self, attempt: Attempt) -> PoolFuture[Outcome]:
+        if self._processes is None:
+            self._processes = Pool(
+                self.lane.concurrency,
+                runtime="process",
+                worker=TaskProcess,
+                min_workers=0,
+                name=f"{self.options.name} {self.lane}",
+                log_errors=False,
+            )
+        deadline = attempt.deadline()
+        place = place_of(attempt.definition)
+        future = self._processes.submit("run", place, attempt.task, deadline, ProgressOf(attempt))
+        future.add_done_callback(attempt.has_run_in_process)
+        return future
+
+    def no_process(self, attempt: Attempt, error: BaseException) -> Settlement:
+        """On any thread: there was no process for it."""
+        self.reports.log(logging.ERROR, attempt.task, "released: no process could be started for it (%s)", error)
+        if isinstance(error, PoolFailed):
+            self._processes = None  # the next one may have more luck
+        return release(attempt.task, START_PAUSE)
 
     def _has_run(self, attempt: Attempt, future: Future[None]) -> None:
         """On any thread. An attempt on a thread ends well, unless there was no thread for it."""

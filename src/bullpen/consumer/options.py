@@ -11,10 +11,10 @@ from bullpen.pool.options import Seconds, at_least, duration, function, one_of, 
 from bullpen.tasks.options import queue_name
 from bullpen.telemetry.catalogue import Event
 
-RUNTIMES = ("thread",)
+RUNTIMES = ("thread", "process")
 
 _LANE = re.compile(r"(?P<queues>[^\s:@]+)(:(?P<concurrency>\d+))?(@(?P<runtime>\w+))?")
-_WRITTEN = "written as queue[,queue…][:permits][@runtime], like 'default:100' or 'mail,sms:4@thread'"
+_WRITTEN = "written as queue[,queue…][:permits][@runtime], like 'default:100' or 'mail,sms:4@process'"
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class AsyncWorkerPool:
         async with AsyncWorkerPool(queue, concurrency=100):
             ...
 
-        await AsyncWorkerPool(queue, lanes="default:100 cpu:4@thread").run()     # until SIGTERM or SIGINT
+        await AsyncWorkerPool(queue, lanes="default:100 cpu:4@process").run()     # until SIGTERM or SIGINT
 
     Async functions run on the event loop, others on threads. A lane is a set of queues with permits of its own; without
     `lanes` there is one, for all queues of the registered functions. An idle worker waits for a notification of the

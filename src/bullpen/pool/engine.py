@@ -416,6 +416,15 @@ class Engine:
         self.runtime.cancel(worker, request)
         return True
 
+    def interrupt(self, request: Request, kill: bool) -> bool:
+        """End a running request where the runtime can, without telling its caller before it has ended."""
+        if self.cancel_queued(request):
+            return True
+        worker = request.holder
+        if worker is None:
+            return False
+        return self.runtime.kill(worker) if kill else self.runtime.cancel(worker, request)
+
     def started_by_hand(self, request: Request) -> None:
         """A waiting request runs outside the pool."""
         self.withdrawn()

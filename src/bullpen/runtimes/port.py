@@ -9,7 +9,8 @@ may rely on:
   coroutines, both may return something that has to be awaited first.
 - A runtime whose workers share no memory with the pool makes, warms up and closes what `worker.keeps` asks for itself,
   where they run, and sets `worker.kept` before it calls `prepare`, here. A `CallsMethod` calls a method of that by its
-  name, a `ProducesItems` takes what its function yields, a `CallsMany` calls its function for many items.
+  name, a `ProducesItems` takes what its function yields, a `CallsMany` calls its function for many items. A `Listener`
+  among the arguments stays in the app.
 - After `ready`, a worker has at most `capacity` requests at once, and runs all of them at once. Each one handed to it
   is answered by exactly one `finished`, or by the worker's one `died`.
 - `ready` and `finished` return the worker's next request, to be run at once, or None: then the worker waits for its
@@ -136,6 +137,25 @@ class CallsMany:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("the items of a map are called one by one, in whatever process that is")
+
+
+class Listener:
+    """An argument that stays here. In its place the function gets something to call with what it has to say while it
+    runs, and that is given to `hear`.
+    """
+
+    __slots__ = ()
+
+    def hear(self, value: Any) -> None:
+        """On the thread on which results arrive; must not wait."""
+        raise NotImplementedError
+
+    def __call__(self, value: Any) -> None:
+        """What the function calls if it runs in this process."""
+        self.hear(value)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("whoever listens stays in its own process")
 
 
 class Outcomes:

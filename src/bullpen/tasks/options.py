@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -19,6 +19,7 @@ from bullpen.tasks.task import HIGHEST_PRIORITY, LOWEST_PRIORITY, OnFailure, Tas
 from bullpen.tasks.unique import RETURN, Duplicates, OnDuplicate
 
 Seconds = float | timedelta
+TaskRuntime = Literal["thread", "process"]
 ErrorTypes = type[BaseException] | tuple[type[BaseException], ...]
 
 MAX_SECONDS = 100 * 365.25 * 86_400
@@ -55,6 +56,7 @@ class FunctionOptions(SharedOptions, total=False):
     concurrency_key: str | None
     retry_on: ErrorTypes
     give_up_on: ErrorTypes
+    runtime: TaskRuntime | None
 
 
 class CallOptions(SharedOptions, total=False):
@@ -100,6 +102,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
     retry_on: tuple[type[BaseException], ...] = (BaseException,)
     give_up_on: tuple[type[BaseException], ...] = ()
+    runtime: TaskRuntime | None = None  # of a function that is not async; None: what the lane has
 
     def using(self, allowed: frozenset[str], where: str, changes: Mapping[str, Any]) -> TaskOptions:
         """These with some changed; a wrong name or value, or two that contradict each other, are refused."""
@@ -311,6 +314,12 @@ def _on_failure(name: str, value: Any) -> dict[str, Any]:
     return {name: value}
 
 
+def _runtime(name: str, value: Any) -> dict[str, Any]:
+    if value not in ("thread", "process", None):
+        raise InvalidOption(name, value, "'thread', 'process', or None for that of the lane")
+    return {name: value}
+
+
 def _key(name: str, value: Any) -> dict[str, Any]:
     allowed = f"a string of 1 to {MAX_KEY} characters, or None"
     if value is not None:
@@ -387,6 +396,7 @@ _CHECKS = {
     "headers": _headers,
     "retry_on": _errors,
     "give_up_on": _errors,
+    "runtime": _runtime,
 }
 
 _UNIQUE = ("unique_scope", "unique_for", "on_duplicate", "debounce", "debounce_limit")

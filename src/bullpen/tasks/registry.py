@@ -19,11 +19,18 @@ _NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
 class TaskDefinition:
     """One function that may run as a task."""
 
-    __slots__ = ("codec", "func_path", "function", "is_async", "keys", "options", "place")
+    __slots__ = ("codec", "func_path", "function", "is_async", "keys", "options", "place", "registry")
 
     def __init__(
-        self, func_path: str, function: Callable[..., Any], options: TaskOptions, codec: CallCodec, place: str
+        self,
+        registry: Registry,
+        func_path: str,
+        function: Callable[..., Any],
+        options: TaskOptions,
+        codec: CallCodec,
+        place: str,
     ) -> None:
+        self.registry = registry
         self.func_path = func_path
         self.function = function
         self.options = options
@@ -72,13 +79,15 @@ class Registry:
         if not callable(function):
             raise InvalidTask("it cannot be called", function=repr(function))
         _refuse_generators(function)
+        if options is not None and options.runtime is not None:
+            _check_runtime(function, options.runtime)
         func_path = _name_of(function) if name is None else _checked(name)
         place = _place_of(function)
         before = self._definitions.get(func_path)
         if before is not None and not (before.place == place and _is_of_module(before.function, function)):
             raise DuplicateTask(name=func_path, place=place, taken_by=before.place)
         codec = CallCodec(function, func_path, max_payload=self._max_payload, max_result=self._max_result)
-        definition = TaskDefinition(func_path, function, options or TaskOptions(), codec, place)
+        definition = TaskDefinition(self, func_path, function, options or TaskOptions(), codec, place)
         self._definitions[func_path] = definition
         return definition
 
@@ -110,6 +119,15 @@ def _refuse_generators(function: Callable[..., Any]) -> None:
         )
 
 
+def _check_runtime(function: Callable[..., Any], runtime: str) -> None:
+    if is_async(function):
+        raise InvalidTask(
+            "it is async, so it runs on the event loop; runtime= is for other functions", function=_describe(function)
+        )
+    if runtime == "process" and "<" in getattr(function, "__qualname__", "<"):
+        raise InvalidTask("a process could not find it; move it to the top of a module", function=_describe(function))
+
+
 def _name_of(function: Callable[..., Any]) -> str:
     """Module and name, the same in every process that imports it."""
     qualname = getattr(function, "__qualname__", None)
@@ -132,7 +150,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 def _module_of(function: Callable[..., Any]) -> str:
     """Its module; of a script, the name under which workers import it."""
     module: str = function.__module__
-    if module != "__main__":
+    if module not in ("__main__", "__mp_main__"):  # the second is a script as worker processes import it
         return module
     names = getattr(inspect.unwrap(function), "__globals__", {})
     spec = names.get("__spec__")

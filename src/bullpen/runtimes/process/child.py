@@ -242,6 +242,21 @@ def call_method(name: str, /, *args: Any, **kwargs: Any) -> Any:
     return method(*args, **kwargs)
 
 
+class Voice:
+    """What a function says while it runs, for whoever listens in the app."""
+
+    def __init__(self) -> None:
+        self._id: int | None = None  # of the request that it was first used in
+
+    def __call__(self, value: Any) -> None:
+        if self._id is None:
+            self._id = worker.calls.current()
+        data, buffers = wire.dumps(value)
+        on_main = threading.current_thread() is threading.main_thread()
+        with worker.calls.at_wire() if on_main else contextlib.nullcontext():
+            worker.send(wire.NEWS, self._id, data, buffers)
+
+
 class Outcomes:
     """What became of several items: values, descriptions of errors by their place, and how long all of it took."""
 

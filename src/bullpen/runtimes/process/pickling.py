@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bullpen.errors import NotPicklable
-from bullpen.runtimes.port import CallsMany, CallsMethod, ProducesItems
+from bullpen.runtimes.port import CallsMany, CallsMethod, Listener, ProducesItems
 from bullpen.runtimes.process import child, wire
 from bullpen.runtimes.process.refusals import can_be, not_picklable
 
@@ -122,6 +122,8 @@ def _reduce(obj: Any) -> Any:
         return child.SendItems, (obj.fn, obj.__qualname__)
     if isinstance(obj, CallsMany):
         return functools.partial, (child.run_items, obj.fn)
+    if isinstance(obj, Listener):
+        return child.Voice, ()
     return NotImplemented
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from bullpen.core.request import DONE, FAILED, Request
 from bullpen.core.worker import Worker
 from bullpen.errors import MissingMainGuard, NotPicklable, RemoteError
-from bullpen.runtimes.port import CallsMany, Outcomes, ProducesItems, WorkerEvents
+from bullpen.runtimes.port import CallsMany, Listener, Outcomes, ProducesItems, WorkerEvents
 from bullpen.runtimes.process import child, failures, nursery, wire
 from bullpen.runtimes.process.calls import RequestCancelled
 from bullpen.runtimes.process.items import unreadable
@@ -145,12 +145,20 @@ class Process(Supervised):
             stream = self._streams.get(number)
             if stream is not None:
                 stream.came(functools.partial(wire.loads, data, buffers))
+        elif kind == wire.NEWS:
+            self._tell_listeners(number, wire.loads(data, buffers))
         elif kind == wire.READY:
             self._is_ready(*wire.loads(data, buffers))
         elif kind == wire.NOT_BEGUN:
             self._take_back(wire.loads(data, ()))
         elif kind == wire.BROKEN:
             self._broke(number, _error(data))
+
+    def _tell_listeners(self, number: int, value: Any) -> None:
+        request = self._requests.get(number)
+        for argument in () if request is None else request.args:
+            if isinstance(argument, Listener):
+                argument.hear(value)
 
     # Requests that it is given before it can begin them.
 

@@ -21,7 +21,7 @@ Frame = tuple[int, int, Any, tuple[Any, ...]]  # kind, id, pickle, buffers
 # From the app to a worker.
 BEGIN, CAPACITY, CALL, CANCEL, CREDIT, STOP, MAIN, RECALL = range(1, 9)
 # From a worker to the app.
-READY, DONE, QUICK, FAILED, REFUSED, BROKEN, ITEM, NOT_BEGUN = range(20, 28)  # QUICK is DONE, in next to no time
+READY, DONE, QUICK, FAILED, REFUSED, BROKEN, ITEM, NOT_BEGUN, NEWS = range(20, 29)  # QUICK is DONE, in next to no time
 # Between the app and the keeper.
 START, STARTED, EXITED, UNBORN = range(40, 44)
 

@@ -1,0 +1,160 @@
+"""Tasks that run in processes in these tests. Every process imports this, so it does nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from datetime import date
+from pathlib import Path
+
+from bullpen import Inject, TaskQueue, current_task
+from tests.scenarios.process_support import note_pid
+
+queue = TaskQueue("memory://")
+plain = TaskQueue("memory://")  # without anything around its tasks
+others = TaskQueue("memory://")
+
+
+@plain.task
+def pid() -> int:
+    return os.getpid()
+
+
+@plain.task
+def next_day(day: date) -> date:
+    return date.fromordinal(day.toordinal() + 1)
+
+
+@plain.task(runtime="process")
+def pid_of_own_choice() -> int:
+    return os.getpid()
+
+
+@plain.task(runtime="thread")
+def pid_of_a_thread() -> int:
+    return os.getpid()
+
+
+@plain.task
+async def pid_of_the_loop() -> int:
+    return os.getpid()
+
+
+@plain.task(name="renamed")
+def has_a_name_of_its_own() -> int:
+    return os.getpid()
+
+
+def not_decorated() -> int:
+    return os.getpid()
+
+
+registered_elsewhere = plain.task(name="elsewhere")(not_decorated)
+
+
+class MyError(Exception):
+    pass
+
+
+@plain.task(max_retries=3, give_up_on=MyError)
+def fail_for_good(text: str) -> None:
+    raise MyError(text)
+
+
+@plain.task
+def leave() -> None:
+    sys.exit(3)
+
+
+@plain.task
+def crash_first(file: str) -> int:
+    """Die with the first two attempts."""
+    with Path(file).open("a") as notes:
+        notes.write("x")
+    if Path(file).stat().st_size < 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return current_task().attempt
+
+
+@plain.task
+def crash_always() -> None:
+    os._exit(9)
+
+
+@plain.task(at_most_once=True)
+def crash_once() -> None:
+    os._exit(9)
+
+
+@plain.task
+def hold_the_gil(file: str) -> None:
+    note_pid(Path(file))
+    deque(itertools.repeat(0), maxlen=0)
+
+
+@plain.task
+def sleep(file: str, child: bool = False) -> None:
+    if child:
+        subprocess.Popen(["sleep", "600"])
+    note_pid(Path(file))
+    try:
+        time.sleep(600)
+    finally:
+        Path(f"{file}-ended").touch()
+
+
+@plain.task
+def report(folder: str) -> str:
+    task = current_task()
+    for number in range(1000):
+        task.progress(number, 1000)
+    task.progress(1000, 1000, "all")
+    while not Path(folder, "go").exists():
+        time.sleep(0.005)
+    return f"{task.id} {task.attempt} {task.is_cancelled} {task.deadline is not None}"
+
+
+@plain.task
+def complete() -> None:
+    current_task().complete(None)
+
+
+# With everything around it.
+
+
+@queue.lifespan
+async def lifespan() -> AsyncIterator[None]:
+    _note(f"opened-{os.getpid()}")
+    yield
+    _note(f"closed-{os.getpid()}")
+
+
+@queue.middleware
+def surround(task: object) -> Iterator[None]:
+    before.append("entered")
+    yield
+    before.append("left")
+
+
+def get_number() -> int:
+    return 40 + len(before)
+
+
+before: list[str] = []
+
+
+@queue.task
+def surrounded(*, number: int = Inject(get_number)) -> tuple[int, int]:
+    return number, os.getpid()
+
+
+def _note(name: str) -> None:
+    folder = os.environ.get("PROCESS_TASKS_FOLDER")
+    if folder is not None:
+        Path(folder, name).touch()
