@@ -19,6 +19,7 @@ from bullpen.cli import (
     demo,
     enqueue,
     move,
+    probe,
     queues,
     status,
     tasks,
@@ -45,6 +46,7 @@ COMMANDS: tuple[Command | Group, ...] = (
     queues.GROUP,
     workers.COMMAND,
     move.COMMAND,
+    probe.COMMAND,
     config.COMMAND,
     demo.GROUP,
 )

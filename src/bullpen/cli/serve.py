@@ -13,6 +13,7 @@ from bullpen import __version__
 from bullpen.cli import logs
 from bullpen.cli.app import HOW, import_module, load_queue
 from bullpen.cli.command import CommandError, ExitCode
+from bullpen.cli.health import shown
 from bullpen.cli.leash import Leash
 from bullpen.cli.reload import reload
 from bullpen.cli.settings import find_all
@@ -37,6 +38,7 @@ class Settings(NamedTuple):
     lanes: Sequence[str] | None
     grace: float
     imports: Sequence[str]
+    health: str | None
     log_level: str
 
     @classmethod
@@ -128,4 +130,5 @@ async def _serve(queue: TaskQueue, lanes: Sequence[Lane], settings: Settings, le
             leash.say_ready()
             leash.follow(stop, settings.grace)
 
-    await pool.run(started)
+    async with shown(pool, settings.health):
+        await pool.run(started)

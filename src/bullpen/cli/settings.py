@@ -51,6 +51,7 @@ SETTINGS = {
         Setting("lanes", words, None, "… or lanes, each as queue[,queue…][:permits][@runtime]", " "),
         Setting("grace", number(0, 86_400), 25.0, "seconds that tasks get to end when a worker is told to stop"),
         Setting("imports", names, (), "modules that a worker imports too"),
+        Setting("health", str, None, "a folder in which each process of a worker shows that it is well"),
         Setting("log_level", one_of(LOG_LEVELS), "info", f"of a worker: {', '.join(LOG_LEVELS)}"),
     )
 }

@@ -55,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="import this too, for the tasks that it registers; may be repeated",
     )
     parser.add_argument(
+        "--health", metavar="FOLDER", help="show there each second that it is well, for `bullpen probe`"
+    )
+    parser.add_argument(
         "--log-level",
         choices=LOG_LEVELS,
         metavar="LEVEL",
