@@ -80,7 +80,11 @@ LAYERS = [
     Layer("storage.gathering", f"{GROUND} tasks"),
     Layer("storage.server", f"{GROUND} tasks storage.ear storage.gathering"),
     Layer("storage.*", f"{GROUND} tasks storage.port", third_party="msgspec"),
-    Layer("storage.postgres", f"{GROUND} tasks storage.port storage.ear storage.server", third_party="asyncpg msgspec"),
+    Layer(
+        "storage.postgres",
+        f"{GROUND} tasks storage.port storage.ear storage.server",
+        third_party="asyncpg msgspec psycopg sqlalchemy",
+    ),
     Layer("storage.redis", f"{GROUND} tasks storage.port storage.ear storage.server", third_party="msgspec redis"),
     Layer("consumer", f"{GROUND} telemetry tasks storage.port pool runtimes.port", third_party="msgspec"),
     Layer("queue", f"{GROUND} telemetry tasks storage.port storage.open", third_party="msgspec"),

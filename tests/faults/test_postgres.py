@@ -144,6 +144,24 @@ async def test_who_cannot_listen_looks(postgres_url: str, schema: str) -> None:
         await store.close()
 
 
+async def test_a_task_that_is_locked_for_a_moment_is_not_forgotten(postgres_url: str, schema: str) -> None:
+    """Whoever claims passes over what somebody else has locked, and nobody tells when it is free."""
+    store = PostgresStorage(postgres_url, schema=schema)
+    await store.open()
+    other = await asyncpg.connect(postgres_url)
+    try:
+        await store.add(new_tasks(0, 1))
+        async with other.transaction():
+            await other.execute(f"SELECT 1 FROM {schema}.task FOR UPDATE")
+            assert await claim(store, 1) == []
+            async with asyncio.timeout(PATIENCE / 2):
+                await store.wait_for_work(["default"], PATIENCE)
+        assert len(await claim(store, 1)) == 1
+    finally:
+        await other.close()
+        await store.close()
+
+
 # Other languages.
 
 

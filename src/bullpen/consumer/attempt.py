@@ -12,6 +12,7 @@ import asyncio
 import enum
 import logging
 import traceback
+from collections.abc import Awaitable, Coroutine
 from concurrent.futures import CancelledError, Future
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ import msgspec
 
 from bullpen import primitives
 from bullpen.consumer.in_process import Outcome
-from bullpen.errors import Cancel, LeaseLost, PoolError, Retry, Snooze, WorkerError, WorkerLost
+from bullpen.errors import Cancel, InvalidOptionType, LeaseLost, PoolError, Retry, Snooze, WorkerError, WorkerLost
 from bullpen.pool.future import PoolFuture
 from bullpen.runtimes.port import Listener
 from bullpen.tasks.context import CurrentTask, enter, running
@@ -221,13 +222,25 @@ class Attempt:
     def _is_interrupted(self) -> bool:
         return self.interruption is not None
 
-    def _complete(self, connection: Any, value: Any) -> None:
-        """On the thread of the function, in its transaction."""
+    def _complete(self, connection: Any, value: Any, waits: bool) -> Awaitable[None] | None:
+        """On the thread of the function, in its transaction; what is left to await, if the connection is async."""
         settlement = self._success(value)
         if settlement is None:
             raise LeaseLost(task=self.task.id, attempt=self.task.attempt)
         primitives.failpoint("complete.before")
-        self._lane.settle_in(connection, settlement)
+        waiting = self._lane.settle_in(connection, settlement)
+        if waiting is not None:
+            if waits:
+                return self._complete_when(waiting, settlement)
+            if isinstance(waiting, Coroutine):
+                waiting.close()
+            raise InvalidOptionType("connection", connection, "one for sync code; with this one, await acomplete()")
+        self.completion = settlement
+        primitives.failpoint("complete.after")
+        return None
+
+    async def _complete_when(self, settled: Awaitable[None], settlement: Settlement) -> None:
+        await settled
         self.completion = settlement
         primitives.failpoint("complete.after")
 

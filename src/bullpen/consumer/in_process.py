@@ -149,7 +149,7 @@ def find_definition(place: Place, func_path: str) -> TaskDefinition:
     )
 
 
-def _cannot_complete(connection: Any, value: Any) -> NoReturn:  # noqa: ARG001
+def _cannot_complete(connection: Any, value: Any, waits: bool) -> NoReturn:  # noqa: ARG001
     raise NoCurrentTask(
         "a task that runs in a process cannot complete itself: let it run on a thread, or on the event loop"
     )

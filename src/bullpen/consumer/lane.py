@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -265,9 +265,9 @@ class LaneRunner:
         while self._from_threads:
             self.settle(*self._from_threads.popleft())
 
-    def settle_in(self, connection: Any, settlement: Settlement) -> None:
+    def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
         """On any thread: in a transaction of the function's own."""
-        self._storage.settle_in(connection, settlement)
+        return self._storage.settle_in(connection, settlement)
 
     def abandon(self, attempt: Attempt) -> None:
         """It goes on after its end. There is only so much room for that."""

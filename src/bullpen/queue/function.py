@@ -85,7 +85,7 @@ class TaskFunction(Generic[P, R]):
         """
         payload = self.definition.codec.encode(args, kwargs)
         keys = None if self._keys is None else self._keys.of_call(args, kwargs)
-        return self._store.run("enqueue", self._add(payload, keys))
+        return self._store.run("enqueue", self._add(payload, keys), connection=self._options.connection)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """`enqueue`, for async code."""
@@ -98,7 +98,7 @@ class TaskFunction(Generic[P, R]):
     def enqueue_many(self, calls: ManyArguments) -> list[Job[R]]:
         """Enqueue one task for each tuple of arguments, or dict of arguments by name; all of them, or none."""
         payloads, keys = self._payloads(calls)
-        return self._store.run("enqueue_many", self._add_many(payloads, keys))
+        return self._store.run("enqueue_many", self._add_many(payloads, keys), connection=self._options.connection)
 
     async def aenqueue_many(self, calls: ManyArguments) -> list[Job[R]]:
         """`enqueue_many`, for async code."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 import warnings
 from asyncio import _get_running_loop
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from bullpen import primitives
-from bullpen.errors import TaskNotFound
+from bullpen.errors import InvalidOptionType, QueueError, TaskNotFound
 from bullpen.queue.clients import Clients
 from bullpen.queue.new_tasks import NewTasks
 from bullpen.storage.port import Storage
@@ -25,6 +26,7 @@ T = TypeVar("T")
 Keys = Sequence[Mapping[str, str]] | None
 
 _warned = False
+_waits = ContextVar("bullpen_enqueue_waits", default=True)  # false: for a sync method, on the thread of its caller
 
 
 class Store:
@@ -37,11 +39,29 @@ class Store:
         options = TaskOptions()
         self._latest = (options, "", options.new_task("", "", b""))
 
-    def run(self, name: str, coroutine: Coroutine[Any, Any, T], *, waits: bool = False) -> T:
-        """Run `aname`, as the coroutine is called, for the sync method `name`."""
+    def run(self, name: str, coroutine: Coroutine[Any, Any, T], *, waits: bool = False, connection: Any = None) -> T:
+        """Run `aname`, as the coroutine is called, for the sync method `name`. With a `connection` of the caller, which
+        is the caller's thread's, it runs right here.
+        """
+        if connection is not None:
+            return self._run_here(name, coroutine, connection)
         if _get_running_loop() is not None:
             _warn(name)
         return self.clients.run(coroutine, waits=waits or self.registry.hooks.enqueue_needs_loop)
+
+    def _run_here(self, name: str, coroutine: Coroutine[Any, Any, T], connection: Any) -> T:
+        if self.registry.hooks.enqueue_needs_loop:
+            coroutine.close()
+            raise QueueError(f"there is async middleware around enqueue, which {name}(connection=…) cannot wait for")
+        token = _waits.set(False)
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        finally:
+            _waits.reset(token)
+            coroutine.close()
+        raise InvalidOptionType("connection", connection, f"one for sync code; with this one, await a{name}()")
 
     async def add(
         self, options: TaskOptions, func_path: str, payloads: Sequence[bytes], keys: Keys = None
@@ -81,6 +101,8 @@ class Store:
     async def _add(
         self, options: TaskOptions, func_path: str, payloads: Sequence[bytes], keys: Keys
     ) -> list[tuple[str, bool]]:
+        if options.connection is not None:
+            return await self._add_in(options, func_path, payloads, keys)
         storage = self.clients.at_hand() or await self.clients.get()
         same = await self._common(storage, options, func_path)
         ids = self._new_ids(len(payloads))
@@ -91,6 +113,21 @@ class Store:
         kept = await storage.add(tasks) if same.unique_key is None else await storage.add(tasks, options.duplicates)
         primitives.failpoint("enqueue.after_add")
         return [(there.id, there.id == task_id) for there, task_id in zip(kept, ids, strict=True)]
+
+    async def _add_in(
+        self, options: TaskOptions, func_path: str, payloads: Sequence[bytes], keys: Keys
+    ) -> list[tuple[str, bool]]:
+        """In the caller's own transaction, and with nothing of ours."""
+        storage, connection = self.clients.root, options.connection
+        now = await _answer(storage.now_in(connection), connection) if options.is_relative else 0.0
+        ids = self._new_ids(len(payloads))
+        tasks = [
+            options.new_task(task_id, func_path, payload, now) for task_id, payload in zip(ids, payloads, strict=True)
+        ]
+        if keys is not None:
+            tasks = [replace(task, **of_call) for task, of_call in zip(tasks, keys, strict=True)]
+        kept = await _answer(storage.add_in(connection, tasks, options.duplicates), connection)
+        return [(there, there == task_id) for there, task_id in zip(kept, ids, strict=True)]
 
     async def _common(self, storage: Storage, options: TaskOptions, func_path: str) -> Task:
         """What all tasks with these options have in common; mostly the same as for the call before."""
@@ -109,6 +146,16 @@ class Store:
         if task is None:
             raise TaskNotFound(task=task_id)
         return task
+
+
+async def _answer(answer: T | Awaitable[T], connection: Any) -> T:
+    if not isinstance(answer, Awaitable):
+        return answer
+    if not _waits.get():
+        if isinstance(answer, Coroutine):
+            answer.close()
+        raise InvalidOptionType("connection", connection, "one for sync code; with this one, await aenqueue()")
+    return await answer
 
 
 async def _entered(stack: AsyncExitStack, around: Around) -> Any:

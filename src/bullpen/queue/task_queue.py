@@ -200,7 +200,9 @@ class TaskQueue:
         Raises UnknownTask if it is registered nowhere, as far as is known.
         """
         made, payload, keys = self._call(func_path, args, kwargs, elsewhere, options)
-        return self._store.run("enqueue", enqueue(self._store, made, func_path, payload, keys))
+        return self._store.run(
+            "enqueue", enqueue(self._store, made, func_path, payload, keys), connection=made.connection
+        )
 
     async def aenqueue(
         self,

@@ -258,9 +258,14 @@ class MemoryStorage:
         if limit is not None and limit.rate is not None:
             self._starts[task.queue].append(now)
 
+    def add_in(self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[str]:  # noqa: ARG002
+        raise _no_transaction()
+
+    def now_in(self, connection: Any) -> float:  # noqa: ARG002
+        raise _no_transaction()
+
     def settle_in(self, connection: Any, settlement: Settlement) -> None:  # noqa: ARG002
-        why = "tasks in memory share no transaction with anything; use sqlite:///"
-        raise StorageError(why, storage="memory://")
+        raise _no_transaction()
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         with self._lock:
@@ -658,3 +663,8 @@ def _fits(task: Task, which: TaskFilter) -> bool:
         and (which.func_path is None or task.func_path == which.func_path)
         and (which.worker is None or task.worker == which.worker)
     )
+
+
+def _no_transaction() -> StorageError:
+    why = "tasks in memory share no transaction with anything; use sqlite:/// or postgresql://"
+    return StorageError(why, storage="memory://")

@@ -17,7 +17,7 @@ between. What all stores promise:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -111,6 +111,17 @@ class Storage(Protocol):
         Where another task of the queue has its unique key, `duplicates` says what happens.
         """
 
+    def add_in(
+        self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN
+    ) -> Sequence[str] | Awaitable[Sequence[str]]:
+        """`add` in a transaction of the user's own, on a connection to the same database, and on the caller's thread:
+        the ids under which tasks are kept. It counts if and when the user commits. An awaitable, with a connection for
+        async code; nothing is done before it is awaited.
+        """
+
+    def now_in(self, connection: Any) -> float | Awaitable[float]:
+        """The store's clock, asked for in the same way."""
+
     # Workers.
 
     async def exchange(
@@ -125,9 +136,9 @@ class Storage(Protocol):
     ) -> Exchange:
         """Apply `settlements`, then claim at most `limit` due tasks of `queues`, in one step."""
 
-    def settle_in(self, connection: Any, settlement: Settlement) -> None:
-        """Apply `settlement` in a transaction of the user's own, on a connection to the same database, and on the
-        caller's thread. It counts if and when the user commits. Raises LeaseLost if the task is lost to others.
+    def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
+        """Apply `settlement` in a transaction of the user's own, as `add_in` does. Raises LeaseLost if the task is lost
+        to others.
         """
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -16,7 +16,8 @@ class CurrentTask:
     """The task that runs here. All of it may be used from any thread.
 
     Whoever runs the task makes it: `report` takes progress and returns at once, `cancelled` says whether somebody
-    wants the task to stop, `complete` writes the end of the task into a transaction.
+    wants the task to stop, `complete` writes the end of the task into a transaction, and may return what
+    is left to await, if the third of its arguments says that there is somebody who can.
     """
 
     __slots__ = ("_cancelled", "_complete", "_report", "_task", "deadline")
@@ -28,7 +29,7 @@ class CurrentTask:
         deadline: datetime | None = None,
         report: Callable[[Progress], object] = lambda _: None,
         cancelled: Callable[[], bool] = lambda: False,
-        complete: Callable[[Any, Any], None] | None = None,
+        complete: Callable[[Any, Any, bool], Awaitable[None] | None] | None = None,
     ) -> None:
         self._task = task
         self._report = report
@@ -105,7 +106,20 @@ class CurrentTask:
         """
         if self._complete is None:
             raise NoCurrentTask("no worker runs this task, so there is nothing to complete")
-        self._complete(connection, result)
+        self._complete(connection, result, False)
+
+    async def acomplete(self, connection: Any, result: Any = None) -> None:
+        """`complete`, for async code: with a connection of asyncpg, or an async one of psycopg or SQLAlchemy.
+
+        async with connection.transaction():
+            await current_task().acomplete(connection)
+            await connection.execute("UPDATE account SET balance = balance - $1 WHERE name = $2", amount, name)
+        """
+        if self._complete is None:
+            raise NoCurrentTask("no worker runs this task, so there is nothing to complete")
+        waiting = self._complete(connection, result, True)
+        if waiting is not None:
+            await waiting
 
     def __repr__(self) -> str:
         return f"<task {self.name} {self.id}, attempt {self.attempt}>"

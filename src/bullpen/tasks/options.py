@@ -74,6 +74,7 @@ class CallOptions(SharedOptions, total=False):
     debounce: Seconds | None
     debounce_limit: Seconds | None
     concurrency_key: str | None
+    connection: Any
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +101,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     debounce_limit: float | None = None
     concurrency_key: str | None = None
     headers: dict[str, str] = {}
+    connection: Any = None  # to the store's database: the task is kept if and when its transaction is committed
     retry_on: tuple[type[BaseException], ...] = (BaseException,)
     give_up_on: tuple[type[BaseException], ...] = ()
     runtime: TaskRuntime | None = None  # of a function that is not async; None: what the lane has
@@ -366,6 +368,10 @@ def _writable(name: str, value: str) -> None:
         raise InvalidOption(name, value, "text that can be written as UTF-8") from None
 
 
+def _connection(name: str, value: Any) -> dict[str, Any]:
+    return {name: value}  # the store knows which ones it can use
+
+
 def _errors(name: str, value: Any) -> dict[str, Any]:
     kinds = value if isinstance(value, tuple) else (value,)
     if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
@@ -394,6 +400,7 @@ _CHECKS = {
     "debounce_limit": _period,
     "concurrency_key": _key,
     "headers": _headers,
+    "connection": _connection,
     "retry_on": _errors,
     "give_up_on": _errors,
     "runtime": _runtime,

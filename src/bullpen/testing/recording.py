@@ -138,9 +138,18 @@ class RecordingStorage:
         tasks = await self._storage.get([one.id for one in settlements])
         return {task.id: task for task in tasks if task is not None and task.status is not RUNNING}
 
-    def settle_in(self, connection: Any, settlement: Settlement) -> None:
+    def add_in(
+        self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN
+    ) -> Sequence[str] | Awaitable[Sequence[str]]:
+        """Not written down: only whoever commits learns its outcome."""
+        return self._storage.add_in(connection, tasks, duplicates)
+
+    def now_in(self, connection: Any) -> float | Awaitable[float]:
+        return self._storage.now_in(connection)
+
+    def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
         """Its outcome stays unknown: only whoever commits learns it."""
-        self._storage.settle_in(connection, settlement)
+        waiting = self._storage.settle_in(connection, settlement)
         asked = Record(
             at=self._clock(),
             actor=self._actor,
@@ -151,6 +160,7 @@ class RecordingStorage:
             status=str(settlement.status),
         )
         self._write(asked)
+        return waiting
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         return await self._storage.find_claim(claim_id)

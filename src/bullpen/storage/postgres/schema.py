@@ -12,9 +12,10 @@ that is full of dead entries; hence `status || ''`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from bullpen.errors import InvalidOption, SchemaTooNew
-from bullpen.storage.postgres.rows import NEW
+from bullpen.storage.postgres.rows import NEW, SETTLED
 from bullpen.tasks.task import ERRORS_KEPT, NEVER, UNPLANNED
 
 _FIRST = """
@@ -161,10 +162,46 @@ BEGIN
     END IF;
 END $$;
 
+-- The same for tasks in one JSON array, for drivers of any kind: under which ids they are kept, as a JSON array. A task
+-- whose unique key is taken is not added; if `reject`, then none is.
+CREATE FUNCTION {schema}.add_all(tasks json, told boolean, reject boolean) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    ids text[];
+    queues text[];
+    keys text[];
+    kept text[];
+    mine jsonb := '{{}}';  -- who has a key, of these
+    other text;
+BEGIN
+    SELECT array_agg(g.id ORDER BY g.place), array_agg(g.queue ORDER BY g.place), array_agg(g.key ORDER BY g.place)
+    INTO ids, queues, keys
+    FROM ROWS FROM (json_to_recordset(tasks) AS (id text, queue text, unique_key text)) WITH ORDINALITY
+        AS g (id, queue, key, place);
+    kept := ids;
+    PERFORM {schema}.lock_keys(queues, keys);
+    FOR i IN 1 .. cardinality(ids) LOOP
+        CONTINUE WHEN keys[i] IS NULL;
+        other := mine ->> (queues[i] || ' ' || keys[i]);
+        IF other IS NULL THEN
+            SELECT h.id INTO other FROM {schema}.holder(queues[i], keys[i], {schema}.now()) AS h;
+        END IF;
+        kept[i] := coalesce(other, ids[i]);
+        mine := mine || jsonb_build_object(queues[i] || ' ' || keys[i], kept[i]);
+    END LOOP;
+    IF NOT (reject AND kept <> ids) THEN
+        PERFORM f.added_id
+        FROM (SELECT {add_aggregates} FROM ROWS FROM (json_to_recordset(tasks) AS ({add_record})) WITH ORDINALITY
+            AS r ({add_columns}, place) WHERE r.id = kept[r.place] HAVING count(*) > 0) AS c,
+            {schema}.add({add_aggregated}, told) AS f;
+    END IF;
+    RETURN array_to_json(kept)::text;
+END $$;
+
 -- How many more may start, in each of the queues that are not paused: of all, and of each concurrency key.
 CREATE FUNCTION {schema}.rooms(
     queues text[], most integer, moment float8, serially boolean,
-    OUT names text[], OUT left_over integer[], OUT per_key integer[], OUT again_in float8, OUT stirred float8
+    OUT names text[], OUT left_over integer[], OUT per_key integer[], OUT again_in float8, OUT stirred float8,
+    OUT rated boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
     q record;
@@ -173,7 +210,7 @@ DECLARE
     begun integer;
     oldest float8;
 BEGIN
-    names := '{{}}'; left_over := '{{}}'; per_key := '{{}}'; stirred := 0;
+    names := '{{}}'; left_over := '{{}}'; per_key := '{{}}'; stirred := 0; rated := false;
     FOR q IN
         SELECT DISTINCT ON (w.name) w.name, coalesce(k.limited, false) AS limited, k.max_running,
             k.max_running_per_key, k.rate, coalesce(k.stirred_at, 0) AS stirred_at
@@ -205,6 +242,7 @@ BEGIN
             names := names || q.name;
             left_over := left_over || room;
             per_key := array_append(per_key, CASE WHEN q.limited THEN q.max_running_per_key END);
+            rated := rated OR q.limited AND q.rate IS NOT NULL;
         END IF;
     END LOOP;
 END $$;
@@ -294,9 +332,9 @@ DECLARE
     moment float8 := {schema}.now();
     row {schema}.task;
     applied text[] := '{{}}';
-    touched text[] := '{{}}';
+    finished text[] := '{{}}';  -- queues, once for each task
     r record;
-    picked text[];
+    picked text[] := '{{}}';
 BEGIN
     IF cardinality(ids) > 0 THEN
         FOR row IN
@@ -340,44 +378,50 @@ BEGIN
             END IF;
             IF row.status = 'pending' THEN
                 PERFORM pg_notify('{channel}', 'w' || row.queue);
-            ELSIF row.queue <> ALL (touched) THEN
-                touched := touched || row.queue;
+            ELSE
+                finished := finished || row.queue;
             END IF;
         END LOOP;
-        PERFORM pg_notify('{channel}', 'w' || q.name) FROM {schema}.queue q WHERE q.limited AND q.name = ANY (touched);
-        FOR i IN 1 .. cardinality(ids) LOOP
-            IF ids[i] <> ALL (applied) THEN
+        IF cardinality(applied) < cardinality(ids) THEN
+            FOR i IN 1 .. cardinality(ids) LOOP
+                IF ids[i] <> ALL (applied) OR i > array_position(ids, ids[i]) THEN
+                    row := NULL;
+                    row.id := ids[i]; row.attempt := attempts[i]; row.status := 'refused';
+                    RETURN NEXT row;
+                END IF;
+            END LOOP;
+        END IF;
+    END IF;
+    IF most > 0 AND cardinality(queues) > 0 THEN
+        SELECT * INTO r FROM {schema}.rooms(queues, most, moment, true);
+        IF cardinality(r.names) > 0 THEN
+            IF r.stirred >= swept THEN
                 row := NULL;
-                row.id := ids[i]; row.attempt := attempts[i]; row.status := 'refused';
+                row.status := 'swept'; row.eta := moment;
                 RETURN NEXT row;
+                floors := array_fill(0::float8, ARRAY[cardinality(r.names) * 10]);
+            ELSIF r.names <> queues THEN  -- those of the queues that are open
+                SELECT array_agg(floors[(w.place - 1) * 10 + p.n + 1] ORDER BY o.place, p.n) INTO floors
+                FROM unnest(r.names) WITH ORDINALITY AS o (name, place)
+                    JOIN unnest(queues) WITH ORDINALITY AS w (name, place) ON w.name = o.name,
+                    generate_series(0, 9) AS p (n);
             END IF;
-        END LOOP;
+            picked := {schema}.pick(r.names, r.left_over, r.per_key, most, moment, floors);
+        END IF;
     END IF;
-    IF most <= 0 OR cardinality(queues) = 0 THEN
-        RETURN;
+    IF cardinality(finished) > 0 THEN  -- others hear of room that is not used here
+        PERFORM pg_notify('{channel}', 'w' || q.name) FROM {schema}.queue q
+        WHERE q.limited AND cardinality(array_positions(finished, q.name)) > (
+            SELECT count(*) FROM {schema}.task t WHERE t.id = ANY (picked) AND t.queue = q.name
+        );
     END IF;
-    SELECT * INTO r FROM {schema}.rooms(queues, most, moment, true);
-    IF cardinality(r.names) = 0 THEN
-        RETURN;
-    END IF;
-    IF r.stirred >= swept THEN
-        row := NULL;
-        row.status := 'swept'; row.eta := moment;
-        RETURN NEXT row;
-        floors := array_fill(0::float8, ARRAY[cardinality(r.names) * 10]);
-    ELSE  -- those of the queues that are open
-        SELECT array_agg(floors[(w.place - 1) * 10 + p.n + 1] ORDER BY o.place, p.n) INTO floors
-        FROM unnest(r.names) WITH ORDINALITY AS o (name, place)
-            JOIN unnest(queues) WITH ORDINALITY AS w (name, place) ON w.name = o.name, generate_series(0, 9) AS p (n);
-    END IF;
-    picked := {schema}.pick(r.names, r.left_over, r.per_key, most, moment, floors);
     IF cardinality(picked) = 0 THEN
         RETURN;
     END IF;
-    INSERT INTO {schema}.start (queue, at)
-        SELECT t.queue, moment FROM {schema}.task t JOIN {schema}.queue q ON q.name = t.queue
-        WHERE t.id = ANY (picked) AND q.rate IS NOT NULL;
-    IF FOUND THEN
+    IF r.rated THEN
+        INSERT INTO {schema}.start (queue, at)
+            SELECT t.queue, moment FROM {schema}.task t JOIN {schema}.queue q ON q.name = t.queue
+            WHERE t.id = ANY (picked) AND q.rate IS NOT NULL;
         DELETE FROM {schema}.start s USING {schema}.queue q
         WHERE q.name = ANY (r.names) AND s.queue = q.name AND s.at <= moment - greatest(1, 1 / q.rate);
     END IF;
@@ -391,7 +435,18 @@ BEGIN
         SELECT taken.* FROM taken ORDER BY taken.priority DESC, taken.eta, taken.id;
 END $$;
 
--- In how many seconds something may start; NULL if that is not known.
+-- Settle what is in one JSON array, for drivers of any kind: the ids that were refused, as a JSON array.
+CREATE FUNCTION {schema}.settle(settlements json) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (
+        SELECT coalesce(json_agg(x.id), '[]')::text
+        FROM (SELECT {settle_aggregates} FROM json_to_recordset(settlements) AS r ({settle_record})) AS c,
+            {schema}.exchange({settle_arrays}, '', '{{}}', 0, 0, '', '{{}}', 0) AS x
+    );
+END $$;
+
+-- In how many seconds something may start; NULL if that is not known. What somebody has locked for a moment counts too:
+-- it may be free the next.
 CREATE FUNCTION {schema}.next_work(queues text[]) RETURNS float8
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
@@ -401,17 +456,22 @@ DECLARE
     one float8;
 BEGIN
     SELECT * INTO r FROM {schema}.rooms(queues, 1, moment, false);
-    IF cardinality(r.names) > 0 AND cardinality({schema}.pick(
-        r.names, r.left_over, r.per_key, 1, moment, array_fill(0::float8, ARRAY[cardinality(r.names) * 10])
-    )) > 0 THEN
-        RETURN 0;
-    END IF;
     soonest := r.again_in;
     FOR i IN 1 .. cardinality(r.names) LOOP
+        IF r.per_key[i] IS NOT NULL AND cardinality({schema}.pick(
+            r.names[i:i], r.left_over[i:i], r.per_key[i:i], 1, moment, array_fill(0::float8, ARRAY[10])
+        )) > 0 THEN
+            RETURN 0;
+        END IF;
         FOR p IN 0 .. 9 LOOP
             SELECT t.eta - moment INTO one FROM {schema}.task t
-            WHERE t.status = 'pending' AND t.queue = r.names[i] AND t.priority = p AND t.eta > moment
+            WHERE t.status = 'pending' AND t.queue = r.names[i] AND t.priority = p
+                AND (r.per_key[i] IS NULL OR t.eta > moment)
+                AND (t.expires IS NULL OR t.expires > greatest(moment, t.eta))
             ORDER BY t.eta LIMIT 1;
+            IF one <= 0 THEN
+                RETURN 0;
+            END IF;
             soonest := least(soonest, one);
         END LOOP;
     END LOOP;
@@ -435,6 +495,12 @@ def script(version: int, schema: str) -> str:
         add_parameters=", ".join(f"{_plural(name)} {kind}[]" for name, kind in NEW.items()),
         add_arrays=", ".join(map(_plural, NEW)),
         add_values=", ".join("coalesce(g.eta, moment)" if name == "eta" else f"g.{name}" for name in NEW),
+        add_aggregated=", ".join(f"c.{_plural(name)}" for name in NEW),
+        add_record=_record(NEW),
+        add_aggregates=", ".join(f"array_agg(r.{name} ORDER BY r.place) AS {_plural(name)}" for name in NEW),
+        settle_record=_record(SETTLED),
+        settle_aggregates=", ".join(f"array_agg(r.{name}) AS {_plural(name)}" for name in SETTLED),
+        settle_arrays=", ".join(f"c.{_plural(name)}" for name in SETTLED),
     )
 
 
@@ -452,6 +518,10 @@ def checked_name(schema: str) -> str:
 def check_version(found: int, storage: str) -> None:
     if found > VERSION:
         raise SchemaTooNew(storage=storage, found=found, known=VERSION)
+
+
+def _record(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 
 def _plural(name: str) -> str:

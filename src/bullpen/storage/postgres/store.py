@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from bullpen.errors import StorageError
+from bullpen.errors import InvalidOption, LeaseLost, StorageError, TaskExists
 from bullpen.storage.ear import RESULT, WORK
 from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
 from bullpen.storage.postgres import schema as schemas
@@ -22,17 +22,23 @@ from bullpen.storage.postgres.failures import told
 from bullpen.storage.postgres.rows import (
     CHANGING,
     NEW,
+    SETTLED,
     TERMS,
+    array_places,
+    arrays,
     changed_row,
     from_text,
     json_of,
+    new_json,
     new_row,
-    settlement_columns,
+    settled_row,
+    settlement_json,
     task_of,
     terms_row,
     to_text,
     whole_row,
 )
+from bullpen.storage.postgres.transaction import aask, ask, check_in_transaction, is_async
 from bullpen.storage.server import ServerStorage
 from bullpen.tasks.task import (
     FINAL,
@@ -51,6 +57,7 @@ from bullpen.tasks.unique import RETURN, Duplicates, has_key, meet
 if TYPE_CHECKING:
     import asyncpg
 
+T = TypeVar("T")
 Tasks = list[Task]  # `list` is a verb of stores
 
 PRIORITIES = 10
@@ -58,8 +65,16 @@ OVERLAP = 0.05  # seconds before the last task that was claimed; others may have
 SWEEP_EVERY = 0.05  # seconds …
 SWEEP_SHARE = 10  # … or so many times what the last one took
 RESCUED_AT_ONCE = 500
+LOCKED_PAUSE = 0.1  # seconds, before another look at a task that is locked
+
+_EXCHANGE = (
+    f"SELECT * FROM {{s}}.exchange({array_places(SETTLED)}, "
+    + ", ".join(f"${len(SETTLED) + place}" for place in range(1, 8))
+    + ")"
+)
 
 _decode_worker = msgspec.json.Decoder(WorkerRecord).decode
+_decode_ids = msgspec.json.Decoder(list[str]).decode
 
 
 class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
@@ -190,10 +205,8 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
 
     async def _add_in(self, connection: Any, tasks: Sequence[Task]) -> list[Task]:
         """On a connection, or on any of the pool: one statement, and another one if ids were there already."""
-        columns = [list(column) for column in zip(*map(new_row, tasks), strict=True)]
-        places = ", ".join(f"${number}" for number in range(1, len(NEW) + 2))
-        adding = f"SELECT added_id, added_at FROM {self.schema}.add({places})"
-        added = dict(await connection.fetch(adding, *columns, self.notify))
+        adding = f"SELECT added_id, added_at FROM {self.schema}.add({array_places(NEW)}, ${len(NEW) + 1})"
+        added = dict(await connection.fetch(adding, *arrays(NEW, map(new_row, tasks)), self.notify))
         kept: dict[str, Task] = {}
         for task in tasks:
             if task.id in added:
@@ -221,6 +234,34 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
                 kept.append(there[task.id])
             latest = {task.id: task for task in kept}  # one may be replaced twice
             return [latest[task.id] for task in kept]
+
+    def now_in(self, connection: Any) -> float | Awaitable[float]:
+        return self._in(connection, f"SELECT CAST({self.schema}.now() AS text) || {{}}", "", float)
+
+    def add_in(
+        self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN
+    ) -> Sequence[str] | Awaitable[Sequence[str]]:
+        def check(kept: str) -> Sequence[str]:
+            ids = _decode_ids(kept)
+            for task, there in zip(tasks, ids, strict=True):
+                if rejects and there != task.id:
+                    raise TaskExists(key=task.unique_key or "", task=there)
+            return ids
+
+        if duplicates.policy == "replace":
+            raise InvalidOption("on_duplicate", "replace", "'return' or 'reject', with a connection of PostgreSQL")
+        rejects = duplicates.policy == "reject"
+        statement = f"SELECT {self.schema}.add_all(CAST({{}} AS json), {self.notify}, {rejects})"
+        return self._in(connection, statement, new_json(tasks), check)
+
+    def _in(self, connection: Any, statement: str, word: str, then: Callable[[str], T]) -> T | Awaitable[T]:
+        """In the user's transaction."""
+        if is_async(connection):
+            return self._ain(connection, statement, word, then)
+        return then(ask(connection, statement, word, self.schema))
+
+    async def _ain(self, connection: Any, statement: str, word: str, then: Callable[[str], T]) -> T:
+        return then(await aask(connection, statement, word, self.schema))
 
     async def _lock_keys(self, connection: Any, keyed: Sequence[Task]) -> None:
         queues, keys = [to_text(task.queue) for task in keyed], [to_text(task.unique_key) for task in keyed]
@@ -263,8 +304,8 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
         began = loop.time()
         floors = self._floors
         rows = await self._fetch(
-            f"SELECT * FROM {{s}}.exchange({', '.join(f'${number}' for number in range(1, 21))})",
-            *settlement_columns(settlements),
+            _EXCHANGE,
+            *arrays(SETTLED, map(settled_row, settlements)),
             to_text(worker),
             [to_text(name) for name in names],
             limit,
@@ -289,19 +330,32 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
                 floors[place] = max(floors.get(place, 0.0), task.eta - OVERLAP)
         return Exchange(tuple(claimed), frozenset(refused))
 
-    def settle_in(self, connection: Any, settlement: Settlement) -> None:  # noqa: ARG002
-        raise StorageError("a transaction of your own cannot end a task here yet; use sqlite:///", storage=self.name)
+    def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
+        def check(refused: str) -> None:
+            if _decode_ids(refused):
+                raise LeaseLost(task=settlement.id, attempt=settlement.attempt)
+
+        check_in_transaction(connection)
+        statement = f"SELECT {self.schema}.settle(CAST({{}} AS json))"
+        return self._in(connection, statement, settlement_json(settlement), check)
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         found = "SELECT * FROM {s}.task WHERE status = 'running' AND claim_id = $1 ORDER BY priority DESC, eta, id"
         return [task_of(row) for row in await self._fetch(found, to_text(claim_id))]
 
     async def renew(self, holds: Sequence[Hold], lease: float) -> Renewal:
+        # What is locked is being settled by its own function, maybe for long: it is held, and nobody else takes it.
         rows = await self._fetch(
-            "UPDATE {s}.task t SET lease_until = {s}.now() + $3 "
-            "FROM unnest($1::text[], $2::integer[]) AS h (id, attempt) "
-            "WHERE t.id = h.id AND t.attempt = h.attempt AND t.status || '' = 'running'"
-            " RETURNING t.id, t.attempt, t.cancel_requested",
+            "WITH held AS ("
+            "  SELECT t.id, t.attempt, t.cancel_requested FROM {s}.task t"
+            "  JOIN unnest($1::text[], $2::integer[]) AS h (id, attempt) ON t.id = h.id AND t.attempt = h.attempt"
+            "  WHERE t.status || '' = 'running'"
+            "), free AS (SELECT t.id FROM {s}.task t WHERE t.id = ANY ($1) FOR UPDATE SKIP LOCKED"
+            "), renewed AS ("
+            "  UPDATE {s}.task t SET lease_until = {s}.now() + $3 FROM held JOIN free ON free.id = held.id"
+            "  WHERE t.id = held.id AND t.attempt = held.attempt AND t.status || '' = 'running' RETURNING t.id)"
+            "SELECT held.id, held.attempt, held.cancel_requested FROM held LEFT JOIN free ON free.id = held.id"
+            "  LEFT JOIN renewed ON renewed.id = held.id WHERE free.id IS NULL OR renewed.id IS NOT NULL",
             [hold.id for hold in holds],
             [hold.attempt for hold in holds],
             lease,
@@ -348,9 +402,8 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
     async def _settle_in(self, connection: Any, settlements: Sequence[Settlement]) -> list[Any]:
         """In the caller's transaction; what was refused."""
         return await connection.fetch(  # type: ignore[no-any-return]
-            f"SELECT id, attempt FROM {self.schema}.exchange({', '.join(f'${number}' for number in range(1, 14))}, "
-            "'', '{}', 0, 0, '', '{}', 0)",
-            *settlement_columns(settlements),
+            f"SELECT id, attempt FROM {self.schema}.exchange({array_places(SETTLED)}, '', '{{}}', 0, 0, '', '{{}}', 0)",
+            *arrays(SETTLED, map(settled_row, settlements)),
         )
 
     async def _get_in(self, connection: Any, ids: Sequence[str]) -> list[Task]:
@@ -371,12 +424,18 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
         await self._wait(timeout, [WORK + name for name in names], soonest)
 
     async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> None:
-        await self._fetch("UPDATE {s}.task SET awaited = true WHERE id = $1 AND NOT awaited", task_id)
-
         async def is_there() -> float | None:
-            rows = await self._fetch("SELECT status, runs FROM {s}.task WHERE id = $1", task_id)
-            waits = rows and TaskStatus(rows[0]["status"]) not in FINAL and rows[0]["runs"] <= runs
-            return None if waits else 0.0
+            rows = await self._fetch("SELECT status, runs, awaited FROM {s}.task WHERE id = $1", task_id)
+            if rows and not _is_over(rows[0], runs) and not rows[0]["awaited"]:
+                # Not if it is locked: its own function settles it, and may take its time until it commits.
+                rows = await self._fetch(
+                    "UPDATE {s}.task SET awaited = true WHERE id = (SELECT id FROM {s}.task WHERE id = $1 "
+                    "FOR UPDATE SKIP LOCKED) RETURNING status, runs",
+                    task_id,
+                )
+                if not rows:
+                    return LOCKED_PAUSE
+            return 0.0 if not rows or _is_over(rows[0], runs) else None
 
         await self._wait(timeout, [RESULT + task_id], is_there)
 
@@ -617,6 +676,10 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
             Limit(queue=from_text(name), max_running=most, max_running_per_key=per_key, rate=rate)
             for name, most, per_key, rate in rows
         ]
+
+
+def _is_over(row: Any, runs: int) -> bool:
+    return TaskStatus(row["status"]) in FINAL or row["runs"] > runs
 
 
 def _kept(task: Task, now: float) -> Task:

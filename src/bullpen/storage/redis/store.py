@@ -279,9 +279,18 @@ class RedisStorage(ServerStorage[Link]):
         self._remember({task.id: task.queue for task in tasks})
         return Exchange(tuple(tasks), frozenset(refused))
 
+    def add_in(self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[str]:  # noqa: ARG002
+        raise self._no_transaction()
+
+    def now_in(self, connection: Any) -> float:  # noqa: ARG002
+        raise self._no_transaction()
+
     def settle_in(self, connection: Any, settlement: Settlement) -> None:  # noqa: ARG002
+        raise self._no_transaction()
+
+    def _no_transaction(self) -> StorageError:
         why = "tasks in Redis share no transaction with anything else; use sqlite:/// or postgresql://"
-        raise StorageError(why, storage=self.name)
+        return StorageError(why, storage=self.name)
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         queues = await self._queues()

@@ -26,7 +26,7 @@ from bullpen.storage.sqlite.file import folder_of
 from bullpen.storage.sqlite.jobs import Add, Clock, Work
 from bullpen.storage.sqlite.shared import SharedFile
 from bullpen.storage.sqlite.signals import Ear
-from bullpen.storage.sqlite.transaction import settle_in
+from bullpen.storage.sqlite.transaction import add_in, settle_in
 from bullpen.tasks.task import Progress, Settlement, Task
 from bullpen.tasks.unique import RETURN, Duplicates
 
@@ -97,6 +97,12 @@ class SqliteStorage:
         if not tasks:
             return []
         return await self._write(Add(tasks) if duplicates is RETURN else lambda ledger: ledger.add(tasks, duplicates))
+
+    def add_in(self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[str]:
+        return add_in(connection, self.path, tasks, duplicates, self._clock)
+
+    def now_in(self, connection: Any) -> float:  # noqa: ARG002
+        return self._clock.now()
 
     # Workers.
 

@@ -1,4 +1,5 @@
-"""The acknowledgement inside a transaction of the user's own: effects and the end of the task commit together.
+"""Tasks in a transaction of the user's own: what is enqueued there counts when the user commits, and the effects of a
+task and its end commit together.
 
     with sqlite3.connect("jobs.db") as connection:
         current_task().complete(connection)     # first: LeaseLost if the task is in other hands
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from bullpen.errors import InvalidOptionType, LeaseLost, StorageError
@@ -18,7 +21,23 @@ from bullpen.storage.sqlite import schema
 from bullpen.storage.sqlite.file import named
 from bullpen.storage.sqlite.jobs import Clock
 from bullpen.storage.sqlite.ledger import Ledger
-from bullpen.tasks.task import Settlement
+from bullpen.tasks.task import Settlement, Task
+from bullpen.tasks.unique import Duplicates
+
+
+def add_in(
+    connection: sqlite3.Connection,
+    path: Path,
+    tasks: Sequence[Task],
+    duplicates: Duplicates,
+    clock: Clock | None = None,
+) -> list[str]:
+    """Add `tasks` in the transaction of `connection`, which the caller commits or rolls back; their ids there.
+
+    A transaction is begun if there is none. Nobody can be told of the commit: workers see the tasks when they look.
+    """
+    with _ledger(connection, path, clock or Clock()) as ledger:
+        return [task.id for task in ledger.add(tasks, duplicates)]
 
 
 def settle_in(connection: sqlite3.Connection, path: Path, settlement: Settlement, clock: Clock | None = None) -> None:
@@ -27,19 +46,23 @@ def settle_in(connection: sqlite3.Connection, path: Path, settlement: Settlement
     A transaction is begun if there is none. Raises `LeaseLost` if the task does not run in that attempt any more:
     then nothing of it may be committed.
     """
-    storage = str(path)
+    with _ledger(connection, path, clock or Clock()) as ledger:
+        refused = ledger.settle([settlement])
+    if refused:
+        raise LeaseLost(task=settlement.id, attempt=settlement.attempt)
+
+
+@contextmanager
+def _ledger(connection: sqlite3.Connection, path: Path, clock: Clock) -> Iterator[Ledger]:
     _check_same_file(connection, path)
-    clock = clock or Clock()
     try:
         connection.execute("PRAGMA wal_autocheckpoint = 0")  # checkpoints are left to Bullpen; file.py says why
         if not connection.in_transaction:
             connection.execute("BEGIN IMMEDIATE")
-        schema.check(connection, storage)
-        refused = Ledger(connection, clock.now(), clock.elapsed()).settle([settlement])
+        schema.check(connection, str(path))
+        yield clock.ledger(connection)
     except sqlite3.Error as error:
-        raise named(error, storage) from error
-    if refused:
-        raise LeaseLost(task=settlement.id, attempt=settlement.attempt)
+        raise named(error, str(path)) from error
 
 
 def _check_same_file(connection: object, path: Path) -> None:

@@ -147,8 +147,16 @@ class Client:
             )
         )
 
-    def settle_in(self, connection: Any, settlement: Settlement) -> None:
-        self._recording.settle_in(connection, settlement)
+    def add_in(
+        self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN
+    ) -> Sequence[str] | Awaitable[Sequence[str]]:
+        return self._recording.add_in(connection, tasks, duplicates)
+
+    def now_in(self, connection: Any) -> float | Awaitable[float]:
+        return self._recording.now_in(connection)
+
+    def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
+        return self._recording.settle_in(connection, settlement)
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         return await self._call(lambda: self._recording.find_claim(claim_id))

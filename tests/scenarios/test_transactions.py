@@ -1,0 +1,395 @@
+"""Tasks that are enqueued, or end, in a transaction of the user's own: they count if and when it is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from sqlalchemy import create_engine
+from sqlalchemy import text as sql
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from bullpen import AsyncWorkerPool, StorageError, TaskNotFound, TaskQueue, current_task
+from bullpen.errors import InvalidOption, InvalidOptionType, QueueError, TaskExists
+from bullpen.storage.postgres.store import PostgresStorage
+from bullpen.tasks.task import SUCCESS
+from tests.postgres import new_schema, run
+
+PATIENCE = 30.0
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def schema(postgres_url: str) -> Iterator[str]:
+    """One for all tests here: it takes long to make."""
+
+    async def make() -> None:
+        store = PostgresStorage(postgres_url, schema=name)
+        await store.open()
+        await store.close()
+
+    with new_schema(postgres_url) as name:
+        asyncio.run(make())
+        run(postgres_url, lambda connection: connection.execute(f"CREATE TABLE {name}.effect (task text)"))
+        yield name
+
+
+@pytest.fixture
+async def queue(postgres_url: str, schema: str) -> AsyncIterator[TaskQueue]:
+    async with TaskQueue(f"{postgres_url}?schema={schema}", backoff=0) as queue:
+        yield queue
+        for info in await queue.alist():
+            await queue.acancel(info.id)
+        await queue.apurge(older_than=0)
+
+
+# Connections of all kinds: each is open, in a transaction, and can commit, roll back and execute.
+
+
+class Open:
+    def __init__(self, connection: Any, commit: Any, rollback: Any, execute: Any) -> None:
+        self.connection = connection
+        self.commit = commit
+        self.rollback = rollback
+        self.execute = execute
+
+
+@asynccontextmanager
+async def asyncpg_connection(url: str) -> AsyncIterator[Open]:
+    connection = await asyncpg.connect(url)
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        yield Open(connection, transaction.commit, transaction.rollback, connection.execute)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def asyncpg_pool(url: str) -> AsyncIterator[Open]:
+    async with asyncpg.create_pool(url, min_size=1, max_size=1) as pool, pool.acquire() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        yield Open(connection, transaction.commit, transaction.rollback, connection.execute)
+
+
+@asynccontextmanager
+async def psycopg_async(url: str) -> AsyncIterator[Open]:
+    async with await psycopg.AsyncConnection.connect(url, row_factory=dict_row) as connection:
+        yield Open(connection, connection.commit, connection.rollback, connection.execute)
+
+
+@asynccontextmanager
+async def sqlalchemy_async(url: str) -> AsyncIterator[Open]:
+    engine = create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:"))
+    try:
+        async with engine.connect() as connection:
+            yield Open(connection, connection.commit, connection.rollback, lambda text: connection.execute(sql(text)))
+    finally:
+        await engine.dispose()
+
+
+@asynccontextmanager
+async def session_async(url: str) -> AsyncIterator[Open]:
+    engine = create_async_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    try:
+        async with AsyncSession(engine) as session:
+            yield Open(session, session.commit, session.rollback, lambda text: session.execute(sql(text)))
+    finally:
+        await engine.dispose()
+
+
+@asynccontextmanager
+async def psycopg_sync(url: str) -> AsyncIterator[Open]:
+    with psycopg.connect(url, row_factory=dict_row) as connection:
+        yield Open(connection, connection.commit, connection.rollback, connection.execute)
+
+
+@asynccontextmanager
+async def sqlalchemy_sync(url: str) -> AsyncIterator[Open]:
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    try:
+        with engine.connect() as connection:
+            yield Open(connection, connection.commit, connection.rollback, lambda text: connection.execute(sql(text)))
+    finally:
+        engine.dispose()
+
+
+@asynccontextmanager
+async def session_sync(url: str) -> AsyncIterator[Open]:
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    try:
+        with Session(engine) as session:
+            yield Open(session, session.commit, session.rollback, lambda text: session.execute(sql(text)))
+    finally:
+        engine.dispose()
+
+
+Opened = Callable[[str], AbstractAsyncContextManager[Open]]
+ASYNC: list[Opened] = [asyncpg_connection, asyncpg_pool, psycopg_async, sqlalchemy_async, session_async]
+SYNC: list[Opened] = [psycopg_sync, sqlalchemy_sync, session_sync]
+
+
+async def done(answer: Any) -> Any:
+    return await answer if hasattr(answer, "__await__") else answer
+
+
+# Enqueueing.
+
+
+@pytest.mark.parametrize("opened", [*ASYNC, *SYNC])
+async def test_a_task_is_there_when_its_transaction_is_committed(
+    postgres_url: str, queue: TaskQueue, opened: Opened
+) -> None:
+    @queue.task(name="greet")
+    async def greet(name: str) -> str:
+        return f"hello {name}"
+
+    async def enqueue(open_now: Open, name: str, **options: Any) -> Any:
+        function = greet.using(connection=open_now.connection, **options)
+        return function.enqueue(name) if opened in SYNC else await function.aenqueue(name)
+
+    async with AsyncWorkerPool(queue, 2, poll_interval=20):
+        async with opened(postgres_url) as here:
+            never = await enqueue(here, "nobody")
+            await done(here.rollback())
+            with pytest.raises(TaskNotFound):
+                await queue.aget(never.id)
+        async with opened(postgres_url) as here:
+            job = await enqueue(here, "Anna", unique_key="anna", delay=0.01, headers={"\0": "\x1a"})
+            again = await enqueue(here, "Anna", unique_key="anna")
+            assert (job.is_new, again.is_new, again.id) == (True, False, job.id)
+            with pytest.raises(TaskNotFound):
+                await queue.aget(job.id)
+            await done(here.commit())
+            assert await job.aresult(timeout=PATIENCE) == "hello Anna"  # long before the worker looks by itself
+        assert (await queue.aget(job.id)).headers == {"\0": "\x1a"}
+
+
+async def test_a_unique_key_that_is_taken_is_respected(postgres_url: str, queue: TaskQueue) -> None:
+    greet = queue.task(name="greet")(_greet)
+    first = await greet.using(unique_key="k").aenqueue()
+    with psycopg.connect(postgres_url) as connection:
+        jobs = greet.using(connection=connection, unique_key="k").enqueue_many([(), ()])
+        assert [(job.id, job.is_new) for job in jobs] == [(first.id, False)] * 2
+        others = greet.using(connection=connection, unique_key="j").enqueue_many([(), ()])
+        assert [job.is_new for job in others] == [True, False]
+        with pytest.raises(TaskExists):
+            greet.using(connection=connection, unique_key="k", on_duplicate="reject").enqueue()
+        with pytest.raises(InvalidOption, match="'return' or 'reject'"):
+            greet.using(connection=connection, unique_key="k", on_duplicate="replace").enqueue()
+        connection.commit()
+    assert {info.id for info in await queue.alist()} == {first.id, others[0].id}
+
+
+def _greet() -> None: ...
+
+
+async def test_many_are_enqueued_in_their_order(postgres_url: str, queue: TaskQueue) -> None:
+    @queue.task(name="number")
+    async def number(value: bytes) -> bytes:
+        return value
+
+    with psycopg.connect(postgres_url) as connection:
+        jobs = number.using(connection=connection, priority=7).enqueue_many([(bytes([x]),) for x in range(40)])
+        by_name = queue.enqueue("number", [b"\xff"], connection=connection, delay=3600)
+        connection.commit()
+    assert {(await job.ainfo()).priority for job in jobs} == {7}
+    async with AsyncWorkerPool(queue, 8):
+        assert [await job.aresult(timeout=PATIENCE) for job in jobs] == [bytes([x]) for x in range(40)]
+    assert (await by_name.ainfo()).eta is not None
+
+
+def test_a_task_is_there_when_a_transaction_on_its_file_is_committed(tmp_path: Path) -> None:
+    with TaskQueue(f"sqlite:///{tmp_path / 'jobs.db'}") as queue:
+
+        @queue.task(name="greet")
+        def greet(name: str) -> str:
+            return name
+
+        assert queue.counts() == {}  # whatever is asked first makes the file
+        connection = sqlite3.connect(tmp_path / "jobs.db")
+        never = greet.using(connection=connection).enqueue("nobody")
+        connection.rollback()
+        job = greet.using(connection=connection, delay=0, unique_key="k").enqueue("Anna")
+        assert not greet.using(connection=connection, unique_key="k").enqueue("Anna").is_new
+        connection.commit()
+        connection.close()
+        assert job.info().name == "greet"
+        with pytest.raises(TaskNotFound):
+            never.info()
+
+
+@pytest.mark.parametrize("opened", ASYNC)
+async def test_a_sync_call_with_an_async_connection_is_refused_before_anything_is_done(
+    postgres_url: str, queue: TaskQueue, opened: Opened
+) -> None:
+    greet = queue.task(name="greet")(lambda: None)
+    async with opened(postgres_url) as here:
+        with pytest.raises(InvalidOptionType, match="await aenqueue"):
+            greet.using(connection=here.connection).enqueue()
+        job = await greet.using(connection=here.connection).aenqueue()  # and the connection is as it was
+        await done(here.commit())
+    assert (await job.ainfo()).name == "greet"
+
+
+async def test_what_is_no_connection_is_refused(queue: TaskQueue, tmp_path: Path, redis_url: str) -> None:
+    greet = queue.task(name="greet")(lambda: None)
+    with pytest.raises(InvalidOptionType, match="psycopg"):
+        await greet.using(connection="postgresql://").aenqueue()
+    for url in ("memory://", redis_url):
+        with pytest.raises(StorageError, match="share no transaction"):
+            await TaskQueue(url).aenqueue("greet", elsewhere=True, connection=object())
+    with TaskQueue(f"sqlite:///{tmp_path / 'jobs.db'}") as other, pytest.raises(InvalidOptionType, match="sqlite3"):
+        await other.aenqueue("greet", elsewhere=True, connection=object())
+
+
+async def test_a_database_without_tasks_is_named(postgres_url: str) -> None:
+    queue = TaskQueue(f"{postgres_url}?schema=bullpen_test_that_is_not_there")
+    greet = queue.task(name="greet")(lambda: None)
+    for opened in (asyncpg_connection, psycopg_sync, sqlalchemy_async):
+        async with opened(postgres_url) as here:
+            with pytest.raises(StorageError, match="bullpen_test_that_is_not_there"):
+                await greet.using(connection=here.connection).aenqueue()
+            await done(here.rollback())
+
+
+async def test_async_middleware_cannot_be_awaited_by_a_sync_enqueue(postgres_url: str, queue: TaskQueue) -> None:
+    @queue.enqueue_middleware
+    async def note(_: object) -> None: ...
+
+    greet = queue.task(name="greet")(lambda: None)
+    with psycopg.connect(postgres_url) as connection:
+        with pytest.raises(QueueError, match="async middleware"):
+            greet.using(connection=connection).enqueue()
+        assert (await greet.using(connection=connection).aenqueue()).is_new
+        connection.rollback()
+
+
+async def test_a_trigger_enqueues(postgres_url: str, schema: str, queue: TaskQueue) -> None:
+    @queue.task(name="confirm")
+    async def confirm(order: int, note: str = "") -> str:
+        return f"{order}{note}"
+
+    trigger = f"""
+        CREATE TABLE {schema}.orders (number integer);
+        CREATE FUNCTION {schema}.confirm_order() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            PERFORM {schema}.enqueue('confirm', json_build_array(NEW.number), '{{"note": "!"}}', priority => 5);
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER confirm AFTER INSERT ON {schema}.orders FOR EACH ROW EXECUTE FUNCTION {schema}.confirm_order();
+    """
+    async with asyncpg_connection(postgres_url) as here, AsyncWorkerPool(queue, 2):
+        await here.execute(trigger)
+        await here.execute(f"INSERT INTO {schema}.orders VALUES (7), (8)")
+        assert await queue.alist(name="confirm") == []
+        await here.commit()
+        jobs = [queue.job(info.id) for info in await queue.alist(name="confirm")]
+        assert {await job.aresult(timeout=PATIENCE) for job in jobs} == {"7!", "8!"}
+
+
+# Ending.
+
+
+@pytest.mark.parametrize("opened", [*ASYNC, *SYNC])
+async def test_effects_and_the_end_of_a_task_are_committed_together(
+    postgres_url: str, schema: str, queue: TaskQueue, opened: Opened
+) -> None:
+    @queue.task(name="work", max_retries=1)
+    async def work() -> str:
+        async with opened(postgres_url) as here:
+            task = current_task()
+            if opened in SYNC:
+                task.complete(here.connection, "said")
+            else:
+                await task.acomplete(here.connection, "said")
+            await done(here.execute(f"INSERT INTO {schema}.effect VALUES ('{task.id}')"))
+            if task.attempt == 1:
+                await done(here.rollback())
+                raise ValueError("not yet")
+            await done(here.commit())
+        return "ignored"
+
+    async with AsyncWorkerPool(queue, 2):
+        job = await work.aenqueue()
+        assert await job.aresult(timeout=PATIENCE) == "said"
+    info = await job.ainfo()
+    assert (info.status, info.attempt, [error.message for error in info.errors]) == (SUCCESS, 2, ["not yet"])
+    connection = await asyncpg.connect(postgres_url)
+    assert await connection.fetchval(f"SELECT count(*) FROM {schema}.effect WHERE task = $1", job.id) == 1
+    await connection.close()
+
+
+async def test_a_sync_task_completes_itself_on_its_thread(postgres_url: str, queue: TaskQueue) -> None:
+    @queue.task(name="work")
+    def work() -> int:
+        with psycopg.connect(postgres_url) as connection:
+            current_task().complete(connection, 42)
+        return 0
+
+    async with AsyncWorkerPool(queue, 2):
+        assert await (await work.aenqueue()).aresult(timeout=PATIENCE) == 42
+
+
+async def test_a_connection_that_commits_by_itself_cannot_complete(postgres_url: str, queue: TaskQueue) -> None:
+    @queue.task(name="work")
+    async def work() -> str:
+        connection = await asyncpg.connect(postgres_url)
+        try:
+            with pytest.raises(InvalidOptionType, match="begin one first"):
+                await current_task().acomplete(connection)
+            async with connection.transaction():
+                with pytest.raises(InvalidOptionType, match="await acomplete"):
+                    current_task().complete(connection)
+        finally:
+            await connection.close()
+        with psycopg.connect(postgres_url, autocommit=True) as other:
+            with pytest.raises(InvalidOptionType, match="begin one first"):
+                current_task().complete(other)
+            with other.transaction():
+                current_task().complete(other, "said")
+        return "ignored"
+
+    async with AsyncWorkerPool(queue, 2):
+        assert await (await work.aenqueue()).aresult(timeout=PATIENCE) == "said"
+
+
+async def test_nobody_waits_for_a_transaction_that_takes_long(postgres_url: str, queue: TaskQueue) -> None:
+    """It holds its own task only: leases of others are renewed, and it keeps its own, which nobody can renew."""
+    asked = asyncio.Event()
+
+    @queue.task(name="slow")
+    async def slow() -> str:
+        connection = await asyncpg.connect(postgres_url)
+        try:
+            async with connection.transaction():
+                await current_task().acomplete(connection, "slow")
+                asked.set()
+                await asyncio.sleep(1.5)
+        finally:
+            await connection.close()
+        return "ignored"
+
+    @queue.task(name="other")
+    async def other() -> str:
+        await asyncio.sleep(1.2)
+        return "other"
+
+    async with AsyncWorkerPool(queue, 4, lease=0.6):
+        first, second = await slow.aenqueue(), await other.aenqueue()
+        await asked.wait()
+        assert await second.aresult(timeout=PATIENCE) == "other"
+        assert await first.aresult(timeout=PATIENCE) == "slow"
+    for job in (first, second):
+        info = await job.ainfo()
+        assert (info.status, info.attempt) == (SUCCESS, 1)
