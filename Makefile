@@ -41,6 +41,7 @@ check: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy src tests benchmarks $(wildcard examples/*.py)
+	$(BIN)/basedpyright
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 format: $(VENV)/.lint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from asyncio import CancelledError, Future
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
 from inspect import CO_COROUTINE
 from types import FunctionType, TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
@@ -140,7 +140,9 @@ class AsyncPool:
     # Work.
 
     @overload
-    def submit(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncFuture[T]: ...
+    def submit(
+        self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncFuture[T]: ...
     @overload
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> AsyncFuture[T]: ...
     @overload
@@ -182,7 +184,7 @@ class AsyncPool:
         return self._view.serve(fn, *args, **kwargs)
 
     @overload
-    async def do(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def do(self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     @overload
     async def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     @overload
@@ -219,7 +221,7 @@ class AsyncPool:
     @overload
     def map(
         self,
-        fn: Callable[..., Awaitable[T]],
+        fn: Callable[..., Coroutine[Any, Any, T]],
         *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypeVar, overload
 
 from bullpen.errors import InvalidOptionType
@@ -46,7 +46,9 @@ class AsyncPoolView:
         return AsyncPoolView(self._lanes, self._options.using(**options), self._keeper)
 
     @overload
-    def submit(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncFuture[T]: ...
+    def submit(
+        self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncFuture[T]: ...
     @overload
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> AsyncFuture[T]: ...
     @overload
@@ -71,7 +73,7 @@ class AsyncPoolView:
         return self._admit(lane, lane.new_call(fn, args, kwargs, None, self._terms))
 
     @overload
-    async def do(self, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def do(self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     @overload
     async def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     @overload
@@ -91,7 +93,7 @@ class AsyncPoolView:
     @overload
     def map(
         self,
-        fn: Callable[..., Awaitable[T]],
+        fn: Callable[..., Coroutine[Any, Any, T]],
         *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,
