@@ -106,6 +106,7 @@ if TYPE_CHECKING:
         WorkerBusy,
         WorkerError,
         WorkerLost,
+        WorkerOutOfMemory,
         WorkerStartFailed,
         WrongLoop,
     )
@@ -209,6 +210,7 @@ _HOMES = {
         "WorkerBusy",
         "WorkerError",
         "WorkerLost",
+        "WorkerOutOfMemory",
         "WorkerStartFailed",
         "WrongLoop",
     ),
@@ -363,6 +365,7 @@ __all__ = [
     "WorkerError",
     "WorkerInfo",
     "WorkerLost",
+    "WorkerOutOfMemory",
     "WorkerPool",
     "WorkerStartFailed",
     "WorkerState",

@@ -27,6 +27,7 @@
     │   └── ResultTimeout                   a task was not done in the time that its result was waited for
     ├── WorkerError
     │   ├── WorkerLost (BrokenExecutor)     the worker died with the request on it
+    │   │   └── WorkerOutOfMemory           … for it wanted more than its `memory_limit`
     │   ├── SessionError
     │   │   ├── WorkerBusy                  the session's worker is busy, and the call asked not to wait for it
     │   │   └── SessionWorkerUnavailable    the session's worker is gone, and no other will do
@@ -177,8 +178,8 @@ class RemoteError(BullpenError):
 class ProgramError(RemoteError):
     """What a program says went wrong with a call: a name, a text, and whatever details it gives."""
 
-    def __init__(self, kind: str, text: str, details: Any = None) -> None:
-        self.details = details
+    def __init__(self, kind: str, text: str, details: object = None) -> None:
+        self.details: Any = details
         super().__init__(kind, text)
 
 
@@ -325,6 +326,14 @@ class WorkerLost(WorkerError, BrokenExecutor):
     def __init__(self, message: str, *, worker: str, exit_code: int | None = None, stderr: str = "") -> None:
         self.exit_code = exit_code
         self.stderr = stderr
+        super().__init__(message, worker=worker)
+
+
+class WorkerOutOfMemory(WorkerLost):
+    """The request wanted more memory than its worker may have, and the worker was ended."""
+
+    def __init__(self, message: str, *, worker: str, limit: int) -> None:
+        self.limit = limit
         super().__init__(message, worker=worker)
 
 

@@ -115,6 +115,7 @@ PUBLIC = [
     "WorkerError",
     "WorkerInfo",
     "WorkerLost",
+    "WorkerOutOfMemory",
     "WorkerPool",
     "WorkerStartFailed",
     "WorkerState",

@@ -52,6 +52,11 @@ class Recycling:
         if limit is not None and worker.completed + worker.failed >= limit and worker.id not in self._due:
             self._ask(worker)
 
+    def wears_out(self, worker: Worker) -> None:
+        """Its runtime says that it should be replaced."""
+        if worker.id not in self._due and self._engine.registry.get(worker.id) is worker:
+            self._ask(worker)
+
     def _ask(self, worker: Worker) -> None:
         with self._engine.lock:
             self._due[worker.id] = worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import logging
@@ -63,7 +64,12 @@ class Workforce:
         self._batches = 0  # that are just being started
         self._failure: tuple[Worker, BaseException] | None = None  # one of them could not start, and none was there
         options = engine.options
-        self._gives_ahead = options.max_requests is None and not options.taint_on and options.max_age is None
+        self._gives_ahead = not (
+            options.max_requests is not None
+            or options.taint_on
+            or options.max_age is not None
+            or getattr(engine.runtime, "max_rss", None) is not None
+        )
         self._missed = False  # one of the first workers did not start, while it was open whether any would
 
     # Slots: popping one is the permission to start a worker. All of this is done with the engine's lock held.
@@ -450,6 +456,10 @@ class Workforce:
         """A busy worker could take up to `count` more requests, to begin them when it comes to that."""
         return self._engine.dispatcher.give_ahead(worker, count) if self._gives_ahead else []
 
+    def worn(self, worker: Worker) -> None:
+        """It should be replaced when that is convenient."""
+        self.recycling.wears_out(worker)
+
     def not_begun(self, worker: Worker, requests: list[Request]) -> None:
         """It gives these back."""
         self._engine.dispatcher.take_back(worker, requests)
@@ -639,7 +649,9 @@ class Workforce:
 def loss(worker: Worker, error: BaseException) -> WorkerLost:
     """What whoever waits for something on `worker`, which died of `error`, is told."""
     if isinstance(error, WorkerLost):
-        return WorkerLost(str(error), worker=error.worker, exit_code=error.exit_code, stderr=error.stderr)
+        lost = copy.copy(error)  # each has a traceback of its own
+        lost.__cause__ = error.__cause__
+        return lost
     lost = WorkerLost(f"worker {worker.name} died with this request on it: {error!r}", worker=worker.name)
     lost.__cause__ = error
     return lost

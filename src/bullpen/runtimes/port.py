@@ -75,6 +75,13 @@ class GivesAhead(Protocol):
         """It gives these back, and will not run them."""
 
 
+class ReplacesWorn(Protocol):
+    """Reports of a pool that replaces workers without a gap, when their runtime finds it time."""
+
+    def worn(self, worker: Worker) -> None:
+        """It should be replaced when that is convenient. May be said again and again."""
+
+
 class Runtime(Protocol):
     """Starts and ends workers of one kind."""
 

@@ -202,6 +202,9 @@ class Worker:
         try:
             fn, args, kwargs = wire.loads(data, buffers)
         except BaseException as error:
+            if self._is_ruined_by(error):
+                self.send_error(wire.BROKEN, id, error, hide=2)
+                return
             _explain_by(error, self._main_error)
             self.send_error(wire.REFUSED, id, error, hide=2)
             return
@@ -211,7 +214,7 @@ class Worker:
             with running(id):
                 value = fn(*args, **kwargs) if kwargs else fn(*args)
         except BaseException as error:
-            if _says_broken(error):
+            if self._is_ruined_by(error):
                 self.send_error(wire.BROKEN, id, error, hide=1)
                 return
             self.send_error(wire.FAILED, id, error, hide=1)
@@ -220,10 +223,22 @@ class Worker:
         try:
             answer, extra = _dumps_result(value)
         except BaseException as error:
+            if self._is_ruined_by(error):
+                self.send_error(wire.BROKEN, id, error, hide=1)
+                return
             self.send_error(wire.REFUSED, id, _unpicklable_result(value, error), hide=1)
             return
         quick = time.perf_counter() - begun < wire.QUICK_SECONDS
         self.send(wire.QUICK if quick else wire.DONE, id, answer, extra)
+
+    def _is_ruined_by(self, error: BaseException) -> bool:
+        """Whether this worker has to be replaced: the user's code says so, or it has reached its limit of memory."""
+        if _says_broken(error):
+            return True
+        if not isinstance(error, MemoryError) or not _has_memory_limit():
+            return False
+        _lift_memory_limit()
+        return True
 
 
 worker: Worker  # this process
@@ -286,7 +301,7 @@ def run_items(fn: Callable[..., Any], calls: list[tuple[Any, ...]]) -> Outcomes:
         except RequestCancelled:
             raise
         except BaseException as error:
-            if _says_broken(error):
+            if _says_broken(error) or (isinstance(error, MemoryError) and _has_memory_limit()):
                 raise
             values.append(None)
             errors[place] = failures.describe(error, hide=1)
@@ -389,6 +404,22 @@ def _says_broken(error: BaseException) -> bool:
     """Whether it is a `WorkerBroken`, which the user's code has imported."""
     errors = sys.modules.get("bullpen.errors")
     return errors is not None and isinstance(error, errors.WorkerBroken)
+
+
+def _has_memory_limit() -> bool:
+    """Whether its keeper has set one, which can be lifted."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    return soft != hard
+
+
+def _lift_memory_limit() -> None:
+    """Make room to report that there was none."""
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def _dumps_result(value: Any) -> tuple[bytes, list[Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from bullpen.core.request import DONE, FAILED, Request
 from bullpen.core.worker import Worker
-from bullpen.errors import MissingMainGuard, NotPicklable, RemoteError
+from bullpen.errors import MissingMainGuard, NotPicklable, RemoteError, WorkerOutOfMemory
 from bullpen.runtimes.port import CallsMany, Listener, Outcomes, ProducesItems, WorkerEvents
 from bullpen.runtimes.process import child, failures, nursery, wire
 from bullpen.runtimes.process.calls import RequestCancelled
@@ -31,6 +31,7 @@ class Process(Supervised):
     __slots__ = (
         "_channel",
         "_has_main",
+        "_memory_limit",
         "_recalls",
         "_sent",
         "_stdout",
@@ -38,8 +39,16 @@ class Process(Supervised):
         "_watched",
     )
 
-    def __init__(self, worker: Worker, events: WorkerEvents, cancel_grace: float) -> None:
-        super().__init__(worker, events, cancel_grace)
+    def __init__(
+        self,
+        worker: Worker,
+        events: WorkerEvents,
+        cancel_grace: float,
+        max_rss: int | None = None,
+        memory_limit: int | None = None,
+    ) -> None:
+        super().__init__(worker, events, cancel_grace, max_rss)
+        self._memory_limit = memory_limit
         self._sent = 0  # the number of the last request that was sent, and not only noted
         self._recalls = 0  # that were not answered yet: meanwhile it is given nothing ahead
         self._streak = 0  # how many of the last answers were quick
@@ -60,7 +69,8 @@ class Process(Supervised):
         self._send(wire.BEGIN, 0, data, buffers, needs_main)
         switchboard.post(self._listen)
         try:
-            nursery.start(preload, self, {"start": how}, [theirs.detach(), its_out, its_err])
+            wanted = {"start": how, "memory_limit": self._memory_limit}
+            nursery.start(preload, self, wanted, [theirs.detach(), its_out, its_err])
         except BaseException:
             switchboard.post(self._close)
             raise
@@ -152,7 +162,17 @@ class Process(Supervised):
         elif kind == wire.NOT_BEGUN:
             self._take_back(wire.loads(data, ()))
         elif kind == wire.BROKEN:
-            self._broke(number, _error(data))
+            self._broke(number, self._exceeded(_error(data)))
+
+    def _exceeded(self, error: BaseException) -> BaseException:
+        """What is said of it if it had not enough memory."""
+        if self._memory_limit is None or not isinstance(error, MemoryError):
+            return error
+        name = f"worker {self._worker.name} (pid {self._pid})"
+        message = f"{name} wanted more memory than its limit of {self._memory_limit} bytes"
+        exceeded = WorkerOutOfMemory(message, worker=self._worker.name, limit=self._memory_limit)
+        exceeded.__cause__ = error
+        return exceeded
 
     def _tell_listeners(self, number: int, value: Any) -> None:
         request = self._requests.get(number)

@@ -20,6 +20,7 @@ from bullpen.runtimes.port import WorkerEvents
 from bullpen.runtimes.process import child
 from bullpen.runtimes.process.pickling import encode_setup
 from bullpen.runtimes.process.process import Process
+from bullpen.runtimes.process.supervised import checked_bytes
 from bullpen.runtimes.process.switchboard import switchboard
 
 Start = Literal["zygote", "spawn"]
@@ -33,7 +34,8 @@ class ProcessRuntime:
 
     `start="zygote"` forks workers from a small process that has imported the modules of `preload`; `"spawn"` starts a
     fresh interpreter for each. A request that is cancelled, or past its time, has `cancel_grace` seconds to end after
-    it was told to. `initializer(*initargs)` runs first in each worker.
+    it was told to. `initializer(*initargs)` runs first in each worker. A worker that has more than `max_rss` bytes in
+    memory after a request is replaced; one that wants more than `memory_limit` is ended: `WorkerOutOfMemory`.
 
         Pool(4, runtime=ProcessRuntime(preload=["numpy"]))
     """
@@ -49,6 +51,8 @@ class ProcessRuntime:
         preload: Iterable[str] = (),
         start: Start = "zygote",
         cancel_grace: float = CANCEL_GRACE,
+        max_rss: int | None = None,
+        memory_limit: int | None = None,
     ) -> None:
         if not hasattr(socket, "AF_UNIX") or not hasattr(os, "fork"):
             raise InvalidOption("runtime", "process", "'thread' on this system, which has no process runtime")
@@ -65,6 +69,8 @@ class ProcessRuntime:
             raise InvalidOptionType("cancel_grace", cancel_grace, "a number of seconds")
         if not cancel_grace >= 0:
             raise InvalidOption("cancel_grace", cancel_grace, "≥ 0 seconds")
+        self.max_rss = checked_bytes("max_rss", max_rss)
+        self.memory_limit = checked_bytes("memory_limit", memory_limit)
         self.initializer = initializer
         self.initargs = tuple(initargs)
         self.preload: tuple[Any, ...] = modules
@@ -80,6 +86,8 @@ class ProcessRuntime:
             preload=self.preload,
             start=self.start_method,
             cancel_grace=self.cancel_grace,
+            max_rss=self.max_rss,
+            memory_limit=self.memory_limit,
         )
 
     def reports_here(self) -> bool:
@@ -87,7 +95,7 @@ class ProcessRuntime:
         return switchboard.is_here()
 
     def start(self, worker: Worker, events: WorkerEvents) -> None:
-        worker.handle = process = Process(worker, events, self.cancel_grace)
+        worker.handle = process = Process(worker, events, self.cancel_grace, self.max_rss, self.memory_limit)
         setup = encode_setup(self.initializer, self.initargs, worker.keeps)
         process.start(setup, self.preload, self.start_method)
 

@@ -8,12 +8,14 @@ import logging
 import os
 import select
 import signal
+import sys
+import time
 from typing import Any
 
 from bullpen import primitives
 from bullpen.core.request import FAILED, Request
 from bullpen.core.worker import DEAD, EXITED, STOPPING, Worker
-from bullpen.errors import WorkerLost, WorkerStartFailed
+from bullpen.errors import InvalidOption, InvalidOptionType, WorkerLost, WorkerStartFailed
 from bullpen.runtimes.port import ProducesItems, WorkerEvents
 from bullpen.runtimes.process.calls import RequestCancelled
 from bullpen.runtimes.process.items import Items
@@ -24,6 +26,8 @@ logger = logging.getLogger("bullpen")
 
 LOOK_GRACE = 0.05  # seconds to write down a stack
 TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
+LOOK_EVERY = 0.05  # seconds between two looks at the memory of one
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 LAST_LINES = 20  # of what a dead worker has written
 
 
@@ -45,6 +49,8 @@ class Supervised:
         "_gone",
         "_ids",
         "_lock",
+        "_looked_at",
+        "_max_rss",
         "_numbers",
         "_over",
         "_pid",
@@ -61,10 +67,12 @@ class Supervised:
 
     _stderr: Output
 
-    def __init__(self, worker: Worker, events: WorkerEvents, cancel_grace: float) -> None:
+    def __init__(self, worker: Worker, events: WorkerEvents, cancel_grace: float, max_rss: int | None = None) -> None:
         self._worker = worker
         self._events = events
         self._cancel_grace = cancel_grace
+        self._max_rss = max_rss
+        self._looked_at = 0.0  # when its memory was measured last
         self._lock = primitives.backlog_lock()
         self._numbers = itertools.count(1)
         self._requests: dict[int, Request] = {}  # what it has to answer
@@ -203,10 +211,22 @@ class Supervised:
             self._answers += 1
             self._told.discard(number)
             self._streams.pop(number, None)
+        if self._max_rss is not None:
+            self._look_at_memory(self._max_rss)
         following = self._events.finished(self._worker, request, state, value)
         self._kill_if_broken()
         if following is not None and following not in self._ids:  # else it was given before
             self._run(following)
+
+    def _look_at_memory(self, limit: int) -> None:
+        """Have it replaced if it has taken more than it should."""
+        now = time.monotonic()
+        if now < self._looked_at + LOOK_EVERY:
+            return
+        self._looked_at = now
+        worn = getattr(self._events, "worn", None)
+        if worn is not None and resident_bytes(self._pid) > limit:
+            worn(self._worker)
 
     # A worker that is broken.
 
@@ -340,6 +360,15 @@ class Supervised:
         return gone
 
 
+def resident_bytes(pid: int) -> int:
+    """How much memory a process has; 0 if that cannot be known."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * PAGE
+    except (OSError, IndexError):
+        return 0
+
+
 def _how(code: int | None, why: str, when: str = "") -> str:
     """How a process ended, for people."""
     because = f"{when}: {why}" if why else when
@@ -352,3 +381,16 @@ def _how(code: int | None, why: str, when: str = "") -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"was killed by {name}{because}"
+
+
+def checked_bytes(name: str, value: Any) -> int | None:
+    """An amount of memory, as an option; None for none."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidOptionType(name, value, "a number of bytes, or None")
+    if value < 1:
+        raise InvalidOption(name, value, "≥ 1 byte, or None")
+    if sys.platform != "linux":
+        raise InvalidOption(name, value, "None on this system: memory is limited on Linux only")
+    return value

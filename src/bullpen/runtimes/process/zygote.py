@@ -203,6 +203,8 @@ def _become(orders: dict[str, Any], fds: list[int], death: int) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    if orders.get("memory_limit") is not None:
+        _limit_memory(orders["memory_limit"])
     if is_program:
         _execute(orders, death)
     with contextlib.suppress(OSError):
@@ -215,6 +217,13 @@ def _become(orders: dict[str, Any], fds: list[int], death: int) -> None:
     sys.path[:] = orders["path"]
     sys.argv[:] = orders["argv"]
     child.run(channel, death)
+
+
+def _limit_memory(limit: int) -> None:
+    """Let nothing be allocated beyond `limit`. The worker may lift this to report that it was reached."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 def _execute(orders: dict[str, Any], death: int) -> NoReturn:

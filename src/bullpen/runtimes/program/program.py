@@ -64,7 +64,7 @@ class Program(Supervised):
     )
 
     def __init__(self, worker: Worker, events: WorkerEvents, runtime: ProgramRuntime) -> None:
-        super().__init__(worker, events, runtime.cancel_grace)
+        super().__init__(worker, events, runtime.cancel_grace, runtime.max_rss)
         self._runtime = runtime
         self._lines = messages.Lines(runtime.max_message)
         self._name = os.path.basename(runtime.command[0])

@@ -15,6 +15,7 @@ from bullpen.core.request import Request
 from bullpen.core.worker import Worker
 from bullpen.errors import InvalidOption, InvalidOptionType, ProgramError
 from bullpen.runtimes.port import CallsMethod, WorkerEvents, only_by_name
+from bullpen.runtimes.process.supervised import checked_bytes
 from bullpen.runtimes.process.switchboard import switchboard
 from bullpen.runtimes.program import messages
 from bullpen.runtimes.program.program import CallProgress, Program
@@ -28,7 +29,8 @@ class ProgramRuntime:
     `command` is the program and its arguments, `env` what its environment has besides the app's, `cwd` its folder. It
     has to be ready after `start_timeout` seconds and to answer a ping, which it gets when it was idle for
     `ping_interval`, within `ping_timeout`. After `cancel` a call has `cancel_grace` to end, after `stop` the program
-    `stop_grace`. `on_progress` is called with each `CallProgress`.
+    `stop_grace`. With more than `max_rss` bytes in memory after a call it is replaced. `on_progress` is called with
+    each `CallProgress`.
 
         with Pool(2, runtime=ProgramRuntime(["node", "worker.js"])) as pool:
             pool.do("resize", "cat.png", width=100)
@@ -50,6 +52,7 @@ class ProgramRuntime:
         ping_interval: float | None = 30.0,
         ping_timeout: float = 10.0,
         max_message: int = MAX_MESSAGE,
+        max_rss: int | None = None,
         on_progress: Callable[[CallProgress], object] | None = None,
     ) -> None:
         if not hasattr(socket, "AF_UNIX") or not hasattr(os, "fork"):
@@ -69,6 +72,7 @@ class ProgramRuntime:
         if on_progress is not None and not callable(on_progress):
             raise InvalidOptionType("on_progress", on_progress, "a function, or None")
         self.max_message = max_message
+        self.max_rss = checked_bytes("max_rss", max_rss)
         self.on_progress = on_progress
 
     # What programs ask.

@@ -1,0 +1,106 @@
+"""Limits on the memory of worker processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bullpen import InvalidOption, Pool, ProcessRuntime, ProgramRuntime, WorkerLost, WorkerOutOfMemory
+from tests.scenarios.process_support import PATIENCE, START_METHODS, eventually
+
+MB = 1024 * 1024
+
+kept: list[bytearray] = []
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only"),
+]
+
+
+def take(count: int) -> int:
+    return len(b"x" * count)
+
+
+def keep(count: int) -> int:
+    kept.append(bytearray(b"x" * count))
+    return os.getpid()
+
+
+def take_all_there_is() -> None:
+    hoard = []
+    while True:
+        hoard.append(b"x" * MB)
+
+
+def give(count: int) -> bytes:
+    return b"x" * count
+
+
+@pytest.mark.parametrize("start", START_METHODS)
+def test_who_wants_too_much_memory_is_ended_and_its_caller_told(start: Any) -> None:
+    with Pool(1, runtime=ProcessRuntime(start=start, memory_limit=300 * MB)) as pool:
+        assert pool.do(take, 10 * MB) == 10 * MB
+        for call in ((take, 400 * MB), (take_all_there_is,)):
+            error = pool.submit(*call).exception(PATIENCE)
+            assert isinstance(error, WorkerOutOfMemory)
+            assert isinstance(error, WorkerLost)
+            assert error.limit == 300 * MB
+            assert isinstance(error.__cause__, MemoryError)
+        assert pool.do(take, 10 * MB) == 10 * MB, "another worker takes its place"
+        assert pool.stats().spawned == 3
+
+
+def test_an_item_of_a_map_that_wants_too_much_ends_its_worker() -> None:
+    with Pool(1, runtime=ProcessRuntime(memory_limit=300 * MB)) as pool:
+        with pytest.raises(WorkerOutOfMemory):
+            list(pool.map(take, [400 * MB]))
+        assert list(pool.map(take, [1, 2, 3])) == [1, 2, 3]
+
+
+def test_without_a_limit_a_memory_error_is_an_error_like_any_other() -> None:
+    with Pool(1, runtime="process") as pool:
+        assert isinstance(pool.submit(take, 1 << 60).exception(PATIENCE), MemoryError)
+        assert pool.do(take, 1) == 1
+        assert pool.stats().spawned == 1
+
+
+def test_a_worker_that_has_grown_is_replaced_between_requests() -> None:
+    with Pool(1, runtime=ProcessRuntime(max_rss=150 * MB)) as pool:
+        first = pool.do(keep, 1)
+        assert pool.do(keep, 200 * MB) == first, "what it was at is finished"
+        eventually(lambda: pool.stats().recycled == 1)
+        assert pool.do(os.getpid) != first
+        assert pool.stats().lost == 0
+
+
+def test_a_program_that_has_grown_is_replaced_between_calls(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import json, os, sys
+kept = []
+for line in sys.stdin:
+    message = json.loads(line)
+    if message["type"] == "hello":
+        print(json.dumps({"type": "ready", "protocol": 1}), flush=True)
+    elif message["type"] == "call":
+        kept.append(b"x" * message["args"][0])
+        print(json.dumps({"type": "result", "id": message["id"], "value": os.getpid()}), flush=True)
+"""
+    )
+    with Pool(1, runtime=ProgramRuntime([sys.executable, "-S", program], max_rss=150 * MB)) as pool:
+        first = pool.do("keep", 200 * MB)
+        eventually(lambda: pool.stats().recycled == 1)
+        assert pool.do("keep", 1) != first
+
+
+@pytest.mark.parametrize("option", ["max_rss", "memory_limit"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "1 GB", True])
+def test_limits_that_make_no_sense_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(InvalidOption, match=option):
+        ProcessRuntime(**{option: value})
