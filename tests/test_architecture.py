@@ -78,7 +78,7 @@ LAYERS = [
     Layer("storage.open", f"{GROUND} storage"),
     Layer("storage.ear", GROUND),
     Layer("storage.gathering", f"{GROUND} tasks"),
-    Layer("storage.server", f"{GROUND} tasks storage.ear storage.gathering"),
+    Layer("storage.server", f"{GROUND} tasks storage.port storage.ear storage.gathering"),
     Layer("storage.*", f"{GROUND} tasks storage.port", third_party="msgspec"),
     Layer(
         "storage.postgres",

@@ -15,9 +15,12 @@ from typing import Any
 
 from bullpen import __version__
 from bullpen.cli import (
+    check,
     config,
     demo,
+    doctor,
     enqueue,
+    migrate,
     move,
     probe,
     queues,
@@ -45,13 +48,16 @@ COMMANDS: tuple[Command | Group, ...] = (
     why.COMMAND,
     queues.GROUP,
     workers.COMMAND,
+    doctor.COMMAND,
+    check.COMMAND,
+    migrate.COMMAND,
     move.COMMAND,
     probe.COMMAND,
     config.COMMAND,
     demo.GROUP,
 )
 
-NAME_A_STORE = ("status", "tasks", "why", "queues", "workers", "doctor")
+NAME_A_STORE = ("status", "tasks", "why", "queues", "workers", "doctor", "migrate")
 
 EXIT_CODES = """\
 exit codes: 0 done, 1 it failed, 2 the command line is wrong, 3 there is no such task,

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from bullpen import __version__
 from bullpen.cli import logs
-from bullpen.cli.app import HOW, import_module, load_queue
+from bullpen.cli.app import import_module, load_queue
 from bullpen.cli.command import CommandError, ExitCode
 from bullpen.cli.health import shown
 from bullpen.cli.leash import Leash
 from bullpen.cli.reload import reload
 from bullpen.cli.settings import find_all
-from bullpen.cli.store import address_of
+from bullpen.cli.store import address_of, find_app
 from bullpen.cli.supervisor import supervise
 from bullpen.consumer.options import Lane, read_lanes
 from bullpen.consumer.worker_pool import AsyncWorkerPool, queues_of
@@ -44,9 +44,7 @@ class Settings(NamedTuple):
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Settings:
         found = find_all({name: getattr(arguments, name) for name in cls._fields})
-        if not found["app"].value:
-            hint = "or set BULLPEN_APP, or app in [tool.bullpen] of pyproject.toml"
-            raise CommandError(f"which tasks? {HOW}; {hint}", ExitCode.USAGE)
+        find_app(arguments.app)
         return cls(*(found[name].value for name in cls._fields))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from bullpen.cli.app import load_queue
+from bullpen.cli.app import HOW, load_queue
 from bullpen.cli.command import CommandError, ExitCode
 from bullpen.cli.settings import find_all
 from bullpen.queue.task_queue import TaskQueue
@@ -31,13 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def open_queue(arguments: argparse.Namespace) -> Iterator[TaskQueue]:
     """The queue to look into; it has to be there."""
-    with _find_queue(arguments.url, arguments.app) as queue:
+    with find_queue(arguments) as queue:
         refuse_what_is_not_there(queue.storage)
         yield queue
 
 
-def _find_queue(url: str | None, app: str | None) -> TaskQueue:
-    found = find_all({"url": url, "app": app})
+def find_queue(arguments: argparse.Namespace) -> TaskQueue:
+    """The same, whether it is there or not."""
+    found = find_all({"url": arguments.url, "app": arguments.app})
     if found["url"].value and found["url"].rank <= found["app"].rank:
         return TaskQueue(found["url"].value)
     if found["app"].value:
@@ -47,6 +48,15 @@ def _find_queue(url: str | None, app: str | None) -> TaskQueue:
     )
     message += "app in [tool.bullpen] of pyproject.toml"
     raise CommandError(message, ExitCode.USAGE)
+
+
+def find_app(typed: str | None) -> str:
+    """APP, as it was typed or set."""
+    app = find_all({"app": typed})["app"].value
+    if not app:
+        hint = "or set BULLPEN_APP, or app in [tool.bullpen] of pyproject.toml"
+        raise CommandError(f"which tasks? {HOW}; {hint}", ExitCode.USAGE)
+    return str(app)
 
 
 def refuse_what_is_not_there(storage: Storage) -> None:

@@ -18,7 +18,7 @@ between. What all stores promise:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -80,6 +80,25 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int | None = None
     max_running_per_key: int | None = None
     rate: float | None = None
+
+
+class Schema(msgspec.Struct, frozen=True, kw_only=True):
+    """The tables of a store: which version is there, which one this Bullpen knows, and what leads from one to the
+    other.
+    """
+
+    found: int  # 0 if there is nothing yet
+    known: int
+    steps: tuple[str, ...] = ()  # in the store's own language, one for each version that is missing
+
+
+class Concern(msgspec.Struct, frozen=True, kw_only=True):
+    """Something about a store that its owner should know: what it means, and what to do."""
+
+    kind: str
+    level: Literal["problem", "warning"]
+    words: str
+    advice: str
 
 
 Counts = Mapping[str, Mapping[TaskStatus, int]]  # by queue and status
@@ -221,3 +240,22 @@ class Storage(Protocol):
     async def set_limit(self, limit: Limit) -> None: ...
     async def limits(self) -> Sequence[Limit]:
         """By queue."""
+
+
+@runtime_checkable
+class HasSchema(Protocol):
+    """A store with tables. `open` brings them up to date too, unless it was told not to."""
+
+    async def look_at_schema(self) -> Schema:
+        """Without changing anything, whatever is there."""
+
+    async def upgrade_schema(self) -> None:
+        """Bring it up to date, in one step, also if others do so at the same time. Raises SchemaTooNew."""
+
+
+@runtime_checkable
+class HasConcerns(Protocol):
+    """A store that can be set up badly."""
+
+    async def concerns(self) -> Sequence[Concern]:
+        """What is not as it should be, by its settings and its surroundings."""

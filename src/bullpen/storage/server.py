@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Generic, TypeVar
+from urllib.parse import urlsplit
 
 from bullpen.errors import StorageClosed
 from bullpen.storage.ear import Ear
 from bullpen.storage.gathering import Gathering
+from bullpen.storage.port import Concern
 from bullpen.tasks.task import Task
 
 C = TypeVar("C")
@@ -96,3 +99,22 @@ class ServerStorage(Generic[C]):
         if self.notify:
             await self._ear.listen()
         await self._ear.wait(timeout, notifications, seconds_until)
+
+
+def in_the_clear(url: str) -> list[Concern]:
+    """Of a server that is reached without TLS."""
+    if is_local(urlsplit(url).hostname):
+        return []
+    words = "what goes to the server and back, arguments of tasks among it, is not encrypted"
+    advice = "use TLS: sslmode=verify-full for PostgreSQL, rediss:// for Redis, unless the network is yours alone"
+    return [Concern(kind="no_tls", level="warning", words=words, advice=advice)]
+
+
+def is_local(host: str | None) -> bool:
+    """Whether nothing goes over a network; without a host it is a socket of this machine."""
+    if not host or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

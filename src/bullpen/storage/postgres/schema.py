@@ -483,6 +483,19 @@ MIGRATIONS = (_FIRST,)  # the n-th makes version n + 1 of version n; never chang
 VERSION = len(MIGRATIONS)
 
 
+def steps(found: int, schema: str) -> tuple[str, ...]:
+    """What leads from the version that was found to the present one."""
+    begin = (
+        f"CREATE SCHEMA IF NOT EXISTS {schema};\n"
+        f"CREATE TABLE {schema}.version (version integer NOT NULL);\n"
+        f"INSERT INTO {schema}.version VALUES (0);\n"
+    )
+    return tuple(
+        f"{'' if version else begin}{script(version, schema)}\nUPDATE {schema}.version SET version = {version + 1};\n"
+        for version in range(found, VERSION)
+    )
+
+
 def script(version: int, schema: str) -> str:
     """What makes `version` + 1 of `version`."""
     return MIGRATIONS[version].format(

@@ -16,8 +16,21 @@ import msgspec
 
 from bullpen.errors import InvalidOption, LeaseLost, StorageError, TaskExists
 from bullpen.storage.ear import RESULT, WORK
-from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
+from bullpen.storage.port import (
+    Concern,
+    Counts,
+    Decide,
+    Exchange,
+    Hold,
+    Limit,
+    Move,
+    Renewal,
+    Schema,
+    TaskFilter,
+    WorkerRecord,
+)
 from bullpen.storage.postgres import schema as schemas
+from bullpen.storage.postgres.checkup import concerns_of
 from bullpen.storage.postgres.failures import told
 from bullpen.storage.postgres.rows import (
     CHANGING,
@@ -150,17 +163,41 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
                 return
             if not self.migrate:
                 message = f"its schema has version {found}, and version {schemas.VERSION} is needed"
-                raise StorageError(f"{message}; open it once with migrate=true, as a role that may", storage=self.name)
-            async with connection.transaction():
-                await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", self.schema)
-                found = await self._version(connection)
-                if found == 0:
-                    await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self.schema}")
-                    await connection.execute(f"CREATE TABLE {self.schema}.version (version integer NOT NULL)")
-                    await connection.execute(f"INSERT INTO {self.schema}.version VALUES (0)")
-                for version in range(found, schemas.VERSION):
-                    await connection.execute(schemas.script(version, self.schema))
-                await connection.execute(f"UPDATE {self.schema}.version SET version = {schemas.VERSION}")
+                raise StorageError(f"{message}; run `bullpen migrate` as a role that may", storage=self.name)
+            await self._upgrade(connection)
+
+    async def _upgrade(self, connection: Any) -> None:
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", self.schema)
+            found = await self._version(connection)
+            schemas.check_version(found, self.name)
+            for step in schemas.steps(found, self.schema):
+                await connection.execute(step)
+
+    async def look_at_schema(self) -> Schema:
+        async with self._alone() as connection:
+            found = await self._version(connection)
+        return Schema(found=found, known=schemas.VERSION, steps=schemas.steps(found, self.schema))
+
+    async def upgrade_schema(self) -> None:
+        async with self._alone() as connection:
+            await self._upgrade(connection)
+
+    async def concerns(self) -> Sequence[Concern]:
+        async with self._alone() as connection:
+            return await concerns_of(connection, self.url)
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[Any]:
+        """A connection of its own, for what may not need the tables."""
+        import asyncpg
+
+        async with told(self.name):
+            connection = await asyncpg.connect(self.url, **self._manners())
+            try:
+                yield connection
+            finally:
+                await connection.close()
 
     async def _version(self, connection: Any) -> int:
         """0 if there is nothing yet."""

@@ -17,8 +17,9 @@ import msgspec
 
 from bullpen.errors import InvalidOption, StorageError, TaskExists
 from bullpen.storage.ear import RESULT, WORK
-from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
+from bullpen.storage.port import Concern, Counts, Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
 from bullpen.storage.redis import scripts
+from bullpen.storage.redis.checkup import concerns_of
 from bullpen.storage.redis.failures import told
 from bullpen.storage.redis.link import Link
 from bullpen.storage.redis.rows import NEW_STATE, body_of, change_of, new_task, pack, settlement_of, state_of, task_of
@@ -92,6 +93,14 @@ class RedisStorage(ServerStorage[Link]):
             raise StorageError(f"{why}; use noeviction", storage=self.name)
         if settings.get("appendonly") != "yes":
             log.warning("%s: the server has appendonly off: tasks are lost if it crashes or restarts", self.name)
+
+    async def concerns(self) -> Sequence[Concern]:
+        async with told(self.name):
+            link = Link(self.url)
+            try:
+                return await concerns_of(link.client, self.url)
+            finally:
+                await link.close()
 
     async def _run(self, script: str, queue: str, words: Sequence[Any]) -> Any:
         """A script that is safe to repeat."""

@@ -78,13 +78,27 @@ MIGRATIONS = (_FIRST,)  # the n-th makes version n + 1 of version n; never chang
 VERSION = len(MIGRATIONS)
 
 
-def check(db: sqlite3.Connection, storage: str) -> int:
-    """The version of the schema there, 0 for an empty file; refuses files that are not ours, or too new."""
+def steps(found: int) -> tuple[str, ...]:
+    """What leads from the version that was found to the present one."""
+    return tuple(
+        f"{MIGRATIONS[version]}PRAGMA user_version = {version + 1};\nPRAGMA application_id = {APPLICATION_ID};\n"
+        for version in range(found, VERSION)
+    )
+
+
+def version_of(db: sqlite3.Connection, storage: str) -> int:
+    """The version of the schema there, 0 for an empty file; refuses files that are not ours."""
     application, version = _pragma(db, "application_id"), _pragma(db, "user_version")
     if application != APPLICATION_ID:
         if application or version or _pragma(db, "schema_version"):
             raise NotABullpenFile("it is a database of something else", storage=storage)
         return 0
+    return version
+
+
+def check(db: sqlite3.Connection, storage: str) -> int:
+    """The same; also refuses one that is too new."""
+    version = version_of(db, storage)
     if version > VERSION:
         raise SchemaTooNew(storage=storage, found=version, known=VERSION)
     return version

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from bullpen.errors import InvalidOption, StorageClosed
 from bullpen.storage.port import (
+    Concern,
     Counts,
     Decide,
     Exchange,
@@ -18,10 +19,12 @@ from bullpen.storage.port import (
     Limit,
     Move,
     Renewal,
+    Schema,
     TaskFilter,
     WorkerRecord,
 )
 from bullpen.storage.sqlite import shared as files
+from bullpen.storage.sqlite.checkup import concerns_of, look_at_schema
 from bullpen.storage.sqlite.file import folder_of
 from bullpen.storage.sqlite.jobs import Add, Clock, Work
 from bullpen.storage.sqlite.shared import SharedFile
@@ -90,6 +93,15 @@ class SqliteStorage:
 
     async def now(self) -> float:
         return self._clock.now()
+
+    async def look_at_schema(self) -> Schema:
+        return look_at_schema(self.path)
+
+    async def upgrade_schema(self) -> None:
+        await self.open()
+
+    async def concerns(self) -> Sequence[Concern]:
+        return concerns_of(self.path, self.synchronous)
 
     # Producers.
 

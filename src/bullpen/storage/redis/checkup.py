@@ -1,0 +1,67 @@
+"""What may be wrong with a server: settings that lose tasks, and memory that is full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bullpen.storage.port import Concern
+from bullpen.storage.server import in_the_clear
+
+NEARLY_ALL = 0.9
+
+
+async def concerns_of(client: Any, url: str) -> Sequence[Concern]:
+    from redis import exceptions
+
+    info = await client.info()
+    found = _of_server(info)
+    try:
+        settings = await client.config_get("maxmemory-policy", "appendonly", "save", "appendfsync")
+    except exceptions.ResponseError:
+        words = "the server does not tell its settings"
+        advice = "see that it has appendonly on and maxmemory-policy noeviction"
+        found.append(Concern(kind="settings", level="warning", words=words, advice=advice))
+    else:
+        found += _of_settings(settings)
+    return found if url.startswith("rediss") else [*found, *in_the_clear(url)]
+
+
+def _of_server(info: dict[str, Any]) -> list[Concern]:
+    found: list[Concern] = []
+    if info.get("role") in ("slave", "replica"):
+        words, advice = "the server is a replica, which cannot be written", "name the primary server"
+        found.append(Concern(kind="read_only", level="problem", words=words, advice=advice))
+    for name in ("rdb_last_bgsave_status", "aof_last_write_status"):
+        if info.get(name, "ok") != "ok":
+            words = f"the server could not write to its disk ({name} is {info[name]})"
+            advice = "see its log; there may be no space, or no permission"
+            found.append(Concern(kind="disk", level="problem", words=words, advice=advice))
+    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    if most and used > NEARLY_ALL * most:
+        words = f"{used / most:.0%} of its memory is in use; when it is full, nothing can be enqueued"
+        advice = "raise maxmemory, shorten result_ttl, or `bullpen tasks purge`"
+        found.append(Concern(kind="memory", level="problem", words=words, advice=advice))
+    return found
+
+
+def _of_settings(settings: dict[str, str]) -> list[Concern]:
+    found: list[Concern] = []
+    policy = settings.get("maxmemory-policy") or "noeviction"
+    if policy.startswith("allkeys"):
+        words = f"when its memory is full the server drops keys, and tasks with them (maxmemory-policy {policy})"
+        advice = "CONFIG SET maxmemory-policy noeviction"
+        found.append(Concern(kind="eviction", level="problem", words=words, advice=advice))
+    if settings.get("appendonly") != "yes":
+        snapshots = settings.get("save")
+        lost = "what has come since the last snapshot" if snapshots else "everything"
+        words = f"appendonly is off: if the server crashes or restarts, {lost} is lost"
+        advice = "CONFIG SET appendonly yes, and in its configuration"
+        level: Any = "warning" if snapshots else "problem"
+        found.append(Concern(kind="persistence", level=level, words=words, advice=advice))
+    elif settings.get("appendfsync") == "no":
+        words = "appendfsync is no: a power cut may take the last half a minute of tasks"
+        found.append(
+            Concern(kind="appendfsync", level="warning", words=words, advice="CONFIG SET appendfsync everysec")
+        )
+    return found

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from bullpen.cli.diagnosis import MANY, Look, diagnose, of_schema
+from bullpen.consumer.identity import machine
+from bullpen.storage.port import Schema, WorkerRecord
+from bullpen.tasks.moving import marked
+from bullpen.tasks.task import RUNNING, Task, TaskError
+
+NOW = 10_000.0
+WORKER = WorkerRecord(
+    id="w", host="box", pid=1, boot_id="another", process_started=0.0, queues=("default",), concurrency=1, seen_at=NOW
+)
+DEAD = replace(WORKER, id="dead", pid=os.getpid(), boot_id=machine.boot_id(), process_started=1.0)
+
+
+def task(**fields: Any) -> Task:
+    return Task(**{"id": "t", "func_path": "app.send", "payload": b"", "eta": NOW - 5, **fields})
+
+
+def look(*tasks: Task, many: int | None = None, **fields: Any) -> Look:
+    oldest: dict[str, list[Task]] = {}
+    for one in tasks:
+        oldest.setdefault(one.queue, []).append(one)
+    waiting = {queue: many or len(some) for queue, some in oldest.items()}
+    return Look(**{"now": NOW, "workers": [WORKER], "waiting": waiting, "oldest": oldest, **fields})
+
+
+UNKNOWN = task(errors=(TaskError(kind="unknown_function", attempt=1, at=NOW),))
+STUCK = task(status=RUNNING, lease_until=NOW - 60)
+
+
+@pytest.mark.parametrize(
+    ("seen", "kinds"),
+    [
+        (look(), []),
+        (look(task()), []),
+        (look(task(), workers=[]), ["no_workers"]),
+        (look(task(), workers=[replace(WORKER, seen_at=NOW - 60)]), ["no_workers", "lost_workers"]),
+        (look(task(), workers=[DEAD, WORKER]), ["lost_workers"]),
+        (look(task(eta=NOW + 60), workers=[]), []),
+        (look(task(queue="mail"), task()), ["unserved_queue"]),
+        (look(task(queue="mail"), paused=frozenset({"mail", "empty"})), ["paused_queue"]),
+        (look(running=[STUCK]), ["expired_leases"]),
+        (look(running=[STUCK], workers=[]), ["expired_leases"]),
+        (look(running=[replace(STUCK, lease_until=NOW - 5)]), []),
+        (look(UNKNOWN), ["unknown_function"]),
+        (look(task(eta=NOW - 600), many=MANY), ["backlog"]),
+        (look(task(), many=MANY), []),
+        (look(task(eta=NOW - 600), many=MANY - 1), []),
+        (look(ahead=2.5), ["clock"]),
+        (look(ahead=-1.5), []),
+        (look(marked(task(), "redis://box", 0.0) or task()), ["moving"]),
+    ],
+)
+def test_what_is_wrong_is_named(seen: Look, kinds: list[str]) -> None:
+    assert [one.kind for one in diagnose(seen)] == kinds
+
+
+def test_what_needs_somebody_is_a_problem_and_comes_first() -> None:
+    levels = {one.kind: one.level for one in diagnose(look(running=[STUCK], workers=[]))}
+    assert levels == {"expired_leases": "problem"}
+    assert [one.level for one in diagnose(look(running=[STUCK]))] == ["warning"]
+    assert [one.level for one in diagnose(look(ahead=-40.0))] == ["problem"]
+    both = diagnose(look(UNKNOWN, ahead=3.0, paused=frozenset({"default"})))
+    assert [one.level for one in both] == ["problem", "warning", "warning"]
+
+
+def test_what_to_do_is_said_with_the_names_in_it() -> None:
+    (one,) = diagnose(look(task(queue="mail"), many=7))
+    assert one.words == "7 tasks wait in the queue 'mail', and no worker serves it"
+    assert one.advice == "start one: `bullpen worker APP --queues mail`"
+
+
+@pytest.mark.parametrize(
+    ("schema", "kinds"),
+    [
+        (Schema(found=3, known=3), []),
+        (Schema(found=0, known=3), ["schema_too_old"]),
+        (Schema(found=2, known=3), ["schema_too_old"]),
+        (Schema(found=4, known=3), ["schema_too_new"]),
+    ],
+)
+def test_a_schema_of_another_version_is_named(schema: Schema, kinds: list[str]) -> None:
+    assert [one.kind for one in of_schema(schema)] == kinds
