@@ -113,7 +113,7 @@ async def use_stream_as_a_context(pool: AsyncPool) -> None:
 async def crowd(pool: AsyncPool) -> AsyncIterator[None]:
     """With places for two and room for one more, who comes now waits for room for a moment, if the pool lets it."""
     door = Door()
-    tasks = [asyncio.ensure_future(pool.do(door)) for _ in range(3)]
+    tasks = [asyncio.create_task(pool.do(door)) for _ in range(3)]
     try:
         await door.wait_entered(2)
         asyncio.get_running_loop().call_later(0.001, door.open)

@@ -7,6 +7,8 @@ thread only. A request that ends there tells its future itself; one that ends on
 from __future__ import annotations
 
 import asyncio
+import inspect
+import sys
 from collections.abc import Callable, Mapping
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -23,8 +25,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _add_done_callback = asyncio.Future.add_done_callback
+_await = asyncio.Future.__await__
 _cancel = asyncio.Future.cancel
 _run_in = Context.run
+
+
+def mark_coroutine_function(function: Callable[..., Any]) -> None:
+    """Tell those who ask before they call `function` that its result is to be awaited."""
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(function)
+    else:
+        function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 class AsyncFuture(asyncio.Future[T]):
@@ -72,12 +83,45 @@ class NestedFuture(AsyncFuture[T]):
 
     __slots__ = ()
 
-    def add_done_callback(self, fn: Callable[[Any], object], *, context: Any = None) -> None:
+    def add_done_callback(self, fn: Callable[[Any], object], **context: Any) -> None:
         """Call `fn(self)` when it ends. Whoever waits for it comes here, too."""
         call = self.call
         if call is not None:
             call.lane.awaited(call)
-        _add_done_callback(self, fn, context=context)
+        _add_done_callback(self, fn, **context)
+
+
+class CoroutineFuture(AsyncFuture[T]):
+    """What `AsyncPool.do` returns: to `await` and `asyncio.gather` a future, which needs no task; to whoever makes one
+    of it, a coroutine.
+    """
+
+    __slots__ = ()
+
+    __name__ = "AsyncPool.do"  # in the `repr` of such a task
+
+    def refuse(self, error: Exception) -> None:
+        """The call could not be made, which whoever waits for it learns."""
+        if not self.done():
+            self.set_exception(error)
+
+    def send(self, value: None, /) -> Any:
+        return _await(self).send(value)
+
+    def throw(self, *error: Any) -> Any:
+        self.cancel()  # unless it has ended
+        return _await(self).throw(*error)
+
+    def close(self) -> None:
+        self.cancel()
+
+
+class NestedCoroutineFuture(CoroutineFuture[T]):
+    """The same for a call that a coroutine of the same pool has made."""
+
+    __slots__ = ()
+
+    add_done_callback = NestedFuture.add_done_callback
 
 
 class Bell:
@@ -111,7 +155,7 @@ class AsyncCall(Request):
 
     audience: ClassVar[None] = None  # type: ignore[misc]  # its future has one
 
-    future: Any  # whom to tell: an `asyncio.Future`, a `Bell`, or None
+    future: Any  # whom to tell: an `AsyncFuture`, a `Bell`, or None
     lane: Lane
 
     @property
@@ -126,19 +170,25 @@ class AsyncCall(Request):
         self.lane.was_cancelled(self, worker)
         return True
 
-    def deliver(self) -> None:
-        """Tell the future, on the loop, what has become of the request."""
+    def deliver(self, at_once: bool = False) -> None:
+        """Tell the future, on the loop, what has become of the request.
+
+        `at_once`: the loop has nothing else in hand, so whoever waits need not be called by way of the loop.
+        """
         future = self.future
         if type(future) is Bell:
             future.ring()
             return
         if future is None or future.done():
             return
-        if isinstance(future, AsyncFuture):
-            future.origin = self.lane
+        future.origin = self.lane
         state, value = self.state, self.value
         if state is DONE:
-            future.set_result(value)
+            callbacks = future._callbacks if at_once else None  # noqa: SLF001
+            if callbacks is None or len(callbacks) > 1:
+                future.set_result(value)
+            else:
+                _set_and_call(future, value, *callbacks[0])
         elif state is CANCELLED:
             _cancel(future)
         elif isinstance(value, StopIteration):  # which a future cannot hold
@@ -147,6 +197,22 @@ class AsyncCall(Request):
             future.set_exception(error)
         else:
             future.set_exception(value)
+
+
+def _set_and_call(future: asyncio.Future[Any], value: Any, callback: Callable[[Any], object], context: Context) -> None:
+    """Set the result of `future` and call the only one who waits for it, as the loop would do next.
+
+    A handle for each of many results would cost as much as all else that happens to a small request.
+    """
+    future.remove_done_callback(callback)
+    future.set_result(value)
+    try:
+        context.run(callback, future)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        message = f"Exception in callback {callback!r}"
+        future.get_loop().call_exception_handler({"message": message, "exception": error, "future": future})
 
 
 class LoopCall(AsyncCall):
@@ -160,7 +226,7 @@ class LoopCall(AsyncCall):
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        future: asyncio.Future[Any] | Bell | None,
+        future: AsyncFuture[Any] | Bell | None,
     ) -> None:
         # As Request.__init__, written out: this runs once for every call ever made.
         self.lane = lane
@@ -190,13 +256,12 @@ class LoopCall(AsyncCall):
         if self.timing is not None:
             self.timing.request = None
         future = self.future
-        if type(future) is AsyncFuture and not future.done():
+        if type(future) is Bell:
+            if future.awaited is self:
+                future.ring()
+        elif future is not None and not future.done():
             future.origin = self.lane
             future.set_result(value)
-        elif type(future) is not Bell:
-            self.deliver()
-        elif future.awaited is self:
-            future.ring()
         return True
 
     def _leave(self, expected: RequestState, state: RequestState, value: Any) -> bool:
@@ -222,7 +287,7 @@ class ThreadCall(AsyncCall):
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        future: asyncio.Future[Any] | Bell | None,
+        future: AsyncFuture[Any] | Bell | None,
     ) -> None:
         # As Request.__init__, written out: this runs once for every call ever made.
         self.lane = lane

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from asyncio import CancelledError, Future
+from asyncio import Future
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
 from inspect import CO_COROUTINE
 from types import FunctionType, TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from bullpen.core.ready import SchedulerStrategy
-from bullpen.core.request import QUEUED
 from bullpen.core.terms import Affinity
 from bullpen.core.worker import Worker
 from bullpen.errors import InvalidOption, InvalidOptionType
-from bullpen.pool.async_call import AsyncCall, AsyncFuture, LoopCall, ThreadCall
+from bullpen.pool.async_call import (
+    AsyncFuture,
+    CoroutineFuture,
+    LoopCall,
+    NestedCoroutineFuture,
+    ThreadCall,
+    mark_coroutine_function,
+)
 from bullpen.pool.async_mapping import AsyncMap
 from bullpen.pool.async_options import lane_options
 from bullpen.pool.async_stream import AsyncStream
@@ -159,6 +165,11 @@ class AsyncPool:
         if not self._plain or within_request() is not None:
             return self._view.submit(fn, *args, **kwargs)
         future: AsyncFuture[Any] = AsyncFuture(loop=loop)
+        self._begin(future, fn, args, kwargs)
+        return future
+
+    def _begin(self, future: AsyncFuture[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make a call without limits or terms, and without `wrap`, whose outcome `future` is told."""
         lane: Lane
         if type(fn) is not FunctionType or fn.__dict__:  # where the marks of decorators are
             lane, fn = self._lanes.find(fn)
@@ -171,7 +182,6 @@ class AsyncPool:
             call = future.origin = ThreadCall(lane, fn, args, kwargs, future)
         if lane.dispatcher.draining or not lane.offer(call):
             raise lane.engine.too_late()
-        return future
 
     @overload
     def serve(self, fn: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> bool: ...
@@ -189,34 +199,20 @@ class AsyncPool:
     async def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     @overload
     async def do(self, fn: str, /, *args: Any, **kwargs: Any) -> Any: ...
-    async def do(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def do(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(*args, **kwargs)` and wait for the result; with `when_full="block"` for room, too. To cancel the task
         that waits is to cancel the work.
         """
         loop = running_loop()
         if not self._plain or loop is None or loop is not self._home.loop:
-            return await self._view.do(fn, *args, **kwargs)
-        future: Future[Any] = Future(loop=loop)
-        lane: Lane
-        call: AsyncCall
-        if type(fn) is not FunctionType or fn.__dict__:  # as in `submit`
-            lane, fn = self._lanes.find(fn)
-            call = lane.new_call(fn, args, kwargs, future)
-        elif fn.__code__.co_flags & CO_COROUTINE:
-            lane = self._coroutines
-            call = LoopCall(lane, fn, args, kwargs, future)
-        else:
-            lane = self._threads
-            call = ThreadCall(lane, fn, args, kwargs, future)
-        if lane.dispatcher.draining or not lane.offer(call):
-            raise lane.engine.too_late()
-        if call.state is QUEUED and within_request() is not None:
-            lane.awaited(call)
+            return self._view.kept_by(self).do(fn, *args, **kwargs)
+        kind = CoroutineFuture if within_request() is None else NestedCoroutineFuture
+        future: CoroutineFuture[Any] = kind(loop=loop)
         try:
-            return await future
-        except CancelledError:
-            lane.give_up(call)  # unless it has ended: then it was cancelled itself
-            raise
+            self._begin(future, fn, args, kwargs)
+        except Exception as error:
+            future.refuse(error)
+        return future
 
     @overload
     def map(
@@ -424,3 +420,6 @@ class AsyncPool:
         engine = self._coroutines.engine
         where = "on no loop yet" if self._home.loop is None else f"on {self._home.loop!r}"
         return f"<AsyncPool {engine.name!r} {engine.state}, {where}>"
+
+
+mark_coroutine_function(AsyncPool.do)

@@ -80,7 +80,7 @@ class AsyncStream(Generic[T]):
         channel, view = self._channel, self._view
         args, kwargs = self._args, self._kwargs
         self._args, self._kwargs = (), {}
-        future = await view.offer_streaming(self._lane, Pump(channel, self._fn), args, kwargs)
+        future = await view.offer_patiently(self._lane, Pump(channel, self._fn), args, kwargs)
         self._future = future
         future.add_done_callback(channel.generator_ended)
 
@@ -240,7 +240,7 @@ class _ThreadChannel(_Channel):
             self._gate.acquire()
         return not self._over
 
-    def deliver(self) -> None:
+    def deliver(self, at_once: bool = False) -> None:  # noqa: ARG002
         self._posted = False
         self.wake_reader()
 

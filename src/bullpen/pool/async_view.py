@@ -6,7 +6,14 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, I
 from typing import Any, ParamSpec, TypeVar, overload
 
 from bullpen.errors import InvalidOptionType
-from bullpen.pool.async_call import AsyncCall, AsyncFuture, NestedFuture
+from bullpen.pool.async_call import (
+    AsyncCall,
+    AsyncFuture,
+    CoroutineFuture,
+    NestedCoroutineFuture,
+    NestedFuture,
+    mark_coroutine_function,
+)
 from bullpen.pool.async_mapping import AsyncMap, FedMap
 from bullpen.pool.async_stream import AsyncStream
 from bullpen.pool.home import running_loop
@@ -78,17 +85,27 @@ class AsyncPoolView:
     async def do(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     @overload
     async def do(self, fn: str, /, *args: Any, **kwargs: Any) -> Any: ...
-    async def do(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def do(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(*args, **kwargs)` and wait for the result."""
+        loop = running_loop()
+        if self._waits_for_room or loop is None or loop is not self._home.loop:
+            return self._do_patiently(fn, args, kwargs)
+        kind = CoroutineFuture if coroutine_request.get() is None else NestedCoroutineFuture
+        future: CoroutineFuture[Any] = kind(loop=loop)
+        try:
+            lane, fn = self._lanes.find(fn)
+            call = future.origin = lane.new_call(fn, args, kwargs, future, self._terms)
+            if not self._admit(lane, call):
+                raise lane.engine.saturated_error()
+        except Exception as error:
+            future.refuse(error)
+        return future
+
+    async def _do_patiently(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Wait for room, if need be, and on the loop that this is awaited on."""
         self._enter()
         lane, fn = self._lanes.find(fn)
-        future = self._home.loop.create_future()
-        call = lane.new_call(fn, args, kwargs, future, self._terms)
-        if self._waits_for_room:
-            await lane.submit_patiently(call, self._limits)
-        elif not self._admit(lane, call):
-            raise lane.engine.saturated_error()
-        return await lane.outcome(call, future)
+        return await (await self.offer_patiently(lane, fn, args, kwargs))
 
     @overload
     def map(
@@ -148,7 +165,7 @@ class AsyncPoolView:
         call, future = self._call(lane, fn, args, kwargs)
         return future if self._admit(lane, call) else None
 
-    async def offer_streaming(
+    async def offer_patiently(
         self, lane: Lane, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AsyncFuture[Any]:
         """One call on `lane`, with the patience that the pool has."""
@@ -177,3 +194,6 @@ class AsyncPoolView:
         loop = running_loop()
         if loop is None or loop is not self._home.loop:
             self._lanes.enter(loop)
+
+
+mark_coroutine_function(AsyncPoolView.do)

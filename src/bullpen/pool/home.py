@@ -27,7 +27,8 @@ running_loop = _get_running_loop  # None instead of an error when no loop runs o
 class Parcel(Protocol):
     """Something that has to be told on the loop."""
 
-    def deliver(self) -> None: ...
+    def deliver(self, at_once: bool = False) -> None:
+        """`at_once`: whoever is told may be called at once, for no task runs."""
 
 
 class Home:
@@ -64,19 +65,19 @@ class Home:
         except RuntimeError:  # it is closed: nobody waits there any more
             self.parcels.clear()
 
-    def _deliver(self) -> None:
+    def _deliver(self, at_once: bool = True) -> None:
         self.awake = False  # before looking: whoever posts from now on wakes the loop again
         parcels = self.parcels
         try:
             for _ in range(len(parcels)):
-                parcels.popleft().deliver()
+                parcels.popleft().deliver(at_once)
         finally:
             if parcels and not self.awake:  # interrupted
                 self.wake()
 
     def catch_up(self) -> None:
-        """Deliver at once what was posted so far. On the loop's thread."""
-        self._deliver()
+        """Deliver at once what was posted so far. On the loop's thread, in a task."""
+        self._deliver(at_once=False)
 
     def call(self, function: Callable[[], object]) -> None:
         """Call `function` on the loop's thread: at once if this is it."""

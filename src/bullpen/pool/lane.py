@@ -12,7 +12,7 @@ import math
 import time
 import types
 from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from bullpen import primitives
 from bullpen.core.backlog import BoundedBacklog
@@ -22,7 +22,7 @@ from bullpen.core.terms import Terms
 from bullpen.core.timing import TimeLimits, Timing
 from bullpen.core.worker import Worker
 from bullpen.errors import InvalidOptionType, NotCallable
-from bullpen.pool.async_call import AsyncCall, Bell, LoopCall, TermedLoopCall, TermedThreadCall, ThreadCall
+from bullpen.pool.async_call import AsyncCall, AsyncFuture, Bell, LoopCall, TermedLoopCall, TermedThreadCall, ThreadCall
 from bullpen.pool.async_instances import LoopInstances, ThreadInstances
 from bullpen.pool.engine import Engine
 from bullpen.pool.exit import close_in_background
@@ -32,7 +32,6 @@ from bullpen.pool.options import PoolOptions
 from bullpen.runtimes.open import open_event_loop, open_runtime
 from bullpen.runtimes.port import coroutine_request
 
-T = TypeVar("T")
 logger = logging.getLogger("bullpen")
 
 CLEANUP_SECONDS = 1.0  # what a coroutine gets to end after it was cancelled for good
@@ -108,7 +107,7 @@ class Lane:
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        future: asyncio.Future[Any] | Bell | None,
+        future: AsyncFuture[Any] | Bell | None,
         terms: Terms | None = None,
     ) -> AsyncCall:
         """A call in the caller's context, which tells `future` when it ends."""
@@ -128,16 +127,6 @@ class Lane:
         if call.terms is not None and call.terms.session is not None:
             return engine.submit_in_session(call, limits)
         return engine.submit(call, limits)
-
-    async def outcome(self, call: AsyncCall, future: asyncio.Future[T]) -> T:
-        """Wait for a call that was admitted; whoever is cancelled here does not want it any more."""
-        if call.state is QUEUED:
-            self.awaited(call)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self.give_up(call)  # unless it has ended: then it was cancelled itself
-            raise
 
     async def submit_patiently(self, call: AsyncCall, limits: TimeLimits) -> None:
         """Admit `call`, after waiting for room if need be."""
