@@ -14,12 +14,12 @@ import pytest
 
 from bullpen.errors import StorageBusy
 from bullpen.storage.port import TaskFilter
-from bullpen.storage.sqlite import jobs, ledger, line, writer
+from bullpen.storage.sqlite import file, jobs, ledger, line, writer
 from bullpen.storage.sqlite.store import SqliteStorage
 from bullpen.testing import lock_order
 from tests.faults.interrupts import Interrupt
 from tests.scenarios.support import PATIENCE, eventually
-from tests.unit.storage.sqlite.support import new_task, raw
+from tests.unit.storage.sqlite.support import new_task
 
 HOT = (jobs.__file__, ledger.__file__, line.__file__, writer.__file__)
 OTHERS = 3
@@ -66,8 +66,8 @@ def interrupted_at(count: int, storage: SqliteStorage) -> str | None:
     def add(name: str) -> None:
         added.extend(task.id for task in blocking(storage.add([new_task(id=name)])))
 
-    other = raw(storage.path)
-    other.execute("BEGIN IMMEDIATE")  # this thread leads, and waits here for the others
+    other = file.WriteLock(file.folder_of(storage.path))
+    other.acquire(PATIENCE)  # this thread leads, and waits here for the others
     others = [threading.Thread(target=add, args=(f"{count} of thread {number}",)) for number in range(OTHERS)]
 
     def bring_others() -> None:
@@ -78,7 +78,7 @@ def interrupted_at(count: int, storage: SqliteStorage) -> str | None:
             thread.start()
         while len(waiting) < OTHERS and time.monotonic() < began + 0.04:  # else it was interrupted before it led
             time.sleep(0.0002)
-        other.execute("COMMIT")
+        other.release()
 
     bringer = threading.Thread(target=bring_others)
     bringer.start()

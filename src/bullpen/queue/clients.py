@@ -62,9 +62,11 @@ class Clients:
         """As `get`, if nothing has to be opened or waited for: the usual case, and the quicker way."""
         if self._is_shared:
             return self.root
-        loop, storage = self._latest
         running = _get_running_loop()
-        return storage if running is not None and loop() is running else None
+        if running is None:
+            return self._without_loop
+        loop, storage = self._latest
+        return storage if loop() is running else None
 
     async def get(self) -> Storage:
         """The client of the running loop, or of those threads that have none; open."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from bullpen.errors import InvalidArgument, TaskExists
@@ -28,14 +27,20 @@ async def enqueue(
     return Job(store, task_id, is_new=is_new)
 
 
-@contextmanager
-def rejecting(store: Store) -> Iterator[None]:
+class rejecting:
     """The store knows ids, people want jobs."""
-    try:
-        yield
-    except TaskExists as error:
-        error.job = Job(store, error.task)
-        raise
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, TaskExists):
+            error.job = Job(self._store, error.task)
 
 
 class TaskFunction(Generic[P, R]):
@@ -92,8 +97,8 @@ class TaskFunction(Generic[P, R]):
         payload = self.definition.codec.encode(args, kwargs)
         return await self._add(payload, None if self._keys is None else self._keys.of_call(args, kwargs))
 
-    async def _add(self, payload: bytes, keys: Mapping[str, str] | None) -> Job[R]:
-        return await enqueue(self._store, self._options, self.definition.func_path, payload, keys)
+    def _add(self, payload: bytes, keys: Mapping[str, str] | None) -> Coroutine[Any, Any, Job[R]]:
+        return enqueue(self._store, self._options, self.definition.func_path, payload, keys)
 
     def enqueue_many(self, calls: ManyArguments) -> list[Job[R]]:
         """Enqueue one task for each tuple of arguments, or dict of arguments by name; all of them, or none."""

@@ -16,7 +16,6 @@ from bullpen import primitives
 from bullpen.errors import InvalidOptionType, QueueError, TaskNotFound
 from bullpen.queue.clients import Clients
 from bullpen.queue.new_tasks import NewTasks
-from bullpen.storage.port import Storage
 from bullpen.tasks.hooks import Around
 from bullpen.tasks.options import CALL_NAMES, TaskOptions
 from bullpen.tasks.registry import Registry
@@ -63,15 +62,15 @@ class Store:
             coroutine.close()
         raise InvalidOptionType("connection", connection, f"one for sync code; with this one, await a{name}()")
 
-    async def add(
+    def add(
         self, options: TaskOptions, func_path: str, payloads: Sequence[bytes], keys: Keys = None
-    ) -> list[tuple[str, bool]]:
+    ) -> Coroutine[Any, Any, list[tuple[str, bool]]]:
         """Keep new tasks, all or none of them; the id of each, and whether it is new. `keys`: those of each, if they
         depend on its arguments.
         """
         if self.registry.hooks.around_enqueue:
-            return await self._add_surrounded(options, func_path, payloads, keys)
-        return await self._add(options, func_path, payloads, keys)
+            return self._add_surrounded(options, func_path, payloads, keys)
+        return self._add(options, func_path, payloads, keys)
 
     async def _add_surrounded(
         self, options: TaskOptions, func_path: str, payloads: Sequence[bytes], keys: Keys
@@ -104,7 +103,10 @@ class Store:
         if options.connection is not None:
             return await self._add_in(options, func_path, payloads, keys)
         storage = self.clients.at_hand() or await self.clients.get()
-        same = await self._common(storage, options, func_path)
+        if options.is_relative:
+            same = options.new_task("", func_path, b"", await storage.now())
+        else:
+            same = self._common(options, func_path)
         ids = self._new_ids(len(payloads))
         tasks = [replace(same, id=task_id, payload=payload) for task_id, payload in zip(ids, payloads, strict=True)]
         if keys is not None:
@@ -129,10 +131,8 @@ class Store:
         kept = await _answer(storage.add_in(connection, tasks, options.duplicates), connection)
         return [(there, there == task_id) for there, task_id in zip(kept, ids, strict=True)]
 
-    async def _common(self, storage: Storage, options: TaskOptions, func_path: str) -> Task:
+    def _common(self, options: TaskOptions, func_path: str) -> Task:
         """What all tasks with these options have in common; mostly the same as for the call before."""
-        if options.is_relative:
-            return options.new_task("", func_path, b"", await storage.now())
         latest_options, latest_path, same = self._latest
         if latest_options is not options or latest_path != func_path:
             same = options.new_task("", func_path, b"")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 RANDOM_BITS = 74
 _RANDOM_MASK = (1 << RANDOM_BITS) - 1
 _NODE_MASK = (1 << 48) - 1  # of the last part of a UUID
@@ -20,18 +22,25 @@ def next_ordinal(previous: int, unix_ms: int, luck: int) -> int:
 def as_uuids7(ordinal: int, count: int) -> list[str]:
     """The UUIDs of an ordinal and those that follow it. Most differ in their last part only."""
     last = ordinal & _NODE_MASK
-    if count == 1 or last + count > _NODE_MASK:
+    if last + count > _NODE_MASK:
         return [as_uuid7(ordinal + step) for step in range(count)]
-    head = as_uuid7(ordinal)[:24]
+    head = _head(ordinal >> 48)
+    if count == 1:
+        return [f"{head}{last:012x}"]
     return [f"{head}{node:012x}" for node in range(last, last + count)]
 
 
 def as_uuid7(ordinal: int) -> str:
     """The ordinal as a UUID in its usual form. Ordinals and their UUIDs sort alike."""
-    return "%08x-%04x-7%03x-%04x-%012x" % (  # noqa: UP031 — the faster spelling
-        ordinal >> 90,
-        (ordinal >> 74) & 0xFFFF,
-        (ordinal >> 62) & 0xFFF,
-        0x8000 | ((ordinal >> 48) & 0x3FFF),
-        ordinal & _NODE_MASK,
+    return f"{_head(ordinal >> 48)}{ordinal & _NODE_MASK:012x}"
+
+
+@lru_cache(maxsize=1)
+def _head(high: int) -> str:
+    """All but the last part, of the high bits of an ordinal; mostly the same as for the one before."""
+    return "%08x-%04x-7%03x-%04x-" % (  # noqa: UP031 — the faster spelling
+        high >> 42,
+        (high >> 26) & 0xFFFF,
+        (high >> 14) & 0xFFF,
+        0x8000 | (high & 0x3FFF),
     )

@@ -175,6 +175,7 @@ class Place:
         self.path = path
         self.synchronous = synchronous
         self.busy_timeout = busy_timeout
+        self._name = str(path)  # to look at it often
         self._identity: tuple[int, int] | None = None
 
     def connect(self) -> sqlite3.Connection:
@@ -187,7 +188,7 @@ class Place:
     def check_still_there(self) -> None:
         """What is written into a file that was removed would be lost without a word."""
         try:
-            found = os.stat(self.path)
+            found = os.stat(self._name)
         except OSError as error:
             raise StorageCorrupt("the file was removed while it was in use", storage=str(self.path)) from error
         identity = (found.st_dev, found.st_ino)
@@ -206,13 +207,15 @@ class WriteLock:
     def acquire(self, timeout: float) -> bool:
         if fcntl is None:  # pragma: no cover - Windows
             return True
-        deadline, nap = time.monotonic() + timeout, _LONGEST_NAP / 16
+        deadline, nap = 0.0, _LONGEST_NAP / 16
         while True:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
             except BlockingIOError:
-                if time.monotonic() >= deadline:
+                now = time.monotonic()
+                deadline = deadline or now + timeout
+                if now >= deadline:
                     return False
             time.sleep(nap)
             nap = min(nap * 2, _LONGEST_NAP)

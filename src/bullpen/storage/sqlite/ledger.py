@@ -22,11 +22,11 @@ from bullpen.storage.sqlite.rows import (
     Row,
     changes_of,
     is_plain,
-    likeness,
     row_of,
     shared_of,
     task_of,
     terms_of,
+    without_self,
 )
 from bullpen.tasks.task import (
     FAILED,
@@ -118,10 +118,11 @@ class Ledger:
         now = self.now
         kept = [msgspec.structs.replace(task, created_at=now, eta=max(task.eta, 0.0) or now) for task in tasks]
         self.heard.update({task.queue for task in kept})
-        if all(map(is_plain, kept)):
+        runs = [(same, list(alike)) for same, alike in groupby(kept, without_self)]
+        if all(is_plain(same) for same, _ in runs):
             added = 0
-            for _, alike in groupby(kept, likeness):
-                added += self._add_alike(list(alike))
+            for same, alike in runs:
+                added += self._add_alike(same, alike)
         elif all(task.unique_key is None for task in kept):
             added = self._db.executemany(_ADD, [row_of(task, self._ahead) for task in kept]).rowcount
         else:
@@ -150,11 +151,11 @@ class Ledger:
         others = self._tasks(_WITH_KEY, (task.unique_key, task.queue))
         return next((other for other in others if has_key(other, self.now)), None)
 
-    def _add_alike(self, tasks: Sequence[Task]) -> int:
+    def _add_alike(self, same: Task, tasks: Sequence[Task]) -> int:
         """Add plain tasks that differ in their ids and payloads only; how many were not there yet."""
-        shared = shared_of(tasks[0])
+        shared = shared_of(same)
         added = 0
-        for some in _in_portions(tasks):
+        for some in _in_portions(tasks) if len(tasks) > _MOST_TOGETHER else (tasks,):
             values = list(shared)
             for task in some:
                 values += (task.id, task.payload)

@@ -110,7 +110,7 @@ class Line:
     # The leader.
 
     def _lead(self, own: ThreadJob | None = None) -> None:
-        """Run what waits, and tell those who wait for it. `own`: that of this thread."""
+        """Run what waits, and tell those who wait for it. `own`: that of this thread, which need not be told."""
         group: list[Job] = []
         try:
             with self.lock:
@@ -129,14 +129,16 @@ class Line:
                     self._leader = 0
         finally:
             try:
-                self._tell(group)
+                self._tell(group, own)
             except BaseException:  # interrupted
-                self._tell(group)
+                self._tell(group, own)
                 raise
 
-    def _tell(self, group: list[Job]) -> None:
-        deliver(group)
-        self._hand_on()
+    def _tell(self, group: list[Job], own: ThreadJob | None) -> None:
+        if len(group) > 1 or own is None:
+            deliver(group)
+        if self._jobs:
+            self._hand_on()
 
     def _take(self, group: list[Job], *, durable: bool = True) -> None:
         """Add to `group` what waits; if it is not `durable`, nothing that has to be."""
@@ -162,7 +164,7 @@ class Line:
 
     def _hand_on(self) -> None:
         """Wake somebody who waits for something that nobody has taken yet, if there is anybody."""
-        if not self._jobs or self._leader:
+        if self._leader:
             return
         for job in tuple(self._jobs):
             if isinstance(job, ThreadJob):

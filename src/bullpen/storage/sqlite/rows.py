@@ -7,10 +7,10 @@ a function share: it is encoded and decoded once for all of them.
 from __future__ import annotations
 
 import math
-from operator import attrgetter
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from bullpen.tasks.retry import Backoff
 from bullpen.tasks.schedule import Schedule
@@ -118,23 +118,9 @@ def is_plain(task: Task) -> bool:
     )
 
 
-# Plain tasks that are alike in these have the same `SHARED`.
-likeness = attrgetter(
-    "queue",
-    "priority",
-    "eta",
-    "created_at",
-    "result_ttl",
-    "func_path",
-    "codec",
-    "interval",
-    "max_retries",
-    "backoff",
-    "timeout",
-    "at_most_once",
-    "on_failure",
-    "schedule",
-)
+def without_self(task: Task) -> Task:
+    """What a task has in common with those that were enqueued together with it."""
+    return replace(task, id="", payload=b"")
 
 
 def shared_of(task: Task) -> Row:

@@ -34,6 +34,7 @@ class Bell:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._name = str(folder)  # to look at it often
         self._ears: set[Ear] = set()
         self._socket: socket.socket | None = None
         self._others: list[str] = []
@@ -43,9 +44,12 @@ class Bell:
         ears = list(self._ears)
         for ear in ears:
             ear.tell(queues, tasks)
+        listed = self._listed()
+        if not listed:
+            return
         own = {ear.name for ear in ears}
         message = b""
-        for name in self._listed():
+        for name in listed:
             if name not in own:
                 message = message or _encode((list(queues), list(tasks) if len(tasks) <= _MOST_IDS else None))
                 self._send(message, name)
@@ -53,9 +57,9 @@ class Bell:
     def _listed(self) -> list[str]:
         """The sockets there are. The folder is read again only when something in it has changed."""
         try:
-            changed_at = os.stat(self._folder).st_mtime_ns
+            changed_at = os.stat(self._name).st_mtime_ns
             if changed_at != self._listed_at:
-                self._others = [name for name in os.listdir(self._folder) if name.endswith(_ENDING)]
+                self._others = [name for name in os.listdir(self._name) if name.endswith(_ENDING)]
                 self._listed_at = changed_at
         except OSError:
             return []

@@ -108,7 +108,8 @@ class SqliteStorage:
     async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
         if not tasks:
             return []
-        return await self._write(Add(tasks) if duplicates is RETURN else lambda ledger: ledger.add(tasks, duplicates))
+        work = Add(tasks) if duplicates is RETURN else lambda ledger: ledger.add(tasks, duplicates)
+        return await self._shared().writer.submit(work, self._clock)
 
     def add_in(self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[str]:
         return add_in(connection, self.path, tasks, duplicates, self._clock)

@@ -137,7 +137,7 @@ class Writer(Line):
                 _confirm(jobs)
                 raise  # this thread was interrupted
             self._roll_back(error)
-            if begun and len(jobs) > 1 and not committed:
+            if len(jobs) > 1 and not committed and (begun or not is_of_store(error)):
                 return error
             self.fail_all(jobs, error)
         else:
