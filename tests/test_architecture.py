@@ -70,7 +70,8 @@ LAYERS = [
         "runtimes.process.child",
         "errors runtimes.process.calls runtimes.process.wire runtimes.process.failures runtimes.process.refusals",
     ),
-    Layer("runtimes.process.zygote", "runtimes.process.child runtimes.process.wire"),
+    Layer("runtimes.process.orphans"),
+    Layer("runtimes.process.zygote", "runtimes.process.child runtimes.process.orphans runtimes.process.wire"),
     Layer("pool", f"{GROUND} telemetry core runtimes.port runtimes.open"),
     # Where tasks live.
     Layer("storage", "storage.port"),

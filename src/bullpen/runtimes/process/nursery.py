@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from bullpen import primitives
-from bullpen.runtimes.process import wire
+from bullpen.runtimes.process import orphans, wire
 from bullpen.runtimes.process.switchboard import Channel, switchboard
 from bullpen.runtimes.process.zygote import BOOT
 
@@ -77,6 +77,7 @@ class Nursery:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), death),
                 process_group=0,  # so that Ctrl-C goes past it
+                env={**self._environment, orphans.VARIABLE: orphans.mark()},
             )
         except BaseException:
             mine.close()

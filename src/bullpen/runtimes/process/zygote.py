@@ -3,7 +3,7 @@
 It imports the modules of `preload` once and forks workers that have them; or, for `start="spawn"`, starts fresh
 interpreters. It knows of each worker's end first, and then ends whatever the worker has left in its process group. When
 the app is gone, however that came, it kills all workers and everything that they have started: as a *subreaper* it
-inherits those whose own parents died.
+inherits those whose own parents died. What an earlier app has left, because its keeper was killed with it, is swept.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bullpen.runtimes.process import child, wire
+from bullpen.runtimes.process import child, orphans, wire
 
 PR_SET_CHILD_SUBREAPER = 36
+SWEEP_WHEN_IDLE = 0.1  # seconds without anything to do, before it looks for what others have left
+SWEEP_AFTER = 1.0  # seconds, however much there is to do
 BOOT = (
     "import sys; sys.path[:] = sys.argv[1].split(chr(10)); "
     "from bullpen.runtimes.process.{0} import main; main()"  # by name: nothing of it shall be called `__main__`
@@ -70,8 +73,14 @@ class Zygote:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
+        begun = time.monotonic()
+        swept = False
         while True:
-            for fd, _ in poll.poll():
+            ready = poll.poll(None if swept else SWEEP_WHEN_IDLE * 1000)
+            if not swept and (not ready or time.monotonic() > begun + SWEEP_AFTER):
+                orphans.sweep()
+                swept = True
+            for fd, _ in ready:
                 if fd == self._woken:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._woken, 4096)

@@ -1,0 +1,98 @@
+"""What an earlier run has left behind: found by a mark in its environment, and ended.
+
+Every worker, and whatever it starts, has a mark that says which app it belongs to: its process id, when it started, on
+which boot and in which namespace of ids. Normally nothing survives an app. If its keeper was killed together with it,
+what workers had started may. The next keeper that starts ends those whose app is dead, and nobody else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+VARIABLE = "BULLPEN_APP"
+
+
+def mark() -> str:
+    """The mark of this process's children; "" where there is no /proc."""
+    try:
+        return f"{_namespace('self')}/{_boot()}/{os.getpid()}/{_started_at(os.getpid())}/{os.urandom(8).hex()}"
+    except (OSError, ValueError):
+        return ""
+
+
+def sweep() -> list[int]:
+    """Kill the processes of this user whose app is dead; who they were."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return []
+    return [pid for pid in _pids() if pid != os.getpid() and _kill_if_orphan(pid)]
+
+
+def _kill_if_orphan(pid: int) -> bool:
+    """Everything is looked at again once there is a descriptor of the process: its id may be another's meanwhile."""
+    try:
+        if not _is_orphan(pid):
+            return False
+        descriptor = os.pidfd_open(pid)
+    except (OSError, ValueError):
+        return False
+    try:
+        if not _is_orphan(pid):
+            return False
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except (OSError, ValueError):
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _is_orphan(pid: int) -> bool:
+    found = _mark_of(pid)
+    if found is None:
+        return False
+    namespace, boot, app, started_at, _ = found
+    if namespace != _namespace("self") or namespace != _namespace(str(pid)) or boot != _boot():
+        return False  # its app has an id that means nothing here
+    return not _is_alive(int(app), int(started_at))
+
+
+def _mark_of(pid: int) -> list[str] | None:
+    for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        if name == VARIABLE.encode():
+            parts = value.decode(errors="replace").split("/")
+            return parts if len(parts) == 5 else None
+    return None
+
+
+def _is_alive(pid: int, started_at: int) -> bool:
+    try:
+        return _started_at(pid) == started_at
+    except (OSError, ValueError):
+        return False
+
+
+def _started_at(pid: int) -> int:
+    """In ticks since the boot; of one that is dead but not buried, an error."""
+    state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    if state in "ZX":
+        raise ValueError(pid)
+    return int(fields[18])
+
+
+def _namespace(pid: str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/pid")
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _pids() -> Iterator[int]:
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            yield int(name)

@@ -1,0 +1,127 @@
+"""What an earlier run has left behind is ended by the next one, and nobody else's processes are touched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bullpen import Pool
+from bullpen.runtimes.process import orphans
+from tests.scenarios.process_support import eventually, is_alive, read_pid
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"),
+]
+
+APP = """
+import os, subprocess, sys, time
+from pathlib import Path
+from bullpen import Pool
+
+def start_another(folder):
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    for name, pid in (("child", child.pid), ("worker", os.getpid()), ("keeper", os.getppid())):
+        draft = Path(folder, f"{name}.draft")
+        draft.write_text(str(pid))
+        draft.rename(Path(folder, name))
+    time.sleep(600)
+
+if __name__ == "__main__":
+    with Pool(1, runtime="process") as pool:
+        pool.do(start_another, sys.argv[1])
+"""
+
+
+class App:
+    """One that runs a worker, which has started something in a session of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        script = folder / "app.py"
+        script.write_text(APP)
+        self.process = subprocess.Popen([sys.executable, script, folder])
+        self.child, self.worker, self.keeper = (read_pid(folder / name) for name in ("child", "worker", "keeper"))
+
+    def kill(self) -> None:
+        """With its keeper, which cannot tidy up then."""
+        os.kill(self.keeper, signal.SIGSTOP)
+        self.process.kill()
+        self.process.wait()
+        os.kill(self.keeper, signal.SIGKILL)
+        eventually(lambda: not is_alive(self.worker))
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        eventually(lambda: not is_alive(self.keeper))
+        if is_alive(self.child):
+            os.kill(self.child, signal.SIGKILL)
+
+
+def test_the_next_start_ends_what_a_killed_app_has_left_and_nothing_of_a_living_one(tmp_path: Path) -> None:
+    living, killed = App(tmp_path / "living"), App(tmp_path / "killed")
+    try:
+        killed.kill()
+        assert is_alive(killed.child), "there is nothing to sweep, so this test shows nothing"
+        with Pool(1, runtime="process") as pool:
+            assert pool.do(pow, 2, 2) == 4
+            eventually(lambda: not is_alive(killed.child))
+            time.sleep(0.2)
+        assert is_alive(living.child)
+        assert is_alive(living.worker)
+        assert is_alive(living.keeper)
+    finally:
+        living.end()
+        killed.end()
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [(0, "pid:[1]"), (1, "another boot"), (2, None), (3, None)],
+    ids=["another namespace", "another boot", "alive", "alive, of the right age"],
+)
+def test_only_who_certainly_belongs_to_a_dead_app_is_an_orphan(part: int, other: str | None) -> None:
+    mine = orphans.mark().split("/")
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    parts = [*mine[:2], str(dead.pid), "1", mine[4]]
+    if other is None:
+        parts[2:4] = mine[2:4]
+    else:
+        parts[part] = other
+    sleeper = subprocess.Popen(["sleep", "600"], env={**os.environ, orphans.VARIABLE: "/".join(parts)})
+    certain = subprocess.Popen(
+        ["sleep", "600"], env={**os.environ, orphans.VARIABLE: "/".join([*mine[:2], str(dead.pid), "1", "x"])}
+    )
+    try:
+        eventually(lambda: orphans.VARIABLE.encode() in Path(f"/proc/{sleeper.pid}/environ").read_bytes())
+        eventually(lambda: orphans.VARIABLE.encode() in Path(f"/proc/{certain.pid}/environ").read_bytes())
+        swept = orphans.sweep()
+        assert certain.pid in swept
+        assert sleeper.pid not in swept
+        assert sleeper.poll() is None
+    finally:
+        for process in (sleeper, certain):
+            process.kill()
+            process.wait()
+
+
+def test_an_id_that_was_given_to_another_process_is_not_the_app() -> None:
+    """The app is told by its id and the time of its start together."""
+    mine = orphans.mark().split("/")
+    parts = [*mine[:3], str(int(mine[3]) - 1), mine[4]]
+    orphan = subprocess.Popen(["sleep", "600"], env={**os.environ, orphans.VARIABLE: "/".join(parts)})
+    try:
+        eventually(lambda: orphans.VARIABLE.encode() in Path(f"/proc/{orphan.pid}/environ").read_bytes())
+        assert orphan.pid in orphans.sweep()
+        assert orphan.wait(30) == -signal.SIGKILL
+    finally:
+        orphan.kill()
+        orphan.wait()
