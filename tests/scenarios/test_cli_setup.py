@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bullpen import TaskQueue, WorkerPool
+from bullpen.cli import bench
 from bullpen.cli.main import main
 from bullpen.storage.open import open_storage
 from bullpen.storage.port import HasConcerns, HasSchema
@@ -221,3 +222,34 @@ def test_tasks_that_the_new_code_cannot_run_are_found(
         queue.cancel(*(task.id for task in queue.list() if task.name != "new_code.fine"))
     assert run("check", "new_code")[:2] == (0, "all of 1 queued tasks fit the code\n")
     assert run("check", "nowhere")[0] == 2
+
+
+# Bench.
+
+
+def test_a_store_is_measured_and_nothing_is_left(desk: Desk) -> None:
+    job = desk.mail.enqueue("ada")
+    measures = desk.json("bench", "--tasks", "400")["measures"]
+    assert [(one["what"].partition(",")[0], one["tasks"]) for one in measures] == [
+        ("enqueue", 200),
+        ("enqueue", 200),
+        ("claim", 100),
+        ("settle and claim", 400),
+    ]
+    assert all(one["tasks_per_second"] > 0 for one in measures)
+    assert [task.id for task in desk.queue.list()] == [job.id]
+    assert list(desk.queue.counts()) == ["mail"]
+
+
+def test_two_measurements_do_not_spoil_each_other_and_leftovers_are_cleared_away(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db?synchronous=normal"
+    with TaskQueue(url) as queue:
+        queue.enqueue("bullpen.bench", elsewhere=True, queue=bench.QUEUE)
+        code, _, err = run("bench", "--url", url)
+        assert (code, "somebody else measures" in err) == (1, True)
+        monkeypatch.setattr(bench, "FRESH", 0.0)
+        code, out, _ = run("bench", "--tasks", "400", "--url", url)
+        assert (code, "settle and claim, 100 at once" in out) == (0, True)
+        assert queue.counts() == {}

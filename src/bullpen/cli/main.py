@@ -15,7 +15,9 @@ from typing import Any
 
 from bullpen import __version__
 from bullpen.cli import (
+    bench,
     check,
+    completion,
     config,
     demo,
     doctor,
@@ -53,11 +55,13 @@ COMMANDS: tuple[Command | Group, ...] = (
     migrate.COMMAND,
     move.COMMAND,
     probe.COMMAND,
+    bench.COMMAND,
     config.COMMAND,
+    completion.COMMAND,
     demo.GROUP,
 )
 
-NAME_A_STORE = ("status", "tasks", "why", "queues", "workers", "doctor", "migrate")
+NAME_A_STORE = ("status", "tasks", "why", "queues", "workers", "doctor", "migrate", "bench")
 
 EXIT_CODES = """\
 exit codes: 0 done, 1 it failed, 2 the command line is wrong, 3 there is no such task,

@@ -1,0 +1,187 @@
+"""`bullpen bench`: how fast a store is from here, in a queue of its own, of which nothing is left."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from bullpen.cli import store
+from bullpen.cli.arguments import whole
+from bullpen.cli.command import Command, CommandError, ExitCode
+from bullpen.cli.output import duration, show, show_json, table, text
+from bullpen.cli.progress import Progress
+from bullpen.cli.stopped import Stopped
+from bullpen.cli.terminal import Span
+from bullpen.queue.ids import new_ids
+from bullpen.storage.port import Storage, TaskFilter
+from bullpen.tasks.task import PENDING, RUNNING, Settlement, Task, cancel, succeed
+
+QUEUE = "bullpen-bench"
+WORKER = "bullpen-bench"
+PAYLOAD = b'{"args": ["somebody@example.org", 12345], "kwargs": {}}'
+ONE_BY_ONE = 200
+BATCH = 100
+LEASE = 60.0
+FRESH = 60.0  # seconds: younger tasks in the queue are somebody else's
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tasks", type=whole(2 * ONE_BY_ONE, 1_000_000), default=5000, metavar="N", help="so many (default: 5000)"
+    )
+    store.add_arguments(parser)
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was done again and again."""
+
+    what: str
+    tasks: int
+    seconds: float
+    calls: tuple[float, ...]  # seconds that each call took
+
+    @property
+    def rate(self) -> float:
+        return self.tasks / self.seconds
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "tasks": self.tasks,
+            "seconds": self.seconds,
+            "tasks_per_second": self.rate,
+            "calls": len(self.calls),
+            "median_call_seconds": statistics.median(self.calls),
+            "slowest_call_seconds": max(self.calls),
+        }
+
+
+def run(arguments: argparse.Namespace) -> int:
+    stopped = Stopped()
+    with store.find_queue(arguments) as queue, stopped.by_signals():
+        store.refuse_memory(queue.storage)
+        address = store.address_of(queue.storage)
+        with Progress("measuring", 2 * arguments.tasks, quiet=arguments.json) as progress:
+            storage = queue.storage.another() or queue.storage
+            measures = asyncio.run(measure(storage, arguments.tasks, progress.advance, stopped))
+    if stopped:
+        return 128 + (stopped.signal or 0)
+    if arguments.json:
+        show_json({"store": address, "measures": [one.document() for one in measures]})
+    else:
+        show([(Span(address, "strong"),), (), *table(("", "tasks/s", "a call takes", "at most"), _rows(measures)), ()])
+        show([text("By one client, from this machine; the queue of this measurement is empty again.", style="quiet")])
+    return ExitCode.OK
+
+
+def _rows(measures: Sequence[Measure]) -> list[tuple[Span, ...]]:
+    return [
+        (
+            Span(one.what),
+            Span(f"{one.rate:.0f}", "strong"),
+            Span(duration(statistics.median(one.calls))),
+            Span(duration(max(one.calls)), "quiet"),
+        )
+        for one in measures
+    ]
+
+
+async def measure(storage: Storage, tasks: int, progress: Callable[[int], object], stopped: Stopped) -> list[Measure]:
+    await storage.open()
+    try:
+        await _make_room(storage)
+        try:
+            return await _measure(storage, tasks, progress, stopped)
+        finally:
+            await clean(storage)
+    finally:
+        await storage.close()
+
+
+async def _make_room(storage: Storage) -> None:
+    left = await storage.list(TaskFilter(queues=(QUEUE,)), limit=1000)
+    if left and await storage.now() - max(task.created_at for task in left) < FRESH:
+        raise CommandError(f"somebody else measures: there are new tasks in the queue {QUEUE!r}; try again in a minute")
+    await clean(storage)
+
+
+async def _measure(storage: Storage, tasks: int, progress: Callable[[int], object], stopped: Stopped) -> list[Measure]:
+    async def add(count: int) -> int:
+        await storage.add([_task(task_id) for task_id in new_ids(count)])
+        return count
+
+    held: list[Task] = []
+
+    async def claim(_: int) -> int:
+        claimed = await exchange([])
+        held.extend(claimed)
+        return len(claimed)
+
+    async def settle_and_claim(_: int) -> int:
+        settlements = [succeed(task, b"null") for task in held]
+        held[:] = await exchange(settlements)
+        return len(settlements)
+
+    async def exchange(settlements: Sequence[Settlement]) -> Sequence[Task]:
+        (claim_id,) = new_ids(1)
+        done = await storage.exchange(
+            settlements, worker=WORKER, queues=(QUEUE,), limit=BATCH, lease=LEASE, claim_id=claim_id
+        )
+        return done.claimed
+
+    measures = []
+    for what, many, size, call in (
+        ("enqueue, one by one", ONE_BY_ONE, 1, add),
+        (f"enqueue, {BATCH} at once", tasks - ONE_BY_ONE, BATCH, add),
+        (f"claim, {BATCH} at once", tasks // 4, BATCH, claim),
+        (f"settle and claim, {BATCH} at once", tasks, BATCH, settle_and_claim),
+    ):
+        if stopped:
+            break
+        measures.append(await _time(what, many, size, call, progress, stopped))
+    return measures
+
+
+async def _time(
+    what: str,
+    many: int,
+    size: int,
+    call: Callable[[int], Awaitable[int]],
+    progress: Callable[[int], object],
+    stopped: Stopped,
+) -> Measure:
+    calls: list[float] = []
+    done = 0
+    while done < many and not stopped:
+        began = time.perf_counter()
+        advanced = await call(min(size, many - done))
+        calls.append(time.perf_counter() - began)
+        done += advanced
+        progress(advanced)
+        if not advanced:
+            break
+    return Measure(what=what, tasks=done, seconds=sum(calls), calls=tuple(calls))
+
+
+def _task(task_id: str) -> Task:
+    return Task(id=task_id, func_path="bullpen.bench", payload=PAYLOAD, queue=QUEUE)
+
+
+async def clean(storage: Storage) -> None:
+    """Forget every task of the queue."""
+    which = TaskFilter(queues=(QUEUE,))
+    while page := await storage.list(which, limit=1000):
+        running = [cancel(task) for task in page if task.status is RUNNING]
+        if running:
+            await storage.exchange(running, worker=WORKER, queues=(), limit=0, lease=LEASE, claim_id="none")
+        await storage.remove([task for task in page if task.status is PENDING])
+        await storage.delete([task.id for task in page])
+
+
+COMMAND = Command("bench", "Measure how fast a store is from here.", add_arguments, run)
