@@ -48,6 +48,7 @@
     │   ├── TaskCancelled                   … but the task was cancelled
     │   ├── ResultDropped                   … and the task succeeded, but its result could not be kept
     │   ├── LeaseLost                       this attempt is over: the task went to another worker
+    │   ├── TasksLeft                       a worker had to stop while its store did not answer; has what it left
     │   └── NoCurrentTask (RuntimeError)    `current_task()` was called outside a task
     ├── TaskSignal                          raised by your own tasks, to say what is to become of them
     │   ├── Retry                           try again, after a delay of its own
@@ -532,6 +533,22 @@ class LeaseLost(QueueError):
         self.task = task
         self.attempt = attempt
         super().__init__(f"attempt {attempt} of task {task} is over: it is settled, or went to another worker")
+
+
+class TasksLeft(QueueError):
+    """A worker had to stop while its store did not answer. What it held still counts as running there; other workers
+    take it when its leases are over.
+    """
+
+    def __init__(self, *, worker: str, tasks: tuple[str, ...]) -> None:
+        self.worker = worker
+        self.tasks = tasks
+        count = "1 task" if len(tasks) == 1 else f"{len(tasks)} tasks"
+        named = f"{', '.join(tasks[:3])}{' …' if len(tasks) > 3 else ''}"
+        super().__init__(
+            f"worker {worker!r} has stopped while the store did not answer, and left {count} ({named}): other workers "
+            "run them again when their leases are over"
+        )
 
 
 class NoCurrentTask(QueueError, RuntimeError):

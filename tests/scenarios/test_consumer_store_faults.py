@@ -9,6 +9,7 @@ import pytest
 
 from bullpen import primitives
 from bullpen.consumer.worker_pool import AsyncWorkerPool
+from bullpen.errors import TasksLeft
 from bullpen.storage.memory import MemoryStorage
 from bullpen.storage.port import Exchange
 from bullpen.tasks.context import current_task
@@ -327,6 +328,39 @@ def test_what_is_left_behind_when_the_store_is_away_is_said() -> None:
         store.away = True
         await worker.stop(grace=0)
         assert [event.task for event in events if event.kind is Kind.TASK_LOST] == [task_id]
+
+    in_virtual_time(main)
+
+
+def test_a_run_that_ends_in_an_outage_says_what_it_has_left() -> None:
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+
+        async def work() -> None:
+            await asyncio.sleep(1e6)
+
+        task_id = await desk.add(desk.task(work))
+        worker: AsyncWorkerPool = desk.worker(1)
+        running = asyncio.ensure_future(worker.run())
+        await until(lambda: worker.running == 1)
+        store.away = True
+        worker.begin_stop(grace=0)
+        with pytest.raises(TasksLeft, match=f"left 1 task .{task_id}.: other workers run them again") as left:
+            await running
+        assert left.value.tasks == (task_id,)
+
+    in_virtual_time(main)
+
+
+def test_a_run_that_ends_in_an_outage_with_nothing_in_hand_ends_in_order() -> None:
+    async def main() -> None:
+        desk = Desk(store := OneLoopStorage())
+        worker: AsyncWorkerPool = desk.worker(1)
+        running = asyncio.ensure_future(worker.run())
+        await until(lambda: worker.ready)
+        store.away = True
+        worker.begin_stop(grace=0)
+        await running
 
     in_virtual_time(main)
 

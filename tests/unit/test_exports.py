@@ -104,6 +104,7 @@ PUBLIC = [
     "TaskQueue",
     "TaskSignal",
     "TaskStatus",
+    "TasksLeft",
     "Timeout",
     "TooManySessions",
     "UnknownTask",

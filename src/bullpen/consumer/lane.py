@@ -101,10 +101,13 @@ class LaneRunner:
         for attempt in list(self.held.values()):
             attempt.interrupt(why)
 
-    def leave_behind(self) -> None:
-        """The store does not answer, and the worker has to stop: others take the tasks when their leases are over."""
+    def leave_behind(self) -> list[str]:
+        """The store does not answer, and the worker has to stop: others take the tasks when their leases are over.
+        Which ones.
+        """
         for attempt in self.held.values():
             self.reports.lost(attempt.task, "the store does not answer; it is left to run again when its lease is over")
+        return [attempt.task.id for attempt in self.held.values()]
 
     def close(self) -> None:
         """After everything was settled or given up. Threads that still run are left behind."""

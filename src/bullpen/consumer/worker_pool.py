@@ -20,7 +20,7 @@ from bullpen.consumer.options import Lanes, WorkerOptions
 from bullpen.consumer.reports import Reports, say
 from bullpen.consumer.scope import WorkerScope
 from bullpen.consumer.signals import StopSignals
-from bullpen.errors import PoolClosed
+from bullpen.errors import PoolClosed, TasksLeft
 from bullpen.pool.options import Seconds, seconds
 from bullpen.storage.port import Storage
 from bullpen.tasks.registry import Registry
@@ -111,7 +111,7 @@ class AsyncWorkerPool:
         self._hurry: asyncio.Event
         self._deadline: float | None = None
         self._stop_early = False  # it was stopped while it started
-        self._failure: BaseException | None = None  # a defect that has ended it
+        self._failure: BaseException | None = None  # a defect that has ended it, or an outage in which it has
 
     # Its life.
 
@@ -231,8 +231,7 @@ class AsyncWorkerPool:
                     serving.cancel()
                 if unsettled:
                     await asyncio.wait(unsettled)
-                    for lane in self._lanes:
-                        lane.leave_behind()
+                    self._leave([task for lane in self._lanes for task in lane.leave_behind()])
             if self._keeper is not None:
                 await self._keeper.stop()
             for lane in self._lanes:
@@ -244,6 +243,10 @@ class AsyncWorkerPool:
             self._enter(WorkerState.STOPPED)
             say(logging.INFO, "%s: worker %s has stopped", self._options.name, self.id)
             self._stopped.set_result(None)
+
+    def _leave(self, tasks: list[str]) -> None:
+        if tasks and self._failure is None:
+            self._failure = TasksLeft(worker=self._options.name, tasks=tuple(tasks))
 
     async def _settled_by_deadline(self) -> None:
         """Until every lane has settled what it holds, or the grace is over, which may be shortened meanwhile."""
@@ -268,7 +271,8 @@ class AsyncWorkerPool:
     async def run(self, started: Callable[[], object] | None = None) -> None:
         """Work until SIGTERM or SIGINT, then stop. The second one releases what runs, the third ends the process.
 
-        `started` is called when it has begun to claim.
+        `started` is called when it has begun to claim. Raises TasksLeft if the store did not answer at the end, and
+        what it held could neither be settled nor released.
         """
         starting: asyncio.Task[None] | None = None
 
