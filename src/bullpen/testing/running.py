@@ -5,8 +5,8 @@
         send_email.enqueue("ada")       # has run when this returns
 
 Claims, retries, results and errors are those of a real worker. A plain function runs on the thread of the caller, so it
-sees the caller's transaction; not if an event loop runs there, or something async surrounds tasks: then it runs on a
-thread, as in a worker. Nothing ends a plain function that takes longer than its timeout.
+sees the caller's transaction; also one that workers run in a process. If an event loop runs there, or something async
+surrounds tasks, it runs on a thread, as in a worker. Nothing ends a plain function that takes longer than its timeout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from bullpen.consumer.attempt import Attempt
-from bullpen.consumer.options import WorkerOptions
+from bullpen.consumer.options import Lane, WorkerOptions
 from bullpen.consumer.reports import Reports
 from bullpen.consumer.scope import WorkerScope
 from bullpen.queue.task_queue import TaskQueue
@@ -90,9 +90,12 @@ def _needs_loop(dependency: Any) -> bool:
 
 
 class _Attempt(Attempt):
-    """An attempt that remembers the error itself."""
+    """An attempt that remembers the error itself, and needs no process."""
 
     error: BaseException | None = None
+
+    def _run_in_process(self) -> None:
+        self._lane.run_on_thread(self)
 
     def _raised(self, error: BaseException) -> Settlement | None:
         self.error = error
@@ -114,6 +117,7 @@ class _Inline:
     def __init__(self, queue: TaskQueue, storage: Storage) -> None:
         self._storage = storage
         self.loop: Any = _get_running_loop() or _Clock()
+        self.lane = Lane(("default",), 1)
         self.registry = queue.registry
         self.scope = WorkerScope(queue.registry)
         self.worker = NAME

@@ -131,6 +131,17 @@ async def test_the_same_in_async_tests(shop: Shop, bullpen_queue: TaskQueue) -> 
         run_until_empty(bullpen_queue)
 
 
+def thread_of_task() -> int:
+    return threading.get_ident()
+
+
+def test_what_workers_run_in_a_process_runs_here_too(shop: Shop, bullpen_queue: TaskQueue) -> None:
+    bullpen_queue.task(name="thread", runtime="process")(thread_of_task)
+    job = bullpen_queue.enqueue("thread")
+    run_until_empty(bullpen_queue, raises=True)
+    assert job.result(0) == threading.get_ident()
+
+
 def test_tasks_without_end_are_noticed(bullpen_queue: TaskQueue, shop: Shop) -> None:
     @bullpen_queue.task(name="again")
     def again() -> None:
