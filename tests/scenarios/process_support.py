@@ -327,6 +327,15 @@ def count_then_fail(limit: int) -> Iterator[int]:
     fail()
 
 
+def count_and_crash(mark: str, after: int) -> Iterator[int]:
+    for number in range(3):
+        if number == after and not Path(mark).exists():
+            Path(mark).touch()
+            time.sleep(0.3)  # what was sent before has come
+            os._exit(1)
+        yield number
+
+
 def yield_a_lock() -> Iterator[Any]:
     yield 1
     yield threading.Lock()

@@ -350,3 +350,34 @@ class TermedThreadCall(ThreadCall):
     """One with terms: of a session, or that may run again if its worker dies."""
 
     __slots__ = ("binds", "crashes", "pinned_to", "terms")
+
+
+class RemoteCall(ThreadCall):
+    """A call of a function in another process, where no context of this one can be."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        lane: ThreadLane,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        future: AsyncFuture[Any] | Bell | None,
+    ) -> None:
+        self.lane = lane
+        self.lock = lane.state_lock()
+        self.fn = fn
+        self.args = args
+        self.kwargs = kwargs or None
+        self.state = QUEUED
+        self.timing = None
+        self.future = future
+
+    function = Request.function
+
+
+class TermedRemoteCall(RemoteCall):
+    """One with terms: of a session, or that may run again if its worker dies."""
+
+    __slots__ = ("binds", "crashes", "pinned_to", "terms")

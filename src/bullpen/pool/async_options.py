@@ -26,6 +26,7 @@ from bullpen.pool.options import (
 )
 from bullpen.pool.options import restart_limit as checked_restart_limit
 from bullpen.pool.startup import InitializationDelegate
+from bullpen.runtimes.port import Runtime, by_name_only
 from bullpen.telemetry.catalogue import Event
 
 DEFAULT_MAX_WORKERS = 100
@@ -36,6 +37,7 @@ def lane_options(
     threads: int | None,
     name: str,
     *,
+    runtime: str | Runtime,
     worker: Callable[[], Any] | None,
     min_workers: int | None,
     min_threads: int | None,
@@ -93,7 +95,7 @@ def lane_options(
             "None unless worker= has coroutine methods: a place on the loop that keeps nothing is there when it is "
             "needed; threads have min_threads",
         )
-    if worker is None and capacity != 1:
+    if worker is None and capacity != 1 and not by_name_only(runtime):
         at_least("capacity", capacity, 1)
         raise InvalidOption(
             "capacity",
@@ -135,9 +137,9 @@ def lane_options(
     }
     for_threads = PoolOptions(
         max_workers=threads,
-        min_workers=_either(min_threads, threads if on_threads else 0),
+        min_workers=_either(min_threads, threads if on_threads or by_name_only(runtime) else 0),
         name=f"{name}-threads" if isinstance(name, str) else name,
-        runtime="thread",
+        runtime=runtime,
         thread_name_prefix=thread_name_prefix,
         initializer=initializer,
         initargs=arguments("initargs", initargs),

@@ -33,7 +33,7 @@ from bullpen.pool.lane import Lane, Lanes
 from bullpen.pool.options import Seconds, WhenFull, Wrap, at_least, duration, seconds
 from bullpen.pool.startup import InitializationDelegate
 from bullpen.pool.stats import AsyncPoolStats, PoolStats, SessionInfo, WorkerInfo
-from bullpen.runtimes.port import CAPABILITIES, coroutine_request
+from bullpen.runtimes.port import CAPABILITIES, Runtime, coroutine_request
 from bullpen.telemetry.catalogue import Event
 
 P = ParamSpec("P")
@@ -48,7 +48,8 @@ class AsyncPool:
     `threads` threads. It belongs to the first loop that it is used on.
 
     With `worker=Client` each worker keeps a `Client()` of its own, whose methods are called by name: on the loop if it
-    has coroutine methods, else on threads. `wrap` is called around every function, `awrap` around every coroutine.
+    has coroutine methods, else on threads. With `runtime="process"`, or a `Runtime`, processes take the place of
+    threads, as many as `threads` says. `wrap` is called around every function, `awrap` around every coroutine.
 
     >>> async with AsyncPool(100, max_queue=1000) as pool:                   # doctest: +SKIP
     ...     answer = await pool.using(timeout=2).do(fetch, url)
@@ -60,6 +61,7 @@ class AsyncPool:
         max_workers: int | None = None,
         *,
         threads: int | None = None,
+        runtime: str | Runtime = "thread",
         worker: Callable[[], Any] | None = None,
         min_workers: int | None = None,
         min_threads: int | None = None,
@@ -100,6 +102,7 @@ class AsyncPool:
             max_workers,
             threads,
             name,
+            runtime=runtime,
             worker=worker,
             min_workers=min_workers,
             min_threads=min_threads,
@@ -140,7 +143,8 @@ class AsyncPool:
         self._threads = lanes.threads
         calls = for_coroutines.call_options()
         self._view = AsyncPoolView(lanes, calls)
-        self._plain = max_queue is None and wrap is None and awrap is None and not calls.limits.any
+        special = wrap is not None or awrap is not None or lanes.threads.is_remote
+        self._plain = max_queue is None and not special and not calls.limits.any
         weakref.finalize(self, lanes.pool_is_gone).atexit = False
 
     # Work.

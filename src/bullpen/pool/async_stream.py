@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from bullpen import primitives
 from bullpen.core.request import Request
 from bullpen.pool.async_call import AsyncFuture
-from bullpen.runtimes.port import current_coroutine, current_request
+from bullpen.runtimes.port import ProducesItems, current_coroutine, current_request
 
 if TYPE_CHECKING:
     from bullpen.pool.async_view import AsyncPoolView
@@ -43,6 +44,8 @@ class AsyncStream(Generic[T]):
         self._channel: _LoopChannel | _ThreadChannel
         if self._lane is lanes.coroutines:
             self._channel = _LoopChannel(lanes.home, size)
+        elif lanes.threads.is_remote:
+            self._channel = _RemoteChannel(lanes.home, size)
         else:
             self._channel = _ThreadChannel(lanes.home, size)
         self._future: AsyncFuture[None] | None = None
@@ -80,8 +83,12 @@ class AsyncStream(Generic[T]):
         channel, view = self._channel, self._view
         args, kwargs = self._args, self._kwargs
         self._args, self._kwargs = (), {}
-        future = await view.offer_patiently(self._lane, Pump(channel, self._fn), args, kwargs)
+        remote = channel if isinstance(channel, _RemoteChannel) else None
+        pump = Pump(channel, self._fn) if remote is None else RemotePump(remote, self._fn)
+        future = await view.offer_patiently(self._lane, pump, args, kwargs)
         self._future = future
+        if remote is not None:
+            remote.belongs_to(future.call)
         future.add_done_callback(channel.generator_ended)
 
     async def aclose(self) -> None:
@@ -128,6 +135,32 @@ class Pump:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._channel.pump(self._fn(*args, **kwargs))
+
+
+class RemotePump(ProducesItems):
+    """The same in another process: what the function yields is brought here by the runtime."""
+
+    __slots__ = ("__name__", "__qualname__", "_channel", "fn")
+
+    def __init__(self, channel: _RemoteChannel, fn: Any) -> None:
+        self._channel = channel
+        self.fn = fn
+        self.__name__ = str(getattr(fn, "__name__", None) or fn)
+        self.__qualname__ = str(getattr(fn, "__qualname__", None) or fn)
+
+    @property
+    def needs_instance(self) -> bool:
+        return bool(getattr(self.fn, "needs_instance", False))
+
+    @property
+    def room(self) -> int:  # type: ignore[override]
+        return self._channel.size
+
+    def take(self, item: Any, wake: Callable[[], object]) -> bool | None:
+        return self._channel.offer(item, wake)
+
+    def __call__(self) -> NoReturn:
+        raise AssertionError("it runs elsewhere")
 
 
 class _Channel:
@@ -271,3 +304,43 @@ class _ThreadChannel(_Channel):
     def _let_go_on(self) -> None:
         self._waiting = False
         self._gate.release()
+
+
+class _RemoteChannel(_ThreadChannel):
+    """From a generator in another process. Its items come on a thread that must not wait."""
+
+    def __init__(self, home: Home, size: int) -> None:
+        super().__init__(home, size)
+        self._request: Request | None = None
+        self._is_known = False  # to whom it belongs
+        self._wake: Callable[[], object] | None = None  # called when there is room, or nobody wants more
+
+    def belongs_to(self, request: Request | None) -> None:
+        """This is the request; None if it has ended."""
+        with self._lock:
+            self._request = request
+            self._is_known = True
+            self._let_go_on()
+
+    def offer(self, item: Any, wake: Callable[[], object]) -> bool | None:
+        """True if `item` was taken, False if nobody wants more; None: `wake` is called when that can be said."""
+        with self._lock:
+            if self._over:
+                return False
+            if not self._is_known or len(self.items) >= self.size:
+                self._waiting = True
+                self._wake = wake
+                return None
+            if not self.begun:
+                self.begin(self._request)
+            self.items.append(item)
+            tell, self._posted = not self._posted, True
+        if tell:
+            self.home.post(self)
+        return True
+
+    def _let_go_on(self) -> None:
+        self._waiting = False
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()

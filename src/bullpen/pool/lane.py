@@ -21,8 +21,18 @@ from bullpen.core.request import QUEUED, RUNNING, Request, WrappedCall
 from bullpen.core.terms import Terms
 from bullpen.core.timing import TimeLimits, Timing
 from bullpen.core.worker import Worker
-from bullpen.errors import InvalidOptionType, NotCallable
-from bullpen.pool.async_call import AsyncCall, AsyncFuture, Bell, LoopCall, TermedLoopCall, TermedThreadCall, ThreadCall
+from bullpen.errors import InvalidOption, InvalidOptionType, NotCallable
+from bullpen.pool.async_call import (
+    AsyncCall,
+    AsyncFuture,
+    Bell,
+    LoopCall,
+    RemoteCall,
+    TermedLoopCall,
+    TermedRemoteCall,
+    TermedThreadCall,
+    ThreadCall,
+)
 from bullpen.pool.async_instances import LoopInstances, ThreadInstances
 from bullpen.pool.engine import Engine
 from bullpen.pool.exit import close_in_background
@@ -30,7 +40,7 @@ from bullpen.pool.home import Home, LoopClock, LoopGate, LoopTicket, LoopTimer
 from bullpen.pool.instances import Instances, no_workers_class
 from bullpen.pool.options import PoolOptions
 from bullpen.runtimes.open import open_event_loop, open_runtime
-from bullpen.runtimes.port import coroutine_request
+from bullpen.runtimes.port import coroutine_request, only_by_name
 
 logger = logging.getLogger("bullpen")
 
@@ -262,16 +272,24 @@ class LoopLane(Lane):
 
 
 class ThreadLane(Lane):
-    """Functions, on threads, in the contextvars of their callers."""
+    """Functions, on threads, in the contextvars of their callers; or in processes, or programs."""
 
     plain = ThreadCall
     termed = TermedThreadCall
 
     def __init__(self, home: Home, options: PoolOptions) -> None:
-        runtime = open_runtime("thread", options.initializer, options.initargs)
+        runtime = open_runtime(options.runtime, options.initializer, options.initargs)
+        if options.worker is not None and "keep_instance" not in runtime.capabilities:
+            raise InvalidOption(
+                "worker", options.worker, f"None: workers of the runtime {runtime.name!r} keep no instances"
+            )
         super().__init__(home, options, primitives.system_clock, runtime)
         self.state_lock = self.engine.state_lock
-        if options.worker is not None:
+        self.is_remote = "share_memory" not in runtime.capabilities
+        if self.is_remote:
+            self.plain = RemoteCall  # type: ignore[misc]
+            self.termed = TermedRemoteCall  # type: ignore[misc,assignment]
+        elif options.worker is not None:
             self._new_instances(ThreadInstances)
 
 
@@ -309,7 +327,10 @@ class Lanes:
     def find(self, fn: Any) -> tuple[Lane, Any]:
         """The lane that a function runs on, and the function; a string names a method of the `worker`."""
         if not isinstance(fn, str):
-            return (self.coroutines if is_coroutine_function(fn) else self.threads), fn
+            if is_coroutine_function(fn):
+                return self.coroutines, fn
+            self._check_function(fn)
+            return self.threads, fn
         lane = self.stateful
         if lane is None:
             raise no_workers_class(self.home.name, fn)
@@ -320,13 +341,20 @@ class Lanes:
         """The same, for a function whose result is a stream."""
         if not isinstance(fn, str):
             check_streams(fn)
-            return (self.coroutines if is_async_generator_function(fn) else self.threads), fn
+            if is_async_generator_function(fn):
+                return self.coroutines, fn
+            self._check_function(fn)
+            return self.threads, fn
         lane = self.stateful
         if lane is None:
             raise no_workers_class(self.home.name, fn)
         instances = lane.engine.instances
         assert instances is not None
         return lane, instances.generator(fn) if isinstance(instances, LoopInstances) else instances.method(fn)
+
+    def _check_function(self, fn: Any) -> None:
+        if self.threads.engine.by_name_only:
+            raise only_by_name(fn)
 
     async def ready(self, timeout: float | None) -> bool:
         """Wait until the workers of both that have to be there are; False when `timeout` seconds passed first."""
@@ -350,6 +378,8 @@ class Lanes:
                 lane.engine.cancel_waiting()
             self.coroutines.cancel_running(grace or 0.0)
             self.threads.engine.workforce.give_up_running(grace or 0.0)
+            if self.threads.is_remote:
+                await self.threads.closed(None)  # they are killed: that takes a moment
             if not await self.coroutines.closed(CLEANUP_SECONDS):
                 self.coroutines.engine.workforce.give_up_running(grace or 0.0)
         for lane in self:
