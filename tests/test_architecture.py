@@ -81,14 +81,17 @@ LAYERS = [
     Layer("storage.gathering", f"{GROUND} tasks"),
     Layer("storage.server", f"{GROUND} tasks storage.port storage.ear storage.gathering"),
     Layer("storage.*", f"{GROUND} tasks storage.port", third_party="msgspec"),
+    Layer("storage.schedules", f"{GROUND} tasks storage.port"),
     Layer(
         "storage.postgres",
         f"{GROUND} tasks storage.port storage.ear storage.server",
         third_party="asyncpg msgspec psycopg sqlalchemy",
     ),
     Layer("storage.redis", f"{GROUND} tasks storage.port storage.ear storage.server", third_party="msgspec redis"),
-    Layer("consumer", f"{GROUND} telemetry tasks storage.port pool runtimes.port", third_party="msgspec"),
-    Layer("queue", f"{GROUND} telemetry tasks storage.port storage.open", third_party="msgspec"),
+    Layer(
+        "consumer", f"{GROUND} telemetry tasks storage.port storage.schedules pool runtimes.port", third_party="msgspec"
+    ),
+    Layer("queue", f"{GROUND} telemetry tasks storage.port storage.schedules storage.open", third_party="msgspec"),
     # Interfaces of others, each with its framework.
     Layer("integrations"),
     Layer("integrations.django", f"{GROUND} tasks storage.port queue", third_party="asgiref django django_tasks"),

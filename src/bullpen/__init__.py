@@ -81,6 +81,8 @@ if TYPE_CHECKING:
         ResultTimeout,
         Retry,
         RunTimeout,
+        ScheduleBusy,
+        ScheduleNotFound,
         SchemaTooNew,
         SessionError,
         SessionWorkerUnavailable,
@@ -128,6 +130,7 @@ if TYPE_CHECKING:
     from bullpen.queue.function import TaskFunction
     from bullpen.queue.job import Job
     from bullpen.queue.new_tasks import NewTasks
+    from bullpen.queue.schedules import Schedules
     from bullpen.queue.task_queue import TaskQueue
     from bullpen.queue.why import Cause, Why
     from bullpen.runtimes.process.calls import RequestCancelled
@@ -135,7 +138,7 @@ if TYPE_CHECKING:
     from bullpen.runtimes.program.program import CallProgress
     from bullpen.runtimes.program.runtime import ProgramRuntime
     from bullpen.tasks.context import CurrentTask, current_task
-    from bullpen.tasks.info import TaskInfo
+    from bullpen.tasks.info import ScheduleInfo, TaskInfo
     from bullpen.tasks.inject import Inject
     from bullpen.tasks.retry import Backoff
     from bullpen.tasks.task import Progress, TaskError, TaskStatus
@@ -195,6 +198,8 @@ _HOMES = {
         "ResultTimeout",
         "Retry",
         "RunTimeout",
+        "ScheduleBusy",
+        "ScheduleNotFound",
         "SessionError",
         "SessionWorkerUnavailable",
         "Snooze",
@@ -233,6 +238,7 @@ _HOMES = {
     "bullpen.queue.function": ("TaskFunction",),
     "bullpen.queue.job": ("Job",),
     "bullpen.queue.new_tasks": ("NewTasks",),
+    "bullpen.queue.schedules": ("Schedules",),
     "bullpen.queue.task_queue": ("TaskQueue",),
     "bullpen.queue.why": (
         "Cause",
@@ -246,7 +252,7 @@ _HOMES = {
         "CurrentTask",
         "current_task",
     ),
-    "bullpen.tasks.info": ("TaskInfo",),
+    "bullpen.tasks.info": ("ScheduleInfo", "TaskInfo"),
     "bullpen.tasks.inject": ("Inject",),
     "bullpen.tasks.retry": ("Backoff",),
     "bullpen.tasks.task": (
@@ -332,7 +338,11 @@ __all__ = [
     "Retry",
     "RunTimeout",
     "RunningRequest",
+    "ScheduleBusy",
+    "ScheduleInfo",
+    "ScheduleNotFound",
     "SchedulerStrategy",
+    "Schedules",
     "SchemaTooNew",
     "SessionError",
     "SessionInfo",

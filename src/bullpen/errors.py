@@ -44,6 +44,8 @@
     │   ├── UnknownTask (LookupError)       no function is registered under this name
     │   ├── TaskNotFound (LookupError)      there is no task of this id, or not any more
     │   ├── TaskExists                      a task with this unique key is there already, and `on_duplicate="reject"`
+    │   ├── ScheduleNotFound (LookupError)  there is no schedule with this key; names those there are
+    │   ├── ScheduleBusy                    a schedule cannot go to another queue while it runs
     │   ├── TaskFailed                      waited for a result, but the task failed; has the error as data
     │   ├── TaskCancelled                   … but the task was cancelled
     │   ├── ResultDropped                   … and the task succeeded, but its result could not be kept
@@ -484,6 +486,29 @@ class TaskExists(QueueError):
         self.key = key
         self.task = task
         super().__init__(f"the unique key {key!r} is taken by task {task}; nothing was enqueued")
+
+
+class ScheduleNotFound(QueueError, LookupError):
+    """There is no schedule with this key."""
+
+    def __init__(self, *, key: str, known: tuple[str, ...], suggestion: str | None = None) -> None:
+        self.key = key
+        self.known = known
+        self.suggestion = suggestion
+        hint = f"; do you mean {suggestion!r}?" if suggestion else f"; there are {len(known)}" if known else ""
+        super().__init__(f"there is no schedule with the key {key!r}{hint}")
+
+
+class ScheduleBusy(QueueError):
+    """The schedule is to go to another queue, and runs: then there would be two of it. Try again when it is over."""
+
+    def __init__(self, *, key: str, queue: str) -> None:
+        self.key = key
+        self.queue = queue
+        super().__init__(
+            f"the schedule {key!r} runs just now in the queue {queue!r}, and cannot go to another; try again when it "
+            "is over"
+        )
 
 
 class TaskFailed(QueueError):

@@ -35,6 +35,8 @@ from bullpen import (
     Progress,
     Reason,
     RunningRequest,
+    ScheduleInfo,
+    Schedules,
     SessionInfo,
     TaskError,
     TaskFunction,
@@ -170,10 +172,10 @@ def test_every_option_of_a_task_has_a_row_that_says_where() -> None:
 
 
 def test_every_method_of_a_queue_a_function_a_job_and_a_task_is_described() -> None:
-    for cls in (TaskQueue, TaskFunction, Job, CurrentTask):
+    for cls in (TaskQueue, TaskFunction, Schedules, Job, CurrentTask):
         properties = [name for name, value in vars(cls).items() if isinstance(value, property)]
         assert missing_from("tasks.md", [*public_methods(cls), *properties]) == [], cls
-    for struct in (TaskInfo, TaskError, Progress, Why, Cause):
+    for struct in (TaskInfo, ScheduleInfo, TaskError, Progress, Why, Cause):
         assert missing_from("tasks.md", struct.__struct_fields__) == [], struct
     assert missing_from("tasks.md", get_args(CauseKind)) == []
     assert missing_from("tasks.md", ["max_payload", "max_result", "new_ids"]) == []

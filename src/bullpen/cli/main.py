@@ -26,6 +26,7 @@ from bullpen.cli import (
     move,
     probe,
     queues,
+    schedules,
     status,
     tasks,
     why,
@@ -38,6 +39,7 @@ from bullpen.errors import (
     ConfigurationError,
     InvalidArgument,
     InvalidOption,
+    ScheduleNotFound,
     TaskNotFound,
     UnknownTask,
 )
@@ -49,6 +51,7 @@ COMMANDS: tuple[Command | Group, ...] = (
     tasks.GROUP,
     why.COMMAND,
     queues.GROUP,
+    schedules.GROUP,
     workers.COMMAND,
     doctor.COMMAND,
     check.COMMAND,
@@ -61,10 +64,10 @@ COMMANDS: tuple[Command | Group, ...] = (
     demo.GROUP,
 )
 
-NAME_A_STORE = ("status", "tasks", "why", "queues", "workers", "doctor", "migrate", "bench")
+NAME_A_STORE = ("status", "tasks", "why", "queues", "schedules", "workers", "doctor", "migrate", "bench")
 
 EXIT_CODES = """\
-exit codes: 0 done, 1 it failed, 2 the command line is wrong, 3 there is no such task,
+exit codes: 0 done, 1 it failed, 2 the command line is wrong, 3 there is no such task, queue or schedule,
             128 + n ended by signal n (130: Ctrl-C)
 """
 
@@ -115,7 +118,7 @@ def _code_of(error: CommandError | BullpenError) -> int:
             return error.code
         case InvalidOption() | ConfigurationError() | InvalidArgument() | UnknownTask():
             return ExitCode.USAGE
-        case TaskNotFound():
+        case TaskNotFound() | ScheduleNotFound():
             return ExitCode.NOT_FOUND
     return ExitCode.FAILED
 

@@ -27,9 +27,11 @@ from bullpen.errors import Cancel, InvalidOptionType, LeaseLost, PoolError, Retr
 from bullpen.pool.future import PoolFuture
 from bullpen.runtimes.port import Listener
 from bullpen.tasks.context import CurrentTask, enter, running
+from bullpen.tasks.planning import occurrence, starts_others
 from bullpen.tasks.registry import TaskDefinition
 from bullpen.tasks.task import (
     CANCELLED,
+    PENDING,
     ErrorKind,
     Progress,
     Settlement,
@@ -38,6 +40,7 @@ from bullpen.tasks.task import (
     cancel,
     crash,
     fail,
+    instead_of_run,
     postpone,
     reject,
     release,
@@ -99,6 +102,13 @@ class Attempt:
     def begin(self) -> None:
         """Resolve the function, and hand it to the loop or to a thread."""
         task, lane = self.task, self._lane
+        if task.fire is not None and (instead := instead_of_run(task)) is not None:
+            self._log(logging.INFO, "planned for its next time")
+            lane.settle(self, instead)
+            return
+        if starts_others(task):
+            self.unit = lane.loop.create_task(self._start_another())
+            return
         definition = lane.registry.get(task.func_path)
         if definition is None:
             lane.settle(self, self._unknown())
@@ -114,6 +124,21 @@ class Attempt:
                 lane.run_on_thread(self)
         if task.timeout is not None:
             self.timer = lane.loop.call_later(task.timeout, self.interrupt, Interruption.TIMEOUT)
+
+    async def _start_another(self) -> None:
+        """A schedule whose runs may overlap starts each as a task of its own. Its id is made of the time that it is
+        for, so that there is one, however often this is done.
+        """
+        lane = self._lane
+        try:
+            await lane.add(occurrence(self.task))
+        except Exception as error:
+            self._log(logging.WARNING, "could not start its run (%s)", type(error).__name__)
+            settlement = release(self.task, 1.0)
+        else:
+            settlement = succeed(self.task, None, now=self._now())
+        self.unit = None
+        lane.settle(self, settlement)
 
     async def _run_on_loop(self) -> None:
         lane = self._lane
@@ -269,7 +294,7 @@ class Attempt:
             return None
         if result is None:
             self._log(logging.WARNING, "succeeded, but its result cannot be kept: %s", dropped)
-        return succeed(self.task, result, writable(dropped))
+        return succeed(self.task, result, writable(dropped), now=self._now())
 
     def _raised(self, error: BaseException) -> Settlement | None:
         try:
@@ -367,9 +392,11 @@ class Attempt:
     def _log_failure(
         self, what: str, settlement: Settlement, error: BaseException | None, *, quiet: bool = False
     ) -> None:
-        retries = settlement.delay is not None
+        retries = settlement.status is PENDING and not settlement.next_run
         level = (logging.INFO if quiet else logging.WARNING) if retries else logging.ERROR
         over = "was cancelled" if settlement.status is CANCELLED else "has no tries left"
+        if settlement.next_run:
+            over += "; its next run is planned"
         then = f", tried again in {settlement.delay:.3g} s" if retries else f", and {over}"
         self._lane.reports.log(level, self.task, "%s%s", what, then, error=error)
 

@@ -21,6 +21,7 @@ from bullpen.consumer.lane import LaneRunner
 from bullpen.consumer.options import WorkerOptions
 from bullpen.consumer.outage import Outage
 from bullpen.consumer.reports import Reports, say
+from bullpen.consumer.schedules import DeclaredSchedules
 from bullpen.consumer.upkeep import Upkeep
 from bullpen.storage.port import Hold, Storage, WorkerRecord
 from bullpen.tasks.task import release
@@ -42,6 +43,7 @@ class Keeper:
         options: WorkerOptions,
         record: WorkerRecord,
         reports: Reports,
+        schedules: DeclaredSchedules,
         failed: Callable[[str, BaseException], None],
     ) -> None:
         self._home = asyncio.get_running_loop()
@@ -49,6 +51,7 @@ class Keeper:
         self._options = options
         self._record = record
         self._reports = reports
+        self._schedules = schedules
         self._failed = failed
         self._own = storage.another()
         self._storage = storage if self._own is None else self._own
@@ -157,7 +160,7 @@ class Keeper:
 
     async def _keep_house(self) -> None:
         outage = Outage(self._reports, "upkeep", self._options.longest_pause)
-        mine = (self._write_progress, self._end_doubts)
+        mine = (self._look_at_schedules, self._write_progress, self._end_doubts)
         wait = 0.0
         while not await self._pause(wait):
             wait = UPKEEP_EVERY * (0.9 + primitives.random.random() / 5)
@@ -183,6 +186,9 @@ class Keeper:
                 self._call_home(attempt.interrupt, Interruption.LOST)
             elif task.cancel_requested:
                 self._call_home(attempt.note_cancel_request)
+
+    async def _look_at_schedules(self) -> None:
+        await self._schedules.look(self._storage)
 
     async def _write_progress(self) -> None:
         """The latest of each task, if there is news."""

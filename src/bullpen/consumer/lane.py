@@ -268,6 +268,13 @@ class LaneRunner:
         while self._from_threads:
             self.settle(*self._from_threads.popleft())
 
+    async def add(self, task: Task) -> None:
+        """Start a task on behalf of another one."""
+        async with asyncio.timeout(self.options.store_patience):
+            primitives.failpoint("schedules.before_start")
+            await self._storage.add([task])
+            primitives.failpoint("schedules.after_start")
+
     def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
         """On any thread: in a transaction of the function's own."""
         return self._storage.settle_in(connection, settlement)

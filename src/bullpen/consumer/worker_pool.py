@@ -18,6 +18,7 @@ from bullpen.consumer.keeper import Keeper
 from bullpen.consumer.lane import LaneRunner
 from bullpen.consumer.options import Lanes, WorkerOptions
 from bullpen.consumer.reports import Reports, say
+from bullpen.consumer.schedules import DeclaredSchedules
 from bullpen.consumer.scope import WorkerScope
 from bullpen.consumer.signals import StopSignals
 from bullpen.errors import PoolClosed, TasksLeft
@@ -127,6 +128,7 @@ class AsyncWorkerPool:
         self._enter(WorkerState.STARTING)
         storage = self._queue.storage
         lanes = options.lanes_for(queues_of(self._queue.registry))
+        schedules = DeclaredSchedules(self._queue.registry, options.name)
         scope = self._scope = WorkerScope(self._queue.registry)
         try:
             await scope.open()
@@ -141,6 +143,7 @@ class AsyncWorkerPool:
                 primitives.failpoint("worker.before_record")
                 await storage.note_worker(record)
                 primitives.failpoint("worker.after_record")
+                await schedules.declare(storage)
         except BaseException:
             await self._close_storage()
             await scope.close(options.lease)
@@ -150,7 +153,7 @@ class AsyncWorkerPool:
         self._lanes = [
             LaneRunner(lane, options, self._queue.registry, scope, storage, self.id, self._reports) for lane in lanes
         ]
-        self._keeper = Keeper(storage, self._lanes, options, record, self._reports, self._fail)
+        self._keeper = Keeper(storage, self._lanes, options, record, self._reports, schedules, self._fail)
         self._keeper.start()
         for lane in self._lanes:
             serving = loop.create_task(lane.serve(), name=f"{options.name} {lane.lane}")

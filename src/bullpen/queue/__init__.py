@@ -5,12 +5,14 @@ function.py     TaskFunction: what `@queue.task` makes of a function
 clients.py      one client of the store per event loop, also after a fork
 portal.py       the event loop behind the sync methods
 job.py          Job: one task, and the way to its result
+schedules.py    Schedules: the verbs of people for what runs again and again
 why.py          why a task is not done
 """
 
 from bullpen.queue.function import AsyncTaskFunction, SyncTaskFunction, TaskFunction
 from bullpen.queue.job import Job
+from bullpen.queue.schedules import Schedules
 from bullpen.queue.task_queue import TaskQueue
 from bullpen.queue.why import Cause, Why
 
-__all__ = ["AsyncTaskFunction", "Cause", "Job", "SyncTaskFunction", "TaskFunction", "TaskQueue", "Why"]
+__all__ = ["AsyncTaskFunction", "Cause", "Job", "Schedules", "SyncTaskFunction", "TaskFunction", "TaskQueue", "Why"]

@@ -21,10 +21,11 @@ _LONGEST_WAIT = 5.0  # then the store is asked again, should its notification be
 class Job(Generic[R]):
     """One task, by its id. It holds nothing else: every question is put to the store."""
 
-    __slots__ = ("_store", "id", "is_new")
+    __slots__ = ("_runs", "_store", "id", "is_new")
 
-    def __init__(self, store: Store, task_id: str, *, is_new: bool = False) -> None:
+    def __init__(self, store: Store, task_id: str, *, is_new: bool = False, runs: int | None = None) -> None:
         self._store = store
+        self._runs = runs  # of a schedule: how many were completed when it was asked to run
         self.id = task_id
         self.is_new = is_new  # False if a task with the same unique_key was there already, and this is that one
 
@@ -59,7 +60,7 @@ class Job(Generic[R]):
         monotonic = primitives.system_clock.monotonic
         end = None if limit is None else monotonic() + limit
         task = await self._store.task(self.id)
-        runs = task.runs
+        runs = task.runs if self._runs is None else self._runs
         while not (task.is_final or task.runs > runs):
             left = _LONGEST_WAIT if end is None else end - monotonic()
             if left <= 0:

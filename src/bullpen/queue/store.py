@@ -13,10 +13,13 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from bullpen import primitives
-from bullpen.errors import InvalidOptionType, QueueError, TaskNotFound
+from bullpen.errors import InvalidOption, InvalidOptionType, QueueError, TaskNotFound
 from bullpen.queue.clients import Clients
 from bullpen.queue.new_tasks import NewTasks
+from bullpen.storage import schedules
+from bullpen.storage.port import Storage
 from bullpen.tasks.hooks import Around
+from bullpen.tasks.ids import as_schedule_id, schedule_id
 from bullpen.tasks.options import CALL_NAMES, TaskOptions
 from bullpen.tasks.registry import Registry
 from bullpen.tasks.task import Task
@@ -108,6 +111,12 @@ class Store:
         else:
             same = self._common(options, func_path)
         ids = self._new_ids(len(payloads))
+        if options.repeats:
+            if options.schedule_key is not None:
+                if keys:
+                    same = replace(same, **keys[0])
+                return [await self._put(storage, same, options.schedule_key, payloads)]
+            ids = [as_schedule_id(task_id) for task_id in ids]
         tasks = [replace(same, id=task_id, payload=payload) for task_id, payload in zip(ids, payloads, strict=True)]
         if keys is not None:
             tasks = [replace(task, **of_call) for task, of_call in zip(tasks, keys, strict=True)]
@@ -123,6 +132,8 @@ class Store:
         storage, connection = self.clients.root, options.connection
         now = await _answer(storage.now_in(connection), connection) if options.is_relative else 0.0
         ids = self._new_ids(len(payloads))
+        if options.repeats:
+            ids = [as_schedule_id(task_id) for task_id in ids]
         tasks = [
             options.new_task(task_id, func_path, payload, now) for task_id, payload in zip(ids, payloads, strict=True)
         ]
@@ -130,6 +141,15 @@ class Store:
             tasks = [replace(task, **of_call) for task, of_call in zip(tasks, keys, strict=True)]
         kept = await _answer(storage.add_in(connection, tasks, options.duplicates), connection)
         return [(there, there == task_id) for there, task_id in zip(kept, ids, strict=True)]
+
+    async def _put(self, storage: Storage, same: Task, key: str, payloads: Sequence[bytes]) -> tuple[str, bool]:
+        if len(payloads) > 1:
+            raise InvalidOption("schedule_key", key, "given for one call only: it stands for one schedule")
+        task = replace(same, id=schedule_id(key), payload=payloads[0])
+        primitives.failpoint("enqueue.before_add")
+        is_new = await schedules.put(storage, task)
+        primitives.failpoint("enqueue.after_add")
+        return task.id, is_new
 
     def _common(self, options: TaskOptions, func_path: str) -> Task:
         """What all tasks with these options have in common; mostly the same as for the call before."""

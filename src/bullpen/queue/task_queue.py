@@ -14,6 +14,7 @@ from bullpen.queue.function import AsyncTaskFunction, SyncTaskFunction, TaskFunc
 from bullpen.queue.ids import new_ids as _new_ids
 from bullpen.queue.job import Job
 from bullpen.queue.new_tasks import NewTasks
+from bullpen.queue.schedules import Schedules
 from bullpen.queue.store import Store
 from bullpen.storage.port import Counts, Limit, Storage, TaskFilter, WorkerRecord
 from bullpen.tasks.codec import MAX_PAYLOAD, MAX_RESULT, CallCodec
@@ -98,6 +99,7 @@ class TaskQueue:
         self.registry = Registry(max_payload=max_payload, max_result=max_result)
         self._clients = Clients(url_or_storage)
         self._store = Store(self._clients, self.registry, new_ids)
+        self.schedules = Schedules(self._store)
 
     # Functions.
 

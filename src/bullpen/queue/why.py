@@ -113,6 +113,9 @@ def _waits_for_time(task: Task, now: float) -> list[Cause]:
         return [Cause("moving", words, {"to": mark.to, "since": mark.at})]
     if task.expires is not None and task.expires <= now:
         return [Cause("expired", "it was not started in time, and will not be", {"expires": task.expires})]
+    if task.hold == "paused" and task.eta > now:
+        key = task.schedule.key if task.schedule is not None and task.schedule.key else task.id
+        return [Cause("paused", f"the schedule {key!r} is paused", {"schedule": key})]
     if task.eta <= now:
         return []
     wait = f"{_until(task.eta, now)}"

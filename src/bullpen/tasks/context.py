@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from bullpen.errors import Cancel, InvalidOption, InvalidOptionType, NoCurrentTask
-from bullpen.tasks.task import Progress, Task, writable
+from bullpen.tasks.task import Progress, Task, fire_of, writable
 
 
 class CurrentTask:
@@ -63,6 +63,12 @@ class CurrentTask:
     @property
     def max_retries(self) -> int:
         return self._task.max_retries
+
+    @property
+    def scheduled_at(self) -> datetime | None:
+        """The time of its schedule that this run is for; None without cron, and for a run that somebody asked for."""
+        fire = fire_of(self._task)
+        return None if fire is None else datetime.fromtimestamp(fire, UTC)
 
     @property
     def headers(self) -> Mapping[str, str]:

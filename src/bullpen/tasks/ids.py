@@ -1,7 +1,8 @@
-"""Ids of tasks: UUIDs of version 7, which sort by the time they were made."""
+"""Ids of tasks: UUIDs of version 7, which sort by the time they were made; those of schedules come after all others."""
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 
 RANDOM_BITS = 74
@@ -44,3 +45,24 @@ def _head(high: int) -> str:
         (high >> 14) & 0xFFF,
         0x8000 | (high & 0x3FFF),
     )
+
+
+SCHEDULES = "ffffffff"  # what ids of tasks that run again and again begin with: they are found without an index
+
+
+def schedule_id(key: str) -> str:
+    """Of the one task that a schedule with this key is."""
+    digest = hashlib.blake2b(key.encode(), digest_size=12).hexdigest()
+    return f"{SCHEDULES}-{digest[:4]}-8{digest[4:7]}-b{digest[7:10]}-{digest[10:22]}"
+
+
+def occurrence_id(of: str, at: float) -> str:
+    """Of the task that a schedule starts at an instant: the same, whoever starts it, and however often."""
+    digest = hashlib.blake2b(f"{of} {at!r}".encode(), digest_size=10).digest()
+    return as_uuid7(int(at * 1000) << RANDOM_BITS | int.from_bytes(digest) & _RANDOM_MASK)
+
+
+def as_schedule_id(task_id: str) -> str:
+    """An id of a schedule without a key, made of an id that is new."""
+    is_uuid = len(task_id) == 36 and task_id[8] == task_id[13] == "-"
+    return f"{SCHEDULES}{task_id[8:14]}8{task_id[15:]}" if is_uuid else f"{SCHEDULES}-{task_id}"

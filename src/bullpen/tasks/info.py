@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import msgspec
 
-from bullpen.tasks.task import Progress, Task, TaskError, TaskStatus
+from bullpen.tasks.planning import next_times
+from bullpen.tasks.schedule import Misfire, Overlap, Schedule, in_words
+from bullpen.tasks.task import OnFailure, Progress, Task, TaskError, TaskStatus
 
 
 class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +23,7 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int  # how often it was started
     failures: int  # … and failed, in this run
     crashes: int  # … and its worker died, in this run
-    runs: int  # completed runs of a task with an interval
+    runs: int  # completed runs of a task with an interval or cron
     max_retries: int
     eta: datetime  # not before
     interval: timedelta | None
@@ -44,6 +47,69 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     def error(self) -> TaskError | None:
         """Why it failed, or why its latest attempt did."""
         return self.errors[-1] if self.errors else None
+
+
+class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about a schedule, at one moment. `str()` is in words."""
+
+    key: str  # of one without, the id of its task
+    id: str  # of its task, which is always the same
+    name: str
+    queue: str
+    interval: timedelta | None
+    cron: str | None
+    timezone: str
+    misfire: Misfire
+    misfire_grace: timedelta
+    overlap: Overlap
+    on_failure: OnFailure
+    declared: bool  # on its function, in the code
+    paused: bool
+    status: TaskStatus
+    next_run: datetime | None  # None if it is paused, or goes by an interval and runs
+    runs: int  # that were completed
+    started_at: datetime | None  # of the latest attempt
+    finished_at: datetime | None  # of the latest run
+    error: TaskError | None  # of the latest attempt that failed
+    words: str
+
+    def __str__(self) -> str:
+        """`nightly: At 02:30 every day (Europe/Berlin), next 2026-11-17 02:30 CET`"""
+        when = f"next {self.next_run:%Y-%m-%d %H:%M:%S %Z}" if self.next_run else "paused" if self.paused else "runs"
+        return f"{self.key}: {self.words}, {when}"
+
+
+def schedule_info_of(task: Task, now: float) -> ScheduleInfo:
+    terms = task.schedule or Schedule()
+    times = next_times(task, now, 1)
+    return ScheduleInfo(
+        key=terms.key or task.id,
+        id=task.id,
+        name=task.func_path,
+        queue=task.queue,
+        interval=None if task.interval is None else timedelta(seconds=task.interval),
+        cron=terms.cron,
+        timezone=terms.timezone,
+        misfire=terms.misfire,
+        misfire_grace=timedelta(seconds=terms.misfire_grace),
+        overlap=terms.overlap,
+        on_failure=task.on_failure,
+        declared=terms.declared,
+        paused=task.hold == "paused",
+        status=task.status,
+        next_run=in_zone(task, times[0]) if times else None,
+        runs=task.runs,
+        started_at=_maybe(task.started_at),
+        finished_at=_maybe(task.finished_at),
+        error=task.error,
+        words=in_words(task.schedule, task.interval),
+    )
+
+
+def in_zone(task: Task, epoch: float) -> datetime:
+    """An instant as the schedule's own wall clock shows it."""
+    zone = "UTC" if task.schedule is None else task.schedule.timezone
+    return as_datetime(epoch) if zone == "UTC" else as_datetime(epoch).astimezone(ZoneInfo(zone))
 
 
 def info_of(task: Task) -> TaskInfo:

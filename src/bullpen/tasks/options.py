@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
+from zoneinfo import ZoneInfo
 
 import msgspec
 
 from bullpen.errors import InvalidOption, InvalidOptionType, TaskSignal
 from bullpen.tasks.retry import Backoff
+from bullpen.tasks.schedule import MISFIRE_GRACE, Misfire, Overlap, Schedule, checked_cron, checked_zone, next_fire
 from bullpen.tasks.task import HIGHEST_PRIORITY, LOWEST_PRIORITY, OnFailure, Task, UniqueScope
 from bullpen.tasks.unique import RETURN, Duplicates, OnDuplicate
 
@@ -41,9 +43,22 @@ class SharedOptions(TypedDict, total=False):
     at_most_once: bool
     result_ttl: Seconds | None
     headers: Mapping[str, str]
+    timezone: str | ZoneInfo
 
 
-class FunctionOptions(SharedOptions, total=False):
+class ScheduleOptions(SharedOptions, total=False):
+    """Options that a function and a call may have, if it is to run again and again."""
+
+    interval: Seconds | None
+    cron: str | None
+    schedule_key: str | None
+    on_failure: OnFailure
+    misfire: Misfire
+    misfire_grace: Seconds
+    overlap: Overlap
+
+
+class FunctionOptions(ScheduleOptions, total=False):
     """Options of `@queue.task(...)`."""
 
     expires: Seconds | None
@@ -59,13 +74,11 @@ class FunctionOptions(SharedOptions, total=False):
     runtime: TaskRuntime | None
 
 
-class CallOptions(SharedOptions, total=False):
+class CallOptions(ScheduleOptions, total=False):
     """Options of `using(...)`."""
 
     delay: Seconds | None
     eta: datetime | None
-    interval: Seconds | None
-    on_failure: OnFailure
     expires: Seconds | datetime | None
     unique_key: str | None
     unique_scope: UniqueScope
@@ -85,7 +98,13 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     delay: float | None = None
     eta: float | None = None
     interval: float | None = None
-    on_failure: OnFailure = "fail"
+    cron: str | None = None
+    timezone: str = "UTC"
+    schedule_key: str | None = None
+    on_failure: OnFailure | None = None  # None: as is usual for what it is
+    misfire: Misfire = "run"
+    misfire_grace: float = MISFIRE_GRACE
+    overlap: Overlap = "skip"
     max_retries: int = 0
     backoff: Backoff = Backoff()
     timeout: float | None = None
@@ -113,14 +132,17 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidOptionType(where, name, "called with " + ", ".join(sorted(allowed)))
         if changes.get("delay") is not None and changes.get("eta") is not None:
             raise InvalidOption("delay", changes["delay"], "left out if eta is given: both say when it starts")
+        if changes.get("interval") is not None and changes.get("cron") is not None:
+            raise InvalidOption("interval", changes["interval"], "left out if cron is given: both say when it runs")
         values: dict[str, Any] = {}
         for name, value in changes.items():
             values |= _CHECKS[name](name, value)
-        if "delay" in changes and "eta" not in changes:
-            values["eta"] = None
-        if "eta" in changes and "delay" not in changes:
-            values["delay"] = None
+        for name, other in (("delay", "eta"), ("eta", "delay"), ("interval", "cron"), ("cron", "interval")):
+            if name in changes and other not in changes:
+                values[other] = None
         changed = msgspec.structs.replace(self, **values)
+        if "timezone" in changes and changed.cron is None and allowed is not SHARED_NAMES:
+            raise InvalidOption("timezone", changed.timezone, "left out without cron, whose times it is about")
         changed.check_together()
         return changed
 
@@ -130,14 +152,16 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidOption(
                 "max_retries", self.max_retries, "0 with at_most_once=True: such a task never runs again"
             )
-        if self.interval is None and self.on_failure != "fail":
-            raise InvalidOption("on_failure", self.on_failure, "left out without an interval: there is no next run")
+        if not self.repeats and self.on_failure == "continue":
+            raise InvalidOption(
+                "on_failure", self.on_failure, "left out without an interval or cron: there is no next run"
+            )
+        self._check_schedule()
         start = self.delay if self.delay is not None else 0.0
         if self.expires_in is not None and self.eta is None and self.expires_in <= start:
             raise InvalidOption("expires", self.expires_in, f"later than the start, {start:g} s from now")
         if self.expires_at is not None and self.eta is not None and self.expires_at <= self.eta:
             raise InvalidOption("expires", _instant(self.expires_at), f"later than eta, {_instant(self.eta)}")
-
         self._check_unique()
 
     def _check_unique(self) -> None:
@@ -165,6 +189,45 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         policy = self.on_duplicate or "replace"
         return RETURN if policy == "return" else Duplicates(policy, self.debounce_limit)
 
+    def _check_schedule(self) -> None:
+        if not self.repeats and self.schedule_key is not None:
+            raise InvalidOption("schedule_key", self.schedule_key, "left out without an interval or cron")
+        if self.schedule_key is not None and self.unique_key is not None:
+            raise InvalidOption("unique_key", self.unique_key, "left out with schedule_key, which is unique")
+        if self.schedule_key is not None and self.connection is not None:
+            why = "left out with connection: what is there may have to be changed, which a transaction of yours cannot"
+            raise InvalidOption("schedule_key", self.schedule_key, why)
+        usual = TaskOptions.__struct_defaults__
+        if self.cron is None:
+            for name in ("misfire", "misfire_grace", "overlap"):
+                value = getattr(self, name)
+                if value != usual[TaskOptions.__struct_fields__.index(name)]:
+                    raise InvalidOption(name, value, "left out without cron: an interval is counted from run to run")
+            return
+        for name, value in (("delay", self.delay), ("eta", self.eta), ("unique_key", self.unique_key)):
+            if value is not None:
+                raise InvalidOption(name, value, "left out with cron, which says when it runs; see also schedule_key")
+        if self.expires_in is not None or self.expires_at is not None:
+            why = "left out with cron: misfire='skip' and misfire_grace say how late a run may begin"
+            raise InvalidOption("expires", self.expires_in or self.expires_at, why)
+
+    @property
+    def repeats(self) -> bool:
+        return self.interval is not None or self.cron is not None
+
+    def once(self) -> TaskOptions:
+        """The same for a task that runs once."""
+        return msgspec.structs.replace(
+            self,
+            interval=None,
+            cron=None,
+            schedule_key=None,
+            on_failure=None,
+            misfire="run",
+            misfire_grace=MISFIRE_GRACE,
+            overlap="skip",
+        )
+
     @property
     def is_relative(self) -> bool:
         """Whether somebody has to look at the store's clock to make a task of these."""
@@ -173,19 +236,24 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
             or self.expires_in is not None
             or self.unique_for is not None
             or self.debounce is not None
+            or self.cron is not None
         )
 
     def new_task(self, task_id: str, func_path: str, payload: bytes, now: float = 0.0) -> Task:
         """A task that waits for a worker. `now`, by the store's clock, is needed only if these are relative."""
+        schedule = self._schedule()
+        fire = None if schedule is None else next_fire(schedule, now)
         return Task(
             id=task_id,
             func_path=func_path,
             payload=payload,
             queue=self.queue,
             priority=self.priority,
-            eta=self._start(now),
+            eta=fire or self._start(now),
+            fire=fire,
             interval=self.interval,
-            on_failure=self.on_failure,
+            schedule=schedule,
+            on_failure=self.on_failure or ("fail" if schedule is None else "continue"),
             max_retries=self.max_retries,
             backoff=self.backoff,
             timeout=self.timeout,
@@ -202,6 +270,18 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     def _start(self, now: float) -> float:
         delay = self.delay if self.debounce is None else self.debounce
         return now + delay if delay is not None else self.eta or 0.0
+
+    def _schedule(self) -> Schedule | None:
+        if self.cron is None and self.schedule_key is None:
+            return None
+        return Schedule(
+            key=self.schedule_key or "",
+            cron=self.cron,
+            timezone=self.timezone,
+            misfire=self.misfire,
+            misfire_grace=self.misfire_grace,
+            overlap=self.overlap,
+        )
 
     def may_retry(self, error: BaseException) -> bool:
         """Whether there is use in trying again after this error."""
@@ -278,6 +358,41 @@ def _interval(name: str, value: Any) -> dict[str, Any]:
     return {name: None if value is None else seconds(name, value, zero=False, none="for a task that runs once")}
 
 
+def _cron(name: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {name: None}
+    allowed = "cron text such as '*/5 * * * *' (minute, hour, day, month, weekday) or '@daily', or None"
+    if not isinstance(value, str):
+        raise InvalidOptionType(name, value, allowed)
+    try:
+        return {name: checked_cron(value)}
+    except ValueError as error:
+        raise InvalidOption(name, value, f"{allowed}; this is none: {error}") from None
+
+
+def _timezone(name: str, value: Any) -> dict[str, Any]:
+    allowed = "the name of a time zone, such as 'Europe/Berlin'"
+    zone = value.key if isinstance(value, ZoneInfo) else value
+    if not isinstance(zone, str):
+        raise InvalidOptionType(name, value, allowed)
+    try:
+        return {name: checked_zone(zone)}
+    except ValueError:
+        hint = "; where the system has no time zones, pip install tzdata brings them"
+        raise InvalidOption(name, value, allowed + hint) from None
+
+
+def _misfire_grace(name: str, value: Any) -> dict[str, Any]:
+    return {name: seconds(name, value)}
+
+
+def _choice(name: str, value: Any) -> dict[str, Any]:
+    words = get_args({"misfire": Misfire, "overlap": Overlap, "on_failure": OnFailure}[name])
+    if value not in words:
+        raise InvalidOption(name, value, " or ".join(map(repr, words)))
+    return {name: value}
+
+
 def _timeout(name: str, value: Any) -> dict[str, Any]:
     return {name: None if value is None else seconds(name, value, zero=False, none="for no limit")}
 
@@ -307,12 +422,6 @@ def _backoff(name: str, value: Any) -> dict[str, Any]:
 def _boolean(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, bool):
         raise InvalidOptionType(name, value, "True or False")
-    return {name: value}
-
-
-def _on_failure(name: str, value: Any) -> dict[str, Any]:
-    if value not in ("fail", "continue"):
-        raise InvalidOption(name, value, "'fail' or 'continue'")
     return {name: value}
 
 
@@ -385,7 +494,13 @@ _CHECKS = {
     "delay": _delay,
     "eta": _eta,
     "interval": _interval,
-    "on_failure": _on_failure,
+    "cron": _cron,
+    "timezone": _timezone,
+    "schedule_key": _key,
+    "on_failure": _choice,
+    "misfire": _choice,
+    "misfire_grace": _misfire_grace,
+    "overlap": _choice,
     "max_retries": _max_retries,
     "backoff": _backoff,
     "timeout": _timeout,

@@ -7,11 +7,22 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bullpen.errors import DuplicateTask, InvalidOption, InvalidOptionType, InvalidResult, InvalidTask
+import msgspec
+
+from bullpen.errors import (
+    DuplicateTask,
+    InvalidArgument,
+    InvalidOption,
+    InvalidOptionType,
+    InvalidResult,
+    InvalidTask,
+)
 from bullpen.tasks.codec import MAX_PAYLOAD, MAX_RESULT, Arguments, CallCodec
 from bullpen.tasks.hooks import Hooks
+from bullpen.tasks.ids import schedule_id
 from bullpen.tasks.keys import templates_of
 from bullpen.tasks.options import TaskOptions
+from bullpen.tasks.task import Task
 
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
 
@@ -19,7 +30,7 @@ _NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
 class TaskDefinition:
     """One function that may run as a task."""
 
-    __slots__ = ("codec", "func_path", "function", "is_async", "keys", "options", "place", "registry")
+    __slots__ = ("codec", "func_path", "function", "is_async", "keys", "options", "place", "registry", "schedule")
 
     def __init__(
         self,
@@ -33,11 +44,34 @@ class TaskDefinition:
         self.registry = registry
         self.func_path = func_path
         self.function = function
-        self.options = options
+        self.options = options.once()  # of single calls
+        self.schedule = options if options.repeats else None  # what it is declared with
         self.codec = codec
         self.place = place  # file and line
         self.is_async = is_async(function)
         self.keys = templates_of(function, func_path, options)
+
+    @property
+    def schedule_key(self) -> str | None:
+        """Of the schedule that it is declared with."""
+        return None if self.schedule is None else self.schedule.schedule_key or self.func_path
+
+    def scheduled(self, now: float) -> Task | None:
+        """The one task of the schedule that it is declared with, by the store's clock; None without."""
+        if self.schedule is None:
+            return None
+        key = self.schedule_key or ""
+        options = msgspec.structs.replace(self.schedule, schedule_key=key, expires_in=None)
+        task = options.new_task(schedule_id(key), self.func_path, self.codec.encode((), {}), now)
+        assert task.schedule is not None
+        keys = {} if self.keys is None else self.keys.of_call((), {})
+        return msgspec.structs.replace(
+            task,
+            schedule=msgspec.structs.replace(task.schedule, declared=True),
+            concurrency_key=keys.get("concurrency_key", task.concurrency_key),
+            unique_key=None,  # its own key does it
+            unique_until=None,
+        )
 
     def decode(self, payload: bytes) -> Arguments:
         """The arguments of a call. Raises InvalidPayload."""
@@ -88,6 +122,7 @@ class Registry:
             raise DuplicateTask(name=func_path, place=place, taken_by=before.place)
         codec = CallCodec(function, func_path, max_payload=self._max_payload, max_result=self._max_result)
         definition = TaskDefinition(self, func_path, function, options or TaskOptions(), codec, place)
+        _refuse_unfit_schedule(definition)
         self._definitions[func_path] = definition
         return definition
 
@@ -105,6 +140,17 @@ class Registry:
 
     def __len__(self) -> int:
         return len(self._definitions)
+
+
+def _refuse_unfit_schedule(definition: TaskDefinition) -> None:
+    try:
+        definition.scheduled(0.0)
+    except InvalidArgument as error:
+        raise InvalidTask(
+            f"its schedule would call it without arguments, and it needs some ({error}); give them defaults, or "
+            "enqueue it with using(cron=…, schedule_key=…)",
+            function=_describe(definition.function),
+        ) from None
 
 
 def is_async(function: Callable[..., Any]) -> bool:

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from bullpen.tasks.retry import JITTER, Backoff
-from bullpen.tasks.schedule import Schedule
+from bullpen.tasks.schedule import Schedule, latest_fire, next_fire
 
 
 class TaskStatus(enum.Enum):
@@ -154,6 +154,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def is_final(self) -> bool:
         return self.status in FINAL
 
+    @property
+    def repeats(self) -> bool:
+        """Whether it runs again after it has succeeded."""
+        return self.interval is not None or self.cron is not None
+
+    @property
+    def cron(self) -> str | None:
+        return None if self.schedule is None else self.schedule.cron
+
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What becomes of a running task. Applied only while it runs in this `attempt`.
@@ -184,18 +193,20 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 # Moves of a running task, made by whoever holds it.
 
 
-def succeed(task: Task, result: bytes | None, result_dropped: str = "") -> Settlement:
-    """Its function returned. A task with an interval waits for its next run, counted from now."""
-    again = task.interval is not None and not task.cancel_requested
-    return Settlement(
+def succeed(task: Task, result: bytes | None, result_dropped: str = "", *, now: float = 0.0) -> Settlement:
+    """Its function returned. A task with an interval waits for its next run, counted from now; one with cron text for
+    its next time, after `now` by the store's clock.
+    """
+    done = Settlement(
         id=task.id,
         attempt=task.attempt,
-        status=PENDING if again else SUCCESS,
-        delay=task.interval if again else None,
+        status=SUCCESS,
+        fire=task.fire,
         runs=task.runs + 1,
         result=result,
         result_dropped=result_dropped,
     )
+    return _followed(done, task, now) if task.repeats and not task.cancel_requested else done
 
 
 def fail(task: Task, error: TaskError, luck: float, *, retry: bool = True, after: float | None = None) -> Settlement:
@@ -218,6 +229,8 @@ def crash(task: Task, error: TaskError) -> Settlement:
     crashes = task.crashes + 1
     if task.cancel_requested:
         return cancel(task)
+    if (other := instead_of_run(task)) is not None:
+        return other
     if task.at_most_once:
         return _give_up(task, msgspec.structs.replace(error, kind="lost"), failures=task.failures, crashes=crashes)
     if crashes >= MAX_CRASHES:
@@ -261,6 +274,8 @@ def release(task: Task, delay: float = 0.0) -> Settlement:
     """It was claimed but not run, or not to its end: nothing is counted."""
     if task.cancel_requested:
         return cancel(task)
+    if (other := instead_of_run(task)) is not None:
+        return other
     return _again(task, delay, failures=task.failures, crashes=task.crashes)
 
 
@@ -271,12 +286,54 @@ def cancel(task: Task) -> Settlement:
     )
 
 
+def instead_of_run(task: Task) -> Settlement | None:
+    """What becomes of a schedule that was claimed and is not to run: it is only planned, for its next time."""
+    skips = task.schedule is not None and task.schedule.misfire == "skip" and _is_late(task)
+    if not skips and task.fire != UNPLANNED:
+        return None
+    planned = Settlement(id=task.id, attempt=task.attempt, status=CANCELLED, runs=task.runs)
+    return _followed(planned, task, task.started_at or 0.0) if task.repeats else planned
+
+
+def fire_of(task: Task) -> float | None:
+    """The time of its schedule that a claimed task runs for: if it is late, and others have passed, the latest."""
+    if task.schedule is None or task.fire is None or not _is_late(task):
+        return task.fire
+    return latest_fire(task.schedule, task.fire, task.started_at or 0.0) or task.fire
+
+
+def _is_late(task: Task) -> bool:
+    """Whether it missed its time, though nothing had begun then: a retry has another `eta` than the time it is for."""
+    if task.schedule is None or task.schedule.cron is None or task.fire is None or task.eta != task.fire:
+        return False
+    return (task.started_at or 0.0) - task.fire > task.schedule.misfire_grace
+
+
+def _followed(settlement: Settlement, task: Task, now: float) -> Settlement:
+    """… and by another run: of an interval after that, of a schedule at its next time. None of those comes twice, even
+    if the clock is turned back, and of those that have come meanwhile none, or the latest if they are queued.
+    """
+    schedule = task.schedule
+    if schedule is None or schedule.cron is None:
+        return msgspec.structs.replace(settlement, status=PENDING, delay=task.interval, fire=None, next_run=True)
+    since = fire_of(task) or task.started_at or now
+    if schedule.overlap == "queue" and settlement.status is not CANCELLED:
+        missed = latest_fire(schedule, since, now)
+        if missed is not None:
+            return msgspec.structs.replace(settlement, status=PENDING, delay=0.0, fire=missed, next_run=True)
+    at = next_fire(schedule, max(since, now))
+    if at is None:
+        return settlement
+    return msgspec.structs.replace(settlement, status=PENDING, eta=at, fire=at, next_run=True)
+
+
 def _again(task: Task, delay: float, *, failures: int, crashes: int, error: TaskError | None = None) -> Settlement:
     return Settlement(
         id=task.id,
         attempt=task.attempt,
         status=PENDING,
         delay=delay,
+        fire=fire_of(task),
         failures=failures,
         crashes=crashes,
         runs=task.runs,
@@ -285,19 +342,20 @@ def _again(task: Task, delay: float, *, failures: int, crashes: int, error: Task
 
 
 def _give_up(task: Task, error: TaskError, *, failures: int, crashes: int) -> Settlement:
-    """The run has failed for good; a task with an interval may go on with the next one."""
-    again = task.interval is not None and task.on_failure == "continue" and not task.at_most_once
-    if again:
-        return _again(task, task.interval or 0.0, failures=0, crashes=0, error=error)
-    return Settlement(
+    """The run has failed for good; a task with an interval or a schedule may go on with the next one."""
+    given_up = Settlement(
         id=task.id,
         attempt=task.attempt,
         status=FAILED,
+        fire=task.fire,
         failures=failures,
         crashes=crashes,
         runs=task.runs,
         error=error,
     )
+    if not task.repeats or task.on_failure != "continue":
+        return given_up
+    return _followed(msgspec.structs.replace(given_up, failures=0, crashes=0), task, error.at)
 
 
 # What a move makes of a task: the same in every store.

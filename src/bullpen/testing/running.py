@@ -26,6 +26,7 @@ from bullpen.queue.task_queue import TaskQueue
 from bullpen.storage.port import Storage
 from bullpen.tasks.hooks import Hook
 from bullpen.tasks.info import TaskInfo, info_of
+from bullpen.tasks.planning import starts_others
 from bullpen.tasks.task import Settlement, Task, release
 
 T = TypeVar("T")
@@ -185,7 +186,7 @@ class _Inline:
             await ended.wait()
         else:
             definition = self.registry.get(attempt.task.func_path)
-            if definition is not None and definition.is_async:
+            if (definition is not None and definition.is_async) or starts_others(attempt.task):
                 asyncio.run(self._on_loop(attempt))
             else:
                 attempt.begin()
@@ -213,6 +214,9 @@ class _Inline:
             self.settle(attempt, settlement)
         else:
             self.loop.call_soon_threadsafe(self.settle, attempt, settlement)
+
+    async def add(self, task: Task) -> None:
+        await self._storage.add([task])
 
     def settle_in(self, connection: Any, settlement: Settlement) -> None:
         self._storage.settle_in(connection, settlement)
