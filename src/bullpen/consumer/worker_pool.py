@@ -73,7 +73,7 @@ class AsyncWorkerPool:
     store, at most `poll_interval` seconds. A function on a thread that runs past its timeout cannot be ended: it is
     abandoned, and while more than `max_abandoned` of a lane are, that lane claims nothing. Tasks of functions that are
     not registered here are put back, and fail after `unknown_after` seconds. `observer` is called with an `Event` for
-    everything that happens.
+    everything that happens; without one, that of the queue is.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class AsyncWorkerPool:
             lease=lease,
             max_abandoned=max_abandoned,
             unknown_after=unknown_after,
-            observer=observer,
+            observer=getattr(queue, "observer", None) if observer is None else observer,
         )
         self.id = new_worker_id()
         self._state = WorkerState.NEW

@@ -4,6 +4,7 @@ task_queue.py   TaskQueue: functions become tasks, and the verbs of people
 function.py     TaskFunction: what `@queue.task` makes of a function
 clients.py      one client of the store per event loop, also after a fork
 portal.py       the event loop behind the sync methods
+watch.py        what the observer of a queue is told
 job.py          Job: one task, and the way to its result
 schedules.py    Schedules: the verbs of people for what runs again and again
 why.py          why a task is not done

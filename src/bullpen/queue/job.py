@@ -107,16 +107,14 @@ class Job(Generic[R]):
         return self._store.run("cancel", self.acancel())
 
     async def acancel(self) -> bool:
-        storage = await self._store.clients.get()
-        return bool(await storage.cancel([self.id]))
+        return bool(await self._store.cancel([self.id]))
 
     def retry(self) -> bool:
         """Let it run again, with all its tries, if it is over. False if it is not, or not there."""
         return self._store.run("retry", self.aretry())
 
     async def aretry(self) -> bool:
-        storage = await self._store.clients.get()
-        return bool(await storage.retry([self.id]))
+        return bool(await self._store.retry([self.id]))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and other.id == self.id

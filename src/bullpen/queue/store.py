@@ -16,6 +16,7 @@ from bullpen import primitives
 from bullpen.errors import InvalidOption, InvalidOptionType, QueueError, TaskNotFound
 from bullpen.queue.clients import Clients
 from bullpen.queue.new_tasks import NewTasks
+from bullpen.queue.watch import Watch
 from bullpen.storage import schedules
 from bullpen.storage.port import Storage
 from bullpen.tasks.hooks import Around
@@ -34,8 +35,11 @@ _waits = ContextVar("bullpen_enqueue_waits", default=True)  # false: for a sync 
 class Store:
     """What functions, jobs and the queue share."""
 
-    def __init__(self, clients: Clients, registry: Registry, new_ids: Callable[[int], Sequence[str]]) -> None:
+    def __init__(
+        self, clients: Clients, registry: Registry, new_ids: Callable[[int], Sequence[str]], watch: Watch
+    ) -> None:
         self.clients = clients
+        self.watch = watch
         self.registry = registry
         self._new_ids = new_ids
         options = TaskOptions()
@@ -123,6 +127,10 @@ class Store:
         primitives.failpoint("enqueue.before_add")
         kept = await storage.add(tasks) if same.unique_key is None else await storage.add(tasks, options.duplicates)
         primitives.failpoint("enqueue.after_add")
+        if self.watch.observer is not None:
+            for there, task_id in zip(kept, ids, strict=True):
+                if there.id == task_id:
+                    self.watch.enqueued(there)
         return [(there.id, there.id == task_id) for there, task_id in zip(kept, ids, strict=True)]
 
     async def _add_in(
@@ -158,6 +166,18 @@ class Store:
             same = options.new_task("", func_path, b"")
             self._latest = (options, func_path, same)
         return same
+
+    async def cancel(self, ids: Sequence[str]) -> int:
+        """Cancel tasks that wait, and ask those that run to stop; how many this changed."""
+        changed = await (await self.clients.get()).cancel(ids)
+        self.watch.cancelled(changed)
+        return len(changed)
+
+    async def retry(self, ids: Sequence[str]) -> int:
+        """Let tasks that are over run again; how many this changed."""
+        changed = await (await self.clients.get()).retry(ids)
+        self.watch.redriven(changed)
+        return len(changed)
 
     async def task(self, task_id: str) -> Task:
         """A task as it is now. Raises TaskNotFound."""

@@ -16,6 +16,7 @@ from bullpen.queue.job import Job
 from bullpen.queue.new_tasks import NewTasks
 from bullpen.queue.schedules import Schedules
 from bullpen.queue.store import Store
+from bullpen.queue.watch import Observer, Watch
 from bullpen.storage.port import Counts, Limit, Storage, TaskFilter, WorkerRecord
 from bullpen.tasks.codec import MAX_PAYLOAD, MAX_RESULT, CallCodec
 from bullpen.tasks.context import CurrentTask
@@ -36,6 +37,7 @@ from bullpen.tasks.options import (
 )
 from bullpen.tasks.registry import Registry, is_async
 from bullpen.tasks.task import FINAL, TaskStatus
+from bullpen.telemetry.catalogue import Kind
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,7 +82,8 @@ class TaskQueue:
 
     `url_or_storage` is an address, or a storage object, which is then used as it is. Options are defaults for all
     tasks. Nothing is opened before it is needed. All methods may be called from any thread; those for async code begin
-    with an `a`.
+    with an `a`. `observer` is called with an `Event` for every change that is made through this object, and for
+    whatever its workers do in this process that have no observer of their own.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class TaskQueue:
         max_payload: int = MAX_PAYLOAD,
         max_result: int = MAX_RESULT,
         new_ids: Callable[[int], Sequence[str]] = _new_ids,
+        observer: Observer | None = None,
         **options: Unpack[SharedOptions],
     ) -> None:
         allowed = "a number of bytes from 1 to a gibibyte"
@@ -98,7 +102,8 @@ class TaskQueue:
         self._options = TaskOptions().using(SHARED_NAMES, "TaskQueue()", options)
         self.registry = Registry(max_payload=max_payload, max_result=max_result)
         self._clients = Clients(url_or_storage)
-        self._store = Store(self._clients, self.registry, new_ids)
+        self._watch = Watch(observer)
+        self._store = Store(self._clients, self.registry, new_ids, self._watch)
         self.schedules = Schedules(self._store)
 
     # Functions.
@@ -313,7 +318,7 @@ class TaskQueue:
 
     async def acancel(self, *task_ids: str) -> int:
         ids = [_id(task_id) for task_id in task_ids]
-        return len(await (await self._clients.get()).cancel(ids))
+        return await self._store.cancel(ids)
 
     def retry(self, *task_ids: str) -> int:
         """Let tasks that are over run again, with all their tries; how many this changed."""
@@ -321,7 +326,7 @@ class TaskQueue:
 
     async def aretry(self, *task_ids: str) -> int:
         ids = [_id(task_id) for task_id in task_ids]
-        return len(await (await self._clients.get()).retry(ids))
+        return await self._store.retry(ids)
 
     def delete(self, *task_ids: str) -> int:
         """Forget tasks that are over, and their results; how many. Those that wait or run stay."""
@@ -329,7 +334,9 @@ class TaskQueue:
 
     async def adelete(self, *task_ids: str) -> int:
         ids = [_id(task_id) for task_id in task_ids]
-        return await (await self._clients.get()).delete(ids)
+        forgotten = await (await self._clients.get()).delete(ids)
+        self._watch.forgotten(forgotten)
+        return forgotten
 
     def purge(
         self,
@@ -358,6 +365,7 @@ class TaskQueue:
             after = page[-1].id
             old = [task.id for task in page if task.finished_at is None or task.finished_at <= before]
             forgotten += await storage.delete(old) if old else 0
+        self._watch.forgotten(forgotten)
         return forgotten
 
     def pause(self, queue: str = "default") -> None:
@@ -367,6 +375,7 @@ class TaskQueue:
     async def apause(self, queue: str = "default") -> None:
         name = queue_name("queue", queue)
         await (await self._clients.get()).pause(name)
+        self._watch.changed(Kind.QUEUE_PAUSED, name)
 
     def resume(self, queue: str = "default") -> None:
         """Let tasks of a queue start again."""
@@ -375,6 +384,7 @@ class TaskQueue:
     async def aresume(self, queue: str = "default") -> None:
         name = queue_name("queue", queue)
         await (await self._clients.get()).resume(name)
+        self._watch.changed(Kind.QUEUE_RESUMED, name)
 
     def paused(self) -> frozenset[str]:
         """The queues that are paused."""
@@ -410,6 +420,7 @@ class TaskQueue:
 
     async def _set_limit(self, limit: Limit) -> None:
         await (await self._clients.get()).set_limit(limit)
+        self._watch.changed(Kind.QUEUE_LIMITED, limit.queue, limit)
 
     def limits(self) -> Sequence[Limit]:
         return self._store.run("limits", self.alimits())
@@ -418,6 +429,11 @@ class TaskQueue:
         return await (await self._clients.get()).limits()
 
     # The store, for workers and tools.
+
+    @property
+    def observer(self) -> Observer | None:
+        """What is called with every event."""
+        return self._watch.observer
 
     @property
     def storage(self) -> Storage:

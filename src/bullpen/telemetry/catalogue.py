@@ -1,4 +1,4 @@
-"""Every event that pools and workers report, by name. A checker can rebuild a whole history from them.
+"""Every event that pools, queues and workers report, by name. A checker can rebuild a whole history from them.
 
 Reporting costs one comparison with None when nobody listens.
 """
@@ -37,6 +37,13 @@ class Kind(enum.Enum):
     POOL_STATE = "pool.state"
     POOL_DEGRADED = "pool.degraded"
     POOL_RECOVERED = "pool.recovered"
+    TASK_ENQUEUED = "task.enqueued"
+    TASK_STOPPING = "task.stopping"
+    TASK_REDRIVEN = "task.redriven"
+    TASKS_FORGOTTEN = "tasks.forgotten"
+    QUEUE_PAUSED = "queue.paused"
+    QUEUE_RESUMED = "queue.resumed"
+    QUEUE_LIMITED = "queue.limited"
     TASK_CLAIMED = "task.claimed"
     TASK_STARTED = "task.started"
     TASK_ENDED = "task.ended"
