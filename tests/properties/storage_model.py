@@ -37,6 +37,7 @@ class Row:
     claim_id: str | None = None
     lease_until: float | None = None
     cancel_requested: bool = False
+    waits_for: int = 0
     progress: Progress | None = None
     result: bytes | None = None
     result_dropped: str = ""
@@ -63,7 +64,7 @@ class Row:
 
 UNCHANGING = (
     "id func_path payload codec queue priority interval schedule max_retries backoff timeout at_most_once on_failure "
-    "result_ttl unique_key unique_scope unique_until concurrency_key headers"
+    "result_ttl unique_key unique_scope unique_until concurrency_key headers then follows"
 ).split()
 
 
@@ -117,11 +118,15 @@ class Model:
                     return None
                 if policy == "replace" and row.status == WAITS:
                     latest = math.inf if push_limit is None else row.created_at + push_limit
-                    row.given = replace(task, id=row.id)
+                    row.given = replace(task, id=row.id, then=row.given.then, follows=row.given.follows)
+                    if row.waits_for > 0:
+                        eta = latest = row.eta
                     row.eta, row.expires, row.failures, row.crashes = min(eta, latest), task.expires, 0, 0
                     row.fire = task.fire
             if row is None:
                 row = Row(task, eta=eta, created_at=self.now, expires=task.expires, fire=task.fire)
+                if task.waits_for:
+                    row.eta, row.waits_for = NEVER, task.waits_for
                 self.rows.append(row)
             kept.append(row)
         return kept
@@ -159,6 +164,53 @@ class Model:
             row.finished_at = self.now if has_run else None
         else:
             row.finished_at = self.now
+            self._has_ended(row)
+        self.add(one.children)
+
+    # Those behind a task.
+
+    def _behind(self, row: Row) -> Row | None:
+        return None if row.given.then is None else self.row(row.given.then)
+
+    def _has_ended(self, row: Row) -> None:
+        behind = self._behind(row)
+        if behind is None or behind.status != WAITS or behind.waits_for <= 0:
+            return
+        assert behind.given.follows is not None
+        if row.status == DONE or behind.given.follows.anyway:
+            behind.waits_for -= 1
+            if behind.waits_for == 0:
+                behind.eta = self.now
+        else:
+            behind.status, behind.finished_at, behind.waits_for = CANCELLED, self.now, -1
+            behind.errors = [*behind.errors, "upstream"][-10:]
+            self._has_ended(behind)
+
+    def _is_back(self, row: Row, was: str) -> None:
+        behind = self._behind(row)
+        if behind is None or behind.given.follows is None:
+            return
+        if behind.status == WAITS and behind.waits_for > 0:
+            behind.waits_for += was == DONE or behind.given.follows.anyway
+        elif behind.status == CANCELLED and behind.waits_for == -1:
+            self._run_again(behind)
+
+    def _run_again(self, row: Row) -> bool:
+        """If nothing is in its way: another one with its unique key, or one before it that has not succeeded."""
+        was, follows = row.status, row.given.follows
+        before = [] if follows is None else self._rows(follows.ids)
+        holder = self.holder(row.given) if self.would_have_key(row, WAITS) else None
+        bad = follows is not None and not follows.anyway and any(one.status in (FAILED, CANCELLED) for one in before)
+        if row.lives or bad or (holder is not None and holder is not row):
+            return False
+        row.status, row.expires = WAITS, None
+        row.failures = row.crashes = 0
+        row.cancel_requested = False
+        row.worker = row.finished_at = None
+        row.waits_for = len([one for one in before if one.lives])
+        row.eta = NEVER if row.waits_for else self.now
+        self._is_back(row, was)
+        return True
 
     def claim(self, worker: str, queues: Sequence[str], limit: int, lease: float, claim_id: str) -> list[Row]:
         taken: list[Row] = []
@@ -217,6 +269,7 @@ class Model:
         for row in self._rows(ids):
             if row.status == WAITS:
                 row.status, row.finished_at = CANCELLED, self.now
+                self._has_ended(row)
                 changed.append(row)
             elif row.status == RUNS:
                 row.cancel_requested = True
@@ -224,16 +277,7 @@ class Model:
         return changed
 
     def retry(self, ids: Iterable[str]) -> list[Row]:
-        changed = []
-        for row in self._rows(ids):
-            holder = self.holder(row.given) if self.would_have_key(row, WAITS) else None
-            if not row.lives and (holder is None or holder is row):
-                row.status, row.eta, row.expires = WAITS, self.now, None
-                row.failures = row.crashes = 0
-                row.cancel_requested = False
-                row.worker = row.finished_at = None
-                changed.append(row)
-        return changed
+        return [row for row in self._rows(ids) if self._run_again(row)]
 
     def change(self, ids: Iterable[str], payload: bytes | None, hold: str) -> list[Row]:
         """Give schedules another payload and priority, or pause them."""
@@ -248,11 +292,16 @@ class Model:
 
     def forget(self, gone: Callable[[Row], bool]) -> int:
         before = len(self.rows)
-        self.rows = [row for row in self.rows if row.lives or not gone(row)]
+        self.rows = [row for row in self.rows if self.is_needed(row) or not gone(row)]
         return before - len(self.rows)
 
+    def is_needed(self, row: Row) -> bool:
+        """Because it is not over, or for one that waits for its result."""
+        behind = self._behind(row)
+        return row.lives or (behind is not None and behind.lives)
+
     def is_old(self, row: Row) -> bool:
-        return self.ends_at(row) <= self.now
+        return self.ends_at(row) <= self.now and not self.is_needed(row)
 
     def ends_at(self, row: Row) -> float:
         """When it may be forgotten."""
@@ -269,6 +318,7 @@ class Model:
             assert self.is_late(row)
             row.status, row.finished_at = FAILED, self.now
             row.errors = [*row.errors, "expired"][-10:]
+            self._has_ended(row)
 
     def fitting(self, which: TaskFilter) -> list[Row]:
         return sorted((row for row in self.rows if _fits(row, which)), key=lambda row: row.id)

@@ -28,6 +28,7 @@ from bullpen.tasks.schedule import Schedule
 from bullpen.tasks.task import (
     NEVER,
     PENDING,
+    Follows,
     Progress,
     ScheduleHold,
     Settlement,
@@ -129,6 +130,29 @@ class StorageMachine(RuleBasedStateMachine):
         else:
             self.same(self.run(self.store.add(tasks, duplicates)), expected)
 
+    @rule(dice=chance)
+    def compose(self, dice: Random) -> None:
+        """A chain or a group; all of it, or nothing."""
+        tasks = self.linked(dice, [replace(self.new_task(dice), interval=None) for _ in range(dice.choice((2, 3, 5)))])
+        self.ids += [task.id for task in tasks]
+        expected = self.model.add(tasks, "reject")
+        if expected is None:
+            with pytest.raises(TaskExists):
+                self.run(self.store.add(tasks, Duplicates("reject")))
+        else:
+            self.same(self.run(self.store.add(tasks, Duplicates("reject"))), expected)
+
+    def linked(self, dice: Random, tasks: list[Task]) -> list[Task]:
+        if dice.random() < 0.5:
+            for number in range(1, len(tasks)):
+                tasks[number - 1] = replace(tasks[number - 1], then=tasks[number].id)
+                tasks[number] = replace(tasks[number], follows=Follows(ids=(tasks[number - 1].id,)), waits_for=1)
+            return tasks
+        *members, last = tasks
+        ids = tuple(task.id for task in members)
+        last = replace(last, follows=Follows(ids=ids, many=True, anyway=dice.random() < 0.5), waits_for=len(ids))
+        return [*(replace(task, then=last.id) for task in members), last]
+
     def new_task(self, dice: Random) -> Task:
         now = self.model.now
         unique_key = dice.choice((None, None, None, "u1", "u2"))
@@ -185,6 +209,11 @@ class StorageMachine(RuleBasedStateMachine):
         self.held = [task for task in self.held if task not in late[5:]]
 
     def outcome(self, dice: Random, task: Task) -> Settlement:
+        if dice.random() < 0.1:
+            new = [replace(self.new_task(dice), unique_key=None, interval=None) for _ in range(dice.choice((1, 3)))]
+            children = self.linked(dice, new) if len(new) > 1 else new
+            self.ids += [task.id for task in children]
+            return succeed(task, b"parent", children=tuple(children))
         return dice.choice(OUTCOMES)(task)
 
     def exchange(self, dice: Random, settlements: list[Settlement], limit: int) -> Sequence[Task]:

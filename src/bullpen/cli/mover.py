@@ -8,7 +8,8 @@ Each batch goes in three steps. Each is atomic in its store and safe to repeat:
 
 What is over needs no mark. What runs is waited for: it ends, or comes back. A mover that is killed leaves at most one
 batch marked; the next one finds it and goes on with step 2, where what has arrived already is known by its id. So
-nothing is lost, and nothing is in two places for longer than it takes to come again.
+nothing is lost, and nothing is in two places for longer than it takes to come again. Chains and groups stay until they
+are over.
 
 One case is open after a kill between 2 and 3: a task that has arrived, ended and been forgotten there before anybody
 came again, looks as if it had never arrived. It is put once more, as everything runs at least once; but one with
@@ -63,6 +64,7 @@ class Mover:
             if not page:
                 break
             after = page[-1].id
+            await self._leave_chains(page)
             gone = await self._move([task for task in page if task.id not in self.left])
             self.moved += gone
             progress(gone)
@@ -101,6 +103,14 @@ class Mover:
                 raise CommandError(
                     f"task {task.id} is on its way to {mark.to}: finish that move first, or give it up with --give-up"
                 )
+
+    async def _leave_chains(self, page: Sequence[Task]) -> None:
+        """What waits for others, or has a result that somebody waits for, cannot be told of an end in another store."""
+        behind = await self._source.get([task.then or "" for task in page])
+        for task, follower in zip(page, behind, strict=True):
+            is_awaited = follower is not None and not follower.is_final
+            if is_awaited or (not task.is_final and (task.then is not None or task.follows is not None)):
+                self.left[task.id] = "it is part of a chain or a group that is not over: it ends where it is"
 
     async def _mark(self, tasks: Sequence[Task]) -> list[Task]:
         """Those that still waited, marked."""

@@ -29,6 +29,7 @@ from bullpen.storage.port import (
     TaskFilter,
     WorkerRecord,
 )
+from bullpen.tasks.links import called_back, followed, has_come_back, has_ended, redriven_behind
 from bullpen.tasks.task import (
     FINAL,
     PENDING,
@@ -40,7 +41,7 @@ from bullpen.tasks.task import (
     cancelled_by_operator,
     claimed,
     expired,
-    redriven,
+    new_as_kept,
     settled,
 )
 from bullpen.tasks.unique import RETURN, Duplicates, has_key, meet
@@ -114,7 +115,7 @@ class MemoryStorage:
         there = self._tasks.get(task.id)
         if there is not None:
             return there
-        task = msgspec.structs.replace(task, created_at=now, eta=max(task.eta, 0.0) or now)
+        task = new_as_kept(task, now)
         holder = None if task.unique_key is None else self._holder(task, now)
         if holder is not None:
             task = meet(task, holder, duplicates, now)
@@ -167,6 +168,8 @@ class MemoryStorage:
         if task is None or not applies(task, settlement):
             return False
         self._keep(settled(task, settlement, now), now)
+        for child in settlement.children:
+            self._add(child, now)
         return True
 
     def _claimable(self, queues: Sequence[str], now: float, limit: int) -> Iterator[Task]:
@@ -370,14 +373,14 @@ class MemoryStorage:
         return self._change(ids, cancelled_by_operator)
 
     async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
-        return self._change(ids, redriven)
+        return self._change(ids, lambda task, now: redriven_behind(task, self._members(task), now))
 
     async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
         return self._change(ids, move)
 
     async def delete(self, ids: Sequence[str]) -> int:
         with self._lock:
-            return self._forget(task_id for task_id in ids if self._is_final(task_id))
+            return self._forget(task_id for task_id in ids if self._may_go(self._tasks.get(task_id)))
 
     # Moving tasks between stores.
 
@@ -432,7 +435,7 @@ class MemoryStorage:
 
     def _is_ending(self, entry: Entry) -> bool:
         task = self._tasks.get(entry[1])
-        return task is not None and _ends(task) == entry[0]
+        return task is not None and _ends(task) == entry[0] and self._may_go(task)
 
     # Workers, queues, limits.
 
@@ -472,7 +475,32 @@ class MemoryStorage:
     # With the lock held.
 
     def _keep(self, task: Task, now: float | None = None) -> None:
-        """The only place where a task changes. With the time at hand, what is due already takes the shorter way."""
+        """The only place where a task changes, and those behind it with it. With the time at hand, what is due already
+        takes the shorter way.
+        """
+        before = self._tasks.get(task.id)
+        self._write(task, now)
+        while before is not None and task.then is not None:
+            follower = self._tasks.get(task.then)
+            after = None if follower is None else self._behind(before, task, follower, now or self._now())
+            if follower is None or after is None:
+                break
+            before, task = follower, after
+            self._write(task, now)
+
+    def _behind(self, before: Task, after: Task, follower: Task, now: float) -> Task | None:
+        """What becomes of a task because the one before it is another now."""
+        if has_ended(before, after):
+            return followed(follower, after, now)
+        if has_come_back(before, after):
+            back = called_back(follower, before, self._members(follower), now)
+            return None if back is None or self._is_taken(back, now) else back
+        return None
+
+    def _members(self, follower: Task) -> Sequence[Task | None]:
+        return [self._tasks.get(task_id) for task_id in (follower.follows.ids if follower.follows is not None else ())]
+
+    def _write(self, task: Task, now: float | None) -> None:
         self._tasks[task.id] = task
         status = task.status
         if status is RUNNING:
@@ -488,19 +516,29 @@ class MemoryStorage:
                     heapq.heappush(self._later[task.queue], entry)
                 if task.expires is not None:
                     heapq.heappush(self._expiring, (task.expires, task.id))
-            elif (ends := _ends(task)) is not None:
-                heapq.heappush(self._ending, (ends, task.id))
+            else:
+                self._note_end(task)
+                for member in self._members(task):  # they were kept for this one
+                    if member is not None:
+                        self._note_end(member)
         if task.unique_key is not None and has_key(task, math.inf):
             self._unique[task.queue, task.unique_key] = task.id
+
+    def _note_end(self, task: Task) -> None:
+        if (ends := _ends(task)) is not None:
+            heapq.heappush(self._ending, (ends, task.id))
 
     def _is_taken(self, task: Task, now: float) -> bool:
         """Whether another task has its unique key: then it cannot come back to life."""
         holder = self._holder(task, now) if has_key(task, math.inf) else None
         return holder is not None and holder.id != task.id
 
-    def _is_final(self, task_id: str) -> bool:
-        task = self._tasks.get(task_id)
-        return task is not None and task.is_final
+    def _may_go(self, task: Task | None) -> bool:
+        """Whether it is over, and nobody waits for its result."""
+        if task is None or not task.is_final:
+            return False
+        follower = None if task.then is None else self._tasks.get(task.then)
+        return follower is None or follower.is_final
 
     def _forget(self, ids: Iterable[str]) -> int:
         gone = [task for task_id in ids if (task := self._tasks.pop(task_id, None)) is not None]
@@ -515,7 +553,7 @@ class MemoryStorage:
             task = self._tasks.get(task_id)
             after = None if task is None else move(task, now)
             if after is not None and not self._is_taken(after, now):
-                self._keep(after)
+                self._keep(after, now)
                 changed.append(after)
         return changed
 

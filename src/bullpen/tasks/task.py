@@ -47,7 +47,11 @@ TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
 }
 
 # Why a task failed. An exception of its function is "exception"; the others need no traceback.
-ErrorKind = Literal["exception", "timeout", "crash", "expired", "poison", "unknown_function", "lost", "cancelled"]
+# "upstream": a task that it waited for did not succeed; "input": nor is the result of that there any more.
+ErrorKind = (
+    Literal["exception", "timeout", "crash", "expired", "poison", "unknown_function", "lost", "cancelled"]
+    | Literal["upstream", "input"]
+)
 
 OnFailure = Literal["fail", "continue"]
 UniqueScope = Literal["alive", "waiting"]
@@ -98,6 +102,15 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
         return f"{self.done:g}{of} done" + (f" ({self.note})" if self.note else "")
 
 
+class Follows(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Whom a task waits for, and what it gets of them."""
+
+    ids: tuple[str, ...]
+    place: str = ""  # the number or name of the argument that is their result; "": none is
+    many: bool = False  # they are a group: the result is a list
+    anyway: bool = False  # it runs when they are over, whatever became of them
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A task as a store keeps it. Instants are seconds since the epoch, by the store's clock."""
 
@@ -123,6 +136,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     unique_until: float | None = None  # … and at least until then
     concurrency_key: str | None = None
     headers: dict[str, str] = {}
+    then: str | None = None  # the task that waits for this one
+    follows: Follows | None = None
+    waits_for: int = 0  # how many of those that it follows are not done; links.py has more
 
     attempt: int = 0  # rises with every claim, and fences every write after it
     failures: int = 0  # in this run: exceptions and timeouts
@@ -184,6 +200,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     result: bytes | None = None
     result_dropped: str = ""
     error: TaskError | None = None  # added to the task's errors
+    linked: bool = False  # another task waits for this one
+    children: tuple[Task, ...] = ()  # of a success: new tasks, that are added in the same step
 
     @property
     def is_final(self) -> bool:
@@ -193,7 +211,14 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 # Moves of a running task, made by whoever holds it.
 
 
-def succeed(task: Task, result: bytes | None, result_dropped: str = "", *, now: float = 0.0) -> Settlement:
+def succeed(
+    task: Task,
+    result: bytes | None,
+    result_dropped: str = "",
+    *,
+    now: float = 0.0,
+    children: tuple[Task, ...] = (),
+) -> Settlement:
     """Its function returned. A task with an interval waits for its next run, counted from now; one with cron text for
     its next time, after `now` by the store's clock.
     """
@@ -205,6 +230,8 @@ def succeed(task: Task, result: bytes | None, result_dropped: str = "", *, now: 
         runs=task.runs + 1,
         result=result,
         result_dropped=result_dropped,
+        linked=task.then is not None,
+        children=children,
     )
     return _followed(done, task, now) if task.repeats and not task.cancel_requested else done
 
@@ -359,6 +386,12 @@ def _give_up(task: Task, error: TaskError, *, failures: int, crashes: int) -> Se
 
 
 # What a move makes of a task: the same in every store.
+
+
+def new_as_kept(task: Task, now: float) -> Task:
+    """A task that is added: due at once if it has no time, and not at all while it waits for others."""
+    eta = NEVER if task.waits_for > 0 else max(task.eta, 0.0) or now
+    return msgspec.structs.replace(task, created_at=now, eta=eta)
 
 
 def claimed(task: Task, *, worker: str, claim_id: str, now: float, lease_until: float) -> Task:

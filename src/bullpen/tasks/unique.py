@@ -33,6 +33,7 @@ RETURN = Duplicates()
 # What stays when a task is replaced.
 _KEPT = (
     *("id", "attempt", "runs", "progress", "result", "result_dropped", "errors", "hold"),
+    *("then", "follows", "waits_for"),
     *("created_at", "started_at", "finished_at"),
 )
 
@@ -57,4 +58,6 @@ def meet(new: Task, holder: Task, duplicates: Duplicates, now: float) -> Task:
     eta = new.eta if new.eta > 0 else now
     if duplicates.push_limit is not None:
         eta = min(eta, holder.created_at + duplicates.push_limit)
+    if holder.waits_for > 0:
+        eta = holder.eta
     return msgspec.structs.replace(new, **{name: getattr(holder, name) for name in _KEPT} | {"eta": eta})

@@ -10,7 +10,7 @@ import msgspec
 
 from bullpen.tasks.retry import Backoff
 from bullpen.tasks.schedule import Schedule
-from bullpen.tasks.task import Progress, Settlement, Task, TaskError, TaskStatus
+from bullpen.tasks.task import NEVER, Follows, Progress, Settlement, Task, TaskError, TaskStatus
 
 NEW = {  # of tasks that are added
     "id": "text",
@@ -35,6 +35,9 @@ NEW = {  # of tasks that are added
     "fire": "float8",
     "result_ttl": "float8",
     "headers": "text",
+    "then_id": "text",
+    "follows": "text",
+    "waits_for": "integer",
     "payload": "bytea",
 }
 CHANGING = {  # by what people do
@@ -45,13 +48,15 @@ CHANGING = {  # by what people do
     "crashes": "integer",
     "fire": "float8",
     "hold": "text",
+    "waits_for": "integer",
     "worker": "text",
     "cancel_requested": "boolean",
     "finished_at": "float8",
     "prune_at": "float8",
     "errors": "text[]",
 }
-FIXED = ("id", "queue", "eta", "expires", "unique_key", "fire")  # of `NEW`, what is no term of a task
+# Of `NEW`, what is no term of a task.
+FIXED = ("id", "queue", "eta", "expires", "unique_key", "fire", "then_id", "follows", "waits_for")
 TERMS = tuple(name for name in NEW if name not in FIXED)
 
 SETTLED = {  # of tasks that have run
@@ -72,6 +77,7 @@ SETTLED = {  # of tasks that have run
 
 _statuses = {status.value: status for status in TaskStatus}
 _decode_schedule = msgspec.json.Decoder(Schedule).decode
+_decode_follows = msgspec.json.Decoder(Follows).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 _decode_progress = msgspec.json.Decoder(Progress).decode
 _decode_error = msgspec.json.Decoder(TaskError).decode
@@ -87,7 +93,7 @@ def new_row(task: Task) -> tuple[Any, ...]:
         task.id,
         to_text(task.queue),
         task.priority,
-        task.eta if task.eta > 0 else None,
+        NEVER if task.waits_for > 0 else task.eta if task.eta > 0 else None,
         task.expires,
         to_text(task.unique_key),
         task.unique_scope,
@@ -106,6 +112,9 @@ def new_row(task: Task) -> tuple[Any, ...]:
         task.fire,
         task.result_ttl,
         json_of(task.headers) if task.headers else None,
+        task.then,
+        None if task.follows is None else json_of(task.follows),
+        task.waits_for,
         task.payload,
     )
 
@@ -125,6 +134,7 @@ def changed_row(task: Task) -> tuple[Any, ...]:
         task.crashes,
         task.fire,
         task.hold,
+        task.waits_for,
         to_text(task.worker),
         task.cancel_requested,
         task.finished_at,
@@ -260,6 +270,9 @@ def task_of(row: Mapping[str, Any]) -> Task:
         unique_until=row["unique_until"],
         concurrency_key=from_text(row["concurrency_key"]),
         headers={} if row["headers"] is None else _decode_headers(row["headers"]),
+        then=row["then_id"],
+        follows=None if row["follows"] is None else _decode_follows(row["follows"]),
+        waits_for=row["waits_for"],
         attempt=row["attempt"],
         failures=row["failures"],
         crashes=row["crashes"],

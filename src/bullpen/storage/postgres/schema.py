@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from bullpen.errors import InvalidOption, SchemaTooNew
 from bullpen.storage.postgres.rows import NEW, SETTLED
+from bullpen.tasks.links import GIVEN_UP
 from bullpen.tasks.task import ERRORS_KEPT, NEVER, UNPLANNED
 
 _FIRST = """
@@ -57,6 +58,9 @@ CREATE TABLE {schema}.task (
     schedule         text,                         -- JSON
     result_ttl       float8 DEFAULT 86400,
     headers          text,                         -- JSON
+    then_id          text,                         -- the task that waits for this one
+    follows          text,                         -- those that it waits for; JSON
+    waits_for        integer NOT NULL DEFAULT 0,
     progress         text,                         -- JSON
     errors           text[] NOT NULL DEFAULT '{{}}', -- each JSON
     result_dropped   text NOT NULL DEFAULT '',
@@ -321,6 +325,40 @@ BEGIN
     RETURN picked;
 END $$;
 
+-- What the end of a task means for those behind it: the same as `links.followed` says.
+CREATE FUNCTION {schema}.ended(member {schema}.task, moment float8) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    follower {schema}.task;
+    problem text;
+BEGIN
+    WHILE member.then_id IS NOT NULL LOOP
+        SELECT * INTO follower FROM {schema}.task t WHERE t.id = member.then_id FOR UPDATE;
+        IF NOT FOUND OR follower.status <> 'pending' OR follower.waits_for <= 0 THEN
+            RETURN;
+        END IF;
+        IF member.status = 'success' OR coalesce((follower.follows::json ->> 'anyway')::boolean, false) THEN
+            UPDATE {schema}.task t
+            SET waits_for = t.waits_for - 1, eta = CASE WHEN t.waits_for = 1 THEN moment ELSE t.eta END
+            WHERE t.id = follower.id;
+            IF follower.waits_for = 1 THEN
+                PERFORM pg_notify('{channel}', 'w' || follower.queue);
+            END IF;
+            RETURN;
+        END IF;
+        problem := json_build_object('kind', 'upstream', 'attempt', follower.attempt, 'at', moment, 'message',
+            'it waited for task ' || member.id || ', which '
+            || CASE member.status WHEN 'cancelled' THEN 'was cancelled' ELSE 'failed' END)::text;
+        UPDATE {schema}.task t SET status = 'cancelled', finished_at = moment, waits_for = {given_up},
+            errors = (t.errors || problem)[greatest(1, cardinality(t.errors) + 2 - {errors_kept}):],
+            prune_at = greatest(moment + coalesce(t.result_ttl, 'infinity'), t.unique_until)
+        WHERE t.id = follower.id RETURNING t.* INTO follower;
+        IF follower.awaited THEN
+            PERFORM pg_notify('{channel}', 'r' || follower.id);
+        END IF;
+        member := follower;
+    END LOOP;
+END $$;
+
 -- Settle what has ended, then claim the next. Returns what was refused (as status 'refused'), the moment if the whole
 -- index was searched (as 'swept'), and what was claimed, in order.
 CREATE FUNCTION {schema}.exchange(
@@ -331,6 +369,7 @@ CREATE FUNCTION {schema}.exchange(
 DECLARE
     moment float8 := {schema}.now();
     row {schema}.task;
+    members {schema}.task[];
     applied text[] := '{{}}';
     finished text[] := '{{}}';  -- queues, once for each task
     r record;
@@ -381,7 +420,14 @@ BEGIN
             ELSE
                 finished := finished || row.queue;
             END IF;
+            IF row.then_id IS NOT NULL AND row.status <> 'pending' THEN
+                members := members || row;
+            END IF;
         END LOOP;
+        IF members IS NOT NULL THEN  -- in one order everywhere, so that nobody waits for each other
+            PERFORM {schema}.ended(m.member, moment)
+            FROM (SELECT u AS member FROM unnest(members) AS u ORDER BY (u).then_id, (u).id) AS m;
+        END IF;
         IF cardinality(applied) < cardinality(ids) THEN
             FOR i IN 1 .. cardinality(ids) LOOP
                 IF ids[i] <> ALL (applied) OR i > array_position(ids, ids[i]) THEN
@@ -503,6 +549,7 @@ def script(version: int, schema: str) -> str:
         channel=channel(schema),
         errors_kept=ERRORS_KEPT,
         never=NEVER,
+        given_up=GIVEN_UP,
         unplanned=UNPLANNED,
         add_columns=", ".join(NEW),
         add_parameters=", ".join(f"{_plural(name)} {kind}[]" for name, kind in NEW.items()),

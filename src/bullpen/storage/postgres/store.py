@@ -53,6 +53,7 @@ from bullpen.storage.postgres.rows import (
 )
 from bullpen.storage.postgres.transaction import aask, ask, check_in_transaction, is_async
 from bullpen.storage.server import ServerStorage
+from bullpen.tasks.links import called_back, followed, has_ended, redriven_behind
 from bullpen.tasks.task import (
     FINAL,
     PENDING,
@@ -63,6 +64,7 @@ from bullpen.tasks.task import (
     TaskStatus,
     cancelled_by_operator,
     expired,
+    new_as_kept,
     redriven,
 )
 from bullpen.tasks.unique import RETURN, Duplicates, has_key, meet
@@ -84,6 +86,12 @@ _EXCHANGE = (
     f"SELECT * FROM {{s}}.exchange({array_places(SETTLED)}, "
     + ", ".join(f"${len(SETTLED) + place}" for place in range(1, 8))
     + ")"
+)
+
+# Nobody who waits still needs its result.
+_UNAWAITED = (
+    "(t.then_id IS NULL OR NOT EXISTS (SELECT 1 FROM {s}.task f WHERE f.id = t.then_id "
+    "AND f.status IN ('pending', 'running')))"
 )
 
 _decode_worker = msgspec.json.Decoder(WorkerRecord).decode
@@ -247,7 +255,7 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
         kept: dict[str, Task] = {}
         for task in tasks:
             if task.id in added:
-                kept.setdefault(task.id, _kept(task, added[task.id]))
+                kept.setdefault(task.id, new_as_kept(task, added[task.id]))
         others = [task.id for task in tasks if task.id not in kept]
         if others:
             kept |= {task.id: task for task in await self._get_in(connection, others)}
@@ -258,19 +266,22 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
         keyed = [task for task in tasks if task.unique_key is not None]
         async with self._transaction() as connection:
             await self._lock_keys(connection, keyed)
-            now = await connection.fetchval(f"SELECT {self.schema}.now()")
-            there = {task.id: task for task in await self._get_in(connection, [task.id for task in tasks])}
-            kept = []
-            for task in tasks:
-                if task.id not in there:
-                    holder = await self._holder(connection, task, now)
-                    if holder is None:
-                        (there[task.id],) = await self._add_in(connection, [task])
-                    else:
-                        there[task.id] = await self._meet(connection, task, holder, duplicates, now)
-                kept.append(there[task.id])
-            latest = {task.id: task for task in kept}  # one may be replaced twice
-            return [latest[task.id] for task in kept]
+            return await self._add_keyed_in(connection, tasks, duplicates)
+
+    async def _add_keyed_in(self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates) -> Sequence[Task]:
+        now = await connection.fetchval(f"SELECT {self.schema}.now()")
+        there = {task.id: task for task in await self._get_in(connection, [task.id for task in tasks])}
+        kept = []
+        for task in tasks:
+            if task.id not in there:
+                holder = await self._holder(connection, task, now)
+                if holder is None:
+                    (there[task.id],) = await self._add_in(connection, [task])
+                else:
+                    there[task.id] = await self._meet(connection, task, holder, duplicates, now)
+            kept.append(there[task.id])
+        latest = {task.id: task for task in kept}  # one may be replaced twice
+        return [latest[task.id] for task in kept]
 
     def now_in(self, connection: Any) -> float | Awaitable[float]:
         return self._in(connection, f"SELECT CAST({self.schema}.now() AS text) || {{}}", "", float)
@@ -336,6 +347,10 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
         lease: float,
         claim_id: str,
     ) -> Exchange:
+        if any(one.children for one in settlements):
+            lost = await self._settle_with_children(settlements)
+            rest = await self.exchange([], worker=worker, queues=queues, limit=limit, lease=lease, claim_id=claim_id)
+            return Exchange(rest.claimed, lost)
         loop = asyncio.get_running_loop()
         names = list(dict.fromkeys(queues)) if limit > 0 else []
         began = loop.time()
@@ -367,6 +382,22 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
                 floors[place] = max(floors.get(place, 0.0), task.eta - OVERLAP)
         return Exchange(tuple(claimed), frozenset(refused))
 
+    async def _settle_with_children(self, settlements: Sequence[Settlement]) -> frozenset[Hold]:
+        """What was refused. To claim is another step: nothing is lost if it is never taken."""
+        keyed = [child for one in settlements for child in one.children if child.unique_key is not None]
+        async with self._transaction() as connection:
+            await self._lock_keys(connection, keyed)
+            rows = await self._settle_in(connection, settlements)
+            refused = frozenset(Hold(row["id"], row["attempt"]) for row in rows)
+            children = [
+                child for one in settlements if Hold(one.id, one.attempt) not in refused for child in one.children
+            ]
+            plain = [child for child in children if child.unique_key is None]
+            if plain:
+                await self._add_in(connection, plain)
+            await self._add_keyed_in(connection, [child for child in children if child.unique_key is not None], RETURN)
+        return refused
+
     def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
         def check(refused: str) -> None:
             if _decode_ids(refused):
@@ -374,7 +405,19 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
 
         check_in_transaction(connection)
         statement = f"SELECT {self.schema}.settle(CAST({{}} AS json))"
-        return self._in(connection, statement, settlement_json(settlement), check)
+        settled = self._in(connection, statement, settlement_json(settlement), check)
+        if not settlement.children:
+            return settled
+        if settled is not None:
+            return self._then_add(settled, connection, settlement.children)
+        self.add_in(connection, settlement.children)
+        return None
+
+    async def _then_add(self, settled: Awaitable[None], connection: Any, children: Sequence[Task]) -> None:
+        await settled
+        adding = self.add_in(connection, children)
+        assert isinstance(adding, Awaitable)
+        await adding
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         found = "SELECT * FROM {s}.task WHERE status = 'running' AND claim_id = $1 ORDER BY priority DESC, eta, id"
@@ -538,7 +581,8 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
 
     async def delete(self, ids: Sequence[str]) -> int:
         rows = await self._fetch(
-            "DELETE FROM {s}.task WHERE id = ANY ($1) AND status IN ('success', 'failed', 'cancelled') RETURNING 1",
+            "DELETE FROM {s}.task t WHERE id = ANY ($1) AND status IN ('success', 'failed', 'cancelled') "
+            f"AND {_UNAWAITED} RETURNING 1",
             list(ids),
         )
         return len(rows)
@@ -551,24 +595,69 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
         if move is redriven:  # keys before rows, as everywhere
             tasks = await self._get_in(connection, ids)
             await self._lock_keys(connection, [task for task in tasks if task.unique_key is not None])
+            await self._lock_linked(connection, tasks)
         now = await connection.fetchval(f"SELECT {self.schema}.now()")
         rows = await connection.fetch(
             f"SELECT * FROM {self.schema}.task WHERE id = ANY ($1) ORDER BY id FOR UPDATE", list(dict.fromkeys(ids))
         )
-        there = {row["id"]: row for row in rows}
+        there = {row["id"]: task_of(row) for row in rows}
+        awaited = {row["id"] for row in rows if row["awaited"]}
         changed = []
         for task_id in dict.fromkeys(ids):
-            before = task_of(there[task_id]) if task_id in there else None
-            after = None if before is None else move(before, now)
+            before = there.get(task_id)
+            if before is not None and before.follows is not None and move is redriven:
+                after = redriven_behind(before, await self._members(connection, before), now)
+            else:
+                after = None if before is None else move(before, now)
             if before is not None and after is not None and await self._keep_in(connection, after, now):
                 if terms_row(after) != terms_row(before):
                     await self._keep_terms_in(connection, after)
                 changed.append(after)
-                if there[task_id]["awaited"]:
+                if task_id in awaited:
                     await self._tell(connection, RESULT + task_id)
+                there |= await self._keep_behind(connection, before, after, now)
         for queue in {task.queue for task in changed if task.status is PENDING}:
             await self._tell(connection, WORK + to_text(queue))
         return changed
+
+    async def _keep_behind(self, connection: Any, before: Task, after: Task, now: float) -> dict[str, Task]:
+        """What becomes of those behind a task that is another now; all that changed."""
+        changed: dict[str, Task] = {}
+        while after.then is not None and before.is_final != after.is_final:
+            found = f"SELECT * FROM {self.schema}.task WHERE id = $1 FOR UPDATE"
+            row = await connection.fetchrow(found, after.then)
+            if row is None:
+                break
+            follower = task_of(row)
+            if has_ended(before, after):
+                behind = followed(follower, after, now)
+            else:
+                behind = called_back(follower, before, await self._members(connection, follower), now)
+            if behind is None or not await self._keep_in(connection, behind, now):
+                break
+            changed[behind.id] = behind
+            if row["awaited"] and behind.is_final:
+                await self._tell(connection, RESULT + behind.id)
+            elif behind.waits_for == 0 and not behind.is_final:
+                await self._tell(connection, WORK + to_text(behind.queue))
+            before, after = follower, behind
+        return changed
+
+    async def _lock_linked(self, connection: Any, tasks: Sequence[Task]) -> None:
+        """All that tasks wait for with them, in the order in which their ends are written."""
+        behind = await self._get_in(connection, [task.then for task in tasks if task.then is not None])
+        ids = {one for task in [*tasks, *behind] if task.follows is not None for one in (task.id, *task.follows.ids)}
+        if ids:
+            lock = f"SELECT 1 FROM {self.schema}.task WHERE id = ANY ($1) ORDER BY id FOR UPDATE"
+            await connection.fetch(lock, sorted(ids))
+
+    async def _members(self, connection: Any, follower: Task) -> Tasks:
+        """Those that a task waits for, and that are still there; none of them ends meanwhile."""
+        ids = [] if follower.follows is None else list(follower.follows.ids)
+        rows = await connection.fetch(
+            f"SELECT * FROM {self.schema}.task WHERE id = ANY ($1) ORDER BY id FOR UPDATE", ids
+        )
+        return list(map(task_of, rows))
 
     async def _keep_in(self, connection: Any, task: Task, now: float) -> bool:
         """False if another task has its unique key."""
@@ -652,8 +741,8 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
 
     async def prune(self, *, limit: int) -> int:
         rows = await self._fetch(
-            "DELETE FROM {s}.task WHERE id IN (SELECT id FROM {s}.task WHERE prune_at <= {s}.now() ORDER BY prune_at "
-            "LIMIT $1 FOR UPDATE SKIP LOCKED) RETURNING 1",
+            "DELETE FROM {s}.task WHERE id IN (SELECT id FROM {s}.task t WHERE prune_at <= {s}.now() "
+            f"AND {_UNAWAITED} ORDER BY prune_at LIMIT $1 FOR UPDATE SKIP LOCKED) RETURNING 1",
             limit,
         )
         return len(rows)
@@ -717,7 +806,3 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
 
 def _is_over(row: Any, runs: int) -> bool:
     return TaskStatus(row["status"]) in FINAL or row["runs"] > runs
-
-
-def _kept(task: Task, now: float) -> Task:
-    return msgspec.structs.replace(task, created_at=now, eta=max(task.eta, 0.0) or now)

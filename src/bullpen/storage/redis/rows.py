@@ -6,13 +6,24 @@ there it is 0, -1 or an empty text. New fields go to the end and have a default,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from bullpen.tasks.retry import Backoff
 from bullpen.tasks.schedule import Schedule
-from bullpen.tasks.task import OnFailure, Progress, ScheduleHold, Settlement, Task, TaskError, TaskStatus
+from bullpen.tasks.task import (
+    NEVER,
+    Follows,
+    OnFailure,
+    Progress,
+    ScheduleHold,
+    Settlement,
+    Task,
+    TaskError,
+    TaskStatus,
+)
 
 
 class Body(msgspec.Struct, array_like=True, gc=False):
@@ -28,6 +39,7 @@ class Body(msgspec.Struct, array_like=True, gc=False):
     on_failure: OnFailure
     headers: dict[str, str]
     schedule: Schedule | None = None
+    follows: Follows | None = None
 
 
 class State(msgspec.Struct, array_like=True, gc=False):
@@ -59,6 +71,10 @@ class State(msgspec.Struct, array_like=True, gc=False):
     hold: ScheduleHold = ""
     unique_until: float = 0.0
     keeps_key: bool = True  # its unique key, after it has started
+    then_id: str = ""
+    waits_for: int = 0
+    anyway: bool = False  # … whatever becomes of them
+    follows: list[str] = []  # their ids
 
 
 pack = msgspec.msgpack.Encoder().encode
@@ -85,6 +101,7 @@ def body_of(task: Task) -> bytes:
         task.on_failure,
         task.headers,
         task.schedule,
+        task.follows,
     )
     return pack(body)
 
@@ -118,17 +135,25 @@ def state_of(task: Task) -> bytes:
         task.hold,
         task.unique_until or 0.0,
         task.unique_scope == "alive",
+        *_links_of(task),
     )
     return pack(state)
 
 
-def new_task(task: Task, queue: int) -> tuple[Any, ...]:
-    """What `ADD` wants to know of a task, besides its body. `queue`: the number of its tag."""
+def _links_of(task: Task) -> tuple[str, int, bool, list[str]]:
+    follows = task.follows
+    if follows is None:
+        return task.then or "", task.waits_for, False, []
+    return task.then or "", task.waits_for, follows.anyway, list(follows.ids)
+
+
+def new_task(task: Task, queue: int, body: int) -> tuple[Any, ...]:
+    """What scripts want to know of a task that is added. `queue`: the number of its tag; `body`: which word that is."""
     return (
         queue,
         task.id,
         task.priority,
-        task.eta,
+        NEVER if task.waits_for > 0 else task.eta,
         task.expires or 0.0,
         _or_none(task.result_ttl),
         task.unique_key or "",
@@ -136,12 +161,16 @@ def new_task(task: Task, queue: int) -> tuple[Any, ...]:
         _or_none(task.fire),
         task.unique_until or 0.0,
         task.unique_scope == "alive",
+        body,
+        *_links_of(task),
     )
 
 
-def settlement_of(one: Settlement, queue: int, result: int | None, lease_until: float | None) -> tuple[Any, ...]:
+def settlement_of(
+    one: Settlement, queue: int, result: int | None, lease_until: float | None, children: Sequence[Any]
+) -> tuple[Any, ...]:
     """What `EXCHANGE` wants to know of a settlement. `result`: which word it is, if there is one; `lease_until`: what
-    the task must still have.
+    the task must still have; `children`: as `new_task` makes them.
     """
     return (
         queue,
@@ -159,6 +188,7 @@ def settlement_of(one: Settlement, queue: int, result: int | None, lease_until: 
         one.result_dropped,
         None if one.error is None else _json(one.error),
         lease_until,
+        children,
     )
 
 
@@ -218,6 +248,9 @@ def task_of(
         unique_until=state.unique_until or None,
         concurrency_key=state.concurrency_key or None,
         headers=given.headers,
+        then=state.then_id or None,
+        follows=given.follows,
+        waits_for=state.waits_for,
         attempt=state.attempt,
         failures=state.failures,
         crashes=state.crashes,

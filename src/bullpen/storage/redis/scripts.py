@@ -23,11 +23,12 @@ touches each key once for all tasks: calls are what costs.
 from __future__ import annotations
 
 from bullpen.storage.redis.rows import State
+from bullpen.tasks.links import GIVEN_UP
 from bullpen.tasks.task import ERRORS_KEPT, NEVER, UNPLANNED
 
 _FIELDS = "".join(f"local {name.upper()} = {number}\n" for number, name in enumerate(State.__struct_fields__, start=1))
 
-_CONSTANTS = f"local ERRORS_KEPT, UNPLANNED, LAST_DAY = {ERRORS_KEPT}, {UNPLANNED}, {NEVER}\n"
+_CONSTANTS = f"local ERRORS_KEPT, UNPLANNED, LAST_DAY, GIVEN_UP = {ERRORS_KEPT}, {UNPLANNED}, {NEVER}, {GIVEN_UP}\n"
 
 _COMMON = (
     _FIELDS
@@ -188,6 +189,157 @@ local function forget(tag, ids, tasks)
     many('ZREM', tag .. ':ids', ids)
 end
 
+-- A task that may be in another queue than the one that `tag` is of.
+local function find(tag, id)
+    local task = read(tag, {id})[1]
+    if task then return tag, task end
+    local prefix = string.match(tag, '^{(.*):[^:]*}$')
+    for _, name in ipairs(redis.call('SMEMBERS', prefix .. ':queues')) do
+        local other = '{' .. prefix .. ':' .. name .. '}'
+        task = read(other, {id})[1]
+        if task then return other, task end
+    end
+    return nil
+end
+
+-- How many of those that a task waits for are not done; nothing if one of them has not succeeded.
+local function unfinished(tag, task)
+    local left = 0
+    for _, id in ipairs(task[FOLLOWS]) do
+        local _, member = find(tag, id)
+        if member and not is_final(member[STATUS]) then
+            left = left + 1
+        elseif member and member[STATUS] ~= 'success' and not task[ANYWAY] then
+            return nil
+        end
+    end
+    return left
+end
+
+-- A task that was over waits again, for so many others.
+local function redrive(task, left, moment)
+    task[STATUS], task[ETA], task[EXPIRES], task[FAILURES] = 'pending', left > 0 and LAST_DAY or moment, 0, 0
+    task[CRASHES], task[WORKER], task[CANCEL_REQUESTED], task[FINISHED_AT] = 0, '', false, 0
+    task[WAITS_FOR] = left
+end
+
+local function tell_work(channel, tag)
+    redis.call('PUBLISH', channel, 'w' .. string.match(tag, ':([^:]*)}$'))
+end
+
+-- What becomes of those behind a task that has ended, or has come back and `was` something else: as in `links.py`.
+local function ripple(tag, id, task, was, moment, channel)
+    while task[THEN_ID] ~= '' do
+        local next_id, follower = task[THEN_ID], nil
+        tag, follower = find(tag, next_id)
+        if not follower then return end
+        local queue = changes(tag)
+        local waits = follower[STATUS] == 'pending' and follower[WAITS_FOR] > 0
+        if not was and waits and (task[STATUS] == 'success' or follower[ANYWAY]) then
+            leave(queue, next_id, follower)
+            follower[WAITS_FOR] = follower[WAITS_FOR] - 1
+            if follower[WAITS_FOR] == 0 then follower[ETA] = moment end
+            enter(queue, next_id, follower)
+            flush(queue)
+            if follower[WAITS_FOR] == 0 then tell_work(channel, tag) end
+            return
+        elseif not was and waits then
+            leave(queue, next_id, follower)
+            follower[STATUS], follower[FINISHED_AT], follower[WAITS_FOR] = 'cancelled', moment, GIVEN_UP
+            local why = 'it waited for task ' .. id .. ', which '
+                .. (task[STATUS] == 'cancelled' and 'was cancelled' or 'failed')
+            add_error(follower, '{"kind":"upstream","attempt":' .. follower[ATTEMPT] .. ',"at":' .. exact(moment)
+                .. ',"message":' .. cjson.encode(why) .. '}')
+            enter(queue, next_id, follower)
+            flush(queue)
+            if follower[AWAITED] then redis.call('PUBLISH', channel, 'r' .. next_id) end
+        elseif was and waits then
+            if was == 'success' or follower[ANYWAY] then
+                follower[WAITS_FOR] = follower[WAITS_FOR] + 1
+                redis.call('HSET', tag .. ':state', next_id, cmsgpack.pack(follower))
+            end
+            return
+        elseif was and follower[STATUS] == 'cancelled' and follower[WAITS_FOR] == GIVEN_UP then
+            local left = unfinished(tag, follower)
+            if not left then return end
+            follower[STATUS] = 'pending'
+            local other = has_key(follower) and holder(tag, follower[UNIQUE_KEY], moment)
+            if other and other ~= next_id then return end
+            follower[STATUS] = 'cancelled'
+            leave(queue, next_id, follower)
+            redrive(follower, left, moment)
+            enter(queue, next_id, follower)
+            flush(queue)
+            was = 'cancelled'
+        else
+            return
+        end
+        id, task = next_id, follower
+    end
+end
+
+-- Whether a task is over, and nobody waits for its result.
+local function may_go(tag, task)
+    if not task or not is_final(task[STATUS]) then return false end
+    if task[THEN_ID] == '' then return true end
+    local _, follower = find(tag, task[THEN_ID])
+    return not follower or is_final(follower[STATUS])
+end
+
+-- Add tasks, as `rows.new_task` makes them, to queues by their number. Returns of those that are there already the
+-- place in the list, and the id under which they are.
+local function add(queues, tasks, new_state, policy, push_limit, moment)
+    local others = {}
+    for i, new in ipairs(tasks) do
+        local number, id, key = new[1], new[2], new[7]
+        local queue, task, body = queues[number], cmsgpack.unpack(new_state), ARGV[new[12]]
+        local other, old
+        task[PRIORITY], task[ETA], task[CREATED_AT] = new[3], new[4] > 0 and new[4] or moment, moment
+        task[EXPIRES], task[RESULT_TTL], task[UNIQUE_KEY], task[CONCURRENCY_KEY] = new[5], new[6], key, new[8]
+        task[FIRE], task[UNIQUE_UNTIL], task[KEEPS_KEY] = new[9], new[10], new[11]
+        task[THEN_ID], task[WAITS_FOR], task[ANYWAY], task[FOLLOWS] = new[13], new[14], new[15], new[16]
+        if queue.there[id] then
+            other = id
+        elseif key ~= '' then
+            flush(queue)  -- the one that has it may have come a moment ago
+            other, old = holder(queue.tag, key, moment)
+        end
+        local replaces = old and policy == 'replace' and old[STATUS] == 'pending'
+        if replaces then
+            leave(queue, other, old)
+            flush(queue)
+            if push_limit >= 0 then task[ETA] = math.min(task[ETA], old[CREATED_AT] + push_limit) end
+            if old[WAITS_FOR] > 0 then task[ETA] = old[ETA] end
+            for _, field in ipairs({ATTEMPT, RUNS, PROGRESS, HAS_RESULT, RESULT_DROPPED, ERRORS, AWAITED, HOLD,
+                CREATED_AT, STARTED_AT, FINISHED_AT, THEN_ID, WAITS_FOR, ANYWAY, FOLLOWS}) do
+                task[field] = old[field]
+            end
+        end
+        if other then
+            others[#others + 1] = i
+            others[#others + 1] = other
+        end
+        if not other or replaces then
+            enter(queue, other or id, task)
+            put(queue, 'bodies', other or id, body)
+            put(queue, 'all', 0, other or id)
+            queue.there[id] = true
+        end
+    end
+    for number, queue in ipairs(queues) do
+        flush(queue)
+        many('HSET', queue.tag .. ':body', queue.bodies)
+        many('ZADD', queue.tag .. ':ids', queue.all)
+    end
+    return others
+end
+
+local function to_add_to(tag)
+    local queue = changes(tag)
+    queue.bodies, queue.all, queue.there = {}, {}, {}
+    return queue
+end
+
 -- Tasks as clients want them, five words each: id, state, body, result, lease; those that are not there are left out.
 local function show(tag, ids)
     local shown = {}
@@ -286,19 +438,18 @@ end
 """
 )
 
-# KEYS: tags. ARGV: {channel, names of the queues, what to do with duplicates, how far they may be pushed or -1, tasks
-# as `rows.new_task` makes them}, the state that all begin with, their bodies. Returns the moment, which of the queues
+# KEYS: tags. ARGV: {channel, what to do with duplicates, how far they may be pushed or -1, tasks as `rows.new_task`
+# makes them}, the state that all begin with, their bodies. Returns the moment, which of the queues
 # were empty, and of those that are there already the place in the list and the id under which they are. If they are
 # rejected: -1, the place of one that is there already, and the id of that.
 ADD = (
     _COMMON
     + """
-local channel, names, policy, push_limit, tasks = unpack(cmsgpack.unpack(ARGV[1]))
+local channel, policy, push_limit, tasks = unpack(cmsgpack.unpack(ARGV[1]))
 local moment = now()
-local queues, was_empty, ids, others = {}, {}, {}, {}
+local queues, was_empty, ids = {}, {}, {}
 for number, tag in ipairs(KEYS) do
-    queues[number] = changes(tag)
-    queues[number].bodies, queues[number].all, queues[number].there, ids[number] = {}, {}, {}, {}
+    queues[number], ids[number] = to_add_to(tag), {}
     if redis.call('EXISTS', tag .. ':ids') == 0 then was_empty[#was_empty + 1] = number end
 end
 for _, new in ipairs(tasks) do table.insert(ids[new[1]], new[2]) end
@@ -321,44 +472,9 @@ if policy == 'reject' then
     end
 end
 
-for i, new in ipairs(tasks) do
-    local number, id, key = new[1], new[2], new[7]
-    local queue, task = queues[number], cmsgpack.unpack(ARGV[2])
-    local other, old
-    task[PRIORITY], task[ETA], task[CREATED_AT] = new[3], new[4] > 0 and new[4] or moment, moment
-    task[EXPIRES], task[RESULT_TTL], task[UNIQUE_KEY], task[CONCURRENCY_KEY] = new[5], new[6], key, new[8]
-    task[FIRE], task[UNIQUE_UNTIL], task[KEEPS_KEY] = new[9], new[10], new[11]
-    if queue.there[id] then
-        other = id
-    elseif key ~= '' then
-        flush(queue)  -- the one that has it may have come a moment ago
-        other, old = holder(queue.tag, key, moment)
-    end
-    if old and policy == 'replace' and old[STATUS] == 'pending' then
-        leave(queue, other, old)
-        flush(queue)
-        if push_limit >= 0 then task[ETA] = math.min(task[ETA], old[CREATED_AT] + push_limit) end
-        for _, field in ipairs({ATTEMPT, RUNS, PROGRESS, HAS_RESULT, RESULT_DROPPED, ERRORS, AWAITED, HOLD,
-            CREATED_AT, STARTED_AT, FINISHED_AT}) do
-            task[field] = old[field]
-        end
-    end
-    if other then
-        others[#others + 1] = i
-        others[#others + 1] = other
-    end
-    if not other or (old and policy == 'replace' and old[STATUS] == 'pending') then
-        enter(queue, other or id, task)
-        put(queue, 'bodies', other or id, ARGV[2 + i])
-        put(queue, 'all', 0, other or id)
-        queue.there[id] = true
-    end
-end
-for number, queue in ipairs(queues) do
-    flush(queue)
-    many('HSET', queue.tag .. ':body', queue.bodies)
-    many('ZADD', queue.tag .. ':ids', queue.all)
-    if #queue.all > 0 then redis.call('PUBLISH', channel, 'w' .. names[number]) end
+local others = add(queues, tasks, ARGV[2], policy, push_limit, moment)
+for _, queue in ipairs(queues) do
+    if #queue.all > 0 then tell_work(channel, queue.tag) end
 end
 return {exact(moment), was_empty, others}
 """
@@ -371,9 +487,9 @@ return {exact(moment), was_empty, others}
 EXCHANGE = (
     _COMMON
     + """
-local channel, worker, limit, lease, claim_id, names, wanted, settlements = unpack(cmsgpack.unpack(ARGV[1]))
+local channel, worker, limit, lease, claim_id, names, wanted, settlements, new_state = unpack(cmsgpack.unpack(ARGV[1]))
 local moment = now()
-local queues, freed, again_in, refused = {}, {}, {}, {}
+local queues, freed, again_in, refused, ended = {}, {}, {}, {}, {}
 local ids, tasks = {}, {}
 for number, tag in ipairs(KEYS) do queues[number], ids[number] = changes(tag), {} end
 for _, one in ipairs(settlements) do table.insert(ids[one[1]], one[2]) end
@@ -423,9 +539,24 @@ for _, one in ipairs(settlements) do
         if task[AWAITED] and (not again or completed) then redis.call('PUBLISH', channel, 'r' .. id) end
         if again then again_in[number] = true end
         freed[number] = (freed[number] or 0) + 1
+        if (task[THEN_ID] ~= '' and not again) or #one[16] > 0 then
+            ended[#ended + 1] = {queue.tag, id, task, one[16]}
+        end
     end
 end
 for _, queue in ipairs(queues) do flush(queue) end
+for _, one in ipairs(ended) do
+    local tag, id, task, children = one[1], one[2], one[3], one[4]
+    if is_final(task[STATUS]) then ripple(tag, id, task, nil, moment, channel) end
+    if #children > 0 then
+        local to = {}
+        for number, tag in ipairs(KEYS) do to[number] = to_add_to(tag) end
+        add(to, children, ARGV[new_state], 'return', -1, moment)
+        for _, queue in ipairs(to) do
+            if #queue.all > 0 then tell_work(channel, queue.tag) end
+        end
+    end
+end
 local claimed = {}
 if limit > 0 and #wanted > 0 then
     local tags, number_of, by_number = {}, {}, {}
@@ -601,7 +732,8 @@ return found
 )
 
 # KEYS: a tag. ARGV: channel, queue, changes as `rows.change_of` makes them, and bodies. Returns for each 1 if it was
-# changed, 0 if it is another one by now, -1 if another one has its unique key.
+# changed, 0 if it is another one by now, -1 if another one has its unique key, or one
+# that it waits for has to run again first.
 CHANGE = (
     _COMMON
     + """
@@ -614,10 +746,12 @@ for i, one in ipairs(cmsgpack.unpack(ARGV[3])) do
         or task[HOLD] ~= hold then
         answers[i] = 0
     else
+        local comes_back = is_final(status) and not is_final(one[7])
+        local left = comes_back and #task[FOLLOWS] > 0 and unfinished(tag, task)
         task[STATUS] = one[7]
         local other = has_key(task) and holder(tag, task[UNIQUE_KEY], now())
         task[STATUS] = status
-        if other and other ~= id then
+        if (other and other ~= id) or (comes_back and #task[FOLLOWS] > 0 and not left) then
             answers[i] = -1
         else
             local lease_until = status == 'running' and redis.call('ZSCORE', tag .. ':running', id)
@@ -628,8 +762,14 @@ for i, one in ipairs(cmsgpack.unpack(ARGV[3])) do
             task[CONCURRENCY_KEY] = one[19]
             if one[20] then redis.call('HSET', tag .. ':body', id, ARGV[one[20]]) end
             if problem then add_error(task, problem) end
+            if left then redrive(task, left, one[8]) end
             enter(queue, id, task, lease_until)
             flush(queue)
+            if comes_back then
+                ripple(tag, id, task, status, one[8], channel)
+            elseif is_final(task[STATUS]) and not is_final(status) then
+                ripple(tag, id, task, nil, task[FINISHED_AT], channel)
+            end
             if task[AWAITED] and is_final(task[STATUS]) then redis.call('PUBLISH', channel, 'r' .. id) end
             is_told = is_told or task[STATUS] == 'pending'
             answers[i] = 1
@@ -647,7 +787,7 @@ DELETE = (
     + """
 local gone, gone_tasks, seen = {}, {}, {}
 for i, task in ipairs(read(KEYS[1], ARGV)) do
-    if task and is_final(task[STATUS]) and not seen[ARGV[i]] then
+    if may_go(KEYS[1], task) and not seen[ARGV[i]] then
         gone[#gone + 1], gone_tasks[#gone + 1], seen[ARGV[i]] = ARGV[i], task, true
     end
 end
@@ -660,9 +800,17 @@ return #gone
 PRUNE = (
     _COMMON
     + """
-local ids = redis.call('ZRANGEBYSCORE', KEYS[1] .. ':finished', '-inf', now(), 'LIMIT', 0, ARGV[1])
-forget(KEYS[1], ids, read(KEYS[1], ids))
-return #ids
+local moment, most, offset, gone, tasks = now(), tonumber(ARGV[1]), 0, {}, {}
+while #gone < most do
+    local ids = redis.call('ZRANGEBYSCORE', KEYS[1] .. ':finished', '-inf', moment, 'LIMIT', offset, most)
+    for i, task in ipairs(read(KEYS[1], ids)) do
+        if #gone < most and may_go(KEYS[1], task) then gone[#gone + 1], tasks[#gone + 1] = ids[i], task end
+    end
+    offset = offset + #ids
+    if #ids < most then break end
+end
+forget(KEYS[1], gone, tasks)
+return #gone
 """
 )
 

@@ -32,6 +32,7 @@ from bullpen.tasks.task import (
     TaskStatus,
     cancelled_by_operator,
     expired,
+    new_as_kept,
     redriven,
 )
 from bullpen.tasks.unique import RETURN, Duplicates
@@ -167,9 +168,9 @@ class RedisStorage(ServerStorage[Link]):
     # Producers.
 
     async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
-        if duplicates is RETURN or not tasks:
+        if duplicates is RETURN and all(task.then is None for task in tasks):
             return await super().add(tasks)
-        return await self._add_together(tasks, duplicates)
+        return await self._add_together(tasks, duplicates) if tasks else []
 
     async def _add(self, tasks: Sequence[Task]) -> Sequence[Task]:
         """Each queue for itself, for it is on one node of a cluster."""
@@ -190,8 +191,8 @@ class RedisStorage(ServerStorage[Link]):
         if not self._noted.issuperset(names):
             await self._note(names)
         push_limit = -1.0 if duplicates.push_limit is None else duplicates.push_limit
-        new = [new_task(task, numbers[task.queue]) for task in tasks]
-        words = [pack((self._channel, names, duplicates.policy, push_limit, new)), NEW_STATE, *map(body_of, tasks)]
+        new = [new_task(task, numbers[task.queue], body) for body, task in enumerate(tasks, start=3)]
+        words = [pack((self._channel, duplicates.policy, push_limit, new)), NEW_STATE, *map(body_of, tasks)]
         async with told(self.name):
             link = await self._connected()
             moment, empty, others = await link.run(scripts.ADD, [self._tag(name) for name in names], words)
@@ -199,7 +200,7 @@ class RedisStorage(ServerStorage[Link]):
             raise TaskExists(key=tasks[empty - 1].unique_key or "", task=others.decode())
         if empty:  # as after the server has lost everything
             await self._note([names[number - 1] for number in empty])
-        kept = [_kept(task, float(moment)) for task in tasks]
+        kept = [new_as_kept(task, float(moment)) for task in tasks]
         if others:
             places = [place - 1 for place in others[::2]]
             for place, task in (await self._those_there(places, others[1::2], kept)).items():
@@ -259,23 +260,42 @@ class RedisStorage(ServerStorage[Link]):
         """`leases`: what tasks must still have, to be settled."""
         places = await self._find_queues(one.id for one in settlements) if settlements else {}
         wanted = list(dict.fromkeys(queues)) if limit > 0 else []
-        names = list(dict.fromkeys([*wanted, *places.values()]))
+        of_children = [child.queue for one in settlements for child in one.children]
+        names = list(dict.fromkeys([*wanted, *places.values(), *of_children]))
+        if of_children:
+            await self._note(of_children)
         numbers = {name: number for number, name in enumerate(names, start=1)}
         refused = {Hold(one.id, one.attempt) for one in settlements if one.id not in places}
         if not names:
             return Exchange((), frozenset(refused))
-        given, results = [], []
+        given, words = [], []
         for one in settlements:
             if one.id in places:
                 if one.result is not None:
-                    results.append(one.result)
-                at = None if one.result is None else len(results) + 1
-                given.append(settlement_of(one, numbers[places[one.id]], at, leases.get(one.id)))
-        ask = (self._channel, worker, limit, lease, claim_id, names, [numbers[name] for name in wanted], given)
+                    words.append(one.result)
+                at = None if one.result is None else len(words) + 1
+                first = len(words) + 2
+                children = [new_task(child, numbers[child.queue], n) for n, child in enumerate(one.children, first)]
+                words += map(body_of, one.children)
+                given.append(settlement_of(one, numbers[places[one.id]], at, leases.get(one.id), children))
+        if of_children:
+            words.append(NEW_STATE)
+        of_state = len(words) + 1
+        ask = (
+            self._channel,
+            worker,
+            limit,
+            lease,
+            claim_id,
+            names,
+            [numbers[name] for name in wanted],
+            given,
+            of_state,
+        )
         async with told(self.name):
             link = await self._connected()
             tags = [self._tag(name) for name in names]
-            answer = await link.run(scripts.EXCHANGE, tags, [pack(ask), *results], once=True)
+            answer = await link.run(scripts.EXCHANGE, tags, [pack(ask), *words], once=True)
         denied, until, claimed = answer
         refused.update(Hold(denied[at].decode(), int(denied[at + 1])) for at in range(0, len(denied), 2))
         for one in settlements:
@@ -449,6 +469,9 @@ class RedisStorage(ServerStorage[Link]):
                         changed[after.id] = after
                     elif answer == 0:  # it has moved meanwhile: look again
                         left.append(after.id)
+        behind = [task.id for task in changed.values() if task.follows is not None and move is redriven]
+        if behind:  # how many others they wait for, the server knows
+            changed |= {task.id: task for task in await self.get(behind) if task is not None}
         return [changed[task_id] for task_id in dict.fromkeys(ids) if task_id in changed]
 
     async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
@@ -591,7 +614,3 @@ def _fits(task: Task, which: TaskFilter) -> bool:
         and (which.func_path is None or task.func_path == which.func_path)
         and (which.worker is None or task.worker == which.worker)
     )
-
-
-def _kept(task: Task, moment: float) -> Task:
-    return msgspec.structs.replace(task, created_at=moment, eta=max(task.eta, 0.0) or moment)

@@ -28,6 +28,7 @@ from bullpen.storage.sqlite.rows import (
     terms_of,
     without_self,
 )
+from bullpen.tasks.links import called_back, followed, has_come_back, has_ended, redriven_behind
 from bullpen.tasks.task import (
     FAILED,
     RUNNING,
@@ -40,7 +41,7 @@ from bullpen.tasks.task import (
     cancelled_by_operator,
     claimed,
     expired,
-    redriven,
+    new_as_kept,
     settled,
 )
 from bullpen.tasks.unique import RETURN, Duplicates, has_key, meet
@@ -75,6 +76,11 @@ _KEEP_TERMS = f"UPDATE bullpen_task SET ({TERMS}) = ({', '.join('?' * (TERMS.cou
 _CLAIM = (
     "UPDATE bullpen_task SET status = 'running', attempt = attempt + 1, worker = ?, claim_id = ?, lease_until = ?, "
     "started_at = ?, progress = NULL WHERE rowid IN (SELECT value FROM json_each(?))"
+)
+# Nobody who waits still needs its result.
+_UNAWAITED = (
+    "(then_id IS NULL OR NOT EXISTS (SELECT 1 FROM bullpen_task AS f WHERE f.id = bullpen_task.then_id "
+    "AND f.status IN ('pending', 'running')))"
 )
 _HELD = "WHERE id = ? AND attempt = ? AND status = 'running'"
 _RENEW = f"UPDATE bullpen_task SET lease_until = ? {_HELD}"
@@ -116,7 +122,7 @@ class Ledger:
 
     def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
         now = self.now
-        kept = [msgspec.structs.replace(task, created_at=now, eta=max(task.eta, 0.0) or now) for task in tasks]
+        kept = [new_as_kept(task, now) for task in tasks]
         self.heard.update({task.queue for task in kept})
         runs = [(same, list(alike)) for same, alike in groupby(kept, without_self)]
         if all(is_plain(same) for same, _ in runs):
@@ -180,13 +186,11 @@ class Ledger:
 
     def settle(self, settlements: Sequence[Settlement]) -> set[Hold]:
         """Apply them; those that were refused."""
-        successes = [one for one in settlements if one.status is SUCCESS and one.error is None]
+        successes = list(filter(_is_plain_success, settlements))
         refused = self._succeed(successes)
         if len(successes) < len(settlements):
             for settlement in settlements:
-                if settlement.status is SUCCESS and settlement.error is None:
-                    continue
-                if not self._settle(settlement):
+                if not _is_plain_success(settlement) and not self._settle(settlement):
                     refused.add(Hold(settlement.id, settlement.attempt))
         if settlements:
             self.settled.update(settlement.id for settlement in settlements)
@@ -219,7 +223,9 @@ class Ledger:
         task = self.get(settlement.id)
         if task is None or not applies(task, settlement):
             return False
-        self._keep(settled(task, settlement, self.now))
+        self._keep(settled(task, settlement, self.now), task)
+        if settlement.children:
+            self.add(settlement.children)
         return True
 
     def _claim(self, worker: str, queues: Sequence[str], limit: int, lease: float, claim_id: str) -> tuple[Task, ...]:
@@ -278,7 +284,7 @@ class Ledger:
         for task_id in ids:
             task = self.get(task_id)
             after = None if task is None else move(task, self.now)
-            if task is not None and after is not None and self._keep(after):
+            if task is not None and after is not None and self._keep(after, task):
                 if terms_of(after) != terms_of(task):
                     self._db.execute(_KEEP_TERMS, (*terms_of(after), task_id))
                 changed.append(after)
@@ -289,11 +295,13 @@ class Ledger:
         return self.change(ids, cancelled_by_operator)
 
     def retry(self, ids: Sequence[str]) -> Sequence[Task]:
-        """Not those whose unique key lives on in another task."""
-        return self.change(ids, redriven)
+        """Not those whose unique key another task has."""
+        return self.change(ids, lambda task, now: redriven_behind(task, self._members(task), now))
 
     def delete(self, ids: Sequence[str]) -> int:
-        delete = "DELETE FROM bullpen_task WHERE id = ? AND status IN ('success', 'failed', 'cancelled')"
+        delete = (
+            f"DELETE FROM bullpen_task WHERE id = ? AND status IN ('success', 'failed', 'cancelled') AND {_UNAWAITED}"
+        )
         return self._db.executemany(delete, [(task_id,) for task_id in ids]).rowcount if ids else 0
 
     def put(self, tasks: Sequence[Task]) -> frozenset[str]:
@@ -328,7 +336,7 @@ class Ledger:
     def prune(self, limit: int) -> int:
         prune = (
             "DELETE FROM bullpen_task WHERE rowid IN (SELECT rowid FROM bullpen_task INDEXED BY bullpen_finished "
-            "WHERE prune_at <= ? ORDER BY prune_at LIMIT ?)"
+            f"WHERE prune_at <= ? AND {_UNAWAITED} ORDER BY prune_at LIMIT ?)"
         )
         return self._db.execute(prune, (self.now, limit)).rowcount
 
@@ -425,16 +433,48 @@ class Ledger:
     def _tasks(self, statement: str, values: Sequence[object]) -> list[Task]:
         return [task_of(row, self._ahead) for row in self._db.execute(statement, values)]
 
-    def _keep(self, task: Task) -> bool:
-        """Write what may have changed; False if another task has its unique key."""
-        if task.unique_key is not None and has_key(task, math.inf):
-            holder = self._holder(task)
-            if holder is not None and holder.id != task.id:
-                return False
+    def _keep(self, task: Task, before: Task) -> bool:
+        """Write what may have changed, there and in those behind it; False if another task has its unique key."""
+        if self._is_taken(task):
+            return False
+        self._write(task)
+        while task.then is not None:
+            follower = self.get(task.then)
+            after = None if follower is None else self._behind(before, task, follower)
+            if follower is None or after is None:
+                break
+            before, task = follower, after
+            self._write(task)
+            if task.is_final:
+                self.settled.add(task.id)
+        return True
+
+    def _write(self, task: Task) -> None:
         self._db.execute(_KEEP, (*changes_of(task, self._ahead), task.id))
         if not task.is_final:
             self.heard.add(task.queue)
-        return True
+
+    def _behind(self, before: Task, after: Task, follower: Task) -> Task | None:
+        """What becomes of a task because the one before it is another now."""
+        if has_ended(before, after):
+            return followed(follower, after, self.now)
+        if has_come_back(before, after):
+            back = called_back(follower, before, self._members(follower), self.now)
+            return None if back is None or self._is_taken(back) else back
+        return None
+
+    def _members(self, follower: Task) -> Sequence[Task | None]:
+        return [] if follower.follows is None else self.find(follower.follows.ids)
+
+    def _is_taken(self, task: Task) -> bool:
+        """Whether another task has its unique key: then it cannot come back to life."""
+        holder = self._holder(task) if has_key(task, math.inf) else None
+        return holder is not None and holder.id != task.id
+
+
+def _is_plain_success(one: Settlement) -> bool:
+    """Whether it is of no concern to any other task."""
+    return one.status is SUCCESS and one.error is None and not one.linked and not one.children
 
 
 def _in_portions(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:

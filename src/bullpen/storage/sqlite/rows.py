@@ -14,21 +14,22 @@ from msgspec.structs import replace
 
 from bullpen.tasks.retry import Backoff
 from bullpen.tasks.schedule import Schedule
-from bullpen.tasks.task import PENDING, OnFailure, Progress, Task, TaskError, TaskStatus, UniqueScope
+from bullpen.tasks.task import PENDING, Follows, OnFailure, Progress, Task, TaskError, TaskStatus, UniqueScope
 
 Row = tuple[Any, ...]
 
 COLUMNS = (
-    "id, queue, priority, status, eta, expires, unique_key, concurrency_key, attempt, failures, crashes, runs, "
-    "fire, hold, unique_until, worker, claim_id, lease_until, cancel_requested, created_at, started_at, finished_at, "
-    "result_ttl, func_path, options, headers, progress, errors, result_dropped, payload, result"
+    "id, queue, priority, status, eta, expires, unique_key, concurrency_key, attempt, failures, crashes, runs, fire, "
+    "hold, unique_until, then_id, follows, waits_for, worker, claim_id, lease_until, cancel_requested, created_at, "
+    "started_at, finished_at, result_ttl, func_path, options, headers, progress, errors, result_dropped, payload, "
+    "result"
 )
 # Of tasks that are new, and need nothing else; those enqueued together differ in the last two only. To bind a value
 # takes longer than to store it, so nothing is bound that need not be.
 SHARED = "queue, priority, eta, created_at, result_ttl, func_path, options"
 PLAIN = f"{SHARED}, id, payload"
 CHANGING = (
-    "status, eta, expires, attempt, failures, crashes, runs, fire, hold, worker, claim_id, lease_until, "
+    "status, eta, expires, attempt, failures, crashes, runs, fire, hold, waits_for, worker, claim_id, lease_until, "
     "cancel_requested, started_at, finished_at, prune_at, progress, errors, result_dropped, result"
 )
 TERMS = "priority, concurrency_key, result_ttl, func_path, options, headers, payload"  # changed by people, if at all
@@ -54,6 +55,7 @@ _decoded: dict[bytes, _Options] = {}
 _encode = msgspec.msgpack.encode
 _decode_options = msgspec.msgpack.Decoder(_Options).decode
 _decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
+_decode_follows = msgspec.msgpack.Decoder(Follows).decode
 _decode_progress = msgspec.msgpack.Decoder(Progress).decode
 _decode_errors = msgspec.msgpack.Decoder(tuple[TaskError, ...]).decode
 _statuses = {status.value: status for status in TaskStatus}
@@ -77,6 +79,9 @@ def row_of(task: Task, ahead: float) -> Row:
         task.fire,
         task.hold,
         task.unique_until,
+        task.then,
+        None if task.follows is None else _encode(task.follows),
+        task.waits_for,
         task.worker,
         task.claim_id,
         None if task.lease_until is None else task.lease_until - ahead,
@@ -104,6 +109,8 @@ def is_plain(task: Task) -> bool:
         and task.unique_key is None
         and task.concurrency_key is None
         and not task.headers
+        and task.then is None
+        and task.waits_for == 0
         and task.attempt == 0
         and task.runs == 0
         and task.fire is None
@@ -148,6 +155,7 @@ def changes_of(task: Task, ahead: float) -> Row:
         task.runs,
         task.fire,
         task.hold,
+        task.waits_for,
         task.worker,
         task.claim_id,
         None if task.lease_until is None else task.lease_until - ahead,
@@ -204,6 +212,9 @@ def _task_of(row: Row, ahead: float) -> Task:
         fire,
         hold,
         unique_until,
+        then_id,
+        follows,
+        waits_for,
         worker,
         claim_id,
         lease_until,
@@ -245,6 +256,9 @@ def _task_of(row: Row, ahead: float) -> Task:
         unique_until=unique_until,
         concurrency_key=concurrency_key,
         headers={} if headers is None else _decode_headers(headers),
+        then=then_id,
+        follows=None if follows is None else _decode_follows(follows),
+        waits_for=waits_for,
         attempt=attempt,
         failures=failures,
         crashes=crashes,

@@ -24,6 +24,9 @@ CREATE TABLE bullpen_task (
     unique_key       TEXT,                     -- in its queue
     unique_until     REAL,
     concurrency_key  TEXT,
+    then_id          TEXT,                     -- the task that waits for this one
+    follows          BLOB,                     -- those that it waits for; msgpack
+    waits_for        INTEGER NOT NULL DEFAULT 0,
     attempt          INTEGER NOT NULL DEFAULT 0,
     failures         INTEGER NOT NULL DEFAULT 0,
     crashes          INTEGER NOT NULL DEFAULT 0,

@@ -23,6 +23,7 @@ unique.py     who has a unique key, for how long, and what becomes of those who 
 claiming.py   who gets which tasks, in which order
 settling.py   what becomes of tasks: every move, and every write that comes too late
 leases.py     leases, rescue, progress
+links.py      tasks that wait for others, and tasks that come with the success of another
 limits.py     paused queues, limits
 moving.py     tasks that come from another store, or go to one
 people.py     get, list, counts, cancel, retry, delete
@@ -37,6 +38,7 @@ from bullpen.testing.storage_contract.adding import AddingTests
 from bullpen.testing.storage_contract.claiming import ClaimingTests
 from bullpen.testing.storage_contract.leases import LeaseTests
 from bullpen.testing.storage_contract.limits import LimitTests
+from bullpen.testing.storage_contract.links import LinkTests
 from bullpen.testing.storage_contract.moving import MovingTests
 from bullpen.testing.storage_contract.people import PeopleTests
 from bullpen.testing.storage_contract.schedules import ScheduleTests
@@ -57,6 +59,7 @@ class StorageContract(
     LeaseTests,
     LimitTests,
     MovingTests,
+    LinkTests,
     PeopleTests,
     ScheduleTests,
     UpkeepTests,

@@ -1,0 +1,402 @@
+"""Tasks that wait for others, and tasks that come with the success of another: whatever ends one is one step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from bullpen.storage.port import Hold, Storage, TaskFilter
+from bullpen.tasks.task import (
+    CANCELLED,
+    FAILED,
+    NEVER,
+    PENDING,
+    RUNNING,
+    SUCCESS,
+    Follows,
+    Settlement,
+    Task,
+    TaskStatus,
+    cancel,
+    crash,
+    fail,
+    reject,
+    release,
+    succeed,
+)
+from bullpen.testing.storage_contract.base import (
+    FAR,
+    Span,
+    StoreTests,
+    added,
+    claim,
+    claimed_one,
+    error_of,
+    get,
+    ids,
+    new_task,
+    new_tasks,
+    settle,
+    take_back,
+)
+
+
+async def new_chain(store: Storage, length: int = 3, **fields: Any) -> list[Task]:
+    tasks = new_tasks(length, **fields)
+    for number in range(1, length):
+        tasks[number - 1] = replace(tasks[number - 1], then=tasks[number].id)
+        tasks[number] = replace(tasks[number], follows=Follows(ids=(tasks[number - 1].id,), place="0"), waits_for=1)
+    return list(await store.add(tasks))
+
+
+async def new_group(store: Storage, size: int = 3, *, anyway: bool = False, **fields: Any) -> list[Task]:
+    """The members, and last the one that waits for them."""
+    members = new_tasks(size, **fields)
+    follows = Follows(ids=tuple(ids(members)), many=True, anyway=anyway)
+    last = new_task(follows=follows, waits_for=size, **fields)
+    return list(await store.add([*(replace(member, then=last.id) for member in members), last]))
+
+
+async def statuses(store: Storage, tasks: list[Task]) -> list[TaskStatus]:
+    return [(await get(store, task)).status for task in tasks]
+
+
+ENDINGS: dict[str, tuple[Callable[[Task], Settlement], TaskStatus]] = {
+    "succeeds": (lambda task: succeed(task, b"1"), SUCCESS),
+    "fails": (lambda task: fail(task, error_of(task), 0.0), FAILED),
+    "is rejected": (lambda task: reject(task, error_of(task)), FAILED),
+    "cancels itself": (cancel, CANCELLED),
+    "crashes too often": (lambda task: crash(replace(task, crashes=10), error_of(task)), FAILED),
+}
+
+
+class LinkTests(StoreTests):
+    async def test_links_come_back_as_they_were_given(self, store: Storage) -> None:
+        first, last = await new_chain(store, 2)
+        assert (first.then, first.follows, first.waits_for) == (last.id, None, 0)
+        assert (last.then, last.waits_for, last.eta) == (None, 1, NEVER)
+        assert last.follows == Follows(ids=(first.id,), place="0")
+        assert list(await store.get([first.id, last.id])) == [first, last]
+        group = await new_group(store, 40, anyway=True, queue="many")
+        assert list(await store.get(ids(group))) == group
+
+    async def test_what_waits_for_another_is_not_claimed(self, store: Storage) -> None:
+        first, *_ = await new_chain(store)
+        assert ids(await claim(store, 10)) == [first.id]
+        assert await claim(store, 10) == []
+
+    async def test_a_chain_goes_on_step_by_step(self, store: Storage) -> None:
+        chain = await new_chain(store)
+        (mine,) = await claim(store, 10)
+        for following in chain[1:]:
+            async with Span(store) as span:
+                (mine,) = await claim(store, 10, succeed(mine, b"1"))
+            assert mine.id == following.id
+            assert mine.waits_for == 0
+            assert mine.eta in span
+        await settle(store, succeed(mine, None))
+        assert await statuses(store, chain) == [SUCCESS] * 3
+
+    async def test_a_chain_may_lead_through_several_queues(self, store: Storage) -> None:
+        first, second = new_task(queue="a"), new_task(queue="b")
+        second = replace(second, follows=Follows(ids=(first.id,)), waits_for=1)
+        await store.add([replace(first, then=second.id), second])
+        (mine,) = await claim(store, 5, queues=("a", "b"))
+        assert ids(await claim(store, 5, succeed(mine, None), queues=("b",))) == [second.id]
+
+    async def test_a_try_that_fails_is_no_end(self, store: Storage) -> None:
+        _, second = await new_chain(store, 2, max_retries=1)
+        (mine,) = await claim(store)
+        await settle(store, fail(mine, error_of(mine), 0.0, after=0.0))
+        (mine,) = await claim(store, 5)
+        await settle(store, release(mine))
+        assert (await get(store, second)).waits_for == 1
+        (mine,) = await claim(store, 5)
+        assert ids(await claim(store, 5, succeed(mine, None))) == [second.id]
+
+    async def test_a_group_is_done_when_all_are(self, store: Storage) -> None:
+        *members, last = await new_group(store, 4)
+        mine = await claim(store, 10)
+        assert ids(mine) == ids(members)
+        await settle(store, succeed(mine[2], b"2"))
+        await settle(store, succeed(mine[0], b"0"), succeed(mine[3], b"3"))
+        assert (await get(store, last)).waits_for == 1
+        assert await claim(store, 10) == []
+        assert ids(await claim(store, 10, succeed(mine[1], b"1"))) == [last.id]
+
+    async def test_a_second_write_of_one_end_counts_once(self, store: Storage) -> None:
+        *_, last = await new_group(store, 3)
+        mine = await claim(store, 10)
+        done = succeed(mine[0], b"0")
+        assert await settle(store, done) == frozenset()
+        assert await settle(store, done) == {Hold(mine[0].id, 1)}
+        await settle(store, succeed(mine[1], b"1"), succeed(mine[1], b"1"))
+        assert (await get(store, last)).waits_for == 1
+
+    @pytest.mark.parametrize("ending", [name for name in ENDINGS if name != "succeeds"])
+    async def test_what_waits_in_vain_is_cancelled_and_all_behind_it(self, store: Storage, ending: str) -> None:
+        end, status = ENDINGS[ending]
+        first, *others = await new_chain(store, 4)
+        (mine,) = await claim(store)
+        async with Span(store) as span:
+            await settle(store, end(mine))
+        assert (await get(store, first)).status is status
+        for before, task in zip([first, *others], others, strict=False):
+            after = await get(store, task)
+            assert (after.status, after.attempt) == (CANCELLED, 0)
+            assert after.finished_at in span
+            assert after.error is not None
+            assert after.error.kind == "upstream"
+            assert before.id in after.error.message
+        assert await store.counts() == (
+            {"default": {CANCELLED: 4}} if status is CANCELLED else {"default": {CANCELLED: 3, status: 1}}
+        )
+
+    async def test_what_people_cancel_takes_those_behind_it_along(self, store: Storage) -> None:
+        chain = await new_chain(store, 4)
+        assert ids(await store.cancel([chain[1].id])) == [chain[1].id]
+        assert await statuses(store, chain) == [PENDING, CANCELLED, CANCELLED, CANCELLED]
+        (mine,) = await claim(store, 5)
+        await settle(store, succeed(mine, None))
+        assert await claim(store, 5) == []
+
+    async def test_one_that_is_asked_to_stop_takes_those_behind_it_along(self, store: Storage) -> None:
+        first, second = await new_chain(store, 2, max_retries=3)
+        (mine,) = await claim(store)
+        await store.cancel([first.id])
+        assert (await get(store, second)).status is PENDING
+        await settle(store, fail(mine, error_of(mine), 0.0))  # its worker had not heard
+        assert await statuses(store, [first, second]) == [CANCELLED, CANCELLED]
+
+    async def test_one_that_is_not_started_in_time_takes_those_behind_it_along(self, store: Storage) -> None:
+        chain = new_tasks(2)
+        first = replace(chain[0], then=chain[1].id, expires=await store.now() - 1.0)
+        await store.add([first, replace(chain[1], follows=Follows(ids=(first.id,)), waits_for=1)])
+        assert ids(await store.expire(limit=10)) == [first.id]
+        assert await statuses(store, chain) == [FAILED, CANCELLED]
+
+    async def test_one_whose_worker_died_too_often_takes_those_behind_it_along(self, store: Storage) -> None:
+        chain = await new_chain(store, 3)
+        for _ in range(3):
+            assert len(await claim(store, 5, lease=0.0)) == 1
+            assert len(await store.rescue_expired(take_back, limit=10)) == 1
+        assert await statuses(store, chain) == [FAILED, CANCELLED, CANCELLED]
+
+    async def test_one_that_waits_may_be_too_late_itself(self, store: Storage) -> None:
+        chain = new_tasks(3)
+        chain[0] = replace(chain[0], then=chain[1].id)
+        soon = await store.now() - 1.0
+        chain[1] = replace(chain[1], follows=Follows(ids=(chain[0].id,)), waits_for=1, then=chain[2].id, expires=soon)
+        chain[2] = replace(chain[2], follows=Follows(ids=(chain[1].id,)), waits_for=1)
+        await store.add(chain)
+        await store.expire(limit=10)
+        assert await statuses(store, chain) == [PENDING, FAILED, CANCELLED]
+        (mine,) = await claim(store, 5)
+        assert await claim(store, 5, succeed(mine, None)) == []
+
+    async def test_one_failure_ends_the_wait_for_a_group_and_nothing_else(self, store: Storage) -> None:
+        *members, last = await new_group(store, 3)
+        mine = await claim(store, 10)
+        await settle(store, fail(mine[1], error_of(mine[1]), 0.0))
+        assert await statuses(store, [*members, last]) == [RUNNING, FAILED, RUNNING, CANCELLED]
+        await settle(store, succeed(mine[0], None), fail(mine[2], error_of(mine[2]), 0.0))
+        assert len((await get(store, last)).errors) == 1
+
+    @pytest.mark.parametrize("ending", ENDINGS)
+    async def test_who_asks_for_it_runs_whatever_became_of_the_others(self, store: Storage, ending: str) -> None:
+        end, _ = ENDINGS[ending]
+        *_, last = await new_group(store, 3, anyway=True)
+        mine = await claim(store, 10)
+        await settle(store, end(mine[0]), end(mine[1]))
+        assert (await get(store, last)).waits_for == 1
+        assert ids(await claim(store, 10, end(mine[2]))) == [last.id]
+
+    # Running again.
+
+    async def test_when_a_step_runs_again_those_behind_it_wait_again(self, store: Storage) -> None:
+        chain = await new_chain(store, 4)
+        (mine,) = await claim(store)
+        (mine,) = await claim(store, 1, succeed(mine, None))
+        await settle(store, fail(mine, error_of(mine), 0.0))
+        assert await statuses(store, chain) == [SUCCESS, FAILED, CANCELLED, CANCELLED]
+        assert ids(await store.retry([chain[1].id])) == [chain[1].id]
+        assert await statuses(store, chain) == [SUCCESS, PENDING, PENDING, PENDING]
+        for step in chain[1:]:
+            (mine,) = await claim(store, 10)
+            assert mine.id == step.id
+            await settle(store, succeed(mine, None))
+        assert await statuses(store, chain) == [SUCCESS] * 4
+
+    async def test_what_waits_for_one_that_failed_runs_again_only_behind_it(self, store: Storage) -> None:
+        first, second, third = await new_chain(store, 3)
+        (mine,) = await claim(store)
+        await settle(store, fail(mine, error_of(mine), 0.0))
+        assert list(await store.retry([third.id, second.id])) == []
+        assert ids(await store.retry([third.id, second.id, first.id])) == [first.id]
+        assert await statuses(store, [first, second, third]) == [PENDING] * 3
+        assert ids(await claim(store, 5)) == [first.id]
+
+    async def test_a_group_comes_back_when_nothing_stands_in_its_way(self, store: Storage) -> None:
+        *members, last = await new_group(store, 4)
+        mine = await claim(store, 10)
+        await settle(store, *(fail(task, error_of(task), 0.0) for task in mine[:2]), succeed(mine[2], None))
+        await store.retry([members[0].id])
+        assert (await get(store, last)).status is CANCELLED  # the second one has failed too
+        await store.retry([members[1].id])
+        back = await get(store, last)
+        assert (back.status, back.waits_for, back.eta) == (PENDING, 3, NEVER)
+        again = await claim(store, 10)
+        assert ids(again) == ids(members[:2])
+        await settle(store, *(succeed(task, None) for task in again))
+        assert await claim(store, 10) == []
+        assert ids(await claim(store, 10, succeed(mine[3], None))) == [last.id]
+
+    @pytest.mark.parametrize("anyway", [False, True])
+    async def test_one_that_is_run_again_before_the_others_are_done_is_waited_for_again(
+        self, store: Storage, anyway: bool
+    ) -> None:
+        *members, last = await new_group(store, 2, anyway=anyway)
+        mine = await claim(store, 10)
+        await settle(store, succeed(mine[0], None))
+        await store.retry([members[0].id])
+        assert (await get(store, last)).waits_for == 2
+        (again,) = await claim(store, 10, succeed(mine[1], None))
+        assert again.id == members[0].id
+        assert ids(await claim(store, 10, succeed(again, None))) == [last.id]
+
+    async def test_one_that_runs_again_when_all_is_done_changes_nothing_behind_it(self, store: Storage) -> None:
+        first, second = await new_chain(store, 2)
+        (mine,) = await claim(store)
+        (mine,) = await claim(store, 1, succeed(mine, None))
+        await store.retry([first.id])
+        assert (await get(store, second)).status is RUNNING
+        await settle(store, succeed(mine, b"1"))
+        (mine,) = await claim(store, 5)
+        await settle(store, fail(mine, error_of(mine), 0.0))
+        assert await statuses(store, [first, second]) == [FAILED, SUCCESS]
+        await store.retry([second.id])  # by hand, though the first has failed since: no
+        assert (await get(store, second)).status is SUCCESS
+
+    async def test_what_people_have_cancelled_stays_so(self, store: Storage) -> None:
+        first, second = await new_chain(store, 2)
+        await store.cancel([second.id])
+        (mine,) = await claim(store)
+        await settle(store, fail(mine, error_of(mine), 0.0))
+        await store.retry([first.id])
+        assert await statuses(store, [first, second]) == [PENDING, CANCELLED]
+        assert ids(await store.retry([second.id])) == [second.id]
+        assert (await get(store, second)).waits_for == 1
+        (mine,) = await claim(store, 5)
+        assert ids(await claim(store, 5, succeed(mine, None))) == [second.id]
+
+    async def test_nobody_is_called_back_whose_unique_key_another_one_has(self, store: Storage) -> None:
+        chain = new_tasks(2)
+        first = replace(chain[0], then=chain[1].id)
+        await store.add([first, replace(chain[1], follows=Follows(ids=(first.id,)), waits_for=1, unique_key="k")])
+        await store.cancel([first.id])
+        await added(store, unique_key="k", eta=await store.now() + FAR)
+        assert ids(await store.retry([first.id])) == [first.id]
+        assert await statuses(store, chain) == [PENDING, CANCELLED]
+
+    # Forgetting.
+
+    async def test_what_somebody_waits_for_is_not_forgotten(self, store: Storage) -> None:
+        *members, last = await new_group(store, 2, result_ttl=0.0)
+        mine = await claim(store, 10)
+        await settle(store, succeed(mine[0], b"1"))
+        assert await store.prune(limit=10) == 0
+        assert await store.delete([members[0].id]) == 0
+        (waiting,) = await claim(store, 10, succeed(mine[1], b"2"))
+        assert await store.prune(limit=10) == 0
+        assert [task.result for task in await store.get(ids(members)) if task] == [b"1", b"2"]
+        await settle(store, succeed(waiting, None))
+        assert await store.prune(limit=10) == 3
+        assert await store.get(ids([*members, last])) == [None] * 3
+
+    async def test_others_are_forgotten_beside_what_somebody_waits_for(self, store: Storage) -> None:
+        groups = [await new_group(store, 2, result_ttl=0.0) for _ in range(3)]
+        held = await claim(store, 10)
+        await settle(store, *(succeed(task, None) for task in held[::2]))
+        done = await claimed_one(store, result_ttl=0.0)
+        await settle(store, succeed(done, None))
+        assert await store.prune(limit=1) == 1
+        assert await store.get([done.id]) == [None]
+        assert len(await store.list(TaskFilter(), limit=100)) == sum(map(len, groups))
+
+    # Children.
+
+    async def test_children_come_with_the_success_of_their_parent(self, store: Storage) -> None:
+        parent = await claimed_one(store)
+        children = (new_task(payload=b"1"), new_task(queue="mail", concurrency_key="c"), new_task(eta=9e9))
+        async with Span(store) as span:
+            (mine,) = await claim(store, 10, succeed(parent, b"done", children=children))
+        assert mine.id == children[0].id
+        assert (await get(store, children[0])).created_at in span
+        assert ids(await claim(store, 10, queues=("mail",))) == [children[1].id]
+        assert (await get(store, children[2])).eta == 9e9
+        assert (await get(store, parent)).result == b"done"
+
+    async def test_children_of_an_attempt_that_is_over_never_come(self, store: Storage) -> None:
+        parent = await claimed_one(store)
+        await settle(store, release(parent))
+        (again,) = await claim(store)
+        late = succeed(parent, b"late", children=(new_task(),))
+        assert await settle(store, late) == {Hold(parent.id, 1)}
+        assert len(await store.list(TaskFilter(), limit=10)) == 1
+        child = new_task()
+        done = succeed(again, b"1", children=(child,))
+        assert await settle(store, done) == frozenset()
+        assert await settle(store, done) == {Hold(parent.id, 2)}
+        assert ids(await claim(store, 10)) == [child.id]
+
+    async def test_a_parent_and_others_are_settled_together(self, store: Storage) -> None:
+        await store.add(new_tasks(4))
+        first, second, third, fourth = await claim(store, 4)
+        await settle(store, release(third))
+        child = new_task(priority=9)
+        exchange = await store.exchange(
+            [
+                succeed(first, b"1"),
+                succeed(second, b"2", children=(child,)),
+                succeed(third, b"3", children=(new_task(),)),
+                fail(fourth, error_of(fourth), 0.0),
+            ],
+            worker="w",
+            queues=("default",),
+            limit=5,
+            lease=FAR,
+            claim_id="c",
+        )
+        assert exchange.refused == {Hold(third.id, 1)}
+        assert ids(exchange.claimed) == [child.id, third.id]
+        assert await statuses(store, [first, second, fourth]) == [SUCCESS, SUCCESS, FAILED]
+
+    async def test_a_child_whose_unique_key_is_taken_is_not_added(self, store: Storage) -> None:
+        there = await added(store, unique_key="k", eta=await store.now() + FAR)
+        parent = await claimed_one(store)
+        children = (new_task(unique_key="k"), new_task(unique_key="j"))
+        assert await settle(store, succeed(parent, None, children=children)) == frozenset()
+        assert set(ids(await store.list(TaskFilter(), limit=10))) == {there.id, parent.id, children[1].id}
+
+    async def test_a_child_may_be_a_chain(self, store: Storage) -> None:
+        parent = await claimed_one(store)
+        first, second = new_task(), new_task(queue="mail")
+        first = replace(first, then=second.id)
+        second = replace(second, follows=Follows(ids=(first.id,)), waits_for=1)
+        (mine,) = await claim(store, 5, succeed(parent, None, children=(first, second)), queues=("default", "mail"))
+        assert mine.id == first.id
+        assert ids(await claim(store, 5, succeed(mine, None), queues=("mail",))) == [second.id]
+
+    # All at once.
+
+    async def test_members_that_end_at_once_are_all_counted(self, store: Storage) -> None:
+        groups = [await new_group(store, 12) for _ in range(3)]
+        mine = await claim(store, 100)
+        shares = [mine[number::9] for number in range(9)]
+        await asyncio.gather(*(settle(store, *(succeed(task, None) for task in share)) for share in shares))
+        assert {(await get(store, group[-1])).waits_for for group in groups} == {0}
+        assert set(ids(await claim(store, 10))) == {group[-1].id for group in groups}
