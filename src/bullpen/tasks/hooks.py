@@ -107,7 +107,7 @@ class Hooks:
 
     @property
     def enqueue_needs_loop(self) -> bool:
-        return any(hook.needs_loop for hook in self.around_enqueue)
+        return bool(self.around_enqueue) and any(hook.needs_loop for hook in self.around_enqueue)
 
 
 def _undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
