@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from bullpen.tasks.moving import mark_of
 from bullpen.tasks.task import CANCELLED, FAILED, NEVER, PENDING, RUNNING, Task, cancel, fail, succeed
 from bullpen.testing.storage_contract.base import claim, error_of, ids, new_task, new_tasks, settle
 from tests.scenarios.cli_stores import new_store
+from tests.scenarios.cli_support import command, environment, heeding_ctrl_c
 from tests.scenarios.support import eventually
 
 PAIRS = [("sqlite", "postgres"), ("postgres", "redis"), ("redis", "sqlite")]
@@ -211,7 +213,10 @@ async def test_what_cannot_go_there_stays_and_can_start() -> None:
     await destination.add([new_task(unique_key="k"), replace(same_id, created_at=0.0, func_path="app.other")])
     moving = Mover(source, destination, "there")
     assert await moving.sweep() == 1
-    assert moving.left == {unique.id: "its unique key is alive there", same_id.id: "another task has its id there"}
+    assert moving.left == {
+        unique.id: "another task has its unique key there",
+        same_id.id: "another task has its id there",
+    }
     assert await everything(source) == {unique.id: unique, same_id.id: same_id}
     assert plain.id in await everything(destination)
     assert ids(await claim(source, 5)) == [unique.id, same_id.id]
@@ -250,6 +255,21 @@ def test_workers_and_producers_may_go_on(urls: tuple[str, str], capsys: pytest.C
             assert eventually(lambda: everybody <= {task.id for task in new.list(status="success", limit=1000)}, 30)
     assert ran.keys() >= everybody
     assert set(ran.values()) == {1}
+
+
+def test_what_still_comes_in_is_moved_until_ctrl_c(files: tuple[str, str]) -> None:
+    with TaskQueue(files[0]) as old, TaskQueue(files[1]) as new:
+        first = old.enqueue("count", elsewhere=True)
+        with heeding_ctrl_c():
+            words = command("move", *files, "--follow")
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, encoding="utf-8", env=environment())
+        with process:
+            assert eventually(lambda: [task.id for task in new.list()] == [first.id], 60)
+            second = old.enqueue("count", elsewhere=True)
+            assert eventually(lambda: [task.id for task in new.list()] == [first.id, second.id], 60)
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=30)
+        assert (process.returncode, out) == (0, "2 tasks moved\n")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bullpen import WorkerPool
+from bullpen import TaskQueue, TaskStatus, WorkerPool
 from bullpen.cli.main import main
 from tests.scenarios.cli_stores import KINDS, Desk, desk_at, new_store
 from tests.scenarios.cli_support import command
@@ -39,7 +39,7 @@ def test_all_that_match_are_changed_after_a_count(desk: Desk) -> None:
     assert [task["id"] for task in desk.json("tasks", "--error", "KeyError")["tasks"]] == [job.id for job in keys]
     assert len(desk.json("tasks", "--error", "exception")["tasks"]) == 5
     assert desk.json("tasks", "--error", "timeout")["tasks"] == []
-    assert desk.tell("tasks", "retry", "--error", "KeyError", "--dry-run") == "3 match; nothing was changed\n"
+    assert desk.tell("tasks", "retry", "--error", "KeyError", "--dry-run") == "3 tasks match; nothing was changed\n"
     code, out, err = desk.run("tasks", "retry", "--error", "KeyError")
     assert (code, out) == (2, "")
     assert "3 tasks match; say --yes to go on without being asked" in err
@@ -60,7 +60,7 @@ def test_tasks_are_found_by_their_age_and_worker(desk: Desk) -> None:
     assert desk.json("tasks", "--worker", "nobody")["tasks"] == []
     assert desk.json("tasks", "--older-than", "1h")["tasks"] == []
     assert len(desk.json("tasks", "--newer-than", "1h")["tasks"]) == 1
-    assert desk.tell("tasks", "purge", "--older-than", "1h") == "0 match; nothing was changed\n"
+    assert desk.tell("tasks", "purge", "--older-than", "1h") == "0 tasks match; nothing was changed\n"
     assert desk.tell("tasks", "purge", "--newer-than", "1h", "--yes") == "1 of 1 forgotten\n"
 
 
@@ -109,6 +109,21 @@ def test_people_at_a_terminal_are_asked_and_shown_how_far_it_is(sqlite_desk: Des
         assert session.ends() == 0
         assert "━" in session.shown
         assert "600 of 600 cancelled, or asked to stop" in session.shown
+
+
+def test_ctrl_c_says_how_far_it_came(sqlite_desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    sqlite_desk.add.enqueue_many([(number,) for number in range(500)])
+    cancel = TaskQueue.cancel
+
+    def interrupted(queue: TaskQueue, *ids: str) -> int:
+        if queue.counts()["default"].get(TaskStatus.CANCELLED, 0) >= 400:
+            raise KeyboardInterrupt
+        return cancel(queue, *ids)
+
+    monkeypatch.setattr(TaskQueue, "cancel", interrupted)
+    code, out, err = sqlite_desk.run("tasks", "cancel", "--all", "--yes")
+    assert (code, out) == (130, "")
+    assert "stopped: 400 of 500 were looked at, 400 cancelled, or asked to stop" in err
 
 
 # Queues.

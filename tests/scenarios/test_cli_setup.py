@@ -55,7 +55,7 @@ def test_the_doctor_sees_what_holds_a_queue_up(desk: Desk) -> None:
     assert kinds(1) == {"no_workers"}
     code_found, out, _ = desk.run("doctor")
     assert code_found == 1
-    assert "✕ 1 tasks wait, and no worker runs\n  start one: `bullpen worker APP`" in out
+    assert "✕ 1 task waits, and no worker runs\n  start one: `bullpen worker APP`" in out
     desk.queue.pause("mail")
     assert kinds(code) == {"paused_queue"}
     desk.queue.resume("mail")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from bullpen.cli import store
 from bullpen.cli.command import CommandError, ExitCode
 from bullpen.cli.matching import Matching, add_filters
-from bullpen.cli.output import show, show_json, text
+from bullpen.cli.output import agrees, counted, show, show_json, text
 from bullpen.cli.progress import Progress
 from bullpen.queue.task_queue import TaskQueue
 from bullpen.tasks.task import TaskStatus
@@ -24,7 +24,9 @@ Change = Callable[[TaskQueue, Sequence[str]], int]  # how many it has changed
 
 def add_arguments(parser: argparse.ArgumentParser, statuses: Statuses, default: Statuses | None = None) -> None:
     """`statuses`: those that the change is for; `default`: which of them, if nothing is said."""
-    parser.add_argument("ids", nargs="*", metavar="ID", help="the ids of tasks; else all that match, as follows")
+    parser.add_argument(
+        "ids", nargs="*", default=[], metavar="ID", help="the ids of tasks; else all that match, as follows"
+    )
     allowed = ", ".join(map(str, statuses))
     add_filters(parser, f"{allowed} (default: {', '.join(map(str, default)) if default else 'all of these'})")
     parser.add_argument("--all", action="store_true", help="all of them, without a filter")
@@ -45,7 +47,8 @@ def change_many(
         matching = matching if matching.status else replace(matching, status=tuple(map(str, default or statuses)))
         ids = [task.id for task in matching.find(queue, store.now(queue))]
         if arguments.dry_run or not ids:
-            return _tell(arguments, len(ids), 0, f"{len(ids)} match; nothing was changed")
+            matching_words = counted(len(ids), "task matches", "tasks match")
+            return _tell(arguments, len(ids), 0, f"{matching_words}; nothing was changed")
         _confirm(arguments, len(ids))
         return _change(arguments, queue, ids, change, done)
 
@@ -66,11 +69,10 @@ def _check(arguments: argparse.Namespace, matching: Matching, statuses: Statuses
 def _confirm(arguments: argparse.Namespace, many: int) -> None:
     if arguments.yes:
         return
+    matching = counted(many, "task matches", "tasks match")
     if arguments.json or not sys.stdin.isatty():
-        raise CommandError(f"{many} tasks match; say --yes to go on without being asked", ExitCode.USAGE)
-    print(f"{many} tasks match. {arguments.command.name.capitalize()} them all? [y/N] ", end="", file=sys.stderr)
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CommandError(f"{matching}; say --yes to go on without being asked", ExitCode.USAGE)
+    if not agrees(f"{matching}. {arguments.command.name.capitalize()} {'it' if many == 1 else 'them all'}?"):
         raise CommandError("nothing was changed")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from bullpen.cli.output import duration
+from bullpen.cli.output import counted, duration
 from bullpen.consumer.identity import is_dead
 from bullpen.queue.why import STALE_AFTER
 from bullpen.storage.port import Concern, Schema, WorkerRecord
@@ -79,10 +79,10 @@ def _nobody_works(look: Look) -> Iterable[Concern]:
     alone = [queue for queue in look.oldest if look.due(queue) and queue not in served and queue not in look.paused]
     if not look.up and alone:
         many = sum(look.waiting.get(queue, 0) for queue in alone)
-        yield problem("no_workers", f"{many} tasks wait, and no worker runs", "start one: `bullpen worker APP`")
+        yield problem("no_workers", f"{_waiting(many)}, and no worker runs", "start one: `bullpen worker APP`")
     else:
         for queue in alone:
-            words = f"{look.waiting.get(queue, 0)} tasks wait in the queue {queue!r}, and no worker serves it"
+            words = f"{_waiting(look.waiting.get(queue, 0))} in the queue {queue!r}, and no worker serves it"
             yield problem("unserved_queue", words, f"start one: `bullpen worker APP --queues {queue}`")
 
 
@@ -90,7 +90,7 @@ def _stuck(look: Look) -> Iterable[Concern]:
     stuck = [task for task in look.running if task.lease_until is not None and look.now - task.lease_until > OVERDUE]
     if not stuck:
         return
-    words = f"{len(stuck)} tasks count as running, though their leases are over: {_ids(stuck)}"
+    words = f"{counted(len(stuck), 'task counts', 'tasks count')} as running, with a lease that is over: {_ids(stuck)}"
     if look.up:
         yield warning("expired_leases", words, "a worker takes them back soon; if this stays, see its log")
     else:
@@ -105,14 +105,14 @@ def _unknown_functions(look: Look) -> Iterable[Concern]:
         if task.error is not None and task.error.kind == "unknown_function"
     )
     for name, many in unknown.most_common():
-        words = f"{many} tasks wait for the function {name}, which no worker has that tried them"
+        words = f"{_waiting(many)} for the function {name}, which no worker has that tried"
         yield problem("unknown_function", words, f"start a worker with it, or `bullpen tasks cancel --function {name}`")
 
 
 def _paused(look: Look) -> Iterable[Concern]:
     for queue in sorted(look.paused):
         if many := look.waiting.get(queue, 0):
-            words = f"{many} tasks wait in the queue {queue!r}, which is paused"
+            words = f"{_waiting(many)} in the queue {queue!r}, which is paused"
             yield warning("paused_queue", words, f"if that is not meant: `bullpen queues resume {queue}`")
 
 
@@ -120,14 +120,16 @@ def _lost_workers(look: Look) -> Iterable[Concern]:
     lost = [worker for worker in look.workers if worker not in look.up]
     if lost:
         names = ", ".join(worker.id for worker in lost[:NAMED]) + (", …" if len(lost) > NAMED else "")
-        words = f"{len(lost)} workers are dead, or have said nothing for {STALE_AFTER:g} s: {names}"
+        words = (
+            f"{counted(len(lost), 'worker is', 'workers are')} dead, or silent for {STALE_AFTER:g} s and more: {names}"
+        )
         yield warning("lost_workers", words, "their tasks go to others; see on their machines what has happened")
 
 
 def _on_their_way(look: Look) -> Iterable[Concern]:
     marks = [mark for tasks in look.oldest.values() for task in tasks if (mark := mark_of(task)) is not None]
     for to, many in Counter(mark.to for mark in marks).items():
-        words = f"{many} tasks are on their way to {to}"
+        words = f"{counted(many, 'task is', 'tasks are')} on the way to {to}"
         yield warning("moving", words, "if no `bullpen move` runs, it was interrupted: run it again")
 
 
@@ -137,7 +139,7 @@ def _backlogs(look: Look) -> Iterable[Concern]:
         if many >= MANY and due and queue not in look.paused:
             oldest = look.now - min(task.eta for task in due)
             if oldest >= LONG:
-                words = f"{many} tasks wait in the queue {queue!r}, the oldest for {duration(oldest)}"
+                words = f"{_waiting(many)} in the queue {queue!r}, the oldest for {duration(oldest)}"
                 yield warning("backlog", words, "more workers, or more of `--concurrency`, if this goes on growing")
 
 
@@ -148,6 +150,10 @@ def _clock(look: Look) -> Iterable[Concern]:
         )
         make = problem if abs(look.ahead) >= GREAT_SKEW else warning
         yield make("clock", words, "`eta`, `expires` and schedules go by the store's clock: set both by NTP")
+
+
+def _waiting(many: int) -> str:
+    return counted(many, "task waits", "tasks wait")
 
 
 def _ids(tasks: Sequence[Task]) -> str:

@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "arguments",
         nargs="*",
+        default=[],
         metavar="ARGUMENT",
         help="JSON, or text where it is none; name=… for one by its name",
     )

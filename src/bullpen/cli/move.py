@@ -12,9 +12,10 @@ from contextlib import asynccontextmanager
 from bullpen.cli import store
 from bullpen.cli.command import Command, CommandError, ExitCode
 from bullpen.cli.mover import Moved, Mover
-from bullpen.cli.output import show, show_json, text
+from bullpen.cli.output import agrees, counted, show, show_json, text
 from bullpen.cli.progress import Progress
 from bullpen.cli.stopped import Stopped
+from bullpen.cli.terminal import Line
 from bullpen.consumer.reports import Reports
 from bullpen.consumer.upkeep import Upkeep
 from bullpen.storage.open import open_storage
@@ -44,11 +45,21 @@ def run(arguments: argparse.Namespace) -> int:
     store.refuse_memory(destination)
     if store.address_of(source) == store.address_of(destination):
         raise CommandError("both are the same store", ExitCode.USAGE)
+    if arguments.give_up:
+        return asyncio.run(_give_up(arguments, source, destination))
+    total = asyncio.run(_count(source))
+    if not arguments.yes and not arguments.json and sys.stdin.isatty():  # it can be moved back: programs need no --yes
+        places = f"from {store.address_of(source)} to {store.address_of(destination)}"
+        if not agrees(f"Move {counted(total, 'task', 'tasks')} {places}?"):
+            raise CommandError("nothing was moved")
     stopped = Stopped()
     with stopped.by_signals():
-        if arguments.give_up:
-            return asyncio.run(_give_up(arguments, source, destination))
-        return asyncio.run(_move(arguments, source, destination, stopped))
+        return asyncio.run(_move(arguments, source, destination, total, stopped))
+
+
+async def _count(source: Storage) -> int:
+    async with opened(source):
+        return sum(sum(by_status.values()) for by_status in (await source.counts()).values())
 
 
 @asynccontextmanager
@@ -68,29 +79,20 @@ async def _give_up(arguments: argparse.Namespace, source: Storage, destination: 
     if arguments.json:
         show_json({"released": released})
     else:
-        show([text(f"{released} tasks may start again at {store.address_of(source)}")])
+        show([text(f"{counted(released, 'task', 'tasks')} may start again at {store.address_of(source)}")])
     return ExitCode.OK
 
 
-async def _move(arguments: argparse.Namespace, source: Storage, destination: Storage, stopped: Stopped) -> int:
+async def _move(
+    arguments: argparse.Namespace, source: Storage, destination: Storage, total: int, stopped: Stopped
+) -> int:
     async with opened(source, destination):
-        total = sum(sum(by_status.values()) for by_status in (await source.counts()).values())
-        _confirm(arguments, total, source, destination)
         mover = Mover(source, destination, store.address_of(destination), stopped=lambda: bool(stopped))
         await mover.take_queues_along()
         with Progress("moved", total, quiet=arguments.json) as progress:
             await _until_all_are_moved(mover, source, progress, stopped, follow=arguments.follow)
         outcome = Moved(moved=mover.moved, left=mover.left, running=await mover.running())
     return _tell(arguments, outcome, stopped)
-
-
-def _confirm(arguments: argparse.Namespace, total: int, source: Storage, destination: Storage) -> None:
-    if arguments.yes or arguments.json or not sys.stdin.isatty():
-        return  # it can be moved back, so programs need not say so
-    question = f"Move {total} tasks from {store.address_of(source)} to {store.address_of(destination)}? [y/N] "
-    print(question, end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise CommandError("nothing was moved")
 
 
 async def _until_all_are_moved(
@@ -107,8 +109,8 @@ async def _until_all_are_moved(
             return
         if not waits:
             waits = True
-            what = f"waiting for {running} tasks that run" if running else "waiting for more; Ctrl-C ends"
-            progress.note(what)
+            these = counted(running, "task that runs", "tasks that run") if running else "more; Ctrl-C ends"
+            progress.note(f"waiting for {these}")
         await upkeep.rescue()  # of workers that have died there, if no other one does it
         await asyncio.sleep(AGAIN)
 
@@ -117,22 +119,22 @@ def _tell(arguments: argparse.Namespace, outcome: Moved, stopped: Stopped) -> in
     if arguments.json:
         show_json(outcome)
     else:
-        show([text(f"{outcome.moved} tasks moved")])
-        if outcome.running:
-            show([text(f"{outcome.running} still run at {arguments.source}; run this again when they have ended")])
-        for why, many in Counter(outcome.left.values()).items():
-            ids = [task_id for task_id, reason in outcome.left.items() if reason == why][:NAMED]
-            show(
-                [
-                    text(
-                        f"{many} stay where they are, {why}: {', '.join(ids)}{', …' if many > NAMED else ''}",
-                        style="late",
-                    )
-                ]
-            )
+        show(_picture(outcome))
     if stopped and not arguments.follow:
         return 128 + (stopped.signal or 0)
     return ExitCode.FAILED if outcome.left else ExitCode.OK
+
+
+def _picture(outcome: Moved) -> list[Line]:
+    lines = [text(counted(outcome.moved, "task", "tasks") + " moved")]
+    if outcome.running:
+        words = counted(outcome.running, "still runs", "still run")
+        lines.append(text(f"{words} at the old store; come again when that is over", style="late"))
+    for why, many in Counter(outcome.left.values()).items():
+        ids = [task_id for task_id, reason in outcome.left.items() if reason == why][:NAMED]
+        words = counted(many, "stays where it is", "stay where they are")
+        lines.append(text(f"{words}: {why} ({', '.join(ids)}{', …' if many > NAMED else ''})", style="late"))
+    return lines
 
 
 COMMAND = Command("move", "Move all tasks to another store, while workers run.", add_arguments, run)

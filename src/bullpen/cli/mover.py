@@ -135,7 +135,7 @@ class Mover:
                 is_stale = copy.is_final and task.status is PENDING and copy.attempt == task.attempt
                 (stale if is_stale else arrived).append(task)
             else:
-                why = "its unique key is alive there" if copy is None else "another task has its id there"
+                why = "another task has its unique key there" if copy is None else "another task has its id there"
                 self.left[task.id] = why
         if stale:
             await self._destination.remove([copy for task in stale if (copy := there[task.id]) is not None])

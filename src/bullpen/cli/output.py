@@ -75,6 +75,17 @@ def state(task: TaskInfo, now: datetime) -> Span:
     return STATUSES[task.status]
 
 
+def agrees(question: str) -> bool:
+    """Ask whoever is at the terminal."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def counted(many: int, one: str, more: str) -> str:
+    """`1 task waits`, `3 tasks wait`."""
+    return f"{many} {one if many == 1 else more}"
+
+
 def duration(seconds: float) -> str:
     """In one unit, as people say it."""
     seconds = abs(seconds)
