@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ TURNS = 20
 BULKS = 3
 
 Put = Callable[[int], object]
+AsyncPut = Callable[[int], Awaitable[object]]
 Count = Callable[[], int]
 Opened = Callable[[Path], AbstractContextManager[tuple[Put, Count]]]
 """What enqueues one number, and what counts those that are there."""
@@ -89,28 +90,30 @@ def many_threads(opened: Opened) -> Measure:
     return measure
 
 
-def many_coroutines(sizes: Sizes) -> Mapping[str, float]:
-    """Ours: each caller is a coroutine that waits for one task before it enqueues the next."""
-    turns, count = Turns(), _per_turn(sizes)
+def many_coroutines(opened: Callable[[Path], AbstractContextManager[tuple[AsyncPut, Count]]]) -> Measure:
+    """Each caller is a coroutine that waits for one task before it enqueues the next."""
 
-    async def call(noop: Any) -> None:
-        for number in range(count):
-            await noop.aenqueue(number)
+    def measure(sizes: Sizes) -> Mapping[str, float]:
+        turns, count = Turns(), _per_turn(sizes)
 
-    async def timed(ours: Ours, reference: Commits) -> None:
-        async with ours.queue as queue:
-            await call(ours.noop)
+        async def call(put: AsyncPut) -> None:
+            for number in range(count):
+                await put(number)
+
+        async def timed(put: AsyncPut, reference: Commits) -> None:
+            await call(put)
             gc.collect()
             for _ in range(TURNS):
                 with turns.own(CALLERS * count):
-                    await asyncio.gather(*[call(ours.noop) for _ in range(CALLERS)])
+                    await asyncio.gather(*[call(put) for _ in range(CALLERS)])
                 reference.take_turn(count)
-            counts = await queue.acounts()
-            _check((TURNS * CALLERS + 1) * count, sum(counts["default"].values()))
 
-    with new_folder() as folder, commits(turns) as reference:
-        asyncio.run(timed(Ours(in_file(folder)), reference))
-    return turns.figures()
+        with new_folder() as folder, opened(folder) as (put, counted), commits(turns) as reference:
+            asyncio.run(timed(put, reference))
+            _check((TURNS * CALLERS + 1) * count, counted())
+        return turns.figures()
+
+    return measure
 
 
 Bulk = tuple[Callable[[int], Any], Callable[[Any], Any], Count]
@@ -154,6 +157,12 @@ def plain(folder: Path) -> Iterator[tuple[Put, Count]]:
 def ours(folder: Path) -> Iterator[tuple[Put, Count]]:
     with Ours(in_file(folder)) as ours:
         yield ours.noop.enqueue, lambda: sum(ours.queue.counts()["default"].values())
+
+
+@contextmanager
+def ours_async(folder: Path) -> Iterator[tuple[AsyncPut, Count]]:
+    with Ours(in_file(folder)) as ours:
+        yield ours.noop.aenqueue, lambda: sum(ours.queue.counts()["default"].values())
 
 
 def huey(fsync: bool | None) -> Opened:

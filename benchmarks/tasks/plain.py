@@ -47,8 +47,8 @@ def new_row() -> Row:
 class Plain:
     """A queue in plain SQL."""
 
-    def __init__(self, folder: Path) -> None:
-        self.db = sqlite3.connect(folder / "plain.db", isolation_level=None)
+    def __init__(self, folder: Path, *, any_thread: bool = False) -> None:
+        self.db = sqlite3.connect(folder / "plain.db", isolation_level=None, check_same_thread=not any_thread)
         self.db.execute("PRAGMA journal_mode = WAL")
         self.db.execute("PRAGMA synchronous = FULL")
         self.db.executescript(_TABLE)

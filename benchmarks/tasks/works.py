@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.model import Bar, Contestant, Measure, Metric, Peer, Suite, Work
 
-from . import claiming, draining, enqueueing, idling, waiting
+from . import claiming, draining, enqueueing, floors, idling, waiting
 from .ours import SETTINGS as OURS
 from .peers import ASYNCIO, BULLPEN, HUEY, LITEQUEUE, PERSIST_QUEUE, PLAIN, TASKITO
 from .plain import SETTINGS as RAW
@@ -41,6 +41,10 @@ _LOOK_OFTEN = {"backoff": 1.0, "max_delay": 0.001}
 
 def _raw(what: str, measure: Measure) -> Contestant:
     return Contestant("plain SQL", PLAIN, f"{RAW}: {what}", measure)
+
+
+def _floor(what: str, measure: Measure) -> Contestant:
+    return Contestant("plain SQL, shared commits", PLAIN, f"{RAW}: {what}, and nothing else", measure)
 
 
 def _ours(label: str, what: str, measure: Measure, peer: Peer = BULLPEN) -> Contestant:
@@ -81,6 +85,7 @@ WORKS = (
         (
             _ONE_COMMIT_EACH,
             Contestant("huey", HUEY, f"{_HUEY}: task(x)", enqueueing.many_threads(enqueueing.huey(None))),
+            _floor("one thread commits for all that wait", enqueueing.many_threads(floors.of_threads)),
             _ours("bullpen", "task.enqueue(x)", enqueueing.many_threads(enqueueing.ours)),
         ),
     ),
@@ -90,7 +95,8 @@ WORKS = (
         _THROUGHPUT,
         (
             _ONE_COMMIT_EACH,
-            _ours("bullpen", "await task.aenqueue(x)", enqueueing.many_coroutines),
+            _floor("one thread commits for all that wait", enqueueing.many_coroutines(floors.of_coroutines)),
+            _ours("bullpen", "await task.aenqueue(x)", enqueueing.many_coroutines(enqueueing.ours_async)),
         ),
     ),
     Work(
