@@ -99,9 +99,13 @@ class Clients:
                 self._without_loop = storage
             return self._without_loop
 
+    def runs_here(self) -> bool:
+        """Whether what waits for nobody runs on the thread of the caller."""
+        return self._needs_no_loop or (self._may_block and _get_running_loop() is None)
+
     def run(self, coroutine: Coroutine[Any, Any, T], *, waits: bool = False) -> T:
         """Run something for a sync method. `waits`: it may wait for somebody else, so it needs an event loop."""
-        if not waits and (self._needs_no_loop or (self._may_block and _get_running_loop() is None)):
+        if not waits and self.runs_here():
             return _finish(coroutine)
         call = self._start_call(coroutine)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar, cast
 
 from bullpen import primitives
@@ -51,23 +52,43 @@ class Job(Generic[R]):
         TaskCancelled, ResultDropped, TaskNotFound, and ResultTimeout when the time is over; the task goes on then.
         """
         limit = _limit(timeout)
-        return self._store.run("result", self.aresult(limit), waits=True)
+        if not self._store.clients.runs_here():
+            return self._store.run("result", self.aresult(limit), waits=True)
+        steps, answer = self._steps(limit), None
+        try:
+            while True:
+                step, waits = steps.send(answer)
+                answer = self._store.run("result", step, waits=waits)
+        except StopIteration as outcome:
+            return cast(R, outcome.value)
 
     async def aresult(self, timeout: Seconds | None = None) -> R:
         """`result`, for async code."""
-        limit = _limit(timeout)
-        storage = await self._store.clients.get()
+        steps, answer = self._steps(_limit(timeout)), None
+        try:
+            while True:
+                step, _ = steps.send(answer)
+                answer = await step
+        except StopIteration as outcome:
+            return cast(R, outcome.value)
+
+    def _steps(self, limit: float | None) -> Generator[tuple[Coroutine[Any, Any, Any], bool], Any, Any]:
+        """What the store is asked, step by step, on the way to the outcome; and whether that waits for others."""
         monotonic = primitives.system_clock.monotonic
         end = None if limit is None else monotonic() + limit
-        task = await self._store.task(self.id)
+        task: Task = yield self._store.task(self.id), False
         runs = task.runs if self._runs is None else self._runs
         while not (task.is_final or task.runs > runs):
             left = _LONGEST_WAIT if end is None else end - monotonic()
             if left <= 0:
-                raise await self._timeout(limit or 0.0, task)
-            await storage.wait_for_result(self.id, runs, min(left, _LONGEST_WAIT))
-            task = await self._store.task(self.id)
-        return cast(R, self._outcome(task))
+                raise (yield self._timeout(limit or 0.0, task), False)
+            yield self._wait(runs, min(left, _LONGEST_WAIT)), True
+            task = yield self._store.task(self.id), False
+        return self._outcome(task)
+
+    async def _wait(self, runs: int, seconds: float) -> None:
+        storage = await self._store.clients.get()
+        await storage.wait_for_result(self.id, runs, seconds)
 
     async def _timeout(self, waited: float, task: Task) -> ResultTimeout:
         """Whoever has waited wants to know what for; whoever has only looked does not."""
