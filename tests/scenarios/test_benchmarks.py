@@ -68,7 +68,7 @@ def test_a_run_leaves_out_the_peers_that_are_missing_and_is_reported_in_all_form
 
 def test_a_ratio_that_a_round_has_taken_itself_counts() -> None:
     work = next(work for work in TASKS.works if work.name == "enqueue-coroutines")
-    reference, ours = work.contestants
+    reference, *_, ours = work.contestants
     interpreter = Interpreter("python", "3", "Python", {}, {})
     results = Results()
     results.rounds[interpreter.command, work.name, reference.label] = [{"rate": 10.0}, {"rate": 10.0}]

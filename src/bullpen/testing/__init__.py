@@ -7,8 +7,8 @@ For everybody:
 - `simulate(seed, queue=…, start=…, kill=…)`: workers that die while they run your tasks; `may_die` says where.
 - `ScriptedRuntime`: workers that are driven by hand, so that a test decides what runs when, without threads.
 - `ManualClock`: time that moves only when the test says so.
-- `check`: judges a history of tasks. `RecordingStorage`, `HistoryObserver`, `HistoryFile` and `take_stock` write one,
-  `read_history` reads it.
+- `check`: judges a history of tasks. `RecordingStorage`, `HistoryObserver`, `HistoryFile`, `take_stock` and
+  `note_resources` write one, `read_history` reads it.
 
 For authors of runtimes and stores:
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from bullpen.testing.kept import assert_not_enqueued as assert_not_enqueued
     from bullpen.testing.kept import enqueued as enqueued
     from bullpen.testing.recording import RecordingStorage as RecordingStorage
+    from bullpen.testing.resources import note_resources as note_resources
     from bullpen.testing.running import arun_until_empty as arun_until_empty
     from bullpen.testing.running import inline as inline
     from bullpen.testing.running import run_until_empty as run_until_empty
@@ -78,6 +79,7 @@ _HOMES = {
     "in_memory": "isolation",
     "inline": "running",
     "may_die": "simulation",
+    "note_resources": "resources",
     "read_history": "history",
     "run_until_empty": "running",
     "simulate": "simulation",
@@ -108,6 +110,7 @@ __all__ = [
     "inline",
     "lock_order",
     "may_die",
+    "note_resources",
     "read_history",
     "run_until_empty",
     "simulate",

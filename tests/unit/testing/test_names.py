@@ -32,6 +32,7 @@ def test_every_name_can_be_imported_and_is_listed() -> None:
         "inline",
         "lock_order",
         "may_die",
+        "note_resources",
         "read_history",
         "run_until_empty",
         "simulate",

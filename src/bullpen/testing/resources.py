@@ -1,0 +1,44 @@
+"""What a process holds, as a record of its history: for the invariant that everything is given back (I21)."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from bullpen.testing.history import Record, Write
+
+_SELF = Path("/proc/self")
+
+
+def note_resources(
+    write: Write, actor: str, state: Literal["before", "after"], *, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Record how many descriptors, threads and children this process has, and how many bytes of memory.
+
+    `before` once everything has been used, for a library loads and opens much when it is first used; `after` when it is
+    closed again. Raises OSError where there is no /proc.
+    """
+    gc.collect()
+    write(Record(at=clock(), actor=actor, op="resources", state=state, counts=_held()))
+
+
+def _held() -> dict[str, int]:
+    tasks = list((_SELF / "task").iterdir())
+    pages = int((_SELF / "statm").read_text().split()[1])
+    return {
+        "fds": len(os.listdir(_SELF / "fd")) - 1,  # the one that lists them
+        "threads": len(tasks),
+        "children": sum(len(_children(task)) for task in tasks),
+        "rss": pages * os.sysconf("SC_PAGE_SIZE"),
+    }
+
+
+def _children(task: Path) -> list[str]:
+    try:
+        return (task / "children").read_text().split()
+    except OSError:  # the thread has just ended, or the kernel does not tell
+        return []
