@@ -209,15 +209,16 @@ async def test_what_runs_again_while_it_is_moved_arrives_in_its_new_state() -> N
 @pytest.mark.anyio
 async def test_what_cannot_go_there_stays_and_can_start() -> None:
     source, destination = MemoryStorage(), MemoryStorage()
-    unique, same_id, plain = await source.add([new_task(unique_key="k"), new_task(), new_task()])
-    await destination.add([new_task(unique_key="k"), replace(same_id, created_at=0.0, func_path="app.other")])
+    over, unique, same_id, plain = await source.add([new_task(), new_task(unique_key="k"), new_task(), new_task()])
+    await source.cancel([over.id])
+    others = [replace(task, created_at=0.0, func_path="app.other") for task in (same_id, over)]
+    await destination.add([new_task(unique_key="k"), *others])
     moving = Mover(source, destination, "there")
     assert await moving.sweep() == 1
-    assert moving.left == {
-        unique.id: "another task has its unique key there",
-        same_id.id: "another task has its id there",
-    }
-    assert await everything(source) == {unique.id: unique, same_id.id: same_id}
+    taken = "another task has its id there"
+    assert moving.left == {over.id: taken, unique.id: "another task has its unique key there", same_id.id: taken}
+    here = await everything(source)
+    assert (here[over.id].status, here[unique.id], here[same_id.id]) == (CANCELLED, unique, same_id)
     assert plain.id in await everything(destination)
     assert ids(await claim(source, 5)) == [unique.id, same_id.id]
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from bullpen.pool.configuration import duration
+from bullpen.pool.written import duration
 
 N = TypeVar("N", int, float)
 

@@ -14,7 +14,7 @@ from bullpen.cli.arguments import number, seconds, whole
 from bullpen.cli.command import Command, CommandError, ExitCode
 from bullpen.cli.output import show, show_json, text
 from bullpen.errors import InvalidArgument, InvalidPayload, TaskCancelled, TaskFailed, UnknownTask
-from bullpen.pool.configuration import closest
+from bullpen.pool.written import closest
 from bullpen.queue.job import Job
 from bullpen.queue.task_queue import TaskQueue
 from bullpen.tasks.registry import TaskDefinition

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
-from bullpen.cli import health
 from bullpen.cli.arguments import number
 from bullpen.cli.command import Command, CommandError, ExitCode
 from bullpen.cli.output import show_json
+from bullpen.cli.settings import find_all
 
 MAX_AGE = 30.0
 
@@ -33,9 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    folder = arguments.folder or os.environ.get("BULLPEN_HEALTH")
+    folder = find_all({"health": arguments.folder})["health"].value
     if not folder:
         raise CommandError("which worker? FOLDER, or BULLPEN_HEALTH, is that of its --health", ExitCode.USAGE)
+    from bullpen.cli import health  # other commands need not wait for it
+
     processes = health.read(Path(folder))
     problem = problem_of(folder, processes, max_age=arguments.max_age, ready=arguments.ready)
     if arguments.json:

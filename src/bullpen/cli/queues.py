@@ -14,7 +14,7 @@ from bullpen.cli.command import Command, CommandError, ExitCode, Group
 from bullpen.cli.output import show, show_json, table, text
 from bullpen.cli.status import COUNT_STYLES, is_up, remarks
 from bullpen.cli.terminal import Span
-from bullpen.pool.configuration import did_you_mean
+from bullpen.pool.written import did_you_mean
 from bullpen.queue.task_queue import TaskQueue
 from bullpen.storage.port import Limit
 from bullpen.tasks.task import TaskStatus

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from bullpen.cli.arguments import names, number, one_of, whole, words
 from bullpen.errors import ConfigurationError
-from bullpen.pool.configuration import candidates, did_you_mean, section_of
+from bullpen.pool.written import candidates, did_you_mean, section_of
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 OF_OTHERS = ("pools", "default_pool")  # in the same table of pyproject.toml

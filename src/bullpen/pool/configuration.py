@@ -6,20 +6,18 @@ Nothing here starts anything: a configuration is read as a whole, and the first 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from bullpen.errors import ConfigurationError
 from bullpen.pool.pool import Pool
+from bullpen.pool.written import FILE, candidates, did_you_mean, duration, section_of
 
-FILE = "pyproject.toml"
 SECTION = "tool.bullpen.pools"
 
 # Options whose value is something to be called: in a file, "module:attribute".
@@ -27,8 +25,6 @@ _FUNCTIONS = ("initialization", "initializer", "observer", "taint_on", "worker",
 _NAMES_OR_FUNCTIONS = ("runtime", "scheduler")  # a string without a colon is the name of one of ours
 
 _NAME = re.compile(r"\w[\w.-]*")
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)")
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def read_pools(pools: Mapping[str, Any], source: str) -> dict[str, Pool | dict[str, Any]]:
@@ -89,14 +85,6 @@ def _in_seconds(option: str, value: Any) -> Any:
     return duration(option, value) if isinstance(value, str) else value
 
 
-def duration(option: str, written: str) -> float:
-    """Seconds, from something like "250ms", "30s", "1.5 h"."""
-    found = _DURATION.fullmatch(written.strip())
-    if found is None:
-        raise ValueError(f"{option} must be a number of seconds, or like '250ms', '30s', '5m', '2h', got {written!r}")
-    return float(found[1]) * _UNITS[found[2]]
-
-
 def _import(option: str, written: str) -> Any:
     """What "module:attribute" stands for; the attribute may have dots."""
     module_name, colon, attributes = written.partition(":")
@@ -115,16 +103,6 @@ def _import(option: str, written: str) -> Any:
     return found
 
 
-def did_you_mean(wrong: object, right: Iterable[str]) -> str:
-    close = closest(wrong, right)
-    return "" if close is None else f"; did you mean {close!r}?"
-
-
-def closest(wrong: object, right: Iterable[str]) -> str | None:
-    """The name that was probably meant."""
-    return next(iter(difflib.get_close_matches(str(wrong), list(right), n=1)), None)
-
-
 # Files.
 
 
@@ -140,24 +118,3 @@ def read_toml(path: Path | None) -> tuple[Mapping[str, Any], str | None, str]:
             return section["pools"], section.get("default_pool"), str(candidate)
     looked = ", ".join(map(str, paths)) if paths else f"no {FILE} here or above"
     raise ConfigurationError(f"there is no [{SECTION}.NAME] in it", source=looked)
-
-
-def candidates() -> list[Path]:
-    """Each `pyproject.toml`, here and above, the nearest one first."""
-    here = Path.cwd()
-    return [folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file()]
-
-
-def section_of(path: Path) -> Mapping[str, Any]:
-    """`[tool.bullpen]`; empty if there is none."""
-    try:
-        found: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"it cannot be read: {error}", source=str(path)) from error
-    except ValueError as error:  # no TOML, or no UTF-8
-        raise ConfigurationError(f"it is not valid TOML: {error}", source=str(path)) from error
-    for key in ("tool", "bullpen"):
-        found = found.get(key, {})
-        if not isinstance(found, Mapping):
-            raise ConfigurationError(f"{key!r} has to be a table, and is {found!r}", source=str(path))
-    return found

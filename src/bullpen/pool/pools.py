@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from bullpen.errors import ConfigurationError, InvalidOption, InvalidOptionType, PoolFailed, PoolNotFound
-from bullpen.pool.configuration import closest, read_pools, read_toml
+from bullpen.pool.configuration import read_pools, read_toml
 from bullpen.pool.future import PoolFuture
 from bullpen.pool.mapping import MapIterator
 from bullpen.pool.options import Seconds, seconds
@@ -17,6 +17,7 @@ from bullpen.pool.pool import Pool
 from bullpen.pool.stats import PoolStats, WorkerInfo
 from bullpen.pool.stream import Stream
 from bullpen.pool.view import PoolView
+from bullpen.pool.written import closest
 
 P = ParamSpec("P")
 T = TypeVar("T")

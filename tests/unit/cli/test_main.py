@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -108,3 +110,10 @@ def command(run: Callable[[argparse.Namespace], int]) -> Command:
         parser.add_argument("code")
 
     return Command("fake", "for tests", add_arguments, run)
+
+
+def test_a_command_waits_for_no_module_that_it_does_not_need() -> None:
+    look = "import sys, bullpen.cli.main; print([m for m in sys.modules if m in sys.argv[1:]])"
+    others = ["bullpen.pool.engine", "bullpen.consumer.worker_pool", "bullpen.cli.serve", "bullpen.cli.demo_tasks"]
+    done = subprocess.run([sys.executable, "-c", look, *others], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout == "[]\n"

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from bullpen import ConfigurationError, Pool
-from bullpen.pool.configuration import duration, read_options, read_pools, read_toml
+from bullpen.pool.configuration import read_options, read_pools, read_toml
+from bullpen.pool.written import duration
 
 
 @pytest.fixture
