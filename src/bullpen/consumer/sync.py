@@ -8,12 +8,25 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import EllipsisType, TracebackType
+from typing import Any, Concatenate, ParamSpec
 
 from bullpen import primitives
-from bullpen.consumer.options import Lanes
-from bullpen.consumer.worker_pool import AsyncWorkerPool, Queue, WorkerState
+from bullpen.consumer.worker_pool import AsyncWorkerPool, WorkerState
 from bullpen.pool.options import Seconds, seconds
-from bullpen.telemetry.catalogue import Event
+
+P = ParamSpec("P")
+
+
+def _with_options_of(
+    other: Callable[Concatenate[Any, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Let a method take what another takes, also for type checkers and `inspect`."""
+
+    def decorate(method: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        method.__wrapped__ = other  # type: ignore[attr-defined]
+        return method
+
+    return decorate
 
 
 class WorkerPool:
@@ -27,32 +40,9 @@ class WorkerPool:
     Any thread may call anything. At interpreter exit a worker that was not stopped releases what it holds.
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        concurrency: int = 10,
-        poll_interval: Seconds = 1.0,
-        lanes: Lanes | None = None,
-        *,
-        name: str | None = None,
-        grace: Seconds | None = 25.0,
-        lease: Seconds = 15.0,
-        max_abandoned: int = 10,
-        unknown_after: Seconds = 3600.0,
-        observer: Callable[[Event], object] | None = None,
-    ) -> None:
-        self._pool = AsyncWorkerPool(
-            queue,
-            concurrency,
-            poll_interval,
-            lanes,
-            name=name,
-            grace=grace,
-            lease=lease,
-            max_abandoned=max_abandoned,
-            unknown_after=unknown_after,
-            observer=observer,
-        )
+    @_with_options_of(AsyncWorkerPool.__init__)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._pool = AsyncWorkerPool(*args, **options)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
