@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         PoolFailed,
         PoolNotFound,
         PoolSaturated,
+        PredecessorFailed,
         ProgramError,
         QueueError,
         QueueTimeout,
@@ -127,6 +128,7 @@ if TYPE_CHECKING:
     from bullpen.pool.stats import AsyncPoolStats, Percentiles, PoolStats, SessionInfo, WorkerInfo
     from bullpen.pool.stream import Stream
     from bullpen.pool.view import PoolView
+    from bullpen.queue.compose import RESULT, Call, ComposedJob, chain, group
     from bullpen.queue.function import TaskFunction
     from bullpen.queue.job import Job
     from bullpen.queue.new_tasks import NewTasks
@@ -190,6 +192,7 @@ _HOMES = {
         "PoolFailed",
         "PoolNotFound",
         "PoolSaturated",
+        "PredecessorFailed",
         "ProgramError",
         "QueueError",
         "QueueTimeout",
@@ -235,6 +238,7 @@ _HOMES = {
     "bullpen.pool.pools": ("Pools",),
     "bullpen.pool.stream": ("Stream",),
     "bullpen.pool.view": ("PoolView",),
+    "bullpen.queue.compose": ("RESULT", "Call", "ComposedJob", "chain", "group"),
     "bullpen.queue.function": ("TaskFunction",),
     "bullpen.queue.job": ("Job",),
     "bullpen.queue.new_tasks": ("NewTasks",),
@@ -266,6 +270,7 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "RESULT",
     "AsyncExplanation",
     "AsyncFuture",
     "AsyncMap",
@@ -276,9 +281,11 @@ __all__ = [
     "AsyncWorkerPool",
     "Backoff",
     "BullpenError",
+    "Call",
     "CallProgress",
     "Cancel",
     "Cause",
+    "ComposedJob",
     "ConfigurationError",
     "CurrentTask",
     "DeadlineExceeded",
@@ -324,6 +331,7 @@ __all__ = [
     "PoolStats",
     "PoolView",
     "Pools",
+    "PredecessorFailed",
     "ProcessRuntime",
     "ProgramError",
     "ProgramRuntime",
@@ -385,8 +393,10 @@ __all__ = [
     "WorkerStatus",
     "WrongLoop",
     "__version__",
+    "chain",
     "current_task",
     "explain",
+    "group",
     "remaining",
 ]
 

@@ -48,6 +48,7 @@
     │   ├── ScheduleBusy                    a schedule cannot go to another queue while it runs
     │   ├── TaskFailed                      waited for a result, but the task failed; has the error as data
     │   ├── TaskCancelled                   … but the task was cancelled
+    │   │   └── PredecessorFailed           … because one that it waited for, in a chain or group, did not succeed
     │   ├── ResultDropped                   … and the task succeeded, but its result could not be kept
     │   ├── LeaseLost                       this attempt is over: the task went to another worker
     │   ├── TasksLeft                       a worker had to stop while its store did not answer; has what it left
@@ -533,10 +534,18 @@ class TaskFailed(QueueError):
 class TaskCancelled(QueueError):
     """The task was cancelled, so there is no result."""
 
-    def __init__(self, *, task: str, name: str) -> None:
+    def __init__(self, *, task: str, name: str, why: str = "") -> None:
         self.task = task
         self.name = name
-        super().__init__(f"{name} was cancelled (task {task})")
+        super().__init__(f"{name} was cancelled{why} (task {task})")
+
+
+class PredecessorFailed(TaskCancelled):
+    """The task waited for others, in a chain or a group, and one of them did not succeed: `reason` says which."""
+
+    def __init__(self, *, task: str, name: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(task=task, name=name, why=f": {reason}")
 
 
 class ResultDropped(QueueError):

@@ -12,7 +12,7 @@ import asyncio
 import enum
 import logging
 import traceback
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,16 +23,29 @@ import msgspec
 
 from bullpen import primitives
 from bullpen.consumer.in_process import Outcome
-from bullpen.errors import Cancel, InvalidOptionType, LeaseLost, PoolError, Retry, Snooze, WorkerError, WorkerLost
+from bullpen.errors import (
+    Cancel,
+    InvalidOptionType,
+    LeaseLost,
+    PoolError,
+    QueueError,
+    Retry,
+    Snooze,
+    WorkerError,
+    WorkerLost,
+)
 from bullpen.pool.future import PoolFuture
 from bullpen.runtimes.port import Listener
+from bullpen.tasks.codec import fill
 from bullpen.tasks.context import CurrentTask, enter, running
 from bullpen.tasks.planning import occurrence, starts_others
 from bullpen.tasks.registry import TaskDefinition
 from bullpen.tasks.task import (
     CANCELLED,
     PENDING,
+    SUCCESS,
     ErrorKind,
+    Follows,
     Progress,
     Settlement,
     Task,
@@ -54,6 +67,7 @@ if TYPE_CHECKING:
 
 # Seconds that a function gets to end after it was told to, and how many when there is no time left.
 PATIENCE, SHORT_PATIENCE = 5.0, 0.5
+RESULTS_PAUSE = 1.0  # seconds, if the store cannot say what others have left
 MESSAGE_KEPT, TRACEBACK_KEPT = 2_000, 20_000  # characters
 UNCOMMITTED = "it completed itself in a transaction that was never committed"
 
@@ -87,6 +101,7 @@ class Attempt:
     returned = False  # … before it returned
     timer: asyncio.TimerHandle | None = None
     _gives_up_at: float | None = None
+    _children: tuple[Task, ...] = ()
     _future: PoolFuture[Outcome] | None = None  # of one in a process
     definition: TaskDefinition
 
@@ -114,6 +129,13 @@ class Attempt:
             lane.settle(self, self._unknown())
             return
         self.definition = definition
+        if task.follows is not None and task.follows.place:
+            self.unit = lane.loop.create_task(self._begin_with_results(task.follows))
+        else:
+            self._start()
+
+    def _start(self) -> None:
+        task, lane, definition = self.task, self._lane, self.definition
         if definition.is_async:
             self.unit = lane.loop.create_task(self._run_on_loop())
         else:
@@ -139,6 +161,35 @@ class Attempt:
             settlement = succeed(self.task, None, now=self._now())
         self.unit = None
         lane.settle(self, settlement)
+
+    async def _begin_with_results(self, follows: Follows) -> None:
+        """Get what those that it waited for have left, and put it among its arguments."""
+        lane = self._lane
+        try:
+            members = await lane.get(follows.ids)
+        except Exception as error:
+            self._log(logging.WARNING, "released: the results that it needs cannot be read now (%s)", _type_of(error))
+            lane.settle(self, release(self.task, RESULTS_PAUSE))
+            return
+        self.unit = None
+        if self.interruption is not None:
+            lane.settle(self, self._interrupted(None))
+            return
+        missing = [task_id for task_id, one in zip(follows.ids, members, strict=True) if not _has_result(one, follows)]
+        if missing:
+            why = f"the result of task {missing[0]}, which it needs, is not there"
+            self._log(logging.ERROR, "failed: %s", why)
+            lane.settle(self, reject(self.task, self._error("input", None, why)))
+            return
+        results = [b"null" if one is None or one.result is None else one.result for one in members]
+        value = b"[" + b",".join(results) + b"]" if follows.many else results[0]
+        try:
+            payload = fill(self.task.payload, follows.place, value)
+        except Exception as error:
+            lane.settle(self, self._undecodable(error))
+            return
+        self.task = msgspec.structs.replace(self.task, payload=payload)
+        self._start()
 
     async def _run_on_loop(self) -> None:
         lane = self._lane
@@ -238,7 +289,14 @@ class Attempt:
             report=self.report,
             cancelled=self._is_interrupted,
             complete=self._complete,
+            adopt=self._adopt,
         )
+
+    def _adopt(self, make: Callable[[float], Sequence[Task]]) -> None:
+        """On any thread: add tasks with the success."""
+        if self.completion is not None:
+            raise QueueError("it has completed itself already: enqueue before complete()")
+        self._children = (*self._children, *make(self._now()))
 
     def report(self, progress: Progress) -> None:
         """On any thread: the keeper writes the latest."""
@@ -294,7 +352,7 @@ class Attempt:
             return None
         if result is None:
             self._log(logging.WARNING, "succeeded, but its result cannot be kept: %s", dropped)
-        return succeed(self.task, result, writable(dropped), now=self._now())
+        return succeed(self.task, result, writable(dropped), now=self._now(), children=self._children)
 
     def _raised(self, error: BaseException) -> Settlement | None:
         try:
@@ -461,6 +519,13 @@ class ProgressOf(Listener):
 
     def hear(self, value: Any) -> None:
         self._attempt.report(value)
+
+
+def _has_result(member: Task | None, follows: Follows) -> bool:
+    """Whether there is something to hand on. Of one that failed there is not, and who runs anyway knows that."""
+    if member is None or member.status is not SUCCESS:
+        return follows.anyway
+    return not member.result_dropped
 
 
 def _type_of(error: BaseException) -> str:

@@ -275,6 +275,11 @@ class LaneRunner:
             await self._storage.add([task])
             primitives.failpoint("schedules.after_start")
 
+    async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
+        """Other tasks as they are now."""
+        async with asyncio.timeout(self.options.store_patience):
+            return await self._storage.get(ids)
+
     def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
         """On any thread: in a transaction of the function's own."""
         return self._storage.settle_in(connection, settlement)

@@ -6,8 +6,10 @@ import functools
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
-from bullpen.errors import InvalidArgument, TaskExists
+from bullpen.errors import InvalidArgument
+from bullpen.queue.compose import Call
 from bullpen.queue.job import Job
+from bullpen.queue.rejecting import rejecting
 from bullpen.queue.store import Store
 from bullpen.tasks.options import CALL_NAMES, CallOptions, TaskOptions
 from bullpen.tasks.registry import TaskDefinition
@@ -25,22 +27,6 @@ async def enqueue(
     with rejecting(store):
         ((task_id, is_new),) = await store.add(options, func_path, [payload], None if keys is None else [keys])
     return Job(store, task_id, is_new=is_new)
-
-
-class rejecting:
-    """The store knows ids, people want jobs."""
-
-    __slots__ = ("_store",)
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, TaskExists):
-            error.job = Job(self._store, error.task)
 
 
 class TaskFunction(Generic[P, R]):
@@ -99,6 +85,13 @@ class TaskFunction(Generic[P, R]):
 
     def _add(self, payload: bytes, keys: Mapping[str, str] | None) -> Coroutine[Any, Any, Job[R]]:
         return enqueue(self._store, self._options, self.definition.func_path, payload, keys)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """This call as a value, for `chain`, `group` and `current_task().enqueue`. Nothing is enqueued yet.
+
+        Raises InvalidArgument as `enqueue` does. `RESULT` may stand for one argument.
+        """
+        return Call(self._store, self.definition, self._options, args, kwargs)
 
     def enqueue_many(self, calls: ManyArguments) -> list[Job[R]]:
         """Enqueue one task for each tuple of arguments, or dict of arguments by name; all of them, or none."""

@@ -6,11 +6,12 @@ from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar, cast
 
 from bullpen import primitives
-from bullpen.errors import ResultDropped, ResultTimeout, TaskCancelled, TaskFailed
+from bullpen.errors import PredecessorFailed, ResultDropped, ResultTimeout, TaskCancelled, TaskFailed
 from bullpen.queue.store import Store
 from bullpen.queue.why import Why, explain_task
 from bullpen.tasks.codec import CallCodec
 from bullpen.tasks.info import TaskInfo, info_of
+from bullpen.tasks.links import GIVEN_UP
 from bullpen.tasks.options import Seconds, seconds
 from bullpen.tasks.task import CANCELLED, FAILED, Progress, Task, TaskStatus
 
@@ -100,6 +101,8 @@ class Job(Generic[R]):
         if task.status is FAILED:
             raise _failure(task)
         if task.status is CANCELLED:
+            if task.waits_for == GIVEN_UP and task.error is not None:
+                raise PredecessorFailed(task=task.id, name=task.func_path, reason=task.error.message)
             raise TaskCancelled(task=task.id, name=task.func_path)
         if task.result_dropped:
             raise ResultDropped(task=task.id, name=task.func_path, reason=task.result_dropped)

@@ -41,7 +41,7 @@ class Store:
         self.clients = clients
         self.watch = watch
         self.registry = registry
-        self._new_ids = new_ids
+        self.new_ids = new_ids
         options = TaskOptions()
         self._latest = (options, "", options.new_task("", "", b""))
 
@@ -82,27 +82,46 @@ class Store:
     async def _add_surrounded(
         self, options: TaskOptions, func_path: str, payloads: Sequence[bytes], keys: Keys
     ) -> list[tuple[str, bool]]:
-        new = NewTasks(func_path, options.queue, dict(options.headers), len(payloads))
+        added: list[tuple[str, bool]] = []
+
+        async def add(changed: Sequence[TaskOptions]) -> list[list[str]]:
+            added.extend(await self._add(changed[0], func_path, payloads, keys))
+            return [[task_id for task_id, _ in added]]
+
+        await self.surround([NewTasks(func_path, options.queue, dict(options.headers), len(payloads))], [options], add)
+        return added
+
+    async def surround(
+        self,
+        news: Sequence[NewTasks],
+        options: Sequence[TaskOptions],
+        add: Callable[[Sequence[TaskOptions]], Awaitable[Sequence[Sequence[str]]]],
+    ) -> None:
+        """Let middleware see tasks before `add` keeps them, with the options that come of that, and says their ids."""
         failure: BaseException | None = None
         try:
             async with AsyncExitStack() as stack:
                 try:
-                    for hook in self.registry.hooks.around_enqueue:
-                        around = hook.around(new)
-                        await (stack.enter_async_context(around) if hook.is_async else _entered(stack, around))
-                    changed = options.using(CALL_NAMES, "enqueue()", {"headers": new.headers})
-                    added = await self._add(changed, func_path, payloads, keys)
-                    new.ids = tuple(task_id for task_id, _ in added)
+                    for new in news:
+                        for hook in self.registry.hooks.around_enqueue:
+                            around = hook.around(new)
+                            await (stack.enter_async_context(around) if hook.is_async else _entered(stack, around))
+                    changed = [
+                        one.using(CALL_NAMES, "enqueue()", {"headers": new.headers})
+                        for one, new in zip(options, news, strict=True)
+                    ]
+                    for new, ids in zip(news, await add(changed), strict=True):
+                        new.ids = tuple(ids)
                 except BaseException as error:
                     failure = error
                     raise
         except BaseException as error:
-            if new.ids:
-                error.add_note(f"though the task is kept: {', '.join(new.ids[:3])}{'…' if len(new.ids) > 3 else ''}")
+            kept = [task_id for new in news for task_id in new.ids]
+            if kept:
+                error.add_note(f"though the task is kept: {', '.join(kept[:3])}{'…' if len(kept) > 3 else ''}")
             raise
         if failure is not None:
             raise failure  # some middleware has swallowed it
-        return added
 
     async def _add(
         self, options: TaskOptions, func_path: str, payloads: Sequence[bytes], keys: Keys
@@ -114,7 +133,7 @@ class Store:
             same = options.new_task("", func_path, b"", await storage.now())
         else:
             same = self._common(options, func_path)
-        ids = self._new_ids(len(payloads))
+        ids = self.new_ids(len(payloads))
         if options.repeats:
             if options.schedule_key is not None:
                 if keys:
@@ -139,7 +158,7 @@ class Store:
         """In the caller's own transaction, and with nothing of ours."""
         storage, connection = self.clients.root, options.connection
         now = await _answer(storage.now_in(connection), connection) if options.is_relative else 0.0
-        ids = self._new_ids(len(payloads))
+        ids = self.new_ids(len(payloads))
         if options.repeats:
             ids = [as_schedule_id(task_id) for task_id in ids]
         tasks = [

@@ -30,6 +30,7 @@ CauseKind = Literal[
     "expired",
     "paused",
     "no_worker",
+    "waits_for",
     "limit",
     "rate",
     "in_line",
@@ -65,6 +66,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit | None = None  # of its queue
     running: Sequence[Task] = ()  # in its queue; only needed if there is a limit
     waiting: int = 0  # in its queue, this one included
+    before: Sequence[Task] = ()  # those that it waits for
 
 
 async def explain_task(storage: Storage, task: Task) -> Why:
@@ -81,15 +83,24 @@ async def explain_task(storage: Storage, task: Task) -> Why:
             limit=limit,
             running=() if limit is None else await storage.list(running, limit=1000),
             waiting=counts.get(task.queue, {}).get(PENDING, 0),
+            before=await _before(storage, task),
         )
     elif task.status is RUNNING:
         around = Surroundings(now=around.now, workers=await storage.workers())
     return explain(task, around)
 
 
+async def _before(storage: Storage, task: Task) -> list[Task]:
+    if task.follows is None or task.waits_for <= 0:
+        return []
+    return [member for member in await storage.get(task.follows.ids) if member is not None]
+
+
 def explain(task: Task, around: Surroundings) -> Why:
     """The decision behind it, without a store."""
-    if task.status is PENDING:
+    if task.status is PENDING and task.waits_for > 0:
+        causes = [_waits_for_members(task, around)]
+    elif task.status is PENDING:
         causes = [*_waits_for_code(task), *_waits_for_time(task, around.now), *_waits_for_others(task, around)]
         causes = causes or [_in_line(task, around)]
     elif task.status is RUNNING:
@@ -97,6 +108,13 @@ def explain(task: Task, around: Surroundings) -> Why:
     else:
         causes = [_is_over(task)]
     return Why(id=task.id, name=task.func_path, status=task.status, causes=tuple(causes))
+
+
+def _waits_for_members(task: Task, around: Surroundings) -> Cause:
+    missing = [member for member in around.before if not member.is_final]
+    many = "" if task.follows is None else f" of {len(task.follows.ids)}"
+    words = f"it waits for {task.waits_for}{many} before it: {_named(missing)}"
+    return Cause("waits_for", words, {"before": tuple(member.id for member in missing), "waits_for": task.waits_for})
 
 
 def _waits_for_code(task: Task) -> list[Cause]:

@@ -50,6 +50,20 @@ _encode = msgspec.json.Encoder(enc_hook=write_unknown).encode
 _read_call = msgspec.json.Decoder(_WrittenCall).decode
 
 
+LATER = msgspec.Raw(b"null")
+"""Stands for an argument that is not known yet."""
+
+
+def fill(payload: bytes, place: str, value: bytes) -> bytes:
+    """Put an argument, as it is stored, where `LATER` was; `place` is its number or its name."""
+    call = _read_call(payload)
+    if place.isdecimal():
+        call.args[int(place)] = msgspec.Raw(value)
+    else:
+        call.kwargs[place] = msgspec.Raw(value)
+    return _encode(call)
+
+
 class CallCodec:
     """Writes and reads the arguments and results of a function; of one that is not known here, without annotations."""
 
@@ -261,13 +275,13 @@ class _Shape:
     def write_positions(self, args: Sequence[Any]) -> Sequence[Any]:
         """Each as it is, if that is written well, or as JSON."""
         return [
-            value if type(value) in kind.plain else kind.write(value)
+            value if type(value) in kind.plain or value is LATER else kind.write(value)
             for kind, value in zip(self.of_positions(len(args)), args, strict=False)
         ]
 
     def write_names(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            key: value if type(value) in kind.plain else kind.write(value)
+            key: value if type(value) in kind.plain or value is LATER else kind.write(value)
             for key, kind, value in ((key, self.of_name(key), value) for key, value in kwargs.items())
         }
 

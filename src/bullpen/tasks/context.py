@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from bullpen.errors import Cancel, InvalidOption, InvalidOptionType, NoCurrentTask
 from bullpen.tasks.task import Progress, Task, fire_of, writable
+
+J = TypeVar("J")
+J_co = TypeVar("J_co", covariant=True)
+
+
+class Work(Protocol[J_co]):
+    """What can be enqueued: a call, a chain, a group."""
+
+    def children(self, now: float) -> tuple[Sequence[Task], J_co]:
+        """Its tasks, as of now by the store's clock, and what to give to whoever enqueues it."""
 
 
 class CurrentTask:
@@ -17,10 +27,11 @@ class CurrentTask:
 
     Whoever runs the task makes it: `report` takes progress and returns at once, `cancelled` says whether somebody
     wants the task to stop, `complete` writes the end of the task into a transaction, and may return what
-    is left to await, if the third of its arguments says that there is somebody who can.
+    is left to await, if the third of its arguments says that there is somebody who can. `adopt` takes new tasks, to be
+    added with its success, and says what time it is.
     """
 
-    __slots__ = ("_cancelled", "_complete", "_report", "_task", "deadline")
+    __slots__ = ("_adopt", "_cancelled", "_complete", "_report", "_task", "deadline")
 
     def __init__(
         self,
@@ -30,11 +41,13 @@ class CurrentTask:
         report: Callable[[Progress], object] = lambda _: None,
         cancelled: Callable[[], bool] = lambda: False,
         complete: Callable[[Any, Any, bool], Awaitable[None] | None] | None = None,
+        adopt: Callable[[Callable[[float], Sequence[Task]]], None] | None = None,
     ) -> None:
         self._task = task
         self._report = report
         self._cancelled = cancelled
         self._complete = complete
+        self._adopt = adopt
         self.deadline = deadline  # when this attempt has to be over
 
     @property
@@ -88,6 +101,37 @@ class CurrentTask:
         """Raise Cancel if somebody wants it to stop."""
         if self._cancelled():
             raise Cancel("it was asked to stop")
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """The ids of the tasks that it waited for, in a chain or a group."""
+        return () if self._task.follows is None else self._task.follows.ids
+
+    def enqueue(self, work: Work[J]) -> J:
+        """Enqueue tasks together with the success of this one, in one step: if it fails, or its worker dies, there are
+        none; if it succeeds, there are all.
+
+            current_task().enqueue(resize.call(path))
+            current_task().enqueue(group(resize.call(path) for path in paths).then(report.call()))
+
+        The jobs that it returns are there as soon as this task is a success.
+        """
+        if self._adopt is None:
+            raise NoCurrentTask("no worker runs this task here, so there is no success to enqueue others with")
+        make = getattr(work, "children", None)
+        if not callable(make):
+            raise InvalidOptionType("work", work, "a call, a chain or a group: send_email.call(…)")
+        tasks: list[Task] = []
+        jobs: list[J] = []
+
+        def of(now: float) -> Sequence[Task]:
+            made, job = work.children(now)
+            tasks.extend(made)
+            jobs.append(job)
+            return tasks
+
+        self._adopt(of)
+        return jobs[0]
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Say how far it is. It costs little: only the latest is kept, and written every now and then."""

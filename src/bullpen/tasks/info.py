@@ -33,6 +33,9 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     unique_key: str | None
     concurrency_key: str | None
     headers: dict[str, str]
+    then: str | None  # the task that waits for this one, in a chain or a group
+    after: tuple[str, ...]  # those that this one waits for
+    waits_for: int  # how many of them are not done
     worker: str | None  # who runs it, or ran it last
     lease_until: datetime | None
     cancel_requested: bool
@@ -132,6 +135,9 @@ def info_of(task: Task) -> TaskInfo:
         unique_key=task.unique_key,
         concurrency_key=task.concurrency_key,
         headers=dict(task.headers),
+        then=task.then,
+        after=() if task.follows is None else task.follows.ids,
+        waits_for=max(task.waits_for, 0),
         worker=task.worker,
         lease_until=_maybe(task.lease_until),
         cancel_requested=task.cancel_requested,

@@ -1,0 +1,119 @@
+"""A worker is killed at every failpoint in the life of chains, groups and children: all of it comes to an end, once."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bullpen import RESULT, TaskQueue, chain, group
+
+FAILPOINTS = [  # and how often it is passed before
+    ("exchange.before", 1),
+    ("exchange.before", 3),
+    ("exchange.after", 1),
+    ("exchange.after", 4),
+    ("attempt.before", 1),
+    ("attempt.before", 6),
+    ("attempt.after", 0),
+    ("attempt.after", 3),
+    ("attempt.after", 7),
+    ("sqlite.before_commit", 3),
+    ("sqlite.before_commit", 6),
+    ("sqlite.after_commit", 3),
+    ("sqlite.after_commit", 6),
+]
+WITHIN = 40.0
+
+SCRIPT = """
+import os, signal, sys
+from bullpen import RESULT, TaskQueue, WorkerPool, chain, current_task, group, primitives
+
+path, effects, fatal, hits = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+
+def failpoint(name):
+    global hits
+    if name == fatal:
+        hits -= 1
+        if hits < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+primitives.failpoint = failpoint
+queue = TaskQueue(f"sqlite:///{path}")
+
+def note():
+    descriptor = os.open(effects, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(descriptor, f"{current_task().id} {current_task().attempt}\\n".encode())
+    os.close(descriptor)
+
+@queue.task(name="add")
+def add(a: int, b: int = 1) -> int:
+    note()
+    return a + b
+
+@queue.task(name="total")
+async def total(values: list[int]) -> int:
+    note()
+    return sum(values)
+
+@queue.task(name="parent")
+def parent(count: int) -> str:
+    note()
+    return current_task().enqueue(group(add.call(n) for n in range(count)).then(total.call(RESULT))).id
+
+with WorkerPool(queue, 3, 0.1):
+    sys.stdin.read()
+"""
+
+
+def run_worker(path: Path, effects: Path, fatal: str = "", hits: int = 0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT, str(path), str(effects), fatal, str(hits)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(("fatal", "hits"), FAILPOINTS)
+def test_chains_groups_and_children_survive_a_kill(tmp_path: Path, fatal: str, hits: int) -> None:
+    path, effects = tmp_path / "jobs.db", tmp_path / "effects"
+    with TaskQueue(f"sqlite:///{path}") as queue:
+
+        @queue.task(name="add")
+        def add(a: int, b: int = 1) -> int:
+            return a + b
+
+        @queue.task(name="total")
+        def total(values: list[int]) -> int:
+            return 0
+
+        @queue.task(name="parent")
+        def parent(count: int) -> str:
+            return ""
+
+        steps = chain(add.call(1), add.call(RESULT), add.call(RESULT)).enqueue()
+        parts = group(add.call(number) for number in range(3)).then(total.call(RESULT)).enqueue()
+        mother = parent.enqueue(3)
+        first = run_worker(path, effects, fatal, hits)
+        try:
+            assert first.wait(timeout=WITHIN) == -signal.SIGKILL
+        finally:
+            first.kill()
+            first.communicate()
+        second = run_worker(path, effects)
+        try:
+            assert steps.result(timeout=WITHIN) == 4
+            assert parts.result(timeout=WITHIN) == 1 + 2 + 3
+            assert queue.job(mother.result(timeout=WITHIN)).result(timeout=WITHIN) == 1 + 2 + 3
+        finally:
+            second.communicate("")
+        assert second.returncode == 0
+        tasks = queue.list()
+        assert len(tasks) == 3 + 4 + 1 + 4  # the children are there once
+        assert {str(task.status) for task in tasks} == {"success"}
+        starts = Counter(line.split()[0] for line in effects.read_text().splitlines())
+        assert set(starts) == {task.id for task in tasks}
+        for task in tasks:
+            assert starts[task.id] <= task.attempt <= 2
+        assert sum(starts.values()) <= len(tasks) + 3  # only what the dead one held runs again
