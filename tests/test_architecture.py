@@ -62,13 +62,15 @@ LAYERS = [
         third_party="msgspec",
     ),
     # What worker processes import: the standard library, and what they tell of an error.
-    Layer("runtimes.process.wire", third_party="cloudpickle"),
+    Layer("runtimes.process.arena"),
+    Layer("runtimes.process.wire", "runtimes.process.arena", third_party="cloudpickle"),
     Layer("runtimes.process.failures"),
     Layer("runtimes.process.refusals", "errors"),
     Layer("runtimes.process.calls", "runtimes.process.wire"),
     Layer(
         "runtimes.process.child",
-        "errors runtimes.process.calls runtimes.process.wire runtimes.process.failures runtimes.process.refusals",
+        "errors runtimes.process.arena runtimes.process.calls runtimes.process.wire runtimes.process.failures "
+        "runtimes.process.refusals",
     ),
     Layer("runtimes.process.orphans"),
     Layer("runtimes.process.zygote", "runtimes.process.child runtimes.process.orphans runtimes.process.wire"),

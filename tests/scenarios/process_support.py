@@ -351,6 +351,24 @@ class Buffers:
         return Buffers, ([pickle.PickleBuffer(part) for part in self.parts],)
 
 
+_blocks: list[Buffers] = []
+
+
+def keep_block(block: Buffers) -> None:
+    _blocks.append(block)
+
+
+def kept_blocks() -> list[int]:
+    """The byte that each of them consists of; -1 if it is not one."""
+    found = [set(bytes(block.parts[0][::1000])) for block in _blocks]
+    return [values.pop() if len(values) == 1 else -1 for values in found]
+
+
+def yield_blocks(count: int, size: int) -> Iterator[Buffers]:
+    for number in range(count):
+        yield Buffers([bytearray([number]) * size])
+
+
 def has_imported(name: str) -> bool:
     return name in sys.modules
 

@@ -135,7 +135,8 @@ async def test_a_task_that_always_crashes_is_poison_and_one_at_most_once_is_lost
 
 
 async def test_a_timeout_kills_what_holds_the_interpreter(tmp_path: Path) -> None:
-    async with working() as worker:
+    async with working(lanes="default:1@process") as worker:
+        await (await tasks.pid.aenqueue()).aresult(PATIENCE)  # there is a process now
         job = await tasks.hold_the_gil.using(timeout=1.0).aenqueue(str(tmp_path / "pid"))
         pid = await asyncio.to_thread(read_pid, tmp_path / "pid")
         error = await failure(job)

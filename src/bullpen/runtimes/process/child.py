@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from bullpen.runtimes.process import failures, wire
+from bullpen.runtimes.process.arena import Inbox, Outbox
 from bullpen.runtimes.process.calls import Lanes, RequestCancelled, Solo
 
 importing_main = False  # the user's script is just being imported: it must not start anything
@@ -26,11 +27,11 @@ importing_main = False  # the user's script is just being imported: it must not 
 
 def main() -> None:
     """The worker as a program of its own: its arguments are a path, two file descriptors, and those of the app."""
-    _, _, channel, death, *sys.argv = sys.argv
-    run(int(channel), int(death))
+    _, _, channel, death, shared, *sys.argv = sys.argv
+    run(int(channel), int(death), [int(fd) for fd in shared.split()])
 
 
-def run(channel: int, death: int) -> NoReturn:
+def run(channel: int, death: int, shared: list[int]) -> NoReturn:
     """Be a worker until the app says that it is over. Standard streams are where they shall be already."""
     global worker  # noqa: PLW0603 — one process, one worker
     code = 1
@@ -43,7 +44,7 @@ def run(channel: int, death: int) -> NoReturn:
         sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
         die_with_the_app(death)
-        worker = Worker(socket.socket(fileno=channel))
+        worker = Worker(socket.socket(fileno=channel), shared)
         code = worker.live()
     except (EOFError, ConnectionError):
         code = 0  # the app is gone, or has let go of this worker
@@ -85,8 +86,10 @@ def _wait_for_the_end(death: int) -> None:
 class Worker:
     """The worker that this process is."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, shared: list[int]) -> None:
         self._channel = channel
+        self._inbox_memory = Inbox(shared[0]) if shared else None
+        self._outbox_memory = Outbox(shared[1]) if shared else None
         self._reader = wire.Reader()
         self._inbox: deque[wire.Frame] = deque()
         self._sending = threading.Lock()
@@ -100,6 +103,9 @@ class Worker:
             kind, id, data, buffers = self.next_frame()
             if kind == wire.CALL:
                 self.calls.run(id, data, buffers)
+            elif kind == wire.FREED:
+                assert self._outbox_memory is not None
+                self._outbox_memory.freed(data)
             elif kind == wire.CREDIT:
                 self.calls.credit(id, int.from_bytes(data, "little"))
             elif kind == wire.CANCEL:
@@ -121,7 +127,8 @@ class Worker:
     def next_frame(self) -> wire.Frame:
         while not self._inbox:
             self._inbox.extend(self._reader.read(self._channel))
-        return self._inbox.popleft()
+        frame = self._inbox.popleft()
+        return wire.unpack_shared(frame, self._inbox_memory) if frame[0] & wire.SHARED else frame
 
     def read_what_is_there(self) -> None:
         """Read without waiting."""
@@ -138,18 +145,21 @@ class Worker:
 
     def take_calls(self) -> list[int]:
         """Take out all requests; their ids."""
-        calls = [frame for frame in self._inbox if frame[0] == wire.CALL]
+        calls = [frame for frame in self._inbox if frame[0] & ~wire.SHARED == wire.CALL]
         for frame in calls:
             self._inbox.remove(frame)
         return [frame[1] for frame in calls]
 
     def has(self, id: int) -> bool:
         """Whether that request waits here."""
-        return any(frame[0] == wire.CALL and frame[1] == id for frame in self._inbox)
+        return any(frame[0] & ~wire.SHARED == wire.CALL and frame[1] == id for frame in self._inbox)
 
     def send(self, kind: int, id: int, data: bytes = b"", buffers: Any = ()) -> None:
+        pieces = wire.pack_shared(kind, id, data, buffers, self._outbox_memory)
         with self._sending:
-            wire.send_all(self._channel, wire.pack(kind, id, data, buffers))
+            if self._inbox_memory is not None and self._inbox_memory.has_freed:
+                wire.send_all(self._channel, wire.pack(wire.FREED, 0, self._inbox_memory.take_freed()))
+            wire.send_all(self._channel, pieces)
 
     def send_error(self, kind: int, id: int, error: BaseException, hide: int = 0) -> None:
         self.send(kind, id, wire.dumps(failures.describe(error, hide))[0])

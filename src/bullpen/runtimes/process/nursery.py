@@ -40,7 +40,7 @@ class Newborn(Protocol):
 
 def start(preload: tuple[str, ...], newborn: Newborn, wanted: dict[str, Any], fds: list[int]) -> None:
     """Have a worker started as is `wanted`, with these descriptors: its channel, or its stdin if it is a program,
-    stdout and stderr. They are closed here.
+    stdout, stderr, and what it shares with the app. They are closed here.
     """
     with _lock:
         nursery = _nurseries.get(preload)

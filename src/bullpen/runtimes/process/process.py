@@ -11,7 +11,7 @@ from bullpen.core.request import DONE, FAILED, Request
 from bullpen.core.worker import Worker
 from bullpen.errors import MissingMainGuard, NotPicklable, RemoteError, WorkerOutOfMemory
 from bullpen.runtimes.port import CallsMany, Listener, Outcomes, ProducesItems, WorkerEvents
-from bullpen.runtimes.process import child, failures, nursery, wire
+from bullpen.runtimes.process import arena, child, failures, nursery, wire
 from bullpen.runtimes.process.calls import RequestCancelled
 from bullpen.runtimes.process.items import unreadable
 from bullpen.runtimes.process.output import Output
@@ -31,9 +31,12 @@ class Process(Supervised):
     __slots__ = (
         "_channel",
         "_has_main",
+        "_inbox",
         "_memory_limit",
+        "_outbox",
         "_recalls",
         "_sent",
+        "_shared",
         "_stdout",
         "_streak",
         "_watched",
@@ -64,13 +67,16 @@ class Process(Supervised):
         out, its_out = os.pipe()
         err, its_err = os.pipe()
         self._channel = Channel(mine)
+        self._shared = arena.new_files()
+        self._outbox = arena.Outbox(self._shared[0]) if self._shared else None
+        self._inbox = arena.Inbox(self._shared[1]) if self._shared else None
         self._stdout = Output(out, self._worker.name, "stdout")
         self._stderr = Output(err, self._worker.name, "stderr")
         self._send(wire.BEGIN, 0, data, buffers, needs_main)
         switchboard.post(self._listen)
         try:
             wanted = {"start": how, "memory_limit": self._memory_limit}
-            nursery.start(preload, self, wanted, [theirs.detach(), its_out, its_err])
+            nursery.start(preload, self, wanted, [theirs.detach(), its_out, its_err, *map(os.dup, self._shared)])
         except BaseException:
             switchboard.post(self._close)
             raise
@@ -113,7 +119,9 @@ class Process(Supervised):
         if needs_main and not self._has_main:
             self._has_main = True
             self._channel.send(wire.pack(wire.MAIN, 0, wire.dumps(main_module())[0]))
-        self._channel.send(wire.pack(kind, id, data, buffers))
+        if self._inbox is not None and self._inbox.has_freed:
+            self._channel.send(wire.pack(wire.FREED, 0, self._inbox.take_freed()))
+        self._channel.send(wire.pack_shared(kind, id, data, buffers, self._outbox))
 
     def credit(self, number: int, count: int) -> None:
         self._send(wire.CREDIT, number, count.to_bytes(4, "little"))
@@ -132,6 +140,12 @@ class Process(Supervised):
             self._give_ahead()
 
     def _handle(self, kind: int, number: int, data: Any, buffers: tuple[Any, ...]) -> None:
+        if kind & wire.SHARED:
+            kind, number, data, buffers = wire.unpack_shared((kind, number, data, buffers), self._inbox)
+        if kind == wire.FREED:
+            assert self._outbox is not None
+            self._outbox.freed(data)
+            return
         self._streak = self._streak + 1 if kind == wire.QUICK else 0
         if kind in (wire.QUICK, wire.DONE):
             try:
@@ -268,6 +282,10 @@ class Process(Supervised):
         self._channel.close()
         self._stdout.close()
         self._stderr.close()
+        for fd in self._shared:
+            os.close(fd)
+        self._shared = []
+        self._outbox = self._inbox = None
 
 
 def _outcomes(sent: child.Outcomes) -> Outcomes:

@@ -1,8 +1,8 @@
 """Frames: what goes over the sockets between the app, its workers and their keeper.
 
 A frame is a header, a pickle and any number of buffers. The request's id is in the header, so whatever is wrong with
-the rest concerns that request only. Large buffers (pickle's protocol 5) are sent and received where they are: they are
-copied into the socket and out of it, and nowhere else.
+the rest concerns that request only. Large pieces lie in shared memory (see `arena.py`); where there is none, buffers
+(pickle's protocol 5) are sent and received where they are: copied into the socket and out of it, and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bullpen.runtimes.process.arena import LEAST, Inbox, Outbox
+
 Frame = tuple[int, int, Any, tuple[Any, ...]]  # kind, id, pickle, buffers
 
 # From the app to a worker.
 BEGIN, CAPACITY, CALL, CANCEL, CREDIT, STOP, MAIN, RECALL = range(1, 9)
 # From a worker to the app.
 READY, DONE, QUICK, FAILED, REFUSED, BROKEN, ITEM, NOT_BEGUN, NEWS = range(20, 29)  # QUICK is DONE, in next to no time
+# In both directions: what is not used any more of what lay in shared memory. A kind with SHARED has pieces there.
+FREED = 50
+SHARED = 0x80
 # Between the app and the keeper.
 START, STARTED, EXITED, UNBORN = range(40, 44)
 
@@ -84,6 +89,24 @@ def pack(kind: int, id: int, data: bytes = b"", buffers: Sequence[Any] = ()) -> 
         sizes = struct.pack(f"<{len(buffers)}Q", *(view.nbytes for view in buffers))
         return [header + sizes, data, *buffers]
     return [header + data] if len(data) < JOIN_BELOW else [header, data]
+
+
+def pack_shared(kind: int, id: int, data: bytes, buffers: Sequence[Any], outbox: Outbox | None) -> list[Any]:
+    """A frame in pieces; the large ones are in shared memory, if there is any."""
+    if outbox is None or (len(data) < LEAST and not buffers):
+        return pack(kind, id, data, buffers)
+    description, inline = outbox.place([data, *buffers])
+    return pack(kind | SHARED, id, description, [memoryview(piece) for piece in inline])
+
+
+def unpack_shared(frame: Frame, inbox: Inbox | None) -> Frame:
+    """A frame as it was before `pack_shared`."""
+    kind, id, data, buffers = frame
+    if not kind & SHARED:
+        return frame
+    assert inbox is not None
+    data, *pieces = inbox.collect(data, buffers)
+    return kind & ~SHARED, id, data, tuple(pieces)
 
 
 def send_all(sock: socket.socket, pieces: list[Any]) -> None:

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from bullpen.runtimes.process import child, orphans, wire
 
 PR_SET_CHILD_SUBREAPER = 36
+MOST_FDS = 5  # that come with an order
 SWEEP_WHEN_IDLE = 0.1  # seconds without anything to do, before it looks for what others have left
 SWEEP_AFTER = 1.0  # seconds, however much there is to do
 BOOT = (
@@ -92,7 +93,7 @@ class Zygote:
 
     def _obey(self) -> None:
         """Read one order: start a worker."""
-        header, fds, _, _ = socket.recv_fds(self._control, wire.HEADER.size, 3)
+        header, fds, _, _ = socket.recv_fds(self._control, wire.HEADER.size, MOST_FDS)
         if not header:
             raise EOFError
         header += self._exactly(wire.HEADER.size - len(header))
@@ -201,7 +202,7 @@ class Zygote:
 
 def _become(orders: dict[str, Any], fds: list[int], death: int) -> None:
     """Turn this process, which was just forked, into the worker that `orders` describe."""
-    channel, stdout, stderr = fds
+    channel, stdout, stderr, *shared = fds
     is_program = orders["start"] == "program"
     stdin = channel if is_program else os.open(os.devnull, os.O_RDONLY)
     for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
@@ -219,13 +220,14 @@ def _become(orders: dict[str, Any], fds: list[int], death: int) -> None:
     with contextlib.suppress(OSError):
         os.chdir(orders["folder"])
     if orders["start"] == "spawn":
-        for fd in (channel, death):
+        for fd in (channel, death, *shared):
             os.set_inheritable(fd, True)
         arguments = [*orders["interpreter"], "-c", BOOT.format("child"), "\n".join(orders["path"])]
-        os.execv(arguments[0], [*arguments, str(channel), str(death), *orders["argv"]])
+        numbers = [str(channel), str(death), " ".join(map(str, shared))]
+        os.execv(arguments[0], [*arguments, *numbers, *orders["argv"]])
     sys.path[:] = orders["path"]
     sys.argv[:] = orders["argv"]
-    child.run(channel, death)
+    child.run(channel, death, shared)
 
 
 def _limit_memory(limit: int) -> None:

@@ -1,0 +1,131 @@
+"""Large pieces of frames, handed over in shared memory instead of through the socket.
+
+App and worker share one file in memory for each direction. The sender copies a piece into it, once, and sends where it
+is; the receiver maps that place and uses it as it is. What becomes of it there keeps the mapping alive: an array that a
+function keeps, or a result that the caller keeps, stays valid as long as it is used, also after the worker has ended.
+When nobody uses it any more the receiver says so, and the sender uses the place again, whose pages are warm then.
+
+The file has no name anywhere: when both have closed it, and nothing of it is mapped, it is gone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+LEAST = 128 * 1024  # smaller pieces are quicker through the socket
+MOST_LENT = 8  # pieces that the other side may keep; each costs a file descriptor
+KEEP = 256 * 1024 * 1024  # bytes of a file of which nothing is used
+POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+
+INLINE = -1  # in place of an offset: the piece comes through the socket
+
+
+def new_files() -> list[int]:
+    """Descriptors of two fresh files, there and back; none where there is no such thing."""
+    if not hasattr(os, "memfd_create"):
+        return []
+    return [os.memfd_create("bullpen-call"), os.memfd_create("bullpen-result")]
+
+
+class Outbox:
+    """The sender's side. May be used from any thread."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+        self._used: dict[int, int] = {}  # sizes by offset, of what the other side has
+        self._end = 0  # of the file
+
+    def place(self, pieces: Sequence[Any]) -> tuple[bytes, list[Any]]:
+        """Put large pieces where the other side finds them: a description for `Inbox.collect`, and those that have to
+        be sent.
+        """
+        places: list[int] = []
+        inline: list[Any] = []
+        for piece in pieces:
+            view = memoryview(piece)
+            offset = self._put(view) if view.nbytes >= LEAST else INLINE
+            places += (offset, view.nbytes)
+            if offset == INLINE:
+                inline.append(piece)
+        return struct.pack(f"<{len(places)}q", *places), inline
+
+    def _put(self, view: memoryview) -> int:
+        with self._lock:
+            if len(self._used) >= MOST_LENT:
+                return INLINE
+            offset = self._gap(view.nbytes)
+            self._used[offset] = view.nbytes
+        try:
+            self._write(view, offset)
+        except OSError:  # no memory
+            with self._lock:
+                del self._used[offset]
+            return INLINE
+        return offset
+
+    def _gap(self, size: int) -> int:
+        """The first place that is large enough, at a page of its own."""
+        offset = 0
+        for start, length in sorted(self._used.items()):
+            if start - offset >= size:
+                break
+            offset = _to_page(start + length)
+        self._end = max(self._end, _to_page(offset + size))
+        return offset
+
+    def _write(self, view: memoryview, offset: int) -> None:
+        written = 0
+        with view.cast("B") as data:
+            while written < len(data):
+                written += os.pwrite(self._fd, data[written:], offset + written)
+
+    def freed(self, data: Any) -> None:
+        """The other side says what it does not use any more."""
+        with self._lock:
+            for (offset,) in struct.iter_unpack("<q", data):
+                self._used.pop(offset, None)
+            if not self._used and self._end > KEEP:
+                os.ftruncate(self._fd, 0)
+                self._end = 0
+
+
+class Inbox:
+    """The receiver's side."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._freed: deque[int] = deque()
+
+    def collect(self, description: Any, inline: Sequence[Any]) -> list[Any]:
+        """The pieces that `Outbox.place` was given."""
+        came = iter(inline)
+        places = struct.iter_unpack("<qq", description)
+        return [next(came) if offset == INLINE else self._map(offset, size) for offset, size in places]
+
+    def _map(self, offset: int, size: int) -> mmap.mmap:
+        piece = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED | POPULATE, offset=offset)
+        weakref.finalize(piece, self._freed.append, offset).atexit = False
+        return piece
+
+    def take_freed(self) -> bytes:
+        """What is not used here any more, for `Outbox.freed`; once."""
+        offsets = []
+        while self._freed:
+            offsets.append(self._freed.popleft())
+        return struct.pack(f"<{len(offsets)}q", *offsets)
+
+    @property
+    def has_freed(self) -> bool:
+        return bool(self._freed)
+
+
+def _to_page(offset: int) -> int:
+    return -(-offset // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY

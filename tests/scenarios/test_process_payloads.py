@@ -1,0 +1,116 @@
+"""Large arguments and results go through shared memory: they stay what they are as long as anybody uses them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bullpen import Pool, ProcessRuntime, WorkerLost
+from bullpen.runtimes.process import arena
+from tests.scenarios import process_support as work
+from tests.scenarios.process_support import PATIENCE, START_METHODS
+
+MB = 1024 * 1024
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(sys.platform != "linux", reason="there is no such memory elsewhere"),
+]
+
+
+def block(number: int, size: int = MB) -> work.Buffers:
+    return work.Buffers([bytearray([number % 256]) * size])
+
+
+def value(sent: work.Buffers) -> set[int]:
+    """Which bytes are in it, here and there."""
+    part = sent.parts[0]
+    return {part[0], part[len(part) // 3], part[len(part) // 2], part[-1]}
+
+
+def mapped() -> int:
+    """How many pieces of shared memory this process has in use."""
+    return Path("/proc/self/maps").read_text().count("memfd:bullpen")
+
+
+@pytest.mark.parametrize("start", START_METHODS)
+def test_large_values_go_there_and_back(start: Any) -> None:
+    with Pool(2, runtime=ProcessRuntime(start=start)) as pool:
+        for size in (arena.LEAST - 1, arena.LEAST, arena.LEAST + 1, 5 * MB + 3):
+            assert pool.do(work.identity, b"x" * size) == b"x" * size
+            back = pool.do(work.identity, block(7, size))
+            assert (len(back.parts[0]), value(back)) == (size, {7})
+        several = work.Buffers([bytearray(b"a" * MB), bytearray(b"b"), bytearray(b"c" * 2 * MB)])
+        back = pool.do(work.identity, several)
+        assert [bytes(part) for part in back.parts] == [bytes(part) for part in several.parts]
+
+
+def test_they_really_go_through_shared_memory() -> None:
+    with Pool(1, runtime="process") as pool:
+        back = pool.do(work.identity, block(1))
+        assert mapped() == 1
+        del back
+        gc.collect()
+        assert mapped() == 0
+
+
+def test_results_that_are_kept_stay_as_they_are_whatever_comes_after() -> None:
+    """Also if there are more of them than may be lent."""
+    with Pool(1, runtime="process") as pool:
+        kept = [pool.do(work.identity, block(number)) for number in range(3 * arena.MOST_LENT)]
+        for number in range(20):
+            assert value(pool.do(work.identity, block(200 + number))) == {200 + number}
+        assert [value(back) for back in kept] == [{number} for number in range(3 * arena.MOST_LENT)]
+        assert mapped() == arena.MOST_LENT
+    assert [value(back) for back in kept] == [{number} for number in range(3 * arena.MOST_LENT)], "its worker is gone"
+    del kept
+    gc.collect()
+    assert mapped() == 0
+
+
+def test_arguments_that_a_function_keeps_stay_as_they_are() -> None:
+    with Pool(1, runtime="process") as pool:
+        for number in range(3 * arena.MOST_LENT):
+            pool.do(work.keep_block, block(number))
+        assert value(pool.do(work.identity, block(250))) == {250}
+        assert pool.do(work.kept_blocks) == list(range(3 * arena.MOST_LENT))
+
+
+def test_the_same_memory_is_used_again() -> None:
+    with Pool(1, runtime="process") as pool:
+        for number in range(50):
+            assert value(pool.do(work.identity, block(number, 4 * MB))) == {number}
+        (worker,) = pool._engine.registry.snapshot()
+        for fd in worker.handle._shared:
+            assert os.fstat(fd).st_size <= 3 * 4 * MB
+
+
+def test_memory_that_nobody_uses_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena, "KEEP", MB)
+    with Pool(1, runtime="process") as pool:
+        pool.do(work.identity, block(1, 8 * MB))
+        pool.do(work.identity, block(1, 8 * MB))
+        (worker,) = pool._engine.registry.snapshot()
+        pool.do(pow, 2, 2)  # with its result comes what is not used any more
+        assert os.fstat(worker.handle._shared[0]).st_size == 0
+
+
+def test_a_result_outlives_a_worker_that_is_killed() -> None:
+    with Pool(1, runtime="process") as pool:
+        back = pool.do(work.identity, block(9, 3 * MB))
+        assert isinstance(pool.submit(work.kill_self).exception(PATIENCE), WorkerLost)
+        assert value(pool.do(work.identity, block(8, 3 * MB))) == {8}
+        assert value(back) == {9}
+
+
+def test_streams_and_many_at_once_keep_their_items_apart() -> None:
+    with Pool(2, runtime="process") as pool:
+        items = list(pool.stream(work.yield_blocks, 20, MB))
+        assert [value(item) for item in items] == [{number} for number in range(20)]
+        futures = [pool.submit(work.identity, block(number, MB)) for number in range(40)]
+        assert [value(future.result(PATIENCE)) for future in futures] == [{number} for number in range(40)]
