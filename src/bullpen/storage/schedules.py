@@ -38,10 +38,11 @@ async def put(storage: Storage, task: Task) -> bool:
     is_new = there is None or there.is_final
     if there is not None and there.queue != task.queue:
         await _leave_queue(storage, there)
-    (kept,) = await storage.add([task])
-    await storage.change([kept.id], lambda kept, now: rescheduled(kept, task, now))
+    if there is None or there.queue != task.queue:
+        await storage.add([task])
+    await storage.change([task.id], lambda kept, now: rescheduled(kept, task, now))
     if there is not None and there.hold == "paused":
-        await storage.change([kept.id], paused)
+        await storage.change([task.id], paused)
     return is_new
 
 

@@ -75,7 +75,13 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     concurrency_key: str | None = None
     schedule: str | None = None  # what it is the task of
     tick: float | None = None  # … and at which of its instants
+    starts_others: bool = False  # its runs are tasks of their own
     in_transaction: bool = False  # its effect and its acknowledgement are committed together
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it runs again after it has succeeded."""
+        return self.interval is not None or self.schedule is not None
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -94,6 +100,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     late: bool = False  # a claim that was made when nobody waited for it any more
     status: str = ""
     eta: float | None = None  # of a task that is to run
+    fire: float | None = None  # … and the time of its schedule that it is for
     failures: int = 0
     crashes: int = 0
     runs: int = 0

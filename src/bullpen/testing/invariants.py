@@ -36,7 +36,7 @@ class Violation:
 
 
 def i1_every_enqueued_task_ends(course: Course) -> Found:
-    """After the drain, whatever was acknowledged is final; a task with an interval waits for its next run."""
+    """After the drain, whatever was acknowledged is final; what runs again and again waits for its next run."""
     if not course.others["counts"]:
         return  # nobody looked
     for life in course.lives.values():
@@ -46,7 +46,7 @@ def i1_every_enqueued_task_ends(course: Course) -> Found:
         if kept is None:
             if not any(life.ends()) and not course.doubts["forget"]:
                 yield f"task {life.id} was acknowledged and is gone", [life.enqueued, *life.moves[-3:]]
-        elif kept.status not in FINAL_STATUSES and (life.terms.interval is None or kept.status == "running"):
+        elif kept.status not in FINAL_STATUSES and (not life.terms.repeats or kept.status == "running"):
             yield f"task {life.id} was acknowledged and is {kept.status} in the end", [*life.moves[-4:], kept]
 
 
@@ -70,8 +70,10 @@ def _may_be_claimed(course: Course, by: Record) -> bool:
 
 
 def i3_success_follows_execution(course: Course) -> Found:
-    """A success is of an attempt whose function began, and came to its end."""
+    """A success is of an attempt whose function began, and came to its end. What only starts others has none."""
     for life in course.lives.values():
+        if life.terms.starts_others:
+            continue
         runs = settled = 0
         for record in life.moves:
             if record.op not in ("settle", "rescue"):
@@ -226,7 +228,7 @@ def _miscounted(life: Life, record: Record, failures: int, crashes: int) -> Foun
         yield f"task {life.id}: a failure was counted that was none", [record]
     if record.crashes > crashes + (record.error in ("crash", "poison", "lost")):
         yield f"task {life.id}: a crash was counted that was none", [record]
-    if failed and record.status == "pending" and life.terms.interval is None and record.failures != failures + 1:
+    if failed and record.status == "pending" and not life.terms.repeats and record.failures != failures + 1:
         yield f"task {life.id}: a failure was not counted", [record]
 
 
@@ -278,7 +280,9 @@ def _live(life: Life) -> Iterator[tuple[float, float, Record]]:
 
 
 def i13_schedules_never_multiply(course: Course) -> Found:
-    """One task for each instant of a schedule, one alive at a time; runs count by one and are an interval apart."""
+    """One task for each instant of a schedule, one alive at a time; runs count by one and are an interval apart, and no
+    time of a schedule comes again when its run is over.
+    """
     ticks: dict[tuple[str, float], Record] = {}
     alive: dict[str, list[tuple[float, float, Record]]] = defaultdict(list)
     for life in course.lives.values():
@@ -289,11 +293,26 @@ def i13_schedules_never_multiply(course: Course) -> Found:
                 other = ticks.setdefault((terms.schedule, terms.tick), enqueued)
                 if other is not enqueued:
                     yield f"schedule {terms.schedule} has two tasks for {terms.tick:g}", [other, enqueued]
+        if terms.schedule is not None:
+            yield from _times(life)
         if terms.interval is not None:
             yield from _runs(course, life, terms.interval)
     for schedule, spans in alive.items():
         if too_many := first_excess(spans, 1):
             yield f"two tasks of schedule {schedule} were alive at once", [*too_many]
+
+
+def _times(life: Life) -> Found:
+    """Times are those that it waits for, or is tried again for; each is over when it waits for another."""
+    before: Record | None = None
+    for record in life.moves:
+        if record.op not in ("enqueue", "settle", "rescue", "change") or not record.fire or record.status == "running":
+            continue
+        if before is not None and before.fire is not None:
+            has_run = record.runs > before.runs and record.op == "settle"
+            if record.fire < before.fire or (has_run and record.fire == before.fire and record.status == "pending"):
+                yield f"schedule {life.id} goes back to a time that it has had", [before, record]
+        before = record
 
 
 def _runs(course: Course, life: Life, interval: float) -> Found:
@@ -330,7 +349,7 @@ def i14_claims_are_in_order(course: Course) -> Found:
             continue
         if record.op == "claim":
             claims.append(record)
-        elif record.op in ("enqueue", "settle", "rescue", "redrive", "expire", "cancel"):
+        elif record.op in ("enqueue", "settle", "rescue", "redrive", "expire", "cancel", "change"):
             if record.eta is not None and record.status in ("", "pending"):
                 waiting[record.task] = record
             elif record.status != "running":

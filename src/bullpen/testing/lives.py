@@ -117,7 +117,7 @@ _OF_TRIES = {
     "lose": "losses",
 }
 _OF_LIVES = {"enqueue": "enqueues", "cancel": "cancels", "redrive": "redrives", "row": "rows"}
-_MOVES = frozenset({"enqueue", "claim", "settle", "rescue", "expire", "cancel", "redrive"})
+_MOVES = frozenset({"enqueue", "claim", "settle", "rescue", "expire", "cancel", "redrive", "change"})
 
 
 class Course:

@@ -20,6 +20,7 @@ from bullpen.storage.port import (
     TaskFilter,
     WorkerRecord,
 )
+from bullpen.tasks.planning import starts_others
 from bullpen.tasks.task import FINAL, RUNNING, Progress, Settlement, Task
 from bullpen.tasks.unique import RETURN, Duplicates
 from bullpen.testing.history import Op, Record, Terms, Write
@@ -99,8 +100,12 @@ class RecordingStorage:
                 unique_key=task.unique_key if task.unique_scope == "alive" else None,
                 concurrency_key=task.concurrency_key,
                 in_transaction=self._in_transaction(task),
+                schedule=task.id if task.cron is not None else None,
+                starts_others=starts_others(task),
             )
-            self._answer(call, task.id, 0, refused=there.id != task.id, eta=there.eta, terms=terms)
+            is_old = there.attempt > 0 or there.is_final  # it was there, and stays as it is
+            when = {} if is_old else {"eta": there.eta, "fire": there.fire}
+            self._answer(call, task.id, 0, refused=there.id != task.id, terms=terms, **when)
         return kept
 
     # Workers.
@@ -217,7 +222,22 @@ class RecordingStorage:
         return await self._change("redrive", ids, self._storage.retry)
 
     async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
-        return await self._change("change", ids, lambda those: self._storage.change(those, move))
+        revived: set[str] = set()
+
+        def noting(task: Task, now: float) -> Task | None:
+            after = move(task, now)
+            if task.is_final and after is not None and not after.is_final:
+                revived.add(task.id)
+            return after
+
+        call = await self._ask("change", [(task_id, 0) for task_id in ids])
+        changed = await self._storage.change(ids, noting)
+        for task in changed:
+            self._answer(
+                call._replace(op="redrive") if task.id in revived else call, task.id, task.attempt, **_facts_of(task)
+            )
+        self._answer_nothing(call, changed)
+        return changed
 
     async def _change(
         self, op: Op, ids: Sequence[str], change: Callable[[Sequence[str]], Awaitable[Sequence[Task]]]
@@ -354,6 +374,7 @@ def _facts_of(task: Task) -> dict[str, Any]:
     return {
         "status": str(task.status),
         "eta": None if task.status in FINAL else task.eta,
+        "fire": task.fire,
         "failures": task.failures,
         "crashes": task.crashes,
         "runs": task.runs,
@@ -364,6 +385,7 @@ def _facts_of_settlement(call: _Call, one: Settlement) -> dict[str, Any]:
     return {
         "status": str(one.status),
         "eta": call.store_at + one.delay if one.delay is not None else one.eta,
+        "fire": one.fire,
         "failures": one.failures,
         "crashes": one.crashes,
         "runs": one.runs,

@@ -24,12 +24,13 @@ from bullpen.queue.clients import Clients
 from bullpen.queue.task_queue import TaskQueue
 from bullpen.storage.memory import MemoryStorage
 from bullpen.tasks.info import TaskInfo, info_of
+from bullpen.tasks.planning import paused
 from bullpen.tasks.registry import Registry
 from bullpen.tasks.task import PENDING, Task
 from bullpen.testing.checker import InvariantBroken, Verdict, check
 from bullpen.testing.history import HistoryObserver, Record, as_lines, take_stock
 from bullpen.testing.simulation.network import Client, Network
-from bullpen.testing.simulation.scripts import QUEUES, Stage, draw_options, draw_script
+from bullpen.testing.simulation.scripts import QUEUES, Stage, draw_options, draw_schedule, draw_script
 from bullpen.testing.simulation.world import Process, Vanished, World
 
 MOST_KILLS = 2  # of tasks of a user: so often, and one more, a task may crash before it is poison
@@ -50,6 +51,7 @@ class Plan:
     faults: int | None = None  # how many things are done to the system as a whole
     deaths: float | None = None  # how likely a process vanishes at a failpoint
     seconds: float = 6.0  # until all is calm
+    schedules: int = 0  # how many there are, besides the tasks
 
 
 # Where the workers of a user's tasks die.
@@ -264,6 +266,7 @@ class _Play:
         self._deaths = random.choice((0.0, 0.0, 0.005, 0.02)) if plan.deaths is None else plan.deaths
         self._trouble_of_tasks = random.choice((0.0, 0.3, 0.6))
         self._seconds = plan.seconds
+        self._schedules = plan.schedules
         self._network = Network(
             self.world, MemoryStorage(self.world.store_time, lambda: self.world.now), self.history.append
         )
@@ -349,6 +352,12 @@ class _Play:
             name = "play" if random.random() < 0.97 else "nowhere"
             when = start + random.random() * (end - start) * random.choice((0.0, 0.8))
             self._at(when, lambda args=(queue, producer, name, script, options): self._enqueue(*args))  # type: ignore[misc]
+        for number in range(self._schedules):
+            for _ in range(2):  # the second time it is there
+                script = draw_script(self._random, self._lease, self._trouble_of_tasks)
+                options = draw_schedule(self._random, number)
+                when = start + self._random.random() * (end - start) / 2
+                self._at(when, lambda args=(queue, producer, "play", script, options): self._enqueue(*args))  # type: ignore[misc]
 
     def _enqueue(self, queue: TaskQueue, producer: Process, name: str, script: Any, options: dict[str, Any]) -> None:
         async def enqueue() -> None:
@@ -489,6 +498,9 @@ class _Play:
             process.frozen_until = min(process.frozen_until, world.now)
             process.cut_off_until = min(process.cut_off_until, world.now)
         self._start_worker("host-0")
+        if self._schedules:  # they would go on for ever
+            client = self._network.client(self._network.home.process, "operator")
+            self._network.home.create_task(client.change([task.id for task in self.kept() if task.cron], paused))
         self._fault("calm")
 
     def _all_is_done(self) -> bool:
@@ -497,7 +509,7 @@ class _Play:
         if self._network.on_their_way or self._is_enqueueing():
             return False
         tasks = self.kept()
-        return all(task.is_final or (task.interval is not None and task.status is PENDING) for task in tasks)
+        return all(task.is_final or (task.repeats and task.status is PENDING) for task in tasks)
 
     def kept(self) -> list[Task]:
         return list(self._network.store._tasks.values())

@@ -65,6 +65,20 @@ def draw_options(random: Random, number: int) -> dict[str, Any]:
     return options
 
 
+def draw_schedule(random: Random, number: int) -> dict[str, Any]:
+    """When a schedule is to run, often; it is known by its number."""
+    return {
+        "queue": QUEUES[number % 2],
+        "schedule_key": f"schedule-{number}",
+        "cron": "*/2 * * * * *" if number % 3 else "* * * * * *",
+        "overlap": ("skip", "queue", "allow")[number % 3],
+        "misfire": random.choice(("run", "skip")),
+        "misfire_grace": random.choice((0.5, 60.0)),
+        "max_retries": number % 3,
+        "backoff": Backoff(base=0.1, max_delay=1.0),
+    }
+
+
 class Stage:
     """Where scripts are played. One simulation at a time."""
 
