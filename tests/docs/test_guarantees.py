@@ -34,6 +34,10 @@ HOMES = {
 HOMES_OF_TASKS = {
     "storm": "tests/faults/test_kill_storm.py",
     "killed": "tests/faults/test_worker_killed.py",
+    "schedules": "tests/scenarios/test_schedules.py",
+    "schedules killed": "tests/faults/test_schedules_killed.py",
+    "simulated schedules": "tests/properties/test_simulated_schedules.py",
+    "cron": "tests/properties/test_cron.py",
     "completed": "tests/faults/test_complete_killed.py",
     "simulation": "tests/properties/test_simulation.py",
     "leases": "tests/scenarios/test_consumer_leases.py",
