@@ -173,9 +173,6 @@ with TestClient(app) as client:
 """
     ignored = "import warnings; warnings.simplefilter('ignore')\n"  # of the test client's own
     assert python(folder, ignored + source, WORKER_INSIDE="1") == "cat.png at 64 px\n"
-    with process(folder, *BULLPEN, "worker", "app:queue"):
-        source = source.replace('{"default": 1}', '{"default": 2}')
-        assert python(folder, ignored + source) == "cat.png at 64 px\n"
 
 
 # Flask, and servers that fork.

@@ -233,6 +233,10 @@ def bank_app(*, once: bool, is_async: bool) -> tuple[TaskQueue, Bank]:
         def charge(amount: int) -> None:
             bank.charge(current_task().id, amount, once=once)
 
+    @queue.task(name="charge_all", interval=1)  # does not run here
+    def charge_all() -> None:
+        bank.charge("all", 1000, once=False)
+
     return queue, bank
 
 

@@ -9,15 +9,17 @@ import logging
 import math
 from asyncio import events
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from random import Random
 from typing import Any
+from unittest import mock
 
 from bullpen import primitives
 from bullpen.consumer import identity
 from bullpen.consumer.attempt import Attempt
 from bullpen.consumer.lane import LaneRunner
+from bullpen.consumer.schedules import DeclaredSchedules
 from bullpen.consumer.worker_pool import AsyncWorkerPool, WorkerState, queues_of
 from bullpen.errors import InvalidOption, InvalidOptionType, InvalidTask
 from bullpen.queue.clients import Clients
@@ -103,8 +105,8 @@ def simulate(
     queue gets a store of its own meanwhile. Workers die: where your code calls `may_die()`, and around every attempt,
     each time with the probability `kill`, but not so often that a task fails for it; what else goes wrong is up to the
     `plan`, and by default nothing does. A task may then run again after half of its work. When the run is over all is
-    done, and the test looks at what the tasks did. Functions that are not async run at one go; asyncio.sleep takes no
-    real time, and there is no network.
+    done, and the test looks at what the tasks did. Functions that are not async run at one go, declared
+    schedules do not run, asyncio.sleep takes no real time, and there is no network.
     """
     with _without_collector():
         cast = None if queue is None else _Cast.of(queue, start, kill)
@@ -167,14 +169,22 @@ def _replaced(play: _Play) -> Iterator[None]:
     primitives.start_loop = play.start_loop
     primitives.failpoint = play.failpoint
     identity.machine = _Machine(play.world)
-    run_on_thread, LaneRunner.run_on_thread = LaneRunner.run_on_thread, _run_on_loop  # type: ignore[method-assign, assignment]
     try:
-        yield
+        with (
+            mock.patch.object(LaneRunner, "run_on_thread", _run_on_loop),
+            mock.patch.object(Attempt, "_run_in_process", lambda attempt: attempt._lane.run_on_thread(attempt)),
+            mock.patch.object(DeclaredSchedules, "_wanted", _nothing) if play.is_of_user else nullcontext(),
+        ):
+            yield
     finally:
-        LaneRunner.run_on_thread = run_on_thread  # type: ignore[method-assign]
         primitives.random, primitives.start_loop, primitives.failpoint, identity.machine = before
         logger.disabled = was_disabled
         events._set_running_loop(loop)
+
+
+def _nothing(*_: object) -> list[Task]:
+    """Schedules of a user's functions are of no use here."""
+    return []
 
 
 def _run_on_loop(lane: LaneRunner, attempt: Attempt) -> None:
@@ -285,6 +295,10 @@ class _Play:
         self._calm = False
         self._ending = False
         self._latest_skew = self.world.skew
+
+    @property
+    def is_of_user(self) -> bool:
+        return self._cast is not None
 
     # Seams.
 
