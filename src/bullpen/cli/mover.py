@@ -6,6 +6,9 @@ Each batch goes in three steps. Each is atomic in its store and safe to repeat:
 2. *Put*: it is kept at the destination, as it was before the mark, with its id and all that it has been through.
 3. *Remove*: it leaves the source.
 
+Tasks that wait for others go together with them, when none of them runs: whoever ends a task looks for the one behind
+it in the same store. The one behind is put first, and what it gets the results of before that.
+
 What is over needs no mark. What runs is waited for: it ends, or comes back. A mover that is killed leaves at most one
 batch marked; the next one finds it and goes on with step 2, where what has arrived already is known by its id. So
 nothing is lost, and nothing is in two places for longer than it takes to come again. Chains and groups stay until they
@@ -59,13 +62,18 @@ class Mover:
     async def sweep(self, progress: Callable[[int], object] = bool) -> int:
         """Once through all that does not run; how many have moved."""
         before, after = self.moved, None
+        together: set[str] = set()  # those that were looked at with others
         while not self._stopped():
             page = await self._source.list(MOVABLE, limit=self._batch, after=after)
             if not page:
                 break
             after = page[-1].id
-            await self._leave_chains(page)
-            gone = await self._move([task for task in page if task.id not in self.left])
+            gone = await self._move([task for task in page if task.id not in self.left and not _neighbours(task)])
+            for task in page:
+                if _neighbours(task) and task.id not in together and not self._stopped():
+                    tasks = await self._all_around(task)
+                    together.update(task.id for task in tasks)
+                    gone += await self._move_together(tasks)
             self.moved += gone
             progress(gone)
         return self.moved - before
@@ -96,6 +104,37 @@ class Mover:
         primitives.failpoint("move.after_remove")
         return len(removed)
 
+    async def _all_around(self, task: Task) -> list[Task]:
+        """A task, and all that are at the source of those that it waits for, that wait for it, and so on."""
+        found: dict[str, Task] = {}
+        more = [task]
+        while more:
+            found |= {task.id: task for task in more}
+            ids = {task_id: None for task in more for task_id in _neighbours(task) if task_id not in found}
+            more = [task for task in await self._source.get(list(ids)) if task is not None] if ids else []
+        return list(found.values())
+
+    async def _move_together(self, tasks: Sequence[Task]) -> int:
+        """Tasks that wait for each other: all of them, or none as long as one of them runs."""
+        self._refuse_other_moves(tasks)
+        if any(task.status is RUNNING or task.id in self.left for task in tasks):
+            return 0
+        primitives.failpoint("move.before_mark")
+        wanted = [task for task in tasks if task.status is PENDING and mark_of(task) is None]
+        fresh = {task.id: task for task in await self._mark(wanted)}
+        if len(fresh) < len(wanted):  # one has started just now
+            await self._release(list(fresh))
+            return 0
+        primitives.failpoint("move.after_mark")
+        arrived: list[Task] = []
+        for level in _levels([fresh.get(task.id, task) for task in tasks]):
+            arrived += await self._put_again([task for task in level if mark_of(task) and task.id not in fresh])
+            arrived += await self._put([task for task in level if not mark_of(task) or task.id in fresh], release=False)
+        primitives.failpoint("move.after_put")
+        removed = await self._source.remove(arrived)
+        primitives.failpoint("move.after_remove")
+        return len(removed)
+
     def _refuse_other_moves(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
             mark = mark_of(task)
@@ -103,14 +142,6 @@ class Mover:
                 raise CommandError(
                     f"task {task.id} is on its way to {mark.to}: finish that move first, or give it up with --give-up"
                 )
-
-    async def _leave_chains(self, page: Sequence[Task]) -> None:
-        """What waits for others, or has a result that somebody waits for, cannot be told of an end in another store."""
-        behind = await self._source.get([task.then or "" for task in page])
-        for task, follower in zip(page, behind, strict=True):
-            is_awaited = follower is not None and not follower.is_final
-            if is_awaited or (not task.is_final and (task.then is not None or task.follows is not None)):
-                self.left[task.id] = "it is part of a chain or a group that is not over: it ends where it is"
 
     async def _mark(self, tasks: Sequence[Task]) -> list[Task]:
         """Those that still waited, marked."""
@@ -124,8 +155,8 @@ class Mover:
             ids, lambda task, _: unmarked(task) if task.status is PENDING and mark_of(task) is not None else None
         )
 
-    async def _put(self, tasks: Sequence[Task]) -> list[Task]:
-        """Those that are at the destination now. What cannot go there stays, and may start again."""
+    async def _put(self, tasks: Sequence[Task], *, release: bool = True) -> list[Task]:
+        """Those that are at the destination now. What cannot go there stays, and may start again if `release`."""
         arrived, refused = await self._try(tasks)
         there = dict(zip(refused, await self._destination.get(list(refused)), strict=True)) if refused else {}
         stale: list[Task] = []  # copies of what was over, and runs again at the source
@@ -140,7 +171,7 @@ class Mover:
         if stale:
             await self._destination.remove([copy for task in stale if (copy := there[task.id]) is not None])
             arrived += (await self._try(stale))[0]
-        if self.left:
+        if self.left and release:
             await self._release([task.id for task in tasks if task.id in self.left])
         return arrived
 
@@ -161,6 +192,24 @@ class Mover:
     async def _try(self, tasks: Sequence[Task]) -> tuple[list[Task], dict[str, None]]:
         kept = await self._destination.put(list(map(unmarked, tasks))) if tasks else frozenset()
         return [task for task in tasks if task.id in kept], {task.id: None for task in tasks if task.id not in kept}
+
+
+def _neighbours(task: Task) -> list[str]:
+    """Those that it waits for, and the one that waits for it."""
+    before = task.follows.ids if task.follows is not None else ()
+    return [*before, *([] if task.then is None else [task.then])]
+
+
+def _levels(tasks: Sequence[Task]) -> list[list[Task]]:
+    """What is over; then those that nobody waits for, those that they wait for, and so on."""
+    waiting = {task.id: task for task in tasks if task.status is PENDING}
+    levels = [[task for task in tasks if task.status is not PENDING]]
+    while waiting:
+        behind = [task for task in waiting.values() if task.then not in waiting]
+        levels.append(behind or list(waiting.values()))
+        for task in levels[-1]:
+            del waiting[task.id]
+    return levels
 
 
 def _or_lost(task: Task, now: float) -> Task:

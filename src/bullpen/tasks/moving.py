@@ -39,12 +39,12 @@ def marked(task: Task, to: str, at: float) -> Task | None:
 
 
 def unmarked(task: Task) -> Task:
-    """As it was before; if it was cancelled meanwhile, it stays so."""
+    """As it was before; what has become of it meanwhile, it stays: cancelled, or due because others have ended."""
     mark = mark_of(task)
     if mark is None:
         return task
     headers = {name: value for name, value in task.headers.items() if name != HEADER}
-    return replace(task, eta=mark.eta, expires=mark.expires, headers=headers)
+    return replace(task, eta=mark.eta if task.eta == NEVER else task.eta, expires=mark.expires, headers=headers)
 
 
 def may_have_been_there(task: Task, now: float) -> bool:
