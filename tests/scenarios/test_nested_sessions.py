@@ -201,6 +201,46 @@ def test_what_only_the_waiting_worker_may_run_is_told_where_it_cannot(how: str) 
         assert view.do(int) == 0
 
 
+@pytest.mark.parametrize("how", ["wait", "result"])
+def test_nobody_waits_for_a_new_session_where_no_worker_can_become_free(how: str) -> None:
+    """A helper is no worker that a session could have, and the only other one waits for the helper."""
+
+    def begin_a_session() -> int:
+        future = strict(pool, "new").submit(int)
+        if how == "wait":
+            wait([future])
+        return future.result()
+
+    def outer() -> BaseException | None:
+        helped = pool.submit(begin_a_session)
+        wait([helped])
+        return helped.exception()
+
+    with Pool(1) as pool:
+        error = pool.submit(outer).result(PATIENCE)
+        assert isinstance(error, NestedWait)
+        assert "session 'new'" in str(error)
+        assert strict(pool, "new").do(int) == 0
+
+
+def test_a_helper_waits_for_a_new_session_if_a_worker_gets_free() -> None:
+    with Pool(2) as pool, Blocker() as blocker:
+
+        def begin_a_session() -> int:
+            future = strict(pool, "new").submit(int)
+            threading.Timer(0.02, blocker.release).start()
+            return future.result()
+
+        def outer() -> int:
+            pool.submit(blocker)
+            blocker.wait_entered()
+            helped = pool.submit(begin_a_session)
+            wait([helped])
+            return helped.result()
+
+        assert pool.submit(outer).result(PATIENCE) == 0
+
+
 def test_a_worker_reads_a_stream_of_its_own_session() -> None:
     def count() -> Iterator[int]:
         yield from range(3)

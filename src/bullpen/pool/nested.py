@@ -40,8 +40,10 @@ class NestedWaits:
         """Wait for `future` on the thread of `worker`; False when `timeout` seconds passed first."""
         if timeout is not None:
             self.may_wait(worker, future)  # what runs here could not be left when the time is up
-        elif self._inline and self.is_own(worker) and self.run_here(worker, future, queued=True):
-            return True
+        elif self._inline and self.is_own(worker):
+            if self.run_here(worker, future, queued=True):
+                return True
+            self._check_session(worker, future)
         with self.awaiting(worker, future, checked=timeout is None):
             return future.wait_at_gate(timeout)
 
@@ -147,6 +149,7 @@ class NestedWaits:
         if future.state is not QUEUED or not self.is_own(worker):
             return
         self._check_line(worker, future)
+        self._check_session(worker, future)
         waiting = current_request() or worker
         most = self._engine.max_workers * worker.capacity
         if waiting not in self._helpers and sum(helper.busy for helper in list(self._helpers.values())) >= most:
@@ -174,6 +177,28 @@ class NestedWaits:
                 "serves itself, and that no other may run; wait with future.result(), without a time limit",
                 pool=self._engine.name,
             )
+
+    def _check_session(self, worker: Worker, request: Request) -> None:
+        """No helper becomes the worker of a new session; if everybody else waits too, nobody ever does."""
+        terms, engine = request.terms, self._engine
+        if terms is None or not terms.strict or request.state is not QUEUED or request.pinned_to is not None:
+            return
+        here = current_request()
+        staying = [other for other in engine.registry.peek() if not other.transient]
+        occupied = not engine.dispatcher.free and not any(other.status is READY for other in staying)
+        if occupied and all(self._waits(each, here) for other in staying for each in other.requests):
+            raise NestedWait(
+                f"pool {engine.name!r}: worker {worker.name} would wait for the first request of session "
+                f"{terms.session!r}, for which a worker has to be free, and all of them wait; begin the session "
+                "outside, or use a larger pool",
+                pool=engine.name,
+            )
+
+    def _waits(self, request: Request, here: Request | None) -> bool:
+        """Whether what runs on a worker waits, or is about to: `here`, in one of its own calls, or for a helper."""
+        innermost = _innermost(request)
+        helper = self._helpers.get(innermost)
+        return innermost is here or innermost in _awaits or (helper is not None and helper.busy)
 
     def want(self, worker: Worker, waiting: object, future: Request) -> None:
         """Have a helper run `future`, for `waiting`, which runs on `worker`; all that `waiting` wants runs in turn."""
