@@ -25,6 +25,22 @@ DEAD = WorkerStatus.DEAD
 NO_LINE: list[tuple[int, Request]] = []  # of all workers for which nothing ever waited; nobody changes it
 
 
+HELPER = -1  # the slot of workers that take none, and end by themselves when they have done what they were started for
+
+
+class Circumstances:
+    """What all workers of a pool have in common."""
+
+    __slots__ = ("clock", "keeps")
+
+    def __init__(self, clock: primitives.Clock | None = None, keeps: Any = None) -> None:
+        self.clock = clock
+        self.keeps = keeps  # what makes the object that each keeps, if they keep any
+
+
+_NO_POOL = Circumstances()
+
+
 class Worker:
     """State of one worker: status, requests on it, tallies.
 
@@ -34,12 +50,11 @@ class Worker:
     __slots__ = (
         "ahead",
         "capacity",
-        "clock",
+        "circumstances",
         "completed",
         "failed",
         "handle",
         "id",
-        "keeps",
         "kept",
         "line",
         "listed",
@@ -50,11 +65,18 @@ class Worker:
         "slot",
         "started_at",
         "status",
-        "transient",
         "was_ready",
     )
 
-    def __init__(self, id: int, slot: int | None, name: str, started_at: float, capacity: int = 1) -> None:
+    def __init__(
+        self,
+        id: int,
+        slot: int | None,
+        name: str,
+        started_at: float,
+        capacity: int = 1,
+        circumstances: Circumstances = _NO_POOL,
+    ) -> None:
         self.id = id
         self.slot = slot  # None once it has been given away or back, and until it is inherited
         self.name = name
@@ -69,12 +91,10 @@ class Worker:
         self.completed = 0
         self.failed = 0
         self.skipped = 0  # entries of the backlog that it found cancelled or expired
-        self.clock: primitives.Clock | None = None  # of its pool, which sets it
+        self.circumstances = circumstances
         self.handle: Any = None  # the runtime's own, with a method `hand`
-        self.keeps: Any = None  # what makes the object that it keeps, if it keeps one
         self.kept: tuple[str, Any] | None = None  # the class of that object, and its capacity, if it is elsewhere
         self.was_ready = False
-        self.transient = False  # it ends by itself, as soon as it has done what it was started for
 
     def move(self, status: WorkerStatus) -> None:
         """Change the status, if the table allows it. The caller holds the lock."""
@@ -101,6 +121,16 @@ class Worker:
         if self.line is NO_LINE:
             self.line = []
         heapq.heappush(self.line, (request.number, request))
+
+    @property
+    def keeps(self) -> Any:
+        """What makes the object that it keeps, if it keeps one."""
+        return self.circumstances.keeps
+
+    @property
+    def transient(self) -> bool:
+        """It ends by itself, and takes nothing from the backlog."""
+        return self.slot == HELPER
 
     @property
     def load(self) -> int:

@@ -24,7 +24,7 @@ def remaining() -> float | None:
     left = math.inf
     coroutine = current_coroutine()
     for request in current_requests() if coroutine is None else (*current_requests(), coroutine):
-        timing, clock = request.timing, request.worker.clock
+        timing, clock = request.timing, request.worker.circumstances.clock
         if timing is not None and clock is not None:
             left = min(left, timing.next_at(RUNNING) - clock.monotonic())
     return None if left == math.inf else max(0.0, left)

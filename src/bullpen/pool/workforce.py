@@ -17,7 +17,7 @@ from bullpen.core.lifecycle import PoolState, RequestState
 from bullpen.core.request import Request
 from bullpen.core.restarts import Restarts
 from bullpen.core.scaling import deficit
-from bullpen.core.worker import BUSY, DEAD, EXITED, READY, STARTING, STOPPING, TAINTED, Worker
+from bullpen.core.worker import BUSY, DEAD, EXITED, HELPER, READY, STARTING, STOPPING, TAINTED, Circumstances, Worker
 from bullpen.errors import WorkerAbandoned, WorkerLost, WorkerStartFailed
 from bullpen.pool.nested import all_on
 from bullpen.pool.recycling import Recycling
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bullpen")
 
 OPEN_STATES = (PoolState.INITIALIZING, PoolState.RUNNING)
-HELPER = -1  # the slot of helpers, which take none
 
 LEAST_RESTARTS = 8  # the default of `restart_limit`: twice as many as there may be workers, at least so many …
 RESTART_WINDOW = 60.0  # … in so many seconds
@@ -44,6 +43,7 @@ class Workforce:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ids = itertools.count()
+        self._circumstances = Circumstances(engine.clock, engine.options.worker)
         self.finished: Callable[[Worker, Request, RequestState, Any], Request | None]  # the dispatcher's own
         self.ready_ever = 0
         self.abandoned_ever = 0
@@ -201,7 +201,6 @@ class Workforce:
             if engine.state in (PoolState.CLOSED, PoolState.FAILED):
                 return
             worker = self._new(HELPER, f"{self._prefix}_helper_{next(self._helper_numbers)}")
-            worker.transient = True
         engine.report(Kind.WORKER_STARTING, worker, None)
         try:
             engine.runtime.start(worker, events)
@@ -218,7 +217,7 @@ class Workforce:
         with engine.lock:
             worker = self._new(HELPER, f"{self._prefix}_exit")
         with worker.lock:
-            worker.transient = worker.was_ready = True
+            worker.was_ready = True
             worker.move(READY)
             worker.move(BUSY)
         engine.report(Kind.WORKER_STARTING, worker, None)
@@ -239,9 +238,7 @@ class Workforce:
 
     def _new(self, slot: int | None, name: str) -> Worker:
         capacity = 1 if slot == HELPER else self._engine.options.capacity
-        worker = Worker(next(self._ids), slot, name, self._engine.clock.monotonic(), capacity)
-        worker.clock = self._engine.clock
-        worker.keeps = self._engine.options.worker
+        worker = Worker(next(self._ids), slot, name, self._engine.clock.monotonic(), capacity, self._circumstances)
         self._engine.registry.add(worker)
         return worker
 

@@ -126,7 +126,7 @@ class _Thread(_Starter):
         worker = self._worker
         events = self._events
         finished = events.finished
-        wait = self._gate.acquire
+        gate = self._gate  # not its method, which would be one more object for each worker that waits
         request = events.ready(worker)
         while True:
             while request is not None:
@@ -143,7 +143,7 @@ class _Thread(_Starter):
                 else:
                     request = finished(worker, request, DONE, value)
                     value = None  # neither a parked worker nor a busy one keeps an old result alive
-            wait()
+            gate.acquire()
             request = self._inbox
             if request is None:
                 return

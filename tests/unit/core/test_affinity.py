@@ -13,7 +13,7 @@ from bullpen.core.request import DONE, TermedRequest
 from bullpen.core.tally import Tally
 from bullpen.core.terms import Affinity, Terms
 from bullpen.core.timing import NO_LIMITS, Timing
-from bullpen.core.worker import Worker
+from bullpen.core.worker import HELPER, Worker
 from tests.unit.core.support import new_worker
 
 READY = WorkerStatus.READY
@@ -127,7 +127,7 @@ def test_nobody_is_bound_to_a_worker_that_ends() -> None:
 
 def test_nobody_is_bound_to_a_helper() -> None:
     sessions, helper = table(), ready_worker()
-    helper.transient = True
+    helper.slot = HELPER
     session = use(sessions, terms())
     assert not start(sessions, request_of(terms()), helper)
     assert start(sessions, request_of(terms("hinted", "hint")), helper)
