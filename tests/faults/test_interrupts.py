@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from bullpen import Pool, PoolFuture
-from bullpen.core import dispatcher
+from bullpen.core import affinity, backlog, deadlines, dispatcher, request, worker
+from bullpen.pool import engine, lane
 from bullpen.runtimes import thread
 from bullpen.testing import lock_order
 from tests.faults.interrupts import Interrupt
-from tests.scenarios.support import PATIENCE, Background, eventually
+from tests.scenarios.support import PATIENCE, Background, Blocker, eventually
 
-HOT = (dispatcher.__file__, thread.__file__)
+HOT: tuple[str, ...] = tuple(
+    str(module.__file__) for module in (affinity, backlog, deadlines, dispatcher, engine, lane, request, thread, worker)
+)
 
 
 @pytest.fixture(autouse=True)
@@ -47,17 +50,58 @@ def interrupted_at(count: int, call: str, options: dict[str, Any]) -> str | None
         assert eventually(lambda: pool.stats().idle == workers)
         view = pool.using(session="s", affinity="strict_queue") if call == "session" else pool.using()
         submit = view.serve if call == "serve" else view.submit
-        interrupt = Interrupt(count, HOT)
-        with contextlib.suppress(KeyboardInterrupt):
-            with interrupt:
-                submit(int)
-            if interrupt.where:  # it was put off, and comes as a signal
-                assert eventually(lambda: False), "the interrupt was lost"
+        where = interrupt(count, submit)
         places = workers * int(options.get("capacity", 1))
         barrier = threading.Barrier(places)
         futures: list[PoolFuture[Any]] = [pool.submit(barrier.wait, PATIENCE / 4) for _ in range(places)]
         errors = [future.exception(PATIENCE) for future in futures]
-        assert errors == [None] * places, interrupt.where
+        assert errors == [None] * places, where
         closing = Background(pool.close)
         closing.join()
-    return interrupt.where or None
+    return where
+
+
+def interrupt(count: int, submit: Callable[[Any], object]) -> str | None:
+    """Interrupt a submission at its `count`-th point; where that was, None if it has not so many."""
+    here = Interrupt(count, HOT)
+    with contextlib.suppress(KeyboardInterrupt):
+        with here:
+            submit(int)
+        if here.where:  # it was put off, and comes as a signal
+            assert eventually(lambda: False), "the interrupt was lost"
+    return here.where or None
+
+
+@pytest.mark.parametrize("options", [{}, {"queue_timeout": 60}], ids=["plain", "timed"])
+def test_an_interrupt_costs_no_place_in_the_backlog(options: dict[str, Any]) -> None:
+    where = list[str]()
+    while True:
+        with Pool(1, max_queue=2, **options) as pool, Blocker() as blocker:
+            pool.submit(blocker)
+            blocker.wait_entered()
+            last = interrupt(len(where) + 1, pool.submit)
+            while pool.serve(int):
+                pass
+            assert pool.stats().queued == 2, last
+        if last is None:
+            break
+        where.append(last)
+    assert {point.split(":")[0] for point in where} >= {"Dispatcher.offer_bounded", "BoundedBacklog._make_places"}
+
+
+def test_an_interrupt_of_one_who_waits_for_room_leaves_the_line() -> None:
+    where = list[str]()
+    while True:
+        with Pool(1, max_queue=0, when_full="block") as pool, Blocker() as blocker:
+            pool.submit(blocker)
+            blocker.wait_entered()
+            room = threading.Timer(0.01, blocker.release)  # for it to get as far as the wait
+            room.start()
+            last = interrupt(len(where) + 1, pool.submit)
+            room.join()
+            later = Background(lambda pool=pool: pool.submit(int).result(PATIENCE))  # type: ignore[misc]
+            later.join(5)
+        if last is None:
+            break
+        where.append(last)
+    assert {point.split(":")[0] for point in where} >= {"BoundedBacklog.take_ticket", "BoundedBacklog.return_ticket"}

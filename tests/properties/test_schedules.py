@@ -852,6 +852,40 @@ def bounded_and_pinned(run: Run) -> None:
     run.check(check)
 
 
+def lines_while_a_worker_starts(run: Run) -> None:
+    """A session has its worker. The place that another one brings along, for d, is not for what waits in its line."""
+    pool, outcomes = new_pool(2, max_queue=1), {}
+    gate = threading.Event()
+
+    def hold() -> str:
+        gate.wait()
+        return "held"
+
+    def use(name: str, to: Any, when: float = 0.5) -> None:
+        run.clock.sleep(when)
+        outcomes[name] = outcome_of(lambda: to.do(hold))
+
+    run.actor(use, "a", strict(pool), 0.0, name="a")
+    for name in ("b", "c"):
+        run.actor(use, name, strict(pool), name=name)
+    run.actor(use, "d", pool, name="d")
+
+    def release() -> None:
+        run.clock.sleep(1.0)
+        assert list(outcomes.values()) == ["PoolSaturated"]
+        gate.set()
+
+    run.actor(release, name="release")
+
+    def check() -> None:
+        assert outcomes["d"] == "held"
+        assert sorted(outcomes.values()) == ["PoolSaturated", "held", "held", "held"]
+        at_rest(pool)
+        has_places(pool, 1)
+
+    run.check(check)
+
+
 def has_places(pool: Pool, count: int) -> None:
     backlog: Any = pool._engine.bounded
     assert len(backlog._places) + backlog._unmade - len(backlog._owed) == count, "a place was lost or made"
@@ -1077,6 +1111,7 @@ SESSIONS = [
     blocked_submitters_of_sessions,
     room_on_another_worker,
     bounded_and_pinned,
+    lines_while_a_worker_starts,
     close_while_a_session_lines_up,
     close_without_draining_lines,
     end_a_session_that_lines_up,

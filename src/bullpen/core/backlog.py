@@ -136,25 +136,39 @@ class BoundedBacklog(Backlog):
         """Take a place for a request, if there is room, and nobody waits for room before it."""
         if self.tickets and not self._is_next(ticket):
             return False
-        try:
-            self._places.popleft()
-        except IndexError:
-            return self._make_places()
-        return True
+        return self._pop_place()
 
     def _is_next(self, ticket: Ticket | None) -> bool:
         with self._lock:
             return not self.tickets or self.tickets[0] is ticket
 
+    @property
+    def has_places(self) -> bool:
+        return bool(self._places) or self._unmade > 0
+
+    def _pop_place(self) -> bool:
+        while True:
+            try:
+                self._places.popleft()
+            except IndexError:
+                if not self._make_places():
+                    return False
+            except BaseException:  # an interrupt, which comes when the place is taken
+                self.left()
+                raise
+            else:
+                return True
+
     def _make_places(self) -> bool:
-        """Make the next batch of places and take one of them; False if all have been made."""
+        """Make the next batch of places; False if all have been made."""
         with self._lock:
             batch = min(_PLACES_AT_ONCE, self._unmade)
-            self._unmade -= batch
-        if not batch:
-            return False
-        self._places.extend(itertools.repeat(None, batch - 1))
-        return True
+            places = itertools.repeat(None, batch)
+            try:
+                self._places.extend(places)
+            finally:  # also for an interrupt, which comes when they are there
+                self._unmade -= batch
+        return batch > 0
 
     def put_free(self, request: Request) -> None:
         """Queue `request` without a place: the caller has a worker that takes one request for it at once."""
@@ -166,9 +180,11 @@ class BoundedBacklog(Backlog):
             with contextlib.suppress(IndexError):
                 self._owed.popleft()
                 return
-        self._places.append(None)
-        if self.tickets:
-            self.call_next()
+        try:
+            self._places.append(None)
+        finally:  # also after an interrupt
+            if self.tickets:
+                self.call_next()
 
     def withdrawn(self) -> None:
         super().withdrawn()
@@ -185,6 +201,18 @@ class BoundedBacklog(Backlog):
         for _ in range(self.per_worker):
             self.left()
 
+    def pledge_for(self, ticket: Ticket | None = None) -> bool:
+        """A worker is on its way for one request, which has the first of its places before anybody else can take it;
+        False if somebody waits for room before it.
+        """
+        if self.tickets and not self._is_next(ticket):
+            self.pledge()
+            return False
+        self.coming.add(1)
+        for _ in range(self.per_worker - 1):
+            self.left()
+        return True
+
     def arrived(self) -> None:
         """A worker that was on its way is there, and takes what it was pledged to take."""
         self.coming.add(-1)
@@ -197,11 +225,8 @@ class BoundedBacklog(Backlog):
 
     def revoke(self) -> None:
         """A place has to go, now or as soon as one comes back."""
-        try:
-            self._places.popleft()
-        except IndexError:
-            if not self._make_places():
-                self._owed.append(None)
+        if not self._pop_place():
+            self._owed.append(None)
 
     # Submitters that wait for room.
 
@@ -221,8 +246,12 @@ class BoundedBacklog(Backlog):
     def return_ticket(self, ticket: Ticket) -> None:
         """Leave the line, served or not; the next one is called."""
         with self._lock:
-            self.tickets.remove(ticket)
-            self._call_next()
+            try:
+                self.tickets.remove(ticket)
+            except ValueError:  # it never stood there: whoever wanted it was interrupted
+                return
+            finally:
+                self._call_next()
 
     def call_next(self) -> None:
         """There may be room, or a worker, for the first in line."""

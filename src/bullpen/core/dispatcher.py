@@ -86,6 +86,7 @@ class Dispatcher:
         self.fewest_ready = 0  # since it was last reset: that many workers were not needed
         self._bounded = backlog if isinstance(backlog, BoundedBacklog) else None
         self._left = None if self._bounded is None else self._bounded.left
+        self._lines_lock = primitives.pool_lock()  # for requests that may have to wait in a line, if there is a bound
         self._spawn = spawn
         self._watch = watch
         self._now = now
@@ -173,27 +174,32 @@ class Dispatcher:
             if backlog.tickets:  # a newcomer does not overtake those who wait
                 backlog.call_next()
                 return False
+            if session is None and not self.free and not self._idle():  # by far the most frequent: all are busy
+                try:
+                    backlog.pop_place()
+                except IndexError:
+                    pass
+                except BaseException:  # an interrupt, which comes when the place is taken
+                    backlog.left()
+                    raise
+                else:
+                    self._append(request)
+                    if self._idle():
+                        self.match()
+                    if self.free and self._waiting():
+                        self.grow()
+                    return True
         while self._idle() and not self.paused:
             if self._reserve_for(backlog, request, session):
                 return True
         may_grow = not self.paused and (session is None or not self._follows(session))
         slot = self.pop_slot() if self.free and may_grow and self._needs_more(self._waiting() + 1) else None
-        if slot is not None:
-            backlog.pledge()
+        admitted = slot is None and backlog.take_place(ticket)
+        if not admitted and slot is None and self.free and may_grow:
+            slot = self.pop_slot()  # what waits for certain workers may have the places of those on their way
         try:
-            admitted = True
-            if backlog.tickets:
-                admitted = backlog.take_place(ticket)
-            else:
-                try:
-                    backlog.pop_place()
-                except IndexError:
-                    admitted = backlog.take_place(ticket)
-            if not admitted and slot is None and self.free and may_grow:
-                slot = self.pop_slot()  # what waits for certain workers may have the places of those on their way
-                if slot is not None:
-                    backlog.pledge()
-                    admitted = backlog.take_place(ticket)
+            if slot is not None:
+                admitted = backlog.pledge_for(ticket)
             if admitted:
                 if session is not None:
                     self._expect(backlog, session, request)
@@ -260,17 +266,32 @@ class Dispatcher:
         """Let `worker` run `request` at once; if it has no room and `line_up`, put it into the worker's line, for
         which it needs to be registered.
         """
-        following = None
-        full = line_up and self._bounded is not None and self._lines_are_full(self._bounded)
+        if line_up and self._bounded is not None:
+            with self._lines_lock:  # those who come at once shall not all believe that one place is theirs
+                outcome, following = self._place_pinned(worker, request, line_up, ticket)
+        else:
+            outcome, following = self._place_pinned(worker, request, line_up, ticket)
+        if following is not None:
+            self._hand(worker, following)
+            if worker.line:  # there may be room for more than one
+                self._serve_line(worker)
+        return outcome
+
+    def _place_pinned(
+        self, worker: Worker, request: Request, line_up: bool, ticket: Ticket | None
+    ) -> tuple[Pinned, Request | None]:
+        """What became of the request, and what `worker` has to be handed now."""
+        bounded, following = self._bounded, None
+        full = line_up and bounded is not None and self._lines_are_full(bounded)
         with worker.lock:
             if worker.status is not READY and worker.status is not BUSY:
-                return Pinned.GONE
+                return Pinned.GONE, None
             free = worker.status is READY and not self.paused
             at_once = free and not worker.line and not self._waiting()
             if not at_once and not line_up:
-                return Pinned.BUSY
-            if not free and self._bounded is not None and (full or not self._bounded.take_place(ticket)):
-                return Pinned.FULL
+                return Pinned.BUSY, None
+            if not free and bounded is not None and (full or not bounded.take_place(ticket)):
+                return Pinned.FULL, None
             if at_once:
                 following = self._start_at_once(worker, request)
             else:
@@ -279,17 +300,15 @@ class Dispatcher:
             if free:
                 if following is not None:
                     self._loaded(worker)
-                elif self._bounded is not None:
-                    self._bounded.revoke()
-        if following is not None:
-            self._hand(worker, following)
-            if worker.line:  # there may be room for more than one
-                self._serve_line(worker)
-        return Pinned.TAKEN
+                elif bounded is not None:
+                    bounded.revoke()
+        return Pinned.TAKEN, following
 
     def _lines_are_full(self, backlog: BoundedBacklog) -> bool:
-        """Whether as much waits in lines as may wait at all: the places of workers on their way are for others."""
-        return backlog.coming.value > 0 and self._lined_up() >= backlog.limit
+        """Whether as much waits in lines as may wait at all: the places of workers on their way are for others, also of
+        those that are sent for at this moment.
+        """
+        return self._lined_up() >= backlog.limit if backlog.coming.value else not backlog.has_places
 
     def _lined_up(self) -> int:
         """How many requests wait for certain workers, without the shells of those that left."""

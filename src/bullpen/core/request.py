@@ -90,16 +90,12 @@ class Request:
 
     def start(self, worker: Worker) -> bool:
         """queued → running, on `worker`."""
-        lock = self.lock
-        lock.acquire()
-        try:  # also for an interrupt: submitters come here too
+        with self.lock:  # which no interrupt of a submitter leaves locked, as one after `acquire()` would
             if self.state is not QUEUED:
                 return False
-            self.state = RUNNING
             self.worker = worker
+            self.state = RUNNING
             return True
-        finally:
-            lock.release()
 
     def requeue(self) -> bool:
         """running → queued: it goes again to another worker."""

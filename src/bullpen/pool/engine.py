@@ -355,8 +355,9 @@ class Engine:
     ) -> None:
         """Stand in line until `offer` succeeds."""
         until = math.inf if request.timing is None else request.timing.start_by
-        ticket = backlog.take_ticket()
+        ticket = Ticket()
         try:
+            backlog.take_ticket(ticket)
             while True:
                 backlog.rearm(ticket)
                 if self.dispatcher.ending or (self.dispatcher.draining and not patient):
@@ -373,7 +374,11 @@ class Engine:
                 self.dispatcher.turn_away(request)
             raise
         finally:
-            backlog.return_ticket(ticket)
+            try:
+                backlog.return_ticket(ticket)
+            except BaseException:  # interrupted: nobody behind it shall wait for it forever
+                backlog.return_ticket(ticket)
+                raise
 
     def end_session(self, session: str) -> bool:
         """Forget a session; False if there is none."""

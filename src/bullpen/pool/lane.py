@@ -161,8 +161,8 @@ class Lane:
         assert backlog is not None
         until = math.inf if call.timing is None else call.timing.start_by
         ticket = LoopTicket(self.home)
-        backlog.take_ticket(ticket)
         try:
+            backlog.take_ticket(ticket)
             while True:
                 ticket.rearm()
                 if self.dispatcher.draining:
@@ -177,7 +177,11 @@ class Lane:
                 self.dispatcher.turn_away(call)
             raise
         finally:
-            backlog.return_ticket(ticket)
+            try:
+                backlog.return_ticket(ticket)
+            except BaseException:  # interrupted: nobody behind it shall wait for it forever
+                backlog.return_ticket(ticket)
+                raise
 
     def give_up(self, call: AsyncCall) -> None:
         """Its caller does not want it any more."""
