@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from bullpen.core.ready import SchedulerStrategy
-from bullpen.core.terms import Affinity
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.pool.async_instances import lives_on_loop
-from bullpen.pool.instances import CapacityStrategy
 from bullpen.pool.options import (
     PoolOptions,
-    Seconds,
-    WhenFull,
     Wrap,
     arguments,
     at_least,
@@ -22,14 +18,64 @@ from bullpen.pool.options import (
     duration,
     error_types,
     one_of,
+    restart_limit,
     seconds,
 )
-from bullpen.pool.options import restart_limit as checked_restart_limit
-from bullpen.pool.startup import InitializationDelegate
 from bullpen.runtimes.port import Runtime, by_name_only
-from bullpen.telemetry.catalogue import Event
 
 DEFAULT_MAX_WORKERS = 100
+
+
+Check = Callable[[str, Any], Any]
+
+
+def _left_to_the_lane(_: str, value: Any) -> Any:
+    """`PoolOptions` checks it."""
+    return value
+
+
+_positive_seconds = functools.partial(seconds, zero=False)
+
+# What both lanes are told.
+_COMMON: dict[str, Check] = {
+    "max_queue": _left_to_the_lane,
+    "when_full": _left_to_the_lane,
+    "queue_timeout": seconds,
+    "run_timeout": _positive_seconds,
+    "log_errors": _left_to_the_lane,
+    "observer": _left_to_the_lane,
+    "affinity": _left_to_the_lane,
+    "session_ttl": _positive_seconds,
+    "max_sessions": _left_to_the_lane,
+    "crash_retries": _left_to_the_lane,
+    "startup_batch_size": _left_to_the_lane,
+    "startup_batch_delay": duration,
+    "restart_limit": lambda _, value: restart_limit(value),
+    "reconcile_batch_size": _left_to_the_lane,
+    "taint_duration": functools.partial(duration, zero=False),
+}
+# Threads, and workers on the loop that keep an instance.
+_OF_WORKERS: dict[str, Check] = {
+    "idle_timeout": _positive_seconds,
+    "scheduler": _left_to_the_lane,
+    "reconcile_interval": _positive_seconds,
+    "taint_on": error_types,
+    "max_requests": _left_to_the_lane,
+    "max_age": _positive_seconds,
+}
+_OF_THREADS: dict[str, Check] = {
+    "thread_name_prefix": _left_to_the_lane,
+    "initializer": _left_to_the_lane,
+    "initargs": arguments,
+    "max_abandoned": _left_to_the_lane,
+}
+# The lane whose workers keep an instance.
+_OF_INSTANCES: dict[str, Check] = {
+    "worker": _left_to_the_lane,
+    "capacity": _left_to_the_lane,
+    "capacity_strategy": _left_to_the_lane,
+    "initialization": _left_to_the_lane,
+}
 
 
 def lane_options(
@@ -38,41 +84,13 @@ def lane_options(
     name: str,
     *,
     runtime: str | Runtime,
-    worker: Callable[[], Any] | None,
     min_workers: int | None,
     min_threads: int | None,
-    capacity: int,
-    capacity_strategy: CapacityStrategy,
     wrap: Wrap | None,
     awrap: Wrap | None,
-    thread_name_prefix: str,
-    initializer: Callable[..., object] | None,
-    initargs: Iterable[Any],
-    max_queue: int | None,
-    when_full: WhenFull,
-    queue_timeout: Seconds | None,
-    run_timeout: Seconds | None,
-    max_abandoned: int,
-    idle_timeout: Seconds | None,
-    scheduler: str | Callable[[], SchedulerStrategy],
-    log_errors: bool,
-    observer: Callable[[Event], object] | None,
-    affinity: Affinity,
-    session_ttl: Seconds | None,
-    max_sessions: int,
-    crash_retries: int,
-    initialization: InitializationDelegate | None,
-    startup_batch_size: int,
-    startup_batch_delay: Seconds,
-    restart_limit: tuple[int, Seconds] | None,
-    reconcile_interval: Seconds | None,
-    reconcile_batch_size: int,
-    taint_duration: Seconds,
-    taint_on: type[BaseException] | tuple[type[BaseException], ...],
-    max_requests: int | None,
-    max_age: Seconds | None,
+    **options: Any,
 ) -> tuple[PoolOptions, PoolOptions]:
-    """What the coroutines of a pool are told, and what its threads are.
+    """What the coroutines of a pool are told, and what its threads are: `options` are those of the tables above.
 
     A place on the loop that keeps nothing costs nothing and cannot break: it is there when it is needed, and knows
     neither minimum nor age. One that keeps an instance is a worker like a thread.
@@ -81,72 +99,30 @@ def lane_options(
     at_least("max_workers", max_workers, 1)
     threads = default_max_workers() if threads is None else threads
     at_least("threads", threads, 1)
-    one_of("when_full", when_full, ("reject", "block"))
+    one_of("when_full", options["when_full"], ("reject", "block"))
+    worker = options["worker"]
     if worker is not None and not callable(worker):
         raise InvalidOptionType("worker", worker, "a class, a function that makes an object, or None")
     on_loop = worker is not None and lives_on_loop(worker)
-    on_threads = worker is not None and not on_loop
     _check_minimum("min_workers", min_workers, "max_workers", max_workers)
     _check_minimum("min_threads", min_threads, "threads", threads)
-    if min_workers is not None and not on_loop:
-        raise InvalidOption(
-            "min_workers",
-            min_workers,
-            "None unless worker= has coroutine methods: a place on the loop that keeps nothing is there when it is "
-            "needed; threads have min_threads",
-        )
-    if worker is None and capacity != 1 and not by_name_only(runtime):
-        at_least("capacity", capacity, 1)
-        raise InvalidOption(
-            "capacity",
-            capacity,
-            "1 without worker=: how many run at once is max_workers for coroutines, else threads",
-        )
+    on_threads = (worker is not None and not on_loop) or by_name_only(runtime)
+    _check_kept(min_workers, options["capacity"], on_loop=on_loop, kept=on_loop or on_threads)
     _check_wraps(wrap, awrap)
-    _check_delegate(initialization)
-    common: dict[str, Any] = {
-        "max_queue": max_queue,
-        "when_full": when_full,
-        "queue_timeout": seconds("queue_timeout", queue_timeout),
-        "run_timeout": seconds("run_timeout", run_timeout, zero=False),
-        "log_errors": log_errors,
-        "observer": observer,
-        "affinity": affinity,
-        "session_ttl": seconds("session_ttl", session_ttl, zero=False),
-        "max_sessions": max_sessions,
-        "crash_retries": crash_retries,
-        "startup_batch_size": startup_batch_size,
-        "startup_batch_delay": duration("startup_batch_delay", startup_batch_delay),
-        "restart_limit": checked_restart_limit(restart_limit),
-        "reconcile_batch_size": reconcile_batch_size,
-        "taint_duration": duration("taint_duration", taint_duration, zero=False),
-    }
-    of_workers: dict[str, Any] = {
-        "idle_timeout": seconds("idle_timeout", idle_timeout, zero=False),
-        "scheduler": scheduler,
-        "reconcile_interval": seconds("reconcile_interval", reconcile_interval, zero=False),
-        "taint_on": error_types("taint_on", taint_on),
-        "max_requests": max_requests,
-        "max_age": seconds("max_age", max_age, zero=False),
-    }
-    of_instances: dict[str, Any] = {
-        "worker": worker,
-        "capacity": capacity,
-        "capacity_strategy": capacity_strategy,
-        "initialization": initialization,
-    }
+    _check_delegate(options["initialization"])
+    common, of_workers, of_threads, of_instances = (
+        {option: check(option, options[option]) for option, check in table.items()}
+        for table in (_COMMON, _OF_WORKERS, _OF_THREADS, _OF_INSTANCES)
+    )
     for_threads = PoolOptions(
         max_workers=threads,
-        min_workers=_either(min_threads, threads if on_threads or by_name_only(runtime) else 0),
+        min_workers=_either(min_threads, threads if on_threads else 0),
         name=f"{name}-threads" if isinstance(name, str) else name,
         runtime=runtime,
-        thread_name_prefix=thread_name_prefix,
-        initializer=initializer,
-        initargs=arguments("initargs", initargs),
-        max_abandoned=max_abandoned,
         wrap=wrap,
         **common,
         **of_workers,
+        **of_threads,
         **(_NO_INSTANCES if on_loop else of_instances),
     )
     for_coroutines = PoolOptions(
@@ -154,13 +130,10 @@ def lane_options(
         min_workers=_either(min_workers, max_workers if on_loop else 0),
         name=name,
         runtime="event_loop",
-        thread_name_prefix="",
-        initializer=None,
-        initargs=(),
-        max_abandoned=0,
         wrap=awrap,
         **common,
         **(of_workers if on_loop else _PLACES),
+        **_NO_THREADS,
         **(of_instances if on_loop else _NO_INSTANCES),
     )
     return for_coroutines, for_threads
@@ -173,6 +146,12 @@ _PLACES: dict[str, Any] = {
     "taint_on": (),
     "max_requests": None,
     "max_age": None,
+}
+_NO_THREADS: dict[str, Any] = {
+    "thread_name_prefix": "",
+    "initializer": None,
+    "initargs": (),
+    "max_abandoned": 0,
 }
 _NO_INSTANCES: dict[str, Any] = {
     "worker": None,
@@ -188,6 +167,24 @@ def _check_minimum(name: str, value: int | None, name_of_most: str, most: int) -
     at_least(name, value, 0)
     if value > most:
         raise InvalidOption(name, value, f"at most {name_of_most}, which is {most}")
+
+
+def _check_kept(min_workers: int | None, capacity: int, *, on_loop: bool, kept: bool) -> None:
+    """What has a meaning only for workers that keep something."""
+    if min_workers is not None and not on_loop:
+        raise InvalidOption(
+            "min_workers",
+            min_workers,
+            "None unless worker= has coroutine methods: a place on the loop that keeps nothing is there when it is "
+            "needed; threads have min_threads",
+        )
+    if not kept and capacity != 1:
+        at_least("capacity", capacity, 1)
+        raise InvalidOption(
+            "capacity",
+            capacity,
+            "1 without worker=: how many run at once is max_workers for coroutines, else threads",
+        )
 
 
 def _either(value: int | None, default: int) -> int:
