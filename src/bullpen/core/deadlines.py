@@ -63,12 +63,7 @@ class Deadlines:
             line = self._new_line(self._waiting, timing.limits.patience, _START_BY)
             if line is None:
                 return self._push(timing.start_by, timing)
-        timings = line.timings
-        timings.append(timing)  # as line.append, written out: this runs once for every request with limits
-        try:
-            return timings[0] is timing if len(timings) < line.sweep_at else line.sweep()
-        except IndexError:  # it has come due already
-            return False
+        return line.append(timing)
 
     def arm_started(self, timing: Timing) -> bool:
         """A request starts: look at it when it has run for too long."""
@@ -142,38 +137,38 @@ class _Line:
     Anybody may append at any time; everything else needs the lock.
     """
 
-    __slots__ = ("_lock", "_when", "sweep_at", "timings")
+    __slots__ = ("_lock", "_sweep_at", "_when", "timings")
 
     def __init__(self, when: Callable[[Timing], float], lock: primitives.Lock) -> None:
         self._when = when
         self._lock = lock
-        self.sweep_at = _SWEEP_AT_LEAST
+        self._sweep_at = _SWEEP_AT_LEAST
         self.timings = primitives.new_deque()
 
     def append(self, timing: Timing) -> bool:
         """True if `timing` is now the head: then nobody may have taken it into account."""
         timings = self.timings
         timings.append(timing)
-        if len(timings) >= self.sweep_at:
-            return self.sweep()
+        if len(timings) >= self._sweep_at:
+            return self._sweep()
         try:
             return timings[0] is timing
         except IndexError:  # it has come due already
             return False
 
     def ask_again(self) -> None:
-        self.sweep_at = 0
+        self._sweep_at = 0
 
-    def sweep(self) -> bool:
+    def _sweep(self) -> bool:
         """Drop the timings of requests that have ended, which may be most; unless it came here only to ask again."""
         with self._lock:
             timings = self.timings
-            if not self.sweep_at:
-                self.sweep_at = max(_SWEEP_AT_LEAST, 2 * len(timings))
+            if not self._sweep_at:
+                self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(timings))
                 return True
             kept = [timing for timing in (timings.popleft() for _ in range(len(timings))) if timing.request is not None]
             timings.extendleft(reversed(kept))
-            self.sweep_at = max(_SWEEP_AT_LEAST, 2 * len(kept))
+            self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(kept))
             return True
 
     def head(self) -> float:
