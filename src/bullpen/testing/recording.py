@@ -104,7 +104,7 @@ class RecordingStorage:
                 starts_others=starts_others(task),
             )
             is_old = there.attempt > 0 or there.is_final  # it was there, and stays as it is
-            when = {} if is_old else {"eta": there.eta, "fire": there.fire}
+            when = {} if is_old else {"eta": _eta_of(there), "fire": there.fire}
             self._answer(call, task.id, 0, refused=there.id != task.id, terms=terms, **when)
         return kept
 
@@ -369,11 +369,16 @@ class RecordingStorage:
             self._answer(call, "", 0, refused=True)
 
 
+def _eta_of(task: Task) -> float | None:
+    """None of one that waits for others: when it is due is decided by the write that ends the last of them."""
+    return None if task.waits_for else task.eta
+
+
 def _facts_of(task: Task) -> dict[str, Any]:
     """What a change made of a task."""
     return {
         "status": str(task.status),
-        "eta": None if task.status in FINAL else task.eta,
+        "eta": None if task.status in FINAL else _eta_of(task),
         "fire": task.fire,
         "failures": task.failures,
         "crashes": task.crashes,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from asyncio import _get_running_loop
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -26,7 +26,6 @@ from bullpen.queue.task_queue import TaskQueue
 from bullpen.storage.port import Storage
 from bullpen.tasks.hooks import Hook
 from bullpen.tasks.info import TaskInfo, info_of
-from bullpen.tasks.planning import starts_others
 from bullpen.tasks.task import Settlement, Task, release
 
 T = TypeVar("T")
@@ -111,6 +110,14 @@ class _Clock:
     def call_later(self, *_: object) -> None:
         """Nothing can end a function on this thread."""
 
+    def create_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """What it does before and after the function; the store never lets it wait."""
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            return
+        raise RuntimeError("a store that needs no loop had to wait")
+
 
 class _Inline:
     """As much of a worker's lane as an attempt needs; one attempt at a time."""
@@ -186,7 +193,7 @@ class _Inline:
             await ended.wait()
         else:
             definition = self.registry.get(attempt.task.func_path)
-            if (definition is not None and definition.is_async) or starts_others(attempt.task):
+            if definition is not None and definition.is_async:
                 asyncio.run(self._on_loop(attempt))
             else:
                 attempt.begin()
@@ -214,6 +221,9 @@ class _Inline:
             self.settle(attempt, settlement)
         else:
             self.loop.call_soon_threadsafe(self.settle, attempt, settlement)
+
+    async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
+        return await self._storage.get(ids)
 
     async def add(self, task: Task) -> None:
         await self._storage.add([task])

@@ -12,7 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from bullpen import CurrentTask, Inject, InvalidTask, TaskFailed, TaskQueue, TaskStatus, current_task
+from bullpen import (
+    RESULT,
+    CurrentTask,
+    Inject,
+    InvalidTask,
+    TaskFailed,
+    TaskQueue,
+    TaskStatus,
+    chain,
+    current_task,
+    group,
+)
 from bullpen.testing import (
     ManualClock,
     arun_until_empty,
@@ -129,6 +140,30 @@ async def test_the_same_in_async_tests(shop: Shop, bullpen_queue: TaskQueue) -> 
     assert threading.get_ident() not in shop.threads
     with pytest.raises(RuntimeError, match="use await arun_until_empty"):
         run_until_empty(bullpen_queue)
+
+
+def test_chains_groups_and_children_run_too(shop: Shop, bullpen_queue: TaskQueue) -> None:
+    @bullpen_queue.task(name="double")
+    def double(number: int) -> int:
+        shop.threads.add(threading.get_ident())
+        return 2 * number
+
+    @bullpen_queue.task(name="total")
+    async def total(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    @bullpen_queue.task(name="parent")
+    def parent() -> None:
+        current_task().enqueue(chain(double.call(1), double.call(RESULT)))
+
+    job = group(chain(double.call(number), double.call(RESULT)) for number in (1, 2)).then(total.call(RESULT)).enqueue()
+    assert len(run_until_empty(bullpen_queue, raises=True)) == 5
+    assert job.result(0) == 12
+    parent.enqueue()
+    assert [info.name for info in run_until_empty(bullpen_queue)] == ["parent", "double", "double"]
+    with inline(bullpen_queue):
+        assert chain(double.call(5), double.call(RESULT)).enqueue().result(0) == 20
+    assert shop.threads == {threading.get_ident()}
 
 
 def thread_of_task() -> int:
@@ -257,6 +292,27 @@ def test_a_simulation_tells_tasks_that_may_run_twice_from_those_that_may_not(is_
 
     assert {charges_of(seed, once=True) for seed in range(15)} == {3}
     assert max(charges_of(seed, once=False) for seed in range(15)) > 3
+
+
+def test_a_group_in_a_simulation_comes_to_its_end() -> None:
+    queue = TaskQueue("memory://")
+
+    @queue.task(name="double")
+    def double(number: int) -> int:
+        return 2 * number
+
+    @queue.task(name="total")
+    async def total(numbers: list[int]) -> int:
+        await asyncio.sleep(0.1)
+        return sum(numbers)
+
+    async def start() -> None:
+        await group(double.call(number) for number in range(3)).then(total.call(RESULT)).aenqueue()
+
+    for seed in range(5):
+        run = simulate(seed, queue=queue, start=start, kill=0.3)
+        run.raise_for_violations()
+        assert [info.status for info in run.tasks] == [TaskStatus.SUCCESS] * 4
 
 
 def test_a_simulation_says_what_it_cannot_do() -> None:
