@@ -203,11 +203,11 @@ class BoundedBacklog(Backlog):
 
     def pledge_for(self, ticket: Ticket | None = None) -> bool:
         """A worker is on its way for one request, which has the first of its places before anybody else can take it;
-        False if somebody waits for room before it.
+        False if somebody waits for room before it, or all of its places are owed.
         """
-        if self.tickets and not self._is_next(ticket):
+        if self._owed or (self.tickets and not self._is_next(ticket)):
             self.pledge()
-            return False
+            return self.take_place(ticket)
         self.coming.add(1)
         for _ in range(self.per_worker - 1):
             self.left()

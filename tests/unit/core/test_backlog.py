@@ -115,6 +115,22 @@ def test_a_new_pledge_pays_what_is_owed_for_an_old_one() -> None:
     assert not backlog.put(new_request())
 
 
+def test_the_place_of_whom_a_worker_comes_for_is_nobody_elses() -> None:
+    backlog = BoundedBacklog(0, per_worker=2)
+    assert backlog.pledge_for()
+    assert backlog.take_place(), "the second place of that worker"
+    assert not backlog.take_place()
+
+
+def test_whom_a_worker_comes_for_has_no_place_while_one_is_owed() -> None:
+    backlog = BoundedBacklog(0)
+    backlog.pledge()
+    fill(backlog, 1)
+    backlog.revoke()  # that worker will not come
+    assert not backlog.pledge_for(), "another comes, for the request that waits"
+    assert backlog.pledge_for()
+
+
 def test_a_request_that_is_put_back_is_the_oldest_and_takes_its_place_again() -> None:
     backlog = BoundedBacklog(2)
     first, second = fill(backlog, 2)
