@@ -70,13 +70,15 @@ def interrupted_at(count: int, storage: SqliteStorage) -> str | None:
     other.acquire(PATIENCE)  # this thread leads, and waits here for the others
     others = [threading.Thread(target=add, args=(f"{count} of thread {number}",)) for number in range(OTHERS)]
 
+    finished = threading.Event()
+
     def bring_others() -> None:
-        began = time.monotonic()
-        while storage._file.writer._leader == 0 and time.monotonic() < began + 0.02:  # type: ignore[union-attr]
+        """When this thread leads, or was interrupted before; the lock is free when all of them wait."""
+        while storage._file.writer._leader == 0 and not finished.is_set():  # type: ignore[union-attr]
             time.sleep(0.0002)
         for thread in others:
             thread.start()
-        while len(waiting) < OTHERS and time.monotonic() < began + 0.04:  # else it was interrupted before it led
+        while len(waiting) < OTHERS and not finished.is_set():
             time.sleep(0.0002)
         other.release()
 
@@ -86,6 +88,7 @@ def interrupted_at(count: int, storage: SqliteStorage) -> str | None:
     with contextlib.suppress(KeyboardInterrupt), interrupt:
         add(f"{count} of the leader")
         assert not interrupt.where, f"the interrupt at {interrupt.where} was lost"
+    finished.set()
     bringer.join()
     for thread in others:
         thread.join(line._LOOK_AGAIN / 2)
