@@ -176,11 +176,11 @@ def repeats_what_may_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def forgets_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     succeed = tasks.succeed
 
-    def at_once(task: Task, *result: Any) -> Settlement:
-        made = succeed(task, *result)
-        return made if made.delay is None else replace(made, delay=0.0)
+    def too_soon(task: Task, *result: Any, **more: Any) -> Settlement:
+        made = succeed(task, *result, **more)
+        return made if made.delay is None else replace(made, delay=made.delay / 2)
 
-    monkeypatch.setattr(attempts, "succeed", at_once)
+    monkeypatch.setattr(attempts, "succeed", too_soon)
 
 
 @sabotage("I19")
