@@ -238,6 +238,17 @@ class Model:
         limit = self.limits.get(queue)
         if limit is None:
             return True
+        if limit.in_order and key is not None:
+            place = (queue, key)
+            alive = [one for one in self.rows if one.lives and (one.given.queue, one.given.concurrency_key) == place]
+            is_first = min(alive, key=lambda one: (one.created_at, one.id)) is row
+            if not is_first or any(one.status == RUNS for one in alive):
+                return False
+            limit = replace(limit, max_running_per_key=None)
+        return self._has_room(row, limit)
+
+    def _has_room(self, row: Row, limit: Limit) -> bool:
+        queue, key = row.given.queue, row.given.concurrency_key
         running = [other for other in self.rows if other.status == RUNS and other.given.queue == queue]
         with_key = [other for other in running if key is not None and other.given.concurrency_key == key]
         in_a_second = [at for started, at in self.starts if started == queue and at > self.now - 1.0]

@@ -347,6 +347,7 @@ class StorageMachine(RuleBasedStateMachine):
             max_running=dice.choice((None, None, 0, 3, 50)),
             max_running_per_key=dice.choice((None, None, 1, 2)),
             rate=dice.choice((None, None, None, 1.0, 4.0)),
+            in_order=dice.random() < 0.3,
         )
         self.run(self.store.set_limit(limit))
         self.model.limits[limit.queue] = limit

@@ -16,6 +16,7 @@ from bullpen.consumer.attempt import Interruption
 from bullpen.consumer.identity import bid_farewell, introduce, new_worker_id
 from bullpen.consumer.keeper import Keeper
 from bullpen.consumer.lane import LaneRunner
+from bullpen.consumer.limits import declare_limits
 from bullpen.consumer.options import Lanes, WorkerOptions
 from bullpen.consumer.reports import Reports, say
 from bullpen.consumer.schedules import DeclaredSchedules
@@ -144,6 +145,7 @@ class AsyncWorkerPool:
                 await storage.note_worker(record)
                 primitives.failpoint("worker.after_record")
                 await schedules.declare(storage)
+                await declare_limits(storage, getattr(self._queue, "declared_limits", ()))
         except BaseException:
             await self._close_storage()
             await scope.close(options.lease)

@@ -6,7 +6,9 @@ import difflib
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+
+import msgspec
 
 from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, UnknownTask
 from bullpen.queue.clients import Clients
@@ -51,6 +53,15 @@ Status = TaskStatus | Literal["pending", "running", "success", "failed", "cancel
 LARGEST_PAGE = 1000
 _PURGE_PAGE = 500
 _GIBIBYTE = 1 << 30
+
+
+class LimitTerms(TypedDict, total=False):
+    """What a queue may be limited to."""
+
+    max_running: int | None
+    max_running_per_key: int | None
+    rate: float | None
+    in_order: bool
 
 
 class _TaskDecorator:
@@ -103,6 +114,7 @@ class TaskQueue:
         self.registry = Registry(max_payload=max_payload, max_result=max_result)
         self._clients = Clients(url_or_storage)
         self._watch = Watch(observer)
+        self._declared_limits: dict[str, Limit] = {}
         self._store = Store(self._clients, self.registry, new_ids, self._watch)
         self.schedules = Schedules(self._store)
 
@@ -393,30 +405,39 @@ class TaskQueue:
     async def apaused(self) -> frozenset[str]:
         return await (await self._clients.get()).paused()
 
-    def set_limit(
-        self,
-        queue: str = "default",
-        *,
-        max_running: int | None = None,
-        max_running_per_key: int | None = None,
-        rate: float | None = None,
-    ) -> None:
-        """Limit a queue over all workers: how many tasks run at once, with each `concurrency_key`, and how many start
-        in a second. What is left out has no limit.
+    def declare_limit(self, queue: str = "default", **terms: Unpack[LimitTerms]) -> None:
+        """Limit a queue in the code, beside the functions: workers set it when they start.
+
+        What `set_limit` has set stands above it, until `reset_limit`. Nothing is written here.
         """
-        limit = _limit(queue, max_running, max_running_per_key, rate)
+        limit = _limit(queue, terms)
+        self._declared_limits[limit.queue] = msgspec.structs.replace(limit, declared=True)
+
+    @property
+    def declared_limits(self) -> Sequence[Limit]:
+        """What the code declares, for workers."""
+        return tuple(self._declared_limits.values())
+
+    def set_limit(self, queue: str = "default", **terms: Unpack[LimitTerms]) -> None:
+        """Limit a queue over all workers, from now on: how many tasks run at once (`max_running`), with each
+        `concurrency_key` (`max_running_per_key`), how many start in a second (`rate`), and whether the tasks of a key
+        run one by one as they were enqueued (`in_order`). What is left out has no limit.
+        """
+        limit = _limit(queue, terms)
         self._store.run("set_limit", self._set_limit(limit))
 
-    async def aset_limit(
-        self,
-        queue: str = "default",
-        *,
-        max_running: int | None = None,
-        max_running_per_key: int | None = None,
-        rate: float | None = None,
-    ) -> None:
+    async def aset_limit(self, queue: str = "default", **terms: Unpack[LimitTerms]) -> None:
         """`set_limit`, for async code."""
-        await self._set_limit(_limit(queue, max_running, max_running_per_key, rate))
+        await self._set_limit(_limit(queue, terms))
+
+    def reset_limit(self, queue: str = "default") -> None:
+        """Back to what the code declares, or to no limit."""
+        self._store.run("reset_limit", self.areset_limit(queue))
+
+    async def areset_limit(self, queue: str = "default") -> None:
+        """`reset_limit`, for async code."""
+        name = queue_name("queue", queue)
+        await self._set_limit(self._declared_limits.get(name, Limit(queue=name)))
 
     async def _set_limit(self, limit: Limit) -> None:
         await (await self._clients.get()).set_limit(limit)
@@ -508,9 +529,13 @@ def _status(value: object) -> TaskStatus:
         raise InvalidOption("status", value, "one of " + ", ".join(map(str, TaskStatus))) from None
 
 
-def _limit(queue: str, max_running: int | None, max_running_per_key: int | None, rate: float | None) -> Limit:
+def _limit(queue: str, terms: LimitTerms) -> Limit:
+    for name in terms:
+        if name not in LimitTerms.__annotations__:
+            raise InvalidOptionType("limit", name, "one of " + ", ".join(sorted(LimitTerms.__annotations__)))
     allowed = "a whole number ≥ 1, or None for any number"
-    for name, value in (("max_running", max_running), ("max_running_per_key", max_running_per_key)):
+    most, per_key, rate = terms.get("max_running"), terms.get("max_running_per_key"), terms.get("rate")
+    for name, value in (("max_running", most), ("max_running_per_key", per_key)):
         if value is not None:
             whole(name, value, 1, 1_000_000_000, allowed)
     if rate is not None:
@@ -519,6 +544,11 @@ def _limit(queue: str, max_running: int | None, max_running_per_key: int | None,
         if not 0 < rate <= 1_000_000_000:
             raise InvalidOption("rate", rate, "> 0 starts in a second, or None for no limit")
         rate = float(rate)
+    in_order = terms.get("in_order", False)
+    if not isinstance(in_order, bool):
+        raise InvalidOptionType("in_order", in_order, "True or False")
+    if in_order and per_key is not None:
+        raise InvalidOption("max_running_per_key", per_key, "left out with in_order: tasks of a key run one by one")
     return Limit(
-        queue=queue_name("queue", queue), max_running=max_running, max_running_per_key=max_running_per_key, rate=rate
+        queue=queue_name("queue", queue), max_running=most, max_running_per_key=per_key, rate=rate, in_order=in_order
     )

@@ -67,6 +67,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     running: Sequence[Task] = ()  # in its queue; only needed if there is a limit
     waiting: int = 0  # in its queue, this one included
     before: Sequence[Task] = ()  # those that it waits for
+    earlier: Task | None = None  # with its key, in a queue that keeps their order
 
 
 async def explain_task(storage: Storage, task: Task) -> Why:
@@ -84,10 +85,21 @@ async def explain_task(storage: Storage, task: Task) -> Why:
             running=() if limit is None else await storage.list(running, limit=1000),
             waiting=counts.get(task.queue, {}).get(PENDING, 0),
             before=await _before(storage, task),
+            earlier=await _earlier(storage, task) if limit is not None and limit.in_order else None,
         )
     elif task.status is RUNNING:
         around = Surroundings(now=around.now, workers=await storage.workers())
     return explain(task, around)
+
+
+async def _earlier(storage: Storage, task: Task) -> Task | None:
+    """The task that is first with its key, of the oldest that there are."""
+    if task.concurrency_key is None:
+        return None
+    alive = TaskFilter(queues=(task.queue,), statuses=(PENDING, RUNNING))
+    same = [one for one in await storage.list(alive, limit=1000) if one.concurrency_key == task.concurrency_key]
+    first = min(same, key=lambda one: (one.created_at, one.id), default=task)
+    return None if first.id == task.id else first
 
 
 async def _before(storage: Storage, task: Task) -> list[Task]:
@@ -192,6 +204,11 @@ def _limits(task: Task, limit: Limit, around: Surroundings) -> list[Cause]:
         if len(same) >= most:
             words = f"{len(same)} of at most {most} tasks with the key {key!r} run: "
             causes.append(Cause("limit", words + _named(same), _holders(same, most) | {"key": key}))
+    if around.earlier is not None and task.concurrency_key is not None:
+        first = around.earlier
+        words = f"tasks with the key {task.concurrency_key!r} run in their order, and before it comes {_named([first])}"
+        data = {"key": task.concurrency_key, "held_by": (first.id,), "in_order": True}
+        causes.append(Cause("limit", f"{words}, which is {first.status}", data))
     if not causes and limit.rate is not None:
         words = f"at most {limit.rate:g} tasks of {task.queue!r} start in a second, and {around.waiting} wait"
         causes.append(Cause("rate", words, {"rate": limit.rate, "waiting": around.waiting}))

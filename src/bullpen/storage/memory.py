@@ -70,6 +70,7 @@ class MemoryStorage:
         self._running: dict[str, Task] = {}
         self._leases: dict[str, float] = {}  # of those that run: when they are over, by the clock of leases
         self._unique: dict[tuple[str, str], str] = {}  # from queue and unique key to the task that had it last
+        self._of_keys: dict[tuple[str, str], list[Entry]] = defaultdict(list)  # heaps, by when they were added
         self._workers: dict[str, WorkerRecord] = {}
         self._paused: set[str] = set()
         self._limits: dict[str, Limit] = {}
@@ -205,6 +206,8 @@ class MemoryStorage:
                 continue
             room = rooms[task.queue]
             if room is not None:
+                if room.in_order and not self._is_first(task):
+                    continue
                 if not room.take(task.concurrency_key):
                     continue
                 full += room.left == 0
@@ -248,7 +251,21 @@ class MemoryStorage:
         left = math.inf if limit.max_running is None else limit.max_running - len(running)
         if limit.rate is not None:
             left = min(left, _most(limit.rate) - len(self._recent_starts(limit, now)))
-        return _Room(left, limit.max_running_per_key, Counter(task.concurrency_key for task in running))
+        per_key = 1 if limit.in_order else limit.max_running_per_key
+        return _Room(left, per_key, Counter(task.concurrency_key for task in running), in_order=limit.in_order)
+
+    def _is_first(self, task: Task) -> bool:
+        """Whether no task with its concurrency key that was added before is alive."""
+        if task.concurrency_key is None:
+            return True
+        line = self._of_keys[task.queue, task.concurrency_key]
+        while (
+            (first := self._tasks.get(line[0][1])) is None
+            or first.is_final
+            or (first.concurrency_key != task.concurrency_key)
+        ):
+            heapq.heappop(line)
+        return first.id == task.id
 
     def _recent_starts(self, limit: Limit, now: float) -> deque[float]:
         starts = self._starts[limit.queue]
@@ -516,6 +533,9 @@ class MemoryStorage:
                     heapq.heappush(self._later[task.queue], entry)
                 if task.expires is not None:
                     heapq.heappush(self._expiring, (task.expires, task.id))
+                if task.concurrency_key is not None:
+                    line = self._of_keys[task.queue, task.concurrency_key]
+                    heapq.heappush(line, (task.created_at, task.id))
             else:
                 self._note_end(task)
                 for member in self._members(task):  # they were kept for this one
@@ -618,9 +638,12 @@ class _WakeUp:
 class _Room:
     """How many more may start in a queue with a limit."""
 
-    __slots__ = ("_per_key", "_running", "left")
+    __slots__ = ("_per_key", "_running", "in_order", "left")
 
-    def __init__(self, left: float, per_key: int | None, running: Counter[str | None]) -> None:
+    def __init__(
+        self, left: float, per_key: int | None, running: Counter[str | None], *, in_order: bool = False
+    ) -> None:
+        self.in_order = in_order
         self.left = left
         self._per_key = per_key
         self._running = running  # by concurrency key

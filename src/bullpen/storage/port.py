@@ -74,12 +74,25 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """At most so many at once: of a queue, or of each concurrency key in it; and at most so many starts a second."""
+    """At most so many at once: of a queue, or of each concurrency key in it; and at most so many starts a second.
+
+    `in_order`: the tasks of a concurrency key run one at a time and as they were added, whatever their priority: each
+    waits until those before it are over, also while one of them waits for another try. `declared`: the code says so,
+    and nobody has set another one since.
+    """
 
     queue: str
     max_running: int | None = None
     max_running_per_key: int | None = None
     rate: float | None = None
+    in_order: bool = False
+    declared: bool = False
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether it limits anything."""
+        terms = (self.max_running, self.max_running_per_key, self.rate)
+        return self.in_order or terms != (None, None, None)
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True):

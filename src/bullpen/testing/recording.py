@@ -315,7 +315,7 @@ class RecordingStorage:
             0,
             queue=limit.queue,
             permits=limit.max_running or 0,
-            per_key=limit.max_running_per_key or 0,
+            per_key=1 if limit.in_order else limit.max_running_per_key or 0,
             rate=limit.rate or 0.0,
         )
 

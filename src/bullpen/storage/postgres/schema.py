@@ -69,6 +69,8 @@ CREATE TABLE {schema}.task (
 ) WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
 CREATE INDEX task_ready ON {schema}.task (queue, priority, eta, id) WHERE status = 'pending';
+CREATE INDEX task_in_order ON {schema}.task (queue, concurrency_key, created_at, id)
+    WHERE concurrency_key IS NOT NULL AND status IN ('pending', 'running');
 CREATE INDEX task_running ON {schema}.task (queue, concurrency_key) WHERE status = 'running';
 CREATE INDEX task_finished ON {schema}.task (prune_at) WHERE prune_at IS NOT NULL;
 CREATE INDEX task_expiring ON {schema}.task (expires) WHERE status = 'pending' AND expires IS NOT NULL;
@@ -83,6 +85,8 @@ CREATE TABLE {schema}.queue (
     max_running         integer,
     max_running_per_key integer,
     rate                float8,
+    in_order            boolean NOT NULL DEFAULT false,
+    declared            boolean NOT NULL DEFAULT false,
     stirred_at          float8 NOT NULL DEFAULT 0  -- when something was put before what may have been claimed already
 );
 CREATE TABLE {schema}.start (queue text COLLATE "C" NOT NULL, at float8 NOT NULL);  -- in queues with a rate
@@ -201,7 +205,8 @@ BEGIN
     RETURN array_to_json(kept)::text;
 END $$;
 
--- How many more may start, in each of the queues that are not paused: of all, and of each concurrency key.
+-- How many more may start, in each of the queues that are not paused: of all, and of each concurrency key; there 0 is
+-- one at a time, in the order in which they were added.
 CREATE FUNCTION {schema}.rooms(
     queues text[], most integer, moment float8, serially boolean,
     OUT names text[], OUT left_over integer[], OUT per_key integer[], OUT again_in float8, OUT stirred float8,
@@ -217,7 +222,8 @@ BEGIN
     names := '{{}}'; left_over := '{{}}'; per_key := '{{}}'; stirred := 0; rated := false;
     FOR q IN
         SELECT DISTINCT ON (w.name) w.name, coalesce(k.limited, false) AS limited, k.max_running,
-            k.max_running_per_key, k.rate, coalesce(k.stirred_at, 0) AS stirred_at
+            CASE WHEN k.in_order THEN 0 ELSE k.max_running_per_key END AS max_running_per_key, k.rate,
+            coalesce(k.stirred_at, 0) AS stirred_at
         FROM unnest(queues) AS w (name) LEFT JOIN {schema}.queue k ON k.name = w.name
         WHERE k.paused IS NOT TRUE
     LOOP
@@ -293,14 +299,19 @@ BEGIN
             ELSE
                 more_ids := '{{}}'; more_etas := '{{}}';
                 FOR c IN
-                    SELECT t.id, t.eta, t.concurrency_key FROM {schema}.task t
+                    SELECT t.id, t.eta, t.concurrency_key, t.created_at FROM {schema}.task t
                     WHERE t.status = 'pending' AND t.queue = names[i] AND t.priority = p AND t.eta <= moment
                         AND (t.expires IS NULL OR t.expires > moment)
                     ORDER BY t.eta, t.id
                 LOOP
                     IF c.concurrency_key IS NOT NULL THEN
                         of_key := coalesce((running[i] ->> c.concurrency_key)::integer, 0);
-                        CONTINUE WHEN of_key >= per_key[i];
+                        CONTINUE WHEN of_key >= greatest(per_key[i], 1);
+                        CONTINUE WHEN per_key[i] = 0 AND EXISTS (
+                            SELECT 1 FROM {schema}.task o WHERE o.queue = names[i]
+                                AND o.concurrency_key = c.concurrency_key AND o.status IN ('pending', 'running')
+                                AND (o.created_at, o.id) < (c.created_at, c.id)
+                        );
                         running[i] := running[i] || jsonb_build_object(c.concurrency_key, of_key + 1);
                     END IF;
                     more_ids := more_ids || c.id;

@@ -94,6 +94,8 @@ _UNAWAITED = (
     "AND f.status IN ('pending', 'running')))"
 )
 
+_LIMIT = Limit.__struct_fields__[1:]  # its columns
+
 _decode_worker = msgspec.json.Decoder(WorkerRecord).decode
 _decode_ids = msgspec.json.Decoder(list[str]).decode
 
@@ -616,7 +618,7 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
                 if task_id in awaited:
                     await self._tell(connection, RESULT + task_id)
                 there |= await self._keep_behind(connection, before, after, now)
-        for queue in {task.queue for task in changed if task.status is PENDING}:
+        for queue in {task.queue for task in changed if task.status is PENDING or task.concurrency_key is not None}:
             await self._tell(connection, WORK + to_text(queue))
         return changed
 
@@ -779,28 +781,24 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
         return frozenset(from_text(row["name"]) for row in await self._fetch("SELECT name FROM {s}.queue WHERE paused"))
 
     async def set_limit(self, limit: Limit) -> None:
-        limited = (limit.max_running, limit.max_running_per_key, limit.rate) != (None, None, None)
+        _, *terms = msgspec.structs.astuple(limit)
+        places = ", ".join(f"${number}" for number in range(3, len(_LIMIT) + 3))
         async with self._transaction() as connection:
             await connection.execute(
-                f"INSERT INTO {self.schema}.queue (name, limited, max_running, max_running_per_key, rate) "
-                "VALUES ($1, $2, $3, $4, $5) ON CONFLICT (name) DO UPDATE SET limited = excluded.limited, "
-                "max_running = excluded.max_running, max_running_per_key = excluded.max_running_per_key, "
-                "rate = excluded.rate",
+                f"INSERT INTO {self.schema}.queue (name, limited, {', '.join(_LIMIT)}) VALUES ($1, $2, {places}) "
+                "ON CONFLICT (name) DO UPDATE SET limited = excluded.limited, "
+                + ", ".join(f"{name} = excluded.{name}" for name in _LIMIT),
                 to_text(limit.queue),
-                limited,
-                limit.max_running,
-                limit.max_running_per_key,
-                limit.rate,
+                limit.is_limit,
+                *terms,
             )
             await self._tell(connection, WORK + to_text(limit.queue))
 
     async def limits(self) -> Sequence[Limit]:
-        rows = await self._fetch(
-            "SELECT name, max_running, max_running_per_key, rate FROM {s}.queue WHERE limited ORDER BY name"
-        )
+        asked = f"SELECT name, {', '.join(_LIMIT)} FROM {{s}}.queue WHERE limited ORDER BY name"
         return [
-            Limit(queue=from_text(name), max_running=most, max_running_per_key=per_key, rate=rate)
-            for name, most, per_key, rate in rows
+            Limit(queue=from_text(name), **dict(zip(_LIMIT, terms, strict=True)))
+            for name, *terms in await self._fetch(asked)
         ]
 
 

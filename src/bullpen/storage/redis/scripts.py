@@ -11,6 +11,7 @@ All keys of a queue begin with its tag, `{prefix:queue}`, so that they are on on
     :finished    final ones, by when they are to be forgotten
     :expiring    those that wait and have to start in time, by when
     :busy        how many run, by concurrency key
+    :order:KEY   those with a concurrency key that are not over, by when they were added
     :unique      which task had it last, by unique key
     :counts      how many there are, by status
     :limits      the limits of the queue, and whether it is paused
@@ -130,6 +131,9 @@ end
 local function leave(queue, id, task)
     local status = task[STATUS]
     count(queue, status, -1)
+    if task[CONCURRENCY_KEY] ~= '' and not is_final(status) then
+        redis.call('ZREM', queue.tag .. ':order:' .. task[CONCURRENCY_KEY], id)
+    end
     if status == 'pending' then
         put(queue.removed, ':ready:' .. task[PRIORITY], id)
         if task[EXPIRES] > 0 then put(queue.removed, ':expiring', id) end
@@ -148,6 +152,9 @@ end
 local function enter(queue, id, task, lease_until)
     local status = task[STATUS]
     count(queue, status, 1)
+    if task[CONCURRENCY_KEY] ~= '' and not is_final(status) then
+        redis.call('ZADD', queue.tag .. ':order:' .. task[CONCURRENCY_KEY], exact(task[CREATED_AT]), id)
+    end
     if status == 'pending' then
         put(queue.added, ':ready:' .. task[PRIORITY], exact(task[ETA]), id)
         if task[EXPIRES] > 0 then put(queue.added, ':expiring', exact(task[EXPIRES]), id) end
@@ -358,7 +365,8 @@ end
 
 -- How many more may start in a queue, of all and of each key, and in how many seconds a rate allows another.
 local function room(tag, most, moment)
-    local limits = redis.call('HMGET', tag .. ':limits', 'paused', 'max_running', 'max_running_per_key', 'rate')
+    local limits = redis.call('HMGET', tag .. ':limits', 'paused', 'max_running', 'max_running_per_key', 'rate',
+        'in_order')
     if limits[1] then return 0 end
     local left, again = most, NEVER
     if limits[2] then left = math.min(left, tonumber(limits[2]) - redis.call('ZCARD', tag .. ':running')) end
@@ -372,7 +380,7 @@ local function room(tag, most, moment)
             again = tonumber(oldest[2]) + period - moment
         end
     end
-    return left, limits[3] and tonumber(limits[3]) or nil, again, limits[4]
+    return left, limits[5] and 1 or limits[3] and tonumber(limits[3]) or nil, again, limits[4], limits[5]
 end
 
 local PAGE = 100
@@ -400,9 +408,12 @@ end
 local function pick(tags, most, moment)
     local picked, rooms, again = {}, {}, NEVER
     for _, tag in ipairs(tags) do
-        local left, per_key, in_seconds, rate = room(tag, most, moment)
+        local left, per_key, in_seconds, rate, in_order = room(tag, most, moment)
         again = math.min(again, in_seconds or NEVER)
-        if left > 0 then rooms[#rooms + 1] = {tag = tag, left = left, per_key = per_key, taken = {}, rate = rate} end
+        if left > 0 then
+            rooms[#rooms + 1] = {tag = tag, left = left, per_key = per_key, taken = {}, rate = rate}
+            rooms[#rooms].in_order = in_order
+        end
     end
     for priority = 9, 0, -1 do
         for _, queue in ipairs(rooms) do queue.page, queue.at, queue.offset, queue.over = {}, 1, 0, false end
@@ -423,7 +434,8 @@ local function pick(tags, most, moment)
             local key = first.per_key and fits and task[CONCURRENCY_KEY] or ''
             if key ~= '' then
                 first.taken[key] = first.taken[key] or tonumber(redis.call('HGET', first.tag .. ':busy', key) or 0)
-                fits = first.taken[key] < first.per_key
+                fits = first.taken[key] < first.per_key and (not first.in_order
+                    or redis.call('ZRANGE', first.tag .. ':order:' .. key, 0, 0)[1] == first_id)
                 if fits then first.taken[key] = first.taken[key] + 1 end
             end
             if fits then
@@ -771,7 +783,7 @@ for i, one in ipairs(cmsgpack.unpack(ARGV[3])) do
                 ripple(tag, id, task, nil, task[FINISHED_AT], channel)
             end
             if task[AWAITED] and is_final(task[STATUS]) then redis.call('PUBLISH', channel, 'r' .. id) end
-            is_told = is_told or task[STATUS] == 'pending'
+            is_told = is_told or task[STATUS] == 'pending' or task[CONCURRENCY_KEY] ~= ''
             answers[i] = 1
         end
     end

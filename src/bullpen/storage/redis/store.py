@@ -562,13 +562,15 @@ class RedisStorage(ServerStorage[Link]):
             "max_running": limit.max_running,
             "max_running_per_key": limit.max_running_per_key,
             "rate": None if limit.rate is None else repr(float(limit.rate)),
+            "in_order": 1 if limit.in_order else None,
+            "declared": 1 if limit.declared and limit.is_limit else None,
         }
         key = f"{self._tag(limit.queue)}:limits"
         async with self._talking() as client:
             await client.sadd(f"{self.prefix}:queues", limit.queue)
             async with client.pipeline(transaction=True) as together:
                 together.hdel(key, *terms)
-                if any(value is not None for value in terms.values()):
+                if limit.is_limit:
                     together.hset(key, mapping={name: value for name, value in terms.items() if value is not None})
                 together.publish(self._channel, WORK + limit.queue)
                 await together.execute()
@@ -577,17 +579,17 @@ class RedisStorage(ServerStorage[Link]):
         limits = []
         for queue in await self._queues():
             async with self._talking() as client:
-                words = await client.hmget(f"{self._tag(queue)}:limits", "max_running", "max_running_per_key", "rate")
-            most, per_key, rate = words
-            if words != [None, None, None]:
-                limits.append(
-                    Limit(
-                        queue=queue,
-                        max_running=None if most is None else int(most),
-                        max_running_per_key=None if per_key is None else int(per_key),
-                        rate=None if rate is None else float(rate),
-                    )
-                )
+                words = await client.hmget(f"{self._tag(queue)}:limits", Limit.__struct_fields__[1:])
+            most, per_key, rate, in_order, declared = words
+            limit = Limit(
+                queue=queue,
+                max_running=None if most is None else int(most),
+                max_running_per_key=None if per_key is None else int(per_key),
+                rate=None if rate is None else float(rate),
+                in_order=in_order is not None,
+                declared=declared is not None,
+            )
+            limits += [limit] if limit.is_limit else []
         return limits
 
 

@@ -27,6 +27,14 @@ _KEYED = _WAITING.format(index="bullpen_ready_keyed", keyed="IS NOT NULL")
 _BY_KEY = _WAITING.format(index="bullpen_ready_by_key", keyed="IS NOT NULL")
 _OF_KEY = f"{_BY_KEY} AND concurrency_key = ?"
 
+_FIRST = (
+    "FROM bullpen_task INDEXED BY bullpen_in_order WHERE queue = ? AND concurrency_key = ? "
+    "AND status IN ('pending', 'running') ORDER BY created_at, id LIMIT 1"
+)
+_FIRST_DUE = (
+    f"SELECT rowid, {COLUMNS} FROM bullpen_task WHERE rowid = (SELECT rowid {_FIRST}) "
+    "AND status = 'pending' AND eta <= ? AND (expires IS NULL OR expires > ?)"
+)
 _DUE = "AND priority = ? AND eta <= ? AND (expires IS NULL OR expires > ?) ORDER BY eta, id"
 _KEYS = f"SELECT min(concurrency_key) {_BY_KEY}"
 _decode_limit = msgspec.msgpack.Decoder(Limit).decode
@@ -114,7 +122,8 @@ def note_starts(db: sqlite3.Connection, rows: Sequence[Row], limits: Sequence[Li
 class _Room:
     """How many more may start in a queue."""
 
-    def __init__(self, left: int, per_key: int | None, running: Counter[str]) -> None:
+    def __init__(self, left: int, per_key: int | None, running: Counter[str], *, in_order: bool = False) -> None:
+        self.in_order = in_order
         self.left = left
         self.per_key = per_key
         self._running = running
@@ -152,10 +161,11 @@ def _room(db: sqlite3.Connection, limit: Limit, elapsed: float, wanted: int) -> 
         recent = "SELECT count(*) FROM bullpen_start WHERE queue = ? AND at > ?"
         (count,) = db.execute(recent, (limit.queue, elapsed - period)).fetchone()
         left = min(left, _most(limit.rate) - count)
-    if limit.max_running_per_key is not None:
+    per_key = 1 if limit.in_order else limit.max_running_per_key
+    if per_key is not None:
         by_key = f"SELECT concurrency_key, count(*) {of_queue} AND concurrency_key IS NOT NULL GROUP BY concurrency_key"
         running.update(dict(db.execute(by_key, (limit.queue,))))
-    return _Room(left, limit.max_running_per_key, running)
+    return _Room(left, per_key, running, in_order=limit.in_order)
 
 
 def _period(rate: float) -> float:
@@ -187,7 +197,7 @@ def _within_keys(db: sqlite3.Connection, queue: str, room: _Room, now: float) ->
     in_order = _stream(db, _KEYED, (queue,), now, room)
     try:
         for row in in_order:
-            if room.has(row[8]):
+            if room.has(row[8]) and (not room.in_order or _is_first(db, row)):
                 in_vain = 0
                 given.add(row[0])
                 yield row
@@ -199,7 +209,12 @@ def _within_keys(db: sqlite3.Connection, queue: str, room: _Room, now: float) ->
             return
     finally:
         in_order.close()
-    by_key = [_stream(db, _OF_KEY, (queue, key), now, room) for key in _keys(db, queue) if room.has(key)]
+    keys = (key for key in _keys(db, queue) if room.has(key))
+    if room.in_order:
+        firsts = [row for key in keys for row in db.execute(_FIRST_DUE, (queue, key, now, now))]
+        yield from (row for row in sorted(firsts, key=_place) if row[0] not in given and room.has(row[8]))
+        return
+    by_key = [_stream(db, _OF_KEY, (queue, key), now, room) for key in keys]
     try:
         for row in heapq.merge(*by_key, key=_place):
             if row[0] not in given and room.has(row[8]):
@@ -207,6 +222,12 @@ def _within_keys(db: sqlite3.Connection, queue: str, room: _Room, now: float) ->
     finally:
         for stream in by_key:
             stream.close()
+
+
+def _is_first(db: sqlite3.Connection, row: Row) -> bool:
+    """Whether no task with its concurrency key that was added before is alive."""
+    (first,) = db.execute(f"SELECT id {_FIRST}", (row[2], row[8])).fetchone()
+    return bool(first == row[1])
 
 
 def _keys(db: sqlite3.Connection, queue: str) -> Iterator[str]:

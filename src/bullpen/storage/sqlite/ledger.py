@@ -289,6 +289,7 @@ class Ledger:
                     self._db.execute(_KEEP_TERMS, (*terms_of(after), task_id))
                 changed.append(after)
         self.settled.update(task.id for task in changed if task.is_final)
+        self.heard.update(task.queue for task in changed if task.concurrency_key is not None)  # one less before others
         return changed
 
     def cancel(self, ids: Sequence[str]) -> Sequence[Task]:

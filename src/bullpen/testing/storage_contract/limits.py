@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from bullpen.storage.port import Limit, Storage
-from bullpen.tasks.task import RUNNING, release, succeed
+from bullpen.tasks.task import RUNNING, fail, release, succeed
 from bullpen.testing.storage_contract.base import (
     FAR,
     RESOLUTION,
@@ -13,6 +13,7 @@ from bullpen.testing.storage_contract.base import (
     added,
     claim,
     claimed_one,
+    error_of,
     eventually,
     get,
     hold,
@@ -70,11 +71,12 @@ class LimitTests(StoreTests):
         given = [
             Limit(queue="b", max_running=4, max_running_per_key=2, rate=0.5),
             Limit(queue="a", rate=100.0),
+            Limit(queue="c", in_order=True, declared=True),
         ]
         for limit in given:
             await store.set_limit(limit)
         await store.set_limit(Limit(queue="a", max_running=1))
-        assert list(await store.limits()) == [Limit(queue="a", max_running=1), given[0]]  # by queue
+        assert list(await store.limits()) == [Limit(queue="a", max_running=1), given[0], given[2]]  # by queue
 
     # … with one key.
 
@@ -115,6 +117,53 @@ class LimitTests(StoreTests):
         await store.set_limit(Limit(queue="default", max_running=4, max_running_per_key=2))
         given = await store.add([new_task(concurrency_key=key) for key in ("x", "x", "x", "y", "z", None)])
         assert ids(await claim(store, 10)) == [given[number].id for number in (0, 1, 3, 4)]
+
+    # In order.
+
+    async def test_tasks_of_a_key_run_one_by_one_as_they_were_added(self, store: Storage) -> None:
+        await store.set_limit(Limit(queue="default", in_order=True))
+        a1, b1, a2, free, a3 = await store.add(
+            [new_task(concurrency_key=key) for key in ("a", "b", "a", None)]
+            + [new_task(concurrency_key="a", priority=9)]
+        )
+        mine = await claim(store, 10)
+        assert ids(mine) == [a1.id, b1.id, free.id]
+        assert await claim(store, 10) == []
+        (mine_too,) = await claim(store, 10, succeed(mine[0], None))
+        assert mine_too.id == a2.id
+        assert ids(await claim(store, 10, succeed(mine_too, None))) == [a3.id]
+
+    async def test_a_task_waits_for_an_earlier_one_that_waits_for_another_try(self, store: Storage) -> None:
+        await store.set_limit(Limit(queue="default", in_order=True))
+        first = await claimed_one(store, concurrency_key="a", max_retries=3)
+        second, later = await store.add(
+            [new_task(concurrency_key="a"), new_task(concurrency_key="b", eta=await store.now() + FAR)]
+        )
+        behind = await added(store, concurrency_key="b")
+        assert await claim(store, 10, fail(first, error_of(first), 0.0, after=FAR)) == []
+        await store.cancel([later.id])
+        assert ids(await claim(store, 10)) == [behind.id]
+        await store.cancel([first.id])
+        assert ids(await claim(store, 10)) == [second.id]
+
+    async def test_one_that_is_run_again_comes_before_those_added_after_it(self, store: Storage) -> None:
+        await store.set_limit(Limit(queue="default", in_order=True))
+        first = await claimed_one(store, concurrency_key="a")
+        await settle(store, succeed(first, None))
+        second = await added(store, concurrency_key="a")
+        await store.retry([first.id])
+        (mine,) = await claim(store, 10)
+        assert mine.id == first.id
+        assert ids(await claim(store, 10, succeed(mine, None))) == [second.id]
+
+    async def test_many_behind_one_key_do_not_stand_in_the_way_of_others(self, store: Storage) -> None:
+        await store.set_limit(Limit(queue="default", in_order=True))
+        busy = await claimed_one(store, concurrency_key="busy", max_retries=1)
+        await settle(store, fail(busy, error_of(busy), 0.0, after=FAR))
+        await store.add(new_tasks(300, concurrency_key="busy", priority=5))
+        others = await store.add([new_task(concurrency_key=f"k{number}") for number in range(5)])
+        assert ids(await claim(store, 10)) == ids(others)
+        assert await claim(store, 10) == []
 
     # How many start.
 
