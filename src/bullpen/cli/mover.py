@@ -32,7 +32,7 @@ from bullpen.storage.port import Storage, TaskFilter
 from bullpen.tasks.moving import mark_of, marked, may_have_been_there, unmarked
 from bullpen.tasks.task import CANCELLED, FAILED, FINAL, PENDING, RUNNING, Task, TaskError
 
-BATCH = 200
+BATCH = 500
 MOVABLE = TaskFilter(statuses=(PENDING, *sorted(FINAL, key=str)))
 
 
