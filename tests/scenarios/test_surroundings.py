@@ -27,6 +27,8 @@ from bullpen import (
     WorkerPool,
     current_task,
 )
+from bullpen.storage.memory import MemoryStorage
+from bullpen.storage.port import WorkerRecord
 
 SECONDS = 10.0
 
@@ -336,6 +338,25 @@ async def test_a_worker_whose_lifespan_fails_does_not_start(queue: TaskQueue, to
     assert str(worker.state) == "stopped"
     assert told == ["closed"]
     assert await queue.aworkers() == []
+
+
+class NoStore(MemoryStorage):
+    async def note_worker(self, record: WorkerRecord) -> None:
+        raise ConnectionError("no store")
+
+
+@pytest.mark.anyio
+async def test_a_lifespan_ends_though_the_store_cannot_be_reached(told: list[str]) -> None:
+    queue = TaskQueue(NoStore())
+
+    @queue.lifespan
+    async def life() -> AsyncIterator[None]:
+        yield
+        told.append("closed")
+
+    with pytest.raises(ConnectionError, match="no store"):
+        await AsyncWorkerPool(queue).start()
+    assert told == ["closed"]
 
 
 @pytest.mark.anyio
