@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .model import Suite
 from .pool.works import POOL
+from .servers.works import ON_POSTGRES, ON_REDIS
 from .tasks.works import TASKS
 
-SUITES: dict[str, Suite] = {suite.name: suite for suite in (POOL, TASKS)}
+SUITES: dict[str, Suite] = {suite.name: suite for suite in (POOL, TASKS, ON_REDIS, ON_POSTGRES)}

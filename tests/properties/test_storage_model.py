@@ -120,8 +120,9 @@ class StorageMachine(RuleBasedStateMachine):
     def add(self, dice: Random) -> None:
         tasks = [self.new_task(dice) for _ in range(dice.choice((1, 3, 12)))]
         if self.ids and dice.random() < 0.2:
-            tasks.append(Task(id=dice.choice(self.ids), func_path="again", payload=b""))
-        self.ids += [task.id for task in tasks]
+            task_id = dice.choice(self.ids)
+            tasks.append(Task(id=task_id, func_path="again", payload=b"", queue=self.queue_for_another(task_id)))
+        self.ids = list(dict.fromkeys([*self.ids, *(task.id for task in tasks)]))
         duplicates = dice.choice((RETURN, RETURN, *DUPLICATES))
         expected = self.model.add(tasks, duplicates.policy, duplicates.push_limit)
         if expected is None:
@@ -152,6 +153,10 @@ class StorageMachine(RuleBasedStateMachine):
         ids = tuple(task.id for task in members)
         last = replace(last, follows=Follows(ids=ids, many=True, anyway=dice.random() < 0.5), waits_for=len(ids))
         return [*(replace(task, then=last.id) for task in members), last]
+
+    def queue_for_another(self, task_id: str) -> str:
+        """With an id that is there already, maybe in another queue."""
+        return "default"
 
     def new_task(self, dice: Random) -> Task:
         now = self.model.now
@@ -352,7 +357,9 @@ class StorageMachine(RuleBasedStateMachine):
         self.run(self.store.set_limit(limit))
         self.model.limits[limit.queue] = limit
         assert self.run(self.store.paused()) == self.model.paused
-        assert list(self.run(self.store.limits())) == [self.model.limits[name] for name in sorted(self.model.limits)]
+        limits = [self.model.limits[name] for name in sorted(self.model.limits)]
+        given = [limit for limit in limits if limit != Limit(queue=limit.queue)]  # which is none
+        assert [limit for limit in self.run(self.store.limits()) if limit != Limit(queue=limit.queue)] == given
 
     @rule(dice=chance)
     def look(self, dice: Random) -> None:

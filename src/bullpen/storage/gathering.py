@@ -23,21 +23,29 @@ class Gathering:
     def __init__(self, add: Add) -> None:
         self._add = add
         self._callers: deque[Caller] = deque()
+        self._alone: asyncio.Future[None] | None = None  # until whoever goes alone is back
         self._going: asyncio.Task[None] | None = None
 
     async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
         """As `add`, alone or with others. What fails for one fails for that one alone."""
         loop = asyncio.get_running_loop()
+        if self._going is None and self._alone is None:
+            self._alone = loop.create_future()
+            try:
+                return await self._add(tasks)
+            finally:
+                self._alone.set_result(None)
+                self._alone = None
+                if self._callers:
+                    self._going = loop.create_task(self._go(), name="bullpen adds")
         answer: asyncio.Future[Sequence[Task]] = loop.create_future()
         self._callers.append((tasks, answer))
-        if self._going is None:
-            self._going = loop.create_task(self._go(), name="bullpen adds")
         return await answer
 
     async def close(self) -> None:
         """Wait for what was begun."""
-        if self._going is not None:
-            await asyncio.wait([self._going])
+        while (begun := self._alone or self._going) is not None:
+            await asyncio.wait([begun])
 
     async def _go(self) -> None:
         while callers := self._take():

@@ -148,7 +148,9 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
         import asyncpg
 
         async with told(self.name):
-            pool = await asyncpg.create_pool(self.url, min_size=1, max_size=self.connections, **self._manners())
+            pool = await asyncpg.create_pool(
+                self.url, min_size=1, max_size=self.connections, reset=_tidy, **self._manners()
+            )
             try:
                 await self._bring_up_to_date(pool)
             except BaseException:
@@ -370,18 +372,23 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
         )
         refused = set()
         claimed = []
+        swept = False
         for row in rows:
             status = row["status"]
             if status == "refused":
                 refused.add(Hold(row["id"], row["attempt"]))
             elif status == "swept":
+                swept = True
                 self._swept_at = row["eta"]
                 self.sweeps_at = loop.time() + max(SWEEP_EVERY, SWEEP_SHARE * (loop.time() - began))
             else:
                 task = task_of(row)
                 claimed.append(task)
                 place = (task.queue, task.priority)
-                floors[place] = max(floors.get(place, 0.0), task.eta - OVERLAP)
+                floor = (
+                    task.eta - OVERLAP
+                )  # after a sweep also an earlier one: not all that it found may have been claimed
+                floors[place] = floor if swept else max(floors.get(place, 0.0), floor)
         return Exchange(tuple(claimed), frozenset(refused))
 
     async def _settle_with_children(self, settlements: Sequence[Settlement]) -> frozenset[Hold]:
@@ -785,9 +792,9 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
         places = ", ".join(f"${number}" for number in range(3, len(_LIMIT) + 3))
         async with self._transaction() as connection:
             await connection.execute(
-                f"INSERT INTO {self.schema}.queue (name, limited, {', '.join(_LIMIT)}) VALUES ($1, $2, {places}) "
-                "ON CONFLICT (name) DO UPDATE SET limited = excluded.limited, "
-                + ", ".join(f"{name} = excluded.{name}" for name in _LIMIT),
+                f"INSERT INTO {self.schema}.queue (name, limited, {', '.join(_LIMIT)}, stirred_at) "
+                f"VALUES ($1, $2, {places}, {self.schema}.now()) ON CONFLICT (name) DO UPDATE SET "
+                + ", ".join(f"{name} = excluded.{name}" for name in ("limited", *_LIMIT, "stirred_at")),
                 to_text(limit.queue),
                 limit.is_limit,
                 *terms,
@@ -800,6 +807,14 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
             Limit(queue=from_text(name), **dict(zip(_LIMIT, terms, strict=True)))
             for name, *terms in await self._fetch(asked)
         ]
+
+
+async def _tidy(connection: Any) -> None:
+    """After each use: nothing here leaves anything behind but a transaction that was interrupted. By default there
+    would be another round trip.
+    """
+    if connection.is_in_transaction():
+        await connection.reset()
 
 
 def _is_over(row: Any, runs: int) -> bool:

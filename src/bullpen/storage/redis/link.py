@@ -22,8 +22,12 @@ class Link:
         from redis.backoff import NoBackoff
 
         self.client: Any = Redis.from_url(url, health_check_interval=_HEALTH_CHECK, retry=Retry(NoBackoff(), 0))
+        self._idle: list[Any] = []  # connections for scripts, which go around what the client does for each command
 
     async def close(self) -> None:
+        for connection in self._idle:
+            await connection.disconnect()
+        self._idle.clear()
         await self.client.aclose()
 
     async def run(self, script: str, keys: Sequence[str], words: Sequence[Any], *, once: bool = False) -> Any:
@@ -41,9 +45,26 @@ class Link:
         from redis import exceptions
 
         try:
-            return await self.client.execute_command("EVALSHA", _DIGESTS[script], len(keys), *keys, *words)
+            return await self._say("EVALSHA", _DIGESTS[script], len(keys), *keys, *words)
         except exceptions.NoScriptError:
-            return await self.client.execute_command("EVAL", script, len(keys), *keys, *words)
+            return await self._say("EVAL", script, len(keys), *keys, *words)
+
+    async def _say(self, *words: Any) -> Any:
+        from redis import exceptions
+
+        connection = self._idle.pop() if self._idle else self.client.connection_pool.make_connection()
+        try:
+            await connection.connect()  # nothing, if it is
+            await connection.send_command(*words)
+            answer = await connection.read_response()
+        except exceptions.ResponseError:
+            self._idle.append(connection)
+            raise
+        except BaseException:  # an answer may be on its way that nobody waits for
+            await connection.disconnect(nowait=True)
+            raise
+        self._idle.append(connection)
+        return answer
 
     async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         """A script that is safe to repeat, with one key each."""

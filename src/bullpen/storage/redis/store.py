@@ -200,11 +200,14 @@ class RedisStorage(ServerStorage[Link]):
             raise TaskExists(key=tasks[empty - 1].unique_key or "", task=others.decode())
         if empty:  # as after the server has lost everything
             await self._note([names[number - 1] for number in empty])
+        for task in tasks:  # one of the same id may have been in another queue, and forgotten since
+            self._queue_of.pop(task.id, None)
         kept = [new_as_kept(task, float(moment)) for task in tasks]
         if others:
             places = [place - 1 for place in others[::2]]
-            for place, task in (await self._those_there(places, others[1::2], kept)).items():
-                kept[place] = task
+            there = await self._those_there(places, others[1::2], kept)
+            latest = {task.id: task for task in there.values()}  # one of these may be replaced by another of them
+            kept = [there.get(place) or latest.get(task.id, task) for place, task in enumerate(kept)]
         return kept
 
     async def _those_there(self, places: Sequence[int], ids: Sequence[bytes], kept: Sequence[Task]) -> dict[int, Task]:
