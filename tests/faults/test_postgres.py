@@ -63,7 +63,7 @@ async def test_a_newer_schema_is_refused_and_left_alone(postgres_url: str, schem
 
 
 async def test_nothing_is_made_where_that_is_not_wanted(postgres_url: str, schema: str) -> None:
-    with pytest.raises(StorageError, match="migrate=true"):
+    with pytest.raises(StorageError, match="bullpen migrate"):
         await PostgresStorage(postgres_url, schema=schema, migrate=False).open()
     there = f"SELECT count(*) FROM pg_namespace WHERE nspname = '{schema}'"
     assert await asyncio.to_thread(run, postgres_url, lambda connection: connection.fetchval(there)) == 0
