@@ -372,10 +372,11 @@ class Attempt:
             self._log(logging.INFO, "cancelled itself: %s", error)
             return cancel(self.task)
         retry = self.definition.options.may_retry(error)
-        after = error.after if isinstance(error, Retry) else None
-        settlement = fail(
-            self.task, self._error("exception", error), primitives.random.random(), retry=retry, after=after
-        )
+        after, luck = error.after if isinstance(error, Retry) else None, primitives.random.random()
+        backoff = None if isinstance(error, Retry) else self.definition.options.backoff_of(error)
+        if backoff is not None:
+            after = backoff.delay(self.task.failures + 1, luck)
+        settlement = fail(self.task, self._error("exception", error), luck, retry=retry, after=after)
         if isinstance(error, Retry):  # it says itself why: no traceback
             self._log_failure(f"asked to be tried again ({error.reason})", settlement, None, quiet=True)
         else:

@@ -340,6 +340,46 @@ class TaskQueue:
         ids = [_id(task_id) for task_id in task_ids]
         return await self._store.retry(ids)
 
+    def retry_all(
+        self,
+        *,
+        status: Status | Iterable[Status] = "failed",
+        queue: str | Iterable[str] | None = None,
+        name: str | None = None,
+        error_type: str | None = None,
+    ) -> int:
+        """Let all tasks run again that are over and fit all that is given, with all their tries; how many.
+
+        `error_type`: the type of their latest error, as `TaskError.type` has it.
+        """
+        return self._store.run(
+            "retry_all", self.aretry_all(status=status, queue=queue, name=name, error_type=error_type)
+        )
+
+    async def aretry_all(
+        self,
+        *,
+        status: Status | Iterable[Status] = "failed",
+        queue: str | Iterable[str] | None = None,
+        name: str | None = None,
+        error_type: str | None = None,
+    ) -> int:
+        """`retry_all`, for async code."""
+        which = _filter(status, queue, name, None, _PURGE_PAGE, None)
+        if not FINAL.issuperset(which.statuses or ()):
+            raise InvalidOption("status", status, "success, failed or cancelled: others are not over")
+        storage = await self._clients.get()
+        count, after = 0, None
+        while page := await storage.list(which, limit=_PURGE_PAGE, after=after):
+            after = page[-1].id
+            fitting = [
+                task.id
+                for task in page
+                if error_type is None or (task.error is not None and task.error.type == error_type)
+            ]
+            count += await self._store.retry(fitting) if fitting else 0
+        return count
+
     def delete(self, *task_ids: str) -> int:
         """Forget tasks that are over, and their results; how many. Those that wait or run stay."""
         return self._store.run("delete", self.adelete(*task_ids))

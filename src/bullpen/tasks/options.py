@@ -7,7 +7,7 @@ calls.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict, get_args
 from zoneinfo import ZoneInfo
@@ -38,7 +38,7 @@ class SharedOptions(TypedDict, total=False):
     queue: str
     priority: int
     max_retries: int
-    backoff: Backoff | Seconds
+    backoff: Backoff | Seconds | Sequence[Seconds]
     timeout: Seconds | None
     at_most_once: bool
     result_ttl: Seconds | None
@@ -69,6 +69,7 @@ class FunctionOptions(ScheduleOptions, total=False):
     debounce: Seconds | None
     debounce_limit: Seconds | None
     concurrency_key: str | None
+    backoff_for: Mapping[type[BaseException], Backoff | Seconds | Sequence[Seconds]]
     retry_on: ErrorTypes
     give_up_on: ErrorTypes
     runtime: TaskRuntime | None
@@ -121,6 +122,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     concurrency_key: str | None = None
     headers: dict[str, str] = {}
     connection: Any = None  # to the store's database: the task is kept if and when its transaction is committed
+    backoff_for: dict[type[BaseException], Backoff] = {}
     retry_on: tuple[type[BaseException], ...] = (BaseException,)
     give_up_on: tuple[type[BaseException], ...] = ()
     runtime: TaskRuntime | None = None  # of a function that is not async; None: what the lane has
@@ -283,6 +285,13 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
             overlap=self.overlap,
         )
 
+    def backoff_of(self, error: BaseException) -> Backoff | None:
+        """What `backoff_for` says of this error: the nearest of its classes counts."""
+        for kind in type(error).__mro__ if self.backoff_for else ():
+            if kind in self.backoff_for:
+                return self.backoff_for[kind]
+        return None
+
     def may_retry(self, error: BaseException) -> bool:
         """Whether there is use in trying again after this error."""
         if isinstance(error, TaskSignal):
@@ -412,11 +421,41 @@ def _expires(name: str, value: Any) -> dict[str, Any]:
 
 
 def _backoff(name: str, value: Any) -> dict[str, Any]:
+    return {name: backoff(name, value)}
+
+
+def backoff(name: str, value: object) -> Backoff:
+    """A number is the base, a list the delays themselves."""
+    if isinstance(value, list | tuple):
+        if not value:
+            raise InvalidOption(name, value, "a list of at least one delay")
+        return Backoff(max_delay=MAX_SECONDS, steps=tuple(seconds(name, step) for step in value))
     if not isinstance(value, Backoff):
-        return {name: Backoff(seconds(name, value))}
+        return Backoff(seconds(name, value))
     seconds(f"{name}.base", value.base)
     seconds(f"{name}.max_delay", value.max_delay)
-    return {name: value}
+    for field, least, most in (("factor", 1.0, 100.0), ("jitter", 0.0, 1.0)):
+        number = getattr(value, field)
+        allowed = f"a number from {least:g} to {most:g}"
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise InvalidOptionType(f"{name}.{field}", number, allowed)
+        if not least <= number <= most:
+            raise InvalidOption(f"{name}.{field}", number, allowed)
+    if not isinstance(value.steps, tuple):
+        raise InvalidOptionType(f"{name}.steps", value.steps, "a tuple of delays")
+    for step in value.steps:
+        seconds(f"{name}.steps", step)
+    return value
+
+
+def _backoff_for(name: str, value: Any) -> dict[str, Any]:
+    allowed = "a dict from classes of exceptions to what backoff may be"
+    if not isinstance(value, Mapping):
+        raise InvalidOptionType(name, value, allowed)
+    for kind in value:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise InvalidOptionType(name, kind, allowed)
+    return {name: {kind: backoff(f"{name}[{kind.__name__}]", one) for kind, one in value.items()}}
 
 
 def _boolean(name: str, value: Any) -> dict[str, Any]:
@@ -503,6 +542,7 @@ _CHECKS = {
     "overlap": _choice,
     "max_retries": _max_retries,
     "backoff": _backoff,
+    "backoff_for": _backoff_for,
     "timeout": _timeout,
     "expires": _expires,
     "at_most_once": _boolean,

@@ -26,8 +26,7 @@ NEW = {  # of tasks that are added
     "codec": "text",
     "repeats": "float8",
     "max_retries": "integer",
-    "backoff_base": "float8",
-    "backoff_limit": "float8",
+    "backoff": "text",
     "timeout": "float8",
     "at_most_once": "boolean",
     "on_failure": "text",
@@ -78,6 +77,8 @@ SETTLED = {  # of tasks that have run
 _statuses = {status.value: status for status in TaskStatus}
 _decode_schedule = msgspec.json.Decoder(Schedule).decode
 _decode_follows = msgspec.json.Decoder(Follows).decode
+_USUAL_BACKOFF = Backoff()
+_decode_backoff = msgspec.json.Decoder(Backoff).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 _decode_progress = msgspec.json.Decoder(Progress).decode
 _decode_error = msgspec.json.Decoder(TaskError).decode
@@ -103,8 +104,7 @@ def new_row(task: Task) -> tuple[Any, ...]:
         task.codec,
         task.interval,
         task.max_retries,
-        task.backoff.base,
-        task.backoff.max_delay,
+        None if task.backoff == _USUAL_BACKOFF else json_of(task.backoff),
         task.timeout,
         task.at_most_once,
         task.on_failure,
@@ -259,7 +259,7 @@ def task_of(row: Mapping[str, Any]) -> Task:
         interval=row["repeats"],
         schedule=None if row["schedule"] is None else _decode_schedule(row["schedule"]),
         max_retries=row["max_retries"],
-        backoff=Backoff(row["backoff_base"], row["backoff_limit"]),
+        backoff=_USUAL_BACKOFF if row["backoff"] is None else _decode_backoff(row["backoff"]),
         timeout=row["timeout"],
         expires=row["expires"],
         at_most_once=row["at_most_once"],

@@ -50,8 +50,7 @@ CREATE TABLE {schema}.task (
     codec            text NOT NULL DEFAULT 'json',
     repeats          float8,                       -- the interval
     max_retries      integer NOT NULL DEFAULT 0,
-    backoff_base     float8 NOT NULL DEFAULT 1,
-    backoff_limit    float8 NOT NULL DEFAULT 3600,
+    backoff          text,                         -- JSON, if it is not the usual one
     timeout          float8,
     at_most_once     boolean NOT NULL DEFAULT false,
     on_failure       text NOT NULL DEFAULT 'fail',

@@ -32,8 +32,7 @@ class Body(msgspec.Struct, array_like=True, gc=False):
     codec: str
     interval: float | None
     max_retries: int
-    backoff_base: float
-    backoff_limit: float
+    backoff: Backoff
     timeout: float | None
     at_most_once: bool
     on_failure: OnFailure
@@ -94,8 +93,7 @@ def body_of(task: Task) -> bytes:
         task.codec,
         task.interval,
         task.max_retries,
-        task.backoff.base,
-        task.backoff.max_delay,
+        task.backoff,
         task.timeout,
         task.at_most_once,
         task.on_failure,
@@ -237,7 +235,7 @@ def task_of(
         interval=given.interval,
         schedule=given.schedule,
         max_retries=given.max_retries,
-        backoff=Backoff(given.backoff_base, given.backoff_limit),
+        backoff=given.backoff,
         timeout=given.timeout,
         expires=state.expires or None,
         at_most_once=given.at_most_once,

@@ -50,7 +50,7 @@ class AddingTests(StoreTests):
             ),
             fire=now + FAR + 0.5,
             max_retries=1_000_000,
-            backoff=Backoff(base=0.5, max_delay=7.25),
+            backoff=Backoff(base=0.5, max_delay=7.25, factor=1.5, jitter=0.25, steps=(1.0, 2.5)),
             timeout=2.5,
             expires=now + 2 * FAR,
             at_most_once=True,
