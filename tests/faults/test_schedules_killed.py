@@ -150,9 +150,8 @@ async def _drop(url: str, prefix: str) -> None:
     [
         ("schedules.before_declare", 0),
         ("schedules.after_declare", 0),
-        ("schedules.before_start", 0),
-        ("schedules.after_start", 0),
-        ("schedules.after_start", 1),
+        ("exchange.before", 2),
+        ("exchange.after", 2),
     ],
 )
 def test_a_worker_that_is_killed_with_its_schedules_leaves_one_of_each(tmp_path: Path, fatal: str, hits: int) -> None:

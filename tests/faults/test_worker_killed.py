@@ -48,8 +48,6 @@ TESTED_IN = {
     "complete.after": "test_complete_killed.py",
     "schedules.before_declare": "test_schedules_killed.py",
     "schedules.after_declare": "test_schedules_killed.py",
-    "schedules.before_start": "test_schedules_killed.py",
-    "schedules.after_start": "test_schedules_killed.py",
     "sqlite.before_checkpoint": "test_sqlite_crash.py",
     "sqlite.before_migration_commit": "test_sqlite_crash.py",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import defaultdict
 
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 from bullpen.consumer import attempt
 from bullpen.tasks import planning, task
 from bullpen.tasks.schedule import Schedule, next_fire
+from bullpen.tasks.task import Task
 from bullpen.testing import InvariantBroken, Plan, simulate
 from bullpen.testing.simulation import Run
 
@@ -58,8 +58,9 @@ def test_a_schedule_that_goes_back_in_time_would_be_seen(monkeypatch: pytest.Mon
 
 
 def test_a_run_that_is_started_twice_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = itertools.count(1)
-    monkeypatch.setattr(
-        attempt, "occurrence", lambda task: replace(planning.occurrence(task), id=f"run-{next(numbers):06d}")
-    )
+    def of_the_minute(task: Task) -> Task:
+        run = planning.occurrence(task)
+        return replace(run, fire=(run.fire or 0.0) // 60 * 60)
+
+    monkeypatch.setattr(attempt, "occurrence", of_the_minute)
     assert any(map(is_found, range(FOUND_WITHIN)))

@@ -122,7 +122,7 @@ class Attempt:
             lane.settle(self, instead)
             return
         if starts_others(task):
-            self.unit = lane.loop.create_task(self._start_another())
+            lane.settle(self, succeed(task, None, now=task.started_at or 0.0, children=(occurrence(task),)))
             return
         definition = lane.registry.get(task.func_path)
         if definition is None:
@@ -146,21 +146,6 @@ class Attempt:
                 lane.run_on_thread(self)
         if task.timeout is not None:
             self.timer = lane.loop.call_later(task.timeout, self.interrupt, Interruption.TIMEOUT)
-
-    async def _start_another(self) -> None:
-        """A schedule whose runs may overlap starts each as a task of its own. Its id is made of the time that it is
-        for, so that there is one, however often this is done.
-        """
-        lane = self._lane
-        try:
-            await lane.add(occurrence(self.task))
-        except Exception as error:
-            self._log(logging.WARNING, "could not start its run (%s)", type(error).__name__)
-            settlement = release(self.task, 1.0)
-        else:
-            settlement = succeed(self.task, None, now=self._now())
-        self.unit = None
-        lane.settle(self, settlement)
 
     async def _begin_with_results(self, follows: Follows) -> None:
         """Get what those that it waited for have left, and put it among its arguments."""

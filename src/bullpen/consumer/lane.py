@@ -268,13 +268,6 @@ class LaneRunner:
         while self._from_threads:
             self.settle(*self._from_threads.popleft())
 
-    async def add(self, task: Task) -> None:
-        """Start a task on behalf of another one."""
-        async with asyncio.timeout(self.options.store_patience):
-            primitives.failpoint("schedules.before_start")
-            await self._storage.add([task])
-            primitives.failpoint("schedules.after_start")
-
     async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
         """Other tasks as they are now."""
         async with asyncio.timeout(self.options.store_patience):

@@ -90,23 +90,26 @@ class RecordingStorage:
         call = await self._ask("enqueue", [(task.id, 0) for task in tasks])
         kept = await self._storage.add(tasks, duplicates)
         for task, there in zip(tasks, kept, strict=True):
-            terms = Terms(
-                queue=task.queue,
-                priority=task.priority,
-                max_retries=task.max_retries,
-                interval=task.interval,
-                expires=task.expires,
-                at_most_once=task.at_most_once,
-                unique_key=task.unique_key if task.unique_scope == "alive" else None,
-                concurrency_key=task.concurrency_key,
-                in_transaction=self._in_transaction(task),
-                schedule=task.id if task.cron is not None else None,
-                starts_others=starts_others(task),
-            )
+            terms = self._terms(task)
             is_old = there.attempt > 0 or there.is_final  # it was there, and stays as it is
             when = {} if is_old else {"eta": _eta_of(there), "fire": there.fire}
             self._answer(call, task.id, 0, refused=there.id != task.id, terms=terms, **when)
         return kept
+
+    def _terms(self, task: Task) -> Terms:
+        return Terms(
+            queue=task.queue,
+            priority=task.priority,
+            max_retries=task.max_retries,
+            interval=task.interval,
+            expires=task.expires,
+            at_most_once=task.at_most_once,
+            unique_key=task.unique_key if task.unique_scope == "alive" else None,
+            concurrency_key=task.concurrency_key,
+            in_transaction=self._in_transaction(task),
+            schedule=task.id if task.cron is not None else None,
+            starts_others=starts_others(task),
+        )
 
     # Workers.
 
@@ -121,6 +124,8 @@ class RecordingStorage:
         claim_id: str,
     ) -> Exchange:
         settling = await self._ask("settle", [(one.id, one.attempt) for one in settlements], worker)
+        born = [child for one in settlements for child in one.children]
+        adding = await self._ask("enqueue", [(child.id, 0) for child in born], worker)
         claiming = await self._ask("claim", [("", 0)] if limit else [], worker, permits=limit)
         exchange = await self._storage.exchange(
             settlements, worker=worker, queues=queues, limit=limit, lease=lease, claim_id=claim_id
@@ -131,6 +136,9 @@ class RecordingStorage:
             facts = _facts_of(after[one.id]) if one.id in after and not refused else _facts_of_settlement(settling, one)
             kind = "" if one.error is None else one.error.kind
             self._answer(settling, one.id, one.attempt, refused=refused, error=kind, **facts)
+            for child in one.children:
+                eta = child.eta or adding.store_at
+                self._answer(adding, child.id, 0, refused=refused, eta=eta, fire=child.fire, terms=self._terms(child))
         for task in exchange.claimed:
             self._answer(claiming, task.id, task.attempt, lease=lease, late=self.late)
         self._answer_nothing(claiming, exchange.claimed)

@@ -225,9 +225,6 @@ class _Inline:
     async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
         return await self._storage.get(ids)
 
-    async def add(self, task: Task) -> None:
-        await self._storage.add([task])
-
     def settle_in(self, connection: Any, settlement: Settlement) -> None:
         self._storage.settle_in(connection, settlement)
 
