@@ -59,6 +59,20 @@ def test_what_does_not_stop_is_killed_and_replaced(tmp_path: Path, hang: Any, ca
     assert f"in {hang.__name__}" in told, "where it hung is in the log"
 
 
+def test_workers_that_are_killed_for_their_requests_do_not_count_as_dying(tmp_path: Path) -> None:
+    with Pool(1, runtime=ProcessRuntime(cancel_grace=0.05), restart_limit=(1, 60.0)) as pool:
+        for number in range(3):
+            future = pool.submit(work.hold_the_gil, tmp_path / str(number))
+            read_pid(tmp_path / str(number))
+            assert pool.cancel(future)
+            assert pool.submit(pow, 2, 2).result(PATIENCE) == 4
+        assert pool.stats().spawned == 4
+        assert not pool.stats().degraded
+        for _ in range(2):
+            pool.submit(work.crash).exception(PATIENCE)
+        eventually(lambda: pool.stats().degraded)
+
+
 def test_a_late_interrupt_hits_nobody() -> None:
     with Pool(1, runtime="process") as pool:
         for _ in range(100):

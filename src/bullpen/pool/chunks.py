@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bullpen.core.request import CANCELLED, DONE, FAILED
@@ -91,32 +92,29 @@ class ChunkMap(MapWork[T]):
     # Taking items.
 
     def accept(self, items: Calls) -> None:
-        forming: list[tuple[Any, ...]] = []
-        try:
-            for args in items:
-                if self._calls is None:
-                    break
-                self.taken += 1
-                forming.append(args)
-                if len(forming) >= self._size:
-                    forming = self._send(forming)
-        finally:
-            if forming:
-                self._send(forming)
+        while self._calls is not None:
+            forming: list[tuple[Any, ...]] = []
+            try:
+                forming.extend(islice(items, self._size))  # keeps what came before an error
+            finally:
+                if forming:
+                    self.taken += len(forming)
+                    self._send(forming)
+            if not forming:
+                return
 
-    def _send(self, calls: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Submit a chunk; an empty one to begin the next with."""
+    def _send(self, calls: list[tuple[Any, ...]]) -> None:
+        """Submit a chunk."""
         chunk = self._chunk(calls)
         while self._under_way and self._under_way[0].future.ended:
             self._under_way.popleft()
         self._under_way.append(chunk)
         if self.unread is not None:
-            self.unread.extend((chunk, place) for place in range(len(calls)))
+            self.unread.extend(zip(repeat(chunk), range(len(calls)), strict=False))
         if self._singles:
             self._singles -= 1
             if not self._singles:
                 self._probe(self._under_way[0].future)
-        return []
 
     def _chunk(self, calls: list[tuple[Any, ...]]) -> _Chunk:
         future = self._submit(calls)

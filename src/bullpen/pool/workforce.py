@@ -381,7 +381,8 @@ class Workforce:
             self._start_failed(worker, error)
         else:
             logger.error("%s: worker %s died: %s", self._engine.name, worker.name, repr(error))  # keeps no traceback
-        hold = self._count_death(worker)
+        on_purpose = getattr(worker.handle, "ended_on_purpose", False)
+        hold = 0.0 if on_purpose else self._count_death(worker)
         self._gone(
             worker, replace=not starting, hold=hold
         )  # what cannot start is not tried again until more work comes

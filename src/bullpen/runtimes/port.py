@@ -19,6 +19,8 @@ may rely on:
 - `cancel` and `kill` do what `capabilities` promises and nothing otherwise.
 - A runtime whose workers know no Python has an attribute `by_name_only`, which is True. It gets nothing but
   `CallsMethod`, and `ProducesItems` of that, and sets `worker.kept` before it calls `prepare`.
+- A `worker.handle` may have an attribute `ended_on_purpose`: True if the runtime has killed the worker because a
+  request did not stop, which says nothing about the worker.
 - A runtime that reports for several workers on one thread has a method `reports_here()`: True there. Callbacks run on
   it, and must not wait for what is reported there.
 

@@ -63,6 +63,7 @@ class Supervised:
         "_told",
         "_why",
         "_worker",
+        "ended_on_purpose",
     )
 
     _stderr: Output
@@ -90,6 +91,7 @@ class Supervised:
         self._stopping = False
         self._doomed = False
         self._over = False
+        self.ended_on_purpose = False  # for a request that did not stop
         self._gone = primitives.gate()
         self._gone.acquire()
 
@@ -284,6 +286,7 @@ class Supervised:
 
     def _terminate(self, number: int) -> None:
         if number in self._requests and not self._over:
+            self.ended_on_purpose = True
             self._signal_group(signal.SIGTERM)
             switchboard.later(TERM_GRACE, self.kill)
 

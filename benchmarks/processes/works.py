@@ -1,0 +1,187 @@
+"""What is measured, who takes part in it, and the bar Bullpen has set itself for each: all of it in tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.model import Bar, Contestant, Measure, Metric, Peer, Suite, Work
+from benchmarks.pool.peers import (
+    drain,
+    drain_map_future,
+    drain_parallel,
+    gather,
+    gather_async_results,
+    on,
+    one_by_one,
+    one_by_one_async_result,
+)
+
+from . import timing
+from .peers import BILLIARD, BULLPEN, FORK, FORKSERVER, JOBLIB, LOKY, MP_POOL, MPIRE, PEBBLE
+from .settings import FULL, QUICK, WORKERS, noop
+from .timing import COLD, P50, P99, RATE, ROUND_TRIP, WARM
+
+BARS = (
+    Bar("gather", RATE, 6.0),
+    Bar("map", RATE, 1.0),
+    Bar("latency", P50, 0.5),
+    Bar("bytes", ROUND_TRIP, 1.0),
+    Bar("array", ROUND_TRIP, 0.2),
+    Bar("start", COLD, 1.0),
+    Bar("start", WARM, 1.0),
+)
+
+FUTURES = (FORKSERVER, FORK, LOKY)
+ASYNC_RESULTS = (MP_POOL, BILLIARD)
+CHUNK = 500  # for those whose map does not choose one
+
+
+def _by_submit(pool: Any) -> Callable[[Any], Any]:
+    return lambda value: pool.submit(noop, value).result()
+
+
+def _by_apply(pool: Any) -> Callable[[Any], Any]:
+    return lambda value: pool.apply_async(noop, (value,)).get()
+
+
+def _by_schedule(pool: Any) -> Callable[[Any], Any]:
+    return lambda value: pool.schedule(noop, args=(value,)).result()
+
+
+def _contestant(peer: Peer, how: str, measure: Measure) -> Contestant:
+    return Contestant(peer.name, peer, f"{peer.opened_as}: {how}", measure)
+
+
+def _gather(peer: Peer) -> Contestant:
+    return _contestant(peer, "submit, then result()", timing.rate(on(peer, lambda pool: gather(pool.submit)), "tasks"))
+
+
+def _map_by(peer: Peer, chunk: int) -> Contestant:
+    def chunked(pool: Any) -> Any:
+        return drain(lambda function, items: pool.map(function, items, chunksize=chunk))
+
+    return _contestant(peer, f"map, chunksize={chunk}", timing.rate(on(peer, chunked), "items"))
+
+
+def _one_value(measure: Callable[[Peer, Any], Measure]) -> tuple[Contestant, ...]:
+    """A value there and back, by everybody who takes single calls."""
+    return (
+        *(_contestant(peer, "submit(…).result()", measure(peer, _by_submit)) for peer in FUTURES),
+        *(_contestant(peer, "apply_async(…).get()", measure(peer, _by_apply)) for peer in ASYNC_RESULTS),
+        _contestant(PEBBLE, "schedule(…).result()", measure(PEBBLE, _by_schedule)),
+        _contestant(BULLPEN, "submit(…).result()", measure(BULLPEN, _by_submit)),
+    )
+
+
+THROUGHPUT = (Metric(RATE, "throughput", "calls/s", "higher"),)
+
+WORKS = (
+    Work(
+        "gather",
+        "{tasks:,} no-ops: submit all, then all results",
+        THROUGHPUT,
+        (
+            *map(_gather, FUTURES),
+            *(
+                _contestant(
+                    peer,
+                    "apply_async, then get()",
+                    timing.rate(on(peer, lambda pool: gather_async_results(pool.apply_async)), "tasks"),
+                )
+                for peer in ASYNC_RESULTS
+            ),
+            _contestant(
+                PEBBLE,
+                "schedule, then result()",
+                timing.rate(on(PEBBLE, lambda pool: gather(pool.schedule)), "tasks"),
+            ),
+            _gather(BULLPEN),
+        ),
+    ),
+    Work(
+        "map",
+        "a map over {items:,} no-ops",
+        THROUGHPUT,
+        (
+            *(_map_by(peer, CHUNK) for peer in FUTURES),
+            *(
+                _contestant(
+                    peer, "map, default chunksize", timing.rate(on(peer, lambda pool: drain(pool.map)), "items")
+                )
+                for peer in (*ASYNC_RESULTS, MPIRE)
+            ),
+            _contestant(
+                PEBBLE,
+                f"map, chunksize={CHUNK}",
+                timing.rate(
+                    on(
+                        PEBBLE,
+                        lambda pool: drain_map_future(
+                            lambda function, items: pool.map(function, items, chunksize=CHUNK)
+                        ),
+                    ),
+                    "items",
+                ),
+            ),
+            _contestant(JOBLIB, "delayed calls", timing.rate(on(JOBLIB, drain_parallel), "items")),
+            _contestant(BULLPEN, "map", timing.rate(on(BULLPEN, lambda pool: drain(pool.map)), "items")),
+        ),
+    ),
+    Work(
+        "latency",
+        "{calls:,} no-ops, one at a time",
+        (Metric(P50, "median", "µs", "lower"), Metric(P99, "99th percentile", "µs", "lower")),
+        (
+            *(
+                _contestant(peer, "submit().result()", timing.latency(on(peer, lambda pool: one_by_one(pool.submit))))
+                for peer in FUTURES
+            ),
+            *(
+                _contestant(
+                    peer,
+                    "apply_async().get()",
+                    timing.latency(on(peer, lambda pool: one_by_one_async_result(pool.apply_async))),
+                )
+                for peer in ASYNC_RESULTS
+            ),
+            _contestant(
+                PEBBLE, "schedule().result()", timing.latency(on(PEBBLE, lambda pool: one_by_one(pool.schedule)))
+            ),
+            _contestant(
+                BULLPEN, "submit().result()", timing.latency(on(BULLPEN, lambda pool: one_by_one(pool.submit)))
+            ),
+        ),
+    ),
+    Work(
+        "bytes",
+        "1 MB of bytes, there and back, {large:,} times",
+        (Metric(ROUND_TRIP, "round trip", "ms", "lower"),),
+        _one_value(timing.large),
+    ),
+    Work(
+        "array",
+        "an array of 100 MB, there and back, {huge:,} times",
+        (Metric(ROUND_TRIP, "round trip", "ms", "lower"),),
+        _one_value(timing.huge),
+    ),
+    Work(
+        "start",
+        "from no pool to the first result",
+        (Metric(COLD, "in a fresh app", "ms", "lower"), Metric(WARM, "its next pool", "ms", "lower")),
+        _one_value(timing.start),
+    ),
+)
+
+
+PROCESSES = Suite(
+    name="processes",
+    title='Pool(runtime="process") beside other process pools',
+    higher="Throughput × ProcessPoolExecutor (forkserver)",
+    lower="Time × ProcessPoolExecutor (forkserver)",
+    works=WORKS,
+    bars=BARS,
+    full=FULL,
+    quick=QUICK,
+    settings=lambda: {"workers": str(WORKERS)},
+)
