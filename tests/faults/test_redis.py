@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from bullpen import AsyncWorkerPool, StorageError, StorageUnavailable, TaskQueue
+from bullpen.storage.open import open_storage
 from bullpen.storage.redis.store import RedisStorage
-from bullpen.tasks.task import TaskStatus
-from tests.servers import OwnRedis
+from bullpen.tasks.task import Task, TaskStatus
+from tests.servers import OwnRedis, free_port
 
 PATIENCE = 30.0
 pytestmark = pytest.mark.anyio
@@ -49,10 +51,34 @@ async def test_a_server_that_drops_keys_is_refused(new_server: NewServer) -> Non
 async def test_a_server_that_forgets_is_named_when_it_is_opened(
     new_server: NewServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = RedisStorage(new_server().url)
+    url = new_server().url
+    for _ in range(2):
+        store = RedisStorage(url)
+        await store.open()
+        await store.close()
+    assert caplog.text.count("appendonly off") == 1  # in one process
+
+
+async def test_a_server_with_tls_is_reached_if_its_certificate_is_trusted(
+    new_server: NewServer, tmp_path: Path
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    made += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    await asyncio.to_thread(subprocess.run, made, check=True, capture_output=True)
+    port = str(free_port())
+    files = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate))
+    await asyncio.to_thread(new_server, "--tls-port", port, *files, "--tls-auth-clients", "no")
+    with pytest.raises(StorageUnavailable, match=r"(?i)certificate") as refused:
+        await open_storage(f"rediss://:s3cret@127.0.0.1:{port}/0").open()
+    assert "s3cret" not in str(refused.value)
+    store = open_storage(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}")
     await store.open()
-    await store.close()
-    assert "appendonly off" in caplog.text
+    try:
+        await store.add([Task(id="1", func_path="f", payload=b"[]")])
+        assert await store.counts()
+    finally:
+        await store.close()
 
 
 async def test_a_worker_goes_on_when_its_server_was_killed_and_nothing_is_lost(new_server: NewServer) -> None:

@@ -46,6 +46,9 @@ REMEMBERED = 20_000
 _decode_worker = msgspec.json.Decoder(WorkerRecord).decode
 
 
+_said: set[tuple[str, str]] = set()  # addresses, and what was said about them
+
+
 class RedisStorage(ServerStorage[Link]):
     """A store on a Redis or Valkey server, under keys that begin with `prefix`."""
 
@@ -86,14 +89,20 @@ class RedisStorage(ServerStorage[Link]):
         try:
             settings = await link.client.config_get("maxmemory-policy", "appendonly", "save")
         except exceptions.ResponseError:
-            log.warning("%s: the server does not tell its settings; see that it keeps what it is given", self.name)
+            self._warn_once("the server does not tell its settings; see that it keeps what it is given")
             return
         policy = settings.get("maxmemory-policy") or "noeviction"
         if policy.startswith("allkeys"):
             why = f"the server drops keys when its memory is full (maxmemory-policy {policy}), and tasks with them"
             raise StorageError(f"{why}; use noeviction", storage=self.name)
         if settings.get("appendonly") != "yes":
-            log.warning("%s: the server has appendonly off: tasks are lost if it crashes or restarts", self.name)
+            self._warn_once("the server has appendonly off: tasks are lost if it crashes or restarts")
+
+    def _warn_once(self, message: str) -> None:
+        """In each process, however many clients it has."""
+        if (self.url, message) not in _said:
+            _said.add((self.url, message))
+            log.warning("%s: %s", self.name, message)
 
     async def concerns(self) -> Sequence[Concern]:
         async with told(self.name):
