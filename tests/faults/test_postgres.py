@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 
 from bullpen import AsyncWorkerPool, SchemaTooNew, StorageError, StorageUnavailable, TaskNotFound, TaskQueue
+from bullpen.storage.port import Limit, TaskFilter
 from bullpen.storage.postgres import schema as schemas
 from bullpen.storage.postgres.failures import told
 from bullpen.storage.postgres.store import PostgresStorage
@@ -67,6 +70,38 @@ async def test_nothing_is_made_where_that_is_not_wanted(postgres_url: str, schem
         await PostgresStorage(postgres_url, schema=schema, migrate=False).open()
     there = f"SELECT count(*) FROM pg_namespace WHERE nspname = '{schema}'"
     assert await asyncio.to_thread(run, postgres_url, lambda connection: connection.fetchval(there)) == 0
+
+
+async def test_a_role_with_the_rights_that_the_page_gives_can_do_all_a_worker_does(
+    postgres_url: str, schema: str
+) -> None:
+    role = schema  # a name that nobody else has
+    page = Path("docs/how-to/several-machines.md").read_text()
+    rights = page.partition("```sql\n")[2].partition("```")[0]
+    rights = rights.replace("bullpen_worker", role).replace("SCHEMA bullpen ", f"SCHEMA {schema} ")
+    owner = PostgresStorage(postgres_url, schema=schema)
+    await owner.open()
+    await owner.close()
+    await asyncio.to_thread(run, postgres_url, lambda connection: connection.execute(rights))
+    try:
+        parts = urlsplit(postgres_url)
+        address = parts._replace(netloc=f"{role}@{parts.netloc.rpartition('@')[2]}").geturl()
+        store = PostgresStorage(address, schema=schema, migrate=False)
+        await store.open()
+        try:
+            await store.set_limit(Limit(queue="default", max_running=5, rate=100.0))
+            await store.add(new_tasks(0, 3))
+            first, second, _ = await claim(store, 3)
+            await claim(store, 0, succeed(first, b"1"), release(second))
+            assert len(await store.list(TaskFilter(), limit=10)) == 3
+            assert len(await store.cancel([second.id])) == 1
+            assert await store.delete([first.id]) == 1
+            assert len(await store.rescue_expired(lambda task, now: release(task), limit=9, dead_workers=["w"])) == 1
+        finally:
+            await store.close()
+    finally:
+        dropped = f"DROP OWNED BY {role}; DROP ROLE {role}"
+        await asyncio.to_thread(run, postgres_url, lambda connection: connection.execute(dropped))
 
 
 @pytest.mark.parametrize("address", ["postgresql://me:s3cret@127.0.0.1:1/test", "{url}_that_is_not_there"])
