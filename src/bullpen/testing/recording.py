@@ -137,7 +137,7 @@ class RecordingStorage:
             kind = "" if one.error is None else one.error.kind
             self._answer(settling, one.id, one.attempt, refused=refused, error=kind, **facts)
             for child in one.children:
-                eta = child.eta or adding.store_at
+                eta = None if child.waits_for else child.eta or adding.store_at
                 self._answer(adding, child.id, 0, refused=refused, eta=eta, fire=child.fire, terms=self._terms(child))
         for task in exchange.claimed:
             self._answer(claiming, task.id, task.attempt, lease=lease, late=self.late)
