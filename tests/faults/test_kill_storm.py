@@ -126,12 +126,14 @@ async def test_nothing_is_lost_in_a_storm(tmp_path: Path, seed: int, thorough: b
     with sqlite3.connect(path) as connection:
         connection.execute(LEDGER)
     connection.close()
+    await queue.aset_limit(max_running=7, in_order=True)  # of 12 permits; the checker sees whether it holds
     with Storm(tmp_path, seed, workers=3) as storm:
         while storm.kills < kills:
             for _ in range(tasks // kills):
                 name = luck.choice(["nap", "nap", "grind", "stumble", "transfer"])
                 argument = luck.randrange(3) if name == "stumble" else luck.choice([0.0, 0.02, 0.3])
-                await queue.aenqueue(name, [argument])
+                key = luck.choice([None, None, "a", "b", "c"])
+                await queue.aenqueue(name, [argument], concurrency_key=key)
             await storm.strike()
         storm.note("fault", "storm", "calm")
         await all_ended(storage, WITHIN * (5 if thorough else 1))
