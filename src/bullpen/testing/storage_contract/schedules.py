@@ -152,3 +152,13 @@ class ScheduleTests(StoreTests):
 
         await asyncio.gather(*[store.change([task.id], move) for _ in range(10)])
         assert (await get(store, task)).fire == 10.0
+
+    async def test_a_pause_and_a_change_at_once_are_both_there(self, store: Storage) -> None:
+        for _ in range(5):
+            task = await claimed_one(store, schedule=CRON, fire=5.0)
+            await asyncio.gather(
+                store.change([task.id], lambda task, _: replace(task, hold="paused")),
+                store.change([task.id], lambda task, _: replace(task, payload=b"new", hold=task.hold or "changed")),
+            )
+            after = await get(store, task)
+            assert (after.hold, after.payload) == ("paused", b"new")
