@@ -562,7 +562,7 @@ def _filter(
     )
 
 
-def _status(value: object) -> TaskStatus:
+def _status(value: str) -> TaskStatus:
     try:
         return TaskStatus(value)
     except ValueError:

@@ -19,15 +19,14 @@ from bullpen.tasks.retry import JITTER, Backoff
 from bullpen.tasks.schedule import Schedule, latest_fire, next_fire
 
 
-class TaskStatus(enum.Enum):
+class TaskStatus(enum.StrEnum):
+    """A string as well: `job.status == "success"`."""
+
     PENDING = "pending"
     RUNNING = "running"
     SUCCESS = "success"
     FAILED = "failed"
     CANCELLED = "cancelled"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 PENDING = TaskStatus.PENDING
