@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 VARIABLE = "BULLPEN_APP"
@@ -24,11 +24,12 @@ def mark() -> str:
         return ""
 
 
-def sweep() -> list[int]:
-    """Kill the processes of this user whose app is dead; who they were."""
+def sweep(among: Iterable[int] | None = None) -> list[int]:
+    """Kill the processes of this user whose app is dead, or those `among` these; who they were."""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return []
-    return [pid for pid in _pids() if pid != os.getpid() and _kill_if_orphan(pid)]
+    candidates = _pids() if among is None else among
+    return [pid for pid in candidates if pid != os.getpid() and _kill_if_orphan(pid)]
 
 
 def _kill_if_orphan(pid: int) -> bool:
