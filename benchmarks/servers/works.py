@@ -42,15 +42,16 @@ _POSTGRES: tuple[Entry, ...] = (
 
 
 def _works(entries: tuple[Entry, ...], ours: Open, raw: Contestant, place: Any) -> tuple[Work, ...]:
-    def each(measure: Callable[[Open], Any]) -> tuple[Contestant, ...]:
-        return tuple(Contestant(label, peer, settings, measure(opened)) for label, peer, settings, opened in entries)
+    def each(measure: Callable[[Open], Any], first: str = "huey") -> tuple[Contestant, ...]:
+        strongest = sorted(entries, key=lambda entry: entry[0] != first)
+        return tuple(Contestant(label, peer, settings, measure(opened)) for label, peer, settings, opened in strongest)
 
     drained = Contestant("bullpen", BULLPEN, f"concurrency={CONCURRENCY}, results kept", measures.drain(ours))
     quick = [Contestant("bullpen, uvloop", BULLPEN, "the same on uvloop", measures.drain(ours, _uvloop))]
     if entries is _POSTGRES:
         fast = Contestant("pgqueuer, uvloop", PGQUEUER, f"batch_size={BATCH}", measures.drain(pgqueuer, _uvloop))
         quick.insert(0, fast)
-    drains = each(measures.drain)
+    drains = each(measures.drain, "dramatiq")
     return (
         Work("drain", "{drained:,} no-ops wait, one worker starts", _THROUGHPUT, (*drains[:-1], *quick, drains[-1])),
         Work("drain-floor", "the same, beside the raw statements, which run nothing", _THROUGHPUT, (raw, drained)),
