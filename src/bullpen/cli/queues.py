@@ -136,6 +136,7 @@ def _limit(arguments: argparse.Namespace) -> int:
         if changes:
             there = next((limit for limit in queue.limits() if limit.queue == arguments.queue), None)
             terms = msgspec.structs.asdict(there or Limit(queue=arguments.queue)) | changes
+            del terms["declared"]  # it is the operator's from now on
             queue.set_limit(**terms)
         return _tell(arguments, [state for state in _look(queue) if state.name == arguments.queue])
 
