@@ -54,13 +54,7 @@ def schema(postgres_url: str) -> Iterator[str]:
         yield name
 
 
-class ServerMachine(StorageMachine):
-    """Without tasks that follow others: what expires together with whom they follow is not the same there yet."""
-
-    compose: Any = None
-
-
-class PostgresMachine(ServerMachine):
+class PostgresMachine(StorageMachine):
     url: str
     schema: str
     connection: Any = None
@@ -112,7 +106,7 @@ class ClockedRedis(RedisStorage):
             return float(await client.get(f"{self.prefix}:clock"))
 
 
-class RedisMachine(ServerMachine):
+class RedisMachine(StorageMachine):
     url: str
 
     def make_store(self) -> Storage:

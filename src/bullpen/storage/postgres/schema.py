@@ -421,7 +421,7 @@ BEGIN
             WHERE t.id = s.id AND t.attempt = s.attempt AND t.status || '' = 'running'
             RETURNING t.*
         LOOP
-            applied := applied || row.id;
+            applied := applied || (row.id || ' ' || row.attempt);
             IF row.awaited THEN
                 PERFORM pg_notify('{channel}', 'r' || row.id);
             END IF;
@@ -440,11 +440,12 @@ BEGIN
         END IF;
         IF cardinality(applied) < cardinality(ids) THEN
             FOR i IN 1 .. cardinality(ids) LOOP
-                IF ids[i] <> ALL (applied) OR i > array_position(ids, ids[i]) THEN
+                IF ids[i] || ' ' || attempts[i] <> ALL (applied) THEN
                     row := NULL;
                     row.id := ids[i]; row.attempt := attempts[i]; row.status := 'refused';
                     RETURN NEXT row;
                 END IF;
+                applied := array_remove(applied, ids[i] || ' ' || attempts[i]);  -- a second one is refused
             END LOOP;
         END IF;
     END IF;

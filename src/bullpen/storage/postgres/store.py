@@ -282,10 +282,10 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
                 if holder is None:
                     (there[task.id],) = await self._add_in(connection, [task])
                 else:
-                    there[task.id] = await self._meet(connection, task, holder, duplicates, now)
-            kept.append(there[task.id])
-        latest = {task.id: task for task in kept}  # one may be replaced twice
-        return [latest[task.id] for task in kept]
+                    after = await self._meet(connection, task, holder, duplicates, now)
+                    there[task.id] = there[after.id] = after
+            kept.append(there[task.id].id)
+        return [there[task_id] for task_id in kept]  # as they are at the end: one may be replaced twice
 
     def now_in(self, connection: Any) -> float | Awaitable[float]:
         return self._in(connection, f"SELECT CAST({self.schema}.now() AS text) || {{}}", "", float)

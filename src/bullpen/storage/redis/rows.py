@@ -38,7 +38,6 @@ class Body(msgspec.Struct, array_like=True, gc=False):
     on_failure: OnFailure
     headers: dict[str, str]
     schedule: Schedule | None = None
-    follows: Follows | None = None
 
 
 class State(msgspec.Struct, array_like=True, gc=False):
@@ -74,10 +73,13 @@ class State(msgspec.Struct, array_like=True, gc=False):
     waits_for: int = 0
     anyway: bool = False  # … whatever becomes of them
     follows: list[str] = []  # their ids
+    many: bool = False
+    place: str = ""
 
 
 pack = msgspec.msgpack.Encoder().encode
 NEW_STATE = pack(State())
+_NOBODY = Follows(ids=())
 
 _statuses = {status.value: status for status in TaskStatus}
 _decode_state = msgspec.msgpack.Decoder(State).decode
@@ -99,7 +101,6 @@ def body_of(task: Task) -> bytes:
         task.on_failure,
         task.headers,
         task.schedule,
-        task.follows,
     )
     return pack(body)
 
@@ -138,11 +139,15 @@ def state_of(task: Task) -> bytes:
     return pack(state)
 
 
-def _links_of(task: Task) -> tuple[str, int, bool, list[str]]:
-    follows = task.follows
-    if follows is None:
-        return task.then or "", task.waits_for, False, []
-    return task.then or "", task.waits_for, follows.anyway, list(follows.ids)
+def _links_of(task: Task) -> tuple[str, int, bool, list[str], bool, str]:
+    follows = task.follows or _NOBODY
+    return task.then or "", task.waits_for, follows.anyway, list(follows.ids), follows.many, follows.place
+
+
+def _follows(state: State) -> Follows | None:
+    if not state.follows:
+        return None
+    return Follows(ids=tuple(state.follows), place=state.place, many=state.many, anyway=state.anyway)
 
 
 def new_task(task: Task, queue: int, body: int) -> tuple[Any, ...]:
@@ -247,7 +252,7 @@ def task_of(
         concurrency_key=state.concurrency_key or None,
         headers=given.headers,
         then=state.then_id or None,
-        follows=given.follows,
+        follows=_follows(state),
         waits_for=state.waits_for,
         attempt=state.attempt,
         failures=state.failures,

@@ -305,6 +305,7 @@ local function add(queues, tasks, new_state, policy, push_limit, moment)
         task[EXPIRES], task[RESULT_TTL], task[UNIQUE_KEY], task[CONCURRENCY_KEY] = new[5], new[6], key, new[8]
         task[FIRE], task[UNIQUE_UNTIL], task[KEEPS_KEY] = new[9], new[10], new[11]
         task[THEN_ID], task[WAITS_FOR], task[ANYWAY], task[FOLLOWS] = new[13], new[14], new[15], new[16]
+        task[MANY], task[PLACE] = new[17], new[18]
         if queue.there[id] then
             other = id
         elseif key ~= '' then
@@ -318,7 +319,7 @@ local function add(queues, tasks, new_state, policy, push_limit, moment)
             if push_limit >= 0 then task[ETA] = math.min(task[ETA], old[CREATED_AT] + push_limit) end
             if old[WAITS_FOR] > 0 then task[ETA] = old[ETA] end
             for _, field in ipairs({ATTEMPT, RUNS, PROGRESS, HAS_RESULT, RESULT_DROPPED, ERRORS, AWAITED, HOLD,
-                CREATED_AT, STARTED_AT, FINISHED_AT, THEN_ID, WAITS_FOR, ANYWAY, FOLLOWS}) do
+                CREATED_AT, STARTED_AT, FINISHED_AT, THEN_ID, WAITS_FOR, ANYWAY, FOLLOWS, MANY, PLACE}) do
                 task[field] = old[field]
             end
         end
