@@ -25,7 +25,11 @@ from bullpen.cli.mover import Mover
 from bullpen.storage.memory import MemoryStorage
 from bullpen.storage.open import open_storage
 from bullpen.storage.port import Limit, Storage, TaskFilter
-from bullpen.tasks.moving import mark_of, marked
+from bullpen.storage.schedules import put
+from bullpen.tasks import planning
+from bullpen.tasks.ids import schedule_id
+from bullpen.tasks.moving import mark_of, marked, through_mark
+from bullpen.tasks.schedule import Schedule
 from bullpen.tasks.task import CANCELLED, FAILED, NEVER, PENDING, RUNNING, Task, cancel, fail, succeed
 from bullpen.testing.storage_contract.base import claim, error_of, ids, new_task, new_tasks, settle
 from bullpen.testing.storage_contract.links import new_chain, new_group
@@ -191,6 +195,30 @@ async def test_what_was_cancelled_on_its_way_is_cancelled_where_it_arrives() -> 
     await Mover(source, destination, "there").sweep()
     assert (await everything(destination))[task.id].status is CANCELLED
     assert await everything(source) == {}
+
+
+@pytest.mark.anyio
+async def test_a_schedule_that_is_changed_on_its_way_arrives_with_the_change_and_its_time(
+    urls: tuple[str, str],
+) -> None:
+    async with two(urls) as (source, destination):
+        told = {name: Schedule(key=name) for name in ("declared", "paused", "run")}
+        now = await source.now()
+        kept = await source.add(
+            [new_task(id=schedule_id(name), interval=60.0, schedule=told[name], eta=now + 60) for name in told]
+        )
+        await die_at("move.after_mark", source, destination)
+        declared, paused, run = kept
+        await put(source, replace(declared, max_retries=7))
+        await source.change([paused.id], through_mark(planning.paused))
+        await source.change([run.id], through_mark(planning.run_now))
+        assert await claim(source, 10) == []
+        await Mover(source, destination, "there").sweep()
+        there = await everything(destination)
+        assert (there[declared.id].eta, there[declared.id].max_retries) == (declared.eta, 7)
+        assert (there[paused.id].eta, there[paused.id].hold) == (NEVER, "paused")
+        assert ids(await claim(destination, 10)) == [run.id]
+        assert await everything(source) == {}
 
 
 @pytest.mark.anyio

@@ -15,6 +15,7 @@ from bullpen.storage.schedules import all_schedules
 from bullpen.tasks import planning
 from bullpen.tasks.ids import SCHEDULES, schedule_id
 from bullpen.tasks.info import ScheduleInfo, in_zone, schedule_info_of
+from bullpen.tasks.moving import through_mark
 from bullpen.tasks.options import whole
 from bullpen.tasks.task import Task
 
@@ -83,7 +84,7 @@ class Schedules:
     async def arun(self, key: str) -> Job[Any]:
         task = await self._task(key)
         storage = await self._store.clients.get()
-        changed = await storage.change([task.id], planning.run_now)
+        changed = await storage.change([task.id], through_mark(planning.run_now))
         return Job(self._store, task.id, is_new=bool(changed), runs=(changed[0] if changed else task).runs)
 
     def remove(self, key: str) -> None:
@@ -102,7 +103,7 @@ class Schedules:
 
     async def _change(self, key: str, move: Move) -> bool:
         task = await self._task(key)
-        return bool(await (await self._store.clients.get()).change([task.id], move))
+        return bool(await (await self._store.clients.get()).change([task.id], through_mark(move)))
 
     async def _task(self, key: str) -> Task:
         if not isinstance(key, str) or not key:

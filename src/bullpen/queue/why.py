@@ -94,10 +94,11 @@ async def explain_task(storage: Storage, task: Task) -> Why:
 
 async def _earlier(storage: Storage, task: Task) -> Task | None:
     """The task that is first with its key, of the oldest that there are."""
-    if task.concurrency_key is None:
+    if task.concurrency_key is None or task.repeats:
         return None
     alive = TaskFilter(queues=(task.queue,), statuses=(PENDING, RUNNING))
-    same = [one for one in await storage.list(alive, limit=1000) if one.concurrency_key == task.concurrency_key]
+    there = await storage.list(alive, limit=1000)
+    same = [one for one in there if one.concurrency_key == task.concurrency_key and not one.repeats]
     first = min(same, key=lambda one: (one.created_at, one.id), default=task)
     return None if first.id == task.id else first
 

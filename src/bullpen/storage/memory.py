@@ -29,9 +29,11 @@ from bullpen.storage.port import (
     TaskFilter,
     WorkerRecord,
 )
+from bullpen.tasks.ids import is_schedule
 from bullpen.tasks.links import called_back, followed, has_come_back, has_ended, redriven_behind
 from bullpen.tasks.task import (
     FINAL,
+    NEVER,
     PENDING,
     RUNNING,
     Progress,
@@ -256,16 +258,10 @@ class MemoryStorage:
 
     def _is_first(self, task: Task) -> bool:
         """Whether no task with its concurrency key that was added before is alive."""
-        if task.concurrency_key is None:
+        if task.concurrency_key is None or is_schedule(task.id):
             return True
-        line = self._of_keys[task.queue, task.concurrency_key]
-        while (
-            (first := self._tasks.get(line[0][1])) is None
-            or first.is_final
-            or (first.concurrency_key != task.concurrency_key)
-        ):
-            heapq.heappop(line)
-        return first.id == task.id
+        self._tidy_line(task)
+        return self._of_keys[task.queue, task.concurrency_key][0][1] == task.id
 
     def _recent_starts(self, limit: Limit, now: float) -> deque[float]:
         starts = self._starts[limit.queue]
@@ -518,6 +514,8 @@ class MemoryStorage:
         return [self._tasks.get(task_id) for task_id in (follower.follows.ids if follower.follows is not None else ())]
 
     def _write(self, task: Task, now: float | None) -> None:
+        if task.concurrency_key is not None:
+            self._stand_in_line(task)
         self._tasks[task.id] = task
         status = task.status
         if status is RUNNING:
@@ -529,20 +527,40 @@ class MemoryStorage:
                 entry = (task.eta, task.id)
                 if now is not None and task.eta <= now:
                     self._line(task).add(entry)
-                else:
+                elif task.eta < NEVER:
                     heapq.heappush(self._later[task.queue], entry)
                 if task.expires is not None:
                     heapq.heappush(self._expiring, (task.expires, task.id))
-                if task.concurrency_key is not None:
-                    line = self._of_keys[task.queue, task.concurrency_key]
-                    heapq.heappush(line, (task.created_at, task.id))
             else:
                 self._note_end(task)
+                self._tidy_line(task)
                 for member in self._members(task):  # they were kept for this one
                     if member is not None:
                         self._note_end(member)
         if task.unique_key is not None and has_key(task, math.inf):
             self._unique[task.queue, task.unique_key] = task.id
+
+    def _stand_in_line(self, task: Task) -> None:
+        """Among those with its concurrency key, in which it may be already."""
+        before = self._tasks.get(task.id)
+        is_there = before is not None and not before.is_final and before.concurrency_key == task.concurrency_key
+        if task.concurrency_key is not None and not (is_there or task.is_final or is_schedule(task.id)):
+            heapq.heappush(self._of_keys[task.queue, task.concurrency_key], (task.created_at, task.id))
+
+    def _tidy_line(self, task: Task) -> None:
+        """Let go of those in front that are over, have another key, or are gone."""
+        place = (task.queue, task.concurrency_key or "")
+        line = self._of_keys.get(place)
+        if line is None:
+            return
+        while line and (
+            (first := self._tasks.get(line[0][1])) is None
+            or first.is_final
+            or first.concurrency_key != task.concurrency_key
+        ):
+            heapq.heappop(line)
+        if not line:
+            del self._of_keys[place]
 
     def _note_end(self, task: Task) -> None:
         if (ends := _ends(task)) is not None:
@@ -563,6 +581,7 @@ class MemoryStorage:
     def _forget(self, ids: Iterable[str]) -> int:
         gone = [task for task_id in ids if (task := self._tasks.pop(task_id, None)) is not None]
         for task in gone:
+            self._tidy_line(task)
             if task.unique_key is not None and self._unique.get((task.queue, task.unique_key)) == task.id:
                 del self._unique[task.queue, task.unique_key]
         return len(gone)

@@ -77,8 +77,9 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """At most so many at once: of a queue, or of each concurrency key in it; and at most so many starts a second.
 
     `in_order`: the tasks of a concurrency key run one at a time and as they were added, whatever their priority: each
-    waits until those before it are over, also while one of them waits for another try. `declared`: the code says so,
-    and nobody has set another one since.
+    waits until those before it are over, also while one of them waits for another try. Schedules, which never are,
+    have no place in that order: their runs wait for nothing but the end of the one that runs, and hold up nobody before
+    they start. `declared`: the code says so, and nobody has set another one since.
     """
 
     queue: str

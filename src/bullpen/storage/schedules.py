@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from bullpen.errors import ScheduleBusy
 from bullpen.storage.port import Storage, TaskFilter
 from bullpen.tasks.ids import SCHEDULES
+from bullpen.tasks.moving import through_mark
 from bullpen.tasks.planning import paused, rescheduled
 from bullpen.tasks.task import PENDING, Task, cancelled_by_operator
 
@@ -40,9 +41,9 @@ async def put(storage: Storage, task: Task) -> bool:
         await _leave_queue(storage, there)
     if there is None or there.queue != task.queue:
         await storage.add([task])
-    await storage.change([task.id], lambda kept, now: rescheduled(kept, task, now))
+    await storage.change([task.id], through_mark(lambda kept, now: rescheduled(kept, task, now)))
     if there is not None and there.hold == "paused":
-        await storage.change([task.id], paused)
+        await storage.change([task.id], through_mark(paused))
     return is_new
 
 

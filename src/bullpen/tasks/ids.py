@@ -50,6 +50,11 @@ def _head(high: int) -> str:
 SCHEDULES = "ffffffff"  # what ids of tasks that run again and again begin with: they are found without an index
 
 
+def is_schedule(task_id: str) -> bool:
+    """Whether it is the id of a task that runs again and again."""
+    return task_id.startswith(SCHEDULES)
+
+
 def schedule_id(key: str) -> str:
     """Of the one task that a schedule with this key is."""
     digest = hashlib.blake2b(key.encode(), digest_size=12).hexdigest()

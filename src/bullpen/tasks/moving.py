@@ -6,6 +6,8 @@ it can be listed, cancelled, and found again by whoever goes on with the move.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from msgspec.structs import replace
 
@@ -45,6 +47,19 @@ def unmarked(task: Task) -> Task:
         return task
     headers = {name: value for name, value in task.headers.items() if name != HEADER}
     return replace(task, eta=mark.eta if task.eta == NEVER else task.eta, expires=mark.expires, headers=headers)
+
+
+def through_mark(move: Callable[[Task, float], Task | None]) -> Callable[[Task, float], Task | None]:
+    """`move`, also of tasks that are on their way: they are changed as they were before the mark, and keep it."""
+
+    def moved(task: Task, now: float) -> Task | None:
+        mark = mark_of(task)
+        after = move(unmarked(task), now)
+        if mark is None or after is None or after.status is not PENDING:
+            return after
+        return marked(after, mark.to, mark.at)
+
+    return moved
 
 
 def may_have_been_there(task: Task, now: float) -> bool:

@@ -69,7 +69,7 @@ CREATE TABLE {schema}.task (
 
 CREATE INDEX task_ready ON {schema}.task (queue, priority, eta, id) WHERE status = 'pending';
 CREATE INDEX task_in_order ON {schema}.task (queue, concurrency_key, created_at, id)
-    WHERE concurrency_key IS NOT NULL AND status IN ('pending', 'running');
+    WHERE concurrency_key IS NOT NULL AND status IN ('pending', 'running') AND left(id, 8) <> 'ffffffff';  -- a schedule
 CREATE INDEX task_running ON {schema}.task (queue, concurrency_key) WHERE status = 'running';
 CREATE INDEX task_finished ON {schema}.task (prune_at) WHERE prune_at IS NOT NULL;
 CREATE INDEX task_expiring ON {schema}.task (expires) WHERE status = 'pending' AND expires IS NOT NULL;
@@ -306,9 +306,10 @@ BEGIN
                     IF c.concurrency_key IS NOT NULL THEN
                         of_key := coalesce((running[i] ->> c.concurrency_key)::integer, 0);
                         CONTINUE WHEN of_key >= greatest(per_key[i], 1);
-                        CONTINUE WHEN per_key[i] = 0 AND EXISTS (
+                        CONTINUE WHEN per_key[i] = 0 AND left(c.id, 8) <> 'ffffffff' AND EXISTS (
                             SELECT 1 FROM {schema}.task o WHERE o.queue = names[i]
                                 AND o.concurrency_key = c.concurrency_key AND o.status IN ('pending', 'running')
+                                AND left(o.id, 8) <> 'ffffffff'
                                 AND (o.created_at, o.id) < (c.created_at, c.id)
                         );
                         running[i] := running[i] || jsonb_build_object(c.concurrency_key, of_key + 1);

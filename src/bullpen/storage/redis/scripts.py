@@ -11,7 +11,7 @@ All keys of a queue begin with its tag, `{prefix:queue}`, so that they are on on
     :finished    final ones, by when they are to be forgotten
     :expiring    those that wait and have to start in time, by when
     :busy        how many run, by concurrency key
-    :order:KEY   those with a concurrency key that are not over, by when they were added
+    :order:KEY   those with a concurrency key that are not over, by when they were added; no schedules
     :unique      which task had it last, by unique key
     :counts      how many there are, by status
     :limits      the limits of the queue, and whether it is paused
@@ -24,12 +24,14 @@ touches each key once for all tasks: calls are what costs.
 from __future__ import annotations
 
 from bullpen.storage.redis.rows import State
+from bullpen.tasks.ids import SCHEDULES
 from bullpen.tasks.links import GIVEN_UP
 from bullpen.tasks.task import ERRORS_KEPT, NEVER, UNPLANNED
 
 _FIELDS = "".join(f"local {name.upper()} = {number}\n" for number, name in enumerate(State.__struct_fields__, start=1))
 
 _CONSTANTS = f"local ERRORS_KEPT, UNPLANNED, LAST_DAY, GIVEN_UP = {ERRORS_KEPT}, {UNPLANNED}, {NEVER}, {GIVEN_UP}\n"
+_CONSTANTS += f"local SCHEDULES = '{SCHEDULES}'\n"
 
 _COMMON = (
     _FIELDS
@@ -55,6 +57,11 @@ end
 
 local function is_final(status)
     return status == 'success' or status == 'failed' or status == 'cancelled'
+end
+
+-- Whether it runs again and again: then it has no place in the order of its concurrency key.
+local function is_schedule(id)
+    return string.sub(id, 1, #SCHEDULES) == SCHEDULES
 end
 
 -- One command for many words; Lua cannot hand over any number of them at once.
@@ -131,7 +138,7 @@ end
 local function leave(queue, id, task)
     local status = task[STATUS]
     count(queue, status, -1)
-    if task[CONCURRENCY_KEY] ~= '' and not is_final(status) then
+    if task[CONCURRENCY_KEY] ~= '' and not is_final(status) and not is_schedule(id) then
         redis.call('ZREM', queue.tag .. ':order:' .. task[CONCURRENCY_KEY], id)
     end
     if status == 'pending' then
@@ -152,7 +159,7 @@ end
 local function enter(queue, id, task, lease_until)
     local status = task[STATUS]
     count(queue, status, 1)
-    if task[CONCURRENCY_KEY] ~= '' and not is_final(status) then
+    if task[CONCURRENCY_KEY] ~= '' and not is_final(status) and not is_schedule(id) then
         redis.call('ZADD', queue.tag .. ':order:' .. task[CONCURRENCY_KEY], exact(task[CREATED_AT]), id)
     end
     if status == 'pending' then
@@ -435,7 +442,7 @@ local function pick(tags, most, moment)
             local key = first.per_key and fits and task[CONCURRENCY_KEY] or ''
             if key ~= '' then
                 first.taken[key] = first.taken[key] or tonumber(redis.call('HGET', first.tag .. ':busy', key) or 0)
-                fits = first.taken[key] < first.per_key and (not first.in_order
+                fits = first.taken[key] < first.per_key and (not first.in_order or is_schedule(first_id)
                     or redis.call('ZRANGE', first.tag .. ':order:' .. key, 0, 0)[1] == first_id)
                 if fits then first.taken[key] = first.taken[key] + 1 end
             end

@@ -3,7 +3,7 @@
 The tasks that wait are read as streams, each in the order of claims by itself: per queue those without a concurrency
 key and those with one. Within a stream each priority is a range of an index that ends at the present, so what is not
 due is never read. Paused queues, and those that have reached a limit, have no stream. Where a limit per key holds back
-many tasks in a row, the stream is replaced by one stream for each key that has room.
+more tasks in a row than there are keys, the stream is replaced by one stream for each key that has room.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import math
 import sqlite3
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from itertools import islice
 
 import msgspec
 
 from bullpen.storage.port import Limit
 from bullpen.storage.sqlite.rows import COLUMNS, Row
+from bullpen.tasks.ids import SCHEDULES, is_schedule
 
-READ_IN_VAIN = 100  # so many held-back tasks in a row, and reading by key is cheaper
+READ_IN_VAIN = 100  # so many held-back tasks in a row, and reading by key is cheaper if there are less keys
 
 _WAITING = "FROM bullpen_task INDEXED BY {index} WHERE status = 'pending' AND concurrency_key {keyed} AND queue = ?"
 _FREE = _WAITING.format(index="bullpen_ready", keyed="IS NULL")
@@ -29,11 +31,16 @@ _OF_KEY = f"{_BY_KEY} AND concurrency_key = ?"
 
 _FIRST = (
     "FROM bullpen_task INDEXED BY bullpen_in_order WHERE queue = ? AND concurrency_key = ? "
-    "AND status IN ('pending', 'running') ORDER BY created_at, id LIMIT 1"
+    f"AND status IN ('pending', 'running') AND substr(id, 1, 8) <> '{SCHEDULES}' ORDER BY created_at, id LIMIT 1"
 )
 _FIRST_DUE = (
     f"SELECT rowid, {COLUMNS} FROM bullpen_task WHERE rowid = (SELECT rowid {_FIRST}) "
     "AND status = 'pending' AND eta <= ? AND (expires IS NULL OR expires > ?)"
+)
+_SCHEDULES_DUE = (
+    f"SELECT rowid, {COLUMNS} FROM bullpen_task WHERE id >= '{SCHEDULES}' AND substr(id, 1, 8) = '{SCHEDULES}' "
+    "AND status = 'pending' AND concurrency_key IS NOT NULL AND queue = ? AND eta <= ? "
+    "AND (expires IS NULL OR expires > ?)"
 )
 _DUE = "AND priority = ? AND eta <= ? AND (expires IS NULL OR expires > ?) ORDER BY eta, id"
 _KEYS = f"SELECT min(concurrency_key) {_BY_KEY}"
@@ -193,7 +200,8 @@ def _stream(db: sqlite3.Connection, waiting: str, which: tuple[str, ...], now: f
 def _within_keys(db: sqlite3.Connection, queue: str, room: _Room, now: float) -> Generator[Row]:
     """Tasks with a concurrency key that has room."""
     given = set()
-    in_vain = 0
+    in_vain, worth_a_look = 0, READ_IN_VAIN
+    keys: list[str] | None = None
     in_order = _stream(db, _KEYED, (queue,), now, room)
     try:
         for row in in_order:
@@ -203,15 +211,18 @@ def _within_keys(db: sqlite3.Connection, queue: str, room: _Room, now: float) ->
                 yield row
             else:
                 in_vain += 1
-                if in_vain >= READ_IN_VAIN:
-                    break
+                if in_vain >= worth_a_look:
+                    if (keys := _few_keys(db, queue, in_vain)) is not None:
+                        break
+                    worth_a_look *= 2
         else:
             return
     finally:
         in_order.close()
-    keys = (key for key in _keys(db, queue) if room.has(key))
+    keys = [key for key in keys or () if room.has(key)]
     if room.in_order:
         firsts = [row for key in keys for row in db.execute(_FIRST_DUE, (queue, key, now, now))]
+        firsts += db.execute(_SCHEDULES_DUE, (queue, now, now)).fetchall()
         yield from (row for row in sorted(firsts, key=_place) if row[0] not in given and room.has(row[8]))
         return
     by_key = [_stream(db, _OF_KEY, (queue, key), now, room) for key in keys]
@@ -226,8 +237,16 @@ def _within_keys(db: sqlite3.Connection, queue: str, room: _Room, now: float) ->
 
 def _is_first(db: sqlite3.Connection, row: Row) -> bool:
     """Whether no task with its concurrency key that was added before is alive."""
+    if is_schedule(row[1]):
+        return True
     (first,) = db.execute(f"SELECT id {_FIRST}", (row[2], row[8])).fetchone()
     return bool(first == row[1])
+
+
+def _few_keys(db: sqlite3.Connection, queue: str, most: int) -> list[str] | None:
+    """The keys of those that wait, if there are at most so many."""
+    keys = list(islice(_keys(db, queue), most + 1))
+    return keys if len(keys) <= most else None
 
 
 def _keys(db: sqlite3.Connection, queue: str) -> Iterator[str]:

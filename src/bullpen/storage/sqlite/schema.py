@@ -58,7 +58,7 @@ CREATE INDEX bullpen_ready_keyed ON bullpen_task (queue, priority, eta, id, expi
 CREATE INDEX bullpen_ready_by_key ON bullpen_task (queue, concurrency_key, priority, eta, id, expires)
     WHERE status = 'pending' AND concurrency_key IS NOT NULL;
 CREATE INDEX bullpen_in_order ON bullpen_task (queue, concurrency_key, created_at, id)
-    WHERE concurrency_key IS NOT NULL AND status IN ('pending', 'running');
+    WHERE concurrency_key IS NOT NULL AND status IN ('pending', 'running') AND substr(id, 1, 8) <> 'ffffffff';
 CREATE INDEX bullpen_running ON bullpen_task (queue, concurrency_key) WHERE status IN ('running');
 CREATE INDEX bullpen_finished ON bullpen_task (prune_at, queue, status) WHERE prune_at IS NOT NULL;
 CREATE INDEX bullpen_failed ON bullpen_task (id) WHERE status IN ('failed');

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from bullpen.storage.port import Limit, Storage
+from bullpen.tasks.ids import schedule_id
+from bullpen.tasks.planning import run_now
 from bullpen.tasks.task import RUNNING, fail, release, succeed
 from bullpen.testing.storage_contract.base import (
     FAR,
@@ -164,6 +166,25 @@ class LimitTests(StoreTests):
         others = await store.add([new_task(concurrency_key=f"k{number}") for number in range(5)])
         assert ids(await claim(store, 10)) == ids(others)
         assert await claim(store, 10) == []
+
+    async def test_a_schedule_holds_up_nobody_who_comes_after_it(self, store: Storage) -> None:
+        await store.set_limit(Limit(queue="default", in_order=True))
+        waits, runs = await store.add(
+            [
+                new_task(id=schedule_id(name), concurrency_key="a", interval=FAR, eta=await store.now() + in_seconds)
+                for name, in_seconds in (("waits", FAR), ("runs", -1.0))
+            ]
+        )
+        first, second = await store.add(new_tasks(2, concurrency_key="a"))
+        (mine,) = await claim(store, 10)
+        assert mine.id == runs.id
+        (mine,) = await claim(store, 10, succeed(mine, None))
+        assert mine.id == first.id
+        assert ids(await store.change([waits.id], run_now)) == [waits.id]  # besides the order, but not at the same time
+        assert await claim(store, 10) == []
+        (mine,) = await claim(store, 1, fail(mine, error_of(mine), 0.0))
+        (other,) = await claim(store, 1, succeed(mine, None))
+        assert {mine.id, other.id} == {waits.id, second.id}
 
     # How many start.
 

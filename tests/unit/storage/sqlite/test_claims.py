@@ -99,6 +99,18 @@ def test_tasks_whose_key_is_at_its_limit_are_not_read_through(db: sqlite3.Connec
     assert steps_of_a_claim(db) <= 1.3 * small
 
 
+def test_many_keys_are_not_looked_at_for_a_few_tasks_that_are_held_back(db: sqlite3.Connection) -> None:
+    Ledger(db, NOW, 0.0).set_limit(Limit(queue="default", max_running_per_key=1))
+    fill(db, 300, concurrency_key="hot")
+    steps_of_a_claim(db, limit=1)
+    for _ in range(500):
+        fill(db, 1, concurrency_key=f"key {next(_numbers)}")
+    few = steps_of_a_claim(db)
+    for _ in range(2000):
+        fill(db, 1, concurrency_key=f"key {next(_numbers)}")
+    assert steps_of_a_claim(db) < 2 * few
+
+
 def test_every_statement_on_tasks_has_its_index(db: sqlite3.Connection) -> None:
     """Statements that name an index fail without it; these choose by themselves."""
     for statement, index in {

@@ -1,0 +1,56 @@
+"""The store in memory keeps nothing of tasks that are gone."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import tracemalloc
+
+import pytest
+from msgspec.structs import replace
+
+from bullpen.storage.memory import MemoryStorage
+from bullpen.tasks.task import Follows, Task, fail, succeed
+from bullpen.testing.storage_contract.base import claim, error_of
+
+_numbers = itertools.count()
+
+
+def new_task(**fields: object) -> Task:
+    return Task(id=f"{next(_numbers):012}", func_path="f", payload=b"{}", result_ttl=0.0, **fields)  # type: ignore[arg-type]
+
+
+async def run_keyed(store: MemoryStorage) -> None:
+    """Each with a concurrency key of its own, and a second try."""
+    await store.add([new_task(concurrency_key=f"key {next(_numbers)}", max_retries=1) for _ in range(500)])
+    mine = await claim(store, 500)
+    again = await claim(store, 500, *(fail(task, error_of(task), 0.0, after=0.0) for task in mine))
+    await claim(store, 0, *(succeed(task, None) for task in again))
+    assert await store.prune(limit=1000) == 500
+
+
+async def run_group(store: MemoryStorage) -> None:
+    """Its callback is written with the end of each."""
+    callback = f"callback {next(_numbers)}"
+    members = [new_task(then=callback) for _ in range(500)]
+    follows = Follows(ids=tuple(member.id for member in members))
+    await store.add([*members, replace(new_task(follows=follows, waits_for=500), id=callback)])
+    for _ in range(501):
+        await claim(store, 0, *(succeed(task, None) for task in await claim(store, 1)))
+    assert await store.prune(limit=1000) == 501
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("run", [run_keyed, run_group])
+async def test_tasks_that_are_gone_take_no_memory(run: object) -> None:
+    assert callable(run)
+    store, sizes = MemoryStorage(), []
+    tracemalloc.start()
+    try:
+        for _ in range(6):
+            await run(store)
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert sizes[-1] - sizes[1] < 4 * 500 * 20  # bytes: of each task that came after the first ones, not even an entry
