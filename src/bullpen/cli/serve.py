@@ -12,6 +12,7 @@ from typing import NamedTuple
 from bullpen import __version__
 from bullpen.cli import logs
 from bullpen.cli.app import import_module, load_queue
+from bullpen.cli.blocked import LoopWatch
 from bullpen.cli.command import CommandError, ExitCode
 from bullpen.cli.health import shown
 from bullpen.cli.leash import Leash
@@ -128,5 +129,6 @@ async def _serve(queue: TaskQueue, lanes: Sequence[Lane], settings: Settings, le
             leash.say_ready()
             leash.follow(stop, settings.grace)
 
-    async with shown(pool, settings.health):
-        await pool.run(started)
+    with LoopWatch():
+        async with shown(pool, settings.health):
+            await pool.run(started)

@@ -1,0 +1,73 @@
+"""Says when the event loop of a worker stands still: what blocks it holds up every async task.
+
+A thread asks the loop to answer, and if it does not, looks where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from types import TracebackType
+
+PATIENCE = 2.0  # seconds
+SAID_EVERY = 60.0
+FRAMES = 4
+
+logger = logging.getLogger("bullpen.worker")
+
+
+class LoopWatch:
+    """Inside, on the thread of a running loop, it is watched. What blocks it again and again is said once a minute."""
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._home = threading.get_ident()
+        self._answered = threading.Event()
+        self._left = threading.Event()
+        self._said_at = float("-inf")
+        self._thread = threading.Thread(target=self._watch, name="bullpen-loop-watch", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.set()
+        self._answered.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            self._answered.clear()
+            if self._left.is_set():
+                return
+            asked = time.monotonic()
+            self._loop.call_soon_threadsafe(self._answered.set)
+            if not self._has_answer():
+                self._say(time.monotonic() - asked)
+                self._answered.wait()
+            self._left.wait(self._patience)
+
+    def _has_answer(self) -> bool:
+        """The second wait is for a process that stood still as a whole: its loop has had no time to answer either."""
+        return self._answered.wait(self._patience) or self._answered.wait(self._patience / 10)
+
+    def _say(self, seconds: float) -> None:
+        frame = sys._current_frames().get(self._home)  # noqa: SLF001 — the only way to see another thread
+        now = time.monotonic()
+        if frame is None or now - self._said_at < SAID_EVERY:
+            return
+        self._said_at = now
+        logger.warning(
+            "the event loop stands still, for %.1f s now, and every async task with it; what blocks belongs into a "
+            "function that is not async, which runs on a thread, or behind `await asyncio.to_thread(…)`. It is here:\n"
+            "%s",
+            seconds,
+            "".join(traceback.format_stack(frame, FRAMES)).rstrip(),
+        )

@@ -1,0 +1,83 @@
+"""A worker whose event loop stands still says so, and where."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bullpen.cli import blocked
+from bullpen.cli.blocked import LoopWatch
+from tests.scenarios.cli_support import Folder
+
+
+class Heard(logging.Handler):
+    """Keeps what is said, and wakes who waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.said = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        self.said.set()
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    handler = Heard()
+    blocked.logger.addHandler(handler)
+    yield handler
+    blocked.logger.removeHandler(handler)
+
+
+def block_until(said: threading.Event) -> None:
+    assert said.wait(30)
+
+
+@pytest.mark.anyio
+async def test_a_loop_that_is_blocked_is_reported_with_the_line(heard: Heard) -> None:
+    with LoopWatch(patience=0.02):
+        block_until(heard.said)
+    (line,) = heard.lines
+    assert "the event loop stands still" in line
+    assert "assert said.wait(30)" in line
+    assert "block_until(heard.said)" in line
+
+
+@pytest.mark.anyio
+async def test_a_loop_that_goes_round_is_not_reported(heard: Heard) -> None:
+    with LoopWatch(patience=0.2):
+        for _ in range(50):
+            await asyncio.sleep(0.01)
+    assert heard.lines == []
+
+
+@pytest.mark.anyio
+async def test_what_blocks_again_and_again_is_said_once_a_minute(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LoopWatch(patience=0.02):
+        block_until(heard.said)
+        await asyncio.sleep(0.05)
+        heard.said.clear()
+        assert not heard.said.wait(0.3)
+        monkeypatch.setattr(blocked, "SAID_EVERY", 0.0)
+        await asyncio.sleep(0.05)
+        block_until(heard.said)
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_names_the_task_that_blocks_it(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.python("block.enqueue(1000)")
+    with folder.worker() as worker:
+        worker.seen("the event loop stands still, for 2.")
+        worker.seen(r"app\.py.* in block")
+        worker.seen(r"time\.sleep\(seconds\)")
+        for _ in range(3):
+            worker.send()
+        worker.ends()
