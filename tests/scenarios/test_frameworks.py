@@ -72,6 +72,18 @@ def python(folder: Path, source: str, **environment: str) -> str:
 
 # Django.
 
+
+def test_a_django_without_tasks_is_told_what_to_install(tmp_path: Path) -> None:
+    said = python(
+        tmp_path,
+        "import sys\n"
+        "sys.modules |= {'django.tasks': None, 'django_tasks': None}\n"
+        "try:\n    import bullpen.integrations.django\n"
+        "except ImportError as error:\n    print(error)",
+    )
+    assert "pip install django-tasks" in said
+
+
 DJANGO = {"DJANGO_SETTINGS_MODULE": "shop.settings"}
 IN_DJANGO = """
 import asyncio, datetime, json, time

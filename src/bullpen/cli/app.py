@@ -168,9 +168,13 @@ def _import_file(path: Path, app: str) -> ModuleType:
 def _attribute(module: ModuleType, attribute: str, app: str) -> TaskQueue:
     value: object = module
     for name in attribute.split("."):
-        if not hasattr(value, name):
-            raise WrongApp(app, f"{module.__name__} ({module.__file__}) has no {attribute!r}", _there_is(module))
-        value = getattr(value, name)
+        try:
+            value = getattr(value, name)
+        except AttributeError:
+            problem = f"{module.__name__} ({module.__file__}) has no {attribute!r}"
+            raise WrongApp(app, problem, _there_is(module)) from None
+        except Exception as error:  # a module may make it only now, as the one for Django does
+            raise _broken(app, error) from error
     if not isinstance(value, TaskQueue):
         kind = "a task" if isinstance(value, TaskFunction) else f"a {type(value).__name__}"
         raise WrongApp(app, f"{attribute!r} is {kind}, not a TaskQueue", _there_is(module))

@@ -47,12 +47,15 @@ try:
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
 except ImportError:
-    from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
-    from django_tasks.backends.base import BaseTaskBackend
-    from django_tasks.base import TaskError
-    from django_tasks.exceptions import TaskResultDoesNotExist
-    from django_tasks.signals import task_enqueued, task_finished, task_started
-    from django_tasks.utils import normalize_json
+    try:
+        from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+        from django_tasks.backends.base import BaseTaskBackend
+        from django_tasks.base import TaskError
+        from django_tasks.exceptions import TaskResultDoesNotExist
+        from django_tasks.signals import task_enqueued, task_finished, task_started
+        from django_tasks.utils import normalize_json
+    except ModuleNotFoundError as error:
+        raise ImportError(f"it needs Django 6.0, or an older one and: pip install django-tasks ({error})") from None
 
 PRIORITY = "django-priority"  # a header: Bullpen has ten priorities, Django 201
 

@@ -111,8 +111,9 @@ def _seconds(name: str, value: str) -> float:
 def _wrong(url: object) -> InvalidOption:
     if not isinstance(url, str):
         return InvalidOption("url", url, ALLOWED)
-    is_path = "://" not in url and url.endswith((".db", ".sqlite", ".sqlite3"))
-    hint = f" (did you mean sqlite:///{url}?)" if is_path else ""
+    path = url.removeprefix("sqlite://")
+    is_path = "://" not in path and path.endswith((".db", ".sqlite", ".sqlite3"))
+    hint = f" (did you mean sqlite:///{path}?)" if is_path and url != f"sqlite:///{path}" else ""
     return InvalidOption("url", _without_password(url), ALLOWED + hint)
 
 

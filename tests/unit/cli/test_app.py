@@ -126,6 +126,12 @@ def test_code_that_raises_shows_where_and_nothing_of_ours() -> None:
     assert caught.value.code is ExitCode.FAILED
 
 
+def test_a_queue_that_is_made_when_it_is_asked_for_and_cannot_be() -> None:
+    write("shop_late.py", "def __getattr__(name):\n    raise LookupError('no settings')\n")
+    with pytest.raises(BrokenApp, match=r"(?s)'shop_late:queue' cannot be imported:.*shop_late\.py.*no settings"):
+        load_queue("shop_late:queue")
+
+
 def test_a_module_that_it_imports_is_missing() -> None:
     write("shop_k.py", "import no_such_library\n")
     with pytest.raises(BrokenApp, match="No module named 'no_such_library'"):

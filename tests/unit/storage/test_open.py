@@ -35,8 +35,16 @@ def test_paths_are_relative_with_three_slashes_and_absolute_with_four(url: str, 
 
 
 def test_a_plain_path_is_no_address_but_what_is_meant_is_clear() -> None:
-    with pytest.raises(InvalidOption, match=r"did you mean sqlite:///jobs\.db\?"):
-        open_storage("jobs.db")
+    for written in ("jobs.db", "sqlite://jobs.db"):
+        with pytest.raises(InvalidOption, match=r"did you mean sqlite:///jobs\.db\?"):
+            open_storage(written)
+
+
+@pytest.mark.anyio
+async def test_an_option_that_redis_does_not_know_is_refused_without_its_value() -> None:
+    storage = open_storage("redis://127.0.0.1:6379/0?prefx=secret")
+    with pytest.raises(InvalidOption, match=r"\?prefix= .*unexpected keyword argument 'prefx', got '\?prefx'$"):
+        await storage.open()
 
 
 def test_options_of_sqlite() -> None:

@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
+from bullpen.errors import InvalidOption
 from bullpen.storage.redis import scripts
 
 _HEALTH_CHECK = 30  # seconds that a connection may be idle before it is asked whether it still works
@@ -21,7 +23,14 @@ class Link:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
-        self.client: Any = Redis.from_url(url, health_check_interval=_HEALTH_CHECK, retry=Retry(NoBackoff(), 0))
+        try:
+            self.client: Any = Redis.from_url(url, health_check_interval=_HEALTH_CHECK, retry=Retry(NoBackoff(), 0))
+            connections: Any = self.client.connection_pool
+            connections.make_connection()  # not connected yet, but it has looked at its options
+        except (TypeError, ValueError) as error:
+            names = ", ".join(name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True))
+            allowed = f"redis://host/number, with ?prefix= and what redis-py knows; it says: {error}"
+            raise InvalidOption("url", f"?{names}", allowed) from error
         self._idle: list[Any] = []  # connections for scripts, which go around what the client does for each command
 
     async def close(self) -> None:
