@@ -24,7 +24,7 @@ PURE_STDLIB = frozenset(
     "math operator re types typing warnings weakref".split()
 )
 PURE_TASK_STDLIB = PURE_STDLIB | frozenset(
-    "base64 binascii contextvars datetime decimal hashlib hmac json pickle string struct traceback uuid zlib "
+    "base64 binascii contextvars datetime decimal difflib hashlib hmac json pickle string struct traceback uuid zlib "
     "zoneinfo".split()
 )
 

@@ -50,7 +50,7 @@ def queue(tmp_path: Path) -> Iterator[TaskQueue]:
 @pytest.mark.parametrize(
     ("value", "path", "said"),
     [
-        (Opaque(), "args[0]", "cannot be written as JSON"),
+        (Opaque(), "args[0]", "cannot be written as JSON; pass what it is made from"),
         (lambda: None, "args[0]", "cannot be written as JSON"),
         ([1, {"deep": {"er": Opaque()}}], "args[0][1]['deep']['er']", "cannot be written as JSON"),
         ({"size": (2, 3)}, "args[0]['size']", "is a tuple, and would come back as a list"),
@@ -80,6 +80,12 @@ def test_a_keyword_has_its_path_too(queue: TaskQueue) -> None:
 def test_arguments_that_are_too_large(queue: TaskQueue) -> None:
     with pytest.raises(PayloadTooLarge, match=r"the arguments are 300\d{3} bytes, and at most 262144 are taken"):
         queue.task(keep).enqueue("x" * 300_000)
+    assert queue.counts() == {}
+
+
+def test_calls_of_enqueue_many_that_are_no_tuples(queue: TaskQueue) -> None:
+    with pytest.raises(InvalidArgument, match="each call is 1; it must be a tuple of arguments"):
+        queue.task(add).enqueue_many([1, 2])  # type: ignore[list-item]
     assert queue.counts() == {}
 
 

@@ -220,7 +220,7 @@ def test_tasks_that_the_new_code_cannot_run_are_found(
     assert (told["checked"], sum(one["tasks"] for one in told["misfits"])) == (6, 4)
     with TaskQueue("sqlite:///jobs.db") as queue:
         queue.cancel(*(task.id for task in queue.list() if task.name != "new_code.fine"))
-    assert run("check", "new_code")[:2] == (0, "all of 1 queued tasks fit the code\n")
+    assert run("check", "new_code")[:2] == (0, "1 queued task fits the code\n")
     assert run("check", "nowhere")[0] == 2
 
 

@@ -438,7 +438,7 @@ def test_a_schedule_may_move_to_another_queue_but_not_while_it_runs(desk: Desk) 
 def test_what_a_function_is_declared_with_cannot_be_removed_but_where_it_is(desk: Desk) -> None:
     desk.task(cron="0 * * * *")
     desk.start()
-    with pytest.raises(InvalidOption, match="take it out there, or pause it"):
+    with pytest.raises(InvalidOption, match="take cron= or interval= out of job, or pause it"):
         desk.queue.schedules.remove("job")
     assert desk.only.declared
 

@@ -11,7 +11,7 @@ import msgspec
 from bullpen.cli import store
 from bullpen.cli.app import HOW, import_module, load_queue
 from bullpen.cli.command import Command, ExitCode
-from bullpen.cli.output import show, show_json, table, text
+from bullpen.cli.output import counted, show, show_json, table, text
 from bullpen.cli.settings import find_all
 from bullpen.cli.terminal import Span
 from bullpen.errors import InvalidPayload
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         show(table(("function", "tasks", "problem", "such as"), rows))
         show([(), text("Keep the old name or signature until they have run, or: bullpen tasks cancel --function NAME")])
     else:
-        show([text(f"all of {looked_at} queued tasks fit the code", style="good")])
+        show([text(f"{counted(looked_at, 'queued task fits', 'queued tasks fit')} the code", style="good")])
     return ExitCode.FAILED if misfits else ExitCode.OK
 
 

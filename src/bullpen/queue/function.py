@@ -129,7 +129,7 @@ class TaskFunction(Generic[P, R]):
         if isinstance(call, Mapping):
             return (), call
         why = f"is {call!r:.80}; it must be a tuple of arguments, or a dict of them by name"
-        raise InvalidArgument(why, function=self.name, path="")
+        raise InvalidArgument(why, function=self.name, path="each call")
 
     def __reduce__(self) -> str:
         return self.__qualname__  # by name, as functions are

@@ -97,7 +97,9 @@ class Schedules:
     async def aremove(self, key: str) -> None:
         task = await self._task(key)
         if any(definition.schedule_key == key for definition in self._store.registry):
-            allowed = f"no schedule that the code declares, on {task.func_path}: take it out there, or pause it"
+            allowed = (
+                f"one that the code does not declare; take cron= or interval= out of {task.func_path}, or pause it"
+            )
             raise InvalidOption("key", key, allowed)
         await (await self._store.clients.get()).cancel([task.id])
 

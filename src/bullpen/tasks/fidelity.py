@@ -127,7 +127,7 @@ def _unwritable(value: Any) -> str:
     for plain in (str, int, float):
         if isinstance(value, plain):
             return f"is {_a(value)}; pass a plain {plain.__name__}"
-    return f"is {_a(value)}, which cannot be written as JSON"
+    return f"is {_a(value)}, which cannot be written as JSON; pass what it is made from, such as an id or a path"
 
 
 def find_nan(value: Any, path: str) -> Problem | None:

@@ -6,8 +6,9 @@ calls.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict, get_args
 from zoneinfo import ZoneInfo
@@ -131,7 +132,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         """These with some changed; a wrong name or value, or two that contradict each other, are refused."""
         for name in changes:
             if name not in allowed:
-                raise InvalidOptionType(where, name, "called with " + ", ".join(sorted(allowed)))
+                raise InvalidOptionType(where, name, f"called with {', '.join(sorted(allowed))}{_meant(name, allowed)}")
         if changes.get("delay") is not None and changes.get("eta") is not None:
             raise InvalidOption("delay", changes["delay"], "left out if eta is given: both say when it starts")
         if changes.get("interval") is not None and changes.get("cron") is not None:
@@ -363,6 +364,11 @@ def _eta(name: str, value: Any) -> dict[str, Any]:
     return {name: None if value is None else instant(name, value, ", or None for at once")}
 
 
+def _meant(name: str, allowed: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, allowed, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
 def _interval(name: str, value: Any) -> dict[str, Any]:
     return {name: None if value is None else seconds(name, value, zero=False, none="for a task that runs once")}
 
@@ -376,7 +382,7 @@ def _cron(name: str, value: Any) -> dict[str, Any]:
     try:
         return {name: checked_cron(value)}
     except ValueError as error:
-        raise InvalidOption(name, value, f"{allowed}; this is none: {error}") from None
+        raise InvalidOption(name, value, f"{allowed}; this is not: {error}") from None
 
 
 def _timezone(name: str, value: Any) -> dict[str, Any]:

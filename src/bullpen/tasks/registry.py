@@ -187,7 +187,9 @@ def _name_of(function: Callable[..., Any]) -> str:
             function=_describe(function),
         )
     if "." in qualname and next(iter(inspect.signature(function).parameters), "") in ("self", "cls"):
-        raise InvalidTask("it is a method, and a worker has no object to call it on", function=_describe(function))
+        raise InvalidTask(
+            "it is a method, and a worker has no object to call it on; make it a function", function=_describe(function)
+        )
     if inspect.ismethod(function):
         raise InvalidTask("it is bound to an object, which a worker does not have", function=_describe(function))
     return f"{_module_of(function)}.{qualname}"

@@ -47,6 +47,7 @@ def assert_enqueued(task: TaskFunction[..., Any], /, *args: Any, **kwargs: Any) 
 
     `assert_enqueued(send_email, "ada@example.org").info.priority == 5`
     """
+    __tracebackhide__ = True  # of pytest: the line that asked is what matters
     found = enqueued(task)
     if fitting := [call for call in found if _is_call(task, call, args, kwargs)]:
         return fitting[-1]
@@ -58,6 +59,7 @@ def assert_enqueued(task: TaskFunction[..., Any], /, *args: Any, **kwargs: Any) 
 
 def assert_not_enqueued(task: TaskFunction[..., Any], /, *args: Any, **kwargs: Any) -> None:
     """Fail if the task was enqueued with these arguments, or at all if none are given."""
+    __tracebackhide__ = True
     for call in enqueued(task):
         if _is_call(task, call, args, kwargs):
             raise AssertionError(f"{call} was enqueued ({call.info.id})")

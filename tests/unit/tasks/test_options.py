@@ -80,7 +80,9 @@ def test_a_value_that_is_not_allowed_is_refused_by_name(options: dict[str, Any])
 
 
 def test_an_option_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(InvalidOptionType, match=r"using\(\) must be called with .*delay.*, got 'dealy'"):
+    with pytest.raises(
+        InvalidOptionType, match=r"using\(\) must be called with .*delay.* \(did you mean delay\?\), got 'dealy'"
+    ):
         using(dealy=5)
 
 

@@ -12,7 +12,7 @@ from bullpen import InvalidOption, InvalidTask, TaskQueue
 from bullpen.tasks.schedule import MAX_CRON, Schedule, in_words
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"cron": ""}, "cron .*this is none: Wrong number of fields"),
+    ({"cron": ""}, "cron .*this is not: Wrong number of fields"),
     ({"cron": "* * * *"}, "cron .*Wrong number of fields"),
     ({"cron": "61 * * * *"}, "cron .*Bad minute"),
     ({"cron": "* 24 * * *"}, "cron .*Bad hour"),
