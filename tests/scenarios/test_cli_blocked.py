@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,5 @@ def test_a_worker_names_the_task_that_blocks_it(tmp_path: Path) -> None:
         worker.seen("the event loop stands still, for 2.")
         worker.seen(r"app\.py.* in block")
         worker.seen(r"time\.sleep\(seconds\)")
-        for _ in range(3):
-            worker.send()
+        worker.send(signal.SIGKILL)
         worker.ends()

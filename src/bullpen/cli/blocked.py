@@ -52,7 +52,7 @@ class LoopWatch:
             if not self._has_answer():
                 self._say(time.monotonic() - asked)
                 self._answered.wait()
-            self._left.wait(self._patience)
+            self._left.wait(self._patience / 4)
 
     def _has_answer(self) -> bool:
         """The second wait is for a process that stood still as a whole: its loop has had no time to answer either."""
