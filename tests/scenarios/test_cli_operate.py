@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +147,29 @@ def test_queues_are_paused_resumed_and_limited(desk: Desk) -> None:
         ]
 
 
+def test_a_limit_goes_back_to_what_the_code_declares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    Path("limited_app.py").write_text(
+        "from bullpen import TaskQueue\nqueue = TaskQueue('sqlite:///jobs.db')\n"
+        "queue.declare_limit('default', max_running=7)\nqueue.task(name='f')(print)\n"
+    )
+    try:
+        assert main(["enqueue", "limited_app", "f"]) == 0
+        assert main(["queues", "limit", "default", "--app", "limited_app", "--max-running", "1"]) == 0
+        assert "at most 1 at once" in capsys.readouterr().out
+        assert main(["queues", "limit", "default", "--app", "limited_app", "--reset"]) == 0
+        assert "at most 7 at once" in capsys.readouterr().out
+        assert main(["queues", "limit", "default", "--app", "limited_app", "--reset", "--rate", "1"]) == 2
+        assert "give one or the other" in capsys.readouterr().err
+        assert main(["queues", "limit", "default", "--url", "sqlite:///jobs.db", "--reset"]) == 0
+        assert "at most" not in capsys.readouterr().out
+    finally:
+        sys.modules.pop("limited_app", None)
+
+
 def test_a_slip_in_the_name_of_a_queue_is_noticed(sqlite_desk: Desk) -> None:
     sqlite_desk.mail.enqueue("a")
     code, _, err = sqlite_desk.run("queues", "pause", "mial")
@@ -191,4 +215,4 @@ def test_a_function_is_enqueued_by_its_name_and_the_store_alone(desk: Desk, caps
     assert main(["enqueue", desk.url, name, "x", "--unique-key", "k"]) == 0
     shown = capsys.readouterr()
     assert (first["is_new"], shown.out.strip()) == (True, first["id"])
-    assert "a task with the key 'k' is there already" in shown.err
+    assert "a task with this unique key is there already" in shown.err

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tell(job: Job[Any], arguments: argparse.Namespace) -> int:
     if not job.is_new and not arguments.json:
-        print(f"a task with the key {arguments.unique_key!r} is there already", file=sys.stderr)
+        print("a task with this unique key is there already", file=sys.stderr)
     if arguments.wait is None:
         if arguments.json:
             show_json({"id": job.id, "is_new": job.is_new})

@@ -120,6 +120,9 @@ def _add_limit_arguments(parser: argparse.ArgumentParser) -> None:
     )
     rate = _or_none(number(1e-6, 1e9))
     parser.add_argument("--rate", type=rate, metavar="R", help="at most so many start in a second; none: any number")
+    parser.add_argument(
+        "--reset", action="store_true", help="back to what the code of --app declares; with --url, to no limit"
+    )
     store.add_arguments(parser)
 
 
@@ -131,9 +134,13 @@ def _limit(arguments: argparse.Namespace) -> int:
     """What is not said stays as it is."""
     said = {name: getattr(arguments, name) for name in ("max_running", "max_running_per_key", "rate")}
     changes = {name: None if value == NONE else value for name, value in said.items() if value is not None}
+    if arguments.reset and changes:
+        raise CommandError("--reset goes back, the others set something new: give one or the other", ExitCode.USAGE)
     with store.open_queue(arguments) as queue:
         _refuse_unknown(queue, [arguments.queue])
-        if changes:
+        if arguments.reset:
+            queue.reset_limit(arguments.queue)
+        elif changes:
             there = next((limit for limit in queue.limits() if limit.queue == arguments.queue), None)
             terms = msgspec.structs.asdict(there or Limit(queue=arguments.queue)) | changes
             del terms["declared"]  # it is the operator's from now on
