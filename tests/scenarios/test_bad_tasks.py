@@ -50,7 +50,7 @@ def queue(tmp_path: Path) -> Iterator[TaskQueue]:
 @pytest.mark.parametrize(
     ("value", "path", "said"),
     [
-        (Opaque(), "args[0]", "cannot be written as JSON; pass what it is made from"),
+        (Opaque(), "args[0]", "cannot be written as JSON; an id or a path"),
         (lambda: None, "args[0]", "cannot be written as JSON"),
         ([1, {"deep": {"er": Opaque()}}], "args[0][1]['deep']['er']", "cannot be written as JSON"),
         ({"size": (2, 3)}, "args[0]['size']", "is a tuple, and would come back as a list"),
@@ -81,6 +81,16 @@ def test_arguments_that_are_too_large(queue: TaskQueue) -> None:
     with pytest.raises(PayloadTooLarge, match=r"the arguments are 300\d{3} bytes, and at most 262144 are taken"):
         queue.task(keep).enqueue("x" * 300_000)
     assert queue.counts() == {}
+
+
+def test_a_forgotten_await_is_named(queue: TaskQueue) -> None:
+    async def fetch() -> int:
+        return 1
+
+    forgotten = fetch()
+    with pytest.raises(InvalidArgument, match=r"args\[0\] is a coroutine that nobody has awaited"):
+        queue.task(name="any")(lambda value: value).enqueue(forgotten)
+    forgotten.close()
 
 
 def test_calls_of_enqueue_many_that_are_no_tuples(queue: TaskQueue) -> None:

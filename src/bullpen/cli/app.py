@@ -23,7 +23,7 @@ from bullpen.queue.task_queue import TaskQueue
 
 FILES_LOOKED_AT = 100
 SLOW_IMPORT = 5.0  # seconds
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_NOT_THEIRS = (str(Path(__file__).parents[1]) + os.sep, str(Path(os.__file__).parent) + os.sep, "<")
 HOW = "APP is module:attribute or file.py:attribute, such as app:queue; without an attribute, the only TaskQueue there"
 
 
@@ -91,7 +91,7 @@ def _patience(app: str) -> Iterator[None]:
 
     def complain() -> None:
         frame = sys._current_frames().get(main)  # noqa: SLF001 — there is no other way
-        where = [frame for frame in traceback.extract_stack(frame) if not frame.filename.startswith((_PACKAGE, "<"))]
+        where = [frame for frame in traceback.extract_stack(frame) if not frame.filename.startswith(_NOT_THEIRS)]
         place = f", at {where[-1].filename}:{where[-1].lineno}" if where else ""
         message = f"bullpen: {app!r} is still being imported{place}. What only a script should do belongs below: "
         print(message + "if __name__ == '__main__':", file=sys.stderr, flush=True)

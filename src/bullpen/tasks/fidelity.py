@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import inspect
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -120,6 +121,8 @@ def _find_unwritable(value: Any, path: str, depth: int) -> Problem | None:
 
 
 def _unwritable(value: Any) -> str:
+    if inspect.iscoroutine(value):
+        return "is a coroutine that nobody has awaited"
     if type(value) is str:
         return "is a string with half a character (a lone surrogate), which cannot be written"
     if type(value) is int:
@@ -127,7 +130,7 @@ def _unwritable(value: Any) -> str:
     for plain in (str, int, float):
         if isinstance(value, plain):
             return f"is {_a(value)}; pass a plain {plain.__name__}"
-    return f"is {_a(value)}, which cannot be written as JSON; pass what it is made from, such as an id or a path"
+    return f"is {_a(value)}, which cannot be written as JSON; an id or a path that leads to it can"
 
 
 def find_nan(value: Any, path: str) -> Problem | None:

@@ -146,7 +146,7 @@ def test_a_script_that_ends_the_program() -> None:
 
 def test_a_script_that_waits_is_said_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(app, "SLOW_IMPORT", 0.01)
-    write("shop_m.py", f"import time\n{ONE}\ntime.sleep(0.2)\n")
+    write("shop_m.py", f"import threading\n{ONE}\nthreading.Event().wait(0.2)\n")
     load_queue("shop_m")
     said = capsys.readouterr().err
     assert "'shop_m' is still being imported, at " in said
