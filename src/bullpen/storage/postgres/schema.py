@@ -19,6 +19,8 @@ from bullpen.storage.postgres.rows import NEW, SETTLED
 from bullpen.tasks.links import GIVEN_UP
 from bullpen.tasks.task import ERRORS_KEPT, NEVER, UNPLANNED
 
+READ_IN_VAIN = 100  # so many that their keys hold back, and a claim leaves out all of those keys
+
 _FIRST = """
 CREATE TABLE {schema}.task (
     id               text COLLATE "C" PRIMARY KEY,
@@ -270,6 +272,13 @@ DECLARE
     running jsonb[];  -- how many of each concurrency key, by queue
     counts jsonb;
     of_key integer;
+    full_keys text[];
+    behind text[];  -- keys whose first task is another one, in a queue that keeps their order, and
+    firsts text[];  -- those
+    first_id text;
+    from_eta float8;
+    from_id text;
+    in_vain integer;
     c record;
 BEGIN
     FOR i IN 1 .. cardinality(names) LOOP
@@ -296,27 +305,47 @@ BEGIN
                     ORDER BY t.eta, t.id LIMIT least(need, left_over[i]) FOR UPDATE SKIP LOCKED
                 ) AS d;
             ELSE
-                more_ids := '{{}}'; more_etas := '{{}}';
-                FOR c IN
-                    SELECT t.id, t.eta, t.concurrency_key, t.created_at FROM {schema}.task t
-                    WHERE t.status = 'pending' AND t.queue = names[i] AND t.priority = p AND t.eta <= moment
-                        AND (t.expires IS NULL OR t.expires > moment)
-                    ORDER BY t.eta, t.id
-                LOOP
-                    IF c.concurrency_key IS NOT NULL THEN
-                        of_key := coalesce((running[i] ->> c.concurrency_key)::integer, 0);
-                        CONTINUE WHEN of_key >= greatest(per_key[i], 1);
-                        CONTINUE WHEN per_key[i] = 0 AND left(c.id, 8) <> 'ffffffff' AND EXISTS (
-                            SELECT 1 FROM {schema}.task o WHERE o.queue = names[i]
-                                AND o.concurrency_key = c.concurrency_key AND o.status IN ('pending', 'running')
-                                AND left(o.id, 8) <> 'ffffffff'
-                                AND (o.created_at, o.id) < (c.created_at, c.id)
-                        );
-                        running[i] := running[i] || jsonb_build_object(c.concurrency_key, of_key + 1);
-                    END IF;
-                    more_ids := more_ids || c.id;
-                    more_etas := more_etas || c.eta;
-                    EXIT WHEN cardinality(more_ids) >= least(need, left_over[i]);
+                more_ids := '{{}}'; more_etas := '{{}}'; behind := '{{}}'; firsts := '{{}}';
+                from_eta := '-infinity'; from_id := '';
+                <<reading>> LOOP  -- begun again when many were read in vain, now without those of their keys
+                    in_vain := 0;
+                    SELECT coalesce(array_agg(k.name), '{{}}') INTO full_keys
+                    FROM jsonb_each_text(running[i]) AS k (name, n) WHERE k.n::integer >= greatest(per_key[i], 1);
+                    FOR c IN
+                        SELECT t.id, t.eta, t.concurrency_key FROM {schema}.task t
+                        WHERE t.status = 'pending' AND t.queue = names[i] AND t.priority = p AND t.eta <= moment
+                            AND (t.eta, t.id) > (from_eta, from_id) AND (t.expires IS NULL OR t.expires > moment)
+                            AND (t.concurrency_key IS NULL OR t.concurrency_key <> ALL (full_keys))
+                            AND (t.concurrency_key IS NULL OR t.concurrency_key <> ALL (behind)
+                                OR t.id = ANY (firsts) OR left(t.id, 8) = 'ffffffff')
+                        ORDER BY t.eta, t.id
+                    LOOP
+                        from_eta := c.eta; from_id := c.id;
+                        IF c.concurrency_key IS NOT NULL THEN
+                            of_key := coalesce((running[i] ->> c.concurrency_key)::integer, 0);
+                            first_id := c.id;
+                            IF per_key[i] = 0 AND left(c.id, 8) <> 'ffffffff' THEN
+                                SELECT o.id INTO first_id FROM {schema}.task o WHERE o.queue = names[i]
+                                    AND o.concurrency_key = c.concurrency_key AND o.status IN ('pending', 'running')
+                                    AND left(o.id, 8) <> 'ffffffff'
+                                ORDER BY o.created_at, o.id LIMIT 1;
+                            END IF;
+                            IF of_key >= greatest(per_key[i], 1) OR first_id <> c.id THEN
+                                IF first_id <> c.id AND c.concurrency_key <> ALL (behind) THEN
+                                    behind := behind || c.concurrency_key;
+                                    firsts := firsts || first_id;
+                                END IF;
+                                in_vain := in_vain + 1;
+                                EXIT WHEN in_vain >= {read_in_vain};
+                                CONTINUE;
+                            END IF;
+                            running[i] := running[i] || jsonb_build_object(c.concurrency_key, of_key + 1);
+                        END IF;
+                        more_ids := more_ids || c.id;
+                        more_etas := more_etas || c.eta;
+                        EXIT reading WHEN cardinality(more_ids) >= least(need, left_over[i]);
+                    END LOOP;
+                    EXIT WHEN in_vain < {read_in_vain};
                 END LOOP;
             END IF;
             left_over[i] := left_over[i] - coalesce(cardinality(more_ids), 0);
@@ -562,6 +591,7 @@ def script(version: int, schema: str) -> str:
         errors_kept=ERRORS_KEPT,
         never=NEVER,
         given_up=GIVEN_UP,
+        read_in_vain=READ_IN_VAIN,
         unplanned=UNPLANNED,
         add_columns=", ".join(NEW),
         add_parameters=", ".join(f"{_plural(name)} {kind}[]" for name, kind in NEW.items()),

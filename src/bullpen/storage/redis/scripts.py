@@ -6,7 +6,11 @@ All keys of a queue begin with its tag, `{prefix:queue}`, so that they are on on
     :state       the rest, by id: an array in msgpack, in the order of `rows.State`
     :result      results, by id
     :ids         all ids, in order
-    :ready:P     those that wait, with priority P, by eta and id
+    :ready:P     those that wait, with priority P and no concurrency key, by eta and id
+    :keyed:P     … and with one
+    :keyed:P:KEY … and with this one; but no schedules
+    :keys:P      the keys that those have
+    :regular:P   … and schedules with one
     :running     those that run, by the end of their lease, which is kept nowhere else
     :finished    final ones, by when they are to be forgotten
     :expiring    those that wait and have to start in time, by when
@@ -142,7 +146,15 @@ local function leave(queue, id, task)
         redis.call('ZREM', queue.tag .. ':order:' .. task[CONCURRENCY_KEY], id)
     end
     if status == 'pending' then
-        put(queue.removed, ':ready:' .. task[PRIORITY], id)
+        local priority, key = task[PRIORITY], task[CONCURRENCY_KEY]
+        put(queue.removed, (key == '' and ':ready:' or ':keyed:') .. priority, id)
+        if key ~= '' and is_schedule(id) then
+            put(queue.removed, ':regular:' .. priority, id)
+        elseif key ~= '' then
+            local line = queue.tag .. ':keyed:' .. priority .. ':' .. key
+            redis.call('ZREM', line, id)
+            if redis.call('EXISTS', line) == 0 then redis.call('SREM', queue.tag .. ':keys:' .. priority, key) end
+        end
         if task[EXPIRES] > 0 then put(queue.removed, ':expiring', id) end
     elseif status == 'running' then
         put(queue.removed, ':running', id)
@@ -163,7 +175,14 @@ local function enter(queue, id, task, lease_until)
         redis.call('ZADD', queue.tag .. ':order:' .. task[CONCURRENCY_KEY], exact(task[CREATED_AT]), id)
     end
     if status == 'pending' then
-        put(queue.added, ':ready:' .. task[PRIORITY], exact(task[ETA]), id)
+        local priority, key, eta = task[PRIORITY], task[CONCURRENCY_KEY], exact(task[ETA])
+        put(queue.added, (key == '' and ':ready:' or ':keyed:') .. priority, eta, id)
+        if key ~= '' and is_schedule(id) then
+            put(queue.added, ':regular:' .. priority, eta, id)
+        elseif key ~= '' then
+            redis.call('ZADD', queue.tag .. ':keyed:' .. priority .. ':' .. key, eta, id)
+            redis.call('SADD', queue.tag .. ':keys:' .. priority, key)
+        end
         if task[EXPIRES] > 0 then put(queue.added, ':expiring', exact(task[EXPIRES]), id) end
     elseif status == 'running' then
         put(queue.added, ':running', lease_until, id)
@@ -392,63 +411,125 @@ local function room(tag, most, moment)
 end
 
 local PAGE = 100
+local READ_IN_VAIN = 100  -- so many that their keys hold back, and it is cheaper to go by key, if there are less keys
 
--- The next of a queue in a priority, with its state, or nothing.
-local function peek(queue, priority, most, moment)
-    if queue.at > #queue.page then
-        if queue.over then return false end
+-- What is due of a queue: those with a concurrency key, or those without.
+local function stream(queue, name)
+    return {queue = queue, name = queue.tag .. name}
+end
+
+-- The next of a stream in a priority, with its state, or nothing.
+local function peek(line, priority, most, moment)
+    if line.at > #line.page then
+        if line.over then return false end
         local size = math.min(PAGE, most + 10)
-        queue.page, queue.etas = {}, {}
-        local found = redis.call('ZRANGEBYSCORE', queue.tag .. ':ready:' .. priority, '-inf', moment, 'WITHSCORES',
-            'LIMIT', queue.offset, size)
+        line.page, line.etas = {}, {}
+        local found = redis.call('ZRANGEBYSCORE', line.name .. priority, '-inf', moment, 'WITHSCORES',
+            'LIMIT', line.offset, size)
         for i = 1, #found, 2 do
-            queue.page[#queue.page + 1] = found[i]
-            queue.etas[#queue.etas + 1] = tonumber(found[i + 1])
+            line.page[#line.page + 1] = found[i]
+            line.etas[#line.etas + 1] = tonumber(found[i + 1])
         end
-        queue.offset, queue.at, queue.over = queue.offset + #queue.page, 1, #queue.page < size
-        if #queue.page == 0 then return false end
-        queue.tasks = read(queue.tag, queue.page)
+        line.offset, line.at, line.over = line.offset + #line.page, 1, #line.page < size
+        if #line.page == 0 then return false end
+        line.tasks = read(line.queue.tag, line.page)
     end
     return true
 end
 
+-- How many with a key run, or are to.
+local function taken(queue, key)
+    queue.taken[key] = queue.taken[key] or tonumber(redis.call('HGET', queue.tag .. ':busy', key) or 0)
+    return queue.taken[key]
+end
+
+-- Those of a key that may start, as far as it has room: {eta, id} each.
+local function first_of(queue, priority, key, most, moment)
+    local line = queue.tag .. ':keyed:' .. priority .. ':' .. key
+    if queue.in_order then
+        local first = redis.call('ZRANGE', queue.tag .. ':order:' .. key, 0, 0)[1]
+        local eta = first and tonumber(redis.call('ZSCORE', line, first) or NEVER)
+        return (eta and eta <= moment) and {first, eta} or {}
+    end
+    return redis.call('ZRANGEBYSCORE', line, '-inf', moment, 'WITHSCORES', 'LIMIT', 0,
+        math.min(queue.per_key, 2 * most))
+end
+
+-- Go on by key, if there are less keys than tasks that were read in vain: with a page of all that may start.
+local function go_by_key(line, priority, most, moment)
+    local queue = line.queue
+    local keys = queue.tag .. ':keys:' .. priority
+    if redis.call('SCARD', keys) > line.in_vain then
+        line.worth_a_look = 2 * line.in_vain
+        return
+    end
+    local heads = {}
+    local function add(found)
+        for i = 1, #found, 2 do
+            if not queue.chosen[found[i]] then heads[#heads + 1] = {tonumber(found[i + 1]), found[i]} end
+        end
+    end
+    for _, key in ipairs(redis.call('SMEMBERS', keys)) do
+        if taken(queue, key) < queue.per_key then add(first_of(queue, priority, key, most, moment)) end
+    end
+    add(redis.call('ZRANGEBYSCORE', queue.tag .. ':regular:' .. priority, '-inf', moment, 'WITHSCORES'))
+    table.sort(heads, function(a, b) return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2]) end)
+    line.page, line.etas, line.at, line.over, line.worth_a_look = {}, {}, 1, true, NEVER
+    for i, head in ipairs(heads) do line.etas[i], line.page[i] = head[1], head[2] end
+    line.tasks = read(queue.tag, line.page)
+end
+
 -- The next tasks that may start, in the order of claims: {queue, id, task} each.
 local function pick(tags, most, moment)
-    local picked, rooms, again = {}, {}, NEVER
+    local picked, rooms, streams, again = {}, {}, {}, NEVER
     for _, tag in ipairs(tags) do
         local left, per_key, in_seconds, rate, in_order = room(tag, most, moment)
         again = math.min(again, in_seconds or NEVER)
         if left > 0 then
-            rooms[#rooms + 1] = {tag = tag, left = left, per_key = per_key, taken = {}, rate = rate}
-            rooms[#rooms].in_order = in_order
+            local queue = {tag = tag, left = left, per_key = per_key, taken = {}, chosen = {}, rate = rate}
+            queue.in_order = in_order
+            rooms[#rooms + 1] = queue
+            streams[#streams + 1] = stream(queue, ':ready:')
+            if redis.call('EXISTS', tag .. ':keyed:0', tag .. ':keyed:1', tag .. ':keyed:2', tag .. ':keyed:3',
+                tag .. ':keyed:4', tag .. ':keyed:5', tag .. ':keyed:6', tag .. ':keyed:7', tag .. ':keyed:8',
+                tag .. ':keyed:9') > 0 then
+                streams[#streams + 1] = stream(queue, ':keyed:')
+            end
         end
     end
     for priority = 9, 0, -1 do
-        for _, queue in ipairs(rooms) do queue.page, queue.at, queue.offset, queue.over = {}, 1, 0, false end
+        for _, line in ipairs(streams) do
+            line.page, line.at, line.offset, line.over = {}, 1, 0, false
+            line.in_vain, line.worth_a_look = 0, READ_IN_VAIN
+        end
         while #picked < most do
             local first, first_eta, first_id
-            for _, queue in ipairs(rooms) do
-                if queue.left > 0 and peek(queue, priority, most, moment) then
-                    local eta, id = queue.etas[queue.at], queue.page[queue.at]
+            for _, line in ipairs(streams) do
+                if line.queue.left > 0 and peek(line, priority, most, moment) then
+                    local eta, id = line.etas[line.at], line.page[line.at]
                     if not first or eta < first_eta or (eta == first_eta and id < first_id) then
-                        first, first_eta, first_id = queue, eta, id
+                        first, first_eta, first_id = line, eta, id
                     end
                 end
             end
             if not first then break end
-            local task = first.tasks[first.at]
+            local task, queue = first.tasks[first.at], first.queue
             first.at = first.at + 1
             local fits = task and not (task[EXPIRES] > 0 and task[EXPIRES] <= moment)
-            local key = first.per_key and fits and task[CONCURRENCY_KEY] or ''
+            local key = queue.per_key and fits and task[CONCURRENCY_KEY] or ''
             if key ~= '' then
-                first.taken[key] = first.taken[key] or tonumber(redis.call('HGET', first.tag .. ':busy', key) or 0)
-                fits = first.taken[key] < first.per_key and (not first.in_order or is_schedule(first_id)
-                    or redis.call('ZRANGE', first.tag .. ':order:' .. key, 0, 0)[1] == first_id)
-                if fits then first.taken[key] = first.taken[key] + 1 end
+                fits = taken(queue, key) < queue.per_key and (not queue.in_order or is_schedule(first_id)
+                    or redis.call('ZRANGE', queue.tag .. ':order:' .. key, 0, 0)[1] == first_id)
+                if fits then queue.taken[key] = queue.taken[key] + 1 end
             end
             if fits then
-                first.left = first.left - 1
-                picked[#picked + 1] = {first, first_id, task}
+                queue.left = queue.left - 1
+                queue.chosen[first_id] = true
+                first.in_vain = 0
+                picked[#picked + 1] = {queue, first_id, task}
+            elseif key ~= '' then
+                first.in_vain = first.in_vain + 1
+                if first.in_vain >= first.worth_a_look then go_by_key(first, priority, most, moment) end
             end
         end
         if #picked >= most then break end
@@ -693,9 +774,11 @@ if #picked > 0 then return '0' end
 local soonest = again
 for _, queue in ipairs(rooms) do
     for priority = 0, 9 do
-        local later = redis.call('ZRANGEBYSCORE', queue.tag .. ':ready:' .. priority,
-            '(' .. exact(moment), 'inf', 'WITHSCORES', 'LIMIT', 0, 1)
-        if later[2] then soonest = math.min(soonest, tonumber(later[2]) - moment) end
+        for _, name in ipairs({':ready:', ':keyed:'}) do
+            local later = redis.call('ZRANGEBYSCORE', queue.tag .. name .. priority,
+                '(' .. exact(moment), 'inf', 'WITHSCORES', 'LIMIT', 0, 1)
+            if later[2] then soonest = math.min(soonest, tonumber(later[2]) - moment) end
+        end
     end
 end
 if soonest >= NEVER then return '' end

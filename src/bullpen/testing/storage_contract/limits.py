@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
+
+import pytest
 
 from bullpen.storage.port import Limit, Storage
 from bullpen.tasks.ids import schedule_id
@@ -119,6 +122,22 @@ class LimitTests(StoreTests):
         await store.set_limit(Limit(queue="default", max_running=4, max_running_per_key=2))
         given = await store.add([new_task(concurrency_key=key) for key in ("x", "x", "x", "y", "z", None)])
         assert ids(await claim(store, 10)) == [given[number].id for number in (0, 1, 3, 4)]
+
+    @pytest.mark.parametrize("terms", [{"max_running_per_key": 1}, {"in_order": True}])
+    async def test_many_that_are_held_back_hide_nobody(self, store: Storage, terms: dict[str, Any]) -> None:
+        await store.set_limit(Limit(queue="default", **terms))
+        busy = await claimed_one(store, concurrency_key="busy")
+        held = await store.add(new_tasks(250, concurrency_key="busy"))
+        free, first, _, other = await store.add(
+            [new_task(), *new_tasks(2, concurrency_key="a"), new_task(concurrency_key="b")]
+        )
+        regular = await added(store, id=schedule_id("regular"), concurrency_key="c", interval=FAR)
+        await store.add(new_tasks(250, concurrency_key="busy"))
+        last = await added(store, concurrency_key="d")
+        expected = [free.id, first.id, other.id, regular.id, last.id]
+        assert ids(await claim(store, 4)) == expected[:4]
+        assert ids(await claim(store, 50)) == expected[4:]
+        assert ids(await claim(store, 50, succeed(busy, None))) == [held[0].id]
 
     # In order.
 
