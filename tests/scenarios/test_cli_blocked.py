@@ -51,6 +51,22 @@ async def test_a_loop_that_is_blocked_is_reported_with_the_line(heard: Heard) ->
     assert "block_until(heard.said)" in line
 
 
+def block_deep_down(depth: int, said: threading.Event) -> None:
+    if depth:
+        block_deep_down(depth - 1, said)
+    else:
+        block_until(said)
+
+
+@pytest.mark.anyio
+async def test_the_line_of_the_task_is_shown_however_deep_it_blocks(heard: Heard) -> None:
+    with LoopWatch(patience=0.02):
+        block_deep_down(50, heard.said)
+    (line,) = heard.lines
+    assert "block_deep_down(50, heard.said)" in line
+    assert "_run_once" not in line
+
+
 @pytest.mark.anyio
 async def test_a_loop_that_goes_round_is_not_reported(heard: Heard) -> None:
     with LoopWatch(patience=0.2):

@@ -15,7 +15,7 @@ from types import TracebackType
 
 PATIENCE = 2.0  # seconds
 SAID_EVERY = 60.0
-FRAMES = 4
+FRAMES = 10
 
 logger = logging.getLogger("bullpen.worker")
 
@@ -69,5 +69,13 @@ class LoopWatch:
             "function that is not async, which runs on a thread, or behind `await asyncio.to_thread(…)`. It is here:\n"
             "%s",
             seconds,
-            "".join(traceback.format_stack(frame, FRAMES)).rstrip(),
+            _shown(traceback.extract_stack(frame)),
         )
+
+
+def _shown(stack: traceback.StackSummary) -> str:
+    """From where the loop has called something: what a task calls matters more than what that calls in turn."""
+    steps = [
+        at for at, frame in enumerate(stack, 1) if (frame.name, frame.filename) == ("_run", asyncio.events.__file__)
+    ]
+    return "".join(traceback.format_list(stack[steps[-1] if steps else 0 :][:FRAMES])).rstrip()
