@@ -160,6 +160,33 @@ def test_middleware_swallows_no_error(queue: TaskQueue, told: list[str], kind: i
     assert told == ["task", "swallowed"]
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), StopIteration(), asyncio.CancelledError()])
+def test_no_error_of_a_task_ends_the_worker_through_its_middleware(queue: TaskQueue, error: BaseException) -> None:
+    seen: list[str] = []
+
+    @queue.middleware
+    async def on_loop(task: CurrentTask) -> AsyncIterator[None]:
+        try:
+            yield
+        except BaseException as raised:
+            seen.append(type(raised).__name__)
+            raise
+
+    @queue.task(name="ends_all")
+    def ends_all() -> None:
+        raise error
+
+    @queue.task(name="comes_after")
+    def comes_after() -> str:
+        return "done"
+
+    with WorkerPool(queue):
+        with pytest.raises(TaskFailed, match=type(error).__name__):
+            ends_all.enqueue().result(timeout=SECONDS)
+        assert comes_after.enqueue().result(timeout=SECONDS) == "done"
+    assert seen == [type(error).__name__]
+
+
 def test_middleware_may_keep_a_task_from_running(queue: TaskQueue, told: list[str]) -> None:
     @queue.middleware
     def gate(task: CurrentTask) -> None:

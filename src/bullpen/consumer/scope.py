@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
@@ -172,35 +172,50 @@ async def _enter(stack: AsyncExitStack, hook: Hook, around: Around) -> Any:
 
 
 class _OnLoop:
-    """Something async, entered and left by a thread; one asyncio task on the loop lives as long as it."""
+    """Something async, entered and left by a thread; one asyncio task on the loop lives as long as it.
+
+    That task raises nothing: SystemExit and its like would end the loop, and with it the worker.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, around: Around) -> None:
         self._loop = loop
         self._around = around
         self._is_open: Future[Any] = Future()
+        self._over: Future[BaseException | None] = Future()  # what it ended with
         self._end: asyncio.Future[BaseException | None]
 
     def __enter__(self) -> Any:
-        self._life = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
-        self._life.add_done_callback(self._ended)
+        life = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
+        life.add_done_callback(lambda _: self._ended(CancelledError()))  # if it has never begun
         return self._is_open.result()
 
     async def _live(self) -> None:
         self._end = self._loop.create_future()
-        async with self._around as value:
-            self._is_open.set_result(value)
-            error = await self._end
-            if error is not None:
-                raise error
+        ended: BaseException | None = None
+        try:
+            async with self._around as value:
+                self._is_open.set_result(value)
+                error = await self._end
+                if error is not None:
+                    raise error
+        except BaseException as error:
+            ended = error
+        self._ended(ended)
 
-    def _ended(self, life: Future[None]) -> None:
+    def _ended(self, error: BaseException | None) -> None:
+        if not self._over.done():
+            self._over.set_result(error)
         if not self._is_open.done():
-            error = None if life.cancelled() else life.exception()
-            self._is_open.set_exception(error or RuntimeError("the worker has stopped meanwhile"))
+            stopped = isinstance(error, asyncio.CancelledError | CancelledError)
+            self._is_open.set_exception(
+                RuntimeError("the worker has stopped meanwhile") if stopped or not error else error
+            )
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         self._loop.call_soon_threadsafe(self._finish, error)
-        self._life.result()
+        ended = self._over.result()
+        if ended is not None and ended is not error:
+            raise CancelledError if isinstance(ended, asyncio.CancelledError) else ended
 
     def _finish(self, error: BaseException | None) -> None:
         if not self._end.done():
