@@ -510,8 +510,9 @@ class MemoryStorage:
             return None if back is None or self._is_taken(back, now) else back
         return None
 
-    def _members(self, follower: Task) -> Sequence[Task | None]:
-        return [self._tasks.get(task_id) for task_id in (follower.follows.ids if follower.follows is not None else ())]
+    def _members(self, follower: Task) -> Iterator[Task | None]:
+        ids = follower.follows.ids if follower.follows is not None else ()
+        return (self._tasks.get(task_id) for task_id in reversed(ids))
 
     def _write(self, task: Task, now: float | None) -> None:
         if task.concurrency_key is not None:

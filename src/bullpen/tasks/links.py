@@ -7,7 +7,7 @@ the one behind it in the same step, so there is no moment at which a crash could
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -37,10 +37,11 @@ def followed(follower: Task, member: Task, now: float) -> Task | None:
     return replace(follower, status=CANCELLED, finished_at=now, waits_for=GIVEN_UP, errors=errors)
 
 
-def called_back(follower: Task, before: Task, members: Sequence[Task | None], now: float) -> Task | None:
+def called_back(follower: Task, before: Task, members: Iterable[Task | None], now: float) -> Task | None:
     """What becomes of a task when one that it waits for, which was over, runs again; None if nothing does.
 
-    `before`: the other one as it was. `members`: all that it waits for, as they are now.
+    `before`: the other one as it was. `members`: all that it waits for, as they are now; the last ones first and only
+    when they are asked for, because the first ones are the first to run again, and one that is not to is enough.
     """
     if follower.follows is None:
         return None
@@ -52,15 +53,17 @@ def called_back(follower: Task, before: Task, members: Sequence[Task | None], no
     return None
 
 
-def redriven_behind(task: Task, members: Sequence[Task | None], now: float) -> Task | None:
+def redriven_behind(task: Task, members: Iterable[Task | None], now: float) -> Task | None:
     """`redriven`, of a task that waits for others: it waits for those again that are not done. None if one of them has
     not succeeded, and so has to run again first. One that is forgotten was done.
     """
     after = redriven(task, now)
     if after is None or task.follows is None:
         return after
-    there = [member for member in members if member is not None]
-    if not task.follows.anyway and any(member.is_final and member.status is not SUCCESS for member in there):
-        return None
-    waits_for = sum(not member.is_final for member in there)
+    waits_for = 0
+    for member in members:
+        if member is not None and not member.is_final:
+            waits_for += 1
+        elif member is not None and member.status is not SUCCESS and not task.follows.anyway:
+            return None
     return replace(after, waits_for=waits_for, eta=NEVER if waits_for else now)

@@ -58,6 +58,7 @@ from bullpen.tasks.task import (
     FINAL,
     PENDING,
     RUNNING,
+    SUCCESS,
     Progress,
     Settlement,
     Task,
@@ -661,12 +662,25 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
             await connection.fetch(lock, sorted(ids))
 
     async def _members(self, connection: Any, follower: Task) -> Tasks:
-        """Those that a task waits for, and that are still there; none of them ends meanwhile."""
-        ids = [] if follower.follows is None else list(follower.follows.ids)
-        rows = await connection.fetch(
-            f"SELECT * FROM {self.schema}.task WHERE id = ANY ($1) ORDER BY id FOR UPDATE", ids
-        )
-        return list(map(task_of, rows))
+        """Those that a task waits for, and that are still there; none of them ends meanwhile. If one of them is in the
+        way, only that one.
+        """
+        if follower.follows is None or not follower.is_final:
+            return []
+        members: Tasks = []
+        ids, size = follower.follows.ids, 1
+        while ids:  # from the end, in larger and larger steps: the first ones are the first to run again
+            rows = await connection.fetch(
+                f"SELECT * FROM {self.schema}.task WHERE id = ANY ($1) ORDER BY id FOR UPDATE", list(ids[-size:])
+            )
+            ids, size = ids[:-size], 2 * size
+            some = list(map(task_of, rows))
+            if not follower.follows.anyway:
+                failed = [task for task in some if task.is_final and task.status is not SUCCESS]
+                if failed:
+                    return failed[:1]
+            members += some
+        return members
 
     async def _keep_in(self, connection: Any, task: Task, now: float) -> bool:
         """False if another task has its unique key."""

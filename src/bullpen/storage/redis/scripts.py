@@ -238,8 +238,8 @@ end
 -- How many of those that a task waits for are not done; nothing if one of them has not succeeded.
 local function unfinished(tag, task)
     local left = 0
-    for _, id in ipairs(task[FOLLOWS]) do
-        local _, member = find(tag, id)
+    for i = #task[FOLLOWS], 1, -1 do  -- the last to run again first: one that has not is enough
+        local _, member = find(tag, task[FOLLOWS][i])
         if member and not is_final(member[STATUS]) then
             left = left + 1
         elseif member and member[STATUS] ~= 'success' and not task[ANYWAY] then

@@ -464,8 +464,9 @@ class Ledger:
             return None if back is None or self._is_taken(back) else back
         return None
 
-    def _members(self, follower: Task) -> Sequence[Task | None]:
-        return [] if follower.follows is None else self.find(follower.follows.ids)
+    def _members(self, follower: Task) -> Iterator[Task | None]:
+        ids = follower.follows.ids if follower.follows is not None else ()
+        return (self.get(task_id) for task_id in reversed(ids))
 
     def _is_taken(self, task: Task) -> bool:
         """Whether another task has its unique key: then it cannot come back to life."""

@@ -255,6 +255,17 @@ class LinkTests(StoreTests):
         assert await claim(store, 10) == []
         assert ids(await claim(store, 10, succeed(mine[3], None))) == [last.id]
 
+    async def test_a_large_group_that_failed_comes_back_with_the_last_one_that_runs_again(self, store: Storage) -> None:
+        *members, last = await new_group(store, 30)
+        mine = await claim(store, 100)
+        await settle(store, *(fail(task, error_of(task), 0.0) for task in mine))
+        first, *others = ids(members)
+        assert len(await store.retry(list(reversed(others)))) == len(others)
+        assert (await get(store, last)).status is CANCELLED
+        await store.retry([first])
+        back = await get(store, last)
+        assert (back.status, back.waits_for) == (PENDING, 30)
+
     @pytest.mark.parametrize("anyway", [False, True])
     async def test_one_that_is_run_again_before_the_others_are_done_is_waited_for_again(
         self, store: Storage, anyway: bool
