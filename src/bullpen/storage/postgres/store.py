@@ -337,6 +337,8 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
                 "WHERE id = $1",
                 *new_row(after),
             )
+            if after.eta < now:
+                await self._stir(connection, after.queue)
             await self._tell(connection, WORK + to_text(after.queue))
         return after
 
@@ -626,6 +628,8 @@ class PostgresStorage(ServerStorage["asyncpg.Pool[Any]"]):
                 if task_id in awaited:
                     await self._tell(connection, RESULT + task_id)
                 there |= await self._keep_behind(connection, before, after, now)
+        for queue in {task.queue for task in changed if task.status is PENDING and task.eta < now}:
+            await self._stir(connection, queue)
         for queue in {task.queue for task in changed if task.status is PENDING or task.concurrency_key is not None}:
             await self._tell(connection, WORK + to_text(queue))
         return changed

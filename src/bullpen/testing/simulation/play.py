@@ -21,7 +21,7 @@ from bullpen.consumer.attempt import Attempt
 from bullpen.consumer.lane import LaneRunner
 from bullpen.consumer.schedules import DeclaredSchedules
 from bullpen.consumer.worker_pool import AsyncWorkerPool, WorkerState, queues_of
-from bullpen.errors import InvalidOption, InvalidOptionType, InvalidTask
+from bullpen.errors import InvalidOption, InvalidOptionType, InvalidTask, TasksLeft
 from bullpen.queue.clients import Clients
 from bullpen.queue.task_queue import TaskQueue
 from bullpen.storage.memory import MemoryStorage
@@ -341,8 +341,9 @@ class _Play:
         world.run(lambda: not any(worker.is_there for worker in self._workers), world.now + 60.0)
         self._look(everything)
         for worker in self._workers:
-            if worker.pool._failure is not None and not worker.process.gone:
-                world.defects.append(f"{worker.process.name} has failed: {worker.pool._failure!r}")
+            failure = worker.pool._failure
+            if failure is not None and not isinstance(failure, TasksLeft) and not worker.process.gone:
+                world.defects.append(f"{worker.process.name} has failed: {failure!r}")
             identity.bid_farewell(worker.pool.id)
         world.bury()
 
