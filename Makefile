@@ -34,8 +34,9 @@ help:
 demo: $(VENV)/.package
 	$(BIN)/python -m bullpen demo $(ARGS)
 
+# One process more than there are cores: much of what is tested is waiting.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=$$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist=worksteal $(ARGS)
 
 check: $(VENV)/.test $(VENV)/.lint
 	$(BIN)/ruff check .

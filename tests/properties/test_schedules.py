@@ -44,7 +44,7 @@ from bullpen.testing import explore as exploration
 from bullpen.testing.explore import Run, explore
 from tests.mortal import Death, MortalRuntime
 
-SCHEDULES = 300
+SCHEDULES = 200
 
 Scenario = Callable[[Run], None]
 

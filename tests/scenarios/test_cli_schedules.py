@@ -115,7 +115,7 @@ def test_remove(bullpen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     code, _, err = bullpen("schedules", "remove", "app.report", "--app", "app.py:queue")
     assert code == 2
-    assert "take it out there, or pause it" in err
+    assert "take cron= or interval= out of app.report, or pause it" in err
 
 
 def test_nothing_is_changed_if_one_of_them_is_not_there(bullpen: Any) -> None:

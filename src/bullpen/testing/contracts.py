@@ -124,7 +124,7 @@ class RuntimeContract:
         assert isinstance(log.error, ContractError)
 
     def test_a_worker_can_be_told_to_end_in_the_moment_it_is_ready(self) -> None:
-        for _ in range(50):
+        for _ in range(20):
             log, worker = ReportLog(), new_worker()
             log.end_at_once = True
             runtime = self.make_runtime()
