@@ -30,14 +30,13 @@ def say(**message: Any) -> None:
         sys.stdout.buffer.flush()
 
 
-def run(message: dict[str, Any]) -> None:
+def answer(message: dict[str, Any]) -> dict[str, Any]:
     try:
         fn, args, kwargs = unpacked(message["args"][0])
-        value = packed(fn(*args, **kwargs))
+        return {"type": "result", "id": message["id"], "value": packed(fn(*args, **kwargs))}
     except BaseException as error:
-        say(type="error", id=message["id"], name=type(error).__name__, message=str(error), details=described(error))
-    else:
-        say(type="result", id=message["id"], value=value)
+        name, details = type(error).__name__, described(error)
+        return {"type": "error", "id": message["id"], "name": name, "message": str(error), "details": details}
 
 
 def described(error: BaseException) -> str:
@@ -50,7 +49,7 @@ def listen() -> None:
     for line in sys.stdin:
         message = json.loads(line)
         if message["type"] == "call" and busy.is_set():
-            threading.Thread(target=run, args=(message,), daemon=True).start()
+            threading.Thread(target=lambda call: say(**answer(call)), args=(message,), daemon=True).start()
         else:
             if message["type"] == "call":
                 busy.set()
@@ -76,5 +75,6 @@ while (heard := inbox.get())["type"] != "stop":
     elif heard["type"] == "ping":
         say(type="pong", id=heard["id"])
     elif heard["type"] == "call":
-        run(heard)
-        busy.clear()
+        outcome = answer(heard)
+        busy.clear()  # before it is said: the next call may come at once
+        say(**outcome)
