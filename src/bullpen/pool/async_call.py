@@ -365,14 +365,8 @@ class RemoteCall(ThreadCall):
         kwargs: Mapping[str, Any],
         future: AsyncFuture[Any] | Bell | None,
     ) -> None:
-        self.lane = lane
-        self.lock = lane.state_lock()
-        self.fn = fn
-        self.args = args
-        self.kwargs = kwargs or None
-        self.state = QUEUED
-        self.timing = None
-        self.future = future
+        super().__init__(lane, fn, args, kwargs, future)
+        self.fn, self.args = fn, args
 
     function = Request.function
 

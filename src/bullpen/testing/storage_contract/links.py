@@ -28,6 +28,7 @@ from bullpen.tasks.task import (
     release,
     succeed,
 )
+from bullpen.tasks.unique import Duplicates
 from bullpen.testing.storage_contract.base import (
     FAR,
     Span,
@@ -75,6 +76,14 @@ ENDINGS: dict[str, tuple[Callable[[Task], Settlement], TaskStatus]] = {
 
 
 class LinkTests(StoreTests):
+    async def test_one_that_is_replaced_follows_whom_it_followed(self, store: Storage) -> None:
+        first, last = new_tasks(1)[0], new_task(unique_key="k")
+        follows = Follows(ids=(first.id,), place="0", many=True, anyway=True)
+        await store.add([replace(first, then=last.id), replace(last, follows=follows, waits_for=1)])
+        (kept,) = await store.add([new_task(unique_key="k", payload=b"[2]")], Duplicates("replace"))
+        assert (kept.id, kept.payload, kept.follows, kept.waits_for) == (last.id, b"[2]", follows, 1)
+        assert (await get(store, last)).follows == follows
+
     async def test_links_come_back_as_they_were_given(self, store: Storage) -> None:
         first, last = await new_chain(store, 2)
         assert (first.then, first.follows, first.waits_for) == (last.id, None, 0)
