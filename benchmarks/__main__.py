@@ -9,13 +9,14 @@ import random
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from . import chart, report
-from .measure import Interpreter, InterpreterUnusable, Step, measure, probe
-from .model import Suite
+from .measure import Interpreter, InterpreterUnusable, Results, Step, measure, probe
+from .model import Contestant, Suite, Work
 from .suites import SUITES
 
 
@@ -25,19 +26,27 @@ def main(arguments: Sequence[str]) -> int:
     suite = SUITES[named or "pool"]
     options = _parser(suite).parse_args(arguments[1:] if named else arguments)
     sizes = suite.quick if options.quick else suite.full
+    chosen_sizes = dict(options.size or ())
     if options.rounds is not None:
-        sizes = replace(sizes, rounds=options.rounds)  # type: ignore[type-var]
-    suite = _chosen(suite, options.only, options.peer)
+        chosen_sizes["rounds"] = options.rounds
+    sizes = replace(sizes, **chosen_sizes)  # type: ignore[type-var]
+    chosen = _chosen(suite, options.only, options.peer)
     try:
-        interpreters = _interpreters(options.python or [sys.executable], suite)
+        interpreters = _interpreters(options.python or [sys.executable], suite, options.environments)
     except InterpreterUnusable as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
-    started, load = datetime.now(UTC), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    started = datetime.now(UTC)
+    results = Results.kept(options.keep) if options.keep else Results()
+    if hasattr(os, "getloadavg"):
+        results.loads.append(os.getloadavg()[0])
     progress = Progress()
-    results = measure(interpreters, suite, sizes, rng=random.Random(), before=progress.show)
+    measure(interpreters, chosen, sizes, rng=random.Random(), before=progress.show, results=results)
     progress.done()
-    run = report.Run(interpreters, suite, sizes, results, started, load)
+    if options.keep:
+        results.keep(options.keep)
+        chosen = _measured(suite, results)
+    run = report.Run(interpreters, chosen, sizes, results, started)
     print(report.text(run), end="")
     _write(run, options.json, options.markdown, options.svg)
     missed = options.check and not run.bars_met()
@@ -80,8 +89,18 @@ def _parser(suite: Suite) -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", choices=names, metavar="WORK", help=f"of: {', '.join(names)}")
     parser.add_argument("--peer", action="append", choices=peers, metavar="PEER", help=f"of: {', '.join(peers)}")
     parser.add_argument("--quick", action="store_true", help="fewer items and rounds: a look, not a measurement")
+    sizes = [field.name for field in fields(suite.full)]  # type: ignore[arg-type]
+    parser.add_argument(
+        "--size", action="append", type=partial(_size, sizes), metavar="NAME=N", help=f"of: {', '.join(sizes)}"
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 when a bar is missed or was not measured")
     parser.add_argument("--python", action="append", metavar="PATH", help="measure under this interpreter; repeatable")
+    parser.add_argument(
+        "--environments", type=Path, metavar="FOLDER", help="of python -m benchmarks.environments: one for each peer"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="keep the rounds there, and report those that are there already too"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="every round of every figure")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="tables for the documentation")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="a chart; one file per interpreter")
@@ -94,21 +113,38 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _size(names: Sequence[str], text: str) -> tuple[str, float]:
+    name, _, number = text.partition("=")
+    if name not in names:
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(names)}, got {name}")
+    return name, int(number) if number.isdecimal() else float(number)
+
+
 def _chosen(suite: Suite, only: Sequence[str] | None, peers: Sequence[str] | None) -> Suite:
     """The works asked for. A filter by peer keeps the reference, without which there is no ratio."""
     works = [work for work in suite.works if not only or work.name in only]
     if peers:
         kept = [
-            replace(work, contestants=tuple(c for c in work.contestants if c is work.reference or c.peer.name in peers))
+            replace(work, contestants=tuple(c for c in work.contestants if c.peer.name in peers or c is _kept(work)))
             for work in works
         ]
         works = [work for work in kept if any(c.peer.name in peers for c in work.contestants)]
     return replace(suite, works=tuple(works))
 
 
-def _interpreters(commands: Sequence[str], suite: Suite) -> list[Interpreter]:
+def _measured(suite: Suite, results: Results) -> Suite:
+    """The works that have figures."""
+    names = {work for _, work, _ in results.rounds}
+    return replace(suite, works=tuple(work for work in suite.works if work.name in names))
+
+
+def _kept(work: Work) -> Contestant | None:
+    return work.contestants[0] if work.reference == "first" else None
+
+
+def _interpreters(commands: Sequence[str], suite: Suite, environments: Path | None) -> list[Interpreter]:
     found = [shutil.which(command) or command for command in commands]
-    return [probe(command, suite) for command in dict.fromkeys(found)]
+    return [probe(command, suite, environments) for command in dict.fromkeys(found)]
 
 
 def _write(run: report.Run, json_file: Path | None, markdown_file: Path | None, svg_file: Path | None) -> None:

@@ -10,15 +10,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import floor, log10
+from textwrap import wrap
 
 from .measure import Interpreter
-from .model import OURS
+from .model import OURS, Bar
 from .report import Row, Run, versions
 
 WIDTH, MARGIN = 960, 24
 PLOT_LEFT, PLOT_RIGHT, NUMBERS_RIGHT = 330, 850, 912
 ROW, BAR, GROUP_HEAD, GROUP_GAP = 24, 14, 30, 14
 HEADROOM = 1.12
+LETTERS = 150  # of small text on a line
 
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; fill: #1f2328 }
@@ -94,14 +96,13 @@ def draw(run: Run, interpreter: Interpreter) -> str:
     settings = run.settings()
     date = settings["date"].split()[0]
     shared = [f"{name}: {value}" for name, value in run.suite.settings().items()]
-    body = [
-        write(MARGIN, 36, run.suite.title, "title"),
-        write(MARGIN, 58, " · ".join([versions(interpreter), *shared, settings["system"], date]), "small"),
-        write(
-            MARGIN, 76, f"Median of {run.sizes.rounds} rounds; whiskers: smallest and largest. No-op tasks.", "small"
-        ),
+    measured = [
+        *wrap(" · ".join([versions(interpreter), *shared, settings["system"], date]), LETTERS),
+        f"Median of {run.sizes.rounds} rounds; whiskers: smallest and largest. No-op tasks.",
     ]
-    y = 96
+    body = [write(MARGIN, 36, run.suite.title, "title")]
+    body += [write(MARGIN, 58 + 18 * number, words, "small") for number, words in enumerate(measured)]
+    y = 60 + 18 * len(measured)
     for title, groups in panels:
         if groups:
             lines, y = _panel(title, groups, y)
@@ -157,7 +158,7 @@ def _reach(groups: Sequence[Group]) -> float:
     near = [1.5]
     for group in groups:
         for row in group.rows:
-            near += [row.bar.limit] if row.bar and row.bar.of == "ratio" else []
+            near += [bar.limit for bar in _goals(row)]
             near += [row.ratio.high] if row.ratio and row.contestant.peer.name == OURS else []
     limit = max(near) * 1.5
     others = [row.ratio.high for group in groups for row in group.rows if row.ratio]
@@ -170,12 +171,17 @@ def _group(group: Group, axis: Axis, y: int) -> Iterator[str]:
     for number, row in enumerate(group.rows):
         yield from _bar(row, axis, first + ROW * number)
     for row in group.rows:
-        if row.bar and row.bar.of == "ratio":
-            x = axis.x(row.bar.limit)
+        for bar in _goals(row):
+            x = axis.x(bar.limit)
             sign = "≥" if row.metric.better == "higher" else "≤"
             yield line(x, first - 6, x, first + ROW * len(group.rows), "target")
             yield f'<rect class="page" x="{x - 38:.1f}" y="{first - 23}" width="76" height="17"/>'
-            yield write(x, first - 10, f"goal {sign} {row.bar.limit:g}×", "goal", "middle")
+            yield write(x, first - 10, f"goal {sign} {bar.limit:g}×", "goal", "middle")
+
+
+def _goals(row: Row) -> list[Bar]:
+    """Those that can be drawn on the axis: ratios to the reference of the group."""
+    return [verdict.bar for verdict in row.verdicts if verdict.bar.of == "ratio" and not verdict.bar.beside]
 
 
 def _bar(row: Row, axis: Axis, y: float) -> Iterator[str]:
@@ -189,7 +195,7 @@ def _bar(row: Row, axis: Axis, y: float) -> Iterator[str]:
     )
     if cut:
         yield from (line(end - at - 6, y + ROW - 3, end - at, y + 3, "break") for at in (16, 24))
-    elif row.contestant is not row.work.reference:
+    elif not row.is_reference:
         low, high = axis.x(row.ratio.low), axis.x(row.ratio.high)
         yield line(low, middle, high, middle, "whisker")
         yield from (line(x, middle - 3.5, x, middle + 3.5, "whisker") for x in (low, high))

@@ -1,36 +1,40 @@
 """One measurement in a process of its own: ``python -m benchmarks.child SUITE WORK CONTESTANT SIZES``.
 
 A process per measurement keeps one peer's garbage, threads and grown heap from slowing down the next one. The sizes are
-a JSON object. The last line of standard output is one too; ``SUITE --probe`` instead tells what this interpreter has.
+a JSON object. The last line of standard output is one too; ``SUITE --probe [PEER]`` instead tells what this interpreter
+has.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import sys
 import sysconfig
+from collections.abc import Sequence
 from importlib import import_module, metadata
 
-from .model import Suite
+from .model import Peer
 from .suites import SUITES
 
 
 def main(arguments: list[str]) -> None:
     suite = SUITES[arguments[0]]
-    if arguments[1:] == ["--probe"]:
-        print(json.dumps(probe(suite)))
+    if arguments[1] == "--probe":
+        print(json.dumps(probe([peer for peer in suite.peers() if peer.name in (arguments[2:] or [peer.name])])))
         return
+    logging.disable(logging.WARNING)  # a line for each task would be what is measured
     work, label, sizes = arguments[1:]
     figures = suite.find(work, label).measure(type(suite.full)(**json.loads(sizes)))
     print(json.dumps(dict(figures)))
 
 
-def probe(suite: Suite) -> dict[str, object]:
-    """This interpreter, the versions of the peers it has, and why it lacks the others."""
+def probe(peers: Sequence[Peer]) -> dict[str, object]:
+    """This interpreter, the versions of those peers it has, and why it lacks the others."""
     versions: dict[str, str] = {}
     missing: dict[str, str] = {}
-    for peer in suite.peers():
+    for peer in peers:
         module_name, _, attribute = peer.requires.partition(":")
         try:
             module = import_module(module_name)

@@ -12,7 +12,7 @@ import random
 import statistics
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,21 @@ class InterpreterUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A Python to measure under, and what it can import."""
+    """A Python to measure under, and what it can import. Some peers have an environment of their own."""
 
     command: str
     python: str
     implementation: str
     versions: Mapping[str, str]
     missing: Mapping[str, str]
+    environments: Mapping[str, str] = field(default_factory=dict)  # a command for the name of a peer
 
     @property
     def name(self) -> str:
         return f"{self.implementation} {self.python}"
+
+    def command_for(self, contestant: Contestant) -> str:
+        return self.environments.get(contestant.peer.name, self.command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,24 @@ class Results:
 
     rounds: dict[tuple[str, str, str], list[Mapping[str, float] | None]] = field(default_factory=dict)
     crashes: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    loads: list[float] = field(default_factory=list)  # of the machine, before each command that measured
+
+    def keep(self, file: Path) -> None:
+        entries = [[*key, rounds, self.crashes.get(key)] for key, rounds in self.rounds.items()]
+        file.write_text(json.dumps({"loads": self.loads, "entries": entries}) + "\n", encoding="utf-8")
+
+    @classmethod
+    def kept(cls, file: Path) -> Results:
+        """What earlier commands have measured; nothing if there is no such file."""
+        if not file.exists():
+            return cls()
+        found = json.loads(file.read_text(encoding="utf-8"))
+        results = cls(loads=found["loads"])
+        for command, work, label, rounds, crash in found["entries"]:
+            results.rounds[command, work, label] = rounds
+            if crash:
+                results.crashes[command, work, label] = crash
+        return results
 
     def of(self, interpreter: Interpreter, work: Work, contestant: Contestant) -> list[Mapping[str, float] | None]:
         return self.rounds.get((interpreter.command, work.name, contestant.label), [])
@@ -83,27 +105,70 @@ class Results:
         figures = self.of(interpreter, work, contestant)
         return Spread.of([round_[metric.key] for round_ in figures if round_ and metric.key in round_])
 
-    def ratio(self, interpreter: Interpreter, work: Work, contestant: Contestant, metric: Metric) -> Spread | None:
+    def best(
+        self, interpreter: Interpreter, work: Work, among: Sequence[Contestant], metric: Metric
+    ) -> Contestant | None:
+        """Whose median is the best; None if nobody was measured."""
+        medians = [
+            (spread.median, number)
+            for number, one in enumerate(among)
+            if (spread := self.value(interpreter, work, one, metric))
+        ]
+        if not medians:
+            return None
+        return among[(max(medians) if metric.better == "higher" else min(medians))[1]]
+
+    def ratio(
+        self,
+        interpreter: Interpreter,
+        work: Work,
+        contestant: Contestant,
+        metric: Metric,
+        reference: Contestant | None = None,
+    ) -> Spread | None:
         """This contestant's figure over the reference's of the same round, if the round itself has no ratio."""
         key = metric.key
         own = self.of(interpreter, work, contestant)
-        if any(round_ and key + PAIRED in round_ for round_ in own):
+        if reference is None and any(round_ and key + PAIRED in round_ for round_ in own):
             return Spread.of([round_[key + PAIRED] for round_ in own if round_])
-        pairs = zip(own, self.of(interpreter, work, work.reference), strict=False)
+        reference = reference or self.best(interpreter, work, work.rivals, metric)
+        if reference is None:
+            return None
+        pairs = zip(own, self.of(interpreter, work, reference), strict=False)
         return Spread.of([mine[key] / ref[key] for mine, ref in pairs if mine and ref and key in mine and ref.get(key)])
 
     def crash(self, interpreter: Interpreter, work: Work, contestant: Contestant) -> str | None:
         return self.crashes.get((interpreter.command, work.name, contestant.label))
 
 
-def probe(command: str, suite: Suite) -> Interpreter:
-    """Ask an interpreter what it is and which peers of the suite it has."""
+def probe(command: str, suite: Suite, environments: Path | None = None) -> Interpreter:
+    """Ask an interpreter what it is and which peers of the suite it has, or has an environment for in this folder."""
     answer = _run(command, [suite.name, "--probe"])
     if isinstance(answer, str):
         raise InterpreterUnusable(
             f"{command} cannot run the benchmarks (Python 3.11 or newer): {answer.splitlines()[-1]}"
         )
-    return Interpreter(command, **answer)
+    interpreter = Interpreter(command, **answer)
+    return _with_environments(interpreter, suite, environments) if environments else interpreter
+
+
+def _with_environments(interpreter: Interpreter, suite: Suite, folder: Path) -> Interpreter:
+    versions, missing, commands = dict(interpreter.versions), dict(interpreter.missing), dict[str, str]()
+    for peer in suite.peers():
+        command = folder.resolve() / peer.name / "bin" / "python"
+        if not command.exists():
+            continue
+        answer = _run(str(command), [suite.name, "--probe", peer.name])
+        if isinstance(answer, str) or answer["python"] != interpreter.python:
+            missing[peer.requires] = answer if isinstance(answer, str) else f"{command} is Python {answer['python']}"
+            continue
+        commands[peer.name] = str(command)
+        missing.pop(peer.requires, None)
+        if peer.requires in answer["missing"]:
+            missing[peer.requires] = answer["missing"][peer.requires]
+        elif peer.distribution:
+            versions[peer.distribution] = answer["versions"][peer.distribution]
+    return replace(interpreter, versions=versions, missing=missing, environments=commands)
 
 
 def able(interpreter: Interpreter, contestant: Contestant) -> bool:
@@ -117,9 +182,13 @@ def measure(
     *,
     rng: random.Random,
     before: Callable[[Step], None],
+    results: Results | None = None,
 ) -> Results:
-    """Run all rounds. A contestant that crashes is left out of the rounds that follow."""
-    results = Results()
+    """Run all rounds, in addition to those of earlier `results`. A contestant that crashes is left out of the rounds
+    that follow.
+    """
+    results = results or Results()
+    failed: set[tuple[str, str, str]] = set()
     written = json.dumps(asdict(sizes))  # type: ignore[call-overload]
     plan = [
         (number, interpreter, work, contestant)
@@ -132,12 +201,14 @@ def measure(
     for index, (number, interpreter, work, contestant) in enumerate(plan, start=1):
         key = (interpreter.command, work.name, contestant.label)
         rounds = results.rounds.setdefault(key, [])
-        if key in results.crashes:
+        if key in failed:
             rounds.append(None)
             continue
+        results.crashes.pop(key, None)
         before(Step(index, len(plan), number, sizes.rounds, interpreter, work, contestant))
-        answer = _run(interpreter.command, [suite.name, work.name, contestant.label, written])
+        answer = _run(interpreter.command_for(contestant), [suite.name, work.name, contestant.label, written])
         if isinstance(answer, str):
+            failed.add(key)
             results.crashes[key] = answer
             rounds.append(None)
         else:

@@ -29,6 +29,7 @@ class Peer:
     install: str | None
     opened_as: str
     open: Callable[[], Any] = lambda: None
+    is_rival: bool = True  # False for what is no library but the least that one has to do: raw statements
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One comparison. The first contestant is the reference of all ratios; ours, the last, is judged by the bars.
+    """One comparison. The reference of all ratios is the first contestant, or the best of the peers, whoever it is
+    in this run; ours, the last, is judged by the bars.
 
     The title may name the fields of the suite's sizes: `{tasks:,} no-ops`.
     """
@@ -62,10 +64,19 @@ class Work:
     title: str
     metrics: tuple[Metric, ...]
     contestants: tuple[Contestant, ...]
+    reference: Literal["first", "best"] = "first"
 
     @property
-    def reference(self) -> Contestant:
-        return self.contestants[0]
+    def rivals(self) -> tuple[Contestant, ...]:
+        """One of them is the reference."""
+        if self.reference == "first":
+            return self.contestants[:1]
+        return tuple(one for one in self.contestants if one.peer.is_rival and one.peer.name != OURS)
+
+    @property
+    def floor(self) -> Contestant | None:
+        """The raw statements beside which a work with the best peer as its reference stands."""
+        return next((one for one in self.contestants if not one.peer.is_rival), None)
 
     @property
     def judged(self) -> Contestant | None:
@@ -81,13 +92,15 @@ class Work:
 class Bar:
     """A promise: the median over the rounds, rounded to the two digits that are printed, reaches `limit`.
 
-    Of the ratios to the reference, or of the figure itself.
+    Of the ratios to the reference, or of the figure itself. `beside` names the contestants the best of which is the
+    reference for this bar alone.
     """
 
     work: str
     metric: str
     limit: float
     of: Literal["ratio", "value"] = "ratio"
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +116,10 @@ class Suite:
     full: Sizes
     quick: Sizes
     settings: Callable[[], Mapping[str, str]]  # shared by all contestants
+    notes: tuple[str, ...] = ()  # who takes no part in some work, and why
 
-    def bar_of(self, work: Work, metric: Metric) -> Bar | None:
-        return next((bar for bar in self.bars if (bar.work, bar.metric) == (work.name, metric.key)), None)
+    def bars_of(self, work: Work, metric: Metric) -> tuple[Bar, ...]:
+        return tuple(bar for bar in self.bars if (bar.work, bar.metric) == (work.name, metric.key))
 
     def find(self, work_name: str, label: str) -> Contestant:
         return next(

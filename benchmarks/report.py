@@ -16,23 +16,31 @@ from .model import Bar, Contestant, Metric, Sizes, Suite, Work, meets
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a bar says about a figure. A bar without a measurement is not met."""
+
+    bar: Bar
+    judged: Spread | None
+    met: bool
+    rival: str  # the reference of this bar, where it has one of its own
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
-    """One contestant's figure for one metric. `bar` is set for the contestant that is judged."""
+    """One contestant's figure for one metric. There are verdicts about the contestant that is judged."""
 
     work: Work
     metric: Metric
     contestant: Contestant
+    is_reference: bool
     value: Spread | None
     ratio: Spread | None
-    bar: Bar | None
+    verdicts: tuple[Verdict, ...]
 
     @property
     def met(self) -> bool | None:
-        """None where nothing is judged. A bar without a measurement is not met."""
-        if self.bar is None:
-            return None
-        judged = self.ratio if self.bar.of == "ratio" else self.value
-        return judged is not None and meets(self.bar, self.metric, judged.median)
+        """None where nothing is judged."""
+        return all(verdict.met for verdict in self.verdicts) if self.verdicts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +52,45 @@ class Run:
     sizes: Sizes
     results: Results
     started: datetime
-    load: float | None
 
     def rows(self, interpreter: Interpreter, work: Work) -> Iterator[Row]:
         for metric in work.metrics:
+            reference = self.results.best(interpreter, work, work.rivals, metric)
             for contestant in work.contestants:
-                bar = self.suite.bar_of(work, metric) if contestant is work.judged else None
-                if bar is None and not able(interpreter, contestant):
+                bars = self.suite.bars_of(work, metric) if contestant is work.judged else ()
+                if not bars and not able(interpreter, contestant):
                     continue
                 yield Row(
                     work,
                     metric,
                     contestant,
+                    contestant is reference,
                     self.results.value(interpreter, work, contestant, metric),
                     self.results.ratio(interpreter, work, contestant, metric),
-                    bar,
+                    tuple(self._verdict(interpreter, work, contestant, metric, bar) for bar in bars),
                 )
+
+    def _verdict(
+        self, interpreter: Interpreter, work: Work, contestant: Contestant, metric: Metric, bar: Bar
+    ) -> Verdict:
+        reference = None
+        if bar.beside:
+            beside = [one for one in work.contestants if one.label in bar.beside]
+            reference = self.results.best(interpreter, work, beside, metric)
+        if bar.of == "value":
+            judged = self.results.value(interpreter, work, contestant, metric)
+        elif bar.beside and reference is None:
+            judged = None
+        else:
+            judged = self.results.ratio(interpreter, work, contestant, metric, reference)
+        met = judged is not None and meets(bar, metric, judged.median)
+        return Verdict(bar, judged, met, reference.label if reference else "")
+
+    def above_floor(self, interpreter: Interpreter, work: Work, metric: Metric) -> Spread | None:
+        """Ours as a part of what the raw statements do, where a work is compared with its peers."""
+        if work.reference == "first" or work.floor is None or work.judged is None:
+            return None
+        return self.results.ratio(interpreter, work, work.judged, metric, work.floor)
 
     def all_rows(self) -> Iterator[tuple[Interpreter, Row]]:
         for interpreter in self.interpreters:
@@ -77,8 +108,8 @@ class Run:
             "rounds": str(self.sizes.rounds),
             **self.suite.settings(),
         }
-        if self.load is not None:
-            settings["load before the run"] = f"{self.load:.1f}"
+        if self.results.loads:
+            settings["load before the run"] = ", ".join(f"{load:.1f}" for load in self.results.loads)
         return settings
 
 
@@ -88,12 +119,13 @@ def versions(interpreter: Interpreter) -> str:
 
 
 def omissions(run: Run, interpreter: Interpreter) -> Iterator[str]:
-    """One sentence for each peer that is missing, and what to do about it."""
+    """One sentence for each peer that is missing, and what to do about it; and for those that cannot take part."""
     needed = {contestant.peer.requires: contestant.peer for work in run.suite.works for contestant in work.contestants}
     for requirement, reason in interpreter.missing.items():
         if peer := needed.get(requirement):
             remedy = f"; install it with: {peer.install}" if peer.install else ""
             yield f"{peer.name} is left out under {interpreter.name}: no {requirement} ({reason}){remedy}"
+    yield from run.suite.notes
 
 
 def crashes(run: Run) -> Iterator[str]:
@@ -116,8 +148,12 @@ def text(run: Run) -> str:
 
 def markdown(run: Run) -> str:
     command = " ".join(["python -m benchmarks", *([] if run.suite.name == "pool" else [run.suite.name])])
-    lines = ["# Benchmarks", "", f"Written by `{command} --markdown FILE`. Values are medians, with the"]
-    lines += ["smallest and largest round in brackets; × is the ratio to the first row of each table,"]
+    lines = [
+        f"# Figures: {run.suite.title}",
+        "",
+        f"Written by `{command} --markdown FILE`. Values are medians, with the",
+    ]
+    lines += ["smallest and largest round in brackets; × is the ratio to the row of each table that has 1 ×,"]
     lines += ["taken round by round.", ""]
     lines += [f"- {name}: {value}" for name, value in run.settings().items()]
     for interpreter in run.interpreters:
@@ -133,6 +169,8 @@ def markdown(run: Run) -> str:
                     for row in run.rows(interpreter, work)
                     if row.metric is metric
                 ]
+                if beside := _beside_the_floor(run, interpreter, work, metric):
+                    lines += ["", f"{beside}."]
         lines += ["", *(f"Note: {sentence}" for sentence in omissions(run, interpreter))]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -158,7 +196,7 @@ def _work_as_json(run: Run, interpreter: Interpreter, work: Work) -> dict[str, o
     return {
         "name": work.name,
         "title": work.describe(run.sizes),
-        "reference": work.reference.label,
+        "reference": work.reference,
         "rows": [
             {
                 "metric": row.metric.key,
@@ -168,7 +206,11 @@ def _work_as_json(run: Run, interpreter: Interpreter, work: Work) -> dict[str, o
                 "settings": row.contestant.settings,
                 "value": _spread_as_json(row.value),
                 "ratio": _spread_as_json(row.ratio),
-                "bar": row.bar.limit if row.bar else None,
+                "is_reference": row.is_reference,
+                "bars": [
+                    {"limit": one.bar.limit, "beside": one.rival, "judged": _spread_as_json(one.judged), "met": one.met}
+                    for one in row.verdicts
+                ],
                 "met": row.met,
                 "rounds": [
                     figures.get(row.metric.key) if figures else None
@@ -190,6 +232,15 @@ def _block(run: Run, interpreter: Interpreter, work: Work, metric: Metric) -> It
     for row in run.rows(interpreter, work):
         if row.metric is metric:
             yield f"    {row.contestant.label:<43}{_value(row):>32}{_ratio(row):>25}   {_verdict(row)}".rstrip()
+    if beside := _beside_the_floor(run, interpreter, work, metric):
+        yield f"    {beside}"
+
+
+def _beside_the_floor(run: Run, interpreter: Interpreter, work: Work, metric: Metric) -> str:
+    spread = run.above_floor(interpreter, work, metric)
+    if spread is None or work.floor is None or work.judged is None:
+        return ""
+    return f"{work.judged.label} beside the {work.floor.label}: {_times(spread)}"
 
 
 def _value(row: Row) -> str:
@@ -201,16 +252,23 @@ def _value(row: Row) -> str:
 def _ratio(row: Row) -> str:
     if row.ratio is None:
         return "–"
-    if row.contestant is row.work.reference:
-        return "1 ×"
-    return f"{row.ratio.median:.2f} × ({row.ratio.low:.2f}–{row.ratio.high:.2f})"
+    return "1 ×" if row.is_reference else _times(row.ratio)
+
+
+def _times(ratio: Spread) -> str:
+    return f"{ratio.median:.2f} × ({ratio.low:.2f}–{ratio.high:.2f})"
 
 
 def _verdict(row: Row) -> str:
-    if row.bar is None:
-        return ""
-    unit = f" {row.metric.unit}" if row.bar.of == "value" else ""
-    return f"{'✓' if row.met else '✗'} {'≥' if row.metric.better == 'higher' else '≤'} {row.bar.limit:g}{unit}"
+    return "; ".join(_sentence(verdict, row.metric) for verdict in row.verdicts)
+
+
+def _sentence(verdict: Verdict, metric: Metric) -> str:
+    unit = f" {metric.unit}" if verdict.bar.of == "value" else ""
+    sign = "≥" if metric.better == "higher" else "≤"
+    beside = f" × {verdict.rival}" if verdict.rival else ""
+    found = f" ({verdict.judged.median:.2f})" if verdict.rival and verdict.judged else ""
+    return f"{'✓' if verdict.met else '✗'} {sign} {verdict.bar.limit:g}{unit}{beside}{found}"
 
 
 def _direction(metric: Metric) -> str:

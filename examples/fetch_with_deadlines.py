@@ -13,7 +13,7 @@ from bullpen import DeadlineExceeded, Pool
 
 
 class Pages(BaseHTTPRequestHandler):
-    """`/0.5` answers after half a second."""
+    """`/1.5` answers after a second and a half."""
 
     def do_GET(self) -> None:
         time.sleep(float(self.path[1:]))
@@ -26,7 +26,7 @@ class Pages(BaseHTTPRequestHandler):
 
 
 def fetch(url: str) -> int:
-    with urllib.request.urlopen(url, timeout=0.6) as answer:
+    with urllib.request.urlopen(url, timeout=2) as answer:
         return len(answer.read())
 
 
@@ -35,8 +35,8 @@ def main() -> None:
         threading.Thread(target=server.serve_forever).start()
         address = f"http://127.0.0.1:{server.server_port}"
         with Pool(4, name="fetch", max_queue=100) as pool:
-            quick = pool.using(timeout=0.3)
-            futures = {page: quick.submit(fetch, f"{address}/{page}") for page in ("0", "0.01", "0.5", "0.02")}
+            quick = pool.using(timeout=1)
+            futures = {page: quick.submit(fetch, f"{address}/{page}") for page in ("0", "0.01", "1.5", "0.02")}
             for page, future in futures.items():
                 try:
                     print(f"/{page}: {future.result()} bytes")
@@ -53,6 +53,6 @@ if __name__ == "__main__":
 # prints:
 # /0: 5 bytes
 # /0.01: 5 bytes
-# /0.5: timeout of 0.3 s passed while it ran
+# /1.5: timeout of 1 s passed while it ran
 # /0.02: 5 bytes
 # 3 in time, 1 too late

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -16,15 +17,18 @@ from tests.names import ADDRESS
 pytest_plugins = ["pytester", "tests.leaks", "tests.servers"]
 pytest.register_assert_rewrite("bullpen.testing.contracts", "bullpen.testing.storage_contract")
 
+# The tests start Python thousands of times: where nothing keeps what is compiled, that alone is a third of their time.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so does a shell that starts the tests in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 lock_order.install()
 nursery.LINGER = 0.05  # the leak check waits for the keeper of worker processes
 
-settings.register_profile("default", deadline=None, max_examples=100, stateful_step_count=40)
-settings.register_profile("ci", deadline=None, max_examples=200, stateful_step_count=50, print_blob=True)
-settings.register_profile("thorough", deadline=None, max_examples=5000, stateful_step_count=100, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+settings.register_profile("default", deadline=None, max_examples=100, stateful_step_count=40, print_blob=True)
+settings.register_profile("thorough", settings.get_profile("default"), max_examples=5000, stateful_step_count=100)
+settings.load_profile("default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,11 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "thorough: runs with --thorough only")
     if config.getoption("thorough"):
         settings.load_profile("thorough")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("thorough"):
+        items[:] = [item for item in items if item.get_closest_marker("thorough") is None]
     for item in items:
         if ADDRESS.search(item.nodeid):
             raise pytest.UsageError(f"{item.nodeid}: an address is never twice the same; use ids=tests.names.name_of")

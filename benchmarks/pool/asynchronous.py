@@ -15,10 +15,11 @@ from importlib import import_module
 from time import perf_counter
 from typing import Any
 
+from benchmarks.metrics import RATE
 from benchmarks.model import Measure
 
 from .settings import COROUTINES_AT_ONCE, WORKERS, Sizes, noop
-from .timing import RATE, WorkNotDone
+from .timing import WorkNotDone
 
 AsyncLoop = Callable[[Callable[..., Any], int], Awaitable[object]]
 """Calls a function that many times; returns what must stay alive until the clock has stopped."""

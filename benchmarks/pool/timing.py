@@ -11,14 +11,11 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from time import perf_counter
 
+from benchmarks.metrics import RATE, latency_of
 from benchmarks.model import Measure
 
 from .peers import Loop, TimedLoop
 from .settings import Sizes, noop
-
-RATE = "rate"
-P50 = "p50"
-P99 = "p99"
 
 
 class WorkNotDone(Exception):
@@ -63,8 +60,7 @@ def latency(opened: Callable[[], AbstractContextManager[TimedLoop]]) -> Measure:
         with opened() as loop:
             _prove(loop, sizes.warm_up)
             gc.collect()
-            spans = sorted(loop(noop, sizes.calls))
-        return {P50: spans[len(spans) // 2] / 1000, P99: spans[len(spans) * 99 // 100] / 1000}
+            return latency_of(loop(noop, sizes.calls))
 
     return measure
 

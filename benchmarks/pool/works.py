@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any
 
+from benchmarks.metrics import LATENCY, P50, P99, RATE, THROUGHPUT
 from benchmarks.model import Bar, Contestant, Metric, Suite, Work
 
 from . import asynchronous, dispatch, memory, sessions
@@ -33,7 +34,7 @@ from .peers import (
     serve,
 )
 from .settings import FULL, LIMIT_SECONDS, QUICK, WORKERS
-from .timing import P50, P99, RATE, latency, rate, rate_until_closed
+from .timing import latency, rate, rate_until_closed
 
 BARS = (
     Bar("gather", RATE, 5.0),
@@ -56,7 +57,6 @@ BARS = (
 )
 
 
-THROUGHPUT = (Metric(RATE, "throughput", "tasks/s", "higher"),)
 _LIMITED_VIEW = f"{BULLPEN_LIMITED.opened_as}.using(timeout={LIMIT_SECONDS})"
 
 
@@ -221,7 +221,7 @@ WORKS = (
     Work(
         "latency",
         "{calls:,} no-ops one at a time: from submit to the result in hand",
-        (Metric(P50, "median", "µs", "lower"), Metric(P99, "99th percentile", "µs", "lower")),
+        LATENCY,
         (
             Contestant(
                 EXECUTOR.name,

@@ -6,17 +6,21 @@ What ran is in other processes, so there are no traces to be counted; loops look
 from __future__ import annotations
 
 import gc
+import os
+import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from importlib import import_module
+from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from benchmarks.model import Measure, Peer
 from benchmarks.pool.peers import Loop, TimedLoop
 
-from .settings import Sizes, noop
+from .calls import PATIENCE_SECONDS, die, meet, nap, noop
+from .settings import LIMIT_SECONDS, WORKERS, Sizes
 
 RATE = "rate"
 P50 = "p50"
@@ -24,6 +28,10 @@ P99 = "p99"
 ROUND_TRIP = "round_trip"
 COLD = "cold"
 WARM = "warm"
+ANSWERED = "answered"
+NOTICED = "noticed"
+REPLACED = "replaced"
+PRIVATE = "private"
 
 MEGABYTE = 1_000_000
 
@@ -105,5 +113,86 @@ def start(peer: Peer, call: Call) -> Measure:
                 assert call(pool)(1) == 1
                 figures[key] = (perf_counter() - started) * 1000
         return figures
+
+    return measure
+
+
+Ask = Callable[[Any], Callable[..., Callable[[float], Any]]]
+"""From an open pool to what submits a call, and from that to what waits for its result, for so many seconds."""
+
+OTHERS = 20
+
+
+def crash(peer: Peer, ask: Ask) -> Measure:
+    """A worker is killed in the middle of other requests: how many of these are answered, and how many milliseconds it
+    takes until whoever waits for that one is told, and until all workers are there again. Where a crash breaks the
+    pool, its user has to open another one, which counts.
+    """
+
+    def measure(_: Sizes) -> Mapping[str, float]:
+        answered, noticed, replaced = _crash(peer, ask)
+        return {ANSWERED: answered, NOTICED: noticed * 1000, REPLACED: replaced * 1000}
+
+    return measure
+
+
+def _crash(peer: Peer, ask: Ask) -> tuple[int, float, float]:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as opened:
+        folder = Path(name)
+
+        def open_pool() -> Callable[..., Callable[[float], Any]]:
+            submit = ask(opened.enter_context(peer.open()))
+            _meet(submit, folder)
+            return submit
+
+        submit = open_pool()
+        waits = [submit(nap, 0.001) for _ in range(OTHERS // 2)]
+        victim = submit(die, str(folder / "first"))
+        waits += [submit(nap, 0.001) for _ in range(OTHERS // 2)]
+        noticed = LIMIT_SECONDS
+        try:
+            victim(LIMIT_SECONDS)
+        except Exception:
+            noticed = min(noticed, perf_counter() - float((folder / "first").read_text()))
+        answered = sum(_is_answered(wait) for wait in waits)
+
+        submit = open_pool()
+        submit(die, str(folder / "second"))
+        while not (folder / "second").exists() or not (folder / "second").read_text():
+            sleep(0.0002)
+        try:
+            _meet(submit, folder)
+        except Exception:
+            open_pool()
+        replaced = perf_counter() - float((folder / "second").read_text())
+    return answered, noticed, replaced
+
+
+def _meet(submit: Callable[..., Callable[[float], Any]], folder: Path) -> None:
+    """Wait until all workers are there."""
+    place = tempfile.mkdtemp(dir=folder)
+    for wait in [submit(meet, place, WORKERS) for _ in range(WORKERS)]:
+        wait(PATIENCE_SECONDS)
+
+
+def _is_answered(wait: Callable[[float], Any]) -> bool:
+    try:
+        wait(LIMIT_SECONDS)
+    except Exception:
+        return False
+    return True
+
+
+def memory(peer: Peer, ask: Ask) -> Measure:
+    """Megabytes that a worker has for itself alone after some calls: what one more of them costs. Linux only."""
+
+    def measure(sizes: Sizes) -> Mapping[str, float]:
+        with peer.open() as pool:
+            submit = ask(pool)
+            for wait in [submit(noop, number) for number in range(sizes.warm_up)]:
+                wait(PATIENCE_SECONDS)
+            pid = submit(os.getpid)(PATIENCE_SECONDS)
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return {PRIVATE: sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1000}
 
     return measure

@@ -18,9 +18,10 @@ from benchmarks.pool.peers import (
 )
 
 from . import timing
+from .calls import noop
 from .peers import BILLIARD, BULLPEN, FORK, FORKSERVER, JOBLIB, LOKY, MP_POOL, MPIRE, PEBBLE
-from .settings import FULL, QUICK, WORKERS, noop
-from .timing import COLD, P50, P99, RATE, ROUND_TRIP, WARM
+from .settings import FULL, LIMIT_SECONDS, QUICK, WORKERS
+from .timing import ANSWERED, COLD, NOTICED, OTHERS, P50, P99, PRIVATE, RATE, REPLACED, ROUND_TRIP, WARM
 
 BARS = (
     Bar("gather", RATE, 6.0),
@@ -30,6 +31,8 @@ BARS = (
     Bar("array", ROUND_TRIP, 0.2),
     Bar("start", COLD, 1.0),
     Bar("start", WARM, 1.0),
+    Bar("crash", NOTICED, 1.0),
+    Bar("crash", REPLACED, 1.0),
 )
 
 FUTURES = (FORKSERVER, FORK, LOKY)
@@ -47,6 +50,18 @@ def _by_apply(pool: Any) -> Callable[[Any], Any]:
 
 def _by_schedule(pool: Any) -> Callable[[Any], Any]:
     return lambda value: pool.schedule(noop, args=(value,)).result()
+
+
+def _submitting(pool: Any) -> Callable[..., Callable[[float], Any]]:
+    return lambda fn, *args: pool.submit(fn, *args).result
+
+
+def _applying(pool: Any) -> Callable[..., Callable[[float], Any]]:
+    return lambda fn, *args: pool.apply_async(fn, args).get
+
+
+def _scheduling(pool: Any) -> Callable[..., Callable[[float], Any]]:
+    return lambda fn, *args: pool.schedule(fn, args=args).result
 
 
 def _contestant(peer: Peer, how: str, measure: Measure) -> Contestant:
@@ -71,6 +86,16 @@ def _one_value(measure: Callable[[Peer, Any], Measure]) -> tuple[Contestant, ...
         *(_contestant(peer, "apply_async(…).get()", measure(peer, _by_apply)) for peer in ASYNC_RESULTS),
         _contestant(PEBBLE, "schedule(…).result()", measure(PEBBLE, _by_schedule)),
         _contestant(BULLPEN, "submit(…).result()", measure(BULLPEN, _by_submit)),
+    )
+
+
+def _single_calls(measure: Callable[[Peer, timing.Ask], Measure]) -> tuple[Contestant, ...]:
+    """Calls of several functions, by everybody who takes single ones."""
+    return (
+        *(_contestant(peer, "submit, then result()", measure(peer, _submitting)) for peer in FUTURES),
+        *(_contestant(peer, "apply_async, then get()", measure(peer, _applying)) for peer in ASYNC_RESULTS),
+        _contestant(PEBBLE, "schedule, then result()", measure(PEBBLE, _scheduling)),
+        _contestant(BULLPEN, "submit, then result()", measure(BULLPEN, _submitting)),
     )
 
 
@@ -170,6 +195,22 @@ WORKS = (
         "from no pool to the first result",
         (Metric(COLD, "in a fresh app", "ms", "lower"), Metric(WARM, "its next pool", "ms", "lower")),
         _one_value(timing.start),
+    ),
+    Work(
+        "crash",
+        f"a worker is killed in the middle of {OTHERS} other requests",
+        (
+            Metric(ANSWERED, "others answered", "requests", "higher"),
+            Metric(NOTICED, f"until its request fails, at most {LIMIT_SECONDS * 1000:,.0f} ms", "ms", "lower"),
+            Metric(REPLACED, "until all workers are there again", "ms", "lower"),
+        ),
+        _single_calls(timing.crash),
+    ),
+    Work(
+        "memory",
+        "what one worker has for itself alone, after {warm_up:,} no-ops",
+        (Metric(PRIVATE, "private memory", "MB", "lower"),),
+        _single_calls(timing.memory),
     ),
 )
 

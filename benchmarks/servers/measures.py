@@ -1,234 +1,167 @@
-"""One measurement each: tasks in, tasks out, and from a call to its result."""
+"""Tasks in, tasks out, and from a call to its result. The workers are processes of their own, as in a deployment.
+
+Who is measured is opened at a place of its own on the server, which is cleared in the end.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import statistics
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from time import perf_counter, time
-from typing import Any
+from time import monotonic, perf_counter
 
+from benchmarks.metrics import RATE, latency_of
 from benchmarks.model import Measure
-from bullpen.storage.open import open_storage
-from bullpen.tasks.task import Task
 
-from .ours import Open, Ours
-from .peers import Tally
-from .settings import BATCH, REDIS, Sizes, postgres_place, redis_place
+from .library import Library
+from .settings import Sizes
+from .trace import LOOK_CLOSELY, Trace, new_trace
+from .worker import WorkerProcess, ready_workers
 
-RATE, P50, P99, COST = "rate", "p50", "p99", "cost"
 WARM_UP = 20
-CLAIMED = 10
-PAGE = 10_000
-PAYLOAD = b'{"args":[12345],"kwargs":{}}'
+
+Place = Callable[[], AbstractAsyncContextManager[str]]
+"""Makes room on a server, and clears it: an address."""
 
 
 class TasksNotDone(Exception):
-    """Not every task has run once; the time would mean nothing."""
+    """Not every task has run just once; the time would mean nothing."""
 
 
-def drain(opened: Open, loop: Callable[[], Any] | None = None) -> Measure:
-    """A backlog waits, a worker starts, and the clock stops when the last task has run."""
-
-    async def timed(sizes: Sizes) -> float:
-        tally = Tally(sizes.drained)
-        async with opened(tally) as peer:
-            await peer.put_many(sizes.drained)
-            gc.collect()
-            began = perf_counter()
-            async with peer.working():
-                await tally.enough.wait()
-                elapsed = perf_counter() - began
-        if tally.calls != sizes.drained:
-            raise TasksNotDone(f"expected {sizes.drained} calls, got {tally.calls}")
-        return elapsed
-
-    def measure(sizes: Sizes) -> Mapping[str, float]:
-        with asyncio.Runner(loop_factory=loop) as runner:
-            return {RATE: sizes.drained / runner.run(timed(sizes))}
-
-    return measure
-
-
-def one_by_one(opened: Open, callers: int = 1) -> Measure:
-    async def call(peer: Any, count: int) -> None:
-        for number in range(count):
-            await peer.put(number)
-
-    async def timed(sizes: Sizes) -> float:
-        async with opened(lambda _: None) as peer:
-            await call(peer, WARM_UP)
-            gc.collect()
-            began = perf_counter()
-            await asyncio.gather(*[call(peer, sizes.singles) for _ in range(callers)])
-            return perf_counter() - began
-
-    return lambda sizes: {RATE: callers * sizes.singles / asyncio.run(timed(sizes))}
-
-
-def at_once(opened: Open) -> Measure:
-    async def timed(sizes: Sizes) -> float:
-        async with opened(lambda _: None) as peer:
-            await peer.put_many(WARM_UP)
-            gc.collect()
-            began = perf_counter()
-            await peer.put_many(sizes.bulk)
-            return perf_counter() - began
-
-    return lambda sizes: {RATE: sizes.bulk / asyncio.run(timed(sizes))}
-
-
-def until_it_runs(opened: Open) -> Measure:
-    """From the call that enqueues to the function that is called, with an idle worker: what every peer can do."""
-
-    async def timed(sizes: Sizes) -> list[float]:
-        ran: list[float] = []
-        seen = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def note(_: int) -> None:
-            ran.append(perf_counter())
-            loop.call_soon_threadsafe(seen.set)
-
-        spans = []
-        async with opened(note) as peer, peer.working():
-            for number in range(WARM_UP + sizes.calls):
-                await asyncio.sleep(sizes.pause)
-                seen.clear()
-                began = perf_counter()
-                await peer.put(number)
-                await seen.wait()
-                spans.append(ran[-1] - began)
-        return spans[WARM_UP:]
-
-    return lambda sizes: _percentiles(asyncio.run(timed(sizes)))
-
-
-def until_the_result(opened: Open) -> Measure:
-    """Ours: from `aenqueue` to the result in hand."""
-
-    async def timed(sizes: Sizes) -> list[float]:
-        spans = []
-        async with opened(lambda _: None) as peer, peer.working():
-            assert isinstance(peer, Ours)
-            for number in range(WARM_UP + sizes.calls):
-                await asyncio.sleep(sizes.pause)
-                began = perf_counter()
-                assert await (await peer.noop.aenqueue(number)).aresult(30) == number
-                spans.append(perf_counter() - began)
-        return spans[WARM_UP:]
-
-    return lambda sizes: _percentiles(asyncio.run(timed(sizes)))
-
-
-def _percentiles(spans: list[float]) -> Mapping[str, float]:
-    cuts = statistics.quantiles(spans, n=100)
-    return {P50: cuts[49] * 1e6, P99: cuts[98] * 1e6}
+class WrongResult(Exception):
+    """A task brought what it was not given."""
 
 
 @asynccontextmanager
-async def redis_storage() -> AsyncIterator[str]:
-    async with redis_place() as place:
-        yield f"{REDIS}?prefix={place}"
-
-
-def claims(place: Callable[[], AbstractAsyncContextManager[str]], backlog: str) -> Measure:
-    """What one claim costs, asked of the store directly; `backlog` is the field that says how many wait."""
-
-    async def timed(sizes: Sizes) -> list[float]:
-        waiting = max(getattr(sizes, backlog), sizes.claims * CLAIMED)
+async def opened(library: type[Library], place: Place) -> AsyncIterator[tuple[Library, Trace]]:
+    with new_trace() as trace:
         async with place() as address:
-            storage = open_storage(address)
-            await storage.open()
-            later = time() + 1e6
-            await storage.add([_task(-number - 1, eta=later, priority=9) for number in range(1000)])
-            for first in range(0, waiting, PAGE):
-                await storage.add([_task(number) for number in range(first, min(first + PAGE, waiting))])
-            spans = []
-            for number in range(sizes.claims):
-                began = perf_counter()
-                exchange = await storage.exchange(
-                    [], worker="w", queues=["default"], limit=CLAIMED, lease=60.0, claim_id=str(number)
-                )
-                spans.append(perf_counter() - began)
-                assert len(exchange.claimed) == CLAIMED
-            await storage.close()
-        return spans
-
-    return lambda sizes: {COST: statistics.median(asyncio.run(timed(sizes))) * 1e6}
+            producer = library(address, trace)
+            await producer.install()
+            await producer.open()
+            try:
+                yield producer, trace
+            finally:
+                await producer.close()
 
 
-def _task(number: int, **fields: Any) -> Task:
-    task_id = f"019a0000-0000-7000-8000-{number & 0xFFFFFFFFFFFF:012x}"
-    return Task(id=task_id, func_path="app.send", payload=PAYLOAD, **fields)
+def drain(library: type[Library], place: Place, processes: int = 1, *, is_slow: bool = False) -> Measure:
+    """A backlog waits, workers start: from the first task that runs to the last, so no start is measured."""
+
+    async def timed(sizes: Sizes) -> float:
+        count = sizes.slow if is_slow else sizes.drained
+        async with opened(library, place) as (producer, trace):
+            if producer.keeps_tasks:
+                await producer.put_many(count)
+            async with ready_workers(library, producer.address, trace, processes) as workers:
+                for worker in workers:
+                    worker.begin()
+                warm_up = 0
+                if not producer.keeps_tasks:
+                    warm_up = await _until_it_listens(producer, trace, workers)
+                    await producer.put_many(count)
+                await trace.reaches(warm_up + count, check=_each(workers))
+            return rate_of(trace.entries()[warm_up:], count)
+
+    return lambda sizes: {RATE: asyncio.run(timed(sizes))}
 
 
-# What the servers themselves can do: the statements that one would write by hand, and nothing is run.
+def rate_of(entries: Sequence[tuple[int, float]], count: int) -> float:
+    if len(entries) != count or len({number for number, _ in entries}) != count:
+        raise TasksNotDone(f"expected {count} calls, got {len(entries)}")
+    times = sorted(at for _, at in entries)
+    return (count - 1) / (times[-1] - times[0])
 
 
-async def _raw_postgres(sizes: Sizes) -> float:
-    """One table, one partial index; settle with a result and claim, 100 per transaction, in one statement each."""
-    import asyncpg
+async def _until_it_listens(producer: Library, trace: Trace, workers: Sequence[WorkerProcess]) -> int:
+    """Send tasks until one has run, and all that were sent have; how many."""
+    for sent in range(1, 100):
+        await producer.put(-sent)
+        try:
+            await trace.reaches(1, within=0.5, check=_each(workers))
+        except TimeoutError:
+            continue
+        await asyncio.sleep(0.5)
+        return trace.count()
+    raise TasksNotDone("no task has run")
 
-    async with postgres_place() as address:
-        connection = await asyncpg.connect(address)
-        await connection.execute(
-            "CREATE TABLE task (id bigserial PRIMARY KEY, payload bytea, status text DEFAULT 'pending', attempt int "
-            "DEFAULT 0, result bytea); CREATE INDEX ON task (id) WHERE status = 'pending'"
-        )
-        await connection.execute(
-            "INSERT INTO task (payload) SELECT $1 FROM generate_series(1, $2)", PAYLOAD, sizes.drained
-        )
-        began, done, held = perf_counter(), 0, list[int]()
-        while done < sizes.drained:
-            async with connection.transaction():
-                await connection.execute(
-                    "UPDATE task SET status = 'success', result = '1' WHERE id = ANY ($1) AND attempt = 1", held
-                )
-                done += len(held)
-                rows = await connection.fetch(
-                    "UPDATE task SET status = 'running', attempt = attempt + 1 WHERE id = ANY (ARRAY(SELECT id FROM "
-                    "task WHERE status = 'pending' ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED)) RETURNING *",
-                    BATCH,
-                )
-                held = [row["id"] for row in rows]
+
+def _each(workers: Sequence[WorkerProcess]) -> Callable[[], None]:
+    def check() -> None:
+        for worker in workers:
+            worker.check()
+
+    return check
+
+
+def enqueue(library: type[Library], place: Place, callers: int = 1, *, is_slow: bool = False) -> Measure:
+    async def timed(sizes: Sizes) -> float:
+        count = min(sizes.singles, sizes.slow // callers) if is_slow else sizes.singles
+        async with opened(library, place) as (producer, _):
+            await producer.put_by(callers, WARM_UP)
+            gc.collect()
+            began = perf_counter()
+            await producer.put_by(callers, count)
+            return callers * count / (perf_counter() - began)
+
+    return lambda sizes: {RATE: asyncio.run(timed(sizes))}
+
+
+def enqueue_at_once(library: type[Library], place: Place, *, is_slow: bool = False) -> Measure:
+    async def timed(sizes: Sizes) -> float:
+        count = sizes.slow if is_slow else sizes.bulk
+        async with opened(library, place) as (producer, _):
+            await producer.put_many(WARM_UP)
+            gc.collect()
+            began = perf_counter()
+            await producer.put_many(count)
+            return count / (perf_counter() - began)
+
+    return lambda sizes: {RATE: asyncio.run(timed(sizes))}
+
+
+def until_the_result(library: type[Library], place: Place) -> Measure:
+    """From the call to the result in hand, one at a time, with an idle worker."""
+
+    async def call(producer: Library, trace: Trace, number: int) -> float:
+        began = perf_counter()
+        result = await producer.ask(number)
         elapsed = perf_counter() - began
-        await connection.close()
-    return elapsed
+        if result != number:
+            raise WrongResult(f"expected {number}, got {result!r}")
+        return elapsed
+
+    return _one_at_a_time(library, place, call)
 
 
-def raw_postgres(sizes: Sizes) -> Mapping[str, float]:
-    return {RATE: sizes.drained / asyncio.run(_raw_postgres(sizes))}
+def until_it_runs(library: type[Library], place: Place) -> Measure:
+    """From the call to the start of the function: what those can do too who keep no results."""
+
+    async def call(producer: Library, trace: Trace, number: int) -> float:
+        before, began = trace.count(), monotonic()
+        await producer.put(number)
+        await trace.reaches(before + 1, every=LOOK_CLOSELY)
+        return trace.entries()[-1][1] - began
+
+    return _one_at_a_time(library, place, call)
 
 
-async def _raw_redis(sizes: Sizes) -> float:
-    """A sorted set of what waits, one of what runs, hashes of bodies and results; 100 at a time in one pipeline."""
-    from redis.asyncio import Redis
+def _one_at_a_time(
+    library: type[Library], place: Place, call: Callable[[Library, Trace, int], Awaitable[float]]
+) -> Measure:
+    async def timed(sizes: Sizes) -> list[float]:
+        async with (
+            opened(library, place) as (producer, trace),
+            ready_workers(library, producer.address, trace) as workers,
+        ):
+            for worker in workers:
+                worker.begin()
+            await _until_it_listens(producer, trace, workers)
+            spans = []
+            for number in range(WARM_UP + sizes.calls):
+                await asyncio.sleep(sizes.pause)
+                spans.append(await call(producer, trace, number))
+        return spans[WARM_UP:]
 
-    async with redis_place() as place, Redis.from_url(REDIS) as client:
-        for first in range(0, sizes.drained, 1000):
-            ids = [str(number) for number in range(first, first + 1000)]
-            await client.zadd(f"{place}:ready", dict.fromkeys(ids, 0))
-            await client.hset(f"{place}:body", mapping=dict.fromkeys(ids, PAYLOAD))
-        began, done, held = perf_counter(), 0, list[Any]()
-        while done < sizes.drained:
-            async with client.pipeline(transaction=True) as together:
-                if held:
-                    together.hset(f"{place}:result", mapping=dict.fromkeys(held, "1"))
-                    together.zrem(f"{place}:running", *held)
-                together.zpopmin(f"{place}:ready", BATCH)
-                claimed = [task_id for task_id, _ in (await together.execute())[-1]]
-            done += len(held)
-            held = claimed
-            if held:
-                async with client.pipeline(transaction=True) as together:
-                    together.zadd(f"{place}:running", dict.fromkeys(held, 1))
-                    together.hmget(f"{place}:body", held)
-                    await together.execute()
-        return perf_counter() - began
-
-
-def raw_redis(sizes: Sizes) -> Mapping[str, float]:
-    return {RATE: sizes.drained / asyncio.run(_raw_redis(sizes))}
+    return lambda sizes: latency_of(span * 1e9 for span in asyncio.run(timed(sizes)))

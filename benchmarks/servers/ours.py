@@ -1,85 +1,101 @@
-"""Bullpen as its users write it, and each library at a place of its own."""
+"""Bullpen as its users write it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import asyncio
+import os
+import sys
 from typing import Any
 
 from bullpen import AsyncWorkerPool, TaskQueue
+from bullpen.tasks.task import SUCCESS
 
-from .peers import Dramatiq, Huey, Opened, PgQueuer, Procrastinate, Seen, Taskiq, _quiet
-from .settings import CONCURRENCY, REDIS, postgres_place, redis_place
+from .library import TIMEOUT, Library, forever, pages, returning_async
+from .settings import CONCURRENCY
+from .trace import Trace
 
-Open = Callable[[Seen], AbstractAsyncContextManager[Opened]]
+AT_ONCE = 20_000  # tasks in one call of aenqueue_many
 
 
-class Ours(Opened):
-    def __init__(self, url: str, seen: Seen) -> None:
-        _quiet()
-        self.queue = TaskQueue(url)
+class Ours(Library):
+    def __init__(self, address: str, trace: Trace, processes: int = 1) -> None:
+        super().__init__(address, trace, processes)
+        self.queue = TaskQueue(address)
+        self.noop: Any = self.queue.task(name="noop")(returning_async(trace))
 
-        async def noop(x: int) -> int:
-            seen(x)
-            return x
+    async def install(self) -> None:
+        await self.queue.acounts()
 
-        self.noop: Any = self.queue.task(name="noop")(noop)
+    async def close(self) -> None:
+        await self.queue.aclose()
 
     async def put(self, number: int) -> object:
         return await self.noop.aenqueue(number)
 
-    async def put_many(self, count: int) -> object:
-        return await self.noop.aenqueue_many([(number,) for number in range(count)])
+    async def put_many(self, count: int) -> None:
+        for page in pages(count, AT_ONCE):
+            await self.noop.aenqueue_many([(number,) for number in page])
 
-    def working(self) -> AsyncWorkerPool:
-        return AsyncWorkerPool(self.queue, concurrency=CONCURRENCY)
+    async def ask(self, number: int) -> object:
+        return await (await self.noop.aenqueue(number)).aresult(TIMEOUT)
 
-
-@asynccontextmanager
-async def ours_on_redis(seen: Seen) -> AsyncIterator[Opened]:
-    async with redis_place() as place:
-        ours = Ours(f"{REDIS}?prefix={place}", seen)
-        async with ours.queue:
-            yield ours
+    async def work(self) -> None:
+        async with self.queue, AsyncWorkerPool(self.queue, concurrency=CONCURRENCY):
+            await forever()
 
 
-@asynccontextmanager
-async def ours_on_postgres(seen: Seen) -> AsyncIterator[Opened]:
-    async with postgres_place() as address:
-        ours = Ours(address, seen)
-        async with ours.queue:
-            yield ours
+class OursOnUvloop(Ours):
+    on_uvloop = True
 
 
-def on_redis(kind: type[Huey | Taskiq | Dramatiq]) -> Open:
-    @asynccontextmanager
-    async def opened(seen: Seen) -> AsyncIterator[Opened]:
-        async with redis_place() as place:
-            yield kind(place, seen)
+class OursBlocking(Ours):
+    """As sync code uses it: `enqueue`, on a thread without an event loop."""
 
-    return opened
+    async def close(self) -> None:
+        await asyncio.to_thread(self.queue.close)
+        await super().close()
 
+    async def put_by(self, callers: int, count: int) -> None:
+        assert callers == 1
+        await asyncio.to_thread(self._put_some_now, count)
 
-@asynccontextmanager
-async def pgqueuer(seen: Seen) -> AsyncIterator[Opened]:
-    import asyncpg
-
-    async with postgres_place() as address:
-        connection = await asyncpg.connect(address)
-        queuer = PgQueuer(connection, seen)
-        await queuer.install()
-        try:
-            yield queuer
-        finally:
-            await connection.close()
+    def _put_some_now(self, count: int) -> None:
+        for number in range(count):
+            self.noop.enqueue(number)
 
 
-@asynccontextmanager
-async def procrastinate(seen: Seen) -> AsyncIterator[Opened]:
-    async with postgres_place() as address:
-        app = Procrastinate(address, seen)
-        await app.install()
-        try:
-            yield app
-        finally:
-            await app.close()
+class OursLimited(Ours):
+    """With limits over all workers that never hold a task back, so that what is measured is their bookkeeping."""
+
+    async def install(self) -> None:
+        await self.queue.aset_limit("default", max_running=1_000_000, rate=1e9)
+
+
+class OursWaiting(Ours):
+    """Tasks that take a while, and workers as `bullpen worker --processes 2` runs them."""
+
+    running = 20  # at once: ten in each process, by default
+
+    def __init__(self, address: str, trace: Trace, processes: int = 1) -> None:
+        super().__init__(address, trace, processes)
+
+        async def wait(x: int, seconds: float) -> int:
+            trace(x)
+            await asyncio.sleep(seconds)
+            return x
+
+        self._wait: Any = self.queue.task(name="wait")(wait)
+
+    async def put_for(self, count: int, seconds: float) -> None:
+        await self._wait.aenqueue_many([(number, seconds) for number in range(count)])
+
+    async def all_ended(self, count: int, within: float) -> None:
+        async with asyncio.timeout(within):
+            while (await self.queue.acounts())["default"].get(SUCCESS, 0) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    def run(self) -> None:
+        """This process becomes the supervisor."""
+        os.environ["BULLPEN_BENCH_ADDRESS"], os.environ["BULLPEN_BENCH_TRACE"] = self.address, self.trace.path
+        arguments = ["worker", f"{__package__}.deployed:queue", "--processes", "2", "--log-level", "error"]
+        os.execv(sys.executable, [sys.executable, "-m", "bullpen", *arguments])

@@ -15,6 +15,7 @@ POSTGRES = os.environ.get("BULLPEN_BENCH_POSTGRES_URL", "postgresql://postgres@1
 CONCURRENCY = 100
 CALLERS = 16
 BATCH = 100
+LEASE = 15.0  # seconds, of a worker by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,29 +26,63 @@ class Sizes:
     singles: int  # tasks enqueued one by one
     bulk: int  # tasks enqueued at once
     drained: int  # tasks that wait when a worker starts
+    slow: int  # the same, for a peer that would need minutes
     calls: int  # from enqueue to result, one at a time
     pause: float  # seconds between those, so that the worker is idle
     few: int  # backlogs
     many: int
     claims: int
+    storm: int  # tasks that wait when workers begin to be killed
+    storm_seconds: float
+    held: int  # tasks that run when all workers are killed
+    held_seconds: float
+    pinned: int  # tasks worked off while a transaction is left open
 
 
 FULL = Sizes(
-    rounds=5, singles=1_000, bulk=20_000, drained=20_000, calls=200, pause=0.005, few=1_000, many=1_000_000, claims=100
+    rounds=3,
+    singles=1_000,
+    bulk=20_000,
+    drained=20_000,
+    slow=2_000,
+    calls=200,
+    pause=0.005,
+    few=1_000,
+    many=1_000_000,
+    claims=100,
+    storm=200_000,
+    storm_seconds=10.0,
+    held=20,
+    held_seconds=2.0,
+    pinned=100_000,
 )
 QUICK = Sizes(
-    rounds=3, singles=300, bulk=5_000, drained=5_000, calls=50, pause=0.005, few=1_000, many=50_000, claims=50
+    rounds=1,
+    singles=300,
+    bulk=5_000,
+    drained=5_000,
+    slow=500,
+    calls=50,
+    pause=0.005,
+    few=1_000,
+    many=50_000,
+    claims=50,
+    storm=100_000,
+    storm_seconds=10.0,
+    held=20,
+    held_seconds=2.0,
+    pinned=6_000,
 )
 
 
 @asynccontextmanager
 async def redis_place() -> AsyncIterator[str]:
-    """A word that all keys of one measurement have in them; they are deleted in the end."""
+    """The address of the server with a word that all keys of one measurement have in them; they are deleted then."""
     from redis.asyncio import Redis
 
     word = f"bench-{secrets.token_hex(6)}"
     try:
-        yield word
+        yield f"{REDIS}?prefix={word}"
     finally:
         async with Redis.from_url(REDIS) as client:
             async for key in client.scan_iter(match=f"*{word}*", count=1000):

@@ -1,118 +1,325 @@
 """What is measured, who takes part in it, and the bar Bullpen has set itself for each: all of it in tables.
 
-The first contestant of a work is the strongest peer we know for it: ratios are to that one.
+Ratios are to the best peer of the run. Beside it stand the raw statements over the same driver, which run nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from typing import Any
+from dataclasses import dataclass
 
-from benchmarks.model import Bar, Contestant, Metric, Peer, Suite, Work
+from benchmarks.metrics import LATENCY, P50, P99, RATE, THROUGHPUT
+from benchmarks.model import Bar, Contestant, Measure, Metric, Peer, Suite, Work
 
-from . import measures
-from .measures import COST, P50, P99, RATE
-from .ours import Open, on_redis, ours_on_postgres, ours_on_redis, pgqueuer, procrastinate
-from .peers import BULLPEN, DRAMATIQ, HUEY, PGQUEUER, PROCRASTINATE, TASKIQ, Dramatiq, Huey, Taskiq
-from .settings import BATCH, CALLERS, CONCURRENCY, FULL, QUICK, postgres_place, postgres_settings, redis_settings
+from . import killing, measures, pinned, raw
+from .claiming import CLAIMED, COST, claims
+from .library import Library
+from .measures import Place
+from .ours import Ours, OursBlocking, OursLimited, OursOnUvloop
+from .postgres_peers import (
+    AWA,
+    CHANCY,
+    DISPATCHERD,
+    DRAMATIQ_PG,
+    PGQUEUER,
+    PROCRASTINATE,
+    Awa,
+    Chancy,
+    Dispatcherd,
+    DramatiqPg,
+    PgQueuer,
+    Procrastinate,
+    SaqOnPostgres,
+)
+from .redis_peers import (
+    ARQ,
+    CELERY,
+    DRAMATIQ,
+    HUEY,
+    RQ,
+    SAQ,
+    STREAQ,
+    TASKIQ,
+    THREADS,
+    Arq,
+    Celery,
+    Dramatiq,
+    Huey,
+    Rq,
+    Saq,
+    Streaq,
+    Taskiq,
+)
+from .settings import (
+    BATCH,
+    CALLERS,
+    CONCURRENCY,
+    FULL,
+    LEASE,
+    QUICK,
+    postgres_place,
+    postgres_settings,
+    redis_place,
+    redis_settings,
+)
 
-_THROUGHPUT = (Metric(RATE, "throughput", "tasks/s", "higher"),)
-_LATENCY = (Metric(P50, "median", "µs", "lower"), Metric(P99, "99th percentile", "µs", "lower"))
 _COST = (Metric(COST, "cost of a claim, median", "µs", "lower"),)
+_SECONDS = (Metric(killing.SECONDS, "until all are done", "s", "lower"),)
 
-Entry = tuple[str, Peer, str, Open]
-
-
-def _uvloop() -> Any:
-    return import_module("uvloop").new_event_loop()
+BULLPEN = Peer("bullpen", "bullpen:TaskQueue", "bullpen", "pip install -e .", "TaskQueue")
 
 
-_REDIS: tuple[Entry, ...] = (
-    ("huey", HUEY, "RedisHuey, 4 threads, no results", on_redis(Huey)),
-    ("taskiq", TASKIQ, f"ListQueueBroker, max_async_tasks={CONCURRENCY}, no result backend", on_redis(Taskiq)),
-    ("dramatiq", DRAMATIQ, "RedisBroker, 8 threads, no results", on_redis(Dramatiq)),
-    ("bullpen", BULLPEN, f"redis://, concurrency={CONCURRENCY}, results kept", ours_on_redis),
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A library with its settings. A slow one gets fewer tasks, or a round would take an hour."""
+
+    peer: Peer
+    library: type[Library]
+    settings: str
+    is_slow: bool = True
+    has_results: bool = True
+
+
+_REDIS = (
+    Entry(
+        CELERY,
+        Celery,
+        "--pool=threads -c 4, worker_prefetch_multiplier=64, --without-gossip --without-mingle --without-heartbeat, "
+        "results in Redis",
+    ),
+    Entry(RQ, Rq, "SimpleWorker (no fork for each job), results kept; bulk: enqueue_many"),
+    Entry(DRAMATIQ, Dramatiq, f"RedisBroker, {THREADS} threads, Results in Redis", is_slow=False),
+    Entry(HUEY, Huey, "RedisHuey, 4 threads, results kept; a result is looked for every ms", is_slow=False),
+    Entry(ARQ, Arq, "max_jobs=200, poll_delay=0.01 (default 0.5), results kept; a result is looked for every ms"),
+    Entry(SAQ, Saq, f"concurrency={CONCURRENCY}, results kept; apply(poll_interval=0.001)"),
+    Entry(
+        TASKIQ,
+        Taskiq,
+        f"ListQueueBroker, max_async_tasks={CONCURRENCY}, max_prefetch={CONCURRENCY}, uvloop as its command has it, "
+        "RedisAsyncResultBackend; a result is looked for every ms",
+        is_slow=False,
+    ),
+    Entry(STREAQ, Streaq, f"concurrency={CONCURRENCY}, results kept; bulk: enqueue_many"),
 )
-_POSTGRES: tuple[Entry, ...] = (
-    ("pgqueuer", PGQUEUER, f"asyncpg, batch_size={BATCH}", pgqueuer),
-    ("procrastinate", PROCRASTINATE, "psycopg, concurrency=20, delete_jobs=always", procrastinate),
-    ("bullpen", BULLPEN, f"postgresql://, concurrency={CONCURRENCY}, results kept", ours_on_postgres),
+_POSTGRES = (
+    Entry(
+        PROCRASTINATE,
+        Procrastinate,
+        "psycopg, concurrency=20, delete_jobs=always, no results; bulk: batch_defer",
+        has_results=False,
+    ),
+    Entry(
+        PGQUEUER,
+        PgQueuer,
+        f"asyncpg, batch_size={BATCH}, uvloop as its command has it, no results (awaited: the status); bulk: enqueue "
+        "of lists",
+        is_slow=False,
+    ),
+    Entry(SAQ, SaqOnPostgres, "psycopg, concurrency=50, results kept; apply(poll_interval=0.001)"),
+    Entry(DRAMATIQ_PG, DramatiqPg, f"psycopg2, {THREADS} threads, results kept"),
+    Entry(
+        CHANCY,
+        Chancy,
+        f"psycopg, Executor.Async, concurrency={CONCURRENCY}, polling_interval=1, eager_polling=True, no results; "
+        "bulk: push_many",
+        is_slow=False,
+        has_results=False,
+    ),
+    Entry(
+        AWA,
+        Awa,
+        f"its engine in Rust, {CONCURRENCY} workers on one queue, no results; bulk: enqueue_many_copy",
+        is_slow=False,
+        has_results=False,
+    ),
+    Entry(
+        DISPATCHERD,
+        Dispatcherd,
+        "pg_notify, which keeps nothing: tasks are sent while it listens; one service with as many processes",
+        has_results=False,
+    ),
 )
+_OURS = f"concurrency={CONCURRENCY}, results kept, all else as by default"
 
 
-def _works(entries: tuple[Entry, ...], ours: Open, raw: Contestant, place: Any) -> tuple[Work, ...]:
-    def each(measure: Callable[[Open], Any], first: str = "huey") -> tuple[Contestant, ...]:
-        strongest = sorted(entries, key=lambda entry: entry[0] != first)
-        return tuple(Contestant(label, peer, settings, measure(opened)) for label, peer, settings, opened in strongest)
+def _works(entries: tuple[Entry, ...], floor: type[raw.Raw], driver: Contestant, place: Place) -> tuple[Work, ...]:
+    def each(
+        measure: Callable[[Entry], Measure], ours: Measure, *more: Contestant, results: bool = False
+    ) -> tuple[Contestant, ...]:
+        peers = [
+            Contestant(entry.peer.name, entry.peer, entry.settings, measure(entry))
+            for entry in entries
+            if entry.has_results or not results
+        ]
+        return (*peers, *more, Contestant("bullpen", BULLPEN, _OURS, ours))
 
-    drained = Contestant("bullpen", BULLPEN, f"concurrency={CONCURRENCY}, results kept", measures.drain(ours))
-    quick = [Contestant("bullpen, uvloop", BULLPEN, "the same on uvloop", measures.drain(ours, _uvloop))]
-    if entries is _POSTGRES:
-        fast = Contestant("pgqueuer, uvloop", PGQUEUER, f"batch_size={BATCH}", measures.drain(pgqueuer, _uvloop))
-        quick.insert(0, fast)
-    drains = each(measures.drain, "dramatiq")
+    def by_hand(measure: Measure) -> Contestant:
+        return Contestant(driver.label, driver.peer, driver.settings, measure)
+
+    def drained(processes: int) -> Callable[[Entry], Measure]:
+        return lambda entry: measures.drain(entry.library, place, processes, is_slow=entry.is_slow)
+
+    def ours(label: str, settings: str, measure: Measure) -> Contestant:
+        return Contestant(label, BULLPEN, settings, measure)
+
+    one = measures.drain(Ours, place)
     return (
-        Work("drain", "{drained:,} no-ops wait, one worker starts", _THROUGHPUT, (*drains[:-1], *quick, drains[-1])),
-        Work("drain-floor", "the same, beside the raw statements, which run nothing", _THROUGHPUT, (raw, drained)),
-        Work("enqueue", "{singles:,} tasks one by one, one caller", _THROUGHPUT, each(measures.one_by_one)),
+        Work(
+            "drain",
+            "{drained:,} no-ops wait (for slow peers {slow:,}), one worker process starts",
+            THROUGHPUT,
+            each(
+                drained(1),
+                one,
+                by_hand(raw.drain(floor, place)),
+                ours("bullpen, uvloop", f"{_OURS}, on uvloop", measures.drain(OursOnUvloop, place)),
+            ),
+            reference="best",
+        ),
+        Work(
+            "drain-two",
+            "the same with two worker processes",
+            THROUGHPUT,
+            each(drained(2), measures.drain(Ours, place, 2), ours("bullpen, one process", _OURS, one)),
+            reference="best",
+        ),
+        Work(
+            "enqueue",
+            "{singles:,} tasks one by one, one caller",
+            THROUGHPUT,
+            each(
+                lambda entry: measures.enqueue(entry.library, place),
+                measures.enqueue(Ours, place),
+                by_hand(measures.enqueue(floor, place)),
+                ours(
+                    "bullpen, sync",
+                    "enqueue, where the others have await aenqueue",
+                    measures.enqueue(OursBlocking, place),
+                ),
+            ),
+            reference="best",
+        ),
         Work(
             "enqueue-concurrent",
-            f"{{singles:,}} tasks one by one by each of {CALLERS} callers",
-            _THROUGHPUT,
-            each(lambda opened: measures.one_by_one(opened, CALLERS)),
+            f"{{singles:,}} tasks one by one by each of {CALLERS} callers: coroutines, or threads if a client blocks "
+            "(by slow peers {slow:,} in all)",
+            THROUGHPUT,
+            each(
+                lambda entry: measures.enqueue(entry.library, place, CALLERS, is_slow=entry.is_slow),
+                measures.enqueue(Ours, place, CALLERS),
+                by_hand(measures.enqueue(floor, place, CALLERS)),
+            ),
+            reference="best",
         ),
-        Work("enqueue-bulk", "{bulk:,} tasks at once, in each one's idiom", _THROUGHPUT, each(measures.at_once)),
         Work(
-            "latency",
-            "{calls:,} tasks one at a time, from the call to the start of the function, with an idle worker",
-            _LATENCY,
-            each(measures.until_it_runs),
+            "enqueue-bulk",
+            "{bulk:,} tasks at once (for slow peers {slow:,}), in each one's idiom; one by one where there is none",
+            THROUGHPUT,
+            each(
+                lambda entry: measures.enqueue_at_once(entry.library, place, is_slow=entry.is_slow),
+                measures.enqueue_at_once(Ours, place),
+                by_hand(measures.enqueue_at_once(floor, place)),
+            ),
+            reference="best",
         ),
         Work(
             "result",
-            "the same until the result is in hand",
-            _LATENCY,
-            (
-                Contestant(
-                    "bullpen", BULLPEN, "await (await task.aenqueue(x)).aresult()", measures.until_the_result(ours)
-                ),
+            "{calls:,} tasks one at a time, from the call to the result in hand, with an idle worker",
+            LATENCY,
+            each(
+                lambda entry: measures.until_the_result(entry.library, place),
+                measures.until_the_result(Ours, place),
+                results=True,
             ),
+            reference="best",
+        ),
+        Work(
+            "start",
+            "the same until the function begins",
+            LATENCY,
+            each(lambda entry: measures.until_it_runs(entry.library, place), measures.until_it_runs(Ours, place)),
+            reference="best",
         ),
         Work(
             "backlog",
-            f"a claim of {measures.CLAIMED} with {{many:,}} tasks that wait, against {{few:,}}",
+            f"a claim of {CLAIMED} with {{many:,}} tasks that wait, against {{few:,}}",
             _COST,
             tuple(
-                Contestant(f"bullpen, {words}", BULLPEN, "exchange", measures.claims(place, field))
+                ours(f"bullpen, {words}", "exchange", claims(place, field))
                 for field, words in (("few", "few wait"), ("many", "many wait"))
             ),
+        ),
+        Work(
+            "limits",
+            "{drained:,} no-ops, one worker process, without and with limits over all workers",
+            THROUGHPUT,
+            (
+                ours("bullpen, no limits", _OURS, one),
+                ours("bullpen, limits", f"{_OURS}; max_running=10⁶, rate=10⁹", measures.drain(OursLimited, place)),
+            ),
+        ),
+        Work(
+            "storm",
+            f"{{storm:,}} no-ops wait for two workers, of which one is killed (SIGKILL) and replaced {killing.KILLS} "
+            "times in {storm_seconds:g} s; nothing may be lost",
+            THROUGHPUT,
+            (
+                ours("bullpen, undisturbed", _OURS, killing.storm(place, kills=False)),
+                ours("bullpen, killed", _OURS, killing.storm(place, kills=True)),
+            ),
+        ),
+        Work(
+            "restart",
+            "{held:,} tasks of {held_seconds:g} s run; the whole worker tree is killed (SIGKILL) and started again",
+            _SECONDS,
+            (ours("bullpen", "bullpen worker --processes 2, all else as by default", killing.all_at_once(place)),),
         ),
     )
 
 
-def _bars(drain: float, bulk: float) -> tuple[Bar, ...]:
+def _bars(*drain: Bar, two: float, bulk: float) -> tuple[Bar, ...]:
     return (
-        Bar("drain", RATE, drain),
+        *drain,
+        Bar("drain-two", RATE, two),
         Bar("enqueue", RATE, 1.0),
         Bar("enqueue-concurrent", RATE, 3.0),
         Bar("enqueue-bulk", RATE, bulk),
-        Bar("latency", P50, 0.7),
-        Bar("latency", P99, 0.7),
+        Bar("result", P50, 0.7),
+        Bar("result", P99, 0.7),
         Bar("backlog", COST, 1.3),
+        Bar("limits", RATE, 0.7),
+        Bar("storm", RATE, 0.7),
+        Bar("restart", killing.SECONDS, LEASE + 5, of="value"),
     )
 
 
-_RAW_REDIS = Contestant("raw", BULLPEN, f"redis-py pipelines, {BATCH} at a time", measures.raw_redis)
-_RAW_POSTGRES = Contestant("raw", BULLPEN, f"asyncpg, {BATCH} per transaction", measures.raw_postgres)
+def _other_than(name: str) -> tuple[str, ...]:
+    return tuple(entry.peer.name for entry in _POSTGRES if entry.peer.name != name)
+
+
+_BY_HAND_ON_REDIS = Contestant(
+    "raw statements", raw.REDIS_PY, f"redis-py, pipelines of {BATCH}", raw.drain(raw.RawRedis, redis_place)
+)
+_BY_HAND_ON_POSTGRES = Contestant(
+    "raw statements", raw.ASYNCPG, f"asyncpg, {BATCH} in a transaction", raw.drain(raw.RawPostgres, postgres_place)
+)
+_PINNED = Work(
+    "pinned",
+    "{pinned:,} no-ops of three priorities, three workers, while a transaction is left open",
+    (Metric(pinned.SHARE, "rate of the last fifth, of the first's", "×", "higher"),),
+    (
+        Contestant("bullpen, nothing left open", BULLPEN, "the same without", pinned.drain(pinned=False)),
+        Contestant("bullpen", BULLPEN, "an idle REPEATABLE READ transaction", pinned.drain(pinned=True)),
+    ),
+)
 
 ON_REDIS = Suite(
     name="redis",
     title="bullpen.TaskQueue beside other queues on Redis",
-    higher="Throughput × the first of each group",
-    lower="Time × the first of each group",
-    works=_works(_REDIS, ours_on_redis, _RAW_REDIS, measures.redis_storage),
-    bars=_bars(drain=5.0, bulk=5.0),
+    higher="Throughput × the best peer",
+    lower="Time × the best peer",
+    works=_works(_REDIS, raw.RawRedis, _BY_HAND_ON_REDIS, redis_place),
+    bars=_bars(Bar("drain", RATE, 5.0), two=3.0, bulk=5.0),
     full=FULL,
     quick=QUICK,
     settings=redis_settings,
@@ -120,11 +327,24 @@ ON_REDIS = Suite(
 ON_POSTGRES = Suite(
     name="postgres",
     title="bullpen.TaskQueue beside other queues on PostgreSQL",
-    higher="Throughput × the first of each group",
-    lower="Time × the first of each group",
-    works=_works(_POSTGRES, ours_on_postgres, _RAW_POSTGRES, postgres_place),
-    bars=_bars(drain=1.3, bulk=1.5),
+    higher="Throughput × the best peer",
+    lower="Time × the best peer",
+    works=(*_works(_POSTGRES, raw.RawPostgres, _BY_HAND_ON_POSTGRES, postgres_place), _PINNED),
+    bars=(
+        *_bars(
+            Bar("drain", RATE, 1.3, beside=("pgqueuer",)),
+            Bar("drain", RATE, 4.0, beside=_other_than("pgqueuer")),
+            two=1.2,
+            bulk=1.5,
+        ),
+        Bar("pinned", pinned.SHARE, 0.8, of="value"),
+    ),
     full=FULL,
     quick=QUICK,
     settings=postgres_settings,
+    notes=(
+        "procrastinate, chancy, awa and dispatcherd keep no results, so they take no part in the work result",
+        "pgqueuer keeps no results either: there it is the time until it is known that the task has ended well",
+        "awa is awa-pg on PyPI; what is called awa there is another project",
+    ),
 )

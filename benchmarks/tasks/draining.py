@@ -14,6 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from benchmarks.metrics import RATE
 from benchmarks.model import Measure
 from bullpen import AsyncWorkerPool
 from bullpen.tasks.task import SUCCESS
@@ -22,7 +23,6 @@ from .ours import Ours, in_file
 from .peers import Huey, LiteQueue, PersistQueue, Taskito
 from .plain import Plain, new_row
 from .settings import BATCH, CONCURRENCY, Sizes, new_folder
-from .turns import RATE
 
 
 class TasksNotDone(Exception):

@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from benchmarks.measure import PAIRED
+from benchmarks.metrics import RATE
 
 from .plain import Plain, new_row
 from .settings import new_folder
-
-RATE = "rate"
 
 
 class Turns:

@@ -15,6 +15,7 @@ from time import perf_counter_ns, sleep
 from typing import Any
 
 from benchmarks.measure import PAIRED
+from benchmarks.metrics import P50, P99, percentile
 from benchmarks.model import Measure
 from bullpen import AsyncWorkerPool, WorkerPool
 
@@ -24,7 +25,6 @@ from .plain import Plain, new_row
 from .remote import running
 from .settings import CONCURRENCY, Sizes, new_folder
 
-P50, P99 = "p50", "p99"
 WARM_UP = 10
 TIMEOUT = 30.0
 
@@ -78,7 +78,7 @@ class Spans:
     def figures(self) -> dict[str, float]:
         figures: dict[str, float] = {}
         for key, part in ((P50, 50), (P99, 99)):
-            own, reference = (sorted(spans)[len(spans) * part // 100] for spans in (self._own, self._reference))
+            own, reference = percentile(part, self._own), percentile(part, self._reference)
             figures |= {key: own / 1000, key + PAIRED: own / reference}
         return figures
 

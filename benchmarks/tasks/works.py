@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.metrics import LATENCY, P50, RATE, THROUGHPUT
 from benchmarks.model import Bar, Contestant, Measure, Metric, Peer, Suite, Work
 
 from . import claiming, draining, enqueueing, floors, idling, waiting
@@ -9,8 +10,6 @@ from .ours import SETTINGS as OURS
 from .peers import ASYNCIO, BULLPEN, HUEY, LITEQUEUE, PERSIST_QUEUE, PLAIN, TASKITO
 from .plain import SETTINGS as RAW
 from .settings import BATCH, CALLERS, CONCURRENCY, FULL, QUICK, shared_settings
-from .turns import RATE
-from .waiting import P50, P99
 
 BARS = (
     Bar("enqueue", RATE, 0.7),
@@ -24,9 +23,6 @@ BARS = (
     Bar("backlog", claiming.COST, 1.3),
     Bar("memory-drain", RATE, 0.4),
 )
-
-_THROUGHPUT = (Metric(RATE, "throughput", "tasks/s", "higher"),)
-_LATENCY = (Metric(P50, "median", "µs", "lower"), Metric(P99, "99th percentile", "µs", "lower"))
 
 # The settings that decide what a figure means. WAL everywhere.
 _HUEY = "SqliteHuey(fsync=None), its default: synchronous=FULL"
@@ -57,7 +53,7 @@ WORKS = (
     Work(
         "enqueue",
         "{singles:,} tasks one by one, 1 caller: each is durable when its call returns, where the settings say so",
-        _THROUGHPUT,
+        THROUGHPUT,
         (
             _ONE_COMMIT_EACH,
             Contestant("huey", HUEY, f"{_HUEY}: task(x)", enqueueing.one_caller(enqueueing.huey(None))),
@@ -81,7 +77,7 @@ WORKS = (
     Work(
         "enqueue-threads",
         f"{{singles:,}} tasks one by one by each of {CALLERS} threads; the reference is one caller",
-        _THROUGHPUT,
+        THROUGHPUT,
         (
             _ONE_COMMIT_EACH,
             Contestant("huey", HUEY, f"{_HUEY}: task(x)", enqueueing.many_threads(enqueueing.huey(None))),
@@ -92,7 +88,7 @@ WORKS = (
     Work(
         "enqueue-coroutines",
         f"{{singles:,}} tasks one by one by each of {CALLERS} coroutines; the reference is one caller",
-        _THROUGHPUT,
+        THROUGHPUT,
         (
             _ONE_COMMIT_EACH,
             _floor("one thread commits for all that wait", enqueueing.many_coroutines(floors.of_coroutines)),
@@ -102,7 +98,7 @@ WORKS = (
     Work(
         "enqueue-bulk",
         "{bulk:,} tasks at once, in one transaction",
-        _THROUGHPUT,
+        THROUGHPUT,
         (
             _raw("executemany of rows that are ready", enqueueing.at_once(enqueueing.plain_bulk)),
             Contestant("taskito", TASKITO, f"{_TASKITO}: task.map(calls)", enqueueing.at_once(enqueueing.taskito_bulk)),
@@ -112,7 +108,7 @@ WORKS = (
     Work(
         "drain",
         "{drained:,} tasks wait, one worker process starts; peers are timed with the first {timed:,}",
-        _THROUGHPUT,
+        THROUGHPUT,
         (
             Contestant("huey", HUEY, f"{_HUEY}; results kept; 1 worker thread, its default", draining.huey(None)),
             Contestant(
@@ -139,7 +135,7 @@ WORKS = (
     Work(
         "drain-floor",
         f"the same in plain SQL, settling and claiming {BATCH} at a time in one transaction, and running nothing",
-        _THROUGHPUT,
+        THROUGHPUT,
         (
             _raw(f"settle with a result and claim, {BATCH} per transaction", draining.floor),
             _ours("bullpen, async def", f"results kept; concurrency={CONCURRENCY}", draining.ours()),
@@ -148,7 +144,7 @@ WORKS = (
     Work(
         "latency",
         "{calls:,} tasks one at a time, from enqueue to the result in hand; an idle worker in the same process",
-        _LATENCY,
+        LATENCY,
         (
             _raw("one INSERT, one commit; no worker, no result", waiting.of_calls(waiting.commit)),
             Contestant(
@@ -170,7 +166,7 @@ WORKS = (
     Work(
         "latency-remote",
         "the same with the worker in another process",
-        _LATENCY,
+        LATENCY,
         (
             _raw("one INSERT, one commit; no worker, no result", waiting.of_calls(waiting.commit)),
             Contestant(
@@ -215,7 +211,7 @@ WORKS = (
     Work(
         "memory-drain",
         "{in_memory:,} tasks, results kept in memory; the reference has no queue at all",
-        _THROUGHPUT,
+        THROUGHPUT,
         (
             Contestant(
                 "asyncio tasks, one by one",

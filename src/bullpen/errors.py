@@ -154,10 +154,11 @@ class NoSuchMethod(NotCallable, AttributeError):
 class NotPicklable(BullpenError, TypeError):
     """Something cannot go to another process, or come back from it."""
 
-    def __init__(self, what: str, path: str, reason: str) -> None:
+    def __init__(self, what: str, path: str, reason: str, *, ran: bool = False) -> None:
         self.what = what
         self.path = path
         self.reason = reason
+        self.ran = ran  # the function has: it is what came of it that cannot be had
         super().__init__(f"{what}{' at ' + path if path else ''}: {reason}")
 
 

@@ -46,8 +46,8 @@ class FunctionProgram(ProgramRuntime):
         return failures.rebuild(unpacked(said.details), RemoteError)
 
 
-def run_many(fn: Callable[..., Any], calls: list[tuple[Any, ...]]) -> Outcomes:
-    return Outcomes([fn(*args) for args in calls], {}, 0.0)
+def run_many(fn: Callable[..., Any], *columns: list[Any]) -> Outcomes:
+    return Outcomes(list(map(fn, *columns)), {}, 0.0)
 
 
 def packed(value: Any) -> str:

@@ -7,9 +7,13 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
+from redis.asyncio import Redis
 
+from bullpen.storage.port import Storage
 from bullpen.storage.redis.store import RedisStorage
 from bullpen.testing import StorageContract
+from bullpen.testing.storage_contract.base import ids
+from bullpen.testing.storage_contract.links import new_group
 
 
 class TestRedisStorage(StorageContract):
@@ -22,9 +26,19 @@ class TestRedisStorage(StorageContract):
         yield
         asyncio.run(self._drop())
 
-    async def _drop(self) -> None:
-        from redis.asyncio import Redis
+    async def test_what_waits_for_many_is_as_small_as_others_and_leaves_nothing(self, store: Storage) -> None:
+        """It is read and written whenever one of them ends."""
+        *members, last = await new_group(store, 1000)
+        await store.cancel(ids(members[:1]))
+        async with Redis.from_url(self.url) as client:
+            tag = f"{{{self.prefix}:default}}"
+            assert await client.hstrlen(f"{tag}:state", last.id) < 300
+            assert await store.cancel(ids(members)) != []
+            assert await store.delete(ids([*members, last])) == 1001
+            left = {key.decode().removeprefix(tag) async for key in client.scan_iter(match=f"{tag}:*", count=1000)}
+        assert left == {":counts"}
 
+    async def _drop(self) -> None:
         async with Redis.from_url(self.url) as client:
             keys = [key async for key in client.scan_iter(match=f"*{self.prefix}:*", count=1000)]
             if keys:

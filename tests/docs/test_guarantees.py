@@ -1,5 +1,5 @@
-"""docs/explanation/guarantees.md and task-guarantees.md: the tests they name exist, and here are those that are nowhere
-else.
+"""docs/explanation/guarantees.md, task-guarantees.md and supervision.md: the tests they name exist, and here are those
+that are nowhere else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bullpen.testing import ManualClock, ScriptedRuntime
 from bullpen.testing.invariants import INVARIANTS
 from tests.docs.markdown import ROOT, python_blocks
 from tests.properties.sabotage import SABOTAGES
-from tests.properties.test_simulation import FOUND_WITHIN
+from tests.properties.test_simulation import FOUND_WITHIN, SEEDS, THOROUGH_SEEDS
 
 HOMES = {
     "machine": "tests/properties/test_pool_machine.py",
@@ -34,6 +34,9 @@ HOMES = {
 HOMES_OF_TASKS = {
     "storm": "tests/faults/test_kill_storm.py",
     "killed": "tests/faults/test_worker_killed.py",
+    "network": "tests/faults/test_network.py",
+    "two hosts": "tests/faults/test_two_hosts.py",
+    "server killed": "tests/faults/test_server_killed.py",
     "schedules": "tests/scenarios/test_schedules.py",
     "schedules killed": "tests/faults/test_schedules_killed.py",
     "simulated schedules": "tests/properties/test_simulated_schedules.py",
@@ -49,10 +52,22 @@ HOMES_OF_TASKS = {
 }
 
 
+HOMES_OF_PROCESSES = {
+    "failures": "tests/scenarios/test_process_failures.py",
+    "ends": "tests/scenarios/test_process_ends.py",
+    "orphans": "tests/scenarios/test_process_orphans.py",
+    "pools": "tests/scenarios/test_process_pools.py",
+    "scripts": "tests/scenarios/test_process_scripts.py",
+    "storm": "tests/scenarios/test_process_storm.py",
+    "lanes": "tests/scenarios/test_process_lanes.py",
+    "memory": "tests/scenarios/test_process_limits.py",
+}
+
+
 @pytest.mark.parametrize(
     ("page", "homes"),
-    [("guarantees.md", HOMES), ("task-guarantees.md", HOMES_OF_TASKS)],
-    ids=["pools", "tasks"],
+    [("guarantees.md", HOMES), ("task-guarantees.md", HOMES_OF_TASKS), ("supervision.md", HOMES_OF_PROCESSES)],
+    ids=["pools", "tasks", "processes"],
 )
 def test_every_test_that_a_page_names_exists(page: str, homes: dict[str, str]) -> None:
     text = (ROOT / "docs/explanation" / page).read_text()
@@ -69,6 +84,7 @@ def test_the_page_about_tasks_names_every_invariant_and_counts_right() -> None:
     assert named | judged_elsewhere == set(INVARIANTS)
     assert f"by {len(INVARIANTS)} invariants" in text
     assert f"within {FOUND_WITHIN} seeds" in text
+    assert f"{SEEDS} seeds, a thorough one (`--thorough`) {THOROUGH_SEEDS:,}." in text
     assert len(SABOTAGES) == 27
     assert "Twenty-seven bugs" in text
 

@@ -1,6 +1,8 @@
 """A worker of a kill storm: it records everything it does, and anything may kill it.
 
-python -m tests.faults.storm_worker NAME DATABASE HISTORY LEASE
+python -m tests.faults.storm_worker NAME ADDRESS HISTORY LEASE [HOST]
+
+With a HOST it is on another machine than those with another one, as far as it can tell.
 """
 
 from __future__ import annotations
@@ -11,24 +13,67 @@ import sqlite3
 import sys
 import threading
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
 
 from bullpen import AsyncWorkerPool, Retry, TaskQueue, current_task
+from bullpen.consumer import identity
+from bullpen.errors import StorageError
+from bullpen.storage.open import open_storage
+from bullpen.storage.postgres.store import PostgresStorage
 from bullpen.storage.sqlite.store import SqliteStorage
 from bullpen.tasks.task import Task
 from bullpen.testing import HistoryFile, HistoryObserver, Record, RecordingStorage
 
 PERMITS = 4
-LEDGER = "CREATE TABLE IF NOT EXISTS effect (task TEXT, attempt INTEGER)"
+
+
+class Ledger:
+    """Effects of tasks, in a table beside those of the store; nowhere, if that has none."""
+
+    def __init__(self, address: str) -> None:
+        storage = open_storage(address)
+        self._file = storage.path if isinstance(storage, SqliteStorage) else None
+        self._server = storage.url if isinstance(storage, PostgresStorage) else None
+        self._table = f"{storage.schema}.effect" if isinstance(storage, PostgresStorage) else "effect"
+
+    @property
+    def exists(self) -> bool:
+        return self._file is not None or self._server is not None
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        if self._file is not None:
+            with closing(sqlite3.connect(self._file, timeout=30)) as connection, connection:
+                yield connection
+        else:
+            import psycopg
+
+            assert self._server is not None
+            with psycopg.connect(self._server) as session:
+                yield session
+
+    def create(self) -> None:
+        with self.transaction() as connection:
+            connection.execute(f"CREATE TABLE {self._table} (task TEXT, attempt INTEGER)")
+
+    def note(self, connection: Any, task: str, attempt: int) -> None:
+        connection.execute(f"INSERT INTO {self._table} VALUES ('{task}', {attempt:d})")
+
+    def rows(self) -> list[tuple[str, int]]:
+        with self.transaction() as connection:
+            return list(connection.execute(f"SELECT task, attempt FROM {self._table}"))
 
 
 def is_in_transaction(task: Task) -> bool:
     return task.func_path == "transfer"
 
 
-def new_queue(path: Path, history: HistoryFile, name: str) -> TaskQueue:
-    storage = SqliteStorage(path)
+def new_queue(address: str, history: HistoryFile, name: str) -> TaskQueue:
+    storage = open_storage(address)
     queue = TaskQueue(RecordingStorage(storage, history, name, in_transaction=is_in_transaction))
+    ledger = Ledger(address)
 
     @queue.task(name="nap")
     async def nap(seconds: float) -> float:
@@ -50,13 +95,19 @@ def new_queue(path: Path, history: HistoryFile, name: str) -> TaskQueue:
     def transfer(seconds: float) -> None:
         """Its effect and its end are committed together."""
         time.sleep(seconds)
-        with sqlite3.connect(path, timeout=30) as connection:
+        with ledger.transaction() as connection:
             current_task().complete(connection)
-            row = (current_task().id, current_task().attempt)
-            connection.execute("INSERT INTO effect VALUES (?, ?)", row)
-        connection.close()
+            ledger.note(connection, current_task().id, current_task().attempt)
 
     return queue
+
+
+class Elsewhere(identity.Machine):
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    def boot_id(self) -> str:  # type: ignore[override]  # nothing to remember
+        return self._host
 
 
 def end_with_parent() -> None:
@@ -65,14 +116,22 @@ def end_with_parent() -> None:
     os._exit(1)
 
 
-async def main(name: str, path: str, history: str, lease: str) -> None:
+async def main(name: str, address: str, history: str, lease: str, host: str = "") -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
+    if host:
+        identity.machine = Elsewhere(host)
     write = HistoryFile(history)
-    queue = new_queue(Path(path), write, name)
-    worker = AsyncWorkerPool(queue, PERMITS, 0.2, lease=float(lease), observer=HistoryObserver(write))
-    worker.id = name
+    queue = new_queue(address, write, name)
     write(Record(at=time.monotonic(), actor=name, op="worker", state="starting", permits=PERMITS))
-    await worker.run()
+    started: list[bool] = []
+    while not started:
+        worker = AsyncWorkerPool(queue, PERMITS, 0.2, lease=float(lease), observer=HistoryObserver(write))
+        worker.id = name
+        try:
+            await worker.run(lambda: started.append(True))
+        except (StorageError, TimeoutError):  # whoever supervises workers would start another
+            if started:
+                raise
     write.close()
 
 

@@ -51,7 +51,7 @@ def failpoint(name):
 
 primitives.failpoint = failpoint
 queue = TaskQueue(f"sqlite:///{path}")
-LEASE, renews = 0.5, fatal.startswith("renew.")
+LEASE, renews = 2.0, fatal.startswith("renew.")
 
 def note():
     descriptor = os.open(effects, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -126,8 +126,9 @@ def test_chains_groups_and_children_survive_a_kill(tmp_path: Path, deaths: list[
         mother = parent.enqueue(3)
         for fatal, hits in deaths:
             worker = run_worker(path, effects, fatal, hits)
+            assert worker.stderr is not None
             try:
-                assert worker.wait(timeout=WITHIN) == -signal.SIGKILL
+                assert worker.wait(timeout=WITHIN) == -signal.SIGKILL, worker.stderr.read()
             finally:
                 worker.kill()
                 worker.communicate()

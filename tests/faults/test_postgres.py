@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
-from bullpen import AsyncWorkerPool, SchemaTooNew, StorageError, StorageUnavailable, TaskNotFound, TaskQueue
+from bullpen import (
+    AsyncWorkerPool,
+    SchemaTooNew,
+    StorageBusy,
+    StorageError,
+    StorageUnavailable,
+    TaskNotFound,
+    TaskQueue,
+)
+from bullpen.storage.open import open_storage
 from bullpen.storage.port import Limit, TaskFilter
+from bullpen.storage.postgres import link
 from bullpen.storage.postgres import schema as schemas
 from bullpen.storage.postgres.failures import told
-from bullpen.storage.postgres.store import PostgresStorage
-from bullpen.tasks.task import Task, TaskStatus, release, succeed
+from bullpen.storage.postgres.store import COPIED, PostgresStorage
+from bullpen.tasks.retry import Backoff
+from bullpen.tasks.schedule import Schedule
+from bullpen.tasks.task import Follows, Task, TaskStatus, release, succeed
 from tests.postgres import new_schema, run
+from tests.servers import OwnPostgres
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 pytestmark = pytest.mark.anyio
 
 
@@ -31,7 +48,8 @@ def schema(postgres_url: str) -> Iterator[str]:
 
 
 def new_tasks(first: int, count: int, **fields: Any) -> list[Task]:
-    return [Task(id=f"{number:06d}", func_path="f", payload=b"[]", **fields) for number in range(first, first + count)]
+    fields = {"func_path": "f", "payload": b"[]", **fields}
+    return [Task(id=f"{number:06d}", **fields) for number in range(first, first + count)]
 
 
 async def claim(store: PostgresStorage, limit: int, *settlements: Any) -> list[Task]:
@@ -45,6 +63,28 @@ async def claim(store: PostgresStorage, limit: int, *settlements: Any) -> list[T
 # Opening.
 
 
+async def test_whoever_waits_for_an_end_marks_the_task_without_waiting_long_for_who_has_locked_it(
+    postgres_url: str, schema: str
+) -> None:
+    store, other = PostgresStorage(postgres_url, schema=schema), await asyncpg.connect(postgres_url)
+    await store.open()
+    ask = f"SELECT {schema}.await_end($1, 0)"
+    try:
+        await store.add(new_tasks(1, 1))
+        async with other.transaction():
+            await other.execute(f"SELECT 1 FROM {schema}.task FOR UPDATE")
+            assert await store._fetchval(ask, "000001") == schemas.LOCKED_PAUSE
+        assert await store._fetchval(ask, "000001") is None
+        assert await other.fetchval(f"SELECT awaited FROM {schema}.task")
+        (task,) = await claim(store, 1)
+        await claim(store, 0, succeed(task, b"1"))
+        assert await store._fetchval(ask, "000001") == 0
+        assert await store._fetchval(ask, "unknown") == 0
+    finally:
+        await other.close()
+        await store.close()
+
+
 async def test_a_schema_is_made_once_by_all_who_come_at_once(postgres_url: str, schema: str) -> None:
     stores = [PostgresStorage(postgres_url, schema=schema, connections=1) for _ in range(6)]
     try:
@@ -55,14 +95,88 @@ async def test_a_schema_is_made_once_by_all_who_come_at_once(postgres_url: str, 
         await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_a_newer_schema_is_refused_and_left_alone(postgres_url: str, schema: str) -> None:
+async def test_a_worker_of_the_version_before_goes_on_while_and_after_the_schema_is_migrated(
+    postgres_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has a second version yet: this one is the test's own."""
+    second = schemas.Migration(
+        "ALTER TABLE {schema}.task ADD COLUMN shoes text NOT NULL DEFAULT 'none';\n"
+        "CREATE INDEX task_shoes ON {schema}.task (shoes);",
+        oldest=1,
+    )
+    address = f"{postgres_url}?schema={schema}"
+    queue = TaskQueue(address)
+    ran: list[int] = []
+    migrated = asyncio.Event()
+
+    @queue.task(name="note", max_retries=1)
+    async def note(number: int) -> int:
+        ran.append(number)
+        if number == 20:
+            await migrated.wait()
+        return number
+
+    async with queue, AsyncWorkerPool(queue, concurrency=3):
+        jobs = await note.aenqueue_many([(number,) for number in range(40)])
+        assert await jobs[0].aresult(timeout=PATIENCE) == 0
+        with monkeypatch.context() as newer:
+            newer.setattr(schemas, "MIGRATIONS", (*schemas.MIGRATIONS, second))
+            newer.setattr(schemas, "VERSION", schemas.VERSION + 1)
+            store = PostgresStorage(postgres_url, schema=schema)
+            assert len((await store.look_at_schema()).steps) == 1
+            await store.upgrade_schema()
+            await store.open()
+            await store.close()
+        migrated.set()
+        assert [await job.aresult(timeout=PATIENCE) for job in jobs] == list(range(40))
+        assert sorted(ran) == list(range(40))
+        assert await (await note.aenqueue(40)).aresult(timeout=PATIENCE) == 40
+        waits = await note.using(delay=60.0, unique_key="k").aenqueue(41)
+        assert await waits.acancel()
+        assert await queue.acounts() == {"default": {TaskStatus.SUCCESS: 41, TaskStatus.CANCELLED: 1}}
+    store = PostgresStorage(postgres_url, schema=schema)  # one that starts after it
+    await store.open()
+    await store.add(new_tasks(0, COPIED))
+    put = [replace(task, id=f"p{task.id}") for task in await claim(store, 1)]
+    assert await store.put([replace(task, status=TaskStatus.PENDING) for task in put])
+    assert not (await store.look_at_schema()).is_too_new
+    await store.close()
+
+
+async def test_a_schema_that_is_newer_than_a_client_can_use_is_refused_and_left_alone(
+    postgres_url: str, schema: str
+) -> None:
     store = PostgresStorage(postgres_url, schema=schema)
     await store.open()
     await store.close()
-    newer = f"UPDATE {schema}.version SET version = {schemas.VERSION + 1}"
+    newer = f"UPDATE {schema}.version SET version = {schemas.VERSION + 1}, oldest = {schemas.VERSION + 1}"
     await asyncio.to_thread(run, postgres_url, lambda connection: connection.execute(newer))
     with pytest.raises(SchemaTooNew):
         await PostgresStorage(postgres_url, schema=schema).open()
+    with pytest.raises(SchemaTooNew):
+        await store.upgrade_schema()
+    assert (await store.look_at_schema()).is_too_new
+
+
+async def test_a_migration_that_has_to_wait_for_a_table_gives_up_before_all_workers_stand_behind_it(
+    postgres_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = PostgresStorage(postgres_url, schema=schema)
+    await store.open()
+    other = await asyncpg.connect(postgres_url)
+    try:
+        second = schemas.Migration("ALTER TABLE {schema}.task ADD COLUMN shoes text;", oldest=1)
+        monkeypatch.setattr(schemas, "MIGRATIONS", (*schemas.MIGRATIONS, second))
+        monkeypatch.setattr(schemas, "VERSION", schemas.VERSION + 1)
+        monkeypatch.setattr(link, "LOCK_TIMEOUT", "50ms")
+        async with other.transaction():
+            await other.execute(f"SELECT 1 FROM {schema}.task")
+            with pytest.raises(StorageBusy):
+                await store.upgrade_schema()
+        await store.upgrade_schema()
+    finally:
+        await other.close()
+        await store.close()
 
 
 async def test_nothing_is_made_where_that_is_not_wanted(postgres_url: str, schema: str) -> None:
@@ -76,7 +190,7 @@ async def test_a_role_with_the_rights_that_the_page_gives_can_do_all_a_worker_do
     postgres_url: str, schema: str
 ) -> None:
     role = schema  # a name that nobody else has
-    page = Path("docs/how-to/several-machines.md").read_text()
+    page = Path("docs/how-to/postgresql.md").read_text()
     rights = page.partition("```sql\n")[2].partition("```")[0]
     rights = rights.replace("bullpen_worker", role).replace("SCHEMA bullpen ", f"SCHEMA {schema} ")
     owner = PostgresStorage(postgres_url, schema=schema)
@@ -110,6 +224,74 @@ async def test_a_server_that_cannot_be_used_is_one_clear_line(postgres_url: str,
         await PostgresStorage(address.format(url=postgres_url)).open()
     assert "\n" not in str(refused.value).strip()
     assert "s3cret" not in str(refused.value)
+
+
+async def test_a_server_with_tls_is_reached_if_its_certificate_is_trusted(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    made += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    await asyncio.to_thread(subprocess.run, made, check=True, capture_output=True)
+    options = ("-c", "ssl=on", "-c", f"ssl_cert_file={certificate}", "-c", f"ssl_key_file={key}")
+    server = await asyncio.to_thread(OwnPostgres, tmp_path, *options)
+    try:
+        trusted = f"{server.url}?sslmode=verify-full&sslrootcert={certificate}"
+        with pytest.raises(StorageUnavailable, match=r"(?i)certificate") as refused:
+            await open_storage(f"{server.url}?sslmode=verify-full&sslrootcert={_another_of(made, tmp_path)}").open()
+        assert "\n" not in str(refused.value).strip()
+        store = open_storage(trusted)
+        await store.open()
+        try:
+            await store.add(new_tasks(0, 1))
+            assert await store.counts()
+            assert isinstance(store, PostgresStorage)
+            assert await store._fetchval("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
+        finally:
+            await store.close()
+    finally:
+        await asyncio.to_thread(server.kill, signal.SIGQUIT)
+
+
+def _another_of(made: list[str], folder: Path) -> Path:
+    certificate = folder / "another.pem"
+    subprocess.run([*made[:-1], str(certificate)], check=True, capture_output=True)
+    return certificate
+
+
+# Many at once.
+
+
+async def test_many_tasks_at_once_are_kept_as_single_ones_are(postgres_url: str, schema: str) -> None:
+    """They go another way (COPY), by which nothing that is there already can stay as it is."""
+    store = PostgresStorage(postgres_url, schema=schema)
+    await store.open()
+    try:
+        terms: dict[str, Any] = {"headers": {"a": "b"}, "func_path": "\0", "payload": b"\0\\x", "expires": 9e9}
+        terms |= {"schedule": Schedule(key="k"), "backoff": Backoff(7.0), "concurrency_key": "\0k"}
+        given = new_tasks(0, COPIED, **terms)
+        kept = await store.add(given)
+        assert await store.get([task.id for task in given]) == kept
+        (alone,) = await store.add(new_tasks(COPIED, 1, **terms))
+        moment = kept[0].created_at
+        assert kept == [replace(alone, id=task.id, created_at=moment, eta=moment) for task in given]
+        first = await claim(store, 1)
+        assert await store.add([replace(task, func_path="other") for task in given]) == [*first, *kept[1:]]
+    finally:
+        await store.close()
+
+
+async def test_many_tasks_that_were_due_before_are_found_by_a_claim_that_begins_behind_them(
+    postgres_url: str, schema: str
+) -> None:
+    store = PostgresStorage(postgres_url, schema=schema)
+    await store.open()
+    try:
+        await store.add(new_tasks(0, 1))
+        assert len(await claim(store, 1)) == 1
+        store.lines["default",].sweeps_at = float("inf")
+        await store.add(new_tasks(1, COPIED, eta=1.0))
+        assert len(await claim(store, COPIED)) == COPIED
+    finally:
+        await store.close()
 
 
 # Connections that break.
@@ -175,6 +357,8 @@ async def test_who_cannot_listen_looks(postgres_url: str, schema: str) -> None:
         await asyncio.sleep(0.02)
         await claim(store, 0, succeed(task, b"1"))
         await waiting
+        named = "SELECT count(*) FROM pg_prepared_statements"  # the next transaction may be on another connection
+        assert await store._fetchval(named) == 0
     finally:
         await store.close()
 
@@ -195,6 +379,48 @@ async def test_a_task_that_is_locked_for_a_moment_is_not_forgotten(postgres_url:
     finally:
         await other.close()
         await store.close()
+
+
+@pytest.mark.parametrize("ends", ["expires", "succeeds"])
+async def test_a_task_that_ends_and_one_who_cancels_it_with_what_waits_for_it_do_not_lock_each_other_out(
+    postgres_url: str, schema: str, ends: str
+) -> None:
+    store = PostgresStorage(postgres_url, schema=schema)
+    await store.open()
+    other = await asyncpg.connect(postgres_url)
+    first, then = "b", "a"  # whoever goes by their ids locks the second one first
+    try:
+        expires = 1.0 if ends == "expires" else None
+        common: dict[str, Any] = {"func_path": "f", "payload": b"[]"}
+        await store.add(
+            [
+                Task(id=first, then=then, expires=expires, **common),
+                Task(id=then, follows=Follows(ids=(first,)), waits_for=1, **common),
+            ]
+        )
+        held = [] if expires else await claim(store, 1)
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as together, other.transaction():
+            await other.execute(f"SELECT 1 FROM {schema}.task WHERE id = $1 FOR UPDATE", then)
+            together.create_task(store.cancel([first, then]))
+            await _locked_out(other, schema, 1)
+            ending = claim(store, 0, *[succeed(task, None) for task in held]) if held else store.expire(limit=9)
+            ended = together.create_task(ending)
+            await _locked_out(other, schema, 2 if held else 1)
+            if not held:
+                await ended  # passes over what somebody has
+        states = {task.id: task.status for task in await store.get([first, then]) if task}
+        assert states[then] is TaskStatus.CANCELLED
+        assert states[first] is (TaskStatus.SUCCESS if held else TaskStatus.CANCELLED)
+    finally:
+        await other.close()
+        await store.close()
+
+
+async def _locked_out(connection: Any, schema: str, count: int) -> None:
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock'"
+    while await connection.fetchval(waiting, f"bullpen:{schema}") < count:
+        await connection.execute("SELECT pg_stat_clear_snapshot()")
+        await asyncio.sleep(0.005)
 
 
 # Other languages.
@@ -239,37 +465,48 @@ async def test_a_task_can_be_enqueued_in_sql_and_counts_when_its_transaction_com
 
 
 async def test_claims_do_not_get_slower_while_a_transaction_is_left_open(postgres_url: str, schema: str) -> None:
-    """It makes the server keep every version of every task. Counted in pages of the index that a claim reads."""
-    store = PostgresStorage(postgres_url, schema=schema, connections=1)
-    await store.open()
-    store.sweeps_at = float("inf")  # none but the first, which would be one in many
+    """It makes the server keep every version of every task. Counted in pages of the index that claims read, which are
+    made by several workers, of tasks with several priorities that were added at once and so are due at once.
+    """
+    stores = [PostgresStorage(postgres_url, schema=schema, connections=1) for _ in range(3)]
+    for store in stores:
+        await store.open()
     forgotten = await asyncpg.connect(postgres_url)
     try:
         transaction = forgotten.transaction(isolation="repeatable_read")
         await transaction.start()
         await forgotten.execute(f"SELECT count(*) FROM {schema}.task")
-        await claim(store, 0)
-        pages = []
-        held: list[Task] = []
-        for first in range(0, 6000, 500):
-            await store.add(new_tasks(first, 500))
-            before = await _pages_read(store)
-            for _ in range(10):
-                held = await claim(store, 50, *[succeed(task, None) for task in held[1:]], *map(release, held[:1]))
-                assert len(held) == 50
-            pages.append(await _pages_read(store) - before)
+        added = [task for priority in (0, 5, 9) for task in new_tasks(2000 * priority, 2000, priority=priority)]
+        await stores[0].add(added)
+        pages = [await _pages_read(stores)]
+        held: list[list[Task]] = [await claim(store, 1) for store in stores]
+        for store in stores:
+            store.lines["default",].sweeps_at = float("inf")  # it would be one in many
+        for number in range(len(added) // 50):
+            which = number % len(stores)
+            held[which] = await claim(stores[which], 50, *[succeed(task, None) for task in held[which]])
+            if number % 20 == 19:
+                pages.append(await _pages_read(stores))
+        assert len(held[which]) < 50, "there are more than were added"
+        await stores[0].wait_for_work(["default"], 0.01)  # looks whether there is more
+        pages.append(await _pages_read(stores))
     finally:
         await transaction.rollback()
         await forgotten.close()
-        await store.close()
-    assert pages[-1] < 1.5 * pages[0], pages  # 1.2; from the front, it would be 2.5, and so on
+        for store in stores:
+            await store.close()
+    *claims, waited = [after - before for before, after in pairwise(pages)]
+    # A claim of the lowest priority looks at ten of them: 21 pages; from the front it would be 50, and so on.
+    assert max(claims) < 20 * 30, claims
+    assert waited < 40, waited
 
 
-async def _pages_read(store: PostgresStorage) -> int:
+async def _pages_read(stores: Sequence[PostgresStorage]) -> int:
     read = "SELECT idx_blks_hit + idx_blks_read FROM pg_statio_user_indexes WHERE schemaname = $1 AND indexrelname = $2"
-    await store._fetchval("SELECT pg_stat_force_next_flush()")
-    await store._fetchval("SELECT pg_stat_clear_snapshot()")
-    return int(await store._fetchval(read, store.schema, "task_ready"))
+    for store in stores:
+        await store._fetchval("SELECT pg_stat_force_next_flush()")
+        await store._fetchval("SELECT pg_stat_clear_snapshot()")
+    return int(await stores[0]._fetchval(read, stores[0].schema, "task_ready"))
 
 
 @pytest.mark.parametrize("error", [asyncpg.InternalClientError("x"), asyncpg.InterfaceError("x"), OSError("x")])
@@ -277,3 +514,10 @@ async def test_whatever_the_driver_says_of_a_broken_connection_is_one_error(erro
     with pytest.raises(StorageUnavailable):
         async with told("here"):
             raise error
+
+
+@pytest.mark.parametrize("error", [asyncpg.DuplicatePreparedStatementError, asyncpg.InvalidSQLStatementNameError])
+async def test_a_pooler_that_knows_no_prepared_statements_is_named_in_one_line(error: type[Exception]) -> None:
+    with pytest.raises(StorageError, match=r"add \?prepared=false to the address$"):
+        async with told("here"):
+            raise error("prepared statement is there\n\nNOTE: many lines")

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bullpen import ScheduleInfo, TaskQueue
 from tests.faults.schedule_worker import new_queue
-from tests.postgres import new_schema
+from tests.stores import SERVERS, new_store
 
 WORKERS, WITHIN = 8, 60.0
 
@@ -119,30 +117,10 @@ def test_no_time_comes_twice_while_eight_workers_are_killed_at_random(tmp_path: 
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["postgres", "redis"])
+@pytest.mark.parametrize("kind", SERVERS)
 def test_nor_on_a_server(tmp_path: Path, kind: str, request: pytest.FixtureRequest, thorough: bool) -> None:
-    url = request.getfixturevalue(f"{kind}_url")
-    with new_schema(url) if kind == "postgres" else new_prefix(url) as name:
-        part = "schema" if kind == "postgres" else "prefix"
-        with Herd(f"{url}?{part}={name}", tmp_path) as herd:
-            storm(herd, kills=30 if thorough else 2, seed=2, workers=WORKERS if thorough else 3)
-
-
-@contextmanager
-def new_prefix(url: str) -> Iterator[str]:
-    name = f"bullpen-test-{secrets.token_hex(6)}"
-    try:
-        yield name
-    finally:
-        asyncio.run(_drop(url, name))
-
-
-async def _drop(url: str, prefix: str) -> None:
-    from redis.asyncio import Redis
-
-    async with Redis.from_url(url) as client:
-        keys = [key async for key in client.scan_iter(match=f"*{prefix}:*", count=1000)]
-        await client.delete(*keys)
+    with new_store(kind, tmp_path, request) as url, Herd(url, tmp_path) as herd:
+        storm(herd, kills=30 if thorough else 2, seed=2, workers=WORKERS if thorough else 3)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import threading
 import time
@@ -49,22 +50,26 @@ def storage(tmp_path: Path) -> Iterator[SqliteStorage]:
     blocking(storage.close())
 
 
-def test_a_leader_that_is_interrupted_leaves_nobody_behind(storage: SqliteStorage) -> None:
+@pytest.mark.parametrize(("alike", "adds"), [(True, "Addition.run"), (False, "Ledger.add")])
+def test_a_leader_that_is_interrupted_leaves_nobody_behind(storage: SqliteStorage, alike: bool, adds: str) -> None:
+    """Of tasks that one statement adds, and of those that take several, in a transaction."""
     where = list[str]()
-    while (last := interrupted_at(len(where) + 1, storage)) is not None:
+    while (last := interrupted_at(len(where) + 1, storage, alike)) is not None:
         where.append(last)
     seen = {point.split(":")[0] for point in where}
-    assert seen >= {"Line._lead", "Line._take", "Writer._run", "Writer._transact", "Ledger._add_alike", "deliver"}
+    assert seen >= {"Line._lead", "Line._take", "Writer._run", "Writer._transact", adds, "deliver"}
 
 
-def interrupted_at(count: int, storage: SqliteStorage) -> str | None:
+def interrupted_at(count: int, storage: SqliteStorage, alike: bool) -> str | None:
     """Lead a group with others in it, and be interrupted at the `count`-th point; where that was, None if nowhere."""
     assert storage._file is not None
     waiting = storage._file.writer._jobs
     added = list[str]()
+    priorities = itertools.count()
 
     def add(name: str) -> None:
-        added.extend(task.id for task in blocking(storage.add([new_task(id=name)])))
+        task = new_task(id=name, priority=0 if alike else next(priorities))
+        added.extend(task.id for task in blocking(storage.add([task])))
 
     other = file.WriteLock(file.folder_of(storage.path))
     other.acquire(PATIENCE)  # this thread leads, and waits here for the others
@@ -112,12 +117,12 @@ def test_a_handler_that_calls_in_the_midst_of_a_call_is_refused(
         except StorageBusy as error:
             refused.append(error)
 
-    def interrupted(*arguments: Any) -> None:
+    def interrupted(*arguments: Any) -> jobs.Addition | None:
         signal.raise_signal(signal.SIGUSR1)
-        return run_together(*arguments)
+        return addition_of(*arguments)
 
-    run_together = jobs.run_together
-    monkeypatch.setattr(writer, "run_together", interrupted)
+    addition_of = jobs.addition_of
+    monkeypatch.setattr(writer, "addition_of", interrupted)
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         assert blocking(storage.add([new_task(id="of the call")]))[0].id == "of the call"

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from bullpen.storage.port import Hold, Limit, TaskFilter
+from bullpen.tasks.ids import is_schedule
+from bullpen.tasks.moving import HEADER, mark_of
 from bullpen.tasks.task import NEVER, UNPLANNED, Progress, Settlement, Task
 
 WAITS, RUNS, DONE, FAILED, CANCELLED = "pending", "running", "success", "failed", "cancelled"
@@ -38,12 +40,23 @@ class Row:
     lease_until: float | None = None
     cancel_requested: bool = False
     waits_for: int = 0
+    mark: tuple[float, float | None] | None = None  # on its way to another store: what it was before
     progress: Progress | None = None
     result: bytes | None = None
     result_dropped: str = ""
     errors: list[str] = field(default_factory=list)
     started_at: float | None = None
     finished_at: float | None = None
+
+    @classmethod
+    def of(cls, task: Task) -> Row:
+        """A task that comes from another store, as it is."""
+        found = seen(task)
+        mark = mark_of(task)
+        headers = {name: value for name, value in task.headers.items() if name != HEADER}
+        changing = {name: found[name] for name in cls.__dataclass_fields__ if name not in ("given", "mark")}
+        before = None if mark is None else (mark.eta, mark.expires)
+        return cls(given=replace(task, headers=headers), mark=before, **changing)  # type: ignore[arg-type]
 
     @property
     def id(self) -> str:
@@ -52,6 +65,12 @@ class Row:
     @property
     def lives(self) -> bool:
         return self.status in (WAITS, RUNS)
+
+    @property
+    def linked(self) -> list[str]:
+        """Those that it follows, and the one that follows it."""
+        before = () if self.given.follows is None else self.given.follows.ids
+        return [*before, *([] if self.given.then is None else [self.given.then])]
 
     def is_held_as(self, task_id: str, attempt: int) -> bool:
         return (self.id, self.status, self.attempt) == (task_id, RUNS, attempt)
@@ -71,7 +90,13 @@ UNCHANGING = (
 def seen(task: Task) -> dict[str, object]:
     """A task of a store, to compare with `Row.as_seen`."""
     fields = {name: getattr(task, name) for name in task.__struct_fields__}
-    return fields | {"status": task.status.value, "errors": [error.kind for error in task.errors]}
+    mark = mark_of(task)
+    return fields | {
+        "status": task.status.value,
+        "errors": [error.kind for error in task.errors],
+        "headers": {name: value for name, value in task.headers.items() if name != HEADER},
+        "mark": None if mark is None else (mark.eta, mark.expires),
+    }
 
 
 class Model:
@@ -122,7 +147,7 @@ class Model:
                     if row.waits_for > 0:
                         eta = latest = row.eta
                     row.eta, row.expires, row.failures, row.crashes = min(eta, latest), task.expires, 0, 0
-                    row.fire = task.fire
+                    row.fire, row.mark = task.fire, None
             if row is None:
                 row = Row(task, eta=eta, created_at=self.now, expires=task.expires, fire=task.fire)
                 if task.waits_for:
@@ -241,7 +266,8 @@ class Model:
         if limit.in_order and key is not None:
             place = (queue, key)
             alive = [one for one in self.rows if one.lives and (one.given.queue, one.given.concurrency_key) == place]
-            is_first = min(alive, key=lambda one: (one.created_at, one.id)) is row
+            in_line = [one for one in alive if not is_schedule(one.id)]
+            is_first = is_schedule(row.id) or min(in_line, key=lambda one: (one.created_at, one.id)) is row
             if not is_first or any(one.status == RUNS for one in alive):
                 return False
             limit = replace(limit, max_running_per_key=None)
@@ -251,11 +277,12 @@ class Model:
         queue, key = row.given.queue, row.given.concurrency_key
         running = [other for other in self.rows if other.status == RUNS and other.given.queue == queue]
         with_key = [other for other in running if key is not None and other.given.concurrency_key == key]
-        in_a_second = [at for started, at in self.starts if started == queue and at > self.now - 1.0]
+        period = 1.0 if limit.rate is None else max(1.0, 1.0 / limit.rate)
+        lately = [at for started, at in self.starts if started == queue and at > self.now - period]
         return (
             len(running) < (math.inf if limit.max_running is None else limit.max_running)
             and len(with_key) < (math.inf if limit.max_running_per_key is None else limit.max_running_per_key)
-            and len(in_a_second) < (math.inf if limit.rate is None else limit.rate)
+            and len(lately) < (math.inf if limit.rate is None else limit.rate * period)
         )
 
     def find_claim(self, claim_id: str) -> list[Row]:
@@ -293,13 +320,54 @@ class Model:
     def change(self, ids: Iterable[str], payload: bytes | None, hold: str) -> list[Row]:
         """Give schedules another payload and priority, or pause them."""
         changed = [row for row in self._rows(ids) if row.lives]
+        on_their_way = [row for row in changed if row.mark is not None]
+        self._take_off_marks(on_their_way)
         for row in changed:
             row.hold = hold
             if payload is not None:
                 row.given = replace(row.given, payload=payload, priority=9, headers={}, max_retries=2)
             if row.status == WAITS:
                 row.eta, row.fire = NEVER, 7.0
+        self.mark([row.id for row in on_their_way])
         return changed
+
+    # Moves to other stores.
+
+    def mark(self, ids: Iterable[str]) -> list[Row]:
+        rows = [row for row in self._rows(ids) if row.status == WAITS and row.mark is None]
+        for row in rows:
+            row.mark = (row.eta, row.expires)
+            row.eta, row.expires = NEVER, None
+        return rows
+
+    def unmark(self, ids: Iterable[str]) -> list[Row]:
+        rows = [row for row in self._rows(ids) if row.status == WAITS and row.mark is not None]
+        self._take_off_marks(rows)
+        return rows
+
+    def _take_off_marks(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            assert row.mark is not None
+            eta, row.expires = row.mark
+            row.eta = eta if row.eta == NEVER else row.eta
+            row.mark = None
+
+    def remove(self, tasks: Sequence[Task]) -> set[str]:
+        fence = ("status", "attempt", "eta", "mark", "headers")
+        there = {row.id: row.as_seen() for row in self._rows([task.id for task in tasks]) if row.status != RUNS}
+        given = [task for task in tasks if task.id in there]
+        gone = {task.id for task in given if all(there[task.id][name] == seen(task)[name] for name in fence)}
+        self.rows = [row for row in self.rows if row.id not in gone]
+        return gone
+
+    def put(self, tasks: Sequence[Task]) -> set[str]:
+        kept = set()
+        for task in tasks:
+            row = Row.of(task)
+            if self.row(task.id) is None and not (self.has_key(row) and self.holder(task) is not None):
+                self.rows.append(row)
+                kept.add(task.id)
+        return kept
 
     def forget(self, gone: Callable[[Row], bool]) -> int:
         before = len(self.rows)

@@ -16,7 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from bullpen.storage.port import Storage, TaskFilter
 from bullpen.storage.postgres.store import PostgresStorage
-from bullpen.storage.redis.link import Link
+from bullpen.storage.redis.link import Link, LoopLink
 from bullpen.storage.redis.store import RedisStorage
 from bullpen.tasks.task import Settlement, Task
 from tests.postgres import new_schema, run
@@ -56,15 +56,7 @@ def schema(postgres_url: str) -> Iterator[str]:
         yield name
 
 
-class ServerMachine(StorageMachine):
-    """Without chains and groups of their own: which of several that end together are said to be changed by one call
-    depends on their order, and the servers go queue by queue.
-    """
-
-    compose: Any = None
-
-
-class PostgresMachine(ServerMachine):
+class PostgresMachine(StorageMachine):
     url: str
     schema: str
     connection: Any = None
@@ -81,7 +73,8 @@ class PostgresMachine(ServerMachine):
         return super().run(call)
 
     def exchange(self, dice: Random, settlements: list[Settlement], limit: int) -> Sequence[Task]:
-        cast(PostgresStorage, self.store).sweeps_at = 0.0  # by the wall clock, which stands still for the model
+        for line in cast(PostgresStorage, self.store).lines.values():
+            line.sweeps_at = 0.0  # by the wall clock, which stands still for the model
         return super().exchange(dice, settlements, limit)
 
     def teardown(self) -> None:
@@ -100,7 +93,7 @@ def test_postgresql_does_what_the_model_says(postgres_url: str, schema: str) -> 
 # Redis: the scripts are told another clock.
 
 
-class ClockedLink(Link):
+class ClockedLink(LoopLink):
     def __init__(self, url: str, key: str) -> None:
         super().__init__(url)
         self._key = key
@@ -108,7 +101,7 @@ class ClockedLink(Link):
     async def _run(self, script: str, keys: Sequence[str], words: Sequence[Any]) -> Any:
         assert _TIME in script
         text = script.replace(_TIME, f"return tonumber(redis.call('GET', '{self._key}'))")
-        return await self._say("EVAL", text, len(keys), *keys, *words)
+        return await self.say("EVAL", text, len(keys), *keys, *words)
 
 
 class ClockedRedis(RedisStorage):
@@ -116,11 +109,10 @@ class ClockedRedis(RedisStorage):
         return ClockedLink(self.url, f"{self.prefix}:clock")
 
     async def now(self) -> float:
-        async with self._talking() as client:
-            return float(await client.get(f"{self.prefix}:clock"))
+        return float(await self._say("GET", f"{self.prefix}:clock"))
 
 
-class RedisMachine(ServerMachine):
+class RedisMachine(StorageMachine):
     url: str
 
     def make_store(self) -> Storage:

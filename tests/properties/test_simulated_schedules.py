@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 
 import pytest
@@ -17,7 +16,7 @@ from bullpen.testing.simulation import Run
 
 # One with each way to overlap.
 PLAN = Plan(tasks=1, workers=2, lease=3.0, schedules=3, trouble=0.02, deaths=0.02, faults=6, seconds=12.0)
-SEEDS = 100 if os.environ.get("CI") else 60
+SEEDS = 60
 FOUND_WITHIN = 60
 
 

@@ -17,7 +17,7 @@ from bullpen.testing import InvariantBroken, Plan, simulate
 from bullpen.testing.simulation import Run
 from tests.properties.sabotage import SABOTAGES
 
-SEEDS = 2000 if os.environ.get("CI") else 600
+SEEDS = 600
 THOROUGH_SEEDS = 100_000
 FIRST = 200
 BATCHES = 4

@@ -23,6 +23,8 @@ from bullpen.errors import TaskExists
 from bullpen.storage.memory import MemoryStorage
 from bullpen.storage.port import Counts, Hold, Limit, Storage, TaskFilter
 from bullpen.storage.sqlite.store import SqliteStorage, storage_clock
+from bullpen.tasks.ids import as_schedule_id
+from bullpen.tasks.moving import mark_of, marked, through_mark, unmarked
 from bullpen.tasks.retry import Backoff
 from bullpen.tasks.schedule import Schedule
 from bullpen.tasks.task import (
@@ -66,6 +68,10 @@ def take_back(task: Task, now: float) -> Settlement:
     return crash(task, TaskError(kind="crash", attempt=task.attempt, at=now))
 
 
+def _unmarked(task: Task, _: float) -> Task | None:
+    return unmarked(task) if task.status is PENDING and mark_of(task) is not None else None
+
+
 OUTCOMES: list[Callable[[Task], Settlement]] = [
     lambda task: succeed(task, b"result"),
     lambda task: succeed(task, None),
@@ -90,6 +96,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.ids: list[str] = []  # all there ever were
         self.held: list[Task] = []  # as workers know them; maybe not theirs any more
         self.lost_claims: list[str] = []
+        self.away: list[Task] = []  # in another store
         self.claims = 0
         self.runner = asyncio.Runner()
         self.store = self.make_store()
@@ -161,8 +168,9 @@ class StorageMachine(RuleBasedStateMachine):
     def new_task(self, dice: Random) -> Task:
         now = self.model.now
         unique_key = dice.choice((None, None, None, "u1", "u2"))
+        number = f"{dice.getrandbits(40):010x}"
         return Task(
-            id=f"{dice.getrandbits(40):010x}",
+            id=as_schedule_id(number) if dice.random() < 0.1 else number,
             func_path=dice.choice(("mail", "resize")),
             payload=dice.randbytes(dice.choice((0, 3, 300))),
             codec=dice.choice(("json", "pickle")),
@@ -215,10 +223,14 @@ class StorageMachine(RuleBasedStateMachine):
 
     def outcome(self, dice: Random, task: Task) -> Settlement:
         if dice.random() < 0.1:
-            new = [replace(self.new_task(dice), unique_key=None, interval=None) for _ in range(dice.choice((1, 3)))]
-            children = self.linked(dice, new) if len(new) > 1 else new
-            self.ids += [task.id for task in children]
-            return succeed(task, b"parent", children=tuple(children))
+            new = [replace(self.new_task(dice), interval=None) for _ in range(dice.choice((1, 3)))]
+            if len(new) > 1:  # a chain or a group has to come whole
+                new = self.linked(dice, [replace(child, unique_key=None, unique_until=None) for child in new])
+            elif dice.random() < 0.2:  # as a run of a schedule may be that has come before
+                task_id = dice.choice(self.ids)
+                new = [Task(id=task_id, func_path="again", payload=b"", queue=self.queue_for_another(task_id))]
+            self.ids = list(dict.fromkeys([*self.ids, *(task.id for task in new)]))
+            return succeed(task, b"parent", children=tuple(new))
         return dice.choice(OUTCOMES)(task)
 
     def exchange(self, dice: Random, settlements: list[Settlement], limit: int) -> Sequence[Task]:
@@ -284,18 +296,18 @@ class StorageMachine(RuleBasedStateMachine):
 
     @rule(dice=chance)
     def cancel(self, dice: Random) -> None:
-        ids = self.some(dice, self.ids, 5)
+        ids = self.some_ids(dice, 5)
         self.same(self.run(self.store.cancel(ids)), self.model.cancel(ids))
 
     @rule(dice=chance)
     def retry(self, dice: Random) -> None:
-        ids = self.some(dice, self.ids, 20)
+        ids = self.some_ids(dice, 20)
         changed = self.run(self.store.retry(ids))  # as each was then: another one may have changed it since
         assert [task.id for task in changed] == [row.id for row in self.model.retry(ids)]
 
     @rule(dice=chance)
     def change(self, dice: Random) -> None:
-        ids, hold = self.some(dice, self.ids, 5), dice.choice(HOLDS)
+        ids, hold = self.some_ids(dice, 5), dice.choice(HOLDS)
         payload = dice.choice((None, b"other"))
 
         def move(task: Task, now: float) -> Task | None:
@@ -307,7 +319,7 @@ class StorageMachine(RuleBasedStateMachine):
             waits = {"eta": NEVER, "fire": 7.0} if task.status is PENDING else {}
             return replace(task, hold=hold, **waits)
 
-        self.same(self.run(self.store.change(ids, move)), self.model.change(ids, payload, hold))
+        self.same(self.run(self.store.change(ids, through_mark(move))), self.model.change(ids, payload, hold))
 
     @rule(dice=chance)
     def tend(self, dice: Random) -> None:
@@ -315,7 +327,7 @@ class StorageMachine(RuleBasedStateMachine):
         limit = dice.choice((1, 2, 100))
         self.expire(limit)
         self.prune(limit)
-        ids = self.some(dice, self.ids, 3)
+        ids = self.some_ids(dice, 3)
         assert self.run(self.store.delete(ids)) == self.model.forget(lambda row: row.id in ids)
 
     def expire(self, limit: int) -> None:
@@ -341,6 +353,24 @@ class StorageMachine(RuleBasedStateMachine):
         assert self.model.forget(lambda row: row.id in gone) == count
 
     @rule(dice=chance)
+    def move_away(self, dice: Random) -> None:
+        """As a mover does: mark what waits, take some along, and bring some back as they were."""
+        ids = self.some_ids(dice, 3)
+        self.same(self.run(self.store.change(ids, lambda task, _: marked(task, "there", 1.0))), self.model.mark(ids))
+        ids = self.some_ids(dice, 3)
+        self.same(self.run(self.store.change(ids, _unmarked)), self.model.unmark(ids))
+        wanted = [task for task in self.run(self.store.get(self.some_ids(dice, 2))) if task is not None]
+        others: list[dict[str, Any]] = [{"eta": 1.0}, {"headers": {"other": "1"}}]
+        seen_before = [replace(task, **dice.choice([{}, {}, {}, {}, *others])) for task in wanted]
+        removed = self.run(self.store.remove(seen_before))
+        assert removed == self.model.remove(seen_before)
+        self.away += [task for task in wanted if task.id in removed]
+        back = self.some(dice, self.away, 3)
+        kept = self.run(self.store.put(back))
+        assert kept == self.model.put(back)
+        self.away = [task for task in self.away if task.id not in kept]
+
+    @rule(dice=chance)
     def govern(self, dice: Random) -> None:
         """Pause a queue, or limit it; more often the other way round."""
         queue = dice.choice(QUEUES)
@@ -350,11 +380,12 @@ class StorageMachine(RuleBasedStateMachine):
         else:
             self.run(self.store.resume(queue))
             self.model.paused.discard(queue)
+        queue = dice.choice(QUEUES)
         limit = Limit(
-            queue=dice.choice(QUEUES),
+            queue=queue,
             max_running=dice.choice((None, None, 0, 3, 50)),
             max_running_per_key=dice.choice((None, None, 1, 2)),
-            rate=dice.choice((None, None, None, 1.0, 4.0)),
+            rate=dice.choice((None, None, None, 0.5) if queue == "cpu" else (None, None, None, 1.0, 4.0)),
             in_order=dice.random() < 0.3,
         )
         self.run(self.store.set_limit(limit))
@@ -402,6 +433,16 @@ class StorageMachine(RuleBasedStateMachine):
     def some(dice: Random, things: Sequence[T], most: int) -> list[T]:
         """At most so many, each once."""
         return dice.sample(things, min(len(things), dice.randint(0, most)))
+
+    def some_ids(self, dice: Random, most: int) -> list[str]:
+        """Also of tasks that are gone; often with those before and behind them, in any order."""
+        ids = self.some(dice, self.ids, most)
+        if dice.random() < 0.5:
+            rows = [row for row in map(self.model.row, self.some(dice, self.ids, 3)) if row is not None]
+            linked = [task_id for row in rows for task_id in (row.id, *row.linked)]
+            ids = list(dict.fromkeys([*ids, *linked]))
+            dice.shuffle(ids)
+        return ids
 
     @staticmethod
     def same(found: Sequence[Task], expected: Sequence[Row]) -> None:

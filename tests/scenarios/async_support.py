@@ -1,4 +1,4 @@
-"""What the scenarios of `AsyncPool` share: a loop to run on, gates for coroutines, and counts that have to agree."""
+"""What the scenarios of `AsyncPool` share: a loop to run on, calls and gates for them, counts that have to agree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ uvloop.new_event_loop().close()  # the first one opens descriptors that stay ope
 
 T = TypeVar("T")
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
@@ -65,6 +65,28 @@ class Door:
 
     async def wait_entered(self, times: int) -> None:
         await until(lambda: self.entered >= times)
+
+
+async def double(x: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * x
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+class Oops(Exception):
+    pass
+
+
+async def fail(text: str = "no") -> None:
+    await asyncio.sleep(0)
+    raise Oops(text)
+
+
+def fail_on_a_thread(text: str = "no") -> None:
+    raise Oops(text)
 
 
 async def until(happened: Callable[[], object]) -> None:

@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bullpen import Job, TaskQueue, WorkerPool
 from bullpen.cli.main import main
-from tests.postgres import new_schema
 
 Shown = tuple[int, str, str]
-KINDS = ("sqlite", "postgres", "redis")
-
-
-@contextmanager
-def new_store(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of an empty store; nothing is left of it."""
-    if kind == "sqlite":
-        yield f"sqlite:///{folder}/{secrets.token_hex(4)}.db?synchronous=normal"
-    elif kind == "postgres":
-        server = request.getfixturevalue("postgres_url")
-        with new_schema(server) as schema:
-            yield f"{server}?schema={schema}"
-    else:
-        server, prefix = request.getfixturevalue("redis_url"), f"bullpen-test-{secrets.token_hex(6)}"
-        try:
-            yield f"{server}?prefix={prefix}"
-        finally:
-            asyncio.run(_drop_keys(server, prefix))
-
-
-async def _drop_keys(server: str, prefix: str) -> None:
-    from redis.asyncio import Redis
-
-    async with Redis.from_url(server) as client:
-        keys = [key async for key in client.scan_iter(match=f"*{prefix}:*", count=1000)]
-        if keys:
-            await client.delete(*keys)
 
 
 class Desk:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 START_METHODS = ("zygote", "spawn")
 
@@ -121,6 +121,13 @@ def crash_once(mark: Path) -> str:
         mark.touch()
         crash()
     return "done"
+
+
+def be_killed_at_start(folder: Path, which: set[int]) -> None:
+    """An initializer during which a worker is killed from outside, if it is one of these by number."""
+    (folder / f"start-{os.getpid()}").touch()
+    if len(list(folder.glob("start-*"))) in which:
+        kill_self()
 
 
 def divide() -> None:
@@ -351,6 +358,16 @@ class Buffers:
         return Buffers, ([pickle.PickleBuffer(part) for part in self.parts],)
 
 
+def give_blocks(size: int) -> Iterator[bytes]:
+    while True:
+        yield bytes(size)
+
+
+def say_and_return(say: Callable[[Any], object], value: Any) -> Any:
+    say(value)
+    return value
+
+
 _blocks: list[Buffers] = []
 
 
@@ -400,4 +417,26 @@ def append(file: Path, number: int) -> int:
     """Note in one go that this has run."""
     with file.open("ab", buffering=0) as out:
         out.write(f"{number}\n".encode())
+    return number
+
+
+def append_positive(file: Path, number: int) -> int:
+    """As `append`, but for negative numbers."""
+    if number < 0:
+        raise ValueError(number)
+    return append(file, number)
+
+
+def append_and_give(file: Path, number: int, unreadable: int) -> Any:
+    """As `append`; but what one of them gives back cannot be read."""
+    append(file, number)
+    return FailsWhenRead(fail) if number == unreadable else number
+
+
+def append_or_stop(folder: Path, number: int, stops: tuple[int, ...]) -> int:
+    """As `append`; but some wait until they may go on."""
+    append(folder / "runs", number)
+    if number in stops:
+        (folder / f"stopped-{number}").touch()
+        eventually((folder / f"go-{number}").exists)
     return number

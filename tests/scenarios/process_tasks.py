@@ -68,6 +68,11 @@ def fail_for_good(text: str) -> None:
 
 
 @plain.task
+def forget_to_await() -> object:
+    return pid_of_the_loop()
+
+
+@plain.task
 def leave() -> None:
     sys.exit(3)
 

@@ -18,7 +18,7 @@ import pytest
 from bullpen import Pool
 from bullpen.testing import ScriptedRuntime
 
-PATIENCE = 20.0  # seconds; only a defect makes anything wait for so long
+PATIENCE = 60.0  # seconds; only a defect makes anything wait for so long
 
 
 class Blocker:

@@ -12,22 +12,13 @@ from typing import Any
 import pytest
 
 from bullpen import AsyncPool, NotCallable, PoolClosed, PoolSaturated, WrongLoop
-from tests.scenarios.async_support import LOOPS, Door, Run, at_rest, runner, until
+from tests.scenarios.async_support import LOOPS, Door, Run, at_rest, double, runner, square, until
 from tests.scenarios.support import Blocker
 
 
 @pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Run:
     return runner(request.param)
-
-
-async def double(x: int) -> int:
-    await asyncio.sleep(0)
-    return 2 * x
-
-
-def square(x: int) -> int:
-    return x * x
 
 
 def fail() -> None:

@@ -27,9 +27,13 @@ from bullpen import (
 from tests.scenarios.async_support import (
     LOOPS,
     Door,
+    Oops,
     Run,
     at_rest,
+    double,
+    fail,
     runner,
+    square,
     steps,
     until,
 )
@@ -38,28 +42,6 @@ from tests.scenarios.async_support import (
 @pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Run:
     return runner(request.param)
-
-
-async def double(x: int) -> int:
-    await asyncio.sleep(0)
-    return 2 * x
-
-
-def square(x: int) -> int:
-    return x * x
-
-
-class Oops(Exception):
-    pass
-
-
-async def fail(text: str = "no") -> None:
-    await asyncio.sleep(0)
-    raise Oops(text)
-
-
-def fail_on_a_thread(text: str = "no") -> None:
-    raise Oops(text)
 
 
 # Maps.
@@ -287,7 +269,7 @@ def test_a_source_is_left_when_its_map_ends(run: Run, end: str) -> None:
         feed, door = Feed(), Door()
         feed.put(1, 2, 3)
         async with AsyncPool(2) as pool:
-            results = pool.map(fail if end == "error" else door, feed, timeout=0.05 if end == "timeout" else None)
+            results = pool.map(fail if end == "error" else door, feed, timeout=0.5 if end == "timeout" else None)
             reader = asyncio.ensure_future(anext(results))
             if end == "error":
                 with pytest.raises(Oops):

@@ -24,7 +24,7 @@ from bullpen import (
 from tests.scenarios import process_support as work
 from tests.scenarios.process_support import PATIENCE, eventually, is_alive, read_pid
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 
 async def own_pid() -> int:

@@ -59,9 +59,10 @@ def test_a_run_leaves_out_the_peers_that_are_missing_and_is_reported_in_all_form
     results = measure([interpreter], suite, TINY, rng=random.Random(1), before=lambda _: None)
     assert results.crashes == {}
     assert {label for _, _, label in results.rounds} == {"bullpen"}
-    run = report.Run([interpreter], suite, TINY, results, datetime.now(UTC), None)
+    run = report.Run([interpreter], suite, TINY, results, datetime.now(UTC))
     assert "huey is left out" in report.text(run)
     assert "| bullpen | " in report.markdown(run)
+    assert report.markdown(run).startswith("# Figures: bullpen.TaskQueue beside")
     assert chart.draw(run, interpreter).startswith("<svg")
     assert report.as_json(run)["bars_met"] in (True, False)
 

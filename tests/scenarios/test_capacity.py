@@ -245,7 +245,7 @@ def test_never_more_than_the_capacity_under_load(scheduler: str, max_queue: int 
 def test_what_shares_a_worker_with_an_overrun_is_not_forgotten_when_the_pool_closes(grace: float | None) -> None:
     with Blocker() as stuck, Blocker() as beside:
         pool = Pool(1, capacity=2, max_abandoned=1)
-        overrun = pool.using(run_timeout=0.02).submit(stuck)
+        overrun = pool.using(run_timeout=0.2).submit(stuck)
         kept = pool.submit(beside, "done")
         stuck.wait_entered()
         beside.wait_entered()

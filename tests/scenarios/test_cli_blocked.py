@@ -87,7 +87,6 @@ async def test_what_blocks_again_and_again_is_said_once_a_minute(heard: Heard, m
         block_until(heard.said)
 
 
-@pytest.mark.timeout(120)
 def test_a_worker_names_the_task_that_blocks_it(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.python("block.enqueue(1000)")

@@ -15,10 +15,7 @@ from tests.scenarios.cli_support import PATIENCE, command, environment, is_runni
 from tests.scenarios.support import eventually
 from tests.scenarios.terminal import HIDE, SHOW, terminal
 
-pytestmark = [
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
-    pytest.mark.timeout(240),  # many interpreters
-]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 
 
 @pytest.fixture(scope="module")

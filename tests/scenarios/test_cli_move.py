@@ -31,11 +31,12 @@ from bullpen.tasks.ids import schedule_id
 from bullpen.tasks.moving import mark_of, marked, through_mark
 from bullpen.tasks.schedule import Schedule
 from bullpen.tasks.task import CANCELLED, FAILED, NEVER, PENDING, RUNNING, Task, cancel, fail, succeed
+from bullpen.tasks.unique import Duplicates
 from bullpen.testing.storage_contract.base import claim, error_of, ids, new_task, new_tasks, settle
 from bullpen.testing.storage_contract.links import new_chain, new_group
-from tests.scenarios.cli_stores import new_store
 from tests.scenarios.cli_support import command, environment, heeding_ctrl_c
 from tests.scenarios.support import eventually
+from tests.stores import new_store
 
 PAIRS = [("sqlite", "postgres"), ("postgres", "redis"), ("redis", "sqlite")]
 STEPS = ["move.before_mark", "move.after_mark", "move.after_put", "move.after_remove"]
@@ -219,6 +220,36 @@ async def test_a_schedule_that_is_changed_on_its_way_arrives_with_the_change_and
         assert (there[paused.id].eta, there[paused.id].hold) == (NEVER, "paused")
         assert ids(await claim(destination, 10)) == [run.id]
         assert await everything(source) == {}
+
+
+@pytest.mark.anyio
+async def test_what_is_changed_after_it_has_arrived_arrives_again(urls: tuple[str, str]) -> None:
+    async with two(urls) as (source, destination):
+        schedule = new_task(id=schedule_id("s"), interval=60.0, schedule=Schedule(key="s"), eta=await source.now() + 60)
+        early, late = (new_task(unique_key=key, payload=b"[1]") for key in ("early", "late"))
+        await source.add([schedule, early, late])
+        removed: list[Task] = []
+
+        async def change_first(tasks: Sequence[Task]) -> frozenset[str]:
+            """Between the second step and the third."""
+            if not removed:
+                await source.change([schedule.id], through_mark(planning.paused))
+                assert ids(await claim(destination)) == [early.id]
+                again = [new_task(unique_key=key, payload=b"[2]") for key in ("late", "early")]
+                await source.add(again, Duplicates("replace"))
+            removed.extend(tasks)
+            return await remove(tasks)
+
+        remove, source.remove = source.remove, change_first  # type: ignore[method-assign]
+        moving = Mover(source, destination, "there")
+        assert await moving.sweep() == 0
+        assert await moving.sweep() == 2
+        there = await everything(destination)
+        assert there[schedule.id].hold == "paused"
+        assert there[late.id].payload == b"[2]"
+        assert moving.left == {early.id: "it has begun there, and was replaced here since"}
+        (left,) = (await everything(source)).values()
+        assert (left.id, left.payload, ids(await claim(source))) == (early.id, b"[2]", [early.id])
 
 
 @pytest.mark.anyio

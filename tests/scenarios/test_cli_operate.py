@@ -7,15 +7,17 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from bullpen import TaskQueue, TaskStatus, WorkerPool
 from bullpen.cli.main import main
-from tests.scenarios.cli_stores import KINDS, Desk, desk_at, new_store
+from tests.scenarios.cli_stores import Desk, desk_at
 from tests.scenarios.cli_support import command
 from tests.scenarios.terminal import terminal
+from tests.stores import KINDS, new_store
 
 
 @pytest.fixture(params=KINDS)
@@ -86,6 +88,7 @@ def test_many_are_changed_in_batches(sqlite_desk: Desk) -> None:
         ("tasks cancel --status failed -y", "--status may be pending, running here, not failed"),
         ("tasks --older-than soon", "--older-than: must be a number of seconds, or like '250ms'"),
         ("queues limit mail --rate 0", "--rate: must be a number from"),
+        ("enqueue sqlite:///no.db f --eta soon", "--eta: must be a time like '2030-01-31T18:00'"),
         ("queues pause mail,x", "no task and no worker has the queue 'mail,x'"),
     ],
 )
@@ -139,6 +142,10 @@ def test_queues_are_paused_resumed_and_limited(desk: Desk) -> None:
     (mail,) = desk.json("queues", "limit", "mail", "--rate", "none")["queues"]
     assert (mail["limit"]["max_running"], mail["limit"]["rate"]) == (3, None)
     assert "at most 3 at once" in desk.tell("queues", "limit", "mail")
+    (mail,) = desk.json("queues", "limit", "mail", "--in-order")["queues"]
+    assert (mail["limit"]["max_running"], mail["limit"]["in_order"]) == (3, True)
+    (mail,) = desk.json("queues", "limit", "mail", "--no-in-order")["queues"]
+    assert mail["limit"]["in_order"] is False
     assert "paused" not in desk.tell("queues", "resume", "mail")
     with WorkerPool(desk.queue):
         assert [(queue["name"], queue["workers"]) for queue in desk.json("queues")["queues"]] == [
@@ -216,3 +223,16 @@ def test_a_function_is_enqueued_by_its_name_and_the_store_alone(desk: Desk, caps
     shown = capsys.readouterr()
     assert (first["is_new"], shown.out.strip()) == (True, first["id"])
     assert "a task with this unique key is there already" in shown.err
+
+
+def test_a_function_is_enqueued_for_a_time_or_a_schedule(sqlite_desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    desk = sqlite_desk
+    name = f"{Desk.__module__}.mail"
+    assert main(["enqueue", desk.url, name, "x", "--eta", "2199-01-31T18:00+01:00"]) == 0
+    job = desk.queue.job(capsys.readouterr().out.strip())
+    assert job.info().eta == datetime(2199, 1, 31, 17, tzinfo=UTC)
+    for hour in ("3", "4"):
+        words = ["--cron", f"0 {hour} * * *", "--timezone", "Asia/Tokyo", "--schedule-key", "nightly"]
+        assert main(["enqueue", desk.url, name, "x", *words]) == 0
+    (nightly,) = desk.queue.schedules.list()
+    assert (nightly.key, nightly.cron, nightly.timezone) == ("nightly", "0 4 * * *", "Asia/Tokyo")

@@ -17,10 +17,7 @@ from tests.scenarios.cli_support import PATIENCE, Folder, Worker, is_running
 from tests.scenarios.consumer_support import until
 from tests.scenarios.support import eventually
 
-pytestmark = [
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
-    pytest.mark.timeout(240),  # many interpreters
-]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from bullpen.storage.port import HasConcerns, HasSchema
 from bullpen.storage.postgres import schema as postgres_schema
 from bullpen.storage.sqlite import schema as sqlite_schema
 from tests.postgres import run as run_sql
-from tests.scenarios.cli_stores import KINDS, Desk, desk_at, new_store
+from tests.scenarios.cli_stores import Desk, desk_at
 from tests.scenarios.cli_support import Folder
+from tests.stores import KINDS, new_store
 
 Run = Any
 

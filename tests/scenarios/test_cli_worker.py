@@ -12,8 +12,6 @@ import pytest
 
 from tests.scenarios.cli_support import Folder
 
-pytestmark = pytest.mark.timeout(240)  # many interpreters
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:

@@ -26,7 +26,7 @@ from bullpen import (
     group,
 )
 
-PATIENCE = 20
+PATIENCE = 60
 
 
 @pytest.fixture(params=["memory", "sqlite"])

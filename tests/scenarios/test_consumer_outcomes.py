@@ -304,6 +304,31 @@ def test_an_unknown_function_runs_as_soon_as_a_worker_knows_it() -> None:
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
+def test_one_that_returns_a_coroutine_has_not_done_its_work(kind: str) -> None:
+    async def main() -> None:
+        desk = Desk()
+
+        async def fetch() -> int:
+            return 1
+
+        async def forgetful() -> Any:
+            return fetch()
+
+        def plain() -> Any:
+            return fetch()
+
+        name = desk.task(forgetful if kind == "async" else plain, "work")
+        async with desk.worker():
+            task = await desk.ended(await desk.add(name))
+        assert (task.status, task.attempt) == (FAILED, 1)
+        assert task.error is not None
+        assert task.error.type == "bullpen.errors.InvalidTask"
+        assert "work cannot be a task: it returned a coroutine that nobody has awaited" in task.error.message
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
 def test_a_result_that_cannot_be_kept_is_dropped_and_flagged(kind: str) -> None:
     async def main() -> None:
         desk = Desk()

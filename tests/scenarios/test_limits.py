@@ -50,9 +50,10 @@ def must_not_run() -> None:
 
 
 def occupy(pool: Pool, blocker: Blocker, workers: int) -> None:
-    """Have `workers` workers run the blocker."""
+    """Have `workers` workers run the blocker, however long they take to start."""
+    patient = pool.using(queue_timeout=None)
     for _ in range(workers):
-        pool.submit(blocker)
+        patient.submit(blocker)
     blocker.wait_entered(workers)
 
 
@@ -343,7 +344,7 @@ def test_a_thread_that_is_abandoned_is_replaced_and_ends_when_its_function_retur
 
 
 def test_no_more_threads_are_abandoned_at_once_than_allowed(blocker: Blocker) -> None:
-    with Pool(1, run_timeout=SHORT, max_abandoned=1) as pool:
+    with Pool(1, run_timeout=SHORT_BUT_STARTED, max_abandoned=1) as pool:
         first, second = pool.submit(blocker), pool.submit(blocker)
         blocker.wait_entered(2)
         assert isinstance(first.exception(PATIENCE), RunTimeout)
@@ -357,8 +358,8 @@ def test_no_more_threads_are_abandoned_at_once_than_allowed(blocker: Blocker) ->
 
 
 def test_an_abandoned_thread_that_returned_may_be_followed_by_another() -> None:
-    with Pool(1, run_timeout=SHORT, max_abandoned=1) as pool:
-        for round_ in (1, 2, 3):
+    with Pool(1, run_timeout=SHORT_BUT_STARTED, max_abandoned=1) as pool:
+        for round_ in (1, 2):
             with Blocker() as blocker:
                 assert isinstance(pool.submit(blocker).exception(PATIENCE), RunTimeout)
                 assert eventually(lambda round_=round_: pool.stats().abandoned == round_)  # type: ignore[misc]
@@ -801,12 +802,25 @@ def test_workers_that_are_not_needed_end(blocker: Blocker) -> None:
         assert pool.stats().retired >= 5
 
 
-def test_min_workers_stay(blocker: Blocker) -> None:
-    with Pool(5, min_workers=2, idle_timeout=0.08) as pool:
-        occupy(pool, blocker, 5)
+def test_min_workers_stay_however_long_the_others_take_to_end(blocker: Blocker) -> None:
+    closing = Blocker()
+
+    class SlowToClose:
+        def work(self) -> None:
+            blocker()
+
+        def close(self) -> None:
+            closing()
+
+    with closing, Pool(5, worker=SlowToClose, min_workers=2, idle_timeout=0.08) as pool:
+        calls = [pool.submit("work") for _ in range(5)]
+        blocker.wait_entered(5)
         blocker.release()
-        assert eventually(lambda: pool.stats().workers == 2, within=10)
-        assert not eventually(lambda: pool.stats().workers < 2, within=0.3)
+        assert [call.result(PATIENCE) for call in calls] == [None] * 5
+        closing.wait_entered(3)
+        assert not closing.was_entered(within=0.3), "a worker went that has to stay"
+        closing.release()
+        assert eventually(lambda: pool.stats().workers == 2)
 
 
 def test_without_idle_timeout_workers_stay(blocker: Blocker) -> None:

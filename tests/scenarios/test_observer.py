@@ -224,9 +224,10 @@ def test_a_request_that_is_given_up_is_told_once_although_its_function_returns_l
 ) -> None:
     recorder = Recorder()
     with Blocker() as blocker, Pool(1, observer=recorder, max_abandoned=max_abandoned) as pool:
-        pool.using(**{limit: 0.02}).submit(blocker).exception(PATIENCE)
+        pool.using(**{limit: 0.2}).submit(blocker).exception(PATIENCE)
         blocker.release()
         pool.submit(int).result(PATIENCE)
+        assert eventually(lambda: Kind.REQUEST_RETURNED in recorder.of_request(0))  # maybe on another thread
     assert recorder.of_request(0) == [
         Kind.REQUEST_QUEUED,
         Kind.REQUEST_STARTED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
@@ -11,12 +12,13 @@ from benchmarks.processes.settings import Sizes
 from benchmarks.processes.works import PROCESSES
 from benchmarks.suites import SUITES
 
+numpy = import_module("numpy") if find_spec("numpy") else None  # starts threads of its own, which no test leaks
 TINY = Sizes(rounds=1, tasks=50, items=500, calls=20, large=2, huge=1, warm_up=10)
 
 
 @pytest.mark.parametrize("work", PROCESSES.works, ids=lambda work: work.name)
 def test_every_measurement_of_ours_can_be_made(work: Work) -> None:
-    if work.name == "array" and find_spec("numpy") is None:
+    if work.name == "array" and numpy is None:
         pytest.skip("numpy is not installed")
     assert work.judged is not None
     figures = work.judged.measure(TINY)

@@ -2,27 +2,75 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
+import sys
 import threading
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bullpen import NotPicklable, Pool, ProcessRuntime, RemoteError, WorkerLost
+from bullpen import (
+    NotPicklable,
+    Pool,
+    PoolFailed,
+    ProcessRuntime,
+    ProgramRuntime,
+    RemoteError,
+    WorkerLost,
+    WorkerStartFailed,
+)
+from bullpen.runtimes.port import Listener
+from bullpen.runtimes.process import arena
 from tests.scenarios import process_support as work
 from tests.scenarios.process_support import PATIENCE, START_METHODS, eventually
 
-pytestmark = pytest.mark.timeout(120)
+# What happens, and where: the one call fails with this error, and its worker goes on or is replaced. Not in it is
+# a crash where the app itself pickles or reads: that is the end of the app.
+
+GRID: dict[tuple[str, str], tuple[tuple[Any, ...], type[BaseException], str]] = {
+    ("argument pickled", "raise"): ((work.identity, work.FailsWhenPickled(work.fail)), NotPicklable, "goes on"),
+    ("argument pickled", "exit"): ((work.identity, work.FailsWhenPickled(work.leave)), NotPicklable, "goes on"),
+    ("argument read", "raise"): ((work.identity, work.FailsWhenRead(work.fail)), NotPicklable, "goes on"),
+    ("argument read", "exit"): ((work.identity, work.FailsWhenRead(work.leave)), NotPicklable, "goes on"),
+    ("argument read", "crash"): ((work.identity, work.FailsWhenRead(work.crash)), WorkerLost, "is replaced"),
+    ("run", "raise"): ((work.call, work.fail), ValueError, "goes on"),
+    ("run", "exit"): ((work.call, work.leave), SystemExit, "goes on"),
+    ("run", "crash"): ((work.call, work.crash), WorkerLost, "is replaced"),
+    ("result pickled", "raise"): ((work.give_failing_result, work.fail, "pickled"), NotPicklable, "goes on"),
+    ("result pickled", "exit"): ((work.give_failing_result, work.leave, "pickled"), NotPicklable, "goes on"),
+    ("result pickled", "crash"): ((work.give_failing_result, work.crash, "pickled"), WorkerLost, "is replaced"),
+    ("result read", "raise"): ((work.give_failing_result, work.fail, "read"), NotPicklable, "goes on"),
+    ("result read", "exit"): ((work.give_failing_result, work.leave, "read"), NotPicklable, "goes on"),
+}
+NAMED = {"argument pickled": "argument 1", "argument read": "the call"}
 
 
-@pytest.fixture(params=START_METHODS)
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    with Pool(1, runtime=ProcessRuntime(start=request.param)) as pool:
-        yield pool
+@pytest.mark.parametrize("start", START_METHODS)
+def test_whatever_fails_wherever_it_is_the_failure_of_that_call(start: Any) -> None:
+    with Pool(1, runtime=ProcessRuntime(start=start), restart_limit=(100, 60.0)) as pool:
+        for (place, deed), (call, kind, worker) in GRID.items():
+            row = f"{deed} when {place}"
+            spawned = max(1, pool.stats().spawned)
+            before = [pool.submit(pow, number, 2) for number in range(3)]
+            failing = pool.submit(*call)
+            after = [pool.submit(pow, number, 2) for number in range(3)]
+            error = failing.exception(PATIENCE)
+            assert type(error) is kind, row
+            assert [future.result(PATIENCE) for future in before + after] == [0, 1, 4] * 2, row
+            assert pool.stats().spawned == spawned + (worker == "is replaced"), row
+            if isinstance(error, NotPicklable):
+                assert error.what == NAMED.get(place, "the result"), row
+                assert "on purpose" in str(error) or "SystemExit" in str(error), row
+            elif isinstance(error, WorkerLost):
+                assert error.exit_code == 7, row
+
+
+# Signals.
 
 
 def outcome(pool: Pool, fn: Any, *args: object) -> BaseException | None:
@@ -32,65 +80,13 @@ def outcome(pool: Pool, fn: Any, *args: object) -> BaseException | None:
     return error
 
 
-# The grid: what happens, and where.
-
-
-@pytest.mark.parametrize("deed", [work.fail, work.leave])
-def test_an_argument_that_fails_while_it_is_pickled(pool: Pool, deed: Any) -> None:
-    error = outcome(pool, work.identity, work.FailsWhenPickled(deed))
-    assert isinstance(error, NotPicklable)
-    assert error.what == "argument 1"
-    assert isinstance(error.__cause__, ValueError | SystemExit)
-
-
-@pytest.mark.parametrize("deed", [work.fail, work.leave])
-def test_an_argument_that_fails_while_it_is_read(pool: Pool, deed: Any) -> None:
-    error = outcome(pool, work.identity, work.FailsWhenRead(deed))
-    assert isinstance(error, NotPicklable)
-    assert isinstance(error.__cause__, ValueError | SystemExit)
-    assert pool.stats().spawned == 1, "the worker goes on"
-
-
-@pytest.mark.parametrize("deed", [work.fail, work.leave])
-def test_a_call_that_fails(pool: Pool, deed: Any) -> None:
-    assert isinstance(outcome(pool, work.call, deed), ValueError | SystemExit)
-    assert pool.stats().spawned == 1
-
-
-@pytest.mark.parametrize("deed", [work.fail, work.leave])
-@pytest.mark.parametrize("when", ["pickled", "read"])
-def test_a_result_that_fails_on_its_way(pool: Pool, deed: Any, when: str) -> None:
-    error = outcome(pool, work.give_failing_result, deed, when)
-    assert isinstance(error, NotPicklable)
-    assert error.what == "the result"
-    assert pool.stats().spawned == 1
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        (work.identity, work.FailsWhenRead(work.crash)),
-        (work.call, work.crash),
-        (work.give_failing_result, work.crash, "pickled"),
-    ],
-    ids=["argument read", "run", "result pickled"],
-)
-def test_a_crash_is_the_loss_of_that_call(pool: Pool, call: tuple[Any, ...]) -> None:
-    error = outcome(pool, *call)
-    assert isinstance(error, WorkerLost)
-    assert error.exit_code == 7
-    assert pool.stats().spawned == 2
-
-
-# Signals.
-
-
 @pytest.mark.parametrize(("deed", "number"), [(work.kill_self, signal.SIGKILL), (work.segfault, signal.SIGSEGV)])
-def test_a_worker_killed_by_a_signal_is_named_with_it(pool: Pool, deed: Any, number: signal.Signals) -> None:
-    error = outcome(pool, work.call, deed)
-    assert isinstance(error, WorkerLost)
-    assert error.exit_code == -number
-    assert number.name in str(error)
+def test_a_worker_killed_by_a_signal_is_named_with_it(deed: Any, number: signal.Signals) -> None:
+    with Pool(1, runtime="process") as pool:
+        error = outcome(pool, work.call, deed)
+        assert isinstance(error, WorkerLost)
+        assert error.exit_code == -number
+        assert number.name in str(error)
 
 
 def test_the_stack_of_a_segmentation_fault_is_in_the_error() -> None:
@@ -117,13 +113,29 @@ def test_one_crash_among_many_costs_nobody_else_anything() -> None:
         after = [pool.submit(pow, number, 2) for number in range(50)]
         assert [future.result(PATIENCE) for future in before + after] == [number**2 for number in range(50)] * 2
         assert isinstance(crashing.exception(PATIENCE), WorkerLost)
-        assert pool.stats().lost == 1
+    assert pool.stats().lost == 1
 
 
 def test_a_request_that_may_be_repeated_runs_again(tmp_path: Path) -> None:
     with Pool(1, runtime="process") as pool:
         assert pool.using(idempotent=True).submit(work.crash_once, tmp_path / "crashed").result(PATIENCE) == "done"
         assert pool.stats().spawned == 2
+
+
+def test_a_worker_that_is_killed_while_it_starts_costs_nobody_anything(tmp_path: Path) -> None:
+    """Another one is started, if workers have started before, and not too many have died of late."""
+    options: dict[str, Any] = {"initializer": work.be_killed_at_start, "restart_limit": (3, 60.0)}
+    with Pool(1, runtime="process", initargs=(tmp_path, {2}), **options) as pool:
+        crashing, *waiting = [pool.submit(work.crash), *(pool.submit(pow, number, 2) for number in range(5))]
+        assert isinstance(crashing.exception(PATIENCE), WorkerLost)
+        assert [future.result(PATIENCE) for future in waiting] == [0, 1, 4, 9, 16]
+        assert pool.stats().spawned == 3
+    with Pool(1, runtime="process", initargs=(tmp_path, {*range(5, 100)}), **options) as pool:
+        crashing, waiting = pool.submit(work.crash), [pool.submit(pow, 2, 2)]
+        error = waiting[0].exception(PATIENCE)
+        assert isinstance(error, WorkerStartFailed)
+        assert "killed by SIGKILL before it was ready" in str(error)
+        assert pool.stats().degraded
 
 
 # Errors as data.
@@ -162,6 +174,7 @@ def test_what_cannot_be_pickled_is_named_by_its_place() -> None:
         assert isinstance(error, NotPicklable)
         assert (error.what, error.path) == ("argument 1", "['jobs'][1]")
         assert "lock" in error.reason
+        assert not error.ran
         error = pool.submit(work.identity, value=threading.Lock()).exception(PATIENCE)
         assert isinstance(error, NotPicklable)
         assert error.what == "argument value"
@@ -181,15 +194,98 @@ def test_an_initializer_that_crashes_says_so() -> None:
         assert "exit code 7 before it was ready" in str(error)
 
 
+# A start that fails in the app.
+
+
+def assert_closes(pool: Pool) -> None:
+    closing = threading.Thread(target=pool.close, daemon=True)
+    closing.start()
+    closing.join(PATIENCE / 4)
+    assert not closing.is_alive()
+
+
+def test_a_pool_whose_initializer_cannot_be_sent_can_be_closed() -> None:
+    pool = Pool(1, runtime="process", initializer=work.identity, initargs=(threading.Lock(),))
+    error = pool.submit(pow, 2, 2).exception(PATIENCE)
+    assert error is not None
+    assert isinstance(error.__cause__, NotPicklable)
+    assert_closes(pool)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there are other descriptors elsewhere")
+@pytest.mark.parametrize(("kind", "needed"), [("python", 10), ("program", 6)])
+def test_a_start_without_enough_descriptors_leaves_none_behind(
+    kind: str, needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever is the first that is not to be had, of the worker's own and of its keeper's."""
+    left = 0
+
+    def scarce(real: Any) -> Any:
+        def open_some(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return real(*args, **options)
+
+        return open_some
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with Pool(1, runtime=ProcessRuntime(preload=["json"])) as other:  # whoever serves processes is there, but no keeper
+        other.do(pow, 2, 2)
+        before = descriptors()
+        for owner, name in ((os, "pipe"), (os, "dup"), (os, "memfd_create"), (socket, "socketpair")):
+            monkeypatch.setattr(owner, name, scarce(getattr(owner, name)))
+        for spare in range(needed):
+            left = spare
+            pool = Pool(1, runtime=ProcessRuntime() if kind == "python" else ProgramRuntime(["cat"]))
+            with pytest.raises(PoolFailed) as caught:
+                pool.submit(pow if kind == "python" else "pow", 2, 2).result(PATIENCE)
+            left = needed
+            assert isinstance(caught.value.__cause__, OSError), spare
+            assert_closes(pool)
+            eventually(lambda: descriptors() == before, PATIENCE / 4)
+
+
+# An answer that cannot be handled in the app.
+
+
+class Deaf(Listener):
+    def hear(self, value: Any) -> None:
+        raise ValueError(value)
+
+
+def test_an_answer_that_cannot_be_taken_fails_its_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> Any:
+        raise MemoryError
+
+    with Pool(1, runtime="process") as pool:
+        pool.do(pow, 2, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(arena.Inbox, "collect", no_memory)
+            future = pool.submit(bytes, arena.LEAST)
+            after = pool.submit(pow, 2, 3)
+            error = future.exception(PATIENCE / 4)
+            assert isinstance(error, NotPicklable)
+            assert isinstance(error.__cause__, MemoryError)
+            assert after.result(PATIENCE / 4) == 8
+            with pytest.raises(NotPicklable):
+                list(pool.stream(work.give_blocks, arena.LEAST))
+        assert pool.submit(work.say_and_return, Deaf(), 5).result(PATIENCE / 4) == 5
+        assert pool.stats().spawned == 1
+
+
 # A worker that is stopped, or whose keeper is killed, from outside.
 
 
-def test_a_worker_that_was_stopped_is_killed_when_the_time_is_up(tmp_path: Path) -> None:
+def test_a_worker_that_was_stopped_is_killed_when_its_request_shall_end(tmp_path: Path) -> None:
     with Pool(1, runtime=ProcessRuntime(cancel_grace=0.05)) as pool:
-        future = pool.using(run_timeout=0.3).submit(work.sleep_noting, tmp_path / "pid")
+        future = pool.submit(work.sleep_noting, tmp_path / "pid")
         pid = work.read_pid(tmp_path / "pid")
         os.kill(pid, signal.SIGSTOP)
-        assert isinstance(future.exception(PATIENCE), TimeoutError)
+        assert pool.cancel(future)
         eventually(lambda: not work.is_alive(pid))
         assert pool.submit(pow, 2, 2).result(PATIENCE) == 4
 

@@ -28,7 +28,7 @@ from bullpen import (
 from tests.scenarios import process_tasks as tasks
 from tests.scenarios.process_support import PATIENCE, eventually, is_alive, read_pid
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
@@ -110,6 +110,7 @@ async def test_errors_come_with_their_type_and_traceback() -> None:
         assert error.traceback.splitlines()[1].endswith("in fail_for_good"), "it begins in the function itself"
         assert error.attempt == 1, "give_up_on knows the class"
         assert (await failure(await tasks.leave.aenqueue())).type == "SystemExit"
+        assert "returned a coroutine" in (await failure(await tasks.forget_to_await.aenqueue())).message
 
 
 async def test_a_crash_of_a_process_is_a_crash_of_that_task_only(tmp_path: Path) -> None:

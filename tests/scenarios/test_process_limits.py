@@ -16,10 +16,7 @@ MB = 1024 * 1024
 
 kept: list[bytearray] = []
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only")
 
 
 def take(count: int) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import mmap
 import os
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,10 +20,7 @@ from tests.scenarios.process_support import PATIENCE, START_METHODS
 
 MB = 1024 * 1024
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(sys.platform != "linux", reason="there is no such memory elsewhere"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no such memory elsewhere")
 
 
 def block(number: int, size: int = MB) -> work.Buffers:
@@ -48,6 +48,26 @@ def test_large_values_go_there_and_back(start: Any) -> None:
         several = work.Buffers([bytearray(b"a" * MB), bytearray(b"b"), bytearray(b"c" * 2 * MB)])
         back = pool.do(work.identity, several)
         assert [bytes(part) for part in back.parts] == [bytes(part) for part in several.parts]
+
+
+def test_what_a_worker_begins_with_may_be_more_than_a_socket_holds() -> None:
+    parts = [bytearray(100_000) for _ in range(20)]
+    with Pool(1, runtime="process", initializer=work.keep_block, initargs=(work.Buffers(parts),)) as pool:
+        assert pool.submit(pow, 2, 5).result(PATIENCE / 4) == 32
+
+
+def test_where_nothing_more_can_be_mapped_they_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_many(*_: object, **__: object) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    there, back = arena.new_files()
+    outbox, inbox = arena.Outbox(there), arena.Inbox(there)
+    description, inline = outbox.place([b"x" * MB, b"y" * MB])
+    monkeypatch.setattr(mmap, "mmap", too_many)
+    assert inbox.collect(description, inline) == [b"x" * MB, b"y" * MB]
+    assert inbox.take_freed() == struct.pack("<2q", 0, MB)  # their places can be used again
+    os.close(there)
+    os.close(back)
 
 
 def test_they_really_go_through_shared_memory() -> None:
@@ -86,8 +106,8 @@ def test_the_same_memory_is_used_again() -> None:
         for number in range(50):
             assert value(pool.do(work.identity, block(number, 4 * MB))) == {number}
         (worker,) = pool._engine.registry.snapshot()
-        for fd in worker.handle._shared:
-            assert os.fstat(fd).st_size <= 3 * 4 * MB
+        for box in (worker.handle._outbox, worker.handle._inbox):
+            assert os.fstat(box._fd).st_size <= 3 * 4 * MB
 
 
 def test_memory_that_nobody_uses_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +117,7 @@ def test_memory_that_nobody_uses_is_given_back(monkeypatch: pytest.MonkeyPatch) 
         pool.do(work.identity, block(1, 8 * MB))
         (worker,) = pool._engine.registry.snapshot()
         pool.do(pow, 2, 2)  # with its result comes what is not used any more
-        assert os.fstat(worker.handle._shared[0]).st_size == 0
+        assert os.fstat(worker.handle._outbox._fd).st_size == 0
 
 
 def test_a_result_outlives_a_worker_that_is_killed() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -25,11 +27,12 @@ from bullpen import (
     WorkerLost,
     WorkerStatus,
 )
+from bullpen.runtimes.process.process import Process
 from bullpen.runtimes.process.runtime import Start
 from tests.scenarios import process_support as work
 from tests.scenarios.process_support import PATIENCE, START_METHODS, eventually, read_pid
 
-pytestmark = pytest.mark.timeout(120)
+T = TypeVar("T")
 
 
 # Stateful workers.
@@ -124,8 +127,8 @@ def test_what_waits_behind_a_request_that_turns_out_slow_goes_to_others(tmp_path
             (tmp_path / "go").touch()
             slow.result(PATIENCE)
             (tmp_path / "go").unlink()
-        stats = pool.stats()
-        assert (stats.submitted, stats.completed, stats.spawned) == (4005, 4005, 2)
+    stats = pool.stats()
+    assert (stats.submitted, stats.completed, stats.spawned) == (4005, 4005, 2)
 
 
 def test_a_crash_among_quick_requests_costs_one(tmp_path: Path) -> None:
@@ -136,7 +139,7 @@ def test_a_crash_among_quick_requests_costs_one(tmp_path: Path) -> None:
             futures += [pool.submit(work.identity, number) for number in range(200)]
             assert [future.result(PATIENCE) for future in futures] == [*range(200), *range(200)]
             assert isinstance(crash.exception(PATIENCE), WorkerLost)
-        assert pool.stats().lost == 5
+    assert pool.stats().lost == 5
 
 
 def test_each_of_many_quick_requests_runs_once(tmp_path: Path) -> None:
@@ -149,6 +152,35 @@ def test_each_of_many_quick_requests_runs_once(tmp_path: Path) -> None:
     runs = (tmp_path / "runs").read_text().split()
     assert len(runs) == len(set(runs)), "none ran twice"
     assert {str(number) for number in range(3000)} - {*map(str, cancelled)} <= set(runs)
+
+
+def test_what_was_given_ahead_does_not_start_while_the_pool_is_paused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Process, "_watch", lambda *_: None)  # only the pause has it give anything back
+    stops = (299, 599, 899, 1199)
+    with Pool(1, runtime="process") as pool:
+        futures = [pool.submit(work.append_or_stop, tmp_path, number, stops) for number in range(1500)]
+        for stop in stops:
+            eventually((tmp_path / f"stopped-{stop}").exists)
+            if pool._engine.registry.snapshot()[0].ahead:
+                break
+            (tmp_path / f"go-{stop}").touch()
+        pool.pause()
+        eventually(lambda: not pool._engine.registry.snapshot()[0].ahead)
+        (tmp_path / f"go-{stop}").touch()
+        assert futures[stop].result(PATIENCE) == stop
+        assert (pool.stats().running, pool.stats().queued) == (0, 1500 - stop - 1)
+        for later in stops:
+            (tmp_path / f"go-{later}").touch()
+        for _ in range(20):  # it may have come to the next one when it hears of it
+            pool.resume()
+            pool.pause()
+            eventually(lambda: not pool.stats().running)
+        pool.resume()
+        assert [future.result(PATIENCE) for future in futures] == [*range(1500)]
+    runs = (tmp_path / "runs").read_text().split()
+    assert runs == [str(number) for number in range(1500)], "each once, and in order"
 
 
 def test_closing_a_pool_of_quick_requests_runs_all_or_cancels_all_that_wait() -> None:
@@ -240,6 +272,34 @@ def test_a_map_is_lazy_bounded_and_in_order() -> None:
         results.close()
 
 
+def test_the_window_of_a_map_widens_only_for_a_reader_who_waits_for_quick_and_small_items() -> None:
+    def counted(items: Iterable[T], taken: list[None]) -> Iterator[T]:
+        for item in items:
+            taken.append(None)
+            yield item
+
+    with Pool(2, runtime="process", min_workers=2) as pool:
+        pool.wait_ready(PATIENCE)
+        taken: list[None] = []
+        results = pool.map(abs, counted(itertools.count(), taken))
+        for number in range(1500):
+            if number % 100 == 0:
+                eventually(lambda: pool.stats().completed == len(taken))
+            assert next(results) == number
+            assert len(taken) <= number + 1024
+        for number in range(1500, 60_000):
+            assert next(results) == number
+            assert len(taken) <= number + 32 * 1024
+        results.close()
+        requests = pool._engine.dispatcher.submitted
+        taken = []
+        large = pool.map(bytes, counted(itertools.repeat(64 * 1024), taken))
+        assert {len(next(large)) for _ in range(200)} == {64 * 1024}
+        assert len(taken) <= 200 + 1024
+        assert pool._engine.dispatcher.submitted - requests >= len(taken) / 4  # in chunks of four at most
+        large.close()
+
+
 def test_an_item_that_fails_ends_the_map_after_those_before_it() -> None:
     with Pool(2, runtime="process") as pool:
         results = pool.map(work.invert, [4, 2, 0, 1])
@@ -253,9 +313,9 @@ def test_many_quick_items_take_few_requests_and_count_as_items(chunksize: int) -
     with Pool(2, runtime="process", min_workers=2) as pool:
         pool.wait_ready(PATIENCE)
         assert list(pool.map(abs, range(-5000, 0), chunksize=chunksize)) == list(range(5000, 0, -1))
-        stats = pool.stats()
-        assert (stats.submitted, stats.completed, stats.failed) == (5000, 5000, 0)
-        assert pool._engine.dispatcher.submitted < 3000
+    stats = pool.stats()
+    assert (stats.submitted, stats.completed, stats.failed) == (5000, 5000, 0)
+    assert pool._engine.dispatcher.submitted < 3000
 
 
 def test_slow_items_are_not_bundled(tmp_path: Path) -> None:
@@ -270,10 +330,32 @@ def test_one_item_that_cannot_be_pickled_concerns_no_other() -> None:
         assert [next(results), next(results)] == [1, 2]
         with pytest.raises(NotPicklable, match="argument 1"):
             next(results)
+        results = pool.map(pow, [1, 2], [3, threading.Lock()], chunksize=2)
+        assert next(results) == 1
+        with pytest.raises(NotPicklable, match="argument 2"):
+            next(results)
         results = pool.map(work.lock_or_number, [1, 0, 3], chunksize=3)
         assert next(results) == 1
         with pytest.raises(NotPicklable, match="the result"):
             next(results)
+
+
+def test_of_a_map_that_nobody_reads_only_the_items_that_cannot_be_pickled_fail(tmp_path: Path) -> None:
+    with Pool(1, runtime="process") as pool:
+        items = [0, threading.Lock(), -1, 3, threading.Lock(), 5]
+        pool.map(work.append_positive, [tmp_path / "runs"] * 6, items, chunksize=6)
+    assert (tmp_path / "runs").read_text().split() == ["0", "3", "5"]
+    stats = pool.stats()
+    assert (stats.submitted, stats.completed, stats.failed) == (6, 3, 3)
+
+
+def test_items_whose_results_cannot_be_read_have_run_and_do_not_run_again(tmp_path: Path) -> None:
+    with Pool(1, runtime="process") as pool:
+        results = pool.map(partial(work.append_and_give, tmp_path / "runs", unreadable=2), range(4), chunksize=4)
+        with pytest.raises(NotPicklable, match="the result") as caught:
+            list(results)
+        assert caught.value.ran
+    assert (tmp_path / "runs").read_text().split() == ["0", "1", "2", "3"]
 
 
 def test_an_error_in_a_chunk_has_its_traceback_and_the_others_their_results() -> None:
@@ -283,9 +365,10 @@ def test_an_error_in_a_chunk_has_its_traceback_and_the_others_their_results() ->
         with pytest.raises(ZeroDivisionError) as caught:
             next(results)
         text = "".join(traceback.format_exception(caught.value))
+        assert text.count("Traceback") == 1, "it has no context"
         assert "in invert" in text
         assert "run_items" not in text
-        assert (pool.stats().completed, pool.stats().failed) == (3, 1)
+    assert (pool.stats().completed, pool.stats().failed) == (3, 1)
 
 
 def test_a_map_that_nobody_reads_is_run_to_its_end(tmp_path: Path) -> None:
@@ -374,6 +457,36 @@ def test_modules_are_imported_before_workers_begin() -> None:
         assert pool.do(work.has_imported, "colorsys")
     with Pool(1, runtime="process") as pool:
         assert not pool.do(work.has_imported, "colorsys")
+
+
+def test_workers_are_forked_by_a_process_of_one_thread() -> None:
+    with Pool(1, runtime=ProcessRuntime(preload=["concurrent.futures.thread"])) as pool:
+        keeper = Path(f"/proc/{pool.do(work.pid)}/stat").read_text().rpartition(")")[2].split()[1]
+        assert len(list(Path(f"/proc/{keeper}/task").iterdir())) == 1
+
+
+def test_a_pool_serves_all_threads_also_after_the_one_that_made_it() -> None:
+    made: list[Pool] = []
+
+    def make() -> None:
+        made.append(Pool(2, runtime="process"))
+        made[0].do(pow, 2, 2)  # its keeper and a worker are started by this thread
+
+    maker = threading.Thread(target=make)
+    maker.start()
+    maker.join()
+    results: list[list[int]] = []
+    with made[0] as pool:
+        threads = [
+            threading.Thread(target=lambda: results.append([pool.do(abs, -number) for number in range(50)]))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == [[*range(50)]] * 4
+        assert pool.stats().lost == 0
 
 
 def test_a_module_that_cannot_be_imported_beforehand_is_named() -> None:

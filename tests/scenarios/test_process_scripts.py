@@ -11,8 +11,6 @@ import pytest
 
 from tests.scenarios.process_support import PATIENCE, START_METHODS
 
-pytestmark = pytest.mark.timeout(120)
-
 SCRIPT = """
 import os, sys
 from dataclasses import dataclass
@@ -73,12 +71,14 @@ def test_functions_and_classes_of_a_script_are_found(tmp_path: Path, start: str)
     assert 1 <= lines.count("imported by a worker") <= 2
 
 
-def test_a_module_that_is_run_by_name_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["-m", "package.tool"], ["package"]], ids=["module", "folder"])
+def test_a_module_that_is_run_by_name_is_found_and_so_is_what_a_folder_runs(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "tool.py").write_text(SCRIPT)
+    (tmp_path / "package" / "__main__.py").write_text(SCRIPT)
     ended = subprocess.run(
-        [sys.executable, "-m", "package.tool", "zygote"],
+        [sys.executable, *command, "zygote"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -87,6 +87,46 @@ def test_a_module_that_is_run_by_name_is_found(tmp_path: Path) -> None:
     )
     assert ended.stderr == ""
     assert ended.stdout.splitlines()[-1] == "done"
+
+
+MANY_WORKERS = """
+import os, sys, time
+from pathlib import Path
+from bullpen import Pool
+
+with open(sys.argv[1], "a") as imports:
+    imports.write(f"{os.getpid()} {__name__}\\n")
+def meet(_):
+    Path(f"{sys.argv[1]}-{os.getpid()}").touch()
+    while len(list(Path(sys.argv[1]).parent.glob("imports-*"))) < 3:
+        time.sleep(0.01)
+    return os.getpid()
+
+if __name__ == "__main__":
+    with Pool(3, runtime="process") as pool:
+        print(len(set(pool.map(meet, range(3)))))
+"""
+
+LEAVES_A_THREAD = """
+import threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+"""
+
+
+def test_a_script_is_imported_once_for_all_workers(tmp_path: Path) -> None:
+    script = tmp_path / "a script.py"
+    script.write_text(MANY_WORKERS)
+    ended = run(script, tmp_path / "imports")
+    assert (ended.stdout, ended.stderr) == ("3\n", "")
+    assert (tmp_path / "imports").read_text().split()[1::2] == ["__main__", "__mp_main__"]
+
+
+def test_a_script_that_leaves_threads_is_imported_by_each_worker_as_one_must_not_fork_these(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(LEAVES_A_THREAD + MANY_WORKERS)
+    ended = run(script, tmp_path / "imports")
+    assert (ended.stdout, ended.stderr) == ("3\n", "")
+    assert len((tmp_path / "imports").read_text().splitlines()) == 5
 
 
 UNGUARDED = """

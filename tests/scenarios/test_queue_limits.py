@@ -11,7 +11,7 @@ import pytest
 from bullpen import InvalidOption, Retry, TaskQueue, WorkerPool, current_task
 from bullpen.storage.port import Limit
 
-PATIENCE = 20
+PATIENCE = 60
 
 
 @pytest.fixture

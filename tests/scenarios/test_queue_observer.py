@@ -85,7 +85,7 @@ def test_workers_without_an_observer_tell_that_of_their_queue(queue: TaskQueue, 
         await asyncio.sleep(1000)
 
     own = Told()
-    with WorkerPool(queue, lease=0.3, name="ours"):
+    with WorkerPool(queue, lease=1.5, name="ours"):
         jobs = send.enqueue_many([(1,), (2,)])
         assert [job.result(10) for job in jobs] == [1, 2]
         stuck = hang.enqueue()

@@ -10,7 +10,7 @@ import pytest
 
 from bullpen import Backoff, InvalidOption, TaskQueue, WorkerPool
 
-PATIENCE = 20
+PATIENCE = 60
 
 
 @pytest.fixture

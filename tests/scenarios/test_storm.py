@@ -195,7 +195,7 @@ def test_a_storm(options: dict[str, Any], closing: bool, thorough: bool) -> None
     seed = int(os.environ.get("BULLPEN_STORM_SEED", random.SystemRandom().randrange(10**6)))
     print(f"BULLPEN_STORM_SEED={seed} makes the same calls again")
     pool = Pool(4, idle_timeout=0.05, log_errors=False, **options)
-    storm = Storm(pool, 10_000 if thorough else 300, seed)
+    storm = Storm(pool, 10_000 if thorough else 100, seed)
     rage(storm, closing)
     assert pool.stats().state is PoolState.CLOSED
     check_the_books(storm)

@@ -24,7 +24,7 @@ from bullpen.storage.postgres.store import PostgresStorage
 from bullpen.tasks.task import SUCCESS
 from tests.postgres import new_schema, run
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 pytestmark = pytest.mark.anyio
 
 

@@ -46,16 +46,23 @@ LEAKS = {
 
 
 class InnerPytest:
-    """Runs `body` as a test under the leak check."""
+    """Runs tests under the leak check."""
 
     def __init__(self, pytester: pytest.Pytester) -> None:
         self._pytester = pytester
 
     def run(self, body: str, *options: str, decorator: str = "", after: str = "") -> pytest.RunResult:
-        test = f"{decorator}\ndef test_inner():\n" + textwrap.indent(body, "    ")
-        self._pytester.makepyfile(PREAMBLE + test + "\n" + after)
+        """`body` as a test."""
+        return self.run_all(decorator + as_test("inner", body) + after, *options)
+
+    def run_all(self, tests: str, *options: str) -> pytest.RunResult:
+        self._pytester.makepyfile(PREAMBLE + tests)
         plugins = ("-p", "tests.leaks", "-p", "pytest_timeout", "-p", "no:cacheprovider")
-        return self._pytester.runpytest_subprocess(*plugins, "-o", "leak_grace=0.3", *options)
+        return self._pytester.runpytest_subprocess(*plugins, "-o", "leak_grace=0.1", *options)
+
+
+def as_test(name: str, body: str) -> str:
+    return f"\ndef test_{name}():\n" + textwrap.indent(body, "    ") + "\n"
 
 
 @pytest.fixture
@@ -65,12 +72,12 @@ def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> InnerPy
     return InnerPytest(pytester)
 
 
-@pytest.mark.parametrize("leak", LEAKS)
-def test_a_leak_fails_the_test_and_is_named(leak: str, inner: InnerPytest) -> None:
-    body, message = LEAKS[leak]
-    result = inner.run(body)
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*the test leaked:*", message])
+def test_a_leak_fails_the_test_and_is_named(inner: InnerPytest) -> None:
+    names = {leak: leak.replace(" ", "_") for leak in LEAKS}
+    result = inner.run_all("".join(as_test(names[leak], body) for leak, (body, _) in LEAKS.items()))
+    result.assert_outcomes(passed=len(LEAKS), errors=len(LEAKS))
+    for leak, (_, message) in LEAKS.items():
+        result.stdout.fnmatch_lines([f"*ERROR at teardown of test_{names[leak]} *", "the test leaked:", message])
 
 
 def test_only_the_test_that_leaked_is_blamed(inner: InnerPytest) -> None:
@@ -80,7 +87,7 @@ def test_only_the_test_that_leaked_is_blamed(inner: InnerPytest) -> None:
 
 
 def test_what_ends_within_the_grace_is_no_leak(inner: InnerPytest) -> None:
-    inner.run("threading.Timer(0.05, lambda: None).start()").assert_outcomes(passed=1)
+    inner.run("threading.Timer(0.05, lambda: None).start()", "-o", "leak_grace=30").assert_outcomes(passed=1)
 
 
 def test_what_a_fixture_closes_is_no_leak(inner: InnerPytest) -> None:
@@ -130,5 +137,5 @@ def test_this_suite_runs_with_those_settings(pytestconfig: pytest.Config) -> Non
     assert first == "error"
     assert all(one.startswith("ignore:Binding ") for one in exceptions)  # of sqlite3, and nothing else
     assert pytestconfig.getini("timeout_method") == "thread"
-    assert float(pytestconfig.getini("timeout")) == 60
+    assert float(pytestconfig.getini("timeout")) == 240
     assert pytestconfig.pluginmanager.has_plugin("tests.leaks")

@@ -18,12 +18,14 @@ from pathlib import Path
 from types import ModuleType
 
 from bullpen.cli.command import CommandError, ExitCode
+from bullpen.errors import BullpenError
 from bullpen.queue.function import TaskFunction
 from bullpen.queue.task_queue import TaskQueue
 
 FILES_LOOKED_AT = 100
 SLOW_IMPORT = 5.0  # seconds
-_NOT_THEIRS = (str(Path(__file__).parents[1]) + os.sep, str(Path(os.__file__).parent) + os.sep, "<")
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_NOT_THEIRS = (_PACKAGE, str(Path(os.__file__).parent) + os.sep, "<")
 HOW = "APP is module:attribute or file.py:attribute, such as app:queue; without an attribute, the only TaskQueue there"
 
 
@@ -107,9 +109,12 @@ def _patience(app: str) -> Iterator[None]:
 
 
 def _broken(app: str, error: BaseException) -> BrokenApp:
-    """With the part of the traceback that is not ours, nor that of the import system."""
+    """With the part of the traceback that is not ours, nor that of the import system. An error of ours says all there
+    is to say: where it was raised helps nobody.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    of_others = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+    ours = _PACKAGE if isinstance(error, BullpenError) else __file__
+    of_others = [frame for frame in frames if not ("importlib" in frame.filename or frame.filename.startswith(ours))]
     told = "".join([*traceback.format_list(of_others), *traceback.format_exception_only(error)])
     return BrokenApp(f"{app!r} cannot be imported:\n{told}".rstrip())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import TypeVar
 
 from bullpen.pool.written import duration
@@ -44,6 +45,15 @@ def seconds(text: str) -> float:
         message = f"must be a number of seconds, or like '250ms', '30s', '5m', '2h', '7d', got {text!r}"
         raise argparse.ArgumentTypeError(message)
     return value
+
+
+def instant(text: str) -> datetime:
+    """`2030-01-31T18:00`, on this machine's clock unless it says which."""
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        message = f"must be a time like '2030-01-31T18:00' or '2030-01-31T18:00Z', got {text!r}"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def names(text: str) -> tuple[str, ...]:

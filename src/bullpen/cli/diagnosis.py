@@ -49,7 +49,7 @@ def warning(kind: str, words: str, advice: str) -> Concern:
 
 
 def of_schema(schema: Schema) -> list[Concern]:
-    if schema.found > schema.known:
+    if schema.is_too_new:
         words = f"its tables have version {schema.found}, and this Bullpen knows {schema.known}"
         return [problem("schema_too_new", words, "a newer Bullpen has written it: upgrade this one")]
     if schema.found < schema.known:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from bullpen.cli import store
-from bullpen.cli.arguments import number, seconds, whole
+from bullpen.cli.arguments import instant, number, seconds, whole
 from bullpen.cli.command import Command, CommandError, ExitCode
 from bullpen.cli.output import show, show_json, text
 from bullpen.errors import InvalidArgument, InvalidPayload, TaskCancelled, TaskFailed, UnknownTask
@@ -21,7 +21,10 @@ from bullpen.tasks.registry import TaskDefinition
 from bullpen.tasks.task import HIGHEST_PRIORITY
 
 _BY_NAME = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-OPTIONS = ("queue", "priority", "delay", "expires", "timeout", "max_retries", "interval", "unique_key")
+OPTIONS = (
+    *("queue", "priority", "delay", "eta", "expires", "timeout", "max_retries", "unique_key"),
+    *("interval", "cron", "timezone", "schedule_key"),
+)
 
 Arguments = tuple[list[Any], dict[str, Any]]
 
@@ -41,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="JSON, or text where it is none; name=… for one by its name",
     )
     parser.add_argument("--delay", type=seconds, metavar="S", help="start it so much later, such as 90s, 5m, 2h, 7d")
+    parser.add_argument("--eta", type=instant, metavar="TIME", help="start it then, such as 2030-01-31T18:00")
     parser.add_argument("--queue", metavar="NAME", help="in this queue")
     parser.add_argument(
         "--priority", type=whole(0, HIGHEST_PRIORITY), metavar="N", help=f"0 to {HIGHEST_PRIORITY}, high ones first"
@@ -49,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=seconds, metavar="S", help="how long a try may take")
     parser.add_argument("--expires", type=seconds, metavar="S", help="not to be started after so long")
     parser.add_argument("--interval", type=seconds, metavar="S", help="again and again, so long after each run")
+    parser.add_argument("--cron", metavar="TEXT", help="again and again at these times, such as @daily")
+    parser.add_argument("--timezone", metavar="NAME", help="the clock that --cron goes by, such as Europe/Berlin")
+    parser.add_argument("--schedule-key", metavar="KEY", help="of --interval or --cron: one with this key is changed")
     parser.add_argument("--unique-key", metavar="KEY", help="only if no other task with this key is alive")
     parser.add_argument(
         "--wait",

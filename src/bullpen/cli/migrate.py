@@ -36,7 +36,7 @@ def _tell_of_none(arguments: argparse.Namespace, storage: Storage) -> int:
 
 async def _migrate(arguments: argparse.Namespace, storage: HasSchema, address: str) -> int:
     schema = await storage.look_at_schema()
-    if schema.found > schema.known:
+    if schema.is_too_new:
         raise SchemaTooNew(storage=address, found=schema.found, known=schema.known)
     if schema.steps and not arguments.dry_run:
         try:

@@ -159,12 +159,16 @@ class Mover:
         """Those that are at the destination now. What cannot go there stays, and may start again if `release`."""
         arrived, refused = await self._try(tasks)
         there = dict(zip(refused, await self._destination.get(list(refused)), strict=True)) if refused else {}
-        stale: list[Task] = []  # copies of what was over, and runs again at the source
+        stale: list[Task] = []  # those that are others now than their copies, which have not begun
         for task in (task for task in tasks if task.id in refused):
             copy = there[task.id]
             if copy is not None and copy.created_at == task.created_at:
-                is_stale = copy.is_final and task.status is PENDING and copy.attempt == task.attempt
-                (stale if is_stale else arrived).append(task)
+                if task.status is PENDING and copy.attempt == task.attempt and copy.status is not RUNNING:
+                    stale.append(task)
+                elif copy.payload == task.payload:
+                    arrived.append(task)
+                else:
+                    self.left[task.id] = "it has begun there, and was replaced here since"
             else:
                 why = "another task has its unique key there" if copy is None else "another task has its id there"
                 self.left[task.id] = why
@@ -182,16 +186,23 @@ class Mover:
         now = await self._destination.now()
         there = await self._destination.get([task.id for task in tasks])
         missing = [_or_lost(task, now) for task, copy in zip(tasks, there, strict=True) if copy is None]
-        present = [task for task, copy in zip(tasks, there, strict=True) if copy is not None]
+        changed = [task for task, copy in zip(tasks, there, strict=True) if copy is not None and _is_changed(task)]
+        present = [task for task, copy in zip(tasks, there, strict=True) if copy is not None and not _is_changed(task)]
         cancelled = [task.id for task in present if task.status is CANCELLED]
         if cancelled:
             await self._destination.cancel(cancelled)
-        arrived = {task.id for task in await self._put(missing)}
+        arrived = {task.id for task in await self._put([*missing, *changed])}
         return [*present, *(task for task in tasks if task.id in arrived)]
 
     async def _try(self, tasks: Sequence[Task]) -> tuple[list[Task], dict[str, None]]:
         kept = await self._destination.put(list(map(unmarked, tasks))) if tasks else frozenset()
         return [task for task in tasks if task.id in kept], {task.id: None for task in tasks if task.id not in kept}
+
+
+def _is_changed(task: Task) -> bool:
+    """Whether one that is on its way is another than when it was put."""
+    mark = mark_of(task)
+    return mark is not None and mark.changed and task.status is PENDING
 
 
 def _neighbours(task: Task) -> list[str]:

@@ -121,6 +121,11 @@ def _add_limit_arguments(parser: argparse.ArgumentParser) -> None:
     rate = _or_none(number(1e-6, 1e9))
     parser.add_argument("--rate", type=rate, metavar="R", help="at most so many start in a second; none: any number")
     parser.add_argument(
+        "--in-order",
+        action=argparse.BooleanOptionalAction,
+        help="tasks of a concurrency key one at a time, as they were enqueued, or not",
+    )
+    parser.add_argument(
         "--reset", action="store_true", help="back to what the code of --app declares; with --url, to no limit"
     )
     store.add_arguments(parser)
@@ -132,7 +137,7 @@ def _or_none(read: Callable[[str], float]) -> Callable[[str], float | str]:
 
 def _limit(arguments: argparse.Namespace) -> int:
     """What is not said stays as it is."""
-    said = {name: getattr(arguments, name) for name in ("max_running", "max_running_per_key", "rate")}
+    said = {name: getattr(arguments, name) for name in ("max_running", "max_running_per_key", "rate", "in_order")}
     changes = {name: None if value == NONE else value for name, value in said.items() if value is not None}
     if arguments.reset and changes:
         raise CommandError("--reset goes back, the others set something new: give one or the other", ExitCode.USAGE)

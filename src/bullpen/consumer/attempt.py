@@ -196,6 +196,7 @@ class Attempt:
                 value = await lane.scope.call(self.definition, args, kwargs)
             else:
                 value = await self.definition.function(*args, **kwargs)
+            self.definition.refuse_unawaited(value)
         except BaseException as error:  # also what would end the loop: it is this attempt that failed
             settlement = self._raised(error)
         else:
@@ -222,6 +223,7 @@ class Attempt:
                         value = lane.scope.call_on_thread(self.definition, args, kwargs)
                     else:
                         value = self.definition.function(*args, **kwargs)
+                    self.definition.refuse_unawaited(value)
             except BaseException as error:
                 settlement = self._raised(error)
             else:

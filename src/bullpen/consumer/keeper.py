@@ -8,6 +8,7 @@ by the worker's own monotonic clock, counted from before the renewal was sent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
@@ -102,14 +103,19 @@ class Keeper:
         if self._has_to_stop:
             self._stopped.set()
         try:
-            if self._own is not None:
-                await self._own.open()
+            await self._open()
             keeping = (self._keep_leases(), self._keep_time(), self._keep_house())
             await asyncio.gather(*keeping)
             await self._leave()
         finally:
             if self._own is not None:
                 await self._own.close()
+
+    async def _open(self) -> None:
+        """Raises what the store raises. One that does not answer is an outage: whatever is called next tries again."""
+        if self._own is not None:
+            with contextlib.suppress(TimeoutError):
+                await self._within(self._own.open())
 
     # Leases.
 

@@ -817,16 +817,27 @@ class Dispatcher:
             worker.ahead += tuple(given)
         return given
 
-    def take_back(self, worker: Worker, requests: Iterable[Request]) -> None:
-        """`worker` has not begun these, and will not: they are the oldest again."""
+    def take_back(self, worker: Worker, requests: Iterable[Request]) -> Request | None:
+        """`worker` has not begun these, and will not: they are the oldest again. But one that it had just come to it
+        gets back to run it, unless the pool is paused.
+        """
+        turn = None
         with worker.lock:
             for request in sorted(requests, key=lambda request: request.number, reverse=True):
                 if request in worker.ahead:
                     worker.ahead = tuple(other for other in worker.ahead if other is not request)
                     if request.requeue():
                         self.backlog.appendleft(request)
+                elif request in worker.requests:
+                    if self.paused and worker.status is BUSY and request.requeue():
+                        self.backlog.appendleft(request)
+                        worker.remove(request)
+                        self._rest(worker)
+                    else:
+                        turn = request
         self.match()
         self.grow_to_demand()
+        return turn
 
     def _take_given(self, worker: Worker) -> Request:
         """What a worker was given comes first. Its lock is held."""

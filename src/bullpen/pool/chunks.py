@@ -1,32 +1,36 @@
 """`Pool.map` where workers share no memory with the pool: several items in one request, so that each costs little.
 
 How many is found out: the first items go one by one, and if they turn out to be quick, those that follow go together,
-as many as take a few milliseconds. So slow items are never bundled, and none waits long behind another. A failing item
-concerns nobody else, but a worker that dies takes the whole chunk along.
+as many as take a few milliseconds. So slow items are never bundled, and none waits long behind another. A chunk goes as
+columns, the list of all first arguments, of all second ones, …, and its values are read from the list in which they
+came. A failing item concerns nobody else, but a worker that dies takes the whole chunk along.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from itertools import islice, repeat
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bullpen.core.request import CANCELLED, DONE, FAILED
 from bullpen.errors import NotPicklable
 from bullpen.pool.future import PoolFuture
-from bullpen.pool.mapping import Calls, MapWork, take_first
+from bullpen.pool.mapping import MapIterator, MapWork, take_first
 from bullpen.runtimes.port import CallsMany, Outcomes
 
 if TYPE_CHECKING:
     from bullpen.pool.engine import Engine
 
 T = TypeVar("T")
+Columns = tuple[list[Any], ...]  # of several items: all first arguments, all second ones, …
 
 CHUNK_SECONDS = 0.005  # what a chunk should take
+CHUNK_BYTES = 256 * 1024  # and how large it should be, there and back
 PROBE_SECONDS = 0.005  # how long `map` waits to see whether items are quick
-GROWTH = 8  # how many times larger the next chunk may be
+GROWTH = 16  # how many times larger the next chunk may be
+WIDENING = 32  # how many times larger the window may get
 
 
 class CallMany(CallsMany):
@@ -43,11 +47,11 @@ class CallMany(CallsMany):
     def needs_instance(self) -> bool:
         return bool(getattr(self.fn, "needs_instance", False))
 
-    def __call__(self, calls: list[tuple[Any, ...]]) -> Outcomes:
+    def __call__(self, *columns: list[Any]) -> Outcomes:
         values: list[Any] = []
         errors: dict[int, BaseException] = {}
         begun = time.perf_counter()
-        for number, args in enumerate(calls):
+        for number, args in enumerate(zip(*columns, strict=True)):
             try:
                 values.append(self.fn(*args))
             except BaseException as error:
@@ -59,136 +63,189 @@ class CallMany(CallsMany):
 class _Chunk:
     """Several items in one request."""
 
-    __slots__ = ("calls", "future", "outcomes", "singly")
+    __slots__ = ("columns", "count", "error", "future", "values")
 
-    def __init__(self, calls: list[tuple[Any, ...]], future: PoolFuture[Outcomes]) -> None:
-        self.calls = calls
+    def __init__(self, columns: Columns, future: PoolFuture[Outcomes]) -> None:
+        self.columns = columns
+        self.count = len(columns[0])
         self.future = future
-        self.outcomes: Outcomes | None = None  # once somebody has read one of them
-        self.singly: list[_Chunk] = []  # if they had to go again, one by one
+        self.values: list[Any] | None = None  # once somebody reads it: what is left to be read, the first one last
+        self.error: BaseException | None = None  # what comes after that
+
+
+class ChunkIterator(MapIterator[T]):
+    """The results of one `map`, of which several come at once."""
+
+    __slots__ = ()
+
+    _work: ChunkMap[T]
+
+    def __next__(self) -> T:
+        try:
+            return self._work.ready.pop()
+        except IndexError:
+            pass  # what is raised below shall not seem to come from this
+        return self._work.next(self._deadline)
 
 
 class ChunkMap(MapWork[T]):
-    """One request for some items. The entries are chunks, and places in them."""
+    """One request for some items. The entries are chunks; the one that is being read is the first of them.
+
+    A window that nobody has asked for gets wider when the reader has to wait for items that are so quick and so small
+    that more of them could go in one request.
+    """
 
     def __init__(
         self,
         engine: Engine,
-        submit: Callable[[list[tuple[Any, ...]]], PoolFuture[Outcomes]],
-        calls: Calls,
+        submit: Callable[[Columns], PoolFuture[Outcomes]],
+        iterables: tuple[Iterable[Any], ...],
         window: int,
         *,
+        widens: bool,
         finite: bool,
         chunksize: int,
     ) -> None:
         self._submit = submit
         self._size = chunksize
         self._adapts = chunksize == 1
-        self._most = max(1, window // (4 * engine.max_workers))
-        self._singles = 2 * engine.max_workers if self._adapts else 0  # that go before it is known what they take
+        self._widest = WIDENING * window if widens else window
+        self._trial: list[_Chunk] | None = [] if self._adapts else None  # the first ones of their size
         self._under_way: deque[_Chunk] = deque()
-        super().__init__(engine, calls, window, finite=finite)
+        self._passed = 0  # items of chunks that were read to their end
+        self.ready: list[T] = []  # what is left of the chunk that is being read
+        self._single = len(iterables) == 1  # then an item is no tuple
+        items = iter(iterables[0]) if self._single else zip(*iterables, strict=False)
+        super().__init__(engine, items, window, finite=finite)
 
     # Taking items.
 
-    def accept(self, items: Calls) -> None:
+    def accept(self, items: Iterator[Any]) -> None:
         while self._calls is not None:
-            forming: list[tuple[Any, ...]] = []
+            forming: list[Any] = []
             try:
                 forming.extend(islice(items, self._size))  # keeps what came before an error
             finally:
                 if forming:
                     self.taken += len(forming)
-                    self._send(forming)
+                    self._send((forming,) if self._single else tuple(map(list, zip(*forming, strict=True))))
             if not forming:
                 return
 
-    def _send(self, calls: list[tuple[Any, ...]]) -> None:
+    def _send(self, columns: Columns) -> None:
         """Submit a chunk."""
-        chunk = self._chunk(calls)
+        chunk = self._chunk(columns)
         while self._under_way and self._under_way[0].future.ended:
             self._under_way.popleft()
         self._under_way.append(chunk)
         if self.unread is not None:
-            self.unread.extend(zip(repeat(chunk), range(len(calls)), strict=False))
-        if self._singles:
-            self._singles -= 1
-            if not self._singles:
-                self._probe(self._under_way[0].future)
+            self.unread.append(chunk)
+        if self._trial is not None:
+            self._trial.append(chunk)
+            if len(self._trial) == 2 * self.engine.max_workers:
+                self._probe(self._trial[0])
 
-    def _chunk(self, calls: list[tuple[Any, ...]]) -> _Chunk:
-        future = self._submit(calls)
-        if len(calls) > 1:
-            self.engine.extra_submitted.add(len(calls) - 1)
-        future.add_done_callback(_Count(self.engine, len(calls)))
-        return _Chunk(calls, future)
+    def _chunk(self, columns: Columns) -> _Chunk:
+        chunk = _Chunk(columns, self._submit(columns))
+        if chunk.count > 1:
+            self.engine.extra_submitted.add(chunk.count - 1)
+        chunk.future.add_done_callback(_Count(self.engine, chunk.count))
+        return chunk
 
-    def _probe(self, future: PoolFuture[Outcomes]) -> None:
-        """See whether items are quick, which a moment is enough for."""
-        if future.wait_at_gate(PROBE_SECONDS) and future.state is DONE:
-            self._learn(future.value)
+    def _probe(self, chunk: _Chunk) -> None:
+        """See whether items are quick, which a moment is enough for, and then try larger chunks."""
+        size = self._size
+        if chunk.future.wait_at_gate(PROBE_SECONDS):
+            self._learn_from(chunk)
+        self._trial = [] if self._size > size else None
 
-    def _learn(self, outcomes: Outcomes) -> None:
-        if self._adapts:
-            wanted = int(CHUNK_SECONDS * len(outcomes.values) / max(outcomes.seconds, 1e-9))
-            self._size = max(1, min(wanted, self._most, GROWTH * self._size))
+    def _learn_from(self, chunk: _Chunk, *, waited: bool = False) -> None:
+        """See how many items the next chunks should have, and the window; `waited`: the reader had to."""
+        if not self._adapts or chunk.future.state is not DONE:
+            return
+        outcomes: Outcomes = chunk.future.value
+        portion = min(CHUNK_SECONDS / max(outcomes.seconds, 1e-9), CHUNK_BYTES / max(outcomes.size, 1))
+        wanted = int(chunk.count * portion)
+        most = self._most()
+        if waited and self._size == most < wanted and self.window < self._widest:
+            self.window = min(4 * self.window, self._widest)
+            most = self._most()
+        self._size = max(1, min(wanted, most, GROWTH * self._size))
+
+    def _most(self) -> int:
+        """How many items a chunk may have, so that all workers have some, and some more wait for them."""
+        return max(1, self.window // (3 * self.engine.max_workers))
 
     def wait_for_room(self) -> int:
         under_way = self._under_way
-        while (count := sum(len(chunk.calls) for chunk in under_way)) >= self.window:
+        while (count := sum(chunk.count for chunk in under_way)) >= self.window:
             under_way[0].future.wait_at_gate(None)
-            chunk = under_way.popleft()
-            if chunk.future.state is DONE:
-                self._learn(chunk.future.value)
+            self._learn_from(under_way.popleft())
         return self.window - count
 
     # Reading.
 
-    def next(self, deadline: float | None) -> T:
-        unread = self.unread
-        if unread and len(unread) > self._low and not self._reading:  # the short way, which is taken most often
-            chunk, place = entry = unread[0]
-            outcomes = chunk.outcomes
-            if outcomes is not None and place not in outcomes.errors:
-                take_first(unread, entry)
-                return outcomes.values[place]  # type: ignore[no-any-return]
-        return super().next(deadline)
-
-    def outcome(self, entry: tuple[_Chunk, int], deadline: float | None) -> T:
-        chunk, place = entry
-        if chunk.outcomes is None and not chunk.singly:
-            self._wait_for(chunk, deadline)
-        if chunk.singly:
-            return self.outcome((chunk.singly[place], 0), deadline)
-        assert chunk.outcomes is not None
-        error = chunk.outcomes.errors.get(place)
-        if error is not None:
-            self.raise_from_call(error)
-        return chunk.outcomes.values[place]  # type: ignore[no-any-return]
+    def read(self, deadline: float | None) -> T:
+        while True:
+            chunk = self.first_unread()
+            if chunk.values is None:
+                self._wait_for(chunk, deadline)
+            elif chunk.values:
+                self.ready = chunk.values
+                return chunk.values.pop()  # type: ignore[no-any-return]
+            elif chunk.error is not None:
+                self.raise_from_call(chunk.error)
+            else:
+                self._pass_by(chunk)
 
     def _wait_for(self, chunk: _Chunk, deadline: float | None) -> None:
+        """Wait until it is known what became of a chunk."""
+        waited = not chunk.future.ended
         try:
-            chunk.outcomes = chunk.future.result(None if deadline is None else deadline - self.engine.clock.monotonic())
+            outcomes = chunk.future.result(None if deadline is None else deadline - self.engine.clock.monotonic())
         except BaseException as error:
             if not (chunk.future.ended or isinstance(error, Exception)):
                 raise  # the reader was interrupted, and may read on
-            if (
-                isinstance(error, NotPicklable) and len(chunk.calls) > 1
-            ):  # nothing of it has run, because of one of them
-                chunk.singly = [self._chunk([args]) for args in chunk.calls]
+            if isinstance(error, NotPicklable) and not error.ran and chunk.count > 1:
+                self._send_singly(chunk)  # nothing of it has run, as its worker could not read one of them
                 return
             self.raise_from_call(error)
-        else:
-            self._learn(chunk.outcomes)
+        self._learn_from(chunk, waited=waited)
+        end = min(outcomes.errors, default=len(outcomes.values))
+        chunk.error = outcomes.errors.get(end)
+        chunk.values = outcomes.values[end - 1 :: -1] if end else []
+        outcomes.values = []  # what was read is not kept
+
+    def _send_singly(self, chunk: _Chunk) -> None:
+        """Put chunks of one item in the place of `chunk`, which is the first."""
+        items = zip(*chunk.columns, strict=True)
+        singly = [self._chunk(tuple([value] for value in item)) for item in items]
+        if self.unread is not None:
+            self.unread.popleft()
+            self.unread.extendleft(reversed(singly))
+
+    def _pass_by(self, chunk: _Chunk) -> None:
+        """A chunk was read to its end: take it out, and as many items as there is room for now."""
+        room = self.window - (self.taken - self._passed - chunk.count)
+        size = min(self._size, max(1, self.window // 2))
+        if self._calls is not None and room >= size:
+            self.fill(room - room % size)
+        if self.unread is not None:
+            take_first(self.unread, chunk)  # only now: an interrupt loses nothing
+        self._passed += chunk.count
 
     # The end.
+
+    def close(self) -> None:
+        super().close()
+        self.ready = []
 
     @property
     def needs_care(self) -> bool:
         return super().needs_care or (self.begun and bool(self.unread))
 
     def forget(self, unread: Any) -> None:
-        for chunk, _ in unread:
+        for chunk in unread:
             chunk.future.cancel()
 
 

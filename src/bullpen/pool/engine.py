@@ -35,7 +35,7 @@ from bullpen.errors import (
 )
 from bullpen.pool import exit as at_exit
 from bullpen.pool.maps import Maps
-from bullpen.pool.nested import NestedWaits
+from bullpen.pool.nested import NestedWaits, all_on
 from bullpen.pool.options import PoolOptions
 from bullpen.pool.retries import Retries
 from bullpen.pool.startup import Startup
@@ -73,6 +73,9 @@ class Engine:
         self.call_home = call_home
         self.runtime = runtime
         self.reports_here: Callable[[], bool] = getattr(runtime, "reports_here", _nowhere)
+        self.listen_for: Callable[[Request], None] | None = None  # not where an observer might be called
+        if options.observer is None:
+            self.listen_for = getattr(runtime, "listen_for", None)
         self.clock = clock
         self.name = options.name
         self.max_workers = options.max_workers
@@ -516,6 +519,7 @@ class Engine:
         with self.lock:
             if self.state in OPEN:
                 self.dispatcher.paused = True
+        self.workforce.recall_given()
 
     def resume(self) -> None:
         self.dispatcher.paused = False
@@ -556,6 +560,19 @@ class Engine:
         self.workforce.join()
         self.maps.join()
         self.time.join()
+
+    def cut_short(self) -> None:
+        """Ctrl-C: if this pool's workers can be killed, nothing more starts, what runs is told to end, and who is just
+        starting ends too.
+        """
+        if "kill_running" not in self.runtime.capabilities:
+            return
+        self.close(None, drain=False, wait=False)
+        for worker in self.registry.snapshot():
+            if not worker.was_ready:
+                self.runtime.kill(worker)
+            for request in (*all_on(worker), *worker.ahead):
+                self.cancel(request)
 
     def _settle_streams(self, drain: bool, closer: int | None = None) -> None:
         """Streams are read to their end, unless their reader is the thread `closer`, which waits for them to end."""

@@ -1,7 +1,8 @@
 """What happens to open pools when the interpreter exits or the process forks.
 
-At exit every open pool drains, as the standard executors do, before the interpreter tears threads down. In a forked
-child the parent's workers do not exist, so its pools are closed there and say so.
+At exit every open pool drains, as the standard executors do, before the interpreter tears threads down; after Ctrl-C,
+one whose workers can be killed ends at once. In a forked child the parent's workers do not exist, so its pools are
+closed there and say so.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import _thread
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -51,10 +53,18 @@ def _drain_all() -> None:
     global _exiting  # noqa: PLW0603 — one interpreter, one exit
     _exiting = True
     engines = list(_engines)
+    for engine in engines if _was_interrupted() else ():
+        engine.cut_short()
     for engine in engines:
         engine.go_on_at_exit()
     for engine in engines:
         engine.drain_at_exit()
+
+
+def _was_interrupted() -> bool:
+    """Whether Ctrl-C is what ends this script. Where people type, they may have pressed it long ago."""
+    last = getattr(sys, "last_type", None)
+    return last is not None and issubclass(last, KeyboardInterrupt) and not hasattr(sys, "ps1")
 
 
 def _forked() -> None:

@@ -124,7 +124,11 @@ class PoolFuture(Request, Future[T]):
         with self.lock:
             if self.ended:
                 return True
-            self._has_audience().gates.append(gate)
+            audience = self._has_audience()
+            audience.gates.append(gate)
+        listen_for = self.engine.listen_for
+        if listen_for is not None and timeout is None and not audience.callbacks:
+            listen_for(self)
         if self.engine.clock.wait(gate, timeout):
             return True
         with self.lock:

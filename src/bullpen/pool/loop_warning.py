@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 _warned = False
 
 
 def warn_on_event_loop() -> None:
-    """Warn, once per process, if an event loop runs on this thread. Only called where asyncio is imported already."""
+    """Warn, once per process, if an event loop runs on this thread. Only called where asyncio is imported already.
+
+    Not where people type: a notebook runs each cell on its loop, which stands still anyway until that has ended.
+    """
     global _warned  # noqa: PLW0603 — one process, one warning
-    if _warned:
+    if _warned or hasattr(sys, "ps1"):
         return
     from asyncio import _get_running_loop
 

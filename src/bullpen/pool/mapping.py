@@ -90,7 +90,6 @@ class MapWork(ABC, Generic[T]):
         self.taken = 0  # items so far
         self.feeder_id: int | None = None  # the thread that feeds it
         self.unread: deque[Any] | None = deque()  # entries for the reader, in order; None if there will be none
-        self._low = window if window < _REFILL_AT_ONCE_BELOW else window // 2 + 1  # so few unread ones are too few
         self._calls: Calls | None = calls
         self._last: BaseException | None = None  # what comes after the last result, if not simply the end
         self._failed = False  # because an item could not be had
@@ -198,11 +197,16 @@ class MapWork(ABC, Generic[T]):
         with self._turn:
             self._reading = True
             try:
-                return self._read(deadline)
+                return self.read(deadline)
             finally:
                 self._reading = False
 
-    def _read(self, deadline: float | None) -> T:
+    @abstractmethod
+    def read(self, deadline: float | None) -> T:
+        """Wait for the result of the oldest item; its error, or `TimeoutError`, ends the map."""
+
+    def first_unread(self) -> Any:
+        """The oldest entry, which stays where it is; ends the map if there is none."""
         self.begun = True
         unread = self.unread
         if not unread:
@@ -210,20 +214,7 @@ class MapWork(ABC, Generic[T]):
             unread = self.unread
             if not unread:
                 self._end()
-        entry = unread[0]
-        try:
-            value = self.outcome(entry, deadline)
-        except BaseException:
-            del entry  # break the cycle with the traceback
-            raise
-        if len(unread) <= self._low and self._calls is not None:
-            self.fill(self.window - len(unread) + 1)
-        take_first(unread, entry)  # only now: an interrupt loses nothing
-        return value
-
-    @abstractmethod
-    def outcome(self, entry: Any, deadline: float | None) -> T:
-        """The result of the oldest item; its error, or `TimeoutError`, ends the map."""
+        return unread[0]
 
     def _end(self) -> NoReturn:
         """Everything was read, or all that there will be."""
@@ -306,7 +297,34 @@ def _read_twice() -> ValueError:
     )
 
 
-class RequestMap(MapWork[T]):
+class ItemMap(MapWork[T]):
+    """A map with an entry for each item."""
+
+    def __init__(self, engine: Engine, calls: Calls, window: int, *, finite: bool) -> None:
+        self._low = window if window < _REFILL_AT_ONCE_BELOW else window // 2 + 1  # so few unread ones are too few
+        super().__init__(engine, calls, window, finite=finite)
+
+    def read(self, deadline: float | None) -> T:
+        entry = self.first_unread()
+        try:
+            value = self.outcome(entry, deadline)
+        except BaseException:
+            del entry  # break the cycle with the traceback
+            raise
+        unread = self.unread
+        if unread is None:  # it was closed meanwhile
+            return value
+        if len(unread) <= self._low and self._calls is not None:
+            self.fill(self.window - len(unread) + 1)
+        take_first(unread, entry)  # only now: an interrupt loses nothing
+        return value
+
+    @abstractmethod
+    def outcome(self, entry: Any, deadline: float | None) -> T:
+        """The result of an item; its error, or `TimeoutError`, ends the map."""
+
+
+class RequestMap(ItemMap[T]):
     """One request per item. The entries are futures."""
 
     def __init__(
@@ -363,7 +381,7 @@ class RequestMap(MapWork[T]):
 _PENDING, _VALUE, _ERROR = 0, 1, 2
 
 
-class RunnerMap(MapWork[T]):
+class RunnerMap(ItemMap[T]):
     """A few runners for all items. The entries are cells: `[_PENDING, arguments]`, then `[_VALUE, result]` or
     `[_ERROR, error]`.
 

@@ -245,9 +245,9 @@ class Pool(Executor):
     ) -> MapIterator[Any]:
         """The results of `fn` over the iterables, in order, as they are read.
 
-        At most `buffersize` (1024) items are under way or unread at once. `timeout` is for all results, from now.
-        `chunksize` is accepted for the standard's sake: threads need none, and processes take as many at once as is
-        good, unless it is more than 1.
+        At most `buffersize` (1024; in processes, more of those that are quick) items are under way or unread at once.
+        `timeout` is for all results, from now. `chunksize` is accepted for the standard's sake: threads need none, and
+        processes take as many at once as is good, unless it is more than 1.
         """
         return self._view.start_map(self, fn, iterables, timeout, chunksize, buffersize)
 
@@ -314,6 +314,8 @@ class Pool(Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._engine.cut_short()
         self._engine.close(None, kind is None)
 
     def wait_ready(self, timeout: Seconds | None = None) -> bool:
@@ -330,7 +332,11 @@ class Pool(Executor):
         self._engine.resize(max_workers)
 
     def pause(self) -> None:
-        """Start nothing from now on. What runs goes on, and what is submitted waits."""
+        """Start nothing from now on. What runs goes on, and what is submitted waits.
+
+        A process that gets through requests quickly has some of them already. It gives back those that it has not
+        begun when it hears of this, a moment later.
+        """
         self._engine.pause()
 
     def resume(self) -> None:

@@ -139,7 +139,7 @@ class Timekeeper:
         """One step of the idle timeout has passed: let one worker go, if one was never needed."""
         timeout = self._engine.options.idle_timeout
         dispatcher = self._engine.dispatcher
-        removable = self._engine.workforce.in_slots() - self._engine.options.min_workers
+        removable = self._engine.workforce.staying() - self._engine.options.min_workers
         if timeout is None or removable <= 0 or dispatcher.draining:
             self._surplus.reset()
             return

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from bullpen.core.request import Request, ServedRequest, TermedRequest, WrappedCall
 from bullpen.errors import DeadlineExceeded, InvalidOption, NotCallable
-from bullpen.pool.chunks import CallMany, ChunkMap
+from bullpen.pool.chunks import CallMany, ChunkIterator, ChunkMap, Columns
 from bullpen.pool.engine import Engine
 from bullpen.pool.future import PoolFuture, TermedFuture
 from bullpen.pool.instances import no_workers_class
@@ -159,7 +159,16 @@ class PoolView:
             submit = self._submit_items(function)
             work: MapWork[T] = RequestMap(engine, submit, calls, window, finite=finite)
         elif "share_memory" not in engine.runtime.capabilities:
-            work = ChunkMap(engine, self._submit_chunks(function), calls, window, finite=finite, chunksize=chunksize)
+            chunks = ChunkMap[T](
+                engine,
+                self._submit_chunks(function),
+                iterables,
+                window,
+                widens=buffersize is None and self._options.buffersize is None,
+                finite=finite,
+                chunksize=chunksize,
+            )
+            return ChunkIterator(chunks, deadline, keeper)
         else:
             work = RunnerMap(engine, function, calls, window, finite=finite)
         return MapIterator(work, deadline, keeper)
@@ -196,12 +205,12 @@ class PoolView:
 
         return submit
 
-    def _submit_chunks(self, fn: Callable[..., Any]) -> Callable[[list[tuple[Any, ...]]], PoolFuture[Outcomes]]:
+    def _submit_chunks(self, fn: Callable[..., Any]) -> Callable[[Columns], PoolFuture[Outcomes]]:
         """What submits several items of a map in one request."""
         call = CallMany(fn)
 
-        def submit(calls: list[tuple[Any, ...]]) -> PoolFuture[Outcomes]:
-            future: PoolFuture[Outcomes] = PoolFuture(self._engine, call, (calls,), {})
+        def submit(columns: Columns) -> PoolFuture[Outcomes]:
+            future: PoolFuture[Outcomes] = PoolFuture(self._engine, call, columns, {})
             self._submit(future, self._limits, patient=True)
             return future
 

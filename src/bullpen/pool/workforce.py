@@ -162,6 +162,11 @@ class Workforce:
         """How many workers there are that count: all but helpers and those that were given up."""
         return sum(worker.slot not in (None, HELPER) for worker in self._engine.registry.snapshot())
 
+    def staying(self) -> int:
+        """How many of them were not told to end; who was may take long about it."""
+        workers = self._engine.registry.snapshot()
+        return sum(worker.slot not in (None, HELPER) and worker.status is not STOPPING for worker in workers)
+
     def suffices(self) -> bool:
         """Whether enough workers have started for the pool to run: all that have to be there, or some, if the others
         cannot be had for now.
@@ -376,16 +381,26 @@ class Workforce:
         if worker.ahead:
             self._spared(worker)
         if starting:
-            logger.error("%s: worker %s could not start", self._engine.name, worker.name, exc_info=error)
+            if not (self._engine.dispatcher.draining and getattr(worker.handle, "unwanted", False)):
+                logger.error("%s: worker %s could not start", self._engine.name, worker.name, exc_info=error)
             self._break_pledge(worker)
-            self._start_failed(worker, error)
         else:
             logger.error("%s: worker %s died: %s", self._engine.name, worker.name, repr(error))  # keeps no traceback
         on_purpose = getattr(worker.handle, "ended_on_purpose", False)
         hold = 0.0 if on_purpose else self._count_death(worker)
+        hopeless = starting and not self._was_bad_luck(worker)
+        if hopeless:
+            self._start_failed(worker, error)
         self._gone(
-            worker, replace=not starting, hold=hold
+            worker, replace=not hopeless, hold=hold
         )  # what cannot start is not tried again until more work comes
+
+    def _was_bad_luck(self, worker: Worker) -> bool:
+        """Whether `worker`, which could not start, was killed from outside in a pool whose workers do start, and do
+        not die all the time.
+        """
+        killed = getattr(worker.handle, "was_killed", False)
+        return bool(killed and self.ready_ever and not self.restarts.degraded)
 
     def _count_death(self, worker: Worker) -> float:
         """Count it against the restart limit; for how many seconds its slot has to stay empty."""
@@ -454,14 +469,29 @@ class Workforce:
         """A busy worker could take up to `count` more requests, to begin them when it comes to that."""
         return self._engine.dispatcher.give_ahead(worker, count) if self._gives_ahead else []
 
+    def waiting_function(self) -> Callable[..., Any] | None:
+        """What a worker that is just being started will run first, as a rule."""
+        try:
+            function: Callable[..., Any] | None = self._engine.dispatcher.backlog.entries[0].function
+        except IndexError:
+            return None
+        return function
+
     def worn(self, worker: Worker) -> None:
         """It should be replaced when that is convenient."""
         self.recycling.wears_out(worker)
 
-    def not_begun(self, worker: Worker, requests: list[Request]) -> None:
-        """It gives these back."""
-        self._engine.dispatcher.take_back(worker, requests)
+    def not_begun(self, worker: Worker, requests: list[Request]) -> Request | None:
+        """It gives these back, but for one that it had just come to."""
+        turn = self._engine.dispatcher.take_back(worker, requests)
         self._engine.closed_if_done()
+        return turn
+
+    def recall_given(self) -> None:
+        """What workers were given ahead, and have not begun, waits again."""
+        for worker in self._engine.registry.snapshot():
+            if worker.ahead:
+                worker.handle.recall()
 
     def _start_failed(self, worker: Worker, error: BaseException) -> None:
         """If that was the last hope of whoever waits, they are told why."""

@@ -17,6 +17,7 @@ from bullpen.queue.job import Job
 from bullpen.queue.new_tasks import NewTasks
 from bullpen.queue.rejecting import rejecting
 from bullpen.queue.store import Store
+from bullpen.storage.port import HasReach
 from bullpen.tasks.codec import LATER
 from bullpen.tasks.options import TaskOptions
 from bullpen.tasks.registry import TaskDefinition
@@ -301,6 +302,9 @@ class _Plan:
         return [self._task(node, of_call, now) for node, of_call in self._with(given)]
 
     def _check_children(self) -> None:
+        storage = self.store.clients.root
+        if isinstance(storage, HasReach):
+            storage.check_reach([node.call.options.queue for node in self.nodes if node.after or node.then is not None])
         for node in self.nodes:
             options = node.call.options
             linked = node.after or node.then is not None

@@ -26,7 +26,7 @@ async def enqueue(
     """One task. Raises TaskExists, with the job that has its unique key, if the options say so."""
     with rejecting(store):
         ((task_id, is_new),) = await store.add(options, func_path, [payload], None if keys is None else [keys])
-    return Job(store, task_id, is_new=is_new)
+    return Job(store, task_id, is_new=is_new, is_fresh=is_new and not options.repeats)
 
 
 class TaskFunction(Generic[P, R]):

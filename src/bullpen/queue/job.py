@@ -23,10 +23,13 @@ _LONGEST_WAIT = 5.0  # then the store is asked again, should its notification be
 class Job(Generic[R]):
     """One task, by its id. It holds nothing else: every question is put to the store."""
 
-    __slots__ = ("_runs", "_store", "id", "is_new")
+    __slots__ = ("_is_fresh", "_runs", "_store", "id", "is_new")
 
-    def __init__(self, store: Store, task_id: str, *, is_new: bool = False, runs: int | None = None) -> None:
+    def __init__(
+        self, store: Store, task_id: str, *, is_new: bool = False, is_fresh: bool = False, runs: int | None = None
+    ) -> None:
         self._store = store
+        self._is_fresh = is_fresh  # it was enqueued a moment ago, to run once: it is not over, most likely
         self._runs = runs  # of a schedule: how many were completed when it was asked to run
         self.id = task_id
         self.is_new = is_new  # False if a task with the same unique_key was there already, and this is that one
@@ -77,6 +80,9 @@ class Job(Generic[R]):
         """What the store is asked, step by step, on the way to the outcome; and whether that waits for others."""
         monotonic = primitives.system_clock.monotonic
         end = None if limit is None else monotonic() + limit
+        if self._is_fresh and limit != 0:  # to wait first saves a look in vain
+            yield self._wait(0, _LONGEST_WAIT if limit is None else min(limit, _LONGEST_WAIT)), True
+        self._is_fresh = False
         task: Task = yield self._store.task(self.id), False
         runs = task.runs if self._runs is None else self._runs
         while not (task.is_final or task.runs > runs):

@@ -20,9 +20,13 @@ may rely on:
 - A runtime whose workers know no Python has an attribute `by_name_only`, which is True. It gets nothing but
   `CallsMethod`, and `ProducesItems` of that, and sets `worker.kept` before it calls `prepare`.
 - A `worker.handle` may have an attribute `ended_on_purpose`: True if the runtime has killed the worker because a
-  request did not stop, which says nothing about the worker.
+  request did not stop, which says nothing about the worker; and one `was_killed`: True if it ended by a signal, or with
+  the one that had started it, which says little about whether another one would start; and one `unwanted`: True once
+  `kill` was called.
 - A runtime that reports for several workers on one thread has a method `reports_here()`: True there. Callbacks run on
   it, and must not wait for what is reported there.
+- A runtime may have a method `listen_for(request)`, which a thread calls that is going to wait for `request`, holds no
+  lock, and is told by nobody else but the end of it. It returns soon, and may meanwhile report on that thread.
 
 One contract suite, `bullpen.testing.contracts`, runs on every runtime.
 """
@@ -67,14 +71,22 @@ class GivesAhead(Protocol):
     """Reports of a pool that lets a busy worker have requests before it can begin them, which saves it waiting.
 
     They are begun in the order in which they were given, after those that the worker has already: then `finished`
-    returns them. If the worker dies, those that it had not begun cost nothing.
+    returns them. If the worker dies, those that it had not begun cost nothing. `worker.handle` has a method `recall`,
+    which makes it give them back.
     """
 
     def ahead(self, worker: Worker, count: int) -> list[Request]:
         """Up to `count` more requests for a busy worker of capacity 1."""
 
-    def not_begun(self, worker: Worker, requests: list[Request]) -> None:
-        """It gives these back, and will not run them."""
+    def not_begun(self, worker: Worker, requests: list[Request]) -> Request | None:
+        """It gives these back, and will not run them; but for the one that it gets, if it had just come to that."""
+
+
+class TellsWhatWaits(Protocol):
+    """Reports of a pool that tells what a worker is started for, as far as that is known."""
+
+    def waiting_function(self) -> Callable[..., Any] | None:
+        """The function of the request that waits longest."""
 
 
 class ReplacesWorn(Protocol):
@@ -135,7 +147,8 @@ class ProducesItems:
 
 
 class CallsMany:
-    """The call of `fn` for each of several items: its argument is a list of tuples of arguments, its result `Outcomes`.
+    """The call of `fn` for each of several items: its arguments are a list of all first arguments, one of all second
+    ones, …; its result is `Outcomes`. An item that cannot be sent is an error among these, and concerns no other.
 
     Where it cannot run as it is, as it cannot leave the process, the runtime does the same for it.
     """
@@ -168,14 +181,17 @@ class Listener:
 
 
 class Outcomes:
-    """What became of several items: values, errors by their place, and how long all of it took."""
+    """What became of several items: values, errors by their place, how long all of it took, and how many bytes went
+    there and back, if any.
+    """
 
-    __slots__ = ("errors", "seconds", "values")
+    __slots__ = ("errors", "seconds", "size", "values")
 
-    def __init__(self, values: list[Any], errors: dict[int, BaseException], seconds: float) -> None:
+    def __init__(self, values: list[Any], errors: dict[int, BaseException], seconds: float, size: int = 0) -> None:
         self.values = values
         self.errors = errors
         self.seconds = seconds
+        self.size = size
 
 
 def by_name_only(runtime: object) -> TypeGuard[Runtime]:

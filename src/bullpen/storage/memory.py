@@ -421,7 +421,7 @@ class MemoryStorage:
         there = self._tasks.get(task.id)
         if there is None or task.status is RUNNING:
             return False
-        if (there.status, there.attempt, there.eta) != (task.status, task.attempt, task.eta):
+        if any(getattr(there, name) != getattr(task, name) for name in ("status", "attempt", "eta", "headers")):
             return False
         self._forget([task.id])
         return True

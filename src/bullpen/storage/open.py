@@ -13,7 +13,7 @@ from bullpen.storage.port import Storage
 ALLOWED = (
     "memory://, sqlite:///relative.db, sqlite:////absolute/path.db (with ?synchronous=full or normal, "
     "?busy_timeout=seconds), postgresql://user@host/database (with ?schema=, ?notify=, ?listen_url=, ?prepared=, "
-    "?migrate=, ?connections=) or redis://host/number (with ?prefix=)"
+    "?migrate=, ?connections=), redis://host/number or redis+cluster://host:port,host:port (with ?prefix=)"
 )
 _REDIS = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}  # what the driver calls them
 
@@ -31,8 +31,9 @@ def open_storage(url: str) -> Storage:
         return _open_sqlite(url)
     if scheme in ("postgresql", "postgres"):
         return _open_postgres(url)
-    if scheme in _REDIS:
-        return _open_redis(f"{_REDIS[scheme]}{url[len(scheme) :]}")
+    server, _, cluster = scheme.partition("+")
+    if server in _REDIS and cluster in ("", "cluster"):
+        return _open_redis(f"{_REDIS[server]}{url[len(scheme) :]}", cluster=bool(cluster))
     raise _wrong(url)
 
 
@@ -74,7 +75,7 @@ def _open_postgres(url: str) -> Storage:
     return PostgresStorage(urlunsplit(parts._replace(query=urlencode(others))), **ours)
 
 
-def _open_redis(url: str) -> Storage:
+def _open_redis(url: str, *, cluster: bool) -> Storage:
     if importlib.util.find_spec("redis") is None:
         raise MissingExtra("a store on Redis or Valkey", "redis")
     from bullpen.storage.redis.store import RedisStorage
@@ -83,7 +84,7 @@ def _open_redis(url: str) -> Storage:
     words = parse_qsl(parts.query, keep_blank_values=True)
     ours = {name: value for name, value in words if name == "prefix"}
     others = [(name, value) for name, value in words if name not in ours]  # the driver's own, also about TLS
-    return RedisStorage(urlunsplit(parts._replace(query=urlencode(others))), **ours)
+    return RedisStorage(urlunsplit(parts._replace(query=urlencode(others))), cluster=cluster, **ours)
 
 
 def _flag(name: str, value: str) -> bool:

@@ -102,8 +102,14 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     found: int  # 0 if there is nothing yet
+    oldest: int | None = None  # the oldest version that can use what was found; None: itself
     known: int
     steps: tuple[str, ...] = ()  # in the store's own language, one for each version that is missing
+
+    @property
+    def is_too_new(self) -> bool:
+        """Whether this Bullpen cannot use it."""
+        return self.found > self.known and (self.oldest is None or self.oldest > self.known)
 
 
 class Concern(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,7 +214,9 @@ class Storage(Protocol):
     async def counts(self) -> Counts: ...
 
     async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
-        """Cancel those that wait, ask for those that run; the ones that this changed."""
+        """Cancel those that wait, ask for those that run, one after the other as they are given; the ones that this
+        changed. Those that were cancelled because of one before them have not been changed by this.
+        """
 
     async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
         """Let final tasks run again, but not those whose unique key another one has; the ones that this changed."""
@@ -231,8 +239,8 @@ class Storage(Protocol):
         """
 
     async def remove(self, tasks: Sequence[Task]) -> frozenset[str]:
-        """Forget tasks that wait or are over, if they still have the status, attempt and `eta` that they are given
-        with; the ids of those that this forgot.
+        """Forget tasks that wait or are over, if they still have the status, attempt, `eta` and headers that they are
+        given with; the ids of those that this forgot.
         """
 
     # Upkeep.
@@ -273,3 +281,11 @@ class HasConcerns(Protocol):
 
     async def concerns(self) -> Sequence[Concern]:
         """What is not as it should be, by its settings and its surroundings."""
+
+
+@runtime_checkable
+class HasReach(Protocol):
+    """A store that has not all queues in one place."""
+
+    def check_reach(self, queues: Sequence[str]) -> None:
+        """Raises StorageError if tasks of these queues cannot wait for each other."""

@@ -21,6 +21,7 @@ class Mark(msgspec.Struct, frozen=True):
     at: float  # when it was marked
     eta: float  # what the mark stands in for
     expires: float | None
+    changed: bool = False  # somebody has changed the task since: what has arrived there is not as it is now
 
 
 _decode = msgspec.json.Decoder(Mark).decode
@@ -31,11 +32,11 @@ def mark_of(task: Task) -> Mark | None:
     return None if written is None else _decode(written)
 
 
-def marked(task: Task, to: str, at: float) -> Task | None:
+def marked(task: Task, to: str, at: float, *, changed: bool = False) -> Task | None:
     """PENDING → PENDING, for nobody to start; None if it does not wait, or is on its way already."""
     if task.status is not PENDING or HEADER in task.headers:
         return None
-    mark = Mark(to=to, at=at, eta=task.eta, expires=task.expires)
+    mark = Mark(to=to, at=at, eta=task.eta, expires=task.expires, changed=changed)
     headers = {**task.headers, HEADER: msgspec.json.encode(mark).decode()}
     return replace(task, eta=NEVER, expires=None, headers=headers)
 
@@ -57,7 +58,7 @@ def through_mark(move: Callable[[Task, float], Task | None]) -> Callable[[Task, 
         after = move(unmarked(task), now)
         if mark is None or after is None or after.status is not PENDING:
             return after
-        return marked(after, mark.to, mark.at)
+        return marked(after, mark.to, mark.at, changed=True)
 
     return moved
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from types import CoroutineType
 from typing import Any
 
 import msgspec
@@ -80,6 +81,16 @@ class TaskDefinition:
     def encode_result(self, value: Any) -> bytes:
         """A result as it is stored. Raises InvalidResult."""
         return self.codec.encode_result(value)
+
+    def refuse_unawaited(self, value: Any) -> None:
+        """What a function has returned, if that is a coroutine: nothing of it has run. Raises InvalidTask."""
+        if type(value) is CoroutineType:
+            value.close()
+            raise InvalidTask(
+                "it returned a coroutine that nobody has awaited, so that has not run; make it an async function, or "
+                "await what it calls",
+                function=self.func_path,
+            )
 
     def keep_result(self, value: Any) -> tuple[bytes | None, str]:
         """A result as it is stored and "", or None and why it cannot be. The function has run, so nothing is raised."""

@@ -66,6 +66,7 @@ LOWEST_PRIORITY, HIGHEST_PRIORITY = 0, 9
 NEVER = 253_402_214_400.0  # the last day of the year 9999: the `eta` of a schedule that is paused
 UNPLANNED = 0.0  # the `fire` of a schedule whose next run is still to be planned
 
+NOT_IN_TIME = "it was not started in time"
 _POSTPONED = "postponed"  # the type of the error that says since when a task has waited for its function
 
 
@@ -478,5 +479,5 @@ def expired(task: Task, now: float) -> Task | None:
     """PENDING → FAILED: it was not started in time; None if it may still start."""
     if task.status is not PENDING or task.expires is None or now < task.expires:
         return None
-    error = TaskError(kind="expired", attempt=task.attempt, at=now, message="it was not started in time")
+    error = TaskError(kind="expired", attempt=task.attempt, at=now, message=NOT_IN_TIME)
     return msgspec.structs.replace(task, status=FAILED, errors=(*task.errors, error)[-ERRORS_KEPT:], finished_at=now)

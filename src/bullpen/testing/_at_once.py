@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from bullpen.testing.history import Record
-from bullpen.testing.lives import Course
+from bullpen.testing.lives import Course, Try
 
 A_HAIR = 1e-6  # seconds
 
@@ -61,11 +61,11 @@ def limits(course: Course) -> Found:
             if life.terms.queue != queue:
                 continue
             for attempt in life.tries.values():
-                claim, freed = attempt.claim, attempt.freed
+                claim = attempt.claim
                 if claim is None or claim.outcome != "ok" or attempt.may_be_freed or course.before(claim, limit):
                     continue
                 starts.append(claim)
-                span = (claim.at, math.inf if freed is None else freed.first, claim)
+                span = (claim.at, _end_of(course, attempt, claim), claim)
                 spans.append(span)
                 if life.terms.concurrency_key is not None:
                     keyed[life.terms.concurrency_key].append(span)
@@ -76,6 +76,14 @@ def limits(course: Course) -> Found:
                 yield f"{len(too_many)} tasks with key {key} ran at once, and {limit.per_key} may", [limit, *too_many]
         if limit.rate:
             yield from _rate(queue, limit, starts)
+
+
+def _end_of(course: Course, attempt: Try, claim: Record) -> float:
+    """Until when the task certainly was in its hands. Whoever took it back may have been killed before it said so."""
+    if attempt.freed is not None:
+        return attempt.freed.first
+    rescues = [doubt.first for doubt in course.doubts["rescue"] if not course.before(doubt, claim)]
+    return min(rescues, default=math.inf)
 
 
 def _by_queue(records: list[Record]) -> dict[str, list[Record]]:

@@ -124,7 +124,7 @@ class RuntimeContract:
         assert isinstance(log.error, ContractError)
 
     def test_a_worker_can_be_told_to_end_in_the_moment_it_is_ready(self) -> None:
-        for _ in range(20):
+        for _ in range(6):
             log, worker = ReportLog(), new_worker()
             log.end_at_once = True
             runtime = self.make_runtime()
@@ -182,7 +182,7 @@ class RuntimeContract:
         assert log.kinds == ["ready", *["finished"] * 22, "exited"]
 
     def test_a_worker_with_capacity_can_be_told_to_end_in_the_moment_it_is_ready(self) -> None:
-        for _ in range(20):
+        for _ in range(6):
             log, worker = ReportLog(), new_worker(capacity=4)
             log.end_at_once = True
             runtime = self.make_runtime()

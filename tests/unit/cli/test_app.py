@@ -126,6 +126,19 @@ def test_code_that_raises_shows_where_and_nothing_of_ours() -> None:
     assert caught.value.code is ExitCode.FAILED
 
 
+def test_an_option_that_is_wrong_shows_the_line_that_gives_it_and_nothing_of_ours() -> None:
+    write(
+        "shop_cron.py",
+        "from bullpen import TaskQueue\nqueue = TaskQueue('memory://')\nqueue.task(name='f', cron='61 * *')(print)\n",
+    )
+    with pytest.raises(BrokenApp) as caught:
+        load_queue("shop_cron:queue")
+    said = str(caught.value)
+    assert 'shop_cron.py", line 3' in said
+    assert "InvalidOption: cron must be cron text" in said
+    assert "options.py" not in said
+
+
 def test_a_queue_that_is_made_when_it_is_asked_for_and_cannot_be() -> None:
     write("shop_late.py", "def __getattr__(name):\n    raise LookupError('no settings')\n")
     with pytest.raises(BrokenApp, match=r"(?s)'shop_late:queue' cannot be imported:.*shop_late\.py.*no settings"):

@@ -13,6 +13,7 @@ from bullpen.storage.memory import MemoryStorage
 from bullpen.tasks.task import Follows, Task, fail, succeed
 from bullpen.testing.storage_contract.base import claim, error_of
 
+COUNT = 200
 _numbers = itertools.count()
 
 
@@ -22,22 +23,22 @@ def new_task(**fields: object) -> Task:
 
 async def run_keyed(store: MemoryStorage) -> None:
     """Each with a concurrency key of its own, and a second try."""
-    await store.add([new_task(concurrency_key=f"key {next(_numbers)}", max_retries=1) for _ in range(500)])
-    mine = await claim(store, 500)
-    again = await claim(store, 500, *(fail(task, error_of(task), 0.0, after=0.0) for task in mine))
+    await store.add([new_task(concurrency_key=f"key {next(_numbers)}", max_retries=1) for _ in range(COUNT)])
+    mine = await claim(store, COUNT)
+    again = await claim(store, COUNT, *(fail(task, error_of(task), 0.0, after=0.0) for task in mine))
     await claim(store, 0, *(succeed(task, None) for task in again))
-    assert await store.prune(limit=1000) == 500
+    assert await store.prune(limit=1000) == COUNT
 
 
 async def run_group(store: MemoryStorage) -> None:
     """Its callback is written with the end of each."""
     callback = f"callback {next(_numbers)}"
-    members = [new_task(then=callback) for _ in range(500)]
+    members = [new_task(then=callback) for _ in range(COUNT)]
     follows = Follows(ids=tuple(member.id for member in members))
-    await store.add([*members, replace(new_task(follows=follows, waits_for=500), id=callback)])
-    for _ in range(501):
+    await store.add([*members, replace(new_task(follows=follows, waits_for=COUNT), id=callback)])
+    for _ in range(COUNT + 1):
         await claim(store, 0, *(succeed(task, None) for task in await claim(store, 1)))
-    assert await store.prune(limit=1000) == 501
+    assert await store.prune(limit=1000) == COUNT + 1
 
 
 @pytest.mark.anyio
@@ -53,4 +54,4 @@ async def test_tasks_that_are_gone_take_no_memory(run: object) -> None:
             sizes.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert sizes[-1] - sizes[1] < 4 * 500 * 20  # bytes: of each task that came after the first ones, not even an entry
+    assert sizes[-1] - sizes[1] < 4 * COUNT * 20  # bytes: of each task after the first ones, not even an entry

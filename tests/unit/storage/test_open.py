@@ -76,7 +76,7 @@ def test_options_of_sqlite() -> None:
         ("postgresql://host/db?schema=", "lower-case"),
         ("postgresql://host/db?notify=maybe", "true or false"),
         ("postgresql://host/db?connections=0", "whole number"),
-        ("redis://host/0?prefix=a{b", "curly bracket"),
+        ("redis://host/0?prefix=a{b", "in {}"),
         ("redis://host/0?prefix=", "a few characters"),
     ],
 )
@@ -108,6 +108,7 @@ def test_options_of_postgres_are_taken_and_the_others_are_the_drivers() -> None:
         ("redis://:s3cret@host:6380/2?prefix=jobs&socket_timeout=5", "redis://:s3cret@host:6380/2?socket_timeout=5"),
         ("rediss://host/0?prefix=jobs", "rediss://host/0"),
         ("valkey://host?prefix=jobs", "redis://host"),
+        ("rediss+cluster://a:7000,b:7001?prefix=jobs", "rediss://a:7000,b:7001"),
     ],
 )
 def test_options_of_redis_are_taken_and_the_others_are_the_drivers(url: str, driver: str) -> None:

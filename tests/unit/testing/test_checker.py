@@ -458,6 +458,14 @@ UNSURE: dict[str, list[Record]] = {
         rec("rescue", 2, actor="w3", outcome="unknown", call="c1"),
         claim(3, 2, actor="w2"),
     ],
+    "a limit under which there may have been room again": [
+        rec("limit", 0, queue="default", permits=1),
+        enqueue(task="a"),
+        enqueue(task="b"),
+        claim(1, task="a"),
+        rec("rescue", 2, actor="w3", outcome="unknown", call="c1"),
+        claim(3, task="b", actor="w2"),
+    ],
     "a failure that may have been counted by somebody who was killed": [
         enqueue(max_retries=3),
         claim(1),

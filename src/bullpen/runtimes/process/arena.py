@@ -31,15 +31,22 @@ def new_files() -> list[int]:
     """Descriptors of two fresh files, there and back; none where there is no such thing."""
     if not hasattr(os, "memfd_create"):
         return []
-    return [os.memfd_create("bullpen-call"), os.memfd_create("bullpen-result")]
+    there = os.memfd_create("bullpen-call")
+    try:
+        return [there, os.memfd_create("bullpen-result")]
+    except OSError:
+        os.close(there)
+        raise
 
 
 class Outbox:
-    """The sender's side. May be used from any thread."""
+    """The sender's side, which owns its descriptor. May be used from any thread."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._lock = threading.Lock()
+        self._writers = 0  # threads that write just now
+        self._closed = False
         self._used: dict[int, int] = {}  # sizes by offset, of what the other side has
         self._end = 0  # of the file
 
@@ -59,17 +66,26 @@ class Outbox:
 
     def _put(self, view: memoryview) -> int:
         with self._lock:
-            if len(self._used) >= MOST_LENT:
+            if self._closed or len(self._used) >= MOST_LENT:
                 return INLINE
             offset = self._gap(view.nbytes)
             self._used[offset] = view.nbytes
+            self._writers += 1
         try:
             self._write(view, offset)
         except OSError:  # no memory
             with self._lock:
                 del self._used[offset]
             return INLINE
+        finally:
+            self._wrote()
         return offset
+
+    def _wrote(self) -> None:
+        with self._lock:
+            self._writers -= 1
+            if self._closed and not self._writers:
+                os.close(self._fd)
 
     def _gap(self, size: int) -> int:
         """The first place that is large enough, at a page of its own."""
@@ -92,13 +108,23 @@ class Outbox:
         with self._lock:
             for (offset,) in struct.iter_unpack("<q", data):
                 self._used.pop(offset, None)
-            if not self._used and self._end > KEEP:
+            if not self._used and self._end > KEEP and not self._closed:
                 os.ftruncate(self._fd, 0)
                 self._end = 0
 
+    def close(self) -> None:
+        """From now on everything has to be sent. Whoever writes still does so into this file, not into another one that
+        has got the number of its descriptor meanwhile: the last of them closes it.
+        """
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                if not self._writers:
+                    os.close(self._fd)
+
 
 class Inbox:
-    """The receiver's side."""
+    """The receiver's side, which owns its descriptor."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -110,10 +136,27 @@ class Inbox:
         places = struct.iter_unpack("<qq", description)
         return [next(came) if offset == INLINE else self._map(offset, size) for offset, size in places]
 
-    def _map(self, offset: int, size: int) -> mmap.mmap:
-        piece = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED | POPULATE, offset=offset)
+    def _map(self, offset: int, size: int) -> mmap.mmap | bytearray:
+        try:
+            piece = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED | POPULATE, offset=offset)
+        except OSError:  # each costs a descriptor, and there are no more
+            return self._copy(offset, size)
         weakref.finalize(piece, self._freed.append, offset).atexit = False
         return piece
+
+    def _copy(self, offset: int, size: int) -> bytearray:
+        try:
+            piece = bytearray(size)
+            with memoryview(piece) as view:
+                done = 0
+                while done < size:
+                    count = os.preadv(self._fd, [view[done:]], offset + done)
+                    if not count:
+                        raise EOFError(f"{size - done} bytes of a piece are missing")
+                    done += count
+            return piece
+        finally:
+            self._freed.append(offset)
 
     def take_freed(self) -> bytes:
         """What is not used here any more, for `Outbox.freed`; once."""
@@ -125,6 +168,10 @@ class Inbox:
     @property
     def has_freed(self) -> bool:
         return bool(self._freed)
+
+    def close(self) -> None:
+        """Nothing more will be collected; what was stays valid."""
+        os.close(self._fd)
 
 
 def _to_page(offset: int) -> int:

@@ -218,6 +218,7 @@ class Worker:
             _explain_by(error, self._main_error)
             self.send_error(wire.REFUSED, id, error, hide=2)
             return
+        received = wire.size(data, buffers)
         del data, buffers
         begun = time.perf_counter()
         try:
@@ -230,6 +231,8 @@ class Worker:
             self.send_error(wire.FAILED, id, error, hide=1)
             return
         fn = args = kwargs = None
+        if type(value) is Outcomes:
+            value.size = received
         try:
             answer, extra = _dumps_result(value)
         except BaseException as error:
@@ -283,12 +286,15 @@ class Voice:
 
 
 class Outcomes:
-    """What became of several items: values, descriptions of errors by their place, and how long all of it took."""
+    """What became of several items: values, descriptions of errors by their place, how long all of it took, and how
+    many bytes had come for it.
+    """
 
     def __init__(self, values: list[Any], errors: dict[int, list[failures.Entry]], seconds: float) -> None:
         self.values = values
         self.errors = errors
         self.seconds = seconds
+        self.size = 0
 
     def keep_picklable(self) -> None:
         """Make errors of the values that cannot go back."""
@@ -300,22 +306,36 @@ class Outcomes:
                 self.errors[place] = failures.describe(_unpicklable_result(value, error))
 
 
-def run_items(fn: Callable[..., Any], calls: list[tuple[Any, ...]]) -> Outcomes:
+def run_items(fn: Callable[..., Any], *columns: list[Any]) -> Outcomes:
     """Call a function for each of several items."""
     values: list[Any] = []
     errors: dict[int, list[failures.Entry]] = {}
+    done = values.append
     begun = time.perf_counter()
-    for place, args in enumerate(calls):
+    for args in zip(*columns, strict=True):
         try:
-            values.append(fn(*args))
+            done(fn(*args))
         except RequestCancelled:
             raise
         except BaseException as error:
             if _says_broken(error) or (isinstance(error, MemoryError) and _has_memory_limit()):
                 raise
-            values.append(None)
-            errors[place] = failures.describe(error, hide=1)
+            errors[len(values)] = failures.describe(error, hide=1)
+            done(None)
     return Outcomes(values, errors, time.perf_counter() - begun)
+
+
+def run_sendable_items(
+    fn: Callable[..., Any], refused: dict[int, list[failures.Entry]], *columns: list[Any]
+) -> Outcomes:
+    """`run_items` for those that could be sent; why the others could not came in their place."""
+    ran = run_items(fn, *columns)
+    values: list[Any] = [None] * (len(ran.values) + len(refused))
+    places = [place for place in range(len(values)) if place not in refused]
+    for place, value in zip(places, ran.values, strict=True):
+        values[place] = value
+    errors = {places[number]: error for number, error in ran.errors.items()}
+    return Outcomes(values, errors | refused, ran.seconds)
 
 
 class SendItems:
@@ -445,4 +465,4 @@ def _dumps_result(value: Any) -> tuple[bytes, list[Any]]:
 def _unpicklable_result(value: Any, error: BaseException) -> BaseException:
     from bullpen.runtimes.process.refusals import not_picklable
 
-    return not_picklable("the result", value, error, wire.dumps)
+    return not_picklable("the result", value, error, wire.dumps, ran=True)

@@ -62,7 +62,7 @@ class Items:
                 item = self._waiting[0]()
                 taken = self._producer.take(item, self._go_on)
             except BaseException as error:
-                self._error = unreadable("an item", error)
+                self._error = unreadable("an item", error, ran=True)
                 taken = False
             if taken is None:  # no room: `_go_on` is called when there is some
                 return
@@ -93,8 +93,8 @@ class Items:
         return (state, value) if self._error is None else (FAILED, self._error)
 
 
-def unreadable(what: str, error: BaseException) -> NotPicklable:
+def unreadable(what: str, error: BaseException, *, ran: bool) -> NotPicklable:
     """The error for something that came, but cannot be had."""
-    refusal = NotPicklable(what, "", f"it was pickled, but reading it raised {error!r}")
+    refusal = NotPicklable(what, "", f"it was pickled, but reading it raised {error!r}", ran=ran)
     refusal.__cause__ = error
     return refusal

@@ -1,7 +1,7 @@
 """The app's side of the keeper: who starts it, tells it to start workers, and hears from it how they ended.
 
-There is one keeper for each set of preloaded modules, shared by all runtimes that want the same. It ends when it had no
-workers for a while, and at once when the app does.
+There is one keeper for each set of preloaded modules, with the app's script or without it, shared by all runtimes that
+want the same. It ends when it had no workers for a while, and at once when the app does.
 """
 
 from __future__ import annotations
@@ -37,57 +37,73 @@ class Newborn(Protocol):
     def ended(self, code: int | None, why: str) -> None:
         """It has ended, with this exit code, or less than 0 by a signal; or None: it never was, or nobody knows."""
 
+    @property
+    def unwanted(self) -> bool:
+        """It is to end as soon as it has started."""
 
-def start(preload: tuple[str, ...], newborn: Newborn, wanted: dict[str, Any], fds: list[int]) -> None:
+
+Script = tuple[str | None, str | None]  # the name or the file of the app's main module
+Foundation = tuple[tuple[str, ...], Script | None]  # what workers have from the beginning: modules, and the script
+
+
+def start(foundation: Foundation, newborn: Newborn, wanted: dict[str, Any], fds: list[int]) -> Nursery:
     """Have a worker started as is `wanted`, with these descriptors: its channel, or its stdin if it is a program,
     stdout, stderr, and what it shares with the app. They are closed here.
     """
     with _lock:
-        nursery = _nurseries.get(preload)
-        if nursery is None:
-            try:
-                nursery = _nurseries[preload] = Nursery(preload)
-            except BaseException:
-                for fd in fds:
-                    os.close(fd)
-                raise
-        nursery.expect(newborn, wanted, fds)
+        try:
+            nursery = _nurseries.get(foundation)
+            if nursery is None:
+                nursery = _nurseries[foundation] = Nursery(foundation)
+            nursery.expect(newborn, wanted, fds)
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
     nursery.order()
+    return nursery
 
 
 class Nursery:
     """One keeper process."""
 
-    def __init__(self, preload: tuple[str, ...]) -> None:
-        self._preload = preload
+    def __init__(self, foundation: Foundation) -> None:
+        self._foundation = foundation
         self._orders_ever = 0
         self._workers: dict[int, Newborn] = {}
         self._orders: deque[tuple[bytes, list[int]]] = deque()  # that were not sent yet
         self._ordering = primitives.gate()  # open while nobody sends
         self._why = "its keeper ended"
+        self._heard_of = False  # the keeper has begun: it has imported what it should
         self._over = False
         self._environment = dict(os.environ)
         self._reader = wire.Reader()
         self._pidfds: list[int] = []  # that came along with frames, in their order
+        preload, script = foundation
+        named = [] if script is None else [script[0] or "", script[1] or "", *sys.argv]
         mine, theirs = socket.socketpair()
-        death, self._alive = os.pipe()  # nobody else has this end, so it closes when this process ends, however it does
-        try:
-            self._keeper = subprocess.Popen(
-                [*_program("zygote"), str(theirs.fileno()), str(death), *preload],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), death),
-                process_group=0,  # so that Ctrl-C goes past it
-                env={**self._environment, orphans.VARIABLE: orphans.mark()},
-            )
-        except BaseException:
-            mine.close()
-            os.close(self._alive)
-            raise
-        finally:
-            theirs.close()
-            os.close(death)
-        self._channel = Channel(mine)
-        switchboard.post(lambda: switchboard.watch(mine.fileno(), self._heard))
+        with theirs, contextlib.ExitStack() as opened:
+            opened.enter_context(mine)
+            # Nobody else has that end of it, so it closes when this process ends, however it does.
+            death, self._alive = os.pipe()
+            opened.callback(os.close, self._alive)
+            try:
+                self._keeper = subprocess.Popen(
+                    [*_program("zygote"), str(theirs.fileno()), str(death), " ".join(preload), *named],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(), death),
+                    process_group=0,  # so that Ctrl-C goes past it
+                    env={**self._environment, orphans.VARIABLE: orphans.mark()},
+                )
+            finally:
+                os.close(death)
+            self._channel = Channel(mine)
+            switchboard.post(self._listen)
+            opened.pop_all()
+
+    def _listen(self) -> None:
+        if self._channel.sock.fileno() >= 0:
+            switchboard.watch(self._channel.sock.fileno(), self._heard)
 
     # Start. From any thread.
 
@@ -101,9 +117,10 @@ class Nursery:
             **wanted,
             "environment": _changes(self._environment, os.environ) | wanted.get("environment", {}),
         }
+        data = pickle.dumps(orders)
         self._orders_ever = number = self._orders_ever + 1
         self._workers[number] = newborn
-        self._orders.append((b"".join(wire.pack(wire.START, number, pickle.dumps(orders))), fds))
+        self._orders.append((b"".join(wire.pack(wire.START, number, data)), fds))
 
     def order(self) -> None:
         """Send what is to be sent; if the keeper is not quick enough, the rest later."""
@@ -133,6 +150,17 @@ class Nursery:
                 self._orders.popleft()
         return True
 
+    def give_up_unwanted(self) -> None:
+        """If nobody wants what the keeper has been told to start, it need not finish its imports, which may hang."""
+        switchboard.post(self._give_up_unwanted)
+
+    def _give_up_unwanted(self) -> None:
+        with _lock:
+            wanted = any(not newborn.unwanted for newborn in self._workers.values())
+        if not (wanted or self._heard_of or self._over):
+            self._why = "its keeper was ended while it imported what was asked for"
+            self._keeper.kill()
+
     # What the keeper says. On the switchboard's thread.
 
     def _heard(self) -> None:
@@ -143,6 +171,7 @@ class Nursery:
         except OSError:
             data, fds = b"", []
         self._pidfds += fds
+        self._heard_of = True
         if not data:
             self._end(self._why)
         for kind, number, payload, _ in self._reader.feed(data):
@@ -168,8 +197,8 @@ class Nursery:
             self._end("")
 
     def _leave(self) -> None:
-        if _nurseries.get(self._preload) is self:
-            del _nurseries[self._preload]
+        if _nurseries.get(self._foundation) is self:
+            del _nurseries[self._foundation]
 
     def _end(self, why: str) -> None:
         """The keeper has ended, or ends now; all workers do so with it, the kernel sees to that."""
@@ -211,7 +240,7 @@ class Nursery:
 
 
 _lock = primitives.backlog_lock()
-_nurseries: dict[tuple[str, ...], Nursery] = {}
+_nurseries: dict[Foundation, Nursery] = {}
 
 
 def _end_all() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from bullpen.errors import NotPicklable
 from bullpen.runtimes.port import CallsMany, CallsMethod, Listener, ProducesItems
-from bullpen.runtimes.process import child, wire
+from bullpen.runtimes.process import child, failures, wire
 from bullpen.runtimes.process.refusals import can_be, not_picklable
 
 MAIN_NAMES = (b"\x8c\x08__main__", b"\x8c\x0b__mp_main__")  # as pickle writes them
@@ -23,13 +23,41 @@ Encoded = tuple[bytes, list[Any], bool]  # a pickle, its buffers, and whether th
 
 def encode_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Encoded:
     """What a worker has to do for a request."""
+    try:
+        return _encode_call(_elsewhere(fn), args, kwargs)
+    except NotPicklable:
+        if not isinstance(fn, CallsMany):
+            raise
+        refused = _refused_items(args)
+        if not refused or len(args[0]) == 1:
+            raise
+    sendable = tuple([value for place, value in enumerate(column) if place not in refused] for column in args)
+    call = functools.partial(child.run_sendable_items, _elsewhere(fn.fn), refused)
+    return _encode_call(call, sendable, kwargs)
 
+
+def _encode_call(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Encoded:
     def named() -> Iterator[tuple[str, Any]]:
-        yield "the function", _elsewhere(fn)
-        yield from ((f"argument {number}", value) for number, value in enumerate(args, 1))
+        yield "the function", call
+        yield from _arguments(args)
         yield from ((f"argument {name}", value) for name, value in (kwargs or {}).items())
 
-    return _encode((_elsewhere(fn), args, kwargs), named)
+    return _encode((call, args, kwargs), named)
+
+
+def _arguments(args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    return ((f"argument {number}", value) for number, value in enumerate(args, 1))
+
+
+def _refused_items(columns: tuple[list[Any], ...]) -> dict[int, list[failures.Entry]]:
+    """Which of several items cannot be sent, and why."""
+    refused = {}
+    for place, args in enumerate(zip(*columns, strict=True)):
+        try:
+            _encode(args, functools.partial(_arguments, args))
+        except NotPicklable as error:
+            refused[place] = failures.describe(error, hide=2)
+    return refused
 
 
 def encode_setup(initializer: Any, initargs: tuple[Any, ...], keeps: Any) -> Encoded:
@@ -56,17 +84,30 @@ def _encode(value: Any, named: Callable[[], Iterator[tuple[str, Any]]]) -> Encod
         raise
     except BaseException as error:
         what, part = next(((what, part) for what, part in named() if not can_be(_dumps, part)), ("the call", value))
-        raise not_picklable(what, part, error, _dumps) from error
+        raise not_picklable(what, part, error, _dumps, ran=False) from error
 
 
 def main_module() -> tuple[str | None, str | None] | None:
     """The name or the file by which others can import this process's main module; None if it has neither."""
     module = sys.modules["__main__"]
     name = getattr(getattr(module, "__spec__", None), "name", None)
-    if name is not None:
-        return name, None
     path = getattr(module, "__file__", None)
+    if name == "__main__" and path is not None:  # of a folder or an archive, which is what was run
+        path = os.path.dirname(path)
+    elif name is not None:
+        return name, None
     return None if path is None or not os.path.exists(path) else (None, os.path.abspath(path))
+
+
+def is_of_main(fn: Any) -> bool:
+    """Whether `fn` was defined in the main module, as far as can be seen from outside."""
+    while True:
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        elif isinstance(fn, ProducesItems | CallsMany):
+            fn = fn.fn
+        else:
+            return getattr(fn, "__module__", None) in ("__main__", "__mp_main__")
 
 
 def _dumps(value: Any) -> tuple[bytes, list[Any], bool]:

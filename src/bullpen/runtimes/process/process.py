@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import os
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from bullpen import primitives
 from bullpen.core.request import DONE, FAILED, Request
 from bullpen.core.worker import Worker
 from bullpen.errors import MissingMainGuard, NotPicklable, RemoteError, WorkerOutOfMemory
@@ -14,11 +17,18 @@ from bullpen.runtimes.port import CallsMany, Listener, Outcomes, ProducesItems, 
 from bullpen.runtimes.process import arena, child, failures, nursery, wire
 from bullpen.runtimes.process.calls import RequestCancelled
 from bullpen.runtimes.process.items import unreadable
+from bullpen.runtimes.process.listening import listen
 from bullpen.runtimes.process.output import Output
-from bullpen.runtimes.process.pickling import Encoded, encode_call, main_module
-from bullpen.runtimes.process.supervised import Supervised
+from bullpen.runtimes.process.pickling import Encoded, encode_call, encode_setup, is_of_main, main_module
+from bullpen.runtimes.process.supervised import Supervised, pipe_from_it
 from bullpen.runtimes.process.switchboard import Channel, switchboard
 
+if TYPE_CHECKING:
+    from bullpen.runtimes.process.runtime import ProcessRuntime
+
+logger = logging.getLogger("bullpen")
+
+ANSWERS = (wire.QUICK, wire.DONE, wire.FAILED, wire.REFUSED)
 AHEAD = 32  # requests that a quick worker may have at once
 STREAK = 4  # how many quick ones make a quick worker
 SMALL = 16 * 1024  # bytes of a request that may be given ahead
@@ -31,55 +41,63 @@ class Process(Supervised):
     __slots__ = (
         "_channel",
         "_has_main",
+        "_hearing",
         "_inbox",
         "_memory_limit",
+        "_nudged_early",
         "_outbox",
         "_recalls",
+        "_runtime",
         "_sent",
-        "_shared",
         "_stdout",
         "_streak",
         "_watched",
     )
 
-    def __init__(
-        self,
-        worker: Worker,
-        events: WorkerEvents,
-        cancel_grace: float,
-        max_rss: int | None = None,
-        memory_limit: int | None = None,
-    ) -> None:
-        super().__init__(worker, events, cancel_grace, max_rss)
-        self._memory_limit = memory_limit
+    def __init__(self, worker: Worker, events: WorkerEvents, runtime: ProcessRuntime) -> None:
+        super().__init__(worker, events, runtime.cancel_grace, runtime.max_rss)
+        self._runtime = runtime
+        self._memory_limit = runtime.memory_limit
         self._sent = 0  # the number of the last request that was sent, and not only noted
         self._recalls = 0  # that were not answered yet: meanwhile it is given nothing ahead
+        self._nudged_early = False  # the socket had no room yet for what it was to look at
         self._streak = 0  # how many of the last answers were quick
         self._watched = False  # somebody will look whether it gets on
         self._has_main = False
+        self._hearing = primitives.gate()  # closed while somebody handles what it has said
 
     # Start.
 
-    def start(self, setup: Encoded, preload: tuple[str, ...], how: str) -> None:
-        """Have it started, to do first what `setup` says."""
-        data, buffers, needs_main = setup
+    def _open(self, opened: contextlib.ExitStack, its_own: list[int]) -> None:
         mine, theirs = socket.socketpair()
-        out, its_out = os.pipe()
-        err, its_err = os.pipe()
+        opened.enter_context(mine)
+        its_own.append(theirs.detach())
         self._channel = Channel(mine)
-        self._shared = arena.new_files()
-        self._outbox = arena.Outbox(self._shared[0]) if self._shared else None
-        self._inbox = arena.Inbox(self._shared[1]) if self._shared else None
-        self._stdout = Output(out, self._worker.name, "stdout")
-        self._stderr = Output(err, self._worker.name, "stderr")
-        self._send(wire.BEGIN, 0, data, buffers, needs_main)
-        switchboard.post(self._listen)
-        try:
-            wanted = {"start": how, "memory_limit": self._memory_limit}
-            nursery.start(preload, self, wanted, [theirs.detach(), its_out, its_err, *map(os.dup, self._shared)])
-        except BaseException:
-            switchboard.post(self._close)
-            raise
+        self._stdout = Output(pipe_from_it(opened, its_own), self._worker.name, "stdout")
+        self._stderr = Output(pipe_from_it(opened, its_own), self._worker.name, "stderr")
+        shared = arena.new_files()
+        for fd in shared:
+            opened.callback(os.close, fd)
+        for fd in shared:
+            its_own.append(os.dup(fd))
+        self._outbox = arena.Outbox(shared[0]) if shared else None
+        self._inbox = arena.Inbox(shared[1]) if shared else None
+
+    def _greet(self) -> None:
+        runtime = self._runtime
+        self._send(wire.BEGIN, 0, *encode_setup(runtime.initializer, runtime.initargs, self._worker.keeps))
+
+    def _orders(self) -> tuple[nursery.Foundation, dict[str, Any]]:
+        return self._foundation(), {"start": self._runtime.start_method, "memory_limit": self._memory_limit}
+
+    def _foundation(self) -> nursery.Foundation:
+        """What it has from the beginning: also the script, if that is needed, or will be for what waits longest."""
+        runtime = self._runtime
+        waiting = getattr(self._events, "waiting_function", None)  # not every pool has it
+        if waiting is not None and is_of_main(waiting()):
+            runtime.needs_main = True
+        with_script = runtime.needs_main and runtime.start_method == "zygote"
+        return runtime.preload, main_module() if with_script else None
 
     def _listen(self) -> None:
         switchboard.watch(self._channel.sock.fileno(), self._heard)
@@ -108,16 +126,16 @@ class Process(Supervised):
         self._send(wire.CANCEL, number)
         if self._worker.capacity == 1:  # a signal comes after what it says: it looks at that when it gets it
             if first:
-                self._signal(wire.NUDGE)
+                self._nudge()
             else:
-                self._recall()
+                self.recall()
 
     def _ask_where(self) -> None:
         self._signal(wire.DUMP)
 
     def _send(self, kind: int, id: int, data: bytes = b"", buffers: Any = (), needs_main: bool = False) -> None:
         if needs_main and not self._has_main:
-            self._has_main = True
+            self._has_main = self._runtime.needs_main = True
             self._channel.send(wire.pack(wire.MAIN, 0, wire.dumps(main_module())[0]))
         if self._inbox is not None and self._inbox.has_freed:
             self._channel.send(wire.pack(wire.FREED, 0, self._inbox.take_freed()))
@@ -126,18 +144,58 @@ class Process(Supervised):
     def credit(self, number: int, count: int) -> None:
         self._send(wire.CREDIT, number, count.to_bytes(4, "little"))
 
-    # What it says. On the switchboard's thread.
+    def listen_for(self, request: Request) -> None:
+        """The calling thread is going to wait for `request`: it listens itself, if there is nothing else to hear."""
+        alone = len(self._requests) == 1 and request in self._ids and not self._streams
+        if alone and self._worker.capacity == 1 and not switchboard.reports_here():
+            listen(self._channel.sock.fileno(), self._hear, request)
+
+    # What it says. On the switchboard's thread, or on one that listens instead.
 
     def _heard(self) -> None:
+        with self._hearing:
+            goes_on = self._handle_frames()
+            if goes_on and self._streak >= STREAK and not self._over:
+                self._give_ahead()  # whoever listens does not begin with that before it is noted here
+        if not goes_on:
+            switchboard.forget(self._channel.sock.fileno())  # its keeper will say what has happened
+
+    def _hear(self) -> bool:
+        with self._hearing:
+            return self._handle_frames()
+
+    def _handle_frames(self) -> bool:
+        """Handle what it has said; False if it will say no more."""
         try:
             frames = self._channel.receive()
-        except (EOFError, OSError):
-            switchboard.forget(self._channel.sock.fileno())  # its keeper will say what has happened
-            return
+        except (EOFError, ConnectionError):
+            return False
+        except Exception as error:  # no memory: nobody knows what comes next
+            self._cannot_go_on(error)
+            return False
         for frame in frames:
+            self._take(frame)
+        return True
+
+    def _take(self, frame: wire.Frame) -> None:
+        """Handle one thing that it has said. Never fails: what comes after it concerns others."""
+        try:
             self._handle(*frame)
-        if self._streak >= STREAK and not self._over:
-            self._give_ahead()
+        except BaseException as error:
+            kind, number = frame[0] & ~wire.SHARED, frame[1]
+            if kind in ANSWERS and number in self._requests:
+                self.finished(number, FAILED, unreadable("the result", error, ran=True))
+            elif kind == wire.ITEM and number in self._streams:
+                self._streams[number].came(functools.partial(_raise, error))
+            else:
+                logger.exception("what worker %s has said could not be handled", self._worker.name)
+                if kind in (wire.READY, wire.NOT_BEGUN, wire.BROKEN):
+                    self._cannot_go_on(error)
+
+    def _cannot_go_on(self, error: BaseException) -> None:
+        if not self._over:
+            self._failure = self._failure or error
+            self.kill()
 
     def _handle(self, kind: int, number: int, data: Any, buffers: tuple[Any, ...]) -> None:
         if kind & wire.SHARED:
@@ -151,9 +209,9 @@ class Process(Supervised):
             try:
                 value = wire.loads(data, buffers)
                 if type(value) is child.Outcomes:
-                    value = _outcomes(value)
+                    value = _outcomes(value, wire.size(data, buffers))
             except BaseException as error:
-                self.finished(number, FAILED, unreadable("the result", error))
+                self.finished(number, FAILED, unreadable("the result", error, ran=True))
             else:
                 self.finished(number, DONE, value)
         elif kind == wire.FAILED:
@@ -163,7 +221,7 @@ class Process(Supervised):
             if isinstance(problem.__cause__, MissingMainGuard):  # the function is missing because of that
                 problem = problem.__cause__
             elif not isinstance(problem, NotPicklable):
-                problem = unreadable("the call", problem)
+                problem = unreadable("the call", problem, ran=False)
             self.finished(number, FAILED, problem)
         elif kind == wire.ITEM:
             stream = self._streams.get(number)
@@ -227,6 +285,8 @@ class Process(Supervised):
         if pieces:
             self._channel.send([b"".join(pieces)])
             self._sent = number
+            if self._recalls:  # somebody wanted back what was not even sent
+                self.recall()
             if not self._watched:
                 self._watched = True
                 switchboard.later(PATIENCE, functools.partial(self._watch, self._answers))
@@ -236,15 +296,26 @@ class Process(Supervised):
         self._watched = len(self._requests) > 1 and not self._over
         if not self._watched:
             return
-        if self._answers == answers and not self._recalls:
+        if self._answers == answers:
             self._streak = 0
-            self._recall()
+            if self._nudged_early:
+                self._nudged_early = False
+                self._nudge()
+            elif not self._recalls:
+                self.recall()
         switchboard.later(PATIENCE, functools.partial(self._watch, self._answers))
 
-    def _recall(self) -> None:
+    def recall(self) -> None:
+        """Have it give back what it has not begun."""
         with self._lock:
             self._recalls += 1
         self._send(wire.RECALL, 0)
+        self._nudge()
+
+    def _nudge(self) -> None:
+        """Have it look at what has come, while it runs something."""
+        if self._channel.waits:
+            self._nudged_early = True
         self._signal(wire.NUDGE)
 
     def _take_back(self, numbers: list[int]) -> None:
@@ -255,42 +326,39 @@ class Process(Supervised):
                 request = self._requests.pop(number, None)
                 if request is not None:
                     del self._ids[request]
-                    self._told.discard(number)
+                    self._told.pop(number, None)
                     requests.append(request)
         if not requests:
             return
-        turn = requests[0] if requests[0] in self._worker.requests else None  # it had just come to this one
-        self._events.not_begun(self._worker, requests)  # type: ignore[attr-defined]
-        self._run(turn)
+        self._run(self._events.not_begun(self._worker, requests))  # type: ignore[attr-defined]
 
     # The end.
 
     def _hear_the_rest(self) -> None:
-        try:
-            while True:
-                frames = self._channel.receive()
-                if not frames:
-                    break
-                for frame in frames:
-                    self._handle(*frame)
-        except (EOFError, OSError):
-            pass
+        with self._hearing:
+            for frame in self._channel.rest():
+                self._take(frame)
         self._stdout.drain()
         self._stderr.drain()
 
     def _close(self) -> None:
-        self._channel.close()
+        with self._hearing:  # nobody is about to map what has come
+            self._channel.close()
+            if self._inbox is not None:
+                self._inbox.close()
+        if self._outbox is not None:
+            self._outbox.close()
         self._stdout.close()
         self._stderr.close()
-        for fd in self._shared:
-            os.close(fd)
-        self._shared = []
-        self._outbox = self._inbox = None
 
 
-def _outcomes(sent: child.Outcomes) -> Outcomes:
+def _outcomes(sent: child.Outcomes, size: int) -> Outcomes:
     errors = {place: failures.rebuild(entries, RemoteError) for place, entries in sent.errors.items()}
-    return Outcomes(sent.values, errors, sent.seconds)
+    return Outcomes(sent.values, errors, sent.seconds, sent.size + size)
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _error(data: Any) -> BaseException:

@@ -14,7 +14,7 @@ DEEPEST = 10
 Dumps = Callable[[Any], object]
 
 
-def not_picklable(what: str, value: Any, error: BaseException, dumps: Dumps) -> NotPicklable:
+def not_picklable(what: str, value: Any, error: BaseException, dumps: Dumps, *, ran: bool) -> NotPicklable:
     """The error for `value`, for which `dumps` raised `error`."""
     path = ""
     for _ in range(DEEPEST):
@@ -28,7 +28,7 @@ def not_picklable(what: str, value: Any, error: BaseException, dumps: Dumps) -> 
     reason = f"{described} cannot be pickled: {type(error).__name__}: {error}"
     if "<l" in name:  # a lambda, or something local
         reason += '; define it at the top of a module, or pip install "bullpen[pickle]"'
-    return NotPicklable(what, path, reason)
+    return NotPicklable(what, path, reason, ran=ran)
 
 
 def can_be(dumps: Dumps, value: Any) -> bool:

@@ -13,12 +13,11 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from bullpen.core.request import Request
+from bullpen.core.request import RUNNING, Request
 from bullpen.core.worker import Worker
 from bullpen.errors import InvalidOption, InvalidOptionType, MissingMainGuard
 from bullpen.runtimes.port import WorkerEvents
 from bullpen.runtimes.process import child
-from bullpen.runtimes.process.pickling import encode_setup
 from bullpen.runtimes.process.process import Process
 from bullpen.runtimes.process.supervised import checked_bytes
 from bullpen.runtimes.process.switchboard import switchboard
@@ -76,6 +75,7 @@ class ProcessRuntime:
         self.preload: tuple[Any, ...] = modules
         self.start_method: Start = start
         self.cancel_grace = float(cancel_grace)
+        self.needs_main = False  # its workers are sent things that the app's script defines
         sys.modules.setdefault("__mp_main__", sys.modules["__main__"])  # as workers call it
 
     def with_initializer(self, initializer: Callable[..., object], initargs: tuple[Any, ...]) -> ProcessRuntime:
@@ -92,12 +92,16 @@ class ProcessRuntime:
 
     def reports_here(self) -> bool:
         """Whether results arrive on this thread, so that nobody must wait for one here."""
-        return switchboard.is_here()
+        return switchboard.reports_here()
+
+    def listen_for(self, request: Request) -> None:
+        """Whoever calls this is going to wait for a request, and has nothing else to do."""
+        if request.state is RUNNING and request.worker is not None:  # else somebody drives it by hand
+            request.worker.handle.listen_for(request)
 
     def start(self, worker: Worker, events: WorkerEvents) -> None:
-        worker.handle = process = Process(worker, events, self.cancel_grace, self.max_rss, self.memory_limit)
-        setup = encode_setup(self.initializer, self.initargs, worker.keeps)
-        process.start(setup, self.preload, self.start_method)
+        worker.handle = process = Process(worker, events, self)
+        process.start()
 
     def cancel(self, worker: Worker, request: Request) -> bool:
         return bool(worker.handle.cancel(request))

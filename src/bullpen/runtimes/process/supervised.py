@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -17,10 +18,11 @@ from bullpen.core.request import FAILED, Request
 from bullpen.core.worker import DEAD, EXITED, STOPPING, Worker
 from bullpen.errors import InvalidOption, InvalidOptionType, WorkerLost, WorkerStartFailed
 from bullpen.runtimes.port import ProducesItems, WorkerEvents
+from bullpen.runtimes.process import nursery
 from bullpen.runtimes.process.calls import RequestCancelled
 from bullpen.runtimes.process.items import Items
 from bullpen.runtimes.process.output import Output
-from bullpen.runtimes.process.switchboard import switchboard
+from bullpen.runtimes.process.switchboard import Timer, switchboard
 
 logger = logging.getLogger("bullpen")
 
@@ -29,6 +31,9 @@ TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
 LOOK_EVERY = 0.05  # seconds between two looks at the memory of one
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 LAST_LINES = 20  # of what a dead worker has written
+STACK_LINES = 120  # of that, if it ends with the stacks of its threads
+FATAL = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+WRITES_STACKS = {-getattr(signal, name) for name in FATAL if hasattr(signal, name)}
 
 
 class Supervised:
@@ -52,6 +57,7 @@ class Supervised:
         "_looked_at",
         "_max_rss",
         "_numbers",
+        "_nursery",
         "_over",
         "_pid",
         "_pidfd",
@@ -64,6 +70,7 @@ class Supervised:
         "_why",
         "_worker",
         "ended_on_purpose",
+        "was_killed",
     )
 
     _stderr: Output
@@ -79,10 +86,11 @@ class Supervised:
         self._requests: dict[int, Request] = {}  # what it has to answer
         self._ids: dict[Request, int] = {}
         self._streams: dict[int, Items] = {}
-        self._told: set[int] = set()  # requests that shall end
+        self._told: dict[int, Timer | None] = {}  # requests that shall end, and what comes if they do not
         self._early: set[Request] = set()  # requests that shall end and were not even sent
         self._pid = 0
         self._pidfd: int | None = None
+        self._nursery: nursery.Nursery | None = None  # where it is started
         self._ready: tuple[str, Any] | None = None  # it said so before its keeper said that it has started
         self._failure: BaseException | None = None  # why it ends
         self._broken_by: set[int] = set()  # requests that said so
@@ -92,10 +100,27 @@ class Supervised:
         self._doomed = False
         self._over = False
         self.ended_on_purpose = False  # for a request that did not stop
+        self.was_killed = False  # by a signal, or with its keeper; it has not said that anything was wrong
         self._gone = primitives.gate()
         self._gone.acquire()
 
     # What subclasses know.
+
+    def _open(self, opened: contextlib.ExitStack, its_own: list[int]) -> None:
+        """Open what it is reached by: `opened` closes this side if more is not to be had, `its_own` is its side."""
+        raise NotImplementedError
+
+    def _listen(self) -> None:
+        """Watch what was opened. On the switchboard's thread."""
+        raise NotImplementedError
+
+    def _greet(self) -> None:
+        """Send what it has to read first."""
+        raise NotImplementedError
+
+    def _orders(self) -> tuple[nursery.Foundation, dict[str, Any]]:
+        """What its keeper is told."""
+        raise NotImplementedError
 
     def _encode(self, request: Request) -> Any:
         """What `_call` sends for a request; raises if it cannot be sent."""
@@ -128,8 +153,43 @@ class Supervised:
 
     # Start.
 
+    def start(self) -> None:
+        """Have it started. Raises if that cannot be done, and then nothing is left of it."""
+        opened = contextlib.ExitStack()
+        its_own: list[int] = []  # until its keeper gets them
+        try:
+            self._open(opened, its_own)
+            switchboard.post(self._begin_to_listen)
+            opened.pop_all()
+            opened.callback(switchboard.post, self._close)  # for it is watched there
+            self._greet()
+            foundation, wanted = self._orders()
+            fds, its_own = its_own, []
+            self._nursery = nursery.start(foundation, self, wanted, fds)
+        except BaseException:
+            self._over = True
+            for fd in its_own:
+                os.close(fd)
+            opened.close()
+            self._gone.release()
+            raise
+        if self._doomed:
+            self.kill()
+
+    def _begin_to_listen(self) -> None:
+        if not self._over:
+            self._listen()
+
+    @property
+    def unwanted(self) -> bool:
+        return self._doomed
+
     def started(self, pid: int, pidfd: int | None) -> None:
         """Its keeper says that it runs."""
+        if self._over:  # `start` was interrupted when the keeper knew of it already; it ends, as nobody speaks to it
+            if pidfd is not None:
+                os.close(pidfd)
+            return
         self._pid = pid
         self._pidfd = pidfd
         if self._doomed:
@@ -211,8 +271,10 @@ class Supervised:
                 return
             del self._ids[request]
             self._answers += 1
-            self._told.discard(number)
+            insisting = self._told.pop(number, None)
             self._streams.pop(number, None)
+        if insisting is not None:
+            switchboard.never_mind(insisting)
         if self._max_rss is not None:
             self._look_at_memory(self._max_rss)
         following = self._events.finished(self._worker, request, state, value)
@@ -267,22 +329,32 @@ class Supervised:
                 return True
             if number in self._told:
                 return True
-            self._told.add(number)
+            self._told[number] = None
             first = next(iter(self._requests)) == number
         self._say_cancel(number, first)
-        switchboard.later(self._cancel_grace, functools.partial(self._insist, number))
+        self._insist_later(number)
         return True
+
+    def _insist_later(self, number: int) -> None:
+        timer = switchboard.later(self._cancel_grace, functools.partial(self._insist, number))
+        with self._lock:
+            if number in self._told:
+                self._told[number] = timer
+                return
+        switchboard.never_mind(timer)  # it has ended meanwhile
 
     def _insist(self, number: int) -> None:
         """It was told to end, and has not: find out where it is, and end its process."""
-        if number not in self._requests or self._over:
+        with self._lock:  # whoever listens may just hear that it has ended
+            if number not in self._requests or self._over:
+                return
+            begun = self._worker.capacity > 1 or next(iter(self._requests)) == number
+        if not begun:
+            self._insist_later(number)
             return
-        if self._worker.capacity == 1 and next(iter(self._requests)) != number:
-            switchboard.later(self._cancel_grace, functools.partial(self._insist, number))  # it has not even begun
-        else:
-            self._why = f"it did not stop within {self._cancel_grace:g} s after it was told to"
-            self._ask_where()
-            switchboard.later(LOOK_GRACE, functools.partial(self._terminate, number))
+        self._why = f"it did not stop within {self._cancel_grace:g} s after it was told to"
+        self._ask_where()
+        switchboard.later(LOOK_GRACE, functools.partial(self._terminate, number))
 
     def _terminate(self, number: int) -> None:
         if number in self._requests and not self._over:
@@ -293,8 +365,12 @@ class Supervised:
     def kill(self) -> None:
         """End it with all that it has started, now."""
         self._doomed = True
-        if self._pid and not self._over:
+        if self._over:
+            return
+        if self._pid:
             self._signal_group(signal.SIGKILL)
+        elif self._nursery is not None:
+            self._nursery.give_up_unwanted()
 
     def _signal(self, number: int) -> None:
         try:
@@ -318,6 +394,8 @@ class Supervised:
 
     def ended(self, code: int | None, why: str) -> None:
         """Its keeper says that it has ended."""
+        if self._over:
+            return
         self._over = True
         self._take_no_more()
         self._hear_the_rest()
@@ -326,6 +404,7 @@ class Supervised:
             os.close(self._pidfd)
             self._pidfd = None
         worker = self._worker
+        self.was_killed = self._failure is None and (code is None or code < 0)
         try:
             if self._failure is not None:
                 self._events.died(worker, self._failure)
@@ -337,16 +416,22 @@ class Supervised:
             else:
                 self._events.died(worker, self._obituary(code, why))
         finally:
+            with self._lock:
+                insisting = [timer for timer in self._told.values() if timer is not None]
+                self._told.clear()
+                self._ids.clear()
+            for timer in insisting:
+                switchboard.never_mind(timer)
             self._requests.clear()
-            self._ids.clear()
             self._streams.clear()
             self._gone.release()
 
     def _obituary(self, code: int | None, why: str) -> WorkerLost | WorkerStartFailed:
         ready = self._worker.was_ready
-        how = _how(code, why or self._why, "" if ready else " before it was ready")
+        how = _how(code, self._why or why, "" if ready else " before it was ready")
         name = f"worker {self._worker.name}" + (f" (pid {self._pid})" if self._pid else "")
-        lines = self._stderr.tail.decode(errors="backslashreplace").splitlines()[-LAST_LINES:]
+        shown = STACK_LINES if self.ended_on_purpose or code in WRITES_STACKS else LAST_LINES
+        lines = self._stderr.tail.decode(errors="backslashreplace").splitlines()[-shown:]
         words = "".join(f"\n    {line}" for line in lines)
         last = f"; the last that it wrote:{words}" if words else ""
         if not ready:
@@ -361,6 +446,14 @@ class Supervised:
         if gone:
             self._gone.release()
         return gone
+
+
+def pipe_from_it(opened: contextlib.ExitStack, its_own: list[int]) -> int:
+    """A pipe for what it writes."""
+    ours, its = os.pipe()
+    opened.callback(os.close, ours)
+    its_own.append(its)
+    return ours
 
 
 def resident_bytes(pid: int) -> int:

@@ -12,6 +12,7 @@ import heapq
 import itertools
 import logging
 import os
+import select
 import selectors
 import socket
 import time
@@ -28,6 +29,7 @@ logger = logging.getLogger("bullpen")
 Action = Callable[[], object]
 Timer = tuple[float, int, Action]
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+LENDS = hasattr(select, "epoll")  # others cannot be told to look for nothing
 
 
 class Switchboard:
@@ -36,9 +38,12 @@ class Switchboard:
     def __init__(self) -> None:
         self._lock = primitives.backlog_lock()
         self._posted: deque[Action] = deque()
-        self._timers: list[Timer] = []  # a heap; only this thread looks at it
+        self._timers: list[Timer] = []  # a heap; only its thread looks at it
         self._numbers = itertools.count()
         self._watched: dict[int, Action] = {}  # by file descriptor; only this thread changes it
+        self._written: dict[int, Action] = {}  # what to call when something can be written to some of them
+        self._lent: dict[int, int] = {}  # threads, by the file descriptor at which they listen instead of this one
+        self._arming = primitives.gate()  # closed while somebody changes what the selector looks for
         self._selector: selectors.BaseSelector | None = None  # there while the thread runs
         self._wake = -1
         self._woken = False  # a byte is on its way
@@ -67,9 +72,43 @@ class Switchboard:
             self.post(lambda: heapq.heappush(self._timers, timer))
         return timer
 
+    def never_mind(self, timer: Timer) -> None:
+        """What `later` has returned is not to be done any more, if it was not done already."""
+        if not self.is_here():
+            self.post(lambda: self.never_mind(timer))
+        elif timer in self._timers:
+            self._timers.remove(timer)
+            heapq.heapify(self._timers)
+
     def is_here(self) -> bool:
         """Whether this is the switchboard's thread."""
         return self._thread == _thread.get_ident()
+
+    def reports_here(self) -> bool:
+        """Whether what workers say is handled on this thread, now."""
+        here = _thread.get_ident()
+        return here == self._thread or here in self._lent.values()
+
+    def lend(self, fd: int) -> bool:
+        """Let the calling thread listen at `fd`, which is watched, until it gives it back; False if it cannot."""
+        with self._arming:
+            if fd in self._lent or fd not in self._watched or not LENDS:
+                return False
+            self._lent[fd] = _thread.get_ident()
+            self._arm(fd)
+        return True
+
+    def give_back(self, fd: int) -> None:
+        with self._arming:
+            if self._lent.pop(fd, None) is not None:
+                self._arm(fd)
+
+    def _arm(self, fd: int) -> None:
+        """Have the selector look for what is wanted of `fd` now."""
+        assert self._selector is not None
+        heard, written = self._watched[fd], self._written.get(fd)
+        events = (0 if fd in self._lent else READ) | (0 if written is None else WRITE)
+        self._selector.modify(fd, events, heard if written is None else (heard, written))
 
     def _begin(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -84,12 +123,6 @@ class Switchboard:
 
     # On its thread.
 
-    def never_mind(self, timer: Timer) -> None:
-        """What `later` has returned is not to be done any more, if it was not done already."""
-        if timer in self._timers:
-            self._timers.remove(timer)
-            heapq.heapify(self._timers)
-
     def watch(self, fd: int, heard: Action, events: int = READ) -> None:
         """Call `heard` whenever something can be read from `fd`, or written to it."""
         assert self._selector is not None
@@ -98,14 +131,22 @@ class Switchboard:
 
     def watch_writing(self, fd: int, written: Action | None) -> None:
         """Call `written` too whenever something can be written to `fd`, which is watched; None: no more."""
-        if fd in self._watched and self._selector is not None:
-            data = self._watched[fd] if written is None else (self._watched[fd], written)
-            self._selector.modify(fd, READ if written is None else READ | WRITE, data)
+        with self._arming:
+            if fd not in self._watched:
+                return
+            if written is None:
+                self._written.pop(fd, None)
+            else:
+                self._written[fd] = written
+            self._arm(fd)
 
     def forget(self, fd: int) -> None:
         """`fd` is about to be closed."""
-        if self._watched.pop(fd, None) is not None and self._selector is not None:
-            self._selector.unregister(fd)
+        with self._arming:
+            self._written.pop(fd, None)
+            self._lent.pop(fd, None)
+            if self._watched.pop(fd, None) is not None and self._selector is not None:
+                self._selector.unregister(fd)
 
     def _run(self, woken: int) -> None:
         selector = self._selector
@@ -210,6 +251,11 @@ class Channel:
         if waits:
             switchboard.post(self._want_room)
 
+    @property
+    def waits(self) -> bool:
+        """Whether something was not sent yet."""
+        return bool(self._out)
+
     def _want_room(self) -> None:
         if not self._closed:
             switchboard.watch_writing(self.sock.fileno(), self._flush)
@@ -232,6 +278,15 @@ class Channel:
             return self._reader.read(self.sock)
         except (BlockingIOError, InterruptedError):
             return []
+
+    def rest(self) -> list[wire.Frame]:
+        """All frames that have come, of somebody who is gone. One that is large takes several reads."""
+        frames: list[wire.Frame] = []
+        try:
+            while True:
+                frames += self._reader.read(self.sock)
+        except (EOFError, OSError):  # also if somebody else still has the other end, and says nothing
+            return frames
 
     def close(self) -> None:
         with self._lock:

@@ -82,6 +82,11 @@ def loads(data: Any, buffers: Sequence[Any]) -> Any:
     return pickle.loads(data, buffers=buffers) if buffers else pickle.loads(data)
 
 
+def size(data: Any, buffers: Sequence[Any]) -> int:
+    """How many bytes they are."""
+    return len(data) + sum(map(len, buffers))
+
+
 def pack(kind: int, id: int, data: bytes = b"", buffers: Sequence[Any] = ()) -> list[Any]:
     """A frame in pieces, to be sent one after the other."""
     header = HEADER.pack(kind, len(buffers), id, len(data))

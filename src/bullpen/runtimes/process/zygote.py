@@ -1,9 +1,10 @@
 """The keeper of workers: a process of one thread that starts them, buries them, and survives nobody.
 
-It imports the modules of `preload` once and forks workers that have them; or, for `start="spawn"`, starts fresh
-interpreters. It knows of each worker's end first, and then ends whatever the worker has left in its process group. When
-the app is gone, however that came, it kills all workers and everything that they have started: as a *subreaper* it
-inherits those whose own parents died. What an earlier app has left, because its keeper was killed with it, is swept.
+It imports the modules of `preload` once, and the app's script if its functions are called, and forks workers that have
+them; or, for `start="spawn"`, starts fresh interpreters. It knows of each worker's end first, and then ends whatever
+the worker has left in its process group. When the app is gone, however that came, it kills all workers and everything
+that they have started: as a *subreaper* it inherits those whose own parents died. What an earlier app has left, because
+its keeper was killed with it, is swept.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ BOOT = (
 
 
 def main() -> None:
-    """The keeper as a program: the arguments are a path, the numbers of two file descriptors, and modules."""
-    Zygote(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])).live(sys.argv[4:])
+    """The keeper as a program: the arguments are a path, the numbers of two file descriptors, modules, and, if it shall
+    have the app's script, the name or the file of that, and the app's own arguments.
+    """
+    _, _, control, death, preload, *script = sys.argv
+    Zygote(socket.socket(fileno=int(control)), int(death)).live(preload.split(), script)
 
 
 class Zygote:
@@ -51,15 +55,15 @@ class Zygote:
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
 
-    def live(self, preload: list[str]) -> NoReturn:
+    def live(self, preload: list[str], script: list[str]) -> NoReturn:
         try:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the app decides when it is over
-            signal.signal(signal.SIGCHLD, lambda *_: None)
-            signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+            self._set_signals()
             _adopt_orphans()
             for name in preload:
                 importlib.import_module(name)
+            if script:
+                _import_script(*script)
+            self._set_signals()  # what was imported may have its own
             gc.collect()
             gc.freeze()  # forked workers share what is there, as long as nobody visits it
             self._serve()
@@ -69,6 +73,12 @@ class Zygote:
             self._tell(wire.UNBORN, 0, traceback.format_exc().encode())
         finally:
             self._end()
+
+    def _set_signals(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the app decides when it is over
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
     def _serve(self) -> None:
         poll = select.poll()
@@ -198,6 +208,25 @@ class Zygote:
             pass
         finally:
             os._exit(0)
+
+
+def _import_script(name: str, path: str, *argv: str) -> None:
+    """Import the app's script, so that every worker has it from the beginning.
+
+    If that cannot be done, or leaves threads, which a fork would cut off, this process begins again without it: then
+    each worker imports it, and says what is wrong with it.
+    """
+    try:
+        sys.argv[:] = argv
+        child.import_main(name or None, path or None)
+        alone = len(sys._current_frames()) == 1  # noqa: SLF001 — also threads that `threading` does not know
+    except BaseException:
+        alone = False
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    if not alone:
+        os.execv(sys.executable, sys.orig_argv[: -2 - len(argv)])
 
 
 def _become(orders: dict[str, Any], fds: list[int], death: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -19,7 +20,7 @@ from bullpen.runtimes.port import ProducesItems, WorkerEvents
 from bullpen.runtimes.process import nursery
 from bullpen.runtimes.process.calls import RequestCancelled
 from bullpen.runtimes.process.output import Output
-from bullpen.runtimes.process.supervised import TERM_GRACE, Supervised
+from bullpen.runtimes.process.supervised import TERM_GRACE, Supervised, pipe_from_it
 from bullpen.runtimes.process.switchboard import Timer, switchboard
 from bullpen.runtimes.program import messages
 
@@ -78,24 +79,22 @@ class Program(Supervised):
 
     # Start.
 
-    def start(self) -> None:
+    def _open(self, opened: contextlib.ExitStack, its_own: list[int]) -> None:
         its_in, into = os.pipe()
-        self._output, its_out = os.pipe()
-        err, its_err = os.pipe()
-        os.set_blocking(self._output, False)
+        opened.callback(os.close, into)
+        its_own.append(its_in)
         self._input = Input(into)
-        self._stderr = Output(err, self._worker.name, "stderr")
-        self._input.write(
-            messages.write(
-                "hello", protocol=messages.PROTOCOL, worker=self._worker.name, capacity=self._worker.capacity
-            )
-        )
-        switchboard.post(self._listen)
-        try:
-            nursery.start((), self, self._runtime.orders(), [its_in, its_out, its_err])
-        except BaseException:
-            switchboard.post(self._close)
-            raise
+        self._output = pipe_from_it(opened, its_own)
+        os.set_blocking(self._output, False)
+        self._stderr = Output(pipe_from_it(opened, its_own), self._worker.name, "stderr")
+
+    def _greet(self) -> None:
+        worker = self._worker
+        hello = messages.write("hello", protocol=messages.PROTOCOL, worker=worker.name, capacity=worker.capacity)
+        self._input.write(hello)
+
+    def _orders(self) -> tuple[nursery.Foundation, dict[str, Any]]:
+        return ((), None), self._runtime.orders()
 
     def _listen(self) -> None:
         self._listen_again()

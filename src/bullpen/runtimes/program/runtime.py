@@ -101,7 +101,7 @@ class ProgramRuntime:
 
     def reports_here(self) -> bool:
         """Whether results arrive on this thread, so that nobody must wait for one here."""
-        return switchboard.is_here()
+        return switchboard.reports_here()
 
     def start(self, worker: Worker, events: WorkerEvents) -> None:
         worker.handle = program = Program(worker, events, self)

@@ -30,6 +30,9 @@ _KINDS: dict[str, type[StorageError]] = {
     "42501": StorageReadOnly,
 }
 
+_POOLER = "; behind a pooler of transactions, such as PgBouncer, add ?prepared=false to the address"
+_ADVICE = {"42P05": _POOLER, "26000": _POOLER}  # a statement that is there already, or is not: on another connection
+
 
 @asynccontextmanager
 async def told(storage: str) -> AsyncIterator[None]:
@@ -43,6 +46,7 @@ async def told(storage: str) -> AsyncIterator[None]:
     except asyncpg.PostgresError as error:
         state = str(getattr(error, "sqlstate", None) or "")
         kind = _KINDS.get(state) or _KINDS.get(state[:2], StorageError)
-        raise kind(f"{type(error).__name__}: {error}", storage=storage) from error
+        words = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}{_ADVICE.get(state, '')}"
+        raise kind(words, storage=storage) from error
     except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         raise StorageUnavailable(f"{type(error).__name__}: {error}", storage=storage) from error

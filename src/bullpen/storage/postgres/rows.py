@@ -54,6 +54,9 @@ CHANGING = {  # by what people do
     "prune_at": "float8",
     "errors": "text[]",
 }
+# All that is read. By name: others may add columns meanwhile, and `*` would be another type of row then.
+RAN = ("attempt", "runs", "claim_id", "lease_until", "started_at", "progress", "result", "result_dropped")
+COLUMNS = ", ".join(dict.fromkeys((*NEW, *CHANGING, *RAN, "awaited", "created_at")))
 # Of `NEW`, what is no term of a task.
 FIXED = ("id", "queue", "eta", "expires", "unique_key", "fire", "then_id", "follows", "waits_for")
 TERMS = tuple(name for name in NEW if name not in FIXED)
@@ -88,6 +91,10 @@ def json_of(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
+def headers_of(task: Task) -> str | None:
+    return json_of(task.headers) if task.headers else None
+
+
 def new_row(task: Task) -> tuple[Any, ...]:
     """`NEW`; an `eta` of NULL is the present."""
     return (
@@ -111,7 +118,7 @@ def new_row(task: Task) -> tuple[Any, ...]:
         None if task.schedule is None else json_of(task.schedule),
         task.fire,
         task.result_ttl,
-        json_of(task.headers) if task.headers else None,
+        headers_of(task),
         task.then,
         None if task.follows is None else json_of(task.follows),
         task.waits_for,

@@ -1,7 +1,7 @@
 """The tables and functions, and how older ones become them.
 
-A claim reads one index, `task_ready`: tasks that wait, of one queue and priority, by `eta`. It begins where the last
-claim of its client ended (`floors`), because index entries of tasks that are gone stay in front for as long as any
+A claim reads one index, `task_ready`: tasks that wait, of one queue and priority, by `eta` and id. It begins where the
+last claim of its client ended (`floors`), because index entries of tasks that are gone stay in front for as long as any
 transaction might still see them: without that, one forgotten transaction would make every claim slower than the one
 before. Every now and then a claim begins at the front again, for what came late or was put there on purpose.
 
@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from bullpen.errors import InvalidOption, SchemaTooNew
 from bullpen.storage.postgres.rows import NEW, SETTLED
 from bullpen.tasks.links import GIVEN_UP
 from bullpen.tasks.task import ERRORS_KEPT, NEVER, UNPLANNED
 
+OVERLAP = 0.05  # seconds before a claim; what is due then may have been written a moment later
+LOCK_PATIENCE = "20ms"  # with a task that somebody has locked, and
+LOCKED_PAUSE = 0.1  # seconds, before another look at it
 READ_IN_VAIN = 100  # so many that their keys hold back, and a claim leaves out all of those keys
 
 _FIRST = """
@@ -258,14 +262,23 @@ BEGIN
     END LOOP;
 END $$;
 
--- The next tasks that may start, in the order of claims. `floors`: ten for each queue, one for each priority.
+-- The next tasks that may start, in the order of claims. `floors`: behind which `eta` and id to look for them, and then
+-- where to go on; ten for each queue, one for each priority. Not where keys are limited: what those hold back stays in
+-- front.
 CREATE FUNCTION {schema}.pick(
-    names text[], left_over integer[], per_key integer[], most integer, moment float8, floors float8[]
-) RETURNS text[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+    names text[], left_over integer[], per_key integer[], most integer, moment float8,
+    INOUT floors float8[], INOUT floor_ids text[], OUT picked text[]
+) LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    picked text[] := '{{}}';
+    asked integer;
+    place integer;
     ids text[];
     etas float8[];
+    whose integer[];  -- the queues that they are of
+    found integer[];  -- how many in each queue
+    short boolean[];  -- whether those are all
+    mine integer[];
+    last integer;
     more_ids text[];
     more_etas float8[];
     need integer := most;
@@ -281,6 +294,7 @@ DECLARE
     in_vain integer;
     c record;
 BEGIN
+    picked := '{{}}';
     FOR i IN 1 .. cardinality(names) LOOP
         running[i] := '{{}}';
         IF per_key[i] IS NOT NULL THEN
@@ -292,18 +306,22 @@ BEGIN
         END IF;
     END LOOP;
     FOR p IN REVERSE 9 .. 0 LOOP
-        ids := '{{}}'; etas := '{{}}';
+        ids := '{{}}'; etas := '{{}}'; whose := '{{}}'; found := '{{}}'; short := '{{}}';
         FOR i IN 1 .. cardinality(names) LOOP
             CONTINUE WHEN left_over[i] <= 0;
+            asked := least(need, left_over[i]);
             IF per_key[i] IS NULL THEN
-                SELECT array_agg(d.id ORDER BY d.eta, d.id), array_agg(d.eta ORDER BY d.eta, d.id)
+                place := (i - 1) * 10 + p + 1;
+                SELECT coalesce(array_agg(d.id), '{{}}'), coalesce(array_agg(d.eta), '{{}}')
                 INTO more_ids, more_etas FROM (
                     SELECT t.id, t.eta FROM {schema}.task t
                     WHERE t.status = 'pending' AND t.queue = names[i] AND t.priority = p
-                        AND t.eta >= floors[(i - 1) * 10 + p + 1] AND t.eta <= moment
+                        AND (t.eta, t.id) > (floors[place], floor_ids[place]) AND t.eta <= moment
                         AND (t.expires IS NULL OR t.expires > moment)
-                    ORDER BY t.eta, t.id LIMIT least(need, left_over[i]) FOR UPDATE SKIP LOCKED
+                    ORDER BY t.eta, t.id LIMIT asked FOR UPDATE SKIP LOCKED
                 ) AS d;
+                found[i] := cardinality(more_ids);
+                short[i] := found[i] < asked;
             ELSE
                 more_ids := '{{}}'; more_etas := '{{}}'; behind := '{{}}'; firsts := '{{}}';
                 from_eta := '-infinity'; from_id := '';
@@ -343,26 +361,41 @@ BEGIN
                         END IF;
                         more_ids := more_ids || c.id;
                         more_etas := more_etas || c.eta;
-                        EXIT reading WHEN cardinality(more_ids) >= least(need, left_over[i]);
+                        EXIT reading WHEN cardinality(more_ids) >= asked;
                     END LOOP;
                     EXIT WHEN in_vain < {read_in_vain};
                 END LOOP;
             END IF;
-            left_over[i] := left_over[i] - coalesce(cardinality(more_ids), 0);
+            left_over[i] := left_over[i] - cardinality(more_ids);
             ids := ids || more_ids;
             etas := etas || more_etas;
+            whose := whose || array_fill(i, ARRAY[cardinality(more_ids)]);
         END LOOP;
-        CONTINUE WHEN cardinality(ids) = 0;
-        IF cardinality(names) > 1 THEN
-            SELECT array_agg(o.id ORDER BY o.eta, o.id) INTO ids FROM (
-                SELECT u.id, u.eta FROM unnest(ids, etas) AS u (id, eta) ORDER BY u.eta, u.id LIMIT need
+        IF cardinality(names) > 1 AND cardinality(ids) > 0 THEN
+            SELECT array_agg(o.id), array_agg(o.eta), array_agg(o.queue) INTO ids, etas, whose FROM (
+                SELECT u.id, u.eta, u.queue FROM unnest(ids, etas, whose) AS u (id, eta, queue)
+                ORDER BY u.eta, u.id LIMIT need
             ) AS o;
         END IF;
+        FOR i IN 1 .. cardinality(names) LOOP
+            CONTINUE WHEN found[i] IS NULL;
+            place := (i - 1) * 10 + p + 1;
+            mine := array_positions(whose, i);
+            IF short[i] AND cardinality(mine) = found[i] THEN
+                floors[place] := moment - {overlap}; floor_ids[place] := '';
+            ELSIF cardinality(mine) > 0 THEN
+                last := mine[cardinality(mine)];
+                IF etas[last] < moment - {overlap} THEN
+                    floors[place] := etas[last]; floor_ids[place] := ids[last];
+                ELSE
+                    floors[place] := moment - {overlap}; floor_ids[place] := '';
+                END IF;
+            END IF;
+        END LOOP;
         picked := picked || ids;
         need := need - cardinality(ids);
         EXIT WHEN need <= 0;
     END LOOP;
-    RETURN picked;
 END $$;
 
 -- What the end of a task means for those behind it: the same as `links.followed` says.
@@ -399,24 +432,29 @@ BEGIN
     END LOOP;
 END $$;
 
--- Settle what has ended, then claim the next. Returns what was refused (as status 'refused'), the moment if the whole
--- index was searched (as 'swept'), and what was claimed, in order.
+-- Settle what has ended, then claim the next. Returns what was refused (as status 'refused'), where the next claim may
+-- begin (as 'line': the moment, whether the whole index was searched, and the floors as JSON), and what was claimed, in
+-- order.
 CREATE FUNCTION {schema}.exchange(
     ids text[], attempts integer[], statuses text[], delays float8[], etas float8[], fires float8[], nexts boolean[],
     failed integer[], crashed integer[], ran integer[], results bytea[], dropped text[], problems text[],
-    owner text, queues text[], most integer, lease float8, claim text, floors float8[], swept float8
+    owner text, queues text[], most integer, lease float8, claim text, floors float8[], floor_ids text[], swept float8
 ) RETURNS SETOF {schema}.task LANGUAGE plpgsql AS $$
 DECLARE
     moment float8 := {schema}.now();
     row {schema}.task;
-    members {schema}.task[];
-    applied text[] := '{{}}';
+    applied text[];
+    applied_attempts integer[];
     finished text[] := '{{}}';  -- queues, once for each task
+    again text[];  -- queues
+    awaited_ids text[];
+    members text[];
+    whole boolean;
     r record;
     picked text[] := '{{}}';
 BEGIN
     IF cardinality(ids) > 0 THEN
-        FOR row IN
+        WITH settled AS (
             UPDATE {schema}.task t SET
                 status = CASE WHEN s.status <> 'pending' OR NOT t.cancel_requested THEN s.status
                     WHEN s.runs > t.runs THEN 'success' ELSE 'cancelled' END,
@@ -449,26 +487,23 @@ BEGIN
                 AS s (id, attempt, status, delay, eta, fire, next_run, failures, crashes, runs, result, result_dropped,
                     error)
             WHERE t.id = s.id AND t.attempt = s.attempt AND t.status || '' = 'running'
-            RETURNING t.*
-        LOOP
-            applied := applied || (row.id || ' ' || row.attempt);
-            IF row.awaited THEN
-                PERFORM pg_notify('{channel}', 'r' || row.id);
-            END IF;
-            IF row.status = 'pending' THEN
-                PERFORM pg_notify('{channel}', 'w' || row.queue);
-            ELSE
-                finished := finished || row.queue;
-            END IF;
-            IF row.then_id IS NOT NULL AND row.status <> 'pending' THEN
-                members := members || row;
-            END IF;
-        END LOOP;
+            RETURNING t.id, t.attempt, t.status, t.queue, t.awaited, t.then_id
+        )
+        SELECT coalesce(array_agg(z.id), '{{}}'), array_agg(z.attempt),
+            coalesce(array_agg(z.queue) FILTER (WHERE z.status <> 'pending'), '{{}}'),
+            array_agg(DISTINCT z.queue) FILTER (WHERE z.status = 'pending'),
+            array_agg(z.id) FILTER (WHERE z.awaited),
+            array_agg(z.id) FILTER (WHERE z.then_id IS NOT NULL AND z.status <> 'pending')
+        INTO applied, applied_attempts, finished, again, awaited_ids, members FROM settled z;
+        PERFORM pg_notify('{channel}', 'r' || u) FROM unnest(awaited_ids) AS u;
+        PERFORM pg_notify('{channel}', 'w' || u) FROM unnest(again) AS u;
         IF members IS NOT NULL THEN  -- in one order everywhere, so that nobody waits for each other
             PERFORM {schema}.ended(m.member, moment)
-            FROM (SELECT u AS member FROM unnest(members) AS u ORDER BY (u).then_id, (u).id) AS m;
+            FROM (SELECT t AS member FROM {schema}.task t WHERE t.id = ANY (members) ORDER BY t.then_id, t.id) AS m;
         END IF;
         IF cardinality(applied) < cardinality(ids) THEN
+            SELECT coalesce(array_agg(u.id || ' ' || u.attempt), '{{}}') INTO applied
+            FROM unnest(applied, applied_attempts) AS u (id, attempt);
             FOR i IN 1 .. cardinality(ids) LOOP
                 IF ids[i] || ' ' || attempts[i] <> ALL (applied) THEN
                     row := NULL;
@@ -482,18 +517,23 @@ BEGIN
     IF most > 0 AND cardinality(queues) > 0 THEN
         SELECT * INTO r FROM {schema}.rooms(queues, most, moment, true);
         IF cardinality(r.names) > 0 THEN
-            IF r.stirred >= swept THEN
-                row := NULL;
-                row.status := 'swept'; row.eta := moment;
-                RETURN NEXT row;
+            whole := r.stirred >= swept;
+            IF whole THEN
                 floors := array_fill(0::float8, ARRAY[cardinality(r.names) * 10]);
+                floor_ids := array_fill(''::text, ARRAY[cardinality(r.names) * 10]);
             ELSIF r.names <> queues THEN  -- those of the queues that are open
-                SELECT array_agg(floors[(w.place - 1) * 10 + p.n + 1] ORDER BY o.place, p.n) INTO floors
+                SELECT array_agg(floors[(w.place - 1) * 10 + p.n + 1] ORDER BY o.place, p.n),
+                    array_agg(floor_ids[(w.place - 1) * 10 + p.n + 1] ORDER BY o.place, p.n) INTO floors, floor_ids
                 FROM unnest(r.names) WITH ORDINALITY AS o (name, place)
                     JOIN unnest(queues) WITH ORDINALITY AS w (name, place) ON w.name = o.name,
                     generate_series(0, 9) AS p (n);
             END IF;
-            picked := {schema}.pick(r.names, r.left_over, r.per_key, most, moment, floors);
+            SELECT * INTO floors, floor_ids, picked
+            FROM {schema}.pick(r.names, r.left_over, r.per_key, most, moment, floors, floor_ids);
+            row := NULL;
+            row.status := 'line'; row.eta := moment; row.cancel_requested := whole;
+            row.progress := json_build_array(r.names, floors, floor_ids);
+            RETURN NEXT row;
         END IF;
     END IF;
     IF cardinality(finished) > 0 THEN  -- others hear of room that is not used here
@@ -528,34 +568,61 @@ BEGIN
     RETURN (
         SELECT coalesce(json_agg(x.id), '[]')::text
         FROM (SELECT {settle_aggregates} FROM json_to_recordset(settlements) AS r ({settle_record})) AS c,
-            {schema}.exchange({settle_arrays}, '', '{{}}', 0, 0, '', '{{}}', 0) AS x
+            {schema}.exchange({settle_arrays}, '', '{{}}', 0, 0, '', '{{}}', '{{}}', 0) AS x
     );
 END $$;
 
--- In how many seconds something may start; NULL if that is not known. What somebody has locked for a moment counts too:
--- it may be free the next.
-CREATE FUNCTION {schema}.next_work(queues text[]) RETURNS float8
+-- Have the end of a task told: 0 if it is over already, or has completed more than so many runs, and NULL if it will be
+-- told. Whoever claims or settles it at this moment is waited for, but not for long: its own function may settle it,
+-- and take its time until it commits: then this says in how many seconds to ask again. The mark does not wait for the
+-- disk, with the task locked meanwhile: if a crash takes it away, those who wait look for themselves.
+CREATE FUNCTION {schema}.await_end(task_id text, known_runs integer) RETURNS float8 LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+BEGIN
+    SELECT t.status, t.runs, t.awaited INTO r FROM {schema}.task t WHERE t.id = task_id;
+    IF NOT FOUND OR r.status NOT IN ('pending', 'running') OR r.runs > known_runs THEN
+        RETURN 0;
+    ELSIF r.awaited THEN
+        RETURN NULL;
+    END IF;
+    PERFORM set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '{lock_patience}', true);
+    UPDATE {schema}.task t SET awaited = true WHERE t.id = task_id RETURNING t.status, t.runs INTO r;
+    RETURN CASE WHEN NOT FOUND OR r.status NOT IN ('pending', 'running') OR r.runs > known_runs THEN 0 END;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN {locked_pause};
+END $$;
+
+-- In how many seconds something may start, of what is behind the floors; NULL if that is not known. What somebody has
+-- locked for a moment counts too: it may be free the next.
+CREATE FUNCTION {schema}.next_work(queues text[], floors float8[], floor_ids text[]) RETURNS float8
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     moment float8 := {schema}.now();
     r record;
+    place integer;
+    found integer;
     soonest float8;
     one float8;
 BEGIN
     SELECT * INTO r FROM {schema}.rooms(queues, 1, moment, false);
     soonest := r.again_in;
     FOR i IN 1 .. cardinality(r.names) LOOP
-        IF r.per_key[i] IS NOT NULL AND cardinality({schema}.pick(
-            r.names[i:i], r.left_over[i:i], r.per_key[i:i], 1, moment, array_fill(0::float8, ARRAY[10])
-        )) > 0 THEN
-            RETURN 0;
+        IF r.per_key[i] IS NOT NULL THEN
+            SELECT cardinality(k.picked) INTO found
+            FROM {schema}.pick(r.names[i:i], r.left_over[i:i], r.per_key[i:i], 1, moment, NULL, NULL) AS k;
+            IF found > 0 THEN
+                RETURN 0;
+            END IF;
         END IF;
         FOR p IN 0 .. 9 LOOP
+            place := (array_position(queues, r.names[i]) - 1) * 10 + p + 1;
             SELECT t.eta - moment INTO one FROM {schema}.task t
             WHERE t.status = 'pending' AND t.queue = r.names[i] AND t.priority = p
+                AND (t.eta, t.id) > (floors[place], floor_ids[place])
                 AND (r.per_key[i] IS NULL OR t.eta > moment)
                 AND (t.expires IS NULL OR t.expires > greatest(moment, t.eta))
-            ORDER BY t.eta LIMIT 1;
+            ORDER BY t.eta, t.id LIMIT 1;
             IF one <= 0 THEN
                 RETURN 0;
             END IF;
@@ -566,33 +633,58 @@ BEGIN
 END $$;
 """
 
-MIGRATIONS = (_FIRST,)  # the n-th makes version n + 1 of version n; never change one that was released
+
+class Migration(NamedTuple):
+    """What makes the next version: a script, and the oldest version whose clients can use what it makes. They do so
+    while it is made: keep the functions that they call, with all that they take, and the columns that they read.
+    """
+
+    script: str
+    oldest: int
+
+
+MIGRATIONS = (Migration(_FIRST, oldest=1),)  # the n-th makes version n + 1; never change one that was released
 VERSION = len(MIGRATIONS)
+
+
+class Found(NamedTuple):
+    """What there is."""
+
+    version: int = 0
+    oldest: int = 0  # of those who can use it
+
+    def check(self, storage: str) -> None:
+        if self.version > VERSION and self.oldest > VERSION:
+            raise SchemaTooNew(storage=storage, found=self.version, known=VERSION)
 
 
 def steps(found: int, schema: str) -> tuple[str, ...]:
     """What leads from the version that was found to the present one."""
     begin = (
         f"CREATE SCHEMA IF NOT EXISTS {schema};\n"
-        f"CREATE TABLE {schema}.version (version integer NOT NULL);\n"
-        f"INSERT INTO {schema}.version VALUES (0);\n"
+        f"CREATE TABLE {schema}.version (version integer NOT NULL, oldest integer NOT NULL);\n"
+        f"INSERT INTO {schema}.version VALUES (0, 0);\n"
     )
     return tuple(
-        f"{'' if version else begin}{script(version, schema)}\nUPDATE {schema}.version SET version = {version + 1};\n"
+        f"{'' if version else begin}{script(version, schema)}\n"
+        f"UPDATE {schema}.version SET version = {version + 1}, oldest = {MIGRATIONS[version].oldest};\n"
         for version in range(found, VERSION)
     )
 
 
 def script(version: int, schema: str) -> str:
     """What makes `version` + 1 of `version`."""
-    return MIGRATIONS[version].format(
+    return MIGRATIONS[version].script.format(
         schema=schema,
         channel=channel(schema),
         errors_kept=ERRORS_KEPT,
         never=NEVER,
         given_up=GIVEN_UP,
+        overlap=OVERLAP,
         read_in_vain=READ_IN_VAIN,
         unplanned=UNPLANNED,
+        lock_patience=LOCK_PATIENCE,
+        locked_pause=LOCKED_PAUSE,
         add_columns=", ".join(NEW),
         add_parameters=", ".join(f"{_plural(name)} {kind}[]" for name, kind in NEW.items()),
         add_arrays=", ".join(map(_plural, NEW)),
@@ -615,11 +707,6 @@ def checked_name(schema: str) -> str:
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,48}", schema):
         raise InvalidOption("schema", schema, "lower-case letters, digits and underscores, at most 49")
     return schema
-
-
-def check_version(found: int, storage: str) -> None:
-    if found > VERSION:
-        raise SchemaTooNew(storage=storage, found=found, known=VERSION)
 
 
 def _record(columns: Mapping[str, str]) -> str:

@@ -6,24 +6,55 @@ from collections.abc import Sequence
 from typing import Any
 
 from bullpen.storage.port import Concern
+from bullpen.storage.redis.link import Link
 from bullpen.storage.server import in_the_clear
 
 NEARLY_ALL = 0.9
+_SETTINGS = ("maxmemory-policy", "appendonly", "save", "appendfsync")
 
 
-async def concerns_of(client: Any, url: str) -> Sequence[Concern]:
+async def info_of(link: Link, section: str = "default") -> list[dict[str, str]]:
+    """Of each server."""
+    return [_info(answer) for answer in await link.say_to_each("INFO", section)]
+
+
+def _info(answer: bytes | dict[str, Any]) -> dict[str, str]:
+    """The driver reads it for us if it is a cluster's."""
+    if isinstance(answer, dict):
+        return {name: str(value) for name, value in answer.items()}
+    lines = answer.decode().splitlines()
+    return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
+
+
+async def settings_of(link: Link) -> list[dict[str, str] | None]:
+    """Those of each server that matter here; None if it does not tell them."""
     from redis import exceptions
 
-    info = await client.info()
-    found = _of_server(info)
     try:
-        settings = await client.config_get("maxmemory-policy", "appendonly", "save", "appendfsync")
+        # One by one: servers older than Redis 7 know no other way.
+        answers = [await link.say_to_each("CONFIG", "GET", name) for name in _SETTINGS]
     except exceptions.ResponseError:
-        words = "the server does not tell its settings"
-        advice = "see that it has appendonly on and maxmemory-policy noeviction"
-        found.append(Concern(kind="settings", level="warning", words=words, advice=advice))
-    else:
-        found += _of_settings(settings)
+        return [None]
+    return [dict(map(_setting, _SETTINGS, of_server)) for of_server in zip(*answers, strict=True)]
+
+
+def _setting(name: str, answer: list[bytes] | dict[bytes, bytes]) -> tuple[str, str]:
+    words = list(answer.values()) if isinstance(answer, dict) else answer
+    return name, words[-1].decode() if words else ""
+
+
+async def concerns_of(link: Link, url: str) -> Sequence[Concern]:
+    found: list[Concern] = []
+    for info in await info_of(link):
+        found += _of_server(info)
+    for settings in await settings_of(link):
+        if settings is None:
+            words = "the server does not tell its settings"
+            advice = "see that it has appendonly on and maxmemory-policy noeviction"
+            found.append(Concern(kind="settings", level="warning", words=words, advice=advice))
+        else:
+            found += _of_settings(settings)
+    found = list({(concern.kind, concern.words): concern for concern in found}.values())  # said once of all nodes
     return found if url.startswith("rediss") else [*found, *in_the_clear(url)]
 
 

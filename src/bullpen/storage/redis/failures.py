@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 from bullpen.errors import BullpenError, StorageBusy, StorageError, StorageFull, StorageReadOnly, StorageUnavailable
 
 
-@asynccontextmanager
-async def told(storage: str) -> AsyncIterator[None]:
+class told:
     """Inside, errors of the driver become `StorageError`s."""
-    from redis import exceptions
 
-    try:
-        yield
-    except BullpenError:
-        raise
-    except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
-        raise StorageUnavailable(f"{type(error).__name__}: {error}", storage=storage) from error
-    except exceptions.RedisError as error:
-        raise _kind(error)(f"{type(error).__name__}: {error}", storage=storage) from error
+    __slots__ = ("_storage",)
+
+    def __init__(self, storage: str) -> None:
+        self._storage = storage
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, BullpenError):
+            self._tell(error)
+
+    def _tell(self, error: Exception) -> None:
+        from redis import exceptions
+
+        if isinstance(error, exceptions.RedisError | exceptions.RedisClusterException | OSError):
+            raise _kind(error)(f"{type(error).__name__}: {error}", storage=self._storage) from error
 
 
 def _kind(error: Exception) -> type[StorageError]:
+    from redis import exceptions
+
+    if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
+        return StorageUnavailable
     text = str(error)
+    if "cannot be connected" in text:
+        return StorageUnavailable
     if text.startswith(("OOM", "MISCONF")) or "OOM command" in text:
         return StorageFull
     if "READONLY" in text or "read only" in text:

@@ -1,74 +1,110 @@
-"""The way to a server: scripts are run here, and nothing is said twice that must not be."""
+"""The way to a server: scripts are run here, and nothing is said twice that must not be.
+
+There is one way on an event loop, one for threads that have none, which are blocked meanwhile, and one to a cluster.
+The first two go around what a client of redis-py does for each command, which takes longer than to say it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from bullpen.errors import InvalidOption
-from bullpen.storage.redis import scripts
 
+_pack_command: Callable[[tuple[Any, ...]], bytes] | None
+try:
+    from hiredis import pack_command as _pack_command
+except ImportError:  # it comes with the extra, but redis-py does without it too
+    _pack_command = None
+
+_PATIENCE = 5.0  # seconds that an answer may take, unless the address says another `socket_timeout`
+_CLUSTER_SINCE = 6  # of redis-py
 _HEALTH_CHECK = 30  # seconds that a connection may be idle before it is asked whether it still works
-_DIGESTS = {script: hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest() for script in scripts.ALL}
 
 
 class Link:
-    """A client of redis-py, which is told never to repeat by itself what may have been done."""
+    """What all have in common. The client is told never to repeat by itself what may have been done."""
 
-    def __init__(self, url: str) -> None:
-        from redis.asyncio import Redis
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
+    def __init__(self) -> None:
+        from redis import exceptions
 
-        try:
-            self.client: Any = Redis.from_url(url, health_check_interval=_HEALTH_CHECK, retry=Retry(NoBackoff(), 0))
-            connections: Any = self.client.connection_pool
-            connections.make_connection()  # not connected yet, but it has looked at its options
-        except (TypeError, ValueError) as error:
-            names = ", ".join(name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True))
-            allowed = f"redis://host/number, with ?prefix= and what redis-py knows; it says: {error}"
-            raise InvalidOption("url", f"?{names}", allowed) from error
-        self._idle: list[Any] = []  # connections for scripts, which go around what the client does for each command
+        self._errors = exceptions
+        self._idle: list[Any] = []  # connections
+
+    async def say(self, *words: Any) -> Any:
+        """One command; the answer as the server gives it."""
+        raise NotImplementedError
 
     async def close(self) -> None:
-        for connection in self._idle:
-            await connection.disconnect()
-        self._idle.clear()
-        await self.client.aclose()
+        raise NotImplementedError
 
     async def run(self, script: str, keys: Sequence[str], words: Sequence[Any], *, once: bool = False) -> Any:
         """`once`: it is not safe to repeat; else it is, if the connection turns out to be lost."""
-        from redis import exceptions
-
         try:
             return await self._run(script, keys, words)
-        except exceptions.ConnectionError:
+        except self._errors.ConnectionError:
             if once:
                 raise
             return await self._run(script, keys, words)
 
     async def _run(self, script: str, keys: Sequence[str], words: Sequence[Any]) -> Any:
-        from redis import exceptions
-
         try:
-            return await self._say("EVALSHA", _DIGESTS[script], len(keys), *keys, *words)
-        except exceptions.NoScriptError:
-            return await self._say("EVAL", script, len(keys), *keys, *words)
+            return await self.say("EVALSHA", _digest(script), len(keys), *keys, *words)
+        except self._errors.NoScriptError:
+            return await self.say("EVAL", script, len(keys), *keys, *words)
 
-    async def _say(self, *words: Any) -> Any:
-        from redis import exceptions
+    async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+        """A script that is safe to repeat, with one key each."""
+        return [await self.run(script, [key], words) for key, words in calls]
 
-        connection = self._idle.pop() if self._idle else self.client.connection_pool.make_connection()
+    async def say_to_each(self, *words: Any) -> list[Any]:
+        """One command, to each of the servers behind this."""
+        return [await self.say(*words)]
+
+    async def now(self) -> float:
+        seconds, microseconds = await self.say("TIME")
+        return float(seconds) + float(microseconds) / 1e6
+
+    async def listen(self, channel: str, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
+        """As `ear.Listen` says."""
+        raise NotImplementedError
+
+
+class LoopLink(Link):
+    """On the event loop that opened it."""
+
+    def __init__(self, url: str) -> None:
+        from redis.asyncio import Redis
+        from redis.asyncio.retry import Retry
+
+        super().__init__()
+        # With a timeout of its own, the driver starts a task for each command.
+        url, self._patience = _without_timeout(url)
+        self._client: Any = _client_of(Redis, Retry, url, socket_timeout=None)
+
+    async def close(self) -> None:
+        for connection in self._idle:
+            await connection.disconnect()
+        self._idle.clear()
+        await self._client.aclose()
+
+    async def say(self, *words: Any) -> Any:
+        connection = self._idle.pop() if self._idle else self._client.connection_pool.make_connection()
         try:
-            await connection.connect()  # nothing, if it is
-            await connection.send_command(*words)
-            answer = await connection.read_response()
-        except exceptions.ResponseError:
+            async with asyncio.timeout(self._patience):
+                await connection.connect()  # nothing, if it is
+                await connection.send_packed_command(_packed(connection, words))
+                answer = await connection.read_response()
+        except self._errors.ResponseError:
             self._idle.append(connection)
             raise
+        except TimeoutError as error:
+            await connection.disconnect(nowait=True)
+            raise self._errors.TimeoutError(f"no answer within {self._patience:g} seconds") from error
         except BaseException:  # an answer may be on its way that nobody waits for
             await connection.disconnect(nowait=True)
             raise
@@ -76,7 +112,159 @@ class Link:
         return answer
 
     async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
-        """A script that is safe to repeat, with one key each."""
         if len(calls) == 1:
-            return [await self.run(script, [calls[0][0]], calls[0][1])]
+            return await super().run_each(script, calls)
         return await asyncio.gather(*(self.run(script, [key], words) for key, words in calls))
+
+    async def listen(self, channel: str, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
+        async with self._client.pubsub(ignore_subscribe_messages=True) as news:
+            await news.subscribe(channel)
+            begin()
+            async for message in news.listen():
+                hear(message["data"].decode())
+
+
+class BlockingLink(Link):
+    """For any number of threads without an event loop. Its coroutines never wait for one."""
+
+    def __init__(self, url: str) -> None:
+        from redis import Redis
+        from redis.retry import Retry
+
+        super().__init__()
+        url, patience = _without_timeout(url)
+        self._client: Any = _client_of(Redis, Retry, url, socket_timeout=patience)
+
+    async def close(self) -> None:
+        while self._idle:
+            self._idle.pop().disconnect()
+        self._client.close()
+
+    async def say(self, *words: Any) -> Any:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._client.connection_pool.make_connection()
+        try:
+            connection.connect()
+            connection.send_packed_command(_packed(connection, words))
+            answer = connection.read_response()
+        except self._errors.ResponseError:
+            self._idle.append(connection)
+            raise
+        except BaseException:
+            connection.disconnect()
+            raise
+        self._idle.append(connection)
+        return answer
+
+
+class ClusterLink(Link):
+    """To all nodes of a cluster, on the event loop that opened it. redis-py knows which node has which key."""
+
+    def __init__(self, url: str) -> None:
+        from redis import __version__
+        from redis.asyncio.cluster import ClusterNode, RedisCluster
+        from redis.asyncio.retry import Retry
+
+        super().__init__()
+        if int(__version__.partition(".")[0]) < _CLUSTER_SINCE:  # older ones repeat by themselves
+            raise InvalidOption("url", "redis+cluster://", "given to redis-py 6 or later: pip install -U redis")
+        addresses = _addresses(url)
+        nodes = [ClusterNode(*_host_and_port(address)) for address in addresses]
+        self._client: Any = _client_of(RedisCluster, Retry, addresses[0], startup_nodes=nodes)
+        self._url = addresses[0]
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def say(self, *words: Any) -> Any:
+        return await self._client.execute_command(*words)
+
+    async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+        return await asyncio.gather(*(self.run(script, [key], words) for key, words in calls))
+
+    async def say_to_each(self, *words: Any) -> list[Any]:
+        await self._client.initialize()
+        return [await self._client.execute_command(*words, target_nodes=node) for node in self._client.get_primaries()]
+
+    async def now(self) -> float:
+        """That of one node: theirs have to agree."""
+        await self._client.initialize()
+        seconds, microseconds = await self._client.execute_command("TIME", target_nodes=self._client.get_default_node())
+        return float(seconds) + float(microseconds) / 1e6
+
+    async def listen(self, channel: str, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
+        """At one node, which is told what is said to any other."""
+        await self._client.initialize()
+        node = self._client.get_random_node()
+        link = LoopLink(_with_host(self._url, f"{node.host}:{node.port}"))
+        try:
+            await link.listen(channel, begin, hear)
+        finally:
+            await link.close()
+
+
+def by_slot(tags: Sequence[str]) -> list[list[str]]:
+    """Tags, by what one script may touch on a cluster."""
+    from redis.crc import key_slot
+
+    slots: dict[int, list[str]] = {}
+    for tag in tags:
+        slots.setdefault(key_slot(tag.encode()), []).append(tag)
+    return list(slots.values())
+
+
+def _without_timeout(url: str) -> tuple[str, float]:
+    """How long an answer may take, as the address says or else we do; and the rest of the address."""
+    parts = urlsplit(url)
+    words = parse_qsl(parts.query, keep_blank_values=True)
+    given = dict(words).get("socket_timeout")
+    try:
+        patience = _PATIENCE if given is None else float(given)
+    except ValueError:
+        raise InvalidOption("socket_timeout", given, "a number of seconds") from None
+    others = urlencode([(name, value) for name, value in words if name != "socket_timeout"])
+    return urlunsplit(parts._replace(query=others)), patience
+
+
+def _client_of(kind: Any, retry: Any, url: str, **options: Any) -> Any:
+    """A client that is not connected yet, but has looked at its options."""
+    from redis.backoff import NoBackoff
+
+    try:
+        client = kind.from_url(url, health_check_interval=_HEALTH_CHECK, retry=retry(NoBackoff(), 0), **options)
+        if hasattr(client, "connection_pool"):  # a client of a cluster has one for each node, later
+            client.connection_pool.make_connection()
+    except (TypeError, ValueError) as error:
+        names = ", ".join(name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True))
+        allowed = f"redis://host/number, with ?prefix= and what redis-py knows; it says: {error}"
+        raise InvalidOption("url", f"?{names}", allowed) from error
+    return client
+
+
+def _addresses(url: str) -> list[str]:
+    """An address for each of the nodes that are named, by which the others are found."""
+    hosts = urlsplit(url).netloc.rpartition("@")[2].split(",")
+    return [_with_host(url, host) for host in hosts]
+
+
+def _with_host(url: str, host: str) -> str:
+    parts = urlsplit(url)
+    credentials, at, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{credentials}{at}{host}"))
+
+
+def _host_and_port(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "localhost", parts.port or 6379
+
+
+def _packed(connection: Any, words: tuple[Any, ...]) -> list[bytes]:
+    """A command as it is sent; redis-py does the same, but looks at each word first."""
+    return [_pack_command(words)] if _pack_command is not None else list(connection.pack_command(*words))
+
+
+@cache
+def _digest(script: str) -> str:
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()

@@ -7,6 +7,7 @@ there it is 0, -1 or an empty text. New fields go to the end and have a default,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -72,7 +73,7 @@ class State(msgspec.Struct, array_like=True, gc=False):
     then_id: str = ""
     waits_for: int = 0
     anyway: bool = False  # … whatever becomes of them
-    follows: list[str] = []  # their ids
+    follows: int = 0  # how many; their ids are kept apart
     many: bool = False
     place: str = ""
 
@@ -84,6 +85,7 @@ _NOBODY = Follows(ids=())
 _statuses = {status.value: status for status in TaskStatus}
 _decode_state = msgspec.msgpack.Decoder(State).decode
 _decode_body = msgspec.msgpack.Decoder(Body).decode
+_decode_ids = msgspec.msgpack.Decoder(tuple[str, ...]).decode
 _decode_progress = msgspec.json.Decoder(Progress).decode
 _decode_error = msgspec.json.Decoder(TaskError).decode
 
@@ -139,15 +141,20 @@ def state_of(task: Task) -> bytes:
     return pack(state)
 
 
-def _links_of(task: Task) -> tuple[str, int, bool, list[str], bool, str]:
+def _links_of(task: Task) -> tuple[str, int, bool, int, bool, str]:
     follows = task.follows or _NOBODY
-    return task.then or "", task.waits_for, follows.anyway, list(follows.ids), follows.many, follows.place
+    return task.then or "", task.waits_for, follows.anyway, len(follows.ids), follows.many, follows.place
 
 
-def _follows(state: State) -> Follows | None:
-    if not state.follows:
+def ids_followed(task: Task) -> tuple[str, ...]:
+    """The ids of those that it follows: nobody has to read them while they end one by one."""
+    return () if task.follows is None else task.follows.ids
+
+
+def _follows(state: State, ids: bytes | None) -> Follows | None:
+    if ids is None:
         return None
-    return Follows(ids=tuple(state.follows), place=state.place, many=state.many, anyway=state.anyway)
+    return Follows(ids=_decode_ids(ids), place=state.place, many=state.many, anyway=state.anyway)
 
 
 def new_task(task: Task, queue: int, body: int) -> tuple[Any, ...]:
@@ -166,7 +173,41 @@ def new_task(task: Task, queue: int, body: int) -> tuple[Any, ...]:
         task.unique_scope == "alive",
         body,
         *_links_of(task),
+        ids_followed(task),
     )
+
+
+def plain_state(tasks: Sequence[Task]) -> tuple[Any, ...] | None:
+    """What `ADD_PLAIN` wants to know of new tasks of one queue, if it is the same for all of them: priority, eta or
+    nothing, and the state in three parts, before and behind the eta and the moment of its creation. None if one needs
+    more than that.
+    """
+    first = tasks[0]
+    priority, eta, result_ttl = first.priority, first.eta, first.result_ttl
+    for task in tasks:
+        if (
+            task.unique_key is not None
+            or task.concurrency_key is not None
+            or task.expires is not None
+            or task.fire is not None
+            or task.follows is not None
+            or task.then is not None
+            or task.unique_scope != "alive"
+            or task.unique_until is not None
+            or task.priority != priority
+            or task.eta != eta
+            or task.result_ttl != result_ttl
+        ):
+            return None
+    return (priority, repr(eta) if eta > 0 else "", *_plain_parts(priority, _or_none(result_ttl)))
+
+
+@lru_cache(maxsize=100)
+def _plain_parts(priority: int, result_ttl: float) -> tuple[bytes, ...]:
+    here = -2.0  # nothing else in it is
+    state = State(priority=priority, result_ttl=result_ttl, eta=here, created_at=here)
+    before, between, behind = pack(state).split(pack(here))
+    return before, between, behind
 
 
 def settlement_of(
@@ -221,11 +262,18 @@ def change_of(before: Task, after: Task, body: int | None) -> tuple[Any, ...]:
         _or_none(after.result_ttl),
         after.concurrency_key or "",
         body,
+        before.waits_for,
     )
 
 
 def task_of(
-    queue: str, task_id: bytes, packed: bytes, body: bytes, result: bytes | None, lease_until: float | None
+    queue: str,
+    lease_until: float | None,
+    task_id: bytes,
+    packed: bytes,
+    body: bytes,
+    result: bytes | None,
+    followed: bytes | None,
 ) -> Task:
     given, state = _decode_body(body), _decode_state(packed)
     return Task(
@@ -252,7 +300,7 @@ def task_of(
         concurrency_key=state.concurrency_key or None,
         headers=given.headers,
         then=state.then_id or None,
-        follows=_follows(state),
+        follows=_follows(state, followed),
         waits_for=state.waits_for,
         attempt=state.attempt,
         failures=state.failures,

@@ -6,11 +6,12 @@ server's. Tasks of one queue are on one node of a cluster; where a task is, is k
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+import re
+from asyncio import _get_running_loop
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,10 +20,21 @@ from bullpen.errors import InvalidOption, StorageError, TaskExists
 from bullpen.storage.ear import RESULT, WORK
 from bullpen.storage.port import Concern, Counts, Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
 from bullpen.storage.redis import scripts
-from bullpen.storage.redis.checkup import concerns_of
+from bullpen.storage.redis.checkup import concerns_of, info_of, settings_of
 from bullpen.storage.redis.failures import told
-from bullpen.storage.redis.link import Link
-from bullpen.storage.redis.rows import NEW_STATE, body_of, change_of, new_task, pack, settlement_of, state_of, task_of
+from bullpen.storage.redis.link import BlockingLink, ClusterLink, Link, LoopLink, by_slot
+from bullpen.storage.redis.rows import (
+    NEW_STATE,
+    body_of,
+    change_of,
+    ids_followed,
+    new_task,
+    pack,
+    plain_state,
+    settlement_of,
+    state_of,
+    task_of,
+)
 from bullpen.storage.server import ServerStorage
 from bullpen.tasks.task import (
     RUNNING,
@@ -30,10 +42,7 @@ from bullpen.tasks.task import (
     Settlement,
     Task,
     TaskStatus,
-    cancelled_by_operator,
-    expired,
     new_as_kept,
-    redriven,
 )
 from bullpen.tasks.unique import RETURN, Duplicates
 
@@ -42,6 +51,7 @@ log = logging.getLogger("bullpen.storage")
 Tasks = list[Task]  # `list` is a verb of stores
 PAGE = 200
 REMEMBERED = 20_000
+_PREFIX = re.compile(r"[^{} ]+|[^{} ]*\{[^{} ]+\}[^{} ]*")
 
 _decode_worker = msgspec.json.Decoder(WorkerRecord).decode
 
@@ -50,14 +60,22 @@ _said: set[tuple[str, str]] = set()  # addresses, and what was said about them
 
 
 class RedisStorage(ServerStorage[Link]):
-    """A store on a Redis or Valkey server, under keys that begin with `prefix`."""
+    """A store on a Redis or Valkey server, or a cluster of them, under keys that begin with `prefix`.
 
-    def __init__(self, url: str, *, prefix: str = "bullpen") -> None:
-        if not prefix or not prefix.isprintable() or set(prefix) & set("{} "):
-            raise InvalidOption("prefix", prefix, "a few characters, none of them a space or a curly bracket")
+    What several queues have to do in one step, on a cluster they can do on one node only: if `prefix` has a part in
+    curly brackets, which keeps all of them together.
+    """
+
+    def __init__(self, url: str, *, prefix: str = "bullpen", cluster: bool = False) -> None:
+        if not prefix.isprintable() or not _PREFIX.fullmatch(prefix):
+            raise InvalidOption("prefix", prefix, "a few characters without a space, maybe a part of it in {}")
         super().__init__(f"Redis prefix {prefix!r}")
         self.url = url
         self.prefix = prefix
+        self.cluster = cluster
+        # Where no event loop runs, every method but the two waits blocks its thread instead.
+        self.blocks_without_loop = not cluster
+        self._tag_of = "{}:{}" if "{" in prefix else "{{{}:{}}}"
         self._channel = f"{prefix}:news"
         self._queue_of: dict[str, str] = {}  # of tasks that were seen here; may forget
         self._noted: set[str] = set()  # queues that are known to be in the list of all
@@ -65,11 +83,11 @@ class RedisStorage(ServerStorage[Link]):
     # Its life.
 
     def another(self) -> RedisStorage:
-        return RedisStorage(self.url, prefix=self.prefix)
+        return RedisStorage(self.url, prefix=self.prefix, cluster=self.cluster)
 
     async def _connect(self) -> Link:
-        async with told(self.name):
-            link = Link(self.url)
+        with told(self.name):
+            link = self._new_link()
             try:
                 await self._check(link)
             except BaseException:
@@ -78,25 +96,28 @@ class RedisStorage(ServerStorage[Link]):
         self._noted.clear()
         return link
 
+    def _new_link(self) -> Link:
+        if self.cluster:
+            return ClusterLink(self.url)
+        return BlockingLink(self.url) if _get_running_loop() is None else LoopLink(self.url)
+
     async def _disconnect(self, client: Link) -> None:
         await client.close()
 
     async def _check(self, link: Link) -> None:
         """What the server's settings mean for what is promised."""
-        from redis import exceptions
-
-        await link.client.ping()
-        try:
-            settings = await link.client.config_get("maxmemory-policy", "appendonly", "save")
-        except exceptions.ResponseError:
-            self._warn_once("the server does not tell its settings; see that it keeps what it is given")
-            return
-        policy = settings.get("maxmemory-policy") or "noeviction"
-        if policy.startswith("allkeys"):
-            why = f"the server drops keys when its memory is full (maxmemory-policy {policy}), and tasks with them"
-            raise StorageError(f"{why}; use noeviction", storage=self.name)
-        if settings.get("appendonly") != "yes":
-            self._warn_once("the server has appendonly off: tasks are lost if it crashes or restarts")
+        if not self.cluster and (await info_of(link, "cluster"))[0].get("cluster_enabled") == "1":
+            raise StorageError("the server is a node of a cluster; use redis+cluster://", storage=self.name)
+        for settings in await settings_of(link):
+            if settings is None:
+                self._warn_once("the server does not tell its settings; see that it keeps what it is given")
+                continue
+            policy = settings.get("maxmemory-policy") or "noeviction"
+            if policy.startswith("allkeys"):
+                why = f"the server drops keys when its memory is full (maxmemory-policy {policy}), and tasks with them"
+                raise StorageError(f"{why}; use noeviction", storage=self.name)
+            if settings.get("appendonly") != "yes":
+                self._warn_once("the server has appendonly off: tasks are lost if it crashes or restarts")
 
     def _warn_once(self, message: str) -> None:
         """In each process, however many clients it has."""
@@ -105,39 +126,46 @@ class RedisStorage(ServerStorage[Link]):
             log.warning("%s: %s", self.name, message)
 
     async def concerns(self) -> Sequence[Concern]:
-        async with told(self.name):
-            link = Link(self.url)
+        with told(self.name):
+            link = self._new_link()
             try:
-                return await concerns_of(link.client, self.url)
+                return await concerns_of(link, self.url)
             finally:
                 await link.close()
 
     async def _run(self, script: str, queue: str, words: Sequence[Any]) -> Any:
         """A script that is safe to repeat."""
-        async with told(self.name):
+        with told(self.name):
             return await (await self._connected()).run(script, [self._tag(queue)], words)
 
     async def _run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         """The same for several queues."""
-        async with told(self.name):
+        with told(self.name):
             link = await self._connected()
             return await link.run_each(script, [(self._tag(queue), words) for queue, words in calls])
 
-    @asynccontextmanager
-    async def _talking(self) -> AsyncIterator[Any]:
-        async with told(self.name):
-            yield (await self._connected()).client
+    async def _say(self, *words: Any) -> Any:
+        with told(self.name):
+            return await (await self._connected()).say(*words)
 
     def _tag(self, queue: str) -> str:
-        return f"{{{self.prefix}:{queue}}}"
+        return self._tag_of.format(self.prefix, queue)
+
+    def _within_reach(self, tags: Sequence[str]) -> list[list[str]]:
+        """Tags, by what one script may touch."""
+        return by_slot(tags) if self.cluster else [list(tags)]
+
+    def check_reach(self, queues: Sequence[str]) -> None:
+        if len(self._within_reach([self._tag(queue) for queue in queues])) > 1:
+            why = f"on a cluster nothing links tasks of several queues ({', '.join(queues)})"
+            advice = f"keep the queues together by curly brackets: ?prefix={{{self.prefix}}}"
+            raise StorageError(f"{why}; {advice}", storage=self.name)
 
     async def _queues(self) -> list[str]:
-        async with self._talking() as client:
-            return sorted(name.decode() for name in await client.smembers(f"{self.prefix}:queues"))
+        return sorted(name.decode() for name in await self._say("SMEMBERS", f"{self.prefix}:queues"))
 
     async def _note(self, queues: Iterable[str]) -> None:
-        async with self._talking() as client:
-            await client.sadd(f"{self.prefix}:queues", *queues)
+        await self._say("SADD", f"{self.prefix}:queues", *queues)
         self._noted.update(queues)
 
     async def _find_queues(self, ids: Iterable[str]) -> dict[str, str]:
@@ -170,26 +198,39 @@ class RedisStorage(ServerStorage[Link]):
             self._queue_of.update(places)
 
     async def now(self) -> float:
-        async with self._talking() as client:
-            seconds, microseconds = await client.time()
-        return float(seconds) + float(microseconds) / 1e6
+        with told(self.name):
+            return await (await self._connected()).now()
 
     # Producers.
 
     async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
-        if duplicates is RETURN and all(task.then is None for task in tasks):
-            return await super().add(tasks)
-        return await self._add_together(tasks, duplicates) if tasks else []
+        if not tasks:
+            return []
+        if duplicates is not RETURN or any(task.then is not None for task in tasks):
+            return await self._add_together(tasks, duplicates)
+        return await (self._add(tasks) if _get_running_loop() is None else super().add(tasks))
 
     async def _add(self, tasks: Sequence[Task]) -> Sequence[Task]:
         """Each queue for itself, for it is on one node of a cluster."""
+        if len(tasks) == 1:
+            return await self._add_to_queue(tasks)
         by_queue: dict[str, list[Task]] = {}
         for task in tasks:
             by_queue.setdefault(task.queue, []).append(task)
-        calls = [self._add_together(some, RETURN) for some in by_queue.values()]
-        answers = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
-        kept = {queue: iter(some) for queue, some in zip(by_queue, answers, strict=True)}
+        kept = {queue: iter(await self._add_to_queue(some)) for queue, some in by_queue.items()}
         return [next(kept[task.queue]) for task in tasks]
+
+    async def _add_to_queue(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        plain = plain_state(tasks)
+        if plain is None:
+            return await self._add_together(tasks, RETURN)
+        queue = tasks[0].queue
+        if queue not in self._noted:
+            await self._note([queue])
+        words = [self._channel, queue, *plain]
+        for task in tasks:
+            words += (task.id, body_of(task))
+        return await self._kept(tasks, [queue], await self._run(scripts.ADD_PLAIN, queue, words))
 
     async def _add_together(self, tasks: Sequence[Task], duplicates: Duplicates) -> Sequence[Task]:
         """In one step."""
@@ -199,18 +240,24 @@ class RedisStorage(ServerStorage[Link]):
         names = list(numbers)
         if not self._noted.issuperset(names):
             await self._note(names)
+        self.check_reach(names)
         push_limit = -1.0 if duplicates.push_limit is None else duplicates.push_limit
         new = [new_task(task, numbers[task.queue], body) for body, task in enumerate(tasks, start=3)]
         words = [pack((self._channel, duplicates.policy, push_limit, new)), NEW_STATE, *map(body_of, tasks)]
-        async with told(self.name):
+        with told(self.name):
             link = await self._connected()
-            moment, empty, others = await link.run(scripts.ADD, [self._tag(name) for name in names], words)
+            tags = [self._tag(name) for name in names]
+            moment, empty, others = await link.run(scripts.ADD, tags, words)
         if moment == -1:
             raise TaskExists(key=tasks[empty - 1].unique_key or "", task=others.decode())
+        return await self._kept(tasks, names, (moment, empty, others))
+
+    async def _kept(self, tasks: Sequence[Task], names: Sequence[str], answer: Sequence[Any]) -> Sequence[Task]:
+        """What has become of new tasks, as `ADD` and `ADD_PLAIN` say it. `names`: of their queues."""
+        moment, empty, others = answer
         if empty:  # as after the server has lost everything
             await self._note([names[number - 1] for number in empty])
-        for task in tasks:  # one of the same id may have been in another queue, and forgotten since
-            self._queue_of.pop(task.id, None)
+        self._remember({task.id: task.queue for task in tasks})
         kept = [new_as_kept(task, float(moment)) for task in tasks]
         if others:
             places = [place - 1 for place in others[::2]]
@@ -240,9 +287,9 @@ class RedisStorage(ServerStorage[Link]):
     def _tasks(self, queue: str, words: Sequence[Any]) -> Tasks:
         """What `show` has shown."""
         tasks = []
-        for at in range(0, len(words), 5):
-            task_id, state, body, result, lease = words[at : at + 5]
-            tasks.append(task_of(queue, task_id, state, body, result, None if lease is None else float(lease)))
+        for at in range(0, len(words), 6):
+            *stored, lease = words[at : at + 6]
+            tasks.append(task_of(queue, None if lease is None else float(lease), *stored))
         return tasks
 
     # Workers.
@@ -257,7 +304,8 @@ class RedisStorage(ServerStorage[Link]):
         lease: float,
         claim_id: str,
     ) -> Exchange:
-        return await self._exchange(settlements, {}, worker, queues, limit, lease, claim_id)
+        exchange, _ = await self._exchange(settlements, {}, worker, queues, limit, lease, claim_id)
+        return exchange
 
     async def _exchange(
         self,
@@ -268,18 +316,20 @@ class RedisStorage(ServerStorage[Link]):
         limit: int = 0,
         lease: float = 0.0,
         claim_id: str = "",
-    ) -> Exchange:
-        """`leases`: what tasks must still have, to be settled."""
+    ) -> tuple[Exchange, Tasks]:
+        """`leases`: what tasks must still have, to be settled; those that were, as they are then."""
         places = await self._find_queues(one.id for one in settlements) if settlements else {}
         wanted = list(dict.fromkeys(queues)) if limit > 0 else []
         of_children = [child.queue for one in settlements for child in one.children]
         names = list(dict.fromkeys([*wanted, *places.values(), *of_children]))
+        if len(self._within_reach([self._tag(name) for name in names])) > 1:
+            return await self._exchange_apart(settlements, places, leases, worker, wanted, limit, lease, claim_id)
         if of_children:
             await self._note(of_children)
         numbers = {name: number for number, name in enumerate(names, start=1)}
         refused = {Hold(one.id, one.attempt) for one in settlements if one.id not in places}
         if not names:
-            return Exchange((), frozenset(refused))
+            return Exchange((), frozenset(refused)), []
         given, words = [], []
         for one in settlements:
             if one.id in places:
@@ -304,21 +354,85 @@ class RedisStorage(ServerStorage[Link]):
             given,
             of_state,
         )
-        async with told(self.name):
+        with told(self.name):
             link = await self._connected()
             tags = [self._tag(name) for name in names]
             answer = await link.run(scripts.EXCHANGE, tags, [pack(ask), *words], once=True)
-        denied, until, claimed = answer
+        denied, until, claimed, taken = answer
         refused.update(Hold(denied[at].decode(), int(denied[at + 1])) for at in range(0, len(denied), 2))
-        for one in settlements:
-            self._queue_of.pop(one.id, None)
         lease_until = float(until)
         tasks = []
-        for at in range(0, len(claimed), 5):
-            number, task_id, state, body, result = claimed[at : at + 5]
-            tasks.append(task_of(names[number - 1], task_id, state, body, result, lease_until))
+        for at in range(0, len(claimed), 6):
+            number, *stored = claimed[at : at + 6]
+            tasks.append(task_of(names[number - 1], lease_until, *stored))
         self._remember({task.id: task.queue for task in tasks})
-        return Exchange(tuple(tasks), frozenset(refused))
+        after = [task for number, shown in taken for task in self._tasks(names[number - 1], shown)]
+        return Exchange(tuple(tasks), frozenset(refused)), after
+
+    async def _exchange_apart(
+        self,
+        settlements: Sequence[Settlement],
+        places: dict[str, str],
+        leases: dict[str, float | None],
+        worker: str,
+        wanted: Sequence[str],
+        limit: int,
+        lease: float,
+        claim_id: str,
+    ) -> tuple[Exchange, Tasks]:
+        """On several nodes of a cluster, which do nothing in one step: first what is settled, then what is claimed."""
+        refused = {Hold(one.id, one.attempt) for one in settlements if one.id not in places}
+        by_queue: dict[str, list[Settlement]] = {}
+        for one in settlements:
+            if one.id in places:
+                by_queue.setdefault(places[one.id], []).append(one)
+        after: Tasks = []
+        for queue, some in by_queue.items():
+            exchange, settled = await self._settle_apart(queue, some, leases)
+            refused |= exchange.refused
+            after += settled
+        claimed: Tasks = []
+        if wanted and limit > 0:
+            for some_queues, share in await self._shares(wanted, limit):
+                exchange, _ = await self._exchange([], {}, worker, some_queues, share, lease, claim_id)
+                claimed += exchange.claimed
+        claimed.sort(key=lambda task: (-task.priority, task.eta, task.id))
+        return Exchange(tuple(claimed), frozenset(refused)), after
+
+    async def _settle_apart(
+        self, queue: str, settlements: Sequence[Settlement], leases: dict[str, float | None]
+    ) -> tuple[Exchange, Tasks]:
+        """Children that belong on another node come a moment before, if the attempt still holds its task."""
+        has_children = any(one.children for one in settlements)
+        parents = await self.get([one.id for one in settlements]) if has_children else [None] * len(settlements)
+        here = []
+        for one, parent in zip(settlements, parents, strict=True):
+            near: list[Task] = []
+            far: list[Task] = []
+            for child in one.children:
+                is_far = len(self._within_reach([self._tag(queue), self._tag(child.queue)])) > 1
+                (far if is_far else near).append(child)
+            if parent is not None and parent.status is RUNNING and parent.attempt == one.attempt and far:
+                self.check_reach([child.queue for child in one.children if child.follows or child.then])
+                await self.add(far)
+            here.append(msgspec.structs.replace(one, children=tuple(near)))
+        self._remember({one.id: queue for one in here})
+        return await self._exchange(here, leases)
+
+    async def _shares(self, queues: Sequence[str], limit: int) -> list[tuple[list[str], int]]:
+        """How many to claim from each of those queues that are on one node together, to get the first of all."""
+        name_of = {self._tag(name): name for name in queues}
+        groups = self._within_reach(list(name_of))
+        with told(self.name):
+            link = await self._connected()
+            peeks = [await link.run(scripts.PEEK, tags, [str(limit)]) for tags in groups]
+        heads = sorted(
+            (-peek[at], float(peek[at + 1]), peek[at + 2], number)
+            for number, peek in enumerate(peeks)
+            for at in range(0, len(peek), 3)
+        )
+        shares = Counter(number for *_, number in heads[:limit])
+        return [([name_of[tag] for tag in groups[number]], share) for number, share in shares.items()]
 
     def add_in(self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[str]:  # noqa: ARG002
         raise self._no_transaction()
@@ -382,9 +496,8 @@ class RedisStorage(ServerStorage[Link]):
                     leases[task.id] = task.lease_until
                     self._remember({task.id: queue})
             if settlements:
-                exchange = await self._exchange(settlements, leases)
-                taken = [one.id for one in settlements if Hold(one.id, one.attempt) not in exchange.refused]
-                rescued += [task for task in await self.get(taken) if task is not None]
+                _, taken = await self._exchange(settlements, leases)
+                rescued += taken
         return rescued
 
     # Waiting.
@@ -394,9 +507,10 @@ class RedisStorage(ServerStorage[Link]):
         tags = [self._tag(name) for name in names]
 
         async def soonest() -> float | None:
-            async with told(self.name):
-                answer = await (await self._connected()).run(scripts.NEXT_WORK, tags, [])
-            return float(answer) if answer else None
+            with told(self.name):
+                link = await self._connected()
+                answers = [await link.run(scripts.NEXT_WORK, some, []) for some in self._within_reach(tags)]
+            return min((float(answer) for answer in answers if answer), default=None)
 
         await self._wait(timeout, [WORK + name for name in names], soonest)
 
@@ -410,12 +524,8 @@ class RedisStorage(ServerStorage[Link]):
         await self._wait(timeout, [RESULT + task_id], is_there)
 
     async def _listen(self, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
-        client = (await self._connected()).client
-        async with client.pubsub(ignore_subscribe_messages=True) as news:
-            await news.subscribe(self._channel)
-            begin()
-            async for message in news.listen():
-                hear(message["data"].decode())
+        link = await self._connected()
+        await link.listen(self._channel, begin, hear)
 
     # People.
 
@@ -451,20 +561,42 @@ class RedisStorage(ServerStorage[Link]):
     async def counts(self) -> Counts:
         counts = {}
         for queue in await self._queues():
-            async with self._talking() as client:
-                found = await client.hgetall(f"{self._tag(queue)}:counts")
-            of_queue = {TaskStatus(status.decode()): int(count) for status, count in found.items() if int(count)}
+            found = await self._say("HMGET", f"{self._tag(queue)}:counts", *TaskStatus)
+            of_queue = {status: int(count) for status, count in zip(TaskStatus, found, strict=True) if int(count or 0)}
             if of_queue:
                 counts[queue] = of_queue
         return counts
 
     async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
-        return await self._change(ids, cancelled_by_operator, await self.now())
+        return await self._change_each(scripts.CANCEL, ids)
 
     async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
-        return await self._change(ids, redriven, await self.now())
+        return await self._change_each(scripts.RETRY, ids)
 
-    async def _change(self, ids: Sequence[str], move: Move, now: float) -> Tasks:
+    async def _change_each(self, script: str, ids: Sequence[str]) -> Tasks:
+        wanted = list(dict.fromkeys(ids))
+        places = await self._find_queues(wanted)
+        name_of = {self._tag(name): name for name in places.values()}
+        changed: dict[str, Task] = {}
+        with told(self.name):
+            link = await self._connected()
+            for tags in self._within_reach(list(name_of)) if name_of else ():
+                names = [name_of[tag] for tag in tags]
+                these = [(names.index(places[one]) + 1, one) for one in wanted if places.get(one) in names]
+                answer = await link.run(script, tags, [pack((self._channel, these))])
+                changed |= {task.id: task for task in self._changed(names, answer)}
+        return [changed[one] for one in wanted if one in changed]
+
+    def _changed(self, queues: Sequence[str], words: Sequence[Any]) -> Tasks:
+        """What `change_each` has changed."""
+        return [
+            task
+            for at in range(0, len(words), 7)
+            for task in self._tasks(queues[words[at] - 1], words[at + 1 : at + 7])
+        ]
+
+    async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
+        now = await self.now()
         changed: dict[str, Task] = {}
         left = list(dict.fromkeys(ids))
         while left:
@@ -481,13 +613,7 @@ class RedisStorage(ServerStorage[Link]):
                         changed[after.id] = after
                     elif answer == 0:  # it has moved meanwhile: look again
                         left.append(after.id)
-        behind = [task.id for task in changed.values() if task.follows is not None and move is redriven]
-        if behind:  # how many others they wait for, the server knows
-            changed |= {task.id: task for task in await self.get(behind) if task is not None}
         return [changed[task_id] for task_id in dict.fromkeys(ids) if task_id in changed]
-
-    async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
-        return await self._change(ids, move, await self.now())
 
     async def delete(self, ids: Sequence[str]) -> int:
         return sum(await self._run_each(scripts.DELETE, list((await self._by_queue(ids)).items())))
@@ -511,7 +637,7 @@ class RedisStorage(ServerStorage[Link]):
             if task.status is not RUNNING:
                 by_queue.setdefault(task.queue, []).append(task)
         calls = [
-            (queue, [pack([(task.id, task.status.value, task.attempt, task.eta) for task in given])])
+            (queue, [pack([_state_before(task) for task in given]), *map(body_of, given)])
             for queue, given in by_queue.items()
         ]
         gone = [task_id.decode() for some in await self._run_each(scripts.REMOVE, calls) for task_id in some]
@@ -523,11 +649,11 @@ class RedisStorage(ServerStorage[Link]):
 
     async def expire(self, *, limit: int) -> Sequence[Task]:
         late: Tasks = []
-        queues = await self._queues()
-        answers = await self._run_each(scripts.LATE, [(queue, [str(limit)]) for queue in queues])
-        for moment, ids in answers:
-            some = [task_id.decode() for task_id in ids[: limit - len(late)]]
-            late += await self._change(some, expired, float(moment)) if some else []
+        for queue in await self._queues():
+            if len(late) >= limit:
+                break
+            words = [self._channel, str(limit - len(late))]
+            late += self._changed([queue], await self._run(scripts.EXPIRE, queue, words))
         return late
 
     async def prune(self, *, limit: int) -> int:
@@ -542,32 +668,26 @@ class RedisStorage(ServerStorage[Link]):
 
     async def note_worker(self, record: WorkerRecord) -> None:
         seen = msgspec.structs.replace(record, seen_at=await self.now())
-        async with self._talking() as client:
-            await client.hset(f"{self.prefix}:workers", record.id, msgspec.json.encode(seen))
+        await self._say("HSET", f"{self.prefix}:workers", record.id, msgspec.json.encode(seen))
 
     async def drop_worker(self, worker: str) -> None:
-        async with self._talking() as client:
-            await client.hdel(f"{self.prefix}:workers", worker)
+        await self._say("HDEL", f"{self.prefix}:workers", worker)
 
     async def workers(self) -> Sequence[WorkerRecord]:
-        async with self._talking() as client:
-            records = await client.hvals(f"{self.prefix}:workers")
+        records = await self._say("HVALS", f"{self.prefix}:workers")
         return sorted(map(_decode_worker, records), key=lambda record: record.id)
 
     async def pause(self, queue: str) -> None:
-        async with self._talking() as client:
-            await client.sadd(f"{self.prefix}:queues", queue)
-            await client.hset(f"{self._tag(queue)}:limits", "paused", "1")
+        await self._note([queue])
+        await self._say("HSET", f"{self._tag(queue)}:limits", "paused", "1")
 
     async def resume(self, queue: str) -> None:
-        async with self._talking() as client:
-            await client.hdel(f"{self._tag(queue)}:limits", "paused")
-            await client.publish(self._channel, WORK + queue)
+        await self._say("HDEL", f"{self._tag(queue)}:limits", "paused")
+        await self._say("PUBLISH", self._channel, WORK + queue)
 
     async def paused(self) -> frozenset[str]:
         names = await self._queues()
-        async with self._talking() as client:
-            return frozenset([name for name in names if await client.hexists(f"{self._tag(name)}:limits", "paused")])
+        return frozenset([name for name in names if await self._say("HEXISTS", f"{self._tag(name)}:limits", "paused")])
 
     async def set_limit(self, limit: Limit) -> None:
         terms = {
@@ -577,21 +697,14 @@ class RedisStorage(ServerStorage[Link]):
             "in_order": 1 if limit.in_order else None,
             "declared": 1 if limit.declared and limit.is_limit else None,
         }
-        key = f"{self._tag(limit.queue)}:limits"
-        async with self._talking() as client:
-            await client.sadd(f"{self.prefix}:queues", limit.queue)
-            async with client.pipeline(transaction=True) as together:
-                together.hdel(key, *terms)
-                if limit.is_limit:
-                    together.hset(key, mapping={name: value for name, value in terms.items() if value is not None})
-                together.publish(self._channel, WORK + limit.queue)
-                await together.execute()
+        await self._note([limit.queue])
+        given = [word for name, term in terms.items() for word in (name, "" if term is None else term)]
+        await self._run(scripts.LIMIT, limit.queue, [self._channel, limit.queue, *given])
 
     async def limits(self) -> Sequence[Limit]:
         limits = []
         for queue in await self._queues():
-            async with self._talking() as client:
-                words = await client.hmget(f"{self._tag(queue)}:limits", Limit.__struct_fields__[1:])
+            words = await self._say("HMGET", f"{self._tag(queue)}:limits", *Limit.__struct_fields__[1:])
             most, per_key, rate, in_order, declared = words
             limit = Limit(
                 queue=queue,
@@ -616,9 +729,18 @@ def _changes(moves: Sequence[tuple[Task, Task]]) -> list[bytes]:
     return [pack(changes), *bodies]
 
 
+def _state_before(task: Task) -> tuple[str, str, int, float]:
+    """What `REMOVE` wants."""
+    return task.id, task.status.value, task.attempt, task.eta
+
+
 def _whole(tasks: Sequence[Task]) -> list[str | bytes]:
     """What `PUT` wants after the queue."""
-    return [word for task in tasks for word in (task.id, state_of(task), body_of(task), task.result or b"")]
+    return [
+        word
+        for task in tasks
+        for word in (task.id, state_of(task), body_of(task), task.result or b"", pack(ids_followed(task)))
+    ]
 
 
 def _fits(task: Task, which: TaskFilter) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any, TypeVar
 
 import msgspec
@@ -161,6 +161,36 @@ def is_of_store(error: BaseException) -> bool:
     return isinstance(error, StorageError | sqlite3.Error | OSError | DamagedRow | UnicodeDecodeError)
 
 
+class Addition:
+    """Tasks of several jobs that are added by one statement, which needs no transaction around it."""
+
+    def __init__(self, ledger: Ledger, tasks: Sequence[Task], jobs: Sequence[Job]) -> None:
+        self.tasks = tasks
+        self._ledger = ledger
+        self._jobs = jobs
+
+    def run(self) -> None:
+        for job in self._jobs:
+            job.ledger = self._ledger
+        _share_out(self.tasks, self._jobs)  # now, for this thread may be interrupted when they are there
+        there = self._ledger.add_alike(self.tasks)
+        if there is not self.tasks:
+            _share_out(there, self._jobs)
+
+
+def addition_of(db: sqlite3.Connection, jobs: Sequence[Job]) -> Addition | None:
+    """If one statement does what all these jobs want."""
+    clock = jobs[0].clock
+    tasks: list[Task] = []
+    for job in jobs:
+        if type(job.work) is not Add or job.clock is not clock:
+            return None
+        tasks += job.work.tasks
+    ledger = clock.ledger(db)
+    new = ledger.new_alike(tasks)
+    return None if new is None else Addition(ledger, new, jobs)
+
+
 def run_together(db: sqlite3.Connection, jobs: Iterable[Job]) -> None:
     """Run jobs in their order, in one transaction. Those who add, one after the other, add with one statement."""
     clock: Clock | None = None
@@ -172,9 +202,16 @@ def run_together(db: sqlite3.Connection, jobs: Iterable[Job]) -> None:
         for job in some:
             job.ledger = ledger
         if adds and len(some) > 1:
-            kept = iter(ledger.add([task for job in some for task in job.work.tasks]))  # type: ignore[attr-defined]
-            for job in some:
-                job.result = list(islice(kept, len(job.work.tasks)))  # type: ignore[attr-defined]
+            _share_out(ledger.add([task for job in some for task in job.work.tasks]), some)  # type: ignore[attr-defined]
         else:
             for job in some:
                 job.result = job.work(ledger)
+
+
+def _share_out(kept: Sequence[Task], jobs: Iterable[Job]) -> None:
+    """To each of these jobs, which have added them, its own."""
+    first = 0
+    for job in jobs:
+        last = first + len(job.work.tasks)  # type: ignore[attr-defined]
+        job.result = kept[first:last]
+        first = last

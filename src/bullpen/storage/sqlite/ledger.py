@@ -6,7 +6,7 @@ import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from bullpen.storage.sqlite.rows import (
     TERMS,
     Row,
     changes_of,
+    headers_of,
     is_plain,
     row_of,
     shared_of,
@@ -135,6 +136,27 @@ class Ledger:
             there = [self._add(task, duplicates) for task in kept]
             latest = {task.id: task for task in there}  # one may be replaced twice
             return [latest[task.id] for task in there]
+        return self._there(kept, added)
+
+    def new_alike(self, tasks: Sequence[Task]) -> Sequence[Task] | None:
+        """What `add_alike` adds, if one statement is enough."""
+        if len(tasks) > _MOST_TOGETHER:
+            return None
+        same = without_self(tasks[0])
+        if not is_plain(same):
+            return None
+        for task in islice(tasks, 1, None):
+            if without_self(task) != same:
+                return None
+        return [new_as_kept(task, self.now) for task in tasks]
+
+    def add_alike(self, new: Sequence[Task]) -> Sequence[Task]:
+        """`add`, with one statement, which needs no transaction around it."""
+        self.heard.add(new[0].queue)
+        return self._there(new, self._add_alike(new[0], new))
+
+    def _there(self, kept: Sequence[Task], added: int) -> Sequence[Task]:
+        """Those that were added, or, if some were there already, what is there."""
         return kept if added == len(kept) else [self.get(task.id) or task for task in kept]
 
     def _add(self, task: Task, duplicates: Duplicates) -> Task:
@@ -316,13 +338,13 @@ class Ledger:
         return self._db.execute(_ADD, row_of(task, self._ahead)).rowcount == 1
 
     def remove(self, tasks: Sequence[Task]) -> frozenset[str]:
-        remove = "DELETE FROM bullpen_task WHERE id = ? AND status = ? AND attempt = ? AND eta = ?"
-        return frozenset(
-            task.id
-            for task in tasks
-            if task.status is not RUNNING
-            and self._db.execute(remove, (task.id, task.status.value, task.attempt, task.eta)).rowcount == 1
-        )
+        remove = "DELETE FROM bullpen_task WHERE id = ? AND status = ? AND attempt = ? AND eta = ? AND headers IS ?"
+        gone = set()
+        for task in tasks:
+            as_given = (task.id, task.status.value, task.attempt, task.eta, headers_of(task))
+            if task.status is not RUNNING and self._db.execute(remove, as_given).rowcount == 1:
+                gone.add(task.id)
+        return frozenset(gone)
 
     def expire(self, limit: int) -> Sequence[Task]:
         return self.change(self.to_expire(limit), expired)

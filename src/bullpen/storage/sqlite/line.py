@@ -39,6 +39,11 @@ def is_lost(error: BaseException) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOST_CONNECTION
 
 
+def is_busy(error: BaseException) -> bool:
+    """Whether somebody else has the file for longer than one may wait."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
 class Line:
     """Jobs in the order in which they came, and the connection that they need. Subclasses say how jobs are run."""
 

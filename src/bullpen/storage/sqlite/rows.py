@@ -92,7 +92,7 @@ def row_of(task: Task, ahead: float) -> Row:
         task.result_ttl,
         task.func_path,
         _options_of(task),
-        _encode(task.headers) if task.headers else None,
+        headers_of(task),
         None if task.progress is None else _encode(task.progress),
         _encode(task.errors) if task.errors else None,
         task.result_dropped,
@@ -100,6 +100,10 @@ def row_of(task: Task, ahead: float) -> Row:
         task.result,
         prune_at(task),
     )
+
+
+def headers_of(task: Task) -> bytes | None:
+    return _encode(task.headers) if task.headers else None
 
 
 def is_plain(task: Task) -> bool:
@@ -178,7 +182,7 @@ def terms_of(task: Task) -> Row:
         task.result_ttl,
         task.func_path,
         _options_of(task),
-        _encode(task.headers) if task.headers else None,
+        headers_of(task),
         task.payload,
     )
 

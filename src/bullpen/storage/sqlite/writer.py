@@ -16,9 +16,9 @@ from bullpen import primitives
 from bullpen.errors import StorageBusy, StorageError
 from bullpen.storage.sqlite import file, schema
 from bullpen.storage.sqlite.file import Place
-from bullpen.storage.sqlite.jobs import Clock, Job, deliver, is_of_store, run_together
+from bullpen.storage.sqlite.jobs import Addition, Clock, Job, addition_of, deliver, is_of_store, run_together
 from bullpen.storage.sqlite.ledger import Ledger
-from bullpen.storage.sqlite.line import Line, is_lost
+from bullpen.storage.sqlite.line import Line, is_busy, is_lost
 from bullpen.storage.sqlite.signals import Bell
 
 CHECKPOINT_PAGES = 1000
@@ -110,22 +110,34 @@ class Writer(Line):
     def _transact(self, jobs: list[Job], *, takes_more: bool = False) -> BaseException | None:
         """One transaction for all, and for those who come until it begins. What one of several failed with: then
         nothing has happened, and it is worth while to try each alone.
+
+        A single statement is a transaction by itself, which saves two more, and the changes of threads around them.
         """
         db: sqlite3.Connection | None = None
         begun = committing = False
+        changes = 0
+        addition: Addition | None = None
         try:
             db = self._connection(jobs[0].clock)
             changes = db.total_changes
             durable = _has_durable(jobs)
             self._wait_for_disk(db, durable)
-            db.execute("BEGIN IMMEDIATE")
-            begun = True
             if takes_more:  # the later, the more there are to share the commit
                 self._take(jobs, durable=durable)
-            run_together(db, jobs)
-            primitives.failpoint("sqlite.before_commit")
-            committing = True
-            db.execute("COMMIT")
+            addition = addition_of(db, jobs)
+            if addition is not None:
+                primitives.failpoint("sqlite.before_commit")
+                committing = True
+                addition.run()
+            else:
+                db.execute("BEGIN IMMEDIATE")
+                begun = True
+                if takes_more:
+                    self._take(jobs, durable=durable)
+                run_together(db, jobs)
+                primitives.failpoint("sqlite.before_commit")
+                committing = True
+                db.execute("COMMIT")
             begun = False
             primitives.failpoint("sqlite.after_commit")
             if not durable and _must_last(jobs):
@@ -133,6 +145,9 @@ class Writer(Line):
             self._pages += _PAGES_PER_COMMIT + (db.total_changes - changes) * _PAGES_PER_CHANGE
         except BaseException as error:
             committed = committing and db is not None and self._db is db and not db.in_transaction
+            if addition is not None:
+                committed = committed and db is not None and db.total_changes - changes == len(addition.tasks)
+                begun = committing and not is_busy(error)
             if committed and not is_of_store(error) and (durable or not _must_last(jobs)):
                 _confirm(jobs)
                 raise  # this thread was interrupted

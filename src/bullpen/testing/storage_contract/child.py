@@ -42,13 +42,14 @@ async def work(store: Storage) -> None:
         held = answer.claimed
 
 
-async def drain(store: Storage) -> None:
-    """Run all there is."""
-    held = (await exchange(store, (), 4)).claimed
-    while held:
-        for task in held:
-            say(task.id)
-        held = (await exchange(store, held, 4)).claimed
+async def race(store: Storage) -> None:
+    """At each line that we are given, settle what we hold, claim one task, and say which."""
+    say("ready")
+    held: tuple[Task, ...] = ()
+    while sys.stdin.readline():
+        held = (await exchange(store, held, 1)).claimed
+        say(*(task.id for task in held))
+    await exchange(store, held, 0)
 
 
 async def serve(store: Storage) -> None:
@@ -62,7 +63,7 @@ async def serve(store: Storage) -> None:
 async def main(address: str, verb: str) -> None:
     store = open_storage(address)
     await store.open()
-    await {"work": work, "drain": drain, "serve": serve}[verb](store)
+    await {"work": work, "race": race, "serve": serve}[verb](store)
     await store.close()
 
 

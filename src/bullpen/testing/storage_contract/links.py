@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -172,6 +173,21 @@ class LinkTests(StoreTests):
         (mine,) = await claim(store, 5)
         await settle(store, succeed(mine, None))
         assert await claim(store, 5) == []
+
+    async def test_those_that_people_cancel_are_so_in_the_order_they_are_given(self, store: Storage) -> None:
+        chain = [new_task(queue=queue) for queue in ("a", "b", "a")]
+        chain = [replace(task, then=behind.id) for task, behind in pairwise(chain)] + chain[-1:]
+        chain[1:] = [replace(task, follows=Follows(ids=(before.id,)), waits_for=1) for before, task in pairwise(chain)]
+        await store.add(chain)
+        first, second, third = ids(chain)
+        assert ids(await store.cancel([third, first, second])) == [third, first]
+        errors = [(await get(store, task)).error for task in chain]
+        assert [None if error is None else error.kind for error in errors] == [None, "upstream", None]
+
+    async def test_a_task_is_shown_as_it_was_when_people_cancelled_it(self, store: Storage) -> None:
+        first, second, last = await new_group(store, 2, anyway=True)
+        assert [task.waits_for for task in await store.cancel([first.id, last.id, second.id])] == [0, 1, 0]
+        assert (await get(store, last)).waits_for == 1
 
     async def test_one_that_is_asked_to_stop_takes_those_behind_it_along(self, store: Storage) -> None:
         first, second = await new_chain(store, 2, max_retries=3)
@@ -401,6 +417,15 @@ class LinkTests(StoreTests):
         children = (new_task(unique_key="k"), new_task(unique_key="j"))
         assert await settle(store, succeed(parent, None, children=children)) == frozenset()
         assert set(ids(await store.list(TaskFilter(), limit=10))) == {there.id, parent.id, children[1].id}
+
+    async def test_a_child_whose_id_is_there_stays_as_it_is(self, store: Storage) -> None:
+        there = await claimed_one(store, queue="mail")
+        parent = await claimed_one(store)
+        children = (replace(new_task(queue="mail"), id=there.id), new_task(queue="mail"))
+        assert await settle(store, succeed(parent, None, children=children)) == frozenset()
+        assert (await get(store, there)).status is RUNNING
+        assert await settle(store, succeed(there, None)) == frozenset()
+        assert await store.counts() == {"default": {SUCCESS: 1}, "mail": {SUCCESS: 1, PENDING: 1}}
 
     async def test_a_child_may_be_a_chain(self, store: Storage) -> None:
         parent = await claimed_one(store)

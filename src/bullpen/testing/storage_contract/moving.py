@@ -134,6 +134,15 @@ class MovingTests(StoreTests):
         assert there.id == over.id
         assert await store.put([with_a_past(now, SUCCESS, unique_key="k")]) == frozenset()
 
+    async def test_of_two_with_one_unique_key_the_first_is_put(self, store: Storage) -> None:
+        now = await store.now()
+        there = await added(store, unique_key="k", queue="mail", eta=now + FAR)
+        first, second = (with_a_past(now, status, unique_key="j") for status in (PENDING, CANCELLED))
+        again = with_a_past(now, PENDING, id=there.id, unique_key="i")
+        third = with_a_past(now, PENDING, unique_key="i")
+        assert await store.put([first, second, again, third]) == {first.id, third.id}
+        assert await get(store, there) == there
+
     async def test_what_is_still_the_same_is_removed(self, store: Storage) -> None:
         waiting = await added(store, unique_key="k", concurrency_key="c", eta=await store.now() + FAR)
         over = await claimed_one(store)
@@ -158,4 +167,8 @@ class MovingTests(StoreTests):
         await store.cancel([again.id])
         assert await store.remove([again]) == frozenset()
         assert (await get(store, mine)).status is CANCELLED
+        waits = await added(store, headers={"a": "1"}, eta=await store.now() + FAR)
+        await store.change([waits.id], lambda task, _: replace(task, headers={"a": "2"}))
+        assert await store.remove([waits]) == frozenset()
+        assert await store.remove([await get(store, waits)]) == {waits.id}
         assert await store.remove([]) == frozenset()

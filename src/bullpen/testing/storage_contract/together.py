@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 
 from bullpen.storage.port import Limit, Storage, TaskFilter, WorkerRecord
-from bullpen.tasks.task import CANCELLED, PENDING, RUNNING, SUCCESS, succeed
+from bullpen.tasks.task import CANCELLED, PENDING, RUNNING, SUCCESS, Task, succeed
 from bullpen.testing.storage_contract.base import (
     FAR,
     PATIENCE,
@@ -28,6 +28,7 @@ from bullpen.testing.storage_contract.base import (
     new_task,
     new_tasks,
     settle,
+    take_back,
 )
 
 T = TypeVar("T")
@@ -76,6 +77,20 @@ class TogetherTests(StoreTests):
         given = await store.add(new_tasks(60))
         taken = await asyncio.gather(*[claim(store, 4) for _ in range(20)])
         assert sorted(task.id for some in taken for task in some) == ids(given)
+
+    async def test_what_is_taken_back_is_told_as_it_was_then(self, store: Storage) -> None:
+        async def claim_it() -> Task:
+            while True:
+                for task in await claim(store, 1, worker="quick"):
+                    return task
+                await asyncio.sleep(0)
+
+        for _ in range(5):
+            await claimed_one(store)
+            claiming = asyncio.ensure_future(claim_it())
+            (taken,) = await store.rescue_expired(take_back, limit=1, dead_workers=["w"])
+            assert (taken.status, taken.attempt) == (PENDING, 1)
+            assert not await settle(store, succeed(await claiming, None))
 
     async def test_all_that_is_added_at_once_is_there_once(self, store: Storage) -> None:
         keys = [f"key {number}" for number in range(10)]
@@ -200,7 +215,8 @@ class TogetherTests(StoreTests):
         if address is None:
             pytest.skip("the store is for one process")
         command = [sys.executable, "-m", "bullpen.testing.storage_contract.child", address, verb, *arguments]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
             try:
                 yield process
             finally:
@@ -219,13 +235,20 @@ class TogetherTests(StoreTests):
         assert {there[task].status for task in settled} == {SUCCESS}
 
     async def test_processes_never_get_one_task(self, store: Storage) -> None:
-        given = await store.add(new_tasks(60))
-        with self.child("drain") as one, self.child("drain") as other:
+        """Both claim at the same moment, again and again."""
+        with self.child("race") as one, self.child("race") as other:
+            assert [_ask(process) for process in (one, other)] == ["ready"] * 2
+            for _ in range(40):
+                task, taken = await added(store), ""
+                while not taken:
+                    for process in (one, other):
+                        _tell(process)
+                    taken = "".join([_ask(process) for process in (one, other)])
+                assert taken == task.id
             answers = [process.communicate(timeout=2 * PATIENCE) for process in (one, other)]
         assert [one.returncode, other.returncode] == [0, 0], answers
-        ran = [line for out, _ in answers for line in out.splitlines()]
-        assert sorted(ran) == ids(given)
-        assert {task.attempt for task in await store.list(TaskFilter(statuses=(SUCCESS,)), limit=100)} == {1}
+        ended = await store.list(TaskFilter(statuses=(SUCCESS,)), limit=100)
+        assert [task.attempt for task in ended] == [1] * 40
 
     async def test_processes_wake_each_other(self, store: Storage) -> None:
         with self.child("serve") as process:
@@ -237,3 +260,16 @@ class TogetherTests(StoreTests):
     async def result(self, store: Storage, task_id: str) -> None:
         while not (await get(store, task_id)).is_final:
             await store.wait_for_result(task_id, 0, FAR)
+
+
+def _tell(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+def _ask(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, "it has ended"
+    return line.strip()

@@ -30,10 +30,16 @@ _numbers = itertools.count()
 
 
 def fill(db: sqlite3.Connection, count: int, **fields: object) -> None:
+    add(db, [new_task(**fields) for _ in range(count)])
+
+
+def new_task(**fields: object) -> Task:
+    return Task(id=f"{next(_numbers):08}", func_path="f", payload=b"[]", **fields)  # type: ignore[arg-type]
+
+
+def add(db: sqlite3.Connection, tasks: list[Task]) -> None:
     db.execute("BEGIN")
-    Ledger(db, NOW, 0.0).add(
-        [Task(id=f"{next(_numbers):08}", func_path="f", payload=b"[]", **fields) for _ in range(count)]  # type: ignore[arg-type]
-    )
+    Ledger(db, NOW, 0.0).add(tasks)
     db.execute("COMMIT")
 
 
@@ -103,11 +109,9 @@ def test_many_keys_are_not_looked_at_for_a_few_tasks_that_are_held_back(db: sqli
     Ledger(db, NOW, 0.0).set_limit(Limit(queue="default", max_running_per_key=1))
     fill(db, 300, concurrency_key="hot")
     steps_of_a_claim(db, limit=1)
-    for _ in range(500):
-        fill(db, 1, concurrency_key=f"key {next(_numbers)}")
+    add(db, [new_task(concurrency_key=f"key {number}") for number in range(500)])
     few = steps_of_a_claim(db)
-    for _ in range(2000):
-        fill(db, 1, concurrency_key=f"key {next(_numbers)}")
+    add(db, [new_task(concurrency_key=f"key {number}") for number in range(500, 2500)])
     assert steps_of_a_claim(db) < 2 * few
 
 

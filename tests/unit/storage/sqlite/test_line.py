@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import pytest
 from bullpen import primitives
 from bullpen.errors import StorageBusy, StorageClosed, StorageCorrupt
 from bullpen.storage.port import Hold, TaskFilter
-from bullpen.storage.sqlite import shared
-from bullpen.storage.sqlite.jobs import Clock, Job
+from bullpen.storage.sqlite import file, shared
+from bullpen.storage.sqlite.jobs import Clock
 from bullpen.storage.sqlite.store import SqliteStorage
 from bullpen.storage.sqlite.writer import Writer
 from bullpen.tasks.task import Settlement, Task, succeed
+from tests.scenarios.support import PATIENCE, eventually
 from tests.unit.storage.sqlite.support import claim, new_task, opened, raw
 
 pytestmark = pytest.mark.anyio
@@ -38,16 +40,25 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@contextmanager
+def another_writer(path: Path) -> Iterator[None]:
+    """As long as another process writes."""
+    lock = file.WriteLock(file.folder_of(path))
+    assert lock.acquire(PATIENCE)
+    try:
+        yield
+    finally:
+        lock.release()
+        lock.close()
+
+
 async def behind_a_lock(path: Path, *work: Callable[[], Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Start all `work` while somebody else writes, so that all of it waits together."""
-    with raw(path) as other:
-        other.execute("BEGIN IMMEDIATE")
+    """Start all `work` while another process writes, so that all of it waits together."""
+    with another_writer(path):
         first = asyncio.ensure_future(work[0]())
         await asyncio.sleep(0.02)  # the writer has begun with it
         rest = [asyncio.ensure_future(each()) for each in work[1:]]
         await asyncio.sleep(0)
-        other.execute("COMMIT")
-    other.close()
     return list(await asyncio.gather(first, *rest, return_exceptions=True))
 
 
@@ -87,6 +98,41 @@ async def test_who_fails_in_a_group_fails_alone(tmp_path: Path) -> None:
         with pytest.raises(ZeroDivisionError):
             await storage.rescue_expired(broken, limit=10)
         assert (await storage.get(["running"]))[0].attempt == 1  # type: ignore[union-attr]
+
+
+async def test_who_fails_among_tasks_that_one_statement_adds_fails_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as storage:
+        await storage.add([new_task(id="there", payload=b"1")])
+        answers = await behind_a_lock(
+            storage.path,
+            lambda: storage.add([new_task(id="a")]),
+            lambda: storage.add([new_task(id="never"), new_task(payload=None)]),
+            lambda: storage.add([new_task(id="there", payload=b"2")]),
+        )
+        assert [type(answer).__name__ for answer in answers] == ["list", "StorageError", "list"]
+        assert answers[2][0].payload == b"1"
+        assert [task.id for task in await storage.list(TaskFilter(), limit=9)] == ["a", "there"]
+
+
+async def test_while_others_write_a_group_waits_once(tmp_path: Path) -> None:
+    """And not each of it, one after the other."""
+    attempts = list[int]()
+    async with opened(tmp_path / "jobs.db", busy_timeout=0.05) as storage:
+        assert storage._file is not None
+        transact = storage._file.writer._transact
+        storage._file.writer._transact = lambda jobs, **options: (  # type: ignore[method-assign]
+            attempts.append(len(jobs)) or transact(jobs, **options)  # type: ignore[func-returns-value]
+        )
+        with raw(storage.path) as other:
+            other.execute("BEGIN IMMEDIATE")
+            answers = await asyncio.gather(
+                *[storage.add([new_task()]) for _ in range(3)],
+                return_exceptions=True,
+            )
+            other.execute("ROLLBACK")
+        other.close()
+        assert [type(answer).__name__ for answer in answers] == ["StorageBusy"] * 3
+        assert attempts == [3]
 
 
 async def test_a_caller_that_is_cancelled_disturbs_nobody(tmp_path: Path) -> None:
@@ -365,39 +411,28 @@ class Interrupted(Exception):
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such timers here")
-def test_a_caller_that_is_interrupted_before_its_turn_has_written_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_caller_that_is_interrupted_before_its_turn_has_written_nothing(tmp_path: Path) -> None:
     def interrupt(*_: object) -> None:
         raise Interrupted
-
-    def transact(jobs: list[Job], **options: Any) -> BaseException | None:
-        began.set()
-        return one_by_one(jobs, **options)
 
     storage = SqliteStorage(tmp_path / "jobs.db")
     blocking(storage.open())
     assert storage._file is not None
     writer = storage._file.writer
-    began, one_by_one = threading.Event(), writer._transact
-    monkeypatch.setattr(writer, "_transact", transact)
     before = signal.signal(signal.SIGALRM, interrupt)
-    other = raw(storage.path)
     try:
-        other.execute("BEGIN IMMEDIATE")
-        first = threading.Thread(target=lambda: blocking(storage.add([new_task(id="first")])))
-        first.start()
-        began.wait()
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        with pytest.raises(Interrupted):
-            blocking(storage.add([new_task(id="second")]))
-        other.execute("COMMIT")
+        with another_writer(storage.path):
+            first = threading.Thread(target=lambda: blocking(storage.add([new_task(id="first")])))
+            first.start()
+            assert eventually(lambda: writer._leader != 0)
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Interrupted):
+                blocking(storage.add([new_task(id="second")]))
         first.join()
         assert [task.id for task in blocking(storage.list(TaskFilter(), limit=9))] == ["first"]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        other.close()
         blocking(storage.close())
 
 

@@ -1,0 +1,135 @@
+"""What the servers themselves can do: the statements that one would write by hand over the same drivers.
+
+Nothing is run.
+
+They take part as a library without workers: in `drain` a batch is settled with results and the next one is claimed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+from typing import Any
+
+from benchmarks.metrics import RATE
+from benchmarks.model import Measure, Peer
+
+from .library import Library, pages
+from .measures import Place, opened
+from .settings import BATCH, Sizes
+
+REDIS_PY = Peer("raw", "redis.asyncio:Redis", "redis", "pip install redis[hiredis]", "Redis", is_rival=False)
+ASYNCPG = Peer("raw", "asyncpg:connect", "asyncpg", "pip install asyncpg", "connect", is_rival=False)
+PAYLOAD = b'{"args":[12345],"kwargs":{}}'
+CONNECTIONS = 16
+
+
+class Raw(Library):
+    async def work_off(self, count: int) -> None:
+        raise NotImplementedError
+
+
+def drain(library: type[Raw], place: Place) -> Measure:
+    async def timed(sizes: Sizes) -> float:
+        async with opened(library, place) as (raw, _):
+            assert isinstance(raw, Raw)
+            await raw.put_many(sizes.drained)
+            began = perf_counter()
+            await raw.work_off(sizes.drained)
+            return perf_counter() - began
+
+    return lambda sizes: {RATE: sizes.drained / asyncio.run(timed(sizes))}
+
+
+class RawPostgres(Raw):
+    """One table, one partial index."""
+
+    async def install(self) -> None:
+        import asyncpg
+
+        connection = await asyncpg.connect(self.address)
+        await connection.execute(
+            "CREATE TABLE task (id bigserial PRIMARY KEY, payload bytea, status text DEFAULT 'pending', attempt int "
+            "DEFAULT 0, result bytea); CREATE INDEX ON task (id) WHERE status = 'pending'"
+        )
+        await connection.close()
+
+    async def open(self) -> None:
+        import asyncpg
+
+        self._pool = await asyncpg.create_pool(self.address, min_size=1, max_size=CONNECTIONS)
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def put(self, number: int) -> object:
+        return await self._pool.execute("INSERT INTO task (payload) VALUES ($1)", PAYLOAD)
+
+    async def put_many(self, count: int) -> None:
+        for page in pages(count, 20_000):
+            await self._pool.execute("INSERT INTO task (payload) SELECT unnest($1::bytea[])", [PAYLOAD] * len(page))
+
+    async def work_off(self, count: int) -> None:
+        """One transaction for each batch: settle, claim."""
+        async with self._pool.acquire() as connection:
+            done, held = 0, list[int]()
+            while done < count:
+                async with connection.transaction():
+                    await connection.execute(
+                        "UPDATE task SET status = 'success', result = '1' WHERE id = ANY ($1) AND attempt = 1", held
+                    )
+                    done += len(held)
+                    rows = await connection.fetch(
+                        "UPDATE task SET status = 'running', attempt = attempt + 1 WHERE id = ANY (ARRAY(SELECT id "
+                        "FROM task WHERE status = 'pending' ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED)) RETURNING *",
+                        BATCH,
+                    )
+                    held = [row["id"] for row in rows]
+
+
+class RawRedis(Raw):
+    """A sorted set of what waits, one of what runs, hashes of bodies and results."""
+
+    async def open(self) -> None:
+        from redis.asyncio import Redis
+
+        server, _, self._place = self.address.partition("?prefix=")
+        self._client = Redis.from_url(server)
+        self._last = 0
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def put(self, number: int) -> object:
+        await self._add(1)
+        return None
+
+    async def put_many(self, count: int) -> None:
+        for page in pages(count, 1000):
+            await self._add(len(page))
+
+    async def _add(self, count: int) -> None:
+        ids = [str(number) for number in range(self._last, self._last + count)]
+        self._last += count
+        async with self._client.pipeline(transaction=True) as together:
+            together.zadd(f"{self._place}:ready", dict.fromkeys(ids, 0))
+            together.hset(f"{self._place}:body", mapping=dict.fromkeys(ids, PAYLOAD))
+            await together.execute()
+
+    async def work_off(self, count: int) -> None:
+        """Two pipelines for each batch: settle and claim, then read what was claimed."""
+        done, held = 0, list[Any]()
+        while done < count:
+            async with self._client.pipeline(transaction=True) as together:
+                if held:
+                    together.hset(f"{self._place}:result", mapping=dict.fromkeys(held, "1"))
+                    together.zrem(f"{self._place}:running", *held)
+                together.zpopmin(f"{self._place}:ready", BATCH)
+                claimed = [task_id for task_id, _ in (await together.execute())[-1]]
+            done += len(held)
+            held = claimed
+            if held:
+                async with self._client.pipeline(transaction=True) as together:
+                    together.zadd(f"{self._place}:running", dict.fromkeys(held, 1))
+                    together.hmget(f"{self._place}:body", held)
+                    await together.execute()

@@ -1,0 +1,115 @@
+"""A worker process: ``python -m benchmarks.servers.worker LIBRARY ADDRESS TRACE PROCESSES``, until it is killed.
+
+It says that it is ready when everything is imported, and begins when it is told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+
+from .library import Library
+from .trace import Trace
+
+_READY = "ready"
+
+
+class WorkerDied(Exception):
+    """Its process has ended, with these last words."""
+
+
+class WorkerProcess:
+    """One process, with all that it starts."""
+
+    def __init__(self, library: type[Library], address: str, trace: Trace, processes: int = 1) -> None:
+        name = f"{library.__module__}:{library.__qualname__}"
+        command = [sys.executable, "-m", __spec__.name, name, address, trace.path, str(processes)]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True
+        )
+
+    async def be_ready(self) -> None:
+        assert self._process.stdout is not None
+        line = await asyncio.to_thread(self._process.stdout.readline)
+        if line.decode().strip() != _READY:
+            raise self._dead()
+
+    def begin(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"go\n")
+        self._process.stdin.flush()
+
+    def check(self) -> None:
+        """That it lives."""
+        if self._process.poll() is not None:
+            raise self._dead()
+
+    def _dead(self) -> WorkerDied:
+        self._errors.seek(0)
+        words = self._errors.read().decode(errors="replace")
+        self.kill()
+        return WorkerDied(words[-2000:])
+
+    def kill(self) -> None:
+        """It, and whatever it has started. Once is enough."""
+        if self._errors.closed:
+            return
+        while members := _session(self._process.pid):
+            for pid in members:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.poll()
+        self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._errors):
+            assert file is not None
+            file.close()
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session that live; some of them may be in groups of their own."""
+    found = []
+    for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):
+        with suppress(OSError, IndexError):
+            state, *fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[2]) == leader and state != "Z":
+                found.append(pid)
+    return found
+
+
+@asynccontextmanager
+async def ready_workers(
+    library: type[Library], address: str, trace: Trace, processes: int = 1
+) -> AsyncIterator[list[WorkerProcess]]:
+    """Ready to begin, and killed in the end. A library that starts its processes itself does that."""
+    count = 1 if library.is_one_service else processes
+    workers = [WorkerProcess(library, address, trace, processes // count) for _ in range(count)]
+    try:
+        for worker in workers:
+            await worker.be_ready()
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def main(name: str, address: str, trace: str, processes: int) -> None:
+    logging.disable(logging.WARNING)  # a line for each task would be what is measured
+    module, _, attribute = name.partition(":")
+    library: Library = getattr(import_module(module), attribute)(address, Trace(trace), processes)
+    print(_READY, flush=True)
+    if sys.stdin.readline():
+        library.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

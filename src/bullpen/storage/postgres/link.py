@@ -1,0 +1,216 @@
+"""The way to a server: connections, transactions, and the schema that must be there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from bullpen.errors import StorageError
+from bullpen.storage.port import Concern, Schema
+from bullpen.storage.postgres import schema as schemas
+from bullpen.storage.postgres.checkup import concerns_of
+from bullpen.storage.postgres.failures import told
+from bullpen.storage.postgres.ledger import Ledger
+from bullpen.storage.server import ServerStorage
+
+if TYPE_CHECKING:
+    import asyncpg
+
+LOCK_TIMEOUT = "10s"  # workers stand behind a migration that waits for a table
+
+
+PARTING = 1.0  # seconds that a server has to say goodbye
+
+
+class Link(ServerStorage["asyncpg.Pool[Any]"]):
+    """A client of one schema of a PostgreSQL database.
+
+    `schema`: where its tables are; it is made by `open`, unless `migrate` is false. `notify`: whether to use LISTEN and
+    NOTIFY; `listen_url`: another address for that, where `url` leads through a pooler of transactions. `prepared`:
+    whether statements may be prepared, which such poolers may not allow. `connections`: how many at most.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = "bullpen",
+        notify: bool = True,
+        listen_url: str | None = None,
+        prepared: bool = True,
+        migrate: bool = True,
+        connections: int = 10,
+    ) -> None:
+        super().__init__(f"PostgreSQL schema {schema!r}")
+        self.url = url
+        self.schema = schemas.checked_name(schema)
+        self.notify = notify
+        self.listen_url = listen_url
+        self.prepared = prepared
+        self.migrate = migrate
+        self.connections = connections
+
+    def another(self) -> Self:
+        return type(self)(
+            self.url,
+            schema=self.schema,
+            notify=self.notify,
+            listen_url=self.listen_url,
+            prepared=self.prepared,
+            migrate=self.migrate,
+            connections=self.connections,
+        )
+
+    async def _connect(self) -> asyncpg.Pool[Any]:
+        import asyncpg
+
+        async with told(self.name):
+            pool = await asyncpg.create_pool(
+                self.url, min_size=1, max_size=self.connections, reset=_tidy, **self._manners()
+            )
+            try:
+                await self._bring_up_to_date(pool)
+            except BaseException:
+                pool.terminate()
+                raise
+            return pool
+
+    async def _disconnect(self, client: asyncpg.Pool[Any]) -> None:
+        try:
+            async with asyncio.timeout(PARTING):
+                await client.close()
+        except TimeoutError:
+            client.terminate()
+
+    def _manners(self) -> dict[str, Any]:
+        manners: dict[str, Any] = {"server_settings": {"application_name": f"bullpen:{self.schema}"}}
+        if not self.prepared:
+            manners["statement_cache_size"] = 0
+        return manners
+
+    async def _bring_up_to_date(self, pool: asyncpg.Pool[Any]) -> None:
+        async with pool.acquire() as connection:
+            found = await self._found(connection)
+            found.check(self.name)
+            if found.version >= schemas.VERSION:
+                return
+            if not self.migrate:
+                message = f"its schema has version {found.version}, and version {schemas.VERSION} is needed"
+                raise StorageError(f"{message}; run `bullpen migrate` as a role that may", storage=self.name)
+            await self._upgrade(connection)
+
+    async def _upgrade(self, connection: Any) -> None:
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", self.schema)
+            found = await self._found(connection)
+            found.check(self.name)
+            await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+            for step in schemas.steps(found.version, self.schema):
+                await connection.execute(step)
+
+    async def look_at_schema(self) -> Schema:
+        async with self._alone() as connection:
+            found = await self._found(connection)
+        steps = schemas.steps(found.version, self.schema)
+        return Schema(found=found.version, oldest=found.oldest, known=schemas.VERSION, steps=steps)
+
+    async def upgrade_schema(self) -> None:
+        async with self._alone() as connection:
+            await self._upgrade(connection)
+
+    async def concerns(self) -> Sequence[Concern]:
+        async with self._alone() as connection:
+            return await concerns_of(connection, self.url)
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[Any]:
+        """A connection of its own, for what may not need the tables."""
+        import asyncpg
+
+        async with told(self.name):
+            connection = await asyncpg.connect(self.url, **self._manners())
+            try:
+                yield connection
+            finally:
+                await connection.close()
+
+    async def _found(self, connection: Any) -> schemas.Found:
+        # A table, not `to_regclass`: that would answer from a cache of what was so before a lock was waited for.
+        is_there = "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = $1 AND tablename = 'version'"
+        if await connection.fetchval(is_there, self.schema) is None:
+            return schemas.Found()
+        return schemas.Found(*await connection.fetchrow(f"SELECT version, oldest FROM {self.schema}.version"))
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        """Of the pool. Whoever gives up on an answer waits no longer for the server to agree to that."""
+        async with told(self.name):
+            pool = await self._connected()
+            connection = await pool.acquire()
+            try:
+                yield connection
+            finally:
+                try:
+                    await pool.release(connection, timeout=PARTING)
+                except TimeoutError:  # the server says nothing at all: it was terminated
+                    pass
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Ledger]:
+        async with self._connection() as connection, self._transaction_on(connection) as ledger:
+            yield ledger
+
+    @asynccontextmanager
+    async def _transaction_on(self, connection: Any) -> AsyncIterator[Ledger]:
+        transaction = connection.transaction()
+        await transaction.start()
+        try:
+            yield self._ledger(connection)
+        except asyncio.CancelledError:
+            connection.terminate()  # which is known at once, and rolls it back
+            raise
+        except BaseException:
+            await transaction.rollback()
+            raise
+        else:
+            await transaction.commit()
+
+    def _ledger(self, connection: Any) -> Ledger:
+        """What can be done on a connection, or on any of the pool."""
+        return Ledger(connection, self.schema, notify=self.notify)
+
+    async def _fetch(self, statement: str, *values: Any) -> list[Any]:
+        async with self._connection() as connection:
+            return await connection.fetch(  # type: ignore[no-any-return]
+                statement.replace("{s}", self.schema), *values
+            )
+
+    async def _fetchval(self, statement: str, *values: Any) -> Any:
+        async with self._connection() as connection:
+            return await connection.fetchval(statement.replace("{s}", self.schema), *values)
+
+    async def _listen(self, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
+        import asyncpg
+
+        connection = await asyncpg.connect(self.listen_url or self.url, **self._manners())
+        try:
+            lost = asyncio.Event()
+            connection.add_termination_listener(lambda _: lost.set())
+            await connection.add_listener(schemas.channel(self.schema), lambda *news: hear(news[3]))
+            begin()
+            await lost.wait()
+        finally:
+            connection.terminate()
+
+    async def now(self) -> float:
+        return float(await self._fetchval("SELECT {s}.now()"))
+
+
+async def _tidy(connection: Any) -> None:
+    """After each use: nothing here leaves anything behind but a transaction that was interrupted. By default there
+    would be another round trip.
+    """
+    if connection.is_in_transaction():
+        await connection.reset()

@@ -1,0 +1,118 @@
+-- KEYS: the tags of the settlements' queues and of those to claim from, each once. ARGV: {channel, worker, limit, lease,
+-- claim id, the names of the queues, the numbers of those to claim from, settlements as `rows.settlement_of` has them},
+-- and results. Returns the id and attempt of each that was refused, the end of the leases, for each that was claimed the
+-- number of its queue, id, state, body, its result and the ids of those that it follows, if it has them, and what was
+-- settled by its lease, as it is then.
+local channel, worker, limit, lease, claim_id, names, wanted, settlements, new_state = unpack(cmsgpack.unpack(ARGV[1]))
+local moment = now()
+local queues, freed, again_in, refused, ended = {}, {}, {}, {}, {}
+local ids, tasks, by_lease = {}, {}, {}
+for number, tag in ipairs(KEYS) do queues[number], ids[number] = changes(tag), {} end
+for _, one in ipairs(settlements) do table.insert(ids[one[1]], one[2]) end
+for number, some in ipairs(ids) do
+    local found, by_id = read(KEYS[number], some), {}
+    for i, id in ipairs(some) do by_id[id] = by_id[id] or found[i] end
+    tasks[number] = by_id
+end
+for _, one in ipairs(settlements) do
+    local number, id, attempt, status, delay, eta, fire, next_run = one[1], one[2], one[3], one[4], one[5], one[6],
+        one[7], one[8]
+    local failures, crashes, runs, result, dropped, problem, lease_until = one[9], one[10], one[11], one[12], one[13],
+        one[14], one[15]
+    local task, queue = tasks[number][id], queues[number]
+    if not task or task[STATUS] ~= 'running' or task[ATTEMPT] ~= attempt or (lease_until
+        and tonumber(redis.call('ZSCORE', queue.tag .. ':running', id) or 0) ~= lease_until) then
+        refused[#refused + 1] = id
+        refused[#refused + 1] = attempt
+    else
+        leave(queue, id, task)
+        local waits = status == 'pending'
+        local completed = status == 'success' or (waits and runs > task[RUNS])
+        local again = waits and not task[CANCEL_REQUESTED]
+        if waits and not again then status = completed and 'success' or 'cancelled' end
+        task[STATUS], task[FAILURES], task[CRASHES], task[RUNS] = status, failures, crashes, runs
+        task[CLAIM_ID], task[FINISHED_AT] = '', (again and not completed) and 0 or moment
+        if again then
+            task[WORKER] = ''
+            if task[HOLD] == 'changed' and next_run then
+                task[ETA], task[FIRE], task[HOLD] = moment, UNPLANNED, ''
+            else
+                task[ETA], task[FIRE] = task[HOLD] == 'paused' and LAST_DAY or eta or moment + delay, fire
+            end
+        end
+        if completed then
+            if result then
+                local results = queue.results
+                results[#results + 1] = id
+                results[#results + 1] = ARGV[result]
+            elseif task[HAS_RESULT] then
+                redis.call('HDEL', queue.tag .. ':result', id)
+            end
+            task[HAS_RESULT], task[RESULT_DROPPED] = result and true or false, dropped
+        end
+        if problem then add_error(task, problem) end
+        enter(queue, id, task)
+        if task[AWAITED] and (not again or completed) then redis.call('PUBLISH', channel, 'r' .. id) end
+        if again then again_in[number] = true end
+        freed[number] = (freed[number] or 0) + 1
+        if lease_until then put(by_lease, number, id) end
+        if (task[THEN_ID] ~= '' and not again) or #one[16] > 0 then
+            ended[#ended + 1] = {queue.tag, id, task, one[16]}
+        end
+    end
+end
+for _, queue in ipairs(queues) do flush(queue) end
+for _, one in ipairs(ended) do
+    local tag, id, task, children = one[1], one[2], one[3], one[4]
+    if is_final(task[STATUS]) then ripple(tag, id, task, nil, moment, channel) end
+    if #children > 0 then
+        local to = to_add_to(KEYS, children)
+        add(to, children, ARGV[new_state], 'return', -1, moment)
+        for _, queue in ipairs(to) do
+            if #queue.all > 0 then tell_work(channel, queue.tag) end
+        end
+    end
+end
+local claimed = {}
+if limit > 0 and #wanted > 0 then
+    local tags, number_of, by_number = {}, {}, {}
+    for i, number in ipairs(wanted) do tags[i], number_of[KEYS[number]] = KEYS[number], number end
+    for place, one in ipairs((pick(tags, limit, moment))) do
+        local from, id, task = one[1], one[2], one[3]
+        local number = number_of[from.tag]
+        leave(queues[number], id, task)
+        task[STATUS], task[ATTEMPT], task[WORKER], task[CLAIM_ID] = 'running', task[ATTEMPT] + 1, worker, claim_id
+        task[STARTED_AT], task[PROGRESS] = moment, ''
+        local state = enter(queues[number], id, task, exact(moment + lease))
+        if from.rate then
+            redis.call('ZADD', from.tag .. ':starts', moment, claim_id .. '/' .. place .. '/' .. id)
+        end
+        claimed[#claimed + 1] = number
+        claimed[#claimed + 1] = id
+        claimed[#claimed + 1] = state
+        claimed[#claimed + 1] = false
+        claimed[#claimed + 1] = task[HAS_RESULT] and redis.call('HGET', from.tag .. ':result', id)
+        claimed[#claimed + 1] = task[FOLLOWS] > 0 and redis.call('HGET', from.tag .. ':follows', id)
+        put(by_number, number, id)
+        freed[number] = (freed[number] or 0) - 1
+    end
+    local bodies, at = {}, {}
+    for number, some in pairs(by_number) do
+        bodies[number], at[number] = values(KEYS[number] .. ':body', some), 0
+        flush(queues[number])
+    end
+    for i = 1, #claimed, 6 do
+        local number = claimed[i]
+        at[number] = at[number] + 1
+        claimed[i + 3] = bodies[number][at[number]]
+    end
+end
+-- Others hear of what is due again, and of room in a queue with limits that was not used here.
+for number, queue in ipairs(queues) do
+    if again_in[number] or ((freed[number] or 0) > 0 and redis.call('EXISTS', queue.tag .. ':limits') == 1) then
+        redis.call('PUBLISH', channel, 'w' .. names[number])
+    end
+end
+local taken = {}
+for number, some in pairs(by_lease) do taken[#taken + 1] = {number, show(KEYS[number], some)} end
+return {refused, exact(moment + lease), claimed, taken}

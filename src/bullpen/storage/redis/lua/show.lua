@@ -1,0 +1,2 @@
+-- KEYS: a tag. ARGV: ids.
+return show(KEYS[1], ARGV)

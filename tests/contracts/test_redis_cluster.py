@@ -1,0 +1,123 @@
+"""The contract of stores, kept by a cluster of three Redis or Valkey servers."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Iterator
+
+import pytest
+from redis.asyncio.cluster import RedisCluster
+from redis.crc import key_slot
+
+from bullpen import StorageError, StorageUnavailable, TaskQueue, chain
+from bullpen.storage.open import open_storage
+from bullpen.storage.port import Hold, Storage, TaskFilter
+from bullpen.tasks.task import release, succeed
+from bullpen.testing import StorageContract
+from bullpen.testing.storage_contract.base import claim, claimed_one, ids, new_task, settle
+from bullpen.testing.storage_contract.claiming import ClaimingTests
+
+
+class OnCluster:
+    url: str
+    prefix: str
+
+    @pytest.fixture(autouse=True)
+    def _place(self, redis_cluster_url: str) -> Iterator[None]:
+        self.url, self.prefix = redis_cluster_url, self.new_prefix()
+        yield
+        asyncio.run(self._drop())
+
+    def new_prefix(self) -> str:
+        return f"bullpen-test-{secrets.token_hex(6)}"
+
+    async def _drop(self) -> None:
+        host, _, port = self.url.removeprefix("redis+cluster://").split(",")[0].rstrip("/").partition(":")
+        async with RedisCluster(host=host, port=int(port)) as client:
+            async for key in client.scan_iter(match=f"*{self.prefix}:*", count=1000):
+                await client.delete(key)
+
+    def make_storage(self) -> Storage:
+        return open_storage(self.address())
+
+    def address(self) -> str:
+        return f"{self.url}?prefix={self.prefix}"
+
+
+class TestClaims(OnCluster, ClaimingTests):
+    """What a cluster makes hardest; each queue may be on another node. `--thorough` has the whole contract."""
+
+    async def test_queues_are_on_different_nodes(self, store: Storage) -> None:
+        names = [f"q{number}" for number in range(12)]
+        kept = await store.add([new_task(queue=name) for name in names])
+        assert ids(await claim(store, 20, queues=names)) == ids(kept)
+        assert {key_slot(f"{{{self.prefix}:{name}}}".encode()) * 3 // 16384 for name in names} == {0, 1, 2}
+
+    async def test_a_child_of_another_queue_comes_with_the_success_of_its_parent_and_only_then(
+        self, store: Storage
+    ) -> None:
+        parent = await claimed_one(store)
+        child = new_task(queue="mail")
+        await settle(store, release(parent))
+        (again,) = await claim(store)
+        late = succeed(parent, b"1", children=(child,))
+        assert await settle(store, late) == {Hold(parent.id, 1)}
+        assert await store.get([child.id]) == [None]
+        done = succeed(again, b"1", children=(child,))
+        for refused in (set(), {Hold(parent.id, 2)}):  # also for whoever did not learn that it was done
+            assert await settle(store, done) == refused
+            assert ids(await store.list(TaskFilter(queues=("mail",)), limit=5)) == [child.id]
+
+    async def test_a_chain_through_several_queues_is_refused_before_anything_is_kept(self) -> None:
+        queue = TaskQueue(self.address())
+        step = queue.task(name="step")(lambda: None)
+        async with queue:
+            through = chain(step.using(queue="a").call(), step.using(queue="b").call())
+            with pytest.raises(StorageError, match=r"several queues \(a, b\); keep .* curly brackets"):
+                await through.aenqueue()
+            with pytest.raises(StorageError, match="several queues"):
+                through.children(0.0)
+            assert await queue.acounts() == {}
+
+
+@pytest.mark.thorough
+class TestQueuesTogether(OnCluster, StorageContract):
+    """All queues on one node: nothing is different."""
+
+    def new_prefix(self) -> str:
+        return f"{{{super().new_prefix()}}}"
+
+
+@pytest.mark.thorough
+class TestQueuesApart(OnCluster, StorageContract):
+    """Each queue on a node of its own, maybe: nothing is done in several of them in one step."""
+
+    async def refuses(self, test: Awaitable[None]) -> None:
+        with pytest.raises(StorageError, match="several queues"):
+            await test
+
+    async def test_a_chain_may_lead_through_several_queues(self, store: Storage) -> None:
+        await self.refuses(super().test_a_chain_may_lead_through_several_queues(store))
+
+    async def test_a_child_may_be_a_chain(self, store: Storage) -> None:
+        await self.refuses(super().test_a_child_may_be_a_chain(store))
+
+    async def test_a_second_one_is_rejected_and_all_that_come_with_it(self, store: Storage) -> None:
+        await self.refuses(super().test_a_second_one_is_rejected_and_all_that_come_with_it(store))
+
+    async def test_those_that_people_cancel_are_so_in_the_order_they_are_given(self, store: Storage) -> None:
+        await self.refuses(super().test_those_that_people_cancel_are_so_in_the_order_they_are_given(store))
+
+
+@pytest.mark.anyio
+async def test_an_address_of_the_wrong_kind_is_one_clear_line(redis_cluster_url: str, redis_url: str) -> None:
+    node = redis_cluster_url.removeprefix("redis+cluster://").split(",")[0]
+    with pytest.raises(StorageError, match=r"node of a cluster; use redis\+cluster://"):
+        await open_storage(f"redis://{node}").open()
+    server = redis_url.removeprefix("redis://").partition("/")[0]
+    with pytest.raises(StorageError, match=r"(?i)cluster") as refused:
+        await open_storage(f"redis+cluster://:s3cret@{server}").open()
+    assert "s3cret" not in str(refused.value)
+    with pytest.raises(StorageUnavailable):
+        await open_storage("redis+cluster://127.0.0.1:1,127.0.0.1:2").open()

@@ -1,0 +1,105 @@
+"""A network that is slow, or parts: workers wait, let go in time, and go on by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from bullpen import AsyncWorkerPool, TaskQueue
+from bullpen.storage.open import open_storage
+from bullpen.tasks.task import SUCCESS
+from bullpen.telemetry.catalogue import Event, Kind
+from bullpen.testing.storage_contract.base import claim, new_tasks, take_back
+from tests.faults.proxy import Proxy
+from tests.faults.storm import WITHIN, Storm
+from tests.stores import SERVERS
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("address", SERVERS, indirect=True)]
+
+
+async def test_a_worker_that_is_parted_from_the_store_loses_its_tasks_and_nothing_else(
+    tmp_path: Path, address: str
+) -> None:
+    """Others run them when the lease is over. What it says when it is back is refused, and the worker goes on."""
+    lease = 1.5
+    async with Storm(tmp_path, address, lease=lease) as storm, Proxy(address) as proxy:
+        parted = storm.start(address=proxy.address, host="one host")
+        jobs = [await storm.queue.aenqueue("grind", [2 * lease]) for _ in range(2)]
+        for job in jobs:
+            assert await storm.held_by(job.id, 1) == parted
+        proxy.part()
+        storm.note("fault", "storm", "parted")
+        other = storm.start(host="another host")
+        for job in jobs:
+            assert await storm.held_by(job.id, 2) == other
+        proxy.join()
+        storm.note("fault", "storm", "calm")
+        await storm.all_ended()
+        tasks = await storm.storage.get([job.id for job in jobs])
+        assert [(task.status, task.attempt, task.worker) for task in tasks if task is not None] == [
+            (SUCCESS, 2, other)
+        ] * 2
+        storm.kill(other)
+        last = await storm.queue.aenqueue("nap", [0.0])  # by itself, whoever was parted is back
+        await last.aresult(timeout=WITHIN)
+        await storm.stop()
+        records = await storm.judged()
+    lost = {(record.task, record.attempt) for record in records if record.op == "lose" and record.actor == parted}
+    assert lost == {(job.id, 1) for job in jobs}
+
+
+async def test_who_gives_up_on_a_store_that_does_not_answer_need_not_wait_for_it(address: str) -> None:
+    """Neither for the answer, nor for the server to agree that nobody wants it any more. Later all is well again."""
+    async with Proxy(address) as proxy:
+        store = open_storage(proxy.address)
+        await store.open()
+        proxy.part()
+        async with asyncio.timeout(WITHIN / 2):
+            for _ in range(2):
+                asked: list[Callable[[], Awaitable[object]]] = [
+                    lambda: store.add(new_tasks(1)),
+                    lambda: store.add(new_tasks(300)),
+                    lambda: claim(store),
+                    lambda: store.rescue_expired(take_back, limit=1),
+                    store.workers,
+                ]
+                for ask in asked:
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(0.05):
+                            await ask()
+            proxy.join()
+            await store.workers()
+            proxy.part()
+            await store.close()
+
+
+async def test_a_slow_network_makes_no_worker_busy_and_loses_no_lease(address: str, thorough: bool) -> None:
+    """Each way takes 50 to 100 ms."""
+    lease, longest = (4.0, 6.0) if thorough else (15.0, 0.2)
+    events: list[Event] = []
+    async with Proxy(address) as proxy, TaskQueue(proxy.address) as queue:
+
+        @queue.task(name="nap")
+        async def nap(seconds: float) -> float:
+            await asyncio.sleep(seconds)
+            return seconds
+
+        jobs = await nap.aenqueue_many([(0.2,)] * 7 + [(longest,)])
+        proxy.slow_down(0.05, 0.1)
+        began = time.monotonic()
+        async with AsyncWorkerPool(queue, 4, 0.5, lease=lease, observer=events.append):
+            await asyncio.gather(*(job.aresult(timeout=WITHIN) for job in jobs))
+            took = time.monotonic() - began
+            before, cpu = proxy.passed, time.process_time()
+            await asyncio.sleep(1.0)
+            assert proxy.passed - before < 60  # idle: a look every half a second, upkeep every second
+            assert time.process_time() - cpu < 0.5
+        infos = [await job.ainfo() for job in jobs]
+        proxy.slow_down(0.0, 0.0)
+    assert [info.attempt for info in infos] == [1] * 8
+    assert took < longest + 15.0  # two batches, each a few round trips of 0.15 s
+    assert not [event for event in events if event.kind is Kind.TASK_LOST]
