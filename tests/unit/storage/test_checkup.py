@@ -45,6 +45,22 @@ def test_settings_of_redis_that_lose_tasks(settings: dict[str, str], found: list
 
 
 @pytest.mark.parametrize(
+    ("version", "old"),
+    [
+        ("5.0.14", True),
+        ("6.0.16", True),
+        ("6.2.14", False),
+        ("7.2.4", False),
+        ("10.0.0", False),
+        ("255.255.255", False),
+    ],
+)
+def test_a_server_that_is_too_old_is_told_by_its_version(version: str, old: bool) -> None:
+    assert redis.is_too_old({"redis_version": version}) is old
+    assert not redis.is_too_old({})  # one that does not tell it
+
+
+@pytest.mark.parametrize(
     ("info", "found"),
     [
         ({"role": "master", "used_memory": 5, "maxmemory": 0}, []),

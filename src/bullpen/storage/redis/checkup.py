@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,14 @@ from bullpen.storage.port import Concern
 from bullpen.storage.redis.link import Link
 from bullpen.storage.server import in_the_clear
 
+OLDEST = (6, 2)
 NEARLY_ALL = 0.9
 _SETTINGS = ("maxmemory-policy", "appendonly", "save", "appendfsync")
 
 
-async def info_of(link: Link, section: str = "default") -> list[dict[str, str]]:
+async def info_of(link: Link) -> list[dict[str, str]]:
     """Of each server."""
-    return [_info(answer) for answer in await link.say_to_each("INFO", section)]
+    return [_info(answer) for answer in await link.say_to_each("INFO")]
 
 
 def _info(answer: bytes | dict[str, Any]) -> dict[str, str]:
@@ -24,6 +26,12 @@ def _info(answer: bytes | dict[str, Any]) -> dict[str, str]:
         return {name: str(value) for name, value in answer.items()}
     lines = answer.decode().splitlines()
     return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
+
+
+def is_too_old(info: dict[str, str]) -> bool:
+    """One that tells no version gets the benefit of the doubt; Valkey tells that of the Redis it stands in for."""
+    version = re.match(r"(\d+)\.(\d+)", info.get("redis_version", ""))
+    return version is not None and (int(version[1]), int(version[2])) < OLDEST
 
 
 async def settings_of(link: Link) -> list[dict[str, str] | None]:

@@ -20,7 +20,7 @@ from bullpen.errors import InvalidOption, StorageError, TaskExists
 from bullpen.storage.ear import RESULT, WORK
 from bullpen.storage.port import Concern, Counts, Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
 from bullpen.storage.redis import scripts
-from bullpen.storage.redis.checkup import concerns_of, info_of, settings_of
+from bullpen.storage.redis.checkup import concerns_of, info_of, is_too_old, settings_of
 from bullpen.storage.redis.failures import told
 from bullpen.storage.redis.link import BlockingLink, ClusterLink, Link, LoopLink, by_slot
 from bullpen.storage.redis.rows import (
@@ -106,8 +106,12 @@ class RedisStorage(ServerStorage[Link]):
 
     async def _check(self, link: Link) -> None:
         """What the server's settings mean for what is promised."""
-        if not self.cluster and (await info_of(link, "cluster"))[0].get("cluster_enabled") == "1":
-            raise StorageError("the server is a node of a cluster; use redis+cluster://", storage=self.name)
+        for info in await info_of(link):
+            if is_too_old(info):
+                why = f"the server is Redis {info['redis_version']}; it has to be 6.2 or newer, or Valkey"
+                raise StorageError(why, storage=self.name)
+            if not self.cluster and info.get("cluster_enabled") == "1":
+                raise StorageError("the server is a node of a cluster; use redis+cluster://", storage=self.name)
         for settings in await settings_of(link):
             if settings is None:
                 self._warn_once("the server does not tell its settings; see that it keeps what it is given")
