@@ -11,9 +11,11 @@ from redis.asyncio import Redis
 
 from bullpen.storage.port import Storage
 from bullpen.storage.redis.store import RedisStorage
+from bullpen.tasks.task import succeed
 from bullpen.testing import StorageContract
-from bullpen.testing.storage_contract.base import ids
+from bullpen.testing.storage_contract.base import FAR, claimed_one, ids, settle
 from bullpen.testing.storage_contract.links import new_group
+from bullpen.testing.storage_contract.waiting import waits
 
 
 class TestRedisStorage(StorageContract):
@@ -37,6 +39,12 @@ class TestRedisStorage(StorageContract):
             assert await store.delete(ids([*members, last])) == 1001
             left = {key.decode().removeprefix(tag) async for key in client.scan_iter(match=f"{tag}:*", count=1000)}
         assert left == {":counts"}
+
+    async def test_an_end_brings_the_task(self, store: Storage) -> None:
+        task = await claimed_one(store)
+        async with waits(store.wait_for_result(task.id, 0, FAR)) as waiting:
+            await settle(store, succeed(task, bytes(1000)))
+        assert waiting.result() == (await store.get([task.id]))[0]
 
     async def _drop(self) -> None:
         async with Redis.from_url(self.url) as client:

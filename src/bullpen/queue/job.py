@@ -80,22 +80,27 @@ class Job(Generic[R]):
         """What the store is asked, step by step, on the way to the outcome; and whether that waits for others."""
         monotonic = primitives.system_clock.monotonic
         end = None if limit is None else monotonic() + limit
+        task: Task | None = None
         if self._is_fresh and limit != 0:  # to wait first saves a look in vain
-            yield self._wait(0, _LONGEST_WAIT if limit is None else min(limit, _LONGEST_WAIT)), True
+            task = yield self._wait(0, _LONGEST_WAIT if limit is None else min(limit, _LONGEST_WAIT)), True
         self._is_fresh = False
-        task: Task = yield self._store.task(self.id), False
+        if task is None:
+            task = yield self._store.task(self.id), False
+        assert task is not None
         runs = task.runs if self._runs is None else self._runs
         while not (task.is_final or task.runs > runs):
             left = _LONGEST_WAIT if end is None else end - monotonic()
             if left <= 0:
                 raise (yield self._timeout(limit or 0.0, task), False)
-            yield self._wait(runs, min(left, _LONGEST_WAIT)), True
-            task = yield self._store.task(self.id), False
+            task = yield self._wait(runs, min(left, _LONGEST_WAIT)), True
+            if task is None:
+                task = yield self._store.task(self.id), False
+            assert task is not None
         return self._outcome(task)
 
-    async def _wait(self, runs: int, seconds: float) -> None:
+    async def _wait(self, runs: int, seconds: float) -> Task | None:
         storage = await self._store.clients.get()
-        await storage.wait_for_result(self.id, runs, seconds)
+        return await storage.wait_for_result(self.id, runs, seconds)
 
     async def _timeout(self, waited: float, task: Task) -> ResultTimeout:
         """Whoever has waited wants to know what for; whoever has only looked does not."""

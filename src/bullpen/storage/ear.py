@@ -18,8 +18,16 @@ WORK, RESULT = "w", "r"  # what a notification begins with; the queue, or the id
 POLL = 0.5  # seconds between looks of somebody who waits and cannot hear
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0  # seconds between attempts to listen again
 
-# Listens until the connection is lost: calls the first once it does, and the second with each notification.
-Listen = Callable[[Callable[[], None], Callable[[str], None]], Awaitable[None]]
+# Listens until the connection is lost: calls the first once it does, and the second with each notification, and with
+# what came with it.
+Hear = Callable[[str, bytes], None]
+Listen = Callable[[Callable[[], None], Hear], Awaitable[None]]
+
+
+class Heard(asyncio.Event):
+    """Set by a notification, with what came with it: nothing, most of the time."""
+
+    news = b""
 
 
 class Ear:
@@ -31,7 +39,7 @@ class Ear:
         self._listening: asyncio.Task[None] | None = None
         self._hears = False
         self._tried = asyncio.Event()
-        self._waiting: dict[str, set[asyncio.Event]] = {}  # by notification
+        self._waiting: dict[str, set[Heard]] = {}  # by notification
 
     async def listen(self) -> None:
         """Begin to listen, if that has not happened yet; raises nothing."""
@@ -47,9 +55,9 @@ class Ear:
 
     async def wait(
         self, timeout: float, notifications: Iterable[str], seconds_until: Callable[[], Awaitable[float | None]]
-    ) -> None:
+    ) -> bytes:
         """Until one of `notifications` comes, or what is waited for is due, which is looked at first; or `timeout`
-        seconds.
+        seconds. What came with the notification.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -58,7 +66,7 @@ class Ear:
                 due_in = await seconds_until()
                 left = deadline - loop.time()
                 if due_in == 0.0 or left <= 0:
-                    return
+                    return b""
                 hears = self._hears
                 wait = left if due_in is None else min(left, due_in)
                 try:
@@ -67,14 +75,14 @@ class Ear:
                 except TimeoutError:
                     pass
                 if hears:
-                    return
+                    return heard.news
                 heard.clear()
 
     @contextmanager
-    def _expecting(self, notifications: Iterable[str]) -> Iterator[asyncio.Event]:
+    def _expecting(self, notifications: Iterable[str]) -> Iterator[Heard]:
         """An event that is set by any of `notifications`."""
         names = list(notifications)
-        heard = asyncio.Event()
+        heard = Heard()
         for name in names:
             self._waiting.setdefault(name, set()).add(heard)
         try:
@@ -108,8 +116,9 @@ class Ear:
         self._tried.set()
         self._tell_all()  # nobody knows what was said meanwhile
 
-    def _hear(self, notification: str) -> None:
+    def _hear(self, notification: str, news: bytes) -> None:
         for heard in self._waiting.get(notification, ()):
+            heard.news = news
             heard.set()
 
     def _tell_all(self) -> None:

@@ -201,8 +201,10 @@ class Storage(Protocol):
 
     # Results.
 
-    async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> None:
-        """Return when the task may be final, or have completed more than `runs` runs, or after `timeout` seconds."""
+    async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> Task | None:
+        """Return when the task may be final, or have completed more than `runs` runs, or after `timeout` seconds; with
+        the task, if what said so has brought it.
+        """
 
     # People.
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 from bullpen.errors import StorageClosed
-from bullpen.storage.ear import Ear
+from bullpen.storage.ear import Ear, Listen
 from bullpen.storage.gathering import Gathering
 from bullpen.storage.port import Concern
 from bullpen.tasks.task import Task
@@ -32,7 +32,7 @@ class ServerStorage(Generic[C]):
         self.name = name  # for errors and logs: never with a password
         self._client: C | None = None
         self._opening = asyncio.Lock()
-        self._ear: Ear | None = None
+        self._ears: dict[Listen, Ear] = {}
         self._gathering: Gathering | None = None
         self._pid = 0
         self._closed = False
@@ -47,10 +47,6 @@ class ServerStorage(Generic[C]):
         """Add tasks of one caller or of several."""
         raise NotImplementedError
 
-    async def _listen(self, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
-        """As `ear.Listen` says."""
-        raise NotImplementedError
-
     async def open(self) -> None:
         """Connect, and see that all is ready. Also done by whatever is called first."""
         self._closed = False
@@ -63,9 +59,10 @@ class ServerStorage(Generic[C]):
         if self._gathering is not None and is_own:
             await self._gathering.close()
         client, self._client = self._client, None
-        ear, self._ear, self._gathering = self._ear, None, None
-        if ear is not None and is_own:
-            await ear.close()
+        ears, self._ears, self._gathering = self._ears, {}, None
+        if is_own:
+            for ear in ears.values():
+                await ear.close()
         if client is not None and is_own:
             await self._disconnect(client)
 
@@ -79,7 +76,7 @@ class ServerStorage(Generic[C]):
             if self._client is None or self._pid != os.getpid():
                 self._client = await self._connect()
                 self._pid = os.getpid()
-                self._ear = self._gathering = None
+                self._ears, self._gathering = {}, None
             return self._client
 
     async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
@@ -91,14 +88,20 @@ class ServerStorage(Generic[C]):
         return await self._gathering.add(tasks)
 
     async def _wait(
-        self, timeout: float, notifications: Iterable[str], seconds_until: Callable[[], Awaitable[float | None]]
-    ) -> None:
+        self,
+        listen: Listen,
+        timeout: float,
+        notifications: Iterable[str],
+        seconds_until: Callable[[], Awaitable[float | None]],
+    ) -> bytes:
+        """As `Ear.wait`: all who `listen` in the same way share one connection."""
         await self._connected()
-        if self._ear is None:
-            self._ear = Ear(self._listen, self.name)
+        ear = self._ears.get(listen)
+        if ear is None:
+            ear = self._ears[listen] = Ear(listen, self.name)
         if self.notify:
-            await self._ear.listen()
-        await self._ear.wait(timeout, notifications, seconds_until)
+            await ear.listen()
+        return await ear.wait(timeout, notifications, seconds_until)
 
 
 def in_the_clear(url: str) -> list[Concern]:

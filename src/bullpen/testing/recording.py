@@ -209,8 +209,8 @@ class RecordingStorage:
     async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
         await self._storage.wait_for_work(queues, timeout)
 
-    async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> None:
-        await self._storage.wait_for_result(task_id, runs, timeout)
+    async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> Task | None:
+        return await self._storage.wait_for_result(task_id, runs, timeout)
 
     # People.
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from bullpen.errors import StorageError
+from bullpen.storage.ear import Hear
 from bullpen.storage.port import Concern, Schema
 from bullpen.storage.postgres import schema as schemas
 from bullpen.storage.postgres.checkup import concerns_of
@@ -191,14 +192,14 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
         async with self._connection() as connection:
             return await connection.fetchval(statement.replace("{s}", self.schema), *values)
 
-    async def _listen(self, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
+    async def _listen(self, begin: Callable[[], None], hear: Hear) -> None:
         import asyncpg
 
         connection = await asyncpg.connect(self.listen_url or self.url, **self._manners())
         try:
             lost = asyncio.Event()
             connection.add_termination_listener(lambda _: lost.set())
-            await connection.add_listener(schemas.channel(self.schema), lambda *news: hear(news[3]))
+            await connection.add_listener(schemas.channel(self.schema), lambda *news: hear(news[3], b""))
             begin()
             await lost.wait()
         finally:

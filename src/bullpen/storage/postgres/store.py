@@ -300,13 +300,13 @@ class PostgresStorage(Link):
         async def soonest() -> float | None:
             return line.looks_in(await self._fetchval(next_work, names, *line.waits_behind()), clock())
 
-        await self._wait(timeout, [WORK + name for name in names], soonest)
+        await self._wait(self._listen, timeout, [WORK + name for name in names], soonest)
 
     async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> None:
         async def is_there() -> float | None:
             return await self._fetchval("SELECT {s}.await_end($1, $2)", task_id, runs)  # type: ignore[no-any-return]
 
-        await self._wait(timeout, [RESULT + task_id], is_there)
+        await self._wait(self._listen, timeout, [RESULT + task_id], is_there)
 
     # People.
 

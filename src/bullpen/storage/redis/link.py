@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from bullpen.errors import InvalidOption
+from bullpen.storage.ear import Hear
 
 _pack_command: Callable[[tuple[Any, ...]], bytes] | None
 try:
@@ -21,6 +22,7 @@ try:
 except ImportError:  # it comes with the extra, but redis-py does without it too
     _pack_command = None
 
+NEWS = b"\0"  # between a notification and what comes with it
 _PATIENCE = 5.0  # seconds that an answer may take, unless the address says another `socket_timeout`
 _CLUSTER_SINCE = 6  # of redis-py
 _HEALTH_CHECK = 30  # seconds that a connection may be idle before it is asked whether it still works
@@ -69,7 +71,7 @@ class Link:
         seconds, microseconds = await self.say("TIME")
         return float(seconds) + float(microseconds) / 1e6
 
-    async def listen(self, channel: str, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
+    async def listen(self, channels: Sequence[str], begin: Callable[[], None], hear: Hear) -> None:
         """As `ear.Listen` says."""
         raise NotImplementedError
 
@@ -116,12 +118,22 @@ class LoopLink(Link):
             return await super().run_each(script, calls)
         return await asyncio.gather(*(self.run(script, [key], words) for key, words in calls))
 
-    async def listen(self, channel: str, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
-        async with self._client.pubsub(ignore_subscribe_messages=True) as news:
-            await news.subscribe(channel)
+    async def listen(self, channels: Sequence[str], begin: Callable[[], None], hear: Hear) -> None:
+        connection = self._client.connection_pool.make_connection()
+        try:
+            async with asyncio.timeout(self._patience):
+                await connection.connect()
+                await connection.send_packed_command(_packed(connection, ("SUBSCRIBE", *channels)))
+                for _ in channels:
+                    await connection.read_response(push_request=True)
             begin()
-            async for message in news.listen():
-                hear(message["data"].decode())
+            while True:
+                message = await connection.read_response(push_request=True)
+                if message[0] == b"message":
+                    notification, _, news = message[2].partition(NEWS)
+                    hear(notification.decode(), news)
+        finally:
+            await connection.disconnect(nowait=True)
 
 
 class BlockingLink(Link):
@@ -194,13 +206,13 @@ class ClusterLink(Link):
         seconds, microseconds = await self._client.execute_command("TIME", target_nodes=self._client.get_default_node())
         return float(seconds) + float(microseconds) / 1e6
 
-    async def listen(self, channel: str, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
+    async def listen(self, channels: Sequence[str], begin: Callable[[], None], hear: Hear) -> None:
         """At one node, which is told what is said to any other."""
         await self._client.initialize()
         node = self._client.get_random_node()
         link = LoopLink(_with_host(self._url, f"{node.host}:{node.port}"))
         try:
-            await link.listen(channel, begin, hear)
+            await link.listen(channels, begin, hear)
         finally:
             await link.close()
 

@@ -61,7 +61,7 @@ class State(msgspec.Struct, array_like=True, gc=False):
     unique_key: str = ""
     concurrency_key: str = ""
     cancel_requested: bool = False
-    awaited: bool = False  # somebody waits for its end
+    awaited: bool | str = False  # somebody waits for its end: the channel to tell it on, or True for more than one
     has_result: bool = False
     result_dropped: str = ""
     progress: str = ""  # JSON
@@ -320,6 +320,18 @@ def task_of(
         started_at=state.started_at or None,
         finished_at=state.finished_at or None,
     )
+
+
+def words_in(news: bytes) -> list[bytes | None]:
+    """What `as_news` has written."""
+    words: list[bytes | None] = []
+    at = 0
+    while at < len(news):
+        begin = news.index(b":", at) + 1
+        length = int(news[at : begin - 1])
+        words.append(None if length < 0 else news[begin : begin + length])
+        at = begin + max(length, 0)
+    return words
 
 
 def _or_none(number: float | None) -> float:

@@ -64,7 +64,7 @@ PROGRESS = _script("progress")
 RENEW = _script("renew", "moves")
 
 # People.
-AWAIT = _script("await")
+AWAIT = _script("await", "shown")
 CANCEL = _script("cancel", "moves", "links", "shown", "people")
 CHANGE = _script("change", "moves", "links")
 DELETE = _script("delete", "moves", "links")

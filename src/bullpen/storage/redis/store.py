@@ -13,11 +13,12 @@ from asyncio import _get_running_loop
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 
 from bullpen.errors import InvalidOption, StorageError, TaskExists
-from bullpen.storage.ear import RESULT, WORK
+from bullpen.storage.ear import RESULT, WORK, Hear
 from bullpen.storage.port import Concern, Counts, Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
 from bullpen.storage.redis import scripts
 from bullpen.storage.redis.checkup import concerns_of, info_of, is_too_old, settings_of
@@ -34,6 +35,7 @@ from bullpen.storage.redis.rows import (
     settlement_of,
     state_of,
     task_of,
+    words_in,
 )
 from bullpen.storage.server import ServerStorage
 from bullpen.tasks.task import (
@@ -77,6 +79,7 @@ class RedisStorage(ServerStorage[Link]):
         self.blocks_without_loop = not cluster
         self._tag_of = "{}:{}" if "{" in prefix else "{{{}:{}}}"
         self._channel = f"{prefix}:news"
+        self._own_channel = f"{prefix}:news:{uuid4().hex}"  # what is said to this client alone
         self._queue_of: dict[str, str] = {}  # of tasks that were seen here; may forget
         self._noted: set[str] = set()  # queues that are known to be in the list of all
 
@@ -516,20 +519,31 @@ class RedisStorage(ServerStorage[Link]):
                 answers = [await link.run(scripts.NEXT_WORK, some, []) for some in self._within_reach(tags)]
             return min((float(answer) for answer in answers if answer), default=None)
 
-        await self._wait(timeout, [WORK + name for name in names], soonest)
+        await self._wait(self._listen_for_work, timeout, [WORK + name for name in names], soonest)
 
-    async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> None:
+    async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> Task | None:
+        queue = (await self._find_queues([task_id])).get(task_id)
+        if queue is None:
+            return None
+        there: Sequence[Any] = ()
+
         async def is_there() -> float | None:
-            for queue in (await self._find_queues([task_id])).values():
-                if await self._run(scripts.AWAIT, queue, [task_id, str(runs)]) == 0:
-                    return None
-            return 0.0
+            nonlocal there
+            answer = await self._run(scripts.AWAIT, queue, [task_id, str(runs), self._own_channel])
+            there = answer or ()
+            return None if answer == 0 else 0.0
 
-        await self._wait(timeout, [RESULT + task_id], is_there)
+        news = await self._wait(self._listen_for_ends, timeout, [RESULT + task_id], is_there)
+        (task,) = self._tasks(queue, there or words_in(news)) or (None,)
+        return task
 
-    async def _listen(self, begin: Callable[[], None], hear: Callable[[str], None]) -> None:
+    async def _listen_for_work(self, begin: Callable[[], None], hear: Hear) -> None:
         link = await self._connected()
-        await link.listen(self._channel, begin, hear)
+        await link.listen([self._channel, self._own_channel], begin, hear)
+
+    async def _listen_for_ends(self, begin: Callable[[], None], hear: Hear) -> None:
+        link = await self._connected()
+        await link.listen([f"{self._channel}:ends", self._own_channel], begin, hear)
 
     # People.
 

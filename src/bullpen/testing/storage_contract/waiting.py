@@ -16,6 +16,7 @@ from bullpen.testing.storage_contract.base import (
     PATIENCE,
     SOON,
     StoreTests,
+    T,
     added,
     claim,
     claimed_one,
@@ -29,7 +30,7 @@ from bullpen.testing.storage_contract.base import (
 
 
 @asynccontextmanager
-async def waits(wait: Awaitable[None]) -> AsyncIterator[asyncio.Future[None]]:
+async def waits(wait: Awaitable[T]) -> AsyncIterator[asyncio.Future[T]]:
     """Somebody who waits while a block runs, at the end of which there is a reason to wake."""
     waiting = asyncio.ensure_future(wait)
     try:
@@ -42,7 +43,7 @@ async def waits(wait: Awaitable[None]) -> AsyncIterator[asyncio.Future[None]]:
             await asyncio.wait([waiting])
 
 
-async def times_woken(wait: Callable[[float], Awaitable[None]], seconds: float = 0.1) -> int:
+async def times_woken(wait: Callable[[float], Awaitable[object]], seconds: float = 0.1) -> int:
     """How often somebody who looks again and again is woken too early."""
     deadline = time.monotonic() + seconds
     count = 0
@@ -230,6 +231,29 @@ class WaitingTests(StoreTests):
         async with waits(store.wait_for_result(task.id, 1, FAR)) as waiting:
             assert not waiting.done()
             await settle(store, succeed(task, b"2"))
+
+    @pytest.mark.parametrize("size", [1, 1_000_000])
+    async def test_what_a_wait_brings_is_the_task_as_it_is(self, store: Storage, size: int) -> None:
+        task = await claimed_one(store)
+        async with waits(store.wait_for_result(task.id, 0, FAR)) as waiting:
+            await settle(store, succeed(task, bytes(size)))
+        brought = [waiting.result(), await store.wait_for_result(task.id, 0, FAR)]
+        kept = list(await store.get([task.id]))
+        assert all(one is None or [one] == kept for one in brought)
+
+    async def test_all_who_wait_for_a_task_are_woken(self, store: Storage) -> None:
+        task = await claimed_one(store)
+        other = self.make_storage()
+        await other.open()
+        try:
+            async with (
+                waits(store.wait_for_result(task.id, 0, FAR)),
+                waits(store.wait_for_result(task.id, 0, FAR)),
+                waits(other.wait_for_result(task.id, 0, FAR)),
+            ):
+                await settle(store, succeed(task, b"1"))
+        finally:
+            await other.close()
 
     async def test_who_waits_for_a_task_that_is_forgotten_is_told(self, store: Storage) -> None:
         """A task is final before it is forgotten, so this is a wake-up at the latest then."""

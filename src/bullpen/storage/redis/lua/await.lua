@@ -1,10 +1,9 @@
--- KEYS: a tag. ARGV: id, runs. Says that somebody waits; 1 if there is nothing to wait for, 0 if there is, -1 if
--- there is no such task.
+-- KEYS: a tag. ARGV: id, runs, the channel of whoever waits. Says that somebody does; returns 0 if there is something to
+-- wait for, else the task, if there is one.
 local task = read(KEYS[1], {ARGV[1]})[1]
-if not task then return -1 end
-if is_final(task[STATUS]) or task[RUNS] > tonumber(ARGV[2]) then return 1 end
-if not task[AWAITED] then
-    task[AWAITED] = true
+if not task or is_final(task[STATUS]) or task[RUNS] > tonumber(ARGV[2]) then return show(KEYS[1], {ARGV[1]}) end
+if task[AWAITED] ~= ARGV[3] and task[AWAITED] ~= true then
+    task[AWAITED] = task[AWAITED] and true or ARGV[3]
     redis.call('HSET', KEYS[1] .. ':state', ARGV[1], cmsgpack.pack(task))
 end
 return 0

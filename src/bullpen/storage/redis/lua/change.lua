@@ -30,7 +30,7 @@ for i, one in ipairs(cmsgpack.unpack(ARGV[3])) do
             elseif is_final(task[STATUS]) and not is_final(status) then
                 ripple(tag, id, task, nil, task[FINISHED_AT], channel)
             end
-            if task[AWAITED] and is_final(task[STATUS]) then redis.call('PUBLISH', channel, 'r' .. id) end
+            if is_final(task[STATUS]) then tell_end(channel, id, task) end
             is_told = is_told or task[STATUS] == 'pending' or task[CONCURRENCY_KEY] ~= ''
             answers[i] = 1
         end

@@ -5,7 +5,7 @@
 -- settled by its lease, as it is then.
 local channel, worker, limit, lease, claim_id, names, wanted, settlements, new_state = unpack(cmsgpack.unpack(ARGV[1]))
 local moment = now()
-local queues, freed, again_in, refused, ended = {}, {}, {}, {}, {}
+local queues, freed, again_in, refused, ended, awaited = {}, {}, {}, {}, {}, {}
 local ids, tasks, by_lease = {}, {}, {}
 for number, tag in ipairs(KEYS) do queues[number], ids[number] = changes(tag), {} end
 for _, one in ipairs(settlements) do table.insert(ids[one[1]], one[2]) end
@@ -52,7 +52,7 @@ for _, one in ipairs(settlements) do
         end
         if problem then add_error(task, problem) end
         enter(queue, id, task)
-        if task[AWAITED] and (not again or completed) then redis.call('PUBLISH', channel, 'r' .. id) end
+        if task[AWAITED] and (not again or completed) then awaited[#awaited + 1] = {queue.tag, id, task} end
         if again then again_in[number] = true end
         freed[number] = (freed[number] or 0) + 1
         if lease_until then put(by_lease, number, id) end
@@ -62,6 +62,10 @@ for _, one in ipairs(settlements) do
     end
 end
 for _, queue in ipairs(queues) do flush(queue) end
+for _, one in ipairs(awaited) do
+    local tag, id, task = one[1], one[2], one[3]
+    tell_end(channel, id, task, as_news(show(tag, {id}), 6))
+end
 for _, one in ipairs(ended) do
     local tag, id, task, children = one[1], one[2], one[3], one[4]
     if is_final(task[STATUS]) then ripple(tag, id, task, nil, moment, channel) end

@@ -71,7 +71,7 @@ local function ripple(tag, id, task, was, moment, channel)
             add_error(follower, problem('upstream', follower, moment, why))
             enter(queue, next_id, follower)
             flush(queue)
-            if follower[AWAITED] then redis.call('PUBLISH', channel, 'r' .. next_id) end
+            tell_end(channel, next_id, follower)
         elseif was and waits then
             if was == 'success' or follower[ANYWAY] then
                 follower[WAITS_FOR] = follower[WAITS_FOR] + 1
@@ -96,7 +96,7 @@ local function finish(tag, id, task, status, moment, channel)
     local packed = enter(queue, id, task)
     flush(queue)
     ripple(tag, id, task, nil, moment, channel)
-    if task[AWAITED] then redis.call('PUBLISH', channel, 'r' .. id) end
+    tell_end(channel, id, task)
     return packed
 end
 

@@ -109,6 +109,15 @@ local function enter(queue, id, task, lease_until)
     return packed
 end
 
+-- Whoever waits for a task hears that it has ended. `news`: the task itself, unless that is not at hand.
+local function tell_end(channel, id, task, news)
+    if task[AWAITED] == true then
+        redis.call('PUBLISH', channel .. ':ends', 'r' .. id)
+    elseif task[AWAITED] then
+        redis.call('PUBLISH', task[AWAITED], 'r' .. id .. (news or ''))
+    end
+end
+
 local function problem(kind, task, moment, message)
     return '{"kind":"' .. kind .. '","attempt":' .. task[ATTEMPT] .. ',"at":' .. exact(moment) .. ',"message":'
         .. cjson.encode(message) .. '}'
