@@ -21,7 +21,13 @@ from .model import Contestant, Metric, Sizes, Suite, Work
 ROOT = Path(__file__).resolve().parent.parent
 TIME_LIMIT_SECONDS = 300
 PAIRED = "/reference"  # after the key of a metric: its ratio to the reference, as the measurement itself has taken it
-DISTORTING_VARIABLES = ("PYTHONDEVMODE", "PYTHONTRACEMALLOC", "PYTHONMALLOC", "PYTHONPROFILEIMPORTTIME")
+DISTORTING_VARIABLES = (
+    "PYTHONDEVMODE",
+    "PYTHONTRACEMALLOC",
+    "PYTHONMALLOC",
+    "PYTHONPROFILEIMPORTTIME",
+    "PYTHONDONTWRITEBYTECODE",  # with it every process that imports a module compiles it anew
+)
 
 
 class InterpreterUnusable(Exception):

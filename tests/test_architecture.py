@@ -73,7 +73,11 @@ LAYERS = [
         "runtimes.process.refusals",
     ),
     Layer("runtimes.process.orphans"),
-    Layer("runtimes.process.zygote", "runtimes.process.child runtimes.process.orphans runtimes.process.wire"),
+    Layer("runtimes.process.birth", "runtimes.process.child"),
+    Layer(
+        "runtimes.process.zygote",
+        "runtimes.process.birth runtimes.process.child runtimes.process.orphans runtimes.process.wire",
+    ),
     Layer("pool", f"{GROUND} telemetry core runtimes.port runtimes.open"),
     # Where tasks live.
     Layer("storage", "storage.port"),

@@ -37,6 +37,19 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
+def children_of(pid: int) -> list[int]:
+    """The processes that it has started, by whichever of its threads."""
+    try:
+        lists = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return []
+    return [int(child) for children in lists for child in children.split()]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def identity(value: Any) -> Any:
     return value
 

@@ -16,7 +16,7 @@ import pytest
 
 from bullpen import Pool, ProcessRuntime, RunTimeout, WorkerLost
 from tests.scenarios import process_support as work
-from tests.scenarios.process_support import PATIENCE, START_METHODS, eventually, is_alive, read_pid
+from tests.scenarios.process_support import PATIENCE, START_METHODS, eventually, is_alive, parent_of, read_pid
 
 ROOT = Path(__file__).parents[2]
 
@@ -177,10 +177,6 @@ def test_nothing_is_alive_two_seconds_after_the_app_was_killed(tmp_path: Path, s
     while any(is_alive(pid) for pid in (*pids, keeper)) and time.monotonic() < until:
         time.sleep(0.01)
     assert [pid for pid in (*pids, keeper) if is_alive(pid)] == []
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 FORKS = """

@@ -21,7 +21,7 @@ import pytest
 from bullpen import Pool, PoolFuture, ProcessRuntime, RunTimeout, WorkerLost
 from bullpen.runtimes.process import orphans
 from tests.scenarios import process_support as work
-from tests.scenarios.process_support import PATIENCE, eventually
+from tests.scenarios.process_support import PATIENCE, children_of, eventually
 
 pytestmark = [
     pytest.mark.timeout(400),
@@ -68,15 +68,6 @@ class Killer(threading.Thread):
         if number is signal.SIGSTOP:
             time.sleep(self._luck.uniform(0.0, 0.02))
             kill(pid, self._luck.choice((signal.SIGKILL, signal.SIGCONT)))
-
-
-def children_of(pid: int) -> list[int]:
-    """Of all its threads."""
-    try:
-        lists = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:
-        return []
-    return [int(child) for children in lists for child in children.split()]
 
 
 def kill(pid: int, number: int) -> None:

@@ -28,22 +28,27 @@ importing_main = False  # the user's script is just being imported: it must not 
 def main() -> None:
     """The worker as a program of its own: its arguments are a path, two file descriptors, and those of the app."""
     _, _, channel, death, shared, *sys.argv = sys.argv
-    run(int(channel), int(death), [int(fd) for fd in shared.split()])
+    die_with_the_app(int(death))
+    prepare()
+    run(int(channel), [int(fd) for fd in shared.split()])
 
 
-def run(channel: int, death: int, shared: list[int]) -> NoReturn:
-    """Be a worker until the app says that it is over. Standard streams are where they shall be already."""
+def prepare() -> None:
+    """What can be done before it is known which worker this shall be: signals, and streams, wherever they will lead."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the app's to answer
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable(2)
+    faulthandler.register(wire.DUMP, 2, all_threads=True)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+
+
+def run(channel: int, shared: list[int]) -> NoReturn:
+    """Be a worker until the app says that it is over. It is prepared, and will be killed with the app."""
     global worker  # noqa: PLW0603 — one process, one worker
     code = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the app's to answer
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        faulthandler.enable(2)
-        faulthandler.register(wire.DUMP, 2, all_threads=True)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115
-        sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
-        sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
-        die_with_the_app(death)
         worker = Worker(socket.socket(fileno=channel), shared)
         code = worker.live()
     except (EOFError, ConnectionError):

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 from bullpen import primitives
 from bullpen.runtimes.process import orphans, wire
+from bullpen.runtimes.process.birth import BOOT
 from bullpen.runtimes.process.switchboard import Channel, switchboard
-from bullpen.runtimes.process.zygote import BOOT
 
 LINGER = 2.0  # seconds that a keeper without workers waits for the next one
 RETRY = 0.01  # seconds between two looks at something that will not take long

@@ -1,10 +1,10 @@
 """The keeper of workers: a process of one thread that starts them, buries them, and survives nobody.
 
 It imports the modules of `preload` once, and the app's script if its functions are called, and forks workers that have
-them; or, for `start="spawn"`, starts fresh interpreters. It knows of each worker's end first, and then ends whatever
-the worker has left in its process group. When the app is gone, however that came, it kills all workers and everything
-that they have started: as a *subreaper* it inherits those whose own parents died. What an earlier app has left, because
-its keeper was killed with it, is swept.
+them; or, for `start="spawn"`, starts fresh interpreters. One process is forked ahead, to be the next worker at once.
+It knows of each worker's end first, and then ends whatever the worker has left in its process group. When the app is
+gone, however that came, it kills all workers and everything that they have started: as a *subreaper* it inherits those
+whose own parents died. What an earlier app has left, because its keeper was killed with it, is swept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import contextlib
 import gc
 import importlib
 import os
-import pickle
 import select
 import signal
 import socket
@@ -21,19 +20,16 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from bullpen.runtimes.process import child, orphans, wire
+from bullpen.runtimes.process import birth, child, orphans, wire
 
 PR_SET_CHILD_SUBREAPER = 36
-MOST_FDS = 5  # that come with an order
+SPARE_WHEN_IDLE = 0.005  # seconds without anything to do, before it forks the next worker ahead
 SWEEP_WHEN_IDLE = 0.1  # seconds without anything to do, before it looks for what others have left
 SWEEP_AFTER = 1.0  # seconds, however much there is to do
-BOOT = (
-    "import sys; sys.path[:] = sys.argv[1].split(chr(10)); "
-    "from bullpen.runtimes.process.{0} import main; main()"  # by name: nothing of it shall be called `__main__`
-)
 
 
 def main() -> None:
@@ -51,6 +47,8 @@ class Zygote:
         self._control = control
         self._death = death  # the read end of a pipe that nobody writes to; for workers
         self._workers: dict[int, int] = {}  # their numbers, by pid
+        self._spare: birth.Spare | None = None
+        self._wants_spare = False
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
@@ -87,6 +85,8 @@ class Zygote:
         begun = time.monotonic()
         swept = False
         while True:
+            if self._wants_spare and not poll.poll(SPARE_WHEN_IDLE * 1000):
+                self._fork_spare()
             ready = poll.poll(None if swept else SWEEP_WHEN_IDLE * 1000)
             if not swept and (not ready or time.monotonic() > begun + SWEEP_AFTER):
                 orphans.sweep()
@@ -103,14 +103,14 @@ class Zygote:
 
     def _obey(self) -> None:
         """Read one order: start a worker."""
-        header, fds, _, _ = socket.recv_fds(self._control, wire.HEADER.size, MOST_FDS)
+        header, fds, _, _ = socket.recv_fds(self._control, wire.HEADER.size, birth.MOST_FDS)
         if not header:
             raise EOFError
         header += self._exactly(wire.HEADER.size - len(header))
         _, _, number, length = wire.HEADER.unpack(header)
-        orders = pickle.loads(self._exactly(length))
+        orders = self._exactly(length)
         try:
-            pid = self._fork(orders, fds)
+            pid = self._start(orders, fds)
         except OSError as error:
             self._tell(wire.UNBORN, number, str(error).encode())
             return
@@ -118,6 +118,7 @@ class Zygote:
             for fd in fds:
                 os.close(fd)
         self._workers[pid] = number
+        self._wants_spare = True
         pidfds = []
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
@@ -137,7 +138,26 @@ class Zygote:
             data += more
         return data
 
-    def _fork(self, orders: dict[str, Any], fds: list[int]) -> int:
+    def _start(self, orders: bytes, fds: list[int]) -> int:
+        """A worker, which was forked already or is now; its pid."""
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.take(orders, fds):
+            return spare.pid
+        return self._fork(lambda alive: birth.become(orders, fds, alive, self._death))
+
+    def _fork_spare(self) -> None:
+        """Have a process that can become a worker without being forked first."""
+        self._wants_spare = False
+        with contextlib.suppress(OSError):  # there will be another opportunity
+            ours, its = socket.socketpair()
+            with its:
+                pid = self._fork(lambda alive: birth.wait_for_orders(its, alive, self._death), ours)
+            self._spare = birth.Spare(pid, ours)
+
+    def _fork(self, life: Callable[[int], None], *others: socket.socket) -> int:
+        """Fork a process that leads this `life`. It gets what has it killed with the app, and has none of the keeper's
+        own sockets, nor these `others`.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # preloaded modules may have threads: their risk
             pid = os.fork()
@@ -151,8 +171,11 @@ class Zygote:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for own in (self._woken, self._wake):
                 os.close(own)
-            self._control.close()
-            _become(orders, fds, self._death)
+            for sock in (self._control, *others):
+                sock.close()
+            alive = child.die_with_the_app(self._death)
+            child.prepare()
+            life(alive)
         except BaseException:
             with contextlib.suppress(BaseException):
                 os.write(2, traceback.format_exc().encode())
@@ -178,6 +201,9 @@ class Zygote:
                     self._end_group(pid)
             except ChildProcessError:
                 return
+            if self._spare is not None and self._spare.pid == pid:
+                self._spare.close()
+                self._spare = None
             number = self._workers.pop(pid, None)
             if number is not None:
                 code = os.waitstatus_to_exitcode(status)
@@ -196,7 +222,7 @@ class Zygote:
         """Leave nothing behind: not the workers, nor what they have started, nor what that has started."""
         try:
             while True:
-                for pid in self._workers:
+                for pid in (*self._workers, *(() if self._spare is None else (self._spare.pid,))):
                     with contextlib.suppress(OSError):
                         os.killpg(pid, signal.SIGKILL)
                 for pid in _children():
@@ -227,60 +253,6 @@ def _import_script(name: str, path: str, *argv: str) -> None:
             stream.flush()
     if not alone:
         os.execv(sys.executable, sys.orig_argv[: -2 - len(argv)])
-
-
-def _become(orders: dict[str, Any], fds: list[int], death: int) -> None:
-    """Turn this process, which was just forked, into the worker that `orders` describe."""
-    channel, stdout, stderr, *shared = fds
-    is_program = orders["start"] == "program"
-    stdin = channel if is_program else os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
-        os.dup2(source, target)
-        os.close(source)
-    for name, value in orders["environment"].items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    if orders.get("memory_limit") is not None:
-        _limit_memory(orders["memory_limit"])
-    if is_program:
-        _execute(orders, death)
-    with contextlib.suppress(OSError):
-        os.chdir(orders["folder"])
-    if orders["start"] == "spawn":
-        for fd in (channel, death, *shared):
-            os.set_inheritable(fd, True)
-        arguments = [*orders["interpreter"], "-c", BOOT.format("child"), "\n".join(orders["path"])]
-        numbers = [str(channel), str(death), " ".join(map(str, shared))]
-        os.execv(arguments[0], [*arguments, *numbers, *orders["argv"]])
-    sys.path[:] = orders["path"]
-    sys.argv[:] = orders["argv"]
-    child.run(channel, death, shared)
-
-
-def _limit_memory(limit: int) -> None:
-    """Let nothing be allocated beyond `limit`. The worker may lift this to report that it was reached."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-
-
-def _execute(orders: dict[str, Any], death: int) -> NoReturn:
-    """Become a program of somebody else's. It inherits nothing from here but its streams, and the kernel's promise to
-    kill it with the app.
-    """
-    command = orders["command"]
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):  # those that are ignored here
-            signal.signal(number, signal.SIG_DFL)
-        if sys.platform == "linux":
-            os.set_inheritable(child.die_with_the_app(death), True)
-        os.chdir(orders["folder"])
-        os.execvp(command[0], command)
-    except OSError as error:
-        os.write(2, f"it cannot be started: {error}\n".encode())
-        os._exit(127)
 
 
 def _adopt_orphans() -> None:
