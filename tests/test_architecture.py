@@ -97,7 +97,9 @@ LAYERS = [
         "storage.redis", f"{GROUND} tasks storage.port storage.ear storage.server", third_party="msgspec redis hiredis"
     ),
     Layer(
-        "consumer", f"{GROUND} telemetry tasks storage.port storage.schedules pool runtimes.port", third_party="msgspec"
+        "consumer",
+        f"{GROUND} telemetry tasks storage.port storage.schedules pool runtimes.port",
+        third_party="msgspec uvloop",
     ),
     Layer("queue", f"{GROUND} telemetry tasks storage.port storage.schedules storage.open", third_party="msgspec"),
     # Interfaces of others, each with its framework.

@@ -20,6 +20,7 @@ from bullpen.cli.reload import reload
 from bullpen.cli.settings import find_all
 from bullpen.cli.store import address_of, find_app
 from bullpen.cli.supervisor import supervise
+from bullpen.consumer.loops import LoopKind, new_runner
 from bullpen.consumer.options import Lane, read_lanes
 from bullpen.consumer.worker_pool import AsyncWorkerPool, queues_of
 from bullpen.queue.task_queue import TaskQueue
@@ -39,6 +40,7 @@ class Settings(NamedTuple):
     lanes: Sequence[str] | None
     grace: float
     imports: Sequence[str]
+    loop: LoopKind
     health: str | None
     log_level: str
 
@@ -61,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     lanes = lanes_of(settings, queue)
     if leash is None or leash.is_first:
         _introduce(queue, lanes, settings, as_json=arguments.json)
-    asyncio.run(_serve(queue, lanes, settings, leash))
+    with new_runner(settings.loop) as runner:
+        runner.run(_serve(queue, lanes, settings, leash))
     return ExitCode.OK
 
 

@@ -15,6 +15,7 @@ from bullpen.errors import ConfigurationError
 from bullpen.pool.written import candidates, did_you_mean, section_of
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOOPS = ("auto", "asyncio", "uvloop")
 OF_OTHERS = ("pools", "default_pool")  # in the same table of pyproject.toml
 
 
@@ -51,6 +52,7 @@ SETTINGS = {
         Setting("lanes", words, None, "… or lanes, each as queue[,queue…][:permits][@runtime]", " "),
         Setting("grace", number(0, 86_400), 25.0, "seconds that tasks get to end when a worker is told to stop"),
         Setting("imports", names, (), "modules that a worker imports too"),
+        Setting("loop", one_of(LOOPS), "auto", f"the event loop of a worker: {', '.join(LOOPS)}"),
         Setting("health", str, None, "a folder in which each process of a worker shows that it is well"),
         Setting("log_level", one_of(LOG_LEVELS), "info", f"of a worker: {', '.join(LOG_LEVELS)}"),
     )

@@ -7,7 +7,7 @@ import argparse
 from bullpen.cli.app import HOW
 from bullpen.cli.arguments import names
 from bullpen.cli.command import Command
-from bullpen.cli.settings import LOG_LEVELS, SETTINGS
+from bullpen.cli.settings import LOG_LEVELS, LOOPS, SETTINGS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="MODULE",
         help="import this too, for the tasks that it registers; may be repeated",
+    )
+    parser.add_argument(
+        "--loop",
+        choices=LOOPS,
+        metavar="LOOP",
+        help=f"{', '.join(LOOPS)}: the event loop; auto is uvloop where it is installed (default: auto)",
     )
     parser.add_argument(
         "--health", metavar="FOLDER", help="show there each second that it is well, for `bullpen probe`"

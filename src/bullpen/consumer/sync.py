@@ -11,6 +11,7 @@ from types import EllipsisType, TracebackType
 from typing import Any, Concatenate, ParamSpec
 
 from bullpen import primitives
+from bullpen.consumer.loops import LoopKind, new_runner
 from bullpen.consumer.worker_pool import AsyncWorkerPool, WorkerState
 from bullpen.pool.options import Seconds, seconds
 
@@ -37,7 +38,9 @@ class WorkerPool:
 
         WorkerPool(queue).run()     # until SIGTERM or SIGINT
 
-    Any thread may call anything. At interpreter exit a worker that was not stopped releases what it holds.
+    The loop is uvloop's where that is installed; `start` and `run` take `loop="asyncio"`, which refuses it, or
+    `"uvloop"`, which demands it. Any thread may call anything. At interpreter exit a worker that was not stopped
+    releases what it holds.
     """
 
     @_with_options_of(AsyncWorkerPool.__init__)
@@ -47,11 +50,12 @@ class WorkerPool:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self) -> None:
+    def start(self, loop: LoopKind = "auto") -> None:
         """Start the worker; returns when it claims. Raises what the store raises."""
         with self._lock:
             started: Future[None] = Future()
-            thread = primitives.start_thread(lambda: self._serve(started), f"{self._pool.name}-loop")
+            runner = new_runner(loop)
+            thread = primitives.start_thread(lambda: self._serve(runner, started), f"{self._pool.name}-loop")
             try:
                 started.result()
             except BaseException:
@@ -60,8 +64,9 @@ class WorkerPool:
             self._thread = thread
         atexit.register(self._stop_at_exit)
 
-    def _serve(self, started: Future[None]) -> None:
-        asyncio.run(self._main(started))
+    def _serve(self, runner: asyncio.Runner, started: Future[None]) -> None:
+        with runner:
+            runner.run(self._main(started))
 
     async def _main(self, started: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -90,9 +95,10 @@ class WorkerPool:
     def _stop_at_exit(self) -> None:
         self.stop(grace=0)
 
-    def run(self) -> None:
+    def run(self, loop: LoopKind = "auto") -> None:
         """Work on this thread until SIGTERM or SIGINT, as `AsyncWorkerPool.run`."""
-        asyncio.run(self._pool.run())
+        with new_runner(loop) as runner:
+            runner.run(self._pool.run())
 
     def __enter__(self) -> WorkerPool:
         self.start()
