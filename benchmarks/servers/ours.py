@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 from bullpen import AsyncWorkerPool, TaskQueue
 from bullpen.tasks.task import SUCCESS
@@ -18,10 +18,13 @@ AT_ONCE = 20_000  # tasks in one call of aenqueue_many
 
 
 class Ours(Library):
+    on_uvloop = True
+    result_ttl: ClassVar[float] = 86_400  # as by default
+
     def __init__(self, address: str, trace: Trace, processes: int = 1) -> None:
         super().__init__(address, trace, processes)
         self.queue = TaskQueue(address)
-        self.noop: Any = self.queue.task(name="noop")(returning_async(trace))
+        self.noop: Any = self.queue.task(name="noop", result_ttl=self.result_ttl)(returning_async(trace))
 
     async def install(self) -> None:
         await self.queue.acounts()
@@ -44,8 +47,16 @@ class Ours(Library):
             await forever()
 
 
-class OursOnUvloop(Ours):
-    on_uvloop = True
+class OursOnAsyncio(Ours):
+    """Where uvloop is not installed."""
+
+    on_uvloop = False
+
+
+class OursForgetting(Ours):
+    """With a task that nobody asks for a result."""
+
+    result_ttl = 0
 
 
 class OursBlocking(Ours):

@@ -15,7 +15,7 @@ from . import killing, measures, pinned, raw
 from .claiming import CLAIMED, COST, claims
 from .library import Library
 from .measures import Place
-from .ours import Ours, OursBlocking, OursLimited, OursOnUvloop
+from .ours import Ours, OursBlocking, OursForgetting, OursLimited, OursOnAsyncio
 from .postgres_peers import (
     AWA,
     CHANCY,
@@ -139,7 +139,7 @@ _POSTGRES = (
         has_results=False,
     ),
 )
-_OURS = f"concurrency={CONCURRENCY}, results kept, all else as by default"
+_OURS = f"concurrency={CONCURRENCY}, uvloop as its command has it with bullpen[uvloop], results kept"
 
 
 def _works(entries: tuple[Entry, ...], floor: type[raw.Raw], driver: Contestant, place: Place) -> tuple[Work, ...]:
@@ -172,7 +172,8 @@ def _works(entries: tuple[Entry, ...], floor: type[raw.Raw], driver: Contestant,
                 drained(1),
                 one,
                 by_hand(raw.drain(floor, place)),
-                ours("bullpen, uvloop", f"{_OURS}, on uvloop", measures.drain(OursOnUvloop, place)),
+                ours("bullpen, asyncio", f"{_OURS}, but without uvloop", measures.drain(OursOnAsyncio, place)),
+                ours("bullpen, no results", f"{_OURS}, but result_ttl=0", measures.drain(OursForgetting, place)),
             ),
             reference="best",
         ),

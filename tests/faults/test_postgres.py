@@ -26,14 +26,15 @@ from bullpen import (
     TaskQueue,
 )
 from bullpen.storage.open import open_storage
-from bullpen.storage.port import Limit, TaskFilter
+from bullpen.storage.port import Hold, Limit, TaskFilter
 from bullpen.storage.postgres import link
 from bullpen.storage.postgres import schema as schemas
 from bullpen.storage.postgres.failures import told
 from bullpen.storage.postgres.store import COPIED, PostgresStorage
 from bullpen.tasks.retry import Backoff
 from bullpen.tasks.schedule import Schedule
-from bullpen.tasks.task import Follows, Task, TaskStatus, release, succeed
+from bullpen.tasks.task import FAILED, SUCCESS, Follows, Task, TaskStatus, fail, release, succeed
+from bullpen.testing.storage_contract.base import error_of
 from tests.postgres import new_schema, run
 from tests.servers import OwnPostgres
 
@@ -459,6 +460,30 @@ async def test_a_task_can_be_enqueued_in_sql_and_counts_when_its_transaction_com
                 await connection.execute(f"SELECT {schema}.enqueue('greet', priority => 10)")
         finally:
             await connection.close()
+
+
+# What nobody keeps.
+
+
+async def test_a_success_that_is_kept_for_no_time_is_deleted_and_not_written(postgres_url: str, schema: str) -> None:
+    """But what somebody waits for is written as ever, and told."""
+    store = PostgresStorage(postgres_url, schema=schema)
+    await store.open()
+    try:
+        await store.add(new_tasks(0, 3, result_ttl=0.0))
+        done, failed, awaited = await claim(store, 3)
+        waiting = asyncio.ensure_future(store.wait_for_result(awaited.id, 0, PATIENCE))
+        while not await store._fetchval("SELECT awaited FROM {s}.task WHERE id = $1", awaited.id):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        endings = (succeed(done, b"1"), fail(failed, error_of(failed), 0.0), succeed(awaited, b"1"))
+        await claim(store, 0, *endings)
+        await asyncio.wait_for(waiting, PATIENCE)
+        statuses = [task and task.status for task in await store.get([done.id, failed.id, awaited.id])]
+        assert statuses == [None, FAILED, SUCCESS]
+        again = await store.exchange(endings, worker="w", queues=(), limit=0, lease=60.0, claim_id="c")
+        assert again.refused == {Hold(task.id, task.attempt) for task in (done, failed, awaited)}
+    finally:
+        await store.close()
 
 
 # A transaction that somebody forgot.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import pytest
 
@@ -24,6 +25,8 @@ from tests.scenarios.consumer_support import (
     until,
 )
 from tests.scenarios.support import Blocker
+
+T = TypeVar("T")
 
 
 class Counter:
@@ -62,6 +65,37 @@ def test_each_task_runs_once_though_answers_are_lost(when: str, failures: int) -
         assert kinds.count(Kind.TASK_SUCCEEDED) == 30
         assert kinds.count(Kind.TASK_LOST) == 0
         assert kinds.count(Kind.STORE_LOST) == kinds.count(Kind.STORE_FOUND) >= 1
+
+    in_virtual_time(main)
+
+
+class ForgetfulStorage(OneLoopStorage):
+    """Keeps nothing for longer than it must."""
+
+    async def _call(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        async def then_forget() -> T:
+            result = await call()
+            await MemoryStorage.prune(self, limit=1000)
+            return result
+
+        return await super()._call(name, then_forget)
+
+
+def test_what_a_store_has_forgotten_was_settled_though_the_answer_is_lost() -> None:
+    async def main() -> None:
+        desk = Desk(store := ForgetfulStorage())
+        counter, events = Counter(), list[Event]()
+        name = desk.task(counter.work, "work")
+        for number in range(30):
+            await desk.add(name, number, result_ttl=0.0)
+        async with desk.worker(4, observer=events.append):
+            while store._tasks:
+                await asyncio.sleep(0.015)
+                store.fail_after["exchange"] = 1
+        assert set(counter.runs.values()) == {1}
+        kinds = [event.kind for event in events]
+        assert (kinds.count(Kind.TASK_SUCCEEDED), kinds.count(Kind.TASK_LOST)) == (30, 0)
+        assert Kind.STORE_LOST in kinds
 
     in_virtual_time(main)
 

@@ -217,7 +217,9 @@ class LaneRunner:
                 (task,) = await self._storage.get([settlement.id])
         except Exception:
             return False
-        return task is not None and task.attempt == settlement.attempt and task.status is settlement.status
+        if task is None:
+            return settlement.forgotten
+        return task.attempt == settlement.attempt and task.status is settlement.status
 
     def _take(self, claimed: Sequence[Task], limit: int, sent: float) -> None:
         """Start what was claimed, if there is still a reason to: a stop, or too late an answer, comes first."""

@@ -4,6 +4,7 @@ Everything is a batch, and every method is one atomic step: it happens as a whol
 between. What all stores promise:
 
 - A task that `add` returned for is there until it is pruned, also after a crash, as far as the store's durability goes.
+  One that succeeds, and is to be kept for no time, may be gone at once.
 - A task is claimed by one worker at a time. Each claim raises its `attempt` by one, and from then on only writes with
   that attempt are applied; later ones of an earlier attempt are refused, and change nothing.
 - Claims come in the order of priority (high first), `eta`, id; never before the `eta`, never from a queue that is

@@ -201,6 +201,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     result_dropped: str = ""
     error: TaskError | None = None  # added to the task's errors
     linked: bool = False  # another task waits for this one
+    forgotten: bool = False  # a success of which a store need not keep anything, if nobody waits for it
     children: tuple[Task, ...] = ()  # of a success: new tasks, that are added in the same step
 
     @property
@@ -231,6 +232,7 @@ def succeed(
         result=result,
         result_dropped=result_dropped,
         linked=task.then is not None,
+        forgotten=task.result_ttl == 0 and task.then is None and not task.repeats,
         children=children,
     )
     return _followed(done, task, now) if task.repeats and not task.cancel_requested else done

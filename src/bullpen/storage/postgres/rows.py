@@ -54,9 +54,42 @@ CHANGING = {  # by what people do
     "prune_at": "float8",
     "errors": "text[]",
 }
+RAN = {  # by those that run
+    "attempt": "integer",
+    "runs": "integer",
+    "claim_id": "text",
+    "lease_until": "float8",
+    "started_at": "float8",
+    "progress": "text",
+    "result": "bytea",
+    "result_dropped": "text",
+    "created_at": "float8",
+}
+_ABOUT = ("prune_at", "awaited")  # what is no field of a task
+# What a task is read from.
+READ = {name: kind for name, kind in {**NEW, **CHANGING, **RAN}.items() if name not in _ABOUT}
 # All that is read. By name: others may add columns meanwhile, and `*` would be another type of row then.
-RAN = ("attempt", "runs", "claim_id", "lease_until", "started_at", "progress", "result", "result_dropped")
-COLUMNS = ", ".join(dict.fromkeys((*NEW, *CHANGING, *RAN, "awaited", "created_at")))
+COLUMNS = ", ".join((*READ, *_ABOUT))
+# What is read of a task that was just claimed: not what the claim has made of it. Nor is said what is as usual.
+_OF_CLAIM = ("status", "worker", "claim_id", "lease_until", "started_at", "progress")
+CLAIMED = {name: kind for name, kind in READ.items() if name not in _OF_CLAIM}
+USUAL = {
+    "queue": "'default'",
+    "priority": "0",
+    "unique_scope": "'alive'",
+    "codec": "'json'",
+    "max_retries": "0",
+    "at_most_once": "false",
+    "on_failure": "'fail'",
+    "waits_for": "0",
+    "failures": "0",
+    "crashes": "0",
+    "hold": "''",
+    "cancel_requested": "false",
+    "errors": "'{}'",
+    "runs": "0",
+    "result_dropped": "''",
+}
 # Of `NEW`, what is no term of a task.
 FIXED = ("id", "queue", "eta", "expires", "unique_key", "fire", "then_id", "follows", "waits_for")
 TERMS = tuple(name for name in NEW if name not in FIXED)
@@ -77,14 +110,9 @@ SETTLED = {  # of tasks that have run
     "error": "text",
 }
 
-_statuses = {status.value: status for status in TaskStatus}
-_decode_schedule = msgspec.json.Decoder(Schedule).decode
-_decode_follows = msgspec.json.Decoder(Follows).decode
+FORGOTTEN = "forgotten"  # in place of a status: a success of which nothing need be kept
+
 _USUAL_BACKOFF = Backoff()
-_decode_backoff = msgspec.json.Decoder(Backoff).decode
-_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
-_decode_progress = msgspec.json.Decoder(Progress).decode
-_decode_error = msgspec.json.Decoder(TaskError).decode
 
 
 def json_of(value: object) -> str:
@@ -182,7 +210,7 @@ def settled_row(one: Settlement) -> tuple[Any, ...]:
     return (
         one.id,
         one.attempt,
-        one.status.value,
+        FORGOTTEN if one.forgotten else one.status.value,
         one.delay,
         one.eta,
         one.fire,
@@ -253,51 +281,24 @@ def _plain(value: Any) -> Any:
     return f"\\x{value.hex()}" if isinstance(value, bytes) else value
 
 
-def task_of(row: Mapping[str, Any]) -> Task:
-    return Task(
-        id=row["id"],
-        func_path=from_text(row["func_path"]),
-        payload=row["payload"],
-        codec=row["codec"],
-        queue=from_text(row["queue"]),
-        priority=row["priority"],
-        status=_statuses[row["status"]],
-        eta=row["eta"],
-        interval=row["repeats"],
-        schedule=None if row["schedule"] is None else _decode_schedule(row["schedule"]),
-        max_retries=row["max_retries"],
-        backoff=_USUAL_BACKOFF if row["backoff"] is None else _decode_backoff(row["backoff"]),
-        timeout=row["timeout"],
-        expires=row["expires"],
-        at_most_once=row["at_most_once"],
-        on_failure=row["on_failure"],
-        result_ttl=row["result_ttl"],
-        unique_key=from_text(row["unique_key"]),
-        unique_scope=row["unique_scope"],
-        unique_until=row["unique_until"],
-        concurrency_key=from_text(row["concurrency_key"]),
-        headers={} if row["headers"] is None else _decode_headers(row["headers"]),
-        then=row["then_id"],
-        follows=None if row["follows"] is None else _decode_follows(row["follows"]),
-        waits_for=row["waits_for"],
-        attempt=row["attempt"],
-        failures=row["failures"],
-        crashes=row["crashes"],
-        runs=row["runs"],
-        fire=row["fire"],
-        hold=row["hold"],
-        worker=from_text(row["worker"]),
-        claim_id=from_text(row["claim_id"]),
-        lease_until=row["lease_until"],
-        cancel_requested=row["cancel_requested"],
-        progress=None if row["progress"] is None else _decode_progress(row["progress"]),
-        result=row["result"],
-        result_dropped=from_text(row["result_dropped"]),
-        errors=tuple(map(_decode_error, row["errors"])),
-        created_at=row["created_at"],
-        started_at=row["started_at"],
-        finished_at=row["finished_at"],
-    )
+def task_of(row: Iterable[Any]) -> Task:
+    """Of `COLUMNS`."""
+    return Task(**_fields(READ_AS, row))
+
+
+def claimed_task(row: Iterable[Any], **of_claim: Any) -> Task:
+    """Of `CLAIMED`, with what the claim has made of it."""
+    return Task(**_fields(CLAIMED_AS, row), **of_claim)
+
+
+def _fields(names: Iterable[str], row: Iterable[Any]) -> dict[str, Any]:
+    """What is not there is as it is by default, with one exception."""
+    fields = {name: value for name, value in zip(names, row, strict=False) if value is not None}
+    fields.setdefault("result_ttl", None)
+    for name, decode in _DECODED:
+        if name in fields:
+            fields[name] = decode(fields[name])
+    return fields
 
 
 def _prune_at(task: Task) -> float | None:
@@ -319,3 +320,28 @@ def from_text(text: Any) -> Any:
     if text is not None and "\x1a" in text:
         return text.replace("\x1a0", "\0").replace("\x1a1", "\x1a")
     return text
+
+
+def _as_fields(columns: Iterable[str]) -> tuple[str, ...]:
+    return tuple({"repeats": "interval", "then_id": "then"}.get(name, name) for name in columns)
+
+
+READ_AS, CLAIMED_AS = _as_fields(READ), _as_fields(CLAIMED)
+
+_decode_error = msgspec.json.Decoder(TaskError).decode
+_DECODED: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("func_path", from_text),
+    ("queue", from_text),
+    ("status", {status.value: status for status in TaskStatus}.__getitem__),
+    ("schedule", msgspec.json.Decoder(Schedule).decode),
+    ("backoff", msgspec.json.Decoder(Backoff).decode),
+    ("unique_key", from_text),
+    ("concurrency_key", from_text),
+    ("headers", msgspec.json.Decoder(dict[str, str]).decode),
+    ("follows", msgspec.json.Decoder(Follows).decode),
+    ("worker", from_text),
+    ("claim_id", from_text),
+    ("progress", msgspec.json.Decoder(Progress).decode),
+    ("result_dropped", from_text),
+    ("errors", lambda errors: tuple(map(_decode_error, errors))),
+)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from bullpen.errors import InvalidOption, SchemaTooNew
-from bullpen.storage.postgres.rows import NEW, SETTLED
+from bullpen.storage.postgres.rows import CLAIMED, FORGOTTEN, NEW, SETTLED, USUAL
 from bullpen.tasks.links import GIVEN_UP
 from bullpen.tasks.task import ERRORS_KEPT, NEVER, UNPLANNED
 
@@ -264,7 +264,7 @@ END $$;
 
 -- The next tasks that may start, in the order of claims. `floors`: behind which `eta` and id to look for them, and then
 -- where to go on; ten for each queue, one for each priority. Not where keys are limited: what those hold back stays in
--- front.
+-- front. What is there of which priority is looked at first, for most have nothing.
 CREATE FUNCTION {schema}.pick(
     names text[], left_over integer[], per_key integer[], most integer, moment float8,
     INOUT floors float8[], INOUT floor_ids text[], OUT picked text[]
@@ -292,9 +292,24 @@ DECLARE
     from_eta float8;
     from_id text;
     in_vain integer;
+    priorities integer[];
+    p integer;
     c record;
 BEGIN
     picked := '{{}}';
+    SELECT array_agg(CASE WHEN d.due THEN floors[d.place] ELSE moment - {overlap} END ORDER BY d.place),
+        array_agg(CASE WHEN d.due THEN floor_ids[d.place] ELSE '' END ORDER BY d.place),
+        coalesce(array_agg(DISTINCT (d.place - 1) % 10) FILTER (WHERE d.due), '{{}}')
+    INTO floors, floor_ids, priorities FROM (
+        SELECT s.place, EXISTS (
+            SELECT 1 FROM {schema}.task t
+            WHERE t.status = 'pending' AND t.queue = names[(s.place - 1) / 10 + 1] AND t.priority = (s.place - 1) % 10
+                AND (t.eta, t.id) > (CASE WHEN per_key[(s.place - 1) / 10 + 1] IS NULL THEN floors[s.place] ELSE 0 END,
+                    CASE WHEN per_key[(s.place - 1) / 10 + 1] IS NULL THEN floor_ids[s.place] ELSE '' END)
+                AND t.eta <= moment
+        ) AS due
+        FROM generate_series(1, 10 * cardinality(names)) AS s (place) OFFSET 0  -- or it is looked at again for each use
+    ) AS d;
     FOR i IN 1 .. cardinality(names) LOOP
         running[i] := '{{}}';
         IF per_key[i] IS NOT NULL THEN
@@ -305,7 +320,8 @@ BEGIN
             running[i] := counts;
         END IF;
     END LOOP;
-    FOR p IN REVERSE 9 .. 0 LOOP
+    FOR rank IN REVERSE cardinality(priorities) .. 1 LOOP  -- the highest first
+        p := priorities[rank];
         ids := '{{}}'; etas := '{{}}'; whose := '{{}}'; found := '{{}}'; short := '{{}}';
         FOR i IN 1 .. cardinality(names) LOOP
             CONTINUE WHEN left_over[i] <= 0;
@@ -432,19 +448,21 @@ BEGIN
     END LOOP;
 END $$;
 
--- Settle what has ended, then claim the next. Returns what was refused (as status 'refused'), where the next claim may
--- begin (as 'line': the moment, whether the whole index was searched, and the floors as JSON), and what was claimed, in
--- order.
+CREATE TYPE {schema}.answer AS ({claimed_record}, line text);
+
+-- Settle what has ended, then claim the next. Returns what was refused (an id and an attempt), where the next claim may
+-- begin (as `line`, JSON: the queues, their floors, the moment, and whether the whole index was searched), and what was
+-- claimed, in order.
 CREATE FUNCTION {schema}.exchange(
     ids text[], attempts integer[], statuses text[], delays float8[], etas float8[], fires float8[], nexts boolean[],
     failed integer[], crashed integer[], ran integer[], results bytea[], dropped text[], problems text[],
     owner text, queues text[], most integer, lease float8, claim text, floors float8[], floor_ids text[], swept float8
-) RETURNS SETOF {schema}.task LANGUAGE plpgsql AS $$
+) RETURNS SETOF {schema}.answer LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     moment float8 := {schema}.now();
-    row {schema}.task;
-    applied text[];
-    applied_attempts integer[];
+    row {schema}.answer;
+    applied text[] := '{{}}';
+    applied_attempts integer[] := '{{}}';
     finished text[] := '{{}}';  -- queues, once for each task
     again text[];  -- queues
     awaited_ids text[];
@@ -453,7 +471,18 @@ DECLARE
     r record;
     picked text[] := '{{}}';
 BEGIN
-    IF cardinality(ids) > 0 THEN
+    IF '{forgotten}' = ANY (statuses) THEN
+        WITH forgotten AS (
+            DELETE FROM {schema}.task t USING unnest(ids, attempts, statuses) AS s (id, attempt, status)
+            WHERE s.status = '{forgotten}' AND t.id = s.id AND t.attempt = s.attempt AND t.status || '' = 'running'
+                AND NOT t.awaited AND t.then_id IS NULL AND coalesce(t.unique_until, 0) <= moment
+            RETURNING t.id, t.attempt, t.queue
+        )
+        SELECT coalesce(array_agg(z.id), '{{}}'), array_agg(z.attempt), coalesce(array_agg(z.queue), '{{}}')
+        INTO applied, applied_attempts, finished FROM forgotten z;
+        statuses := array_replace(statuses, '{forgotten}', 'success');  -- those that are still there
+    END IF;
+    IF cardinality(applied) < cardinality(ids) THEN
         WITH settled AS (
             UPDATE {schema}.task t SET
                 status = CASE WHEN s.status <> 'pending' OR NOT t.cancel_requested THEN s.status
@@ -489,8 +518,8 @@ BEGIN
             WHERE t.id = s.id AND t.attempt = s.attempt AND t.status || '' = 'running'
             RETURNING t.id, t.attempt, t.status, t.queue, t.awaited, t.then_id
         )
-        SELECT coalesce(array_agg(z.id), '{{}}'), array_agg(z.attempt),
-            coalesce(array_agg(z.queue) FILTER (WHERE z.status <> 'pending'), '{{}}'),
+        SELECT applied || array_agg(z.id), applied_attempts || array_agg(z.attempt),
+            finished || array_agg(z.queue) FILTER (WHERE z.status <> 'pending'),
             array_agg(DISTINCT z.queue) FILTER (WHERE z.status = 'pending'),
             array_agg(z.id) FILTER (WHERE z.awaited),
             array_agg(z.id) FILTER (WHERE z.then_id IS NOT NULL AND z.status <> 'pending')
@@ -507,7 +536,7 @@ BEGIN
             FOR i IN 1 .. cardinality(ids) LOOP
                 IF ids[i] || ' ' || attempts[i] <> ALL (applied) THEN
                     row := NULL;
-                    row.id := ids[i]; row.attempt := attempts[i]; row.status := 'refused';
+                    row.id := ids[i]; row.attempt := attempts[i];
                     RETURN NEXT row;
                 END IF;
                 applied := array_remove(applied, ids[i] || ' ' || attempts[i]);  -- a second one is refused
@@ -531,8 +560,7 @@ BEGIN
             SELECT * INTO floors, floor_ids, picked
             FROM {schema}.pick(r.names, r.left_over, r.per_key, most, moment, floors, floor_ids);
             row := NULL;
-            row.status := 'line'; row.eta := moment; row.cancel_requested := whole;
-            row.progress := json_build_array(r.names, floors, floor_ids);
+            row.line := json_build_array(json_build_array(r.names, floors, floor_ids), moment, whole);
             RETURN NEXT row;
         END IF;
     END IF;
@@ -559,7 +587,7 @@ BEGIN
             WHERE t.id = ANY (picked) AND t.status || '' = 'pending'
             RETURNING t.*
         )
-        SELECT taken.* FROM taken ORDER BY taken.priority DESC, taken.eta, taken.id;
+        SELECT {claimed_values}, NULL FROM taken t ORDER BY t.priority DESC, t.eta, t.id;
 END $$;
 
 -- Settle what is in one JSON array, for drivers of any kind: the ids that were refused, as a JSON array.
@@ -603,7 +631,6 @@ DECLARE
     place integer;
     found integer;
     soonest float8;
-    one float8;
 BEGIN
     SELECT * INTO r FROM {schema}.rooms(queues, 1, moment, false);
     soonest := r.again_in;
@@ -615,19 +642,18 @@ BEGIN
                 RETURN 0;
             END IF;
         END IF;
-        FOR p IN 0 .. 9 LOOP
-            place := (array_position(queues, r.names[i]) - 1) * 10 + p + 1;
-            SELECT t.eta - moment INTO one FROM {schema}.task t
-            WHERE t.status = 'pending' AND t.queue = r.names[i] AND t.priority = p
-                AND (t.eta, t.id) > (floors[place], floor_ids[place])
+        place := (array_position(queues, r.names[i]) - 1) * 10 + 1;
+        SELECT least(soonest, min((
+            SELECT t.eta - moment FROM {schema}.task t
+            WHERE t.status = 'pending' AND t.queue = r.names[i] AND t.priority = p.n
+                AND (t.eta, t.id) > (floors[place + p.n], floor_ids[place + p.n])
                 AND (r.per_key[i] IS NULL OR t.eta > moment)
                 AND (t.expires IS NULL OR t.expires > greatest(moment, t.eta))
-            ORDER BY t.eta, t.id LIMIT 1;
-            IF one <= 0 THEN
-                RETURN 0;
-            END IF;
-            soonest := least(soonest, one);
-        END LOOP;
+            ORDER BY t.eta, t.id LIMIT 1
+        ))) INTO soonest FROM generate_series(0, 9) AS p (n);
+        IF soonest <= 0 THEN
+            RETURN 0;
+        END IF;
     END LOOP;
     RETURN soonest;
 END $$;
@@ -685,6 +711,9 @@ def script(version: int, schema: str) -> str:
         unplanned=UNPLANNED,
         lock_patience=LOCK_PATIENCE,
         locked_pause=LOCKED_PAUSE,
+        forgotten=FORGOTTEN,
+        claimed_record=_record(CLAIMED),
+        claimed_values=", ".join(map(_unless_usual, CLAIMED)),
         add_columns=", ".join(NEW),
         add_parameters=", ".join(f"{_plural(name)} {kind}[]" for name, kind in NEW.items()),
         add_arrays=", ".join(map(_plural, NEW)),
@@ -707,6 +736,10 @@ def checked_name(schema: str) -> str:
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,48}", schema):
         raise InvalidOption("schema", schema, "lower-case letters, digits and underscores, at most 49")
     return schema
+
+
+def _unless_usual(name: str) -> str:
+    return f"nullif(t.{name}, {USUAL[name]})" if name in USUAL else f"t.{name}"
 
 
 def _record(columns: Mapping[str, str]) -> str:

@@ -33,6 +33,7 @@ from bullpen.storage.postgres.rows import (
     SETTLED,
     array_places,
     arrays,
+    claimed_task,
     from_text,
     headers_of,
     json_of,
@@ -63,7 +64,7 @@ COPIED = 200  # so many tasks at once, and they are worth some more round trips
 RESCUED_AT_ONCE = 500
 
 _EXCHANGE = (
-    f"SELECT {COLUMNS} FROM {{s}}.exchange({array_places(SETTLED)}, "
+    f"SELECT * FROM {{s}}.exchange({array_places(SETTLED)}, "
     + ", ".join(f"${len(SETTLED) + place}" for place in range(1, 9))
     + ")"
 )
@@ -77,7 +78,7 @@ _UNAWAITED = (
 _LIMIT = Limit.__struct_fields__[1:]  # its columns
 
 _decode_worker = msgspec.json.Decoder(WorkerRecord).decode
-_decode_floors = msgspec.json.Decoder(Floors).decode
+_decode_line = msgspec.json.Decoder(tuple[Floors, float, bool]).decode
 _decode_ids = msgspec.json.Decoder(list[str]).decode
 
 
@@ -179,16 +180,24 @@ class PostgresStorage(Link):
         )
         refused = set()
         claimed = []
+        of_claim: dict[str, Any] = {}
         for row in rows:
-            status = row["status"]
-            if status == "refused":
+            if row["line"] is not None:
+                floors, moment, whole = _decode_line(row["line"])
+                line.go_on(floors)
+                if whole:
+                    line.sweep(moment, began, loop.time())
+                of_claim = {
+                    "status": RUNNING,
+                    "worker": worker,
+                    "claim_id": claim_id,
+                    "started_at": moment,
+                    "lease_until": moment + lease,
+                }
+            elif row["func_path"] is None:
                 refused.add(Hold(row["id"], row["attempt"]))
-            elif status == "line":
-                line.go_on(_decode_floors(row["progress"]))
-                if row["cancel_requested"]:
-                    line.sweep(row["eta"], began, loop.time())
             else:
-                claimed.append(task_of(row))
+                claimed.append(claimed_task(row, **of_claim))
         return Exchange(tuple(claimed), frozenset(refused))
 
     async def _settle_with_children(self, settlements: Sequence[Settlement]) -> frozenset[Hold]:

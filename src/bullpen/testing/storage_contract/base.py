@@ -20,6 +20,8 @@ FAR = 3600.0
 """Seconds: a time that does not come while a test runs."""
 SOON = 0.03
 """… and one that does."""
+A_MOMENT = 1e-6
+"""… and one that is over at once."""
 PATIENCE = 30.0
 """Seconds after which something that has to happen has not."""
 RESOLUTION = 0.005

@@ -31,6 +31,7 @@ from bullpen.tasks.task import (
 )
 from bullpen.tasks.unique import Duplicates
 from bullpen.testing.storage_contract.base import (
+    A_MOMENT,
     FAR,
     Span,
     StoreTests,
@@ -341,7 +342,7 @@ class LinkTests(StoreTests):
     # Forgetting.
 
     async def test_what_somebody_waits_for_is_not_forgotten(self, store: Storage) -> None:
-        *members, last = await new_group(store, 2, result_ttl=0.0)
+        *members, last = await new_group(store, 2, result_ttl=A_MOMENT)
         mine = await claim(store, 10)
         await settle(store, succeed(mine[0], b"1"))
         assert await store.prune(limit=10) == 0
@@ -354,10 +355,10 @@ class LinkTests(StoreTests):
         assert await store.get(ids([*members, last])) == [None] * 3
 
     async def test_others_are_forgotten_beside_what_somebody_waits_for(self, store: Storage) -> None:
-        groups = [await new_group(store, 2, result_ttl=0.0) for _ in range(3)]
+        groups = [await new_group(store, 2, result_ttl=A_MOMENT) for _ in range(3)]
         held = await claim(store, 10)
         await settle(store, *(succeed(task, None) for task in held[::2]))
-        done = await claimed_one(store, result_ttl=0.0)
+        done = await claimed_one(store, result_ttl=A_MOMENT)
         await settle(store, succeed(done, None))
         assert await store.prune(limit=1) == 1
         assert await store.get([done.id]) == [None]

@@ -12,6 +12,7 @@ from bullpen.storage.port import Storage, TaskFilter
 from bullpen.tasks.task import CANCELLED, PENDING, RUNNING, fail, release, succeed
 from bullpen.tasks.unique import Duplicates
 from bullpen.testing.storage_contract.base import (
+    A_MOMENT,
     FAR,
     SOON,
     StoreTests,
@@ -71,8 +72,8 @@ class UniqueTests(StoreTests):
         assert ids(await store.add([new_task(queue="mail", unique_key="k")])) == [late.id]  # it runs
 
     async def test_what_has_its_key_for_a_time_is_not_forgotten_before(self, store: Storage) -> None:
-        first = await claimed_one(store, unique_key="k", unique_until=await store.now() + FAR, result_ttl=0.0)
-        other = await claimed_one(store, unique_key="o", unique_until=await store.now() - FAR, result_ttl=0.0)
+        first = await claimed_one(store, unique_key="k", unique_until=await store.now() + FAR, result_ttl=A_MOMENT)
+        other = await claimed_one(store, unique_key="o", unique_until=await store.now() - FAR, result_ttl=A_MOMENT)
         await settle(store, succeed(first, None), succeed(other, None))
         assert await store.prune(limit=10) == 1
         assert ids(await store.add([new_task(unique_key="k")])) == [first.id]

@@ -6,9 +6,10 @@ import asyncio
 
 from msgspec.structs import replace
 
-from bullpen.storage.port import Storage, TaskFilter, WorkerRecord
-from bullpen.tasks.task import FAILED, PENDING, RUNNING, Task, cancel, fail, release, succeed
+from bullpen.storage.port import Hold, Storage, TaskFilter, WorkerRecord
+from bullpen.tasks.task import FAILED, PENDING, RUNNING, SUCCESS, Task, cancel, fail, release, succeed
 from bullpen.testing.storage_contract.base import (
+    A_MOMENT,
     FAR,
     SOON,
     Span,
@@ -73,7 +74,7 @@ class UpkeepTests(StoreTests):
     # Retention.
 
     async def test_what_was_kept_for_long_enough_is_forgotten(self, store: Storage) -> None:
-        ttls = [0.0, SOON, FAR, None]
+        ttls = [A_MOMENT, SOON, FAR, None]
         given = [await claimed_one(store, result_ttl=ttl) for ttl in ttls]
         await settle(store, *[succeed(task, b"1") for task in given])
         forgotten = 0
@@ -88,27 +89,38 @@ class UpkeepTests(StoreTests):
         assert await store.prune(limit=10) == 0
 
     async def test_however_it_ended(self, store: Storage) -> None:
-        await store.add(new_tasks(4, result_ttl=0.0))
+        await store.add(new_tasks(4, result_ttl=A_MOMENT))
         done, failed, gone = await claim(store, 3)
         await settle(store, succeed(done, None), fail(failed, error_of(failed), 0.0), cancel(gone))
         await store.cancel([task.id for task in await store.list(TaskFilter(statuses=(PENDING,)), limit=10)])
-        late = await added(store, result_ttl=0.0, expires=await store.now() - 1.0)
+        late = await added(store, result_ttl=A_MOMENT, expires=await store.now() - 1.0)
         assert ids(await store.expire(limit=10)) == [late.id]
         assert await store.prune(limit=10) == 5
         assert list(await store.list(TaskFilter(), limit=10)) == []
 
+    async def test_a_success_that_is_kept_for_no_time_may_be_gone_at_once(self, store: Storage) -> None:
+        """At the latest it is gone with the next prune, as is what has ended in another way."""
+        done, failed, again = [await claimed_one(store, result_ttl=0.0) for _ in range(3)]
+        unique = await claimed_one(store, result_ttl=0.0, unique_key="k", unique_until=await store.now() + FAR)
+        endings = (succeed(done, b"1"), fail(failed, error_of(failed), 0.0), release(again, FAR), succeed(unique, b"1"))
+        assert not await settle(store, *endings)
+        assert await settle(store, succeed(done, b"2")) == {Hold(done.id, done.attempt)}
+        await store.prune(limit=10)
+        assert await store.get([done.id, failed.id]) == [None, None]
+        assert [(await get(store, task)).status for task in (again, unique)] == [PENDING, SUCCESS]
+
     async def test_what_is_not_over_is_never_forgotten(self, store: Storage) -> None:
-        waiting = await added(store, result_ttl=0.0, eta=await store.now() + FAR)
-        running = await claimed_one(store, result_ttl=0.0)
-        interval = await claimed_one(store, result_ttl=0.0, interval=FAR)
-        retried = await claimed_one(store, result_ttl=0.0)
+        waiting = await added(store, result_ttl=A_MOMENT, eta=await store.now() + FAR)
+        running = await claimed_one(store, result_ttl=A_MOMENT)
+        interval = await claimed_one(store, result_ttl=A_MOMENT, interval=FAR)
+        retried = await claimed_one(store, result_ttl=A_MOMENT)
         await settle(store, succeed(interval, b"1"), succeed(retried, b"1"))
         await store.retry([retried.id])
         assert await store.prune(limit=10) == 0
         assert len([task for task in await store.get(ids([waiting, running, interval, retried])) if task]) == 4
 
     async def test_forgetting_is_bounded_and_begins_with_the_oldest(self, store: Storage) -> None:
-        await store.add(new_tasks(10, result_ttl=0.0))
+        await store.add(new_tasks(10, result_ttl=A_MOMENT))
         mine = await claim(store, 10)
         for task in mine[::-1]:
             await settle(store, succeed(task, None))
