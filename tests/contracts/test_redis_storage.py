@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from bullpen.storage.port import Storage
+from bullpen.storage.port import Handed, HandsOver, Storage
 from bullpen.storage.redis.store import RedisStorage
-from bullpen.tasks.task import succeed
+from bullpen.tasks.task import PENDING, RUNNING, succeed
 from bullpen.testing import StorageContract
-from bullpen.testing.storage_contract.base import FAR, claimed_one, ids, settle
+from bullpen.testing.storage_contract.base import FAR, added, claim, claimed_one, get, ids, new_tasks, settle
 from bullpen.testing.storage_contract.links import new_group
-from bullpen.testing.storage_contract.waiting import waits
+from bullpen.testing.storage_contract.waiting import NO_WORK, waits
 
 
 class TestRedisStorage(StorageContract):
@@ -45,6 +47,119 @@ class TestRedisStorage(StorageContract):
         async with waits(store.wait_for_result(task.id, 0, FAR)) as waiting:
             await settle(store, succeed(task, bytes(1000)))
         assert waiting.result() == (await store.get([task.id]))[0]
+
+    # Tasks that are handed to those who wait.
+
+    def waits_to_claim(
+        self, store: Storage, *queues: str, claim_id: str = "c", seconds: float = FAR
+    ) -> Coroutine[Any, Any, Handed]:
+        assert isinstance(store, HandsOver)
+        return store.wait_to_claim(queues or ["default"], seconds, worker="w", lease=60.0, claim_id=claim_id)
+
+    async def offers(self, queue: str = "default") -> int:
+        async with Redis.from_url(self.url) as client:
+            return await client.zcard(f"{{{self.prefix}:{queue}}}:offers")
+
+    async def offered(self, *queues: str) -> None:
+        for queue in queues or ["default"]:
+            while not await self.offers(queue):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+    @pytest.mark.parametrize("size", [1, 100_000])
+    @pytest.mark.parametrize("kind", [{}, {"unique_key": "k"}])
+    async def test_who_waits_is_handed_a_new_task(self, store: Storage, size: int, kind: dict[str, str]) -> None:
+        """As a claim would have it: also one that is too large for a notification."""
+        began = time.monotonic()
+        async with waits(self.waits_to_claim(store, "other", "default")) as waiting:
+            await self.offered("other", "default")
+            task = await added(store, payload=bytes(size), **kind)
+        handed = waiting.result()
+        assert list(handed.claimed) == await store.get([task.id]) == await store.find_claim("c")
+        (claimed,) = handed.claimed
+        assert (claimed.status, claimed.attempt, claimed.worker, claimed.claim_id) == (RUNNING, 1, "w", "c")
+        assert claimed.started_at is not None
+        assert claimed.lease_until == pytest.approx(claimed.started_at + 60.0)
+        assert 0.0 <= handed.after <= time.monotonic() - began
+        assert [await self.offers(queue) for queue in ("other", "default")] == [0, 0]
+        assert await settle(store, succeed(claimed, b"1")) == frozenset()
+
+    async def test_one_after_the_other_is_handed_a_task(self, store: Storage) -> None:
+        async with waits(self.waits_to_claim(store, claim_id="first")) as first:
+            await self.offered()
+            async with waits(self.waits_to_claim(store, claim_id="second")) as second:
+                while await self.offers() < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+                tasks = [await added(store), await added(store)]
+        assert [list(one.result().claimed) for one in (first, second)] == [await store.get([one.id]) for one in tasks]
+
+    async def test_the_first_in_line_is_handed_over(self, store: Storage) -> None:
+        """Not the one that has just come; of which the others are told."""
+        await store.pause("other")
+        first = await added(store, queue="other", priority=1)
+        async with waits(self.waits_to_claim(store, "other", "default")) as waiting:
+            await self.offered("other", "default")
+            async with Redis.from_url(self.url) as client:  # nobody is told
+                await client.hdel(f"{{{self.prefix}:other}}:limits", "paused")
+            other = self.make_storage()
+            async with waits(other.wait_for_work(["default"], FAR)):
+                last = await added(store)
+            await other.close()
+        assert ids(waiting.result().claimed) == [first.id]
+        assert (await get(store, last)).status is PENDING
+
+    @pytest.mark.parametrize("what", ["a queue at its limit", "a paused queue", "a rate"])
+    async def test_what_may_not_start_is_not_handed_over(self, store: Storage, what: str) -> None:
+        await NO_WORK[what](store)
+        async with waits(self.waits_to_claim(store)) as waiting:
+            await self.offered()
+            task = await added(store)
+        assert waiting.result().claimed == ()
+        assert (await get(store, task)).status is PENDING
+        assert await self.offers() == 0
+
+    async def test_of_many_at_once_none_is_handed_over(self, store: Storage) -> None:
+        async with waits(self.waits_to_claim(store)) as waiting:
+            await self.offered()
+            await store.add(new_tasks(2))
+        assert waiting.result().claimed == ()
+        assert len(await claim(store, 2)) == 2
+
+    async def test_an_offer_ends_with_the_wait(self, store: Storage) -> None:
+        handed = await self.waits_to_claim(store, seconds=0.01)
+        task = await added(store)
+        assert handed.claimed == ()
+        assert (await get(store, task)).status is PENDING
+
+    async def test_nobody_who_is_gone_is_handed_a_task(self, store: Storage) -> None:
+        """Its offer is still there, but nobody listens any more."""
+        other = self.make_storage()
+        gone = asyncio.ensure_future(self.waits_to_claim(other))
+        await self.offered()
+        gone.cancel()
+        await asyncio.wait([gone])
+        await other.close()
+        assert await self.offers() == 1
+        async with waits(store.wait_for_work(["default"], FAR)):
+            task = await added(store)
+        assert (await get(store, task)).status is PENDING
+        assert await self.offers() == 0
+
+    async def test_what_was_handed_to_one_who_has_given_up_is_found(self, store: Storage) -> None:
+        given_up = asyncio.ensure_future(self.waits_to_claim(store))
+        await self.offered()
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        task = await added(store)
+        assert ids(await store.find_claim("c")) == [task.id]
+
+    async def test_who_has_asked_what_was_claimed_is_handed_nothing_later(self, store: Storage) -> None:
+        given_up = asyncio.ensure_future(self.waits_to_claim(store))
+        await self.offered()
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        assert list(await store.find_claim("c")) == []
+        task = await added(store)
+        assert (await get(store, task)).status is PENDING
 
     async def _drop(self) -> None:
         async with Redis.from_url(self.url) as client:

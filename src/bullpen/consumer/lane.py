@@ -3,6 +3,7 @@
 - A permit comes before a claim: an exchange asks for no more tasks than there are free permits. A task holds its permit
   from the claim to the write that settles it, so the store never shows more running than there are permits.
 - One exchange at a time. Whatever ends meanwhile goes with the next one, which begins at once.
+- Who holds nothing may be handed a task while it waits, by a store that can do so: that is a claim like others.
 - A settlement is kept until the store has it. If nobody knows whether a claim was made, the store is asked by its id
   before anything else is claimed.
 """
@@ -26,7 +27,7 @@ from bullpen.consumer.scope import WorkerScope
 from bullpen.errors import PoolFailed
 from bullpen.pool.future import PoolFuture
 from bullpen.pool.pool import Pool
-from bullpen.storage.port import Hold, Storage
+from bullpen.storage.port import Handed, HandsOver, Hold, Storage
 from bullpen.tasks.registry import Registry
 from bullpen.tasks.task import Settlement, Task, release
 from bullpen.telemetry.catalogue import Kind
@@ -63,6 +64,7 @@ class LaneRunner:
         self.abandoned: set[Attempt] = set()  # settled, and still running
         self.doubtful: dict[str, float] = {}  # claims that may still be made, and until when; other threads may copy it
         self._storage = storage
+        self._hander = storage if isinstance(storage, HandsOver) else None
         self._outage = Outage(reports, f"lane {lane}", longest=options.longest_pause)
         self._ended: list[Ended] = []
         self._from_threads: collections.deque[tuple[Attempt, Settlement | None]] = collections.deque()
@@ -87,7 +89,8 @@ class LaneRunner:
                 await self._exchange(ended, limit)
                 await asyncio.sleep(0)  # what was claimed may end at once, and goes with the next exchange then
             elif limit:
-                await self._wait_for_work()
+                await self._wait_for_work(limit)
+                await asyncio.sleep(0)
             elif self._stopping and not self.held:
                 return
             else:
@@ -130,8 +133,7 @@ class LaneRunner:
     # The exchange.
 
     async def _exchange(self, ended: list[Ended], limit: int) -> None:
-        self._claims += 1
-        claim_id = f"{self.worker}/{self.lane.queues[0]}/{self._claims}"
+        claim_id = self._new_claim_id()
         sent = self.loop.time()
         primitives.failpoint("exchange.before")
         try:
@@ -158,11 +160,18 @@ class LaneRunner:
         await self._written(ended, exchange.refused)
         self._take(exchange.claimed, limit, sent)
 
+    def _new_claim_id(self) -> str:
+        self._claims += 1
+        return f"{self.worker}/{self.lane.queues[0]}/{self._claims}"
+
     async def _resolve(self, claim_id: str, limit: int, sent: float, error: Exception) -> None:
         """Nobody knows what became of an exchange. Learn whether it claimed anything; settlements are sent again."""
         await asyncio.sleep(self._outage.failed("exchange tasks", error))
-        if limit == 0:
-            return
+        if limit > 0:
+            await self._learn(claim_id, limit, sent)
+
+    async def _learn(self, claim_id: str, limit: int, sent: float) -> None:
+        """Ask what was claimed, if anything, and take it."""
         while True:
             try:
                 async with asyncio.timeout(self.options.store_patience):
@@ -357,34 +366,56 @@ class LaneRunner:
 
     # Waiting.
 
-    async def _wait_for_work(self) -> None:
+    async def _wait_for_work(self, limit: int) -> None:
         """Until the store says that something may be due, something ends, or `poll_interval` has passed."""
-        hint = self.loop.create_task(self._hint())
+        offer = None if self._hander is None or self.held else self._new_claim_id()
+        began = self.loop.time()
+        hint = self.loop.create_task(self._hint(offer))
         woken = self._wake_up()
+        handed: Handed | None = None
         try:
             await asyncio.wait((hint, woken), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._waiter = None
-            self._idle = False
             if not hint.done():
                 hint.cancel()
                 await asyncio.wait((hint,))
+            if not hint.cancelled():
+                handed = hint.result()
+        self._idle = handed is not None and bool(handed.claimed)  # what came was for this one alone
+        if handed is not None:
+            self._take(handed.claimed, limit, began + handed.after)
+        elif offer is not None:
+            await self._learn(offer, limit, began)
 
-    async def _hint(self) -> None:
+    async def _hint(self, offer: str | None) -> Handed | None:
+        """What the store has handed over; None if nobody knows."""
         wait = self.options.poll_interval
         if self._misses:  # a store may say so without end, of a queue whose limit is reached
             pause = min(FIRST_PAUSE * 2.0 ** min(self._misses, 20), wait)
             await asyncio.sleep(pause)
             wait -= pause
         if wait <= 0:
-            return
+            return Handed()
         began = self.loop.time()
+        handed: Handed | None = None
         try:
             async with asyncio.timeout(wait + self.options.store_patience):
-                await self._storage.wait_for_work(self.lane.queues, wait)
+                handed = await self._wait_in_store(offer, wait)
         except Exception as error:
             await asyncio.sleep(self._outage.failed("wait for work", error))
-        self._misses = self._misses + 1 if self.loop.time() - began < wait else 0
+        if handed is not None and handed.claimed:
+            self._misses = 0
+        else:
+            self._misses = self._misses + 1 if self.loop.time() - began < wait else 0
+        return handed
+
+    async def _wait_in_store(self, offer: str | None, seconds: float) -> Handed:
+        queues, lease = self.lane.queues, self.options.lease
+        if self._hander is not None and offer is not None:
+            return await self._hander.wait_to_claim(queues, seconds, worker=self.worker, lease=lease, claim_id=offer)
+        await self._storage.wait_for_work(queues, seconds)
+        return Handed()
 
     async def _woken(self) -> None:
         woken = self._wake_up()

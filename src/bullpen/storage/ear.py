@@ -14,7 +14,7 @@ from bullpen import primitives
 
 log = logging.getLogger("bullpen.storage")
 
-WORK, RESULT = "w", "r"  # what a notification begins with; the queue, or the id of the task, follows
+WORK, RESULT, CLAIM = "w", "r", "c"  # what a notification begins with; a queue, or the id of a task or a claim, follows
 POLL = 0.5  # seconds between looks of somebody who waits and cannot hear
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0  # seconds between attempts to listen again
 

@@ -41,6 +41,13 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
     refused: frozenset[Hold] = frozenset()  # settlements of tasks that are lost to others
 
 
+class Handed(msgspec.Struct, frozen=True, gc=False):
+    """What was claimed for somebody who waited."""
+
+    claimed: tuple[Task, ...] = ()
+    after: float = 0.0  # seconds from the call to the claim, at least
+
+
 class Renewal(msgspec.Struct, frozen=True, gc=False):
     """What a worker learns when it renews its leases."""
 
@@ -182,7 +189,9 @@ class Storage(Protocol):
         """
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
-        """The running tasks of a claim whose outcome was never learned."""
+        """The running tasks of a claim whose outcome was never learned. Whoever waits to claim under this id gets
+        nothing from now on.
+        """
 
     async def renew(self, holds: Sequence[Hold], lease: float) -> Renewal:
         """Hold tasks for another `lease` seconds."""
@@ -284,6 +293,18 @@ class HasConcerns(Protocol):
 
     async def concerns(self) -> Sequence[Concern]:
         """What is not as it should be, by its settings and its surroundings."""
+
+
+@runtime_checkable
+class HandsOver(Protocol):
+    """A store that claims for those who wait, so that they need not ask when they are told."""
+
+    async def wait_to_claim(
+        self, queues: Sequence[str], timeout: float, *, worker: str, lease: float, claim_id: str
+    ) -> Handed:
+        """As `wait_for_work`, but a task that comes meanwhile may be claimed at once, as `exchange` does it. Whoever
+        does not learn the end of this, as it fails or is cancelled, asks `find_claim`.
+        """
 
 
 @runtime_checkable

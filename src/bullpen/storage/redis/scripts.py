@@ -22,6 +22,7 @@ curly brackets itself, the tag is `prefix:queue`, and all queues are on the same
     :counts      how many there are, by status
     :limits      the limits of the queue, and whether it is paused
     :starts      the latest starts, of a queue with a rate
+    :offers      workers that wait, and what they would claim, by until when
 
 A script gets what it needs in one value, as far as that is text and numbers (bytes, msgpack in Lua does not know), and
 touches each key once for all tasks: calls are what costs. Each is in a file of `lua/` that has its name, and what
@@ -30,6 +31,7 @@ several use is in `lua/parts/`.
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 
 from bullpen.storage.redis.rows import State
@@ -37,31 +39,53 @@ from bullpen.tasks.ids import SCHEDULES
 from bullpen.tasks.links import GIVEN_UP
 from bullpen.tasks.task import ERRORS_KEPT, NEVER, NOT_IN_TIME, UNPLANNED
 
-_NAMES = "".join(f"local {name.upper()} = {number}\n" for number, name in enumerate(State.__struct_fields__, start=1))
-_NAMES += f"local ERRORS_KEPT, UNPLANNED, LAST_DAY, GIVEN_UP = {ERRORS_KEPT}, {UNPLANNED}, {NEVER}, {GIVEN_UP}\n"
-_NAMES += f"local SCHEDULES, NOT_IN_TIME = '{SCHEDULES}', '{NOT_IN_TIME}'\n"
+# What stands for a name in a script. A local variable instead would cost some time whenever a script begins.
+_MEANINGS: dict[str, object] = {
+    **{name.upper(): number for number, name in enumerate(State.__struct_fields__, start=1)},
+    "ERRORS_KEPT": ERRORS_KEPT,
+    "UNPLANNED": UNPLANNED,
+    "LAST_DAY": NEVER,
+    "GIVEN_UP": GIVEN_UP,
+    "SCHEDULES": f"'{SCHEDULES}'",
+    "NOT_IN_TIME": f"'{NOT_IN_TIME}'",
+}
+_NAME = re.compile(rf"\b({'|'.join(_MEANINGS)})\b")
 
 _LUA = files(__package__).joinpath("lua")
 
 
-def _script(name: str, *parts: str) -> str:
-    """`parts`: what it uses of `lua/parts/`, each after what it uses itself."""
-    paths = [_LUA / "parts" / f"{part}.lua" for part in ("basics", *parts)]
-    return _NAMES + "\n".join(path.read_text("utf-8") for path in [*paths, _LUA / f"{name}.lua"])
+def _script(name: str, *parts: str, seldom: tuple[str, ...] = ()) -> str:
+    """`parts`: what it uses of `lua/parts/`, each after what it uses itself. `seldom`: … in a branch that is rarely
+    taken, for to begin with them takes a while.
+    """
+    text = "\n".join([*map(_part, ("basics", *parts)), _text(f"{name}.lua")])
+    if seldom:
+        text = text.replace("-- SELDOM\n", "\n".join(map(_part, seldom)))
+    return _NAME.sub(lambda found: str(_MEANINGS[found[0]]), text)
+
+
+def _part(name: str) -> str:
+    return _text(f"parts/{name}.lua")
+
+
+def _text(path: str) -> str:
+    return (_LUA / path).read_text("utf-8")
 
 
 # Producers.
-ADD = _script("add", "moves", "additions")
-ADD_PLAIN = _script("add_plain")
+ADD = _script("add", "moves", "additions", "picks", "claims", "shown", "offers")
+ADD_PLAIN = _script("add_plain", seldom=("moves", "picks", "claims", "shown", "offers"))
 
 # Workers.
-EXCHANGE = _script("exchange", "moves", "links", "additions", "picks", "shown")
+EXCHANGE = _script("exchange", "moves", "links", "additions", "picks", "claims", "shown")
 FIND_CLAIM = _script("find_claim", "shown")
 NEXT_WORK = _script("next_work", "picks")
+OFFER = _script("offer", "picks")
 OVERDUE = _script("overdue", "shown")
 PEEK = _script("peek", "picks")
 PROGRESS = _script("progress")
 RENEW = _script("renew", "moves")
+WITHDRAW = _script("withdraw", "moves", "picks", "claims", "shown", "offers")
 
 # People.
 AWAIT = _script("await", "shown")

@@ -18,8 +18,20 @@ from uuid import uuid4
 import msgspec
 
 from bullpen.errors import InvalidOption, StorageError, TaskExists
-from bullpen.storage.ear import RESULT, WORK, Hear
-from bullpen.storage.port import Concern, Counts, Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
+from bullpen.storage.ear import CLAIM, RESULT, WORK, Hear
+from bullpen.storage.port import (
+    Concern,
+    Counts,
+    Decide,
+    Exchange,
+    Handed,
+    Hold,
+    Limit,
+    Move,
+    Renewal,
+    TaskFilter,
+    WorkerRecord,
+)
 from bullpen.storage.redis import scripts
 from bullpen.storage.redis.checkup import concerns_of, info_of, is_too_old, settings_of
 from bullpen.storage.redis.failures import told
@@ -79,7 +91,8 @@ class RedisStorage(ServerStorage[Link]):
         self.blocks_without_loop = not cluster
         self._tag_of = "{}:{}" if "{" in prefix else "{{{}:{}}}"
         self._channel = f"{prefix}:news"
-        self._own_channel = f"{prefix}:news:{uuid4().hex}"  # what is said to this client alone
+        own = f"{prefix}:news:{uuid4().hex}"  # what is said to this client alone
+        self._channel_of_ends, self._channel_of_claims = f"{own}:ends", f"{own}:claims"
         self._queue_of: dict[str, str] = {}  # of tasks that were seen here; may forget
         self._noted: set[str] = set()  # queues that are known to be in the list of all
 
@@ -521,6 +534,36 @@ class RedisStorage(ServerStorage[Link]):
 
         await self._wait(self._listen_for_work, timeout, [WORK + name for name in names], soonest)
 
+    async def wait_to_claim(
+        self, queues: Sequence[str], timeout: float, *, worker: str, lease: float, claim_id: str
+    ) -> Handed:
+        if self.cluster:  # where nobody knows who listens at another node
+            await self.wait_for_work(queues, timeout)
+            return Handed()
+        names = list(dict.fromkeys(queues))
+        if not self._noted.issuperset(names):  # `find_claim` looks for offers in all that are
+            await self._note(names)
+        tags = [self._tag(name) for name in names]
+        offer = pack((self._channel_of_claims, worker, lease, claim_id, tags))
+        offered_at: float | None = None  # the first time; a claim is later than that
+
+        async def soonest() -> float | None:
+            nonlocal offered_at
+            with told(self.name):
+                link = await self._connected()
+                moment, seconds = await link.run(scripts.OFFER, tags, [offer, repr(float(timeout))])
+            offered_at = offered_at or float(moment)
+            return float(seconds) if seconds else None
+
+        notifications = [CLAIM + claim_id, *(WORK + name for name in names)]
+        words = words_in(await self._wait(self._listen_for_work, timeout, notifications, soonest))
+        if not words and offered_at is not None:
+            with told(self.name):
+                words = await (await self._connected()).run(scripts.WITHDRAW, tags, [offer, claim_id])
+        claimed = tuple(self._changed(names, words))
+        self._remember({task.id: task.queue for task in claimed})
+        return Handed(claimed, (claimed[0].started_at or 0.0) - (offered_at or 0.0) if claimed else 0.0)
+
     async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> Task | None:
         queue = (await self._find_queues([task_id])).get(task_id)
         if queue is None:
@@ -529,7 +572,7 @@ class RedisStorage(ServerStorage[Link]):
 
         async def is_there() -> float | None:
             nonlocal there
-            answer = await self._run(scripts.AWAIT, queue, [task_id, str(runs), self._own_channel])
+            answer = await self._run(scripts.AWAIT, queue, [task_id, str(runs), self._channel_of_ends])
             there = answer or ()
             return None if answer == 0 else 0.0
 
@@ -539,11 +582,11 @@ class RedisStorage(ServerStorage[Link]):
 
     async def _listen_for_work(self, begin: Callable[[], None], hear: Hear) -> None:
         link = await self._connected()
-        await link.listen([self._channel, self._own_channel], begin, hear)
+        await link.listen([self._channel, self._channel_of_claims], begin, hear)
 
     async def _listen_for_ends(self, begin: Callable[[], None], hear: Hear) -> None:
         link = await self._connected()
-        await link.listen([f"{self._channel}:ends", self._own_channel], begin, hear)
+        await link.listen([f"{self._channel}:ends", self._channel_of_ends], begin, hear)
 
     # People.
 
@@ -610,7 +653,7 @@ class RedisStorage(ServerStorage[Link]):
         return [
             task
             for at in range(0, len(words), 7)
-            for task in self._tasks(queues[words[at] - 1], words[at + 1 : at + 7])
+            for task in self._tasks(queues[int(words[at]) - 1], words[at + 1 : at + 7])
         ]
 
     async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:

@@ -24,6 +24,7 @@ end
 
 local others = add(queues, tasks, ARGV[2], policy, push_limit, moment)
 for _, queue in ipairs(queues) do
-    if #queue.all > 0 then tell_work(channel, queue.tag) end
+    local added = queue.all
+    if #added > 2 or (#added == 2 and hand_over(queue.tag, moment) ~= added[2]) then tell_work(channel, queue.tag) end
 end
 return {exact(moment), was_empty, others}

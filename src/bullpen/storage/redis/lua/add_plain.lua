@@ -23,6 +23,11 @@ if count > 0 then
     many('ZADD', tag .. ':ready:' .. ARGV[3], waiting)
     if redis.call('HINCRBY', tag .. ':counts', 'pending', count) == count
         and redis.call('ZCARD', tag .. ':ids') == count then was_empty = {1} end
-    redis.call('PUBLISH', ARGV[1], 'w' .. ARGV[2])
+    local handed
+    if count == 1 and redis.call('EXISTS', tag .. ':offers') == 1 then
+-- SELDOM
+        handed = hand_over(tag, moment)
+    end
+    if handed ~= ids[2] then redis.call('PUBLISH', ARGV[1], 'w' .. ARGV[2]) end
 end
 return {exact(moment), was_empty, others}

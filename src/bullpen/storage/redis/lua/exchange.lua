@@ -79,36 +79,13 @@ for _, one in ipairs(ended) do
 end
 local claimed = {}
 if limit > 0 and #wanted > 0 then
-    local tags, number_of, by_number = {}, {}, {}
+    local tags, number_of = {}, {}
     for i, number in ipairs(wanted) do tags[i], number_of[KEYS[number]] = KEYS[number], number end
-    for place, one in ipairs((pick(tags, limit, moment))) do
-        local from, id, task = one[1], one[2], one[3]
-        local number = number_of[from.tag]
-        leave(queues[number], id, task)
-        task[STATUS], task[ATTEMPT], task[WORKER], task[CLAIM_ID] = 'running', task[ATTEMPT] + 1, worker, claim_id
-        task[STARTED_AT], task[PROGRESS] = moment, ''
-        local state = enter(queues[number], id, task, exact(moment + lease))
-        if from.rate then
-            redis.call('ZADD', from.tag .. ':starts', moment, claim_id .. '/' .. place .. '/' .. id)
-        end
-        claimed[#claimed + 1] = number
-        claimed[#claimed + 1] = id
-        claimed[#claimed + 1] = state
-        claimed[#claimed + 1] = false
-        claimed[#claimed + 1] = task[HAS_RESULT] and redis.call('HGET', from.tag .. ':result', id)
-        claimed[#claimed + 1] = task[FOLLOWS] > 0 and redis.call('HGET', from.tag .. ':follows', id)
-        put(by_number, number, id)
-        freed[number] = (freed[number] or 0) - 1
-    end
-    local bodies, at = {}, {}
-    for number, some in pairs(by_number) do
-        bodies[number], at[number] = values(KEYS[number] .. ':body', some), 0
-        flush(queues[number])
-    end
+    claimed = claim(tags, limit, moment, worker, lease, claim_id)
     for i = 1, #claimed, 6 do
-        local number = claimed[i]
-        at[number] = at[number] + 1
-        claimed[i + 3] = bodies[number][at[number]]
+        local number = number_of[claimed[i]]
+        claimed[i] = number
+        freed[number] = (freed[number] or 0) - 1
     end
 end
 -- Others hear of what is due again, and of room in a queue with limits that was not used here.

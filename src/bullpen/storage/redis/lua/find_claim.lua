@@ -1,7 +1,6 @@
--- KEYS: a tag. ARGV: claim id.
-local tag, found = KEYS[1], {}
-local ids = redis.call('ZRANGE', tag .. ':running', 0, -1)
-for i, task in ipairs(read(tag, ids)) do
-    if task and task[CLAIM_ID] == ARGV[1] then found[#found + 1] = ids[i] end
+-- KEYS: a tag. ARGV: claim id. It claims nothing from now on, if it was an offer.
+local offers = KEYS[1] .. ':offers'
+for _, offer in ipairs(redis.call('ZRANGE', offers, 0, -1)) do
+    if cmsgpack.unpack(offer)[4] == ARGV[1] then redis.call('ZREM', offers, offer) end
 end
-return show(tag, found)
+return show(KEYS[1], claimed_as(KEYS[1], ARGV[1]))

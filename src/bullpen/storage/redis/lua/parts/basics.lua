@@ -1,4 +1,4 @@
--- What every script begins with. What tasks are made of has names before this: see scripts.py.
+-- What every script begins with. Names in capitals that are not set here stand for what scripts.py says.
 
 local NEVER = 1e300
 

@@ -152,3 +152,20 @@ local function pick(tags, most, moment)
     end
     return picked, again, rooms
 end
+
+-- In how many seconds something may start, '' if that is not known.
+local function soonest_start(tags, moment)
+    local picked, again, rooms = pick(tags, 1, moment)
+    if #picked > 0 then return '0' end
+    local soonest = again
+    for _, queue in ipairs(rooms) do
+        for _, line in ipairs(queue.lines) do
+            for priority = 0, line.highest do
+                local later = redis.call('ZRANGEBYSCORE', line.name .. priority, '(' .. exact(moment), 'inf',
+                    'WITHSCORES', 'LIMIT', 0, 1)
+                if later[2] then soonest = math.min(soonest, tonumber(later[2]) - moment) end
+            end
+        end
+    end
+    return soonest < NEVER and exact(math.max(soonest, 0)) or ''
+end

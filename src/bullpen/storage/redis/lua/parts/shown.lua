@@ -7,6 +7,15 @@ local function show_one(tag, shown, id, task, packed, body)
     shown[n + 6] = task[STATUS] == 'running' and redis.call('ZSCORE', tag .. ':running', id)
 end
 
+-- The ids of the running tasks of a claim.
+local function claimed_as(tag, claim_id)
+    local found, ids = {}, redis.call('ZRANGE', tag .. ':running', 0, -1)
+    for i, task in ipairs(read(tag, ids)) do
+        if task and task[CLAIM_ID] == claim_id then found[#found + 1] = ids[i] end
+    end
+    return found
+end
+
 -- Words as they come with a notification, if they are few: those who listen are cut off if they have to be told too much.
 local MOST_NEWS = 65536
 local function as_news(words, count)
