@@ -48,6 +48,29 @@ class TestRedisStorage(StorageContract):
             await settle(store, succeed(task, bytes(1000)))
         assert waiting.result() == (await store.get([task.id]))[0]
 
+    @pytest.mark.parametrize("is_early", [False, True])
+    async def test_whoever_waits_for_one_task_after_the_other_is_brought_each(
+        self, store: Storage, is_early: bool
+    ) -> None:
+        """Also an end that comes before the wait: from the second on, the store expects to be asked."""
+        for _ in range(3):
+            task = await claimed_one(store)
+            if is_early:
+                await settle(store, succeed(task, b"1"))
+            async with waits(store.wait_for_result(task.id, 0, FAR)) as waiting:
+                if not is_early:
+                    await settle(store, succeed(task, b"1"))
+            assert [waiting.result()] == await store.get([task.id])
+
+    async def test_a_wait_that_was_not_foreseen_is_none_the_worse(self, store: Storage) -> None:
+        first = await claimed_one(store)
+        async with waits(store.wait_for_result(first.id, 0, FAR)):
+            await settle(store, succeed(first, b"1"))
+        passed_over = await claimed_one(store)
+        task = await claimed_one(store)
+        async with waits(store.wait_for_result(task.id, 0, FAR)), waits(store.wait_for_result(passed_over.id, 0, FAR)):
+            await settle(store, succeed(task, b"1"), succeed(passed_over, b"1"))
+
     # Tasks that are handed to those who wait.
 
     def waits_to_claim(

@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
 from bullpen import StorageError, StorageUnavailable, TaskQueue
 from bullpen.storage.open import open_storage
 from bullpen.storage.redis.store import RedisStorage
-from bullpen.tasks.task import Task, TaskStatus
+from bullpen.tasks.task import Task, TaskStatus, succeed
 from tests.servers import OwnRedis, free_port
 
 PATIENCE = 60.0
@@ -99,3 +100,31 @@ async def test_a_server_with_tls_is_reached_if_its_certificate_is_trusted(
         assert await store.counts()
     finally:
         await store.close()
+
+
+async def test_an_end_that_is_told_while_nobody_can_hear_is_not_missed(new_server: NewServer) -> None:
+    """Who waits for one task after the other says so as it adds them, and does not look."""
+    server = new_server()
+    store, other = open_storage(server.url), open_storage(server.url)
+
+    async def ends(number: int) -> None:
+        exchange = await other.exchange([], worker="w", queues=["default"], limit=1, lease=60.0, claim_id=str(number))
+        await other.exchange(
+            [succeed(task, b"1") for task in exchange.claimed], worker="w", queues=[], limit=0, lease=0.0, claim_id=""
+        )
+
+    async with asyncio.timeout(PATIENCE):
+        await store.add([Task(id="first", func_path="f", payload=b"")])
+        waiting = asyncio.ensure_future(store.wait_for_result("first", 0, 3600.0))
+        await asyncio.sleep(0)
+        await ends(1)
+        await waiting
+        await store.add([Task(id="second", func_path="f", payload=b"")])
+        async with Redis.from_url(server.url) as client:
+            assert await client.client_kill_filter(_type="pubsub") == 1
+            await ends(2)
+            while not await client.pubsub_channels():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await store.wait_for_result("second", 0, 3600.0)
+    await store.close()
+    await other.close()

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable
 
 from bullpen import primitives
 
@@ -29,6 +28,10 @@ class Heard(asyncio.Event):
 
     news = b""
 
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self.names = tuple(names)
+
 
 class Ear:
     """Hears of queues in which something may be due, and of tasks that may have ended."""
@@ -39,7 +42,7 @@ class Ear:
         self._listening: asyncio.Task[None] | None = None
         self._hears = False
         self._tried = asyncio.Event()
-        self._waiting: dict[str, set[Heard]] = {}  # by notification
+        self._expected: dict[str, set[Heard]] = {}  # by notification
 
     async def listen(self) -> None:
         """Begin to listen, if that has not happened yet; raises nothing."""
@@ -54,45 +57,53 @@ class Ear:
             await asyncio.wait([listening])
 
     async def wait(
-        self, timeout: float, notifications: Iterable[str], seconds_until: Callable[[], Awaitable[float | None]]
+        self,
+        timeout: float,
+        heard: Heard,
+        seconds_until: Callable[[], Awaitable[float | None]],
+        *,
+        look_first: bool = True,
     ) -> bytes:
-        """Until one of `notifications` comes, or what is waited for is due, which is looked at first; or `timeout`
-        seconds. What came with the notification.
+        """Until what is expected comes, or what is waited for is due, which is looked at first; or `timeout` seconds.
+        What came with the notification.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        with self._expecting(notifications) as heard:
-            while True:
-                due_in = await seconds_until()
-                left = deadline - loop.time()
-                if due_in == 0.0 or left <= 0:
-                    return b""
-                hears = self._hears
-                wait = left if due_in is None else min(left, due_in)
-                try:
-                    async with asyncio.timeout(wait if hears else min(wait, POLL)):
-                        await heard.wait()
-                except TimeoutError:
-                    pass
-                if hears:
-                    return heard.news
-                heard.clear()
+        while True:
+            due_in = await seconds_until() if look_first else None
+            look_first = True
+            left = deadline - loop.time()
+            if due_in == 0.0 or left <= 0:
+                return b""
+            hears = self._hears
+            wait = left if due_in is None else min(left, due_in)
+            try:
+                async with asyncio.timeout(wait if hears else min(wait, POLL)):
+                    await heard.wait()
+            except TimeoutError:
+                pass
+            if hears:
+                return heard.news
+            heard.clear()
 
-    @contextmanager
-    def _expecting(self, notifications: Iterable[str]) -> Iterator[Heard]:
-        """An event that is set by any of `notifications`."""
-        names = list(notifications)
-        heard = Heard()
-        for name in names:
-            self._waiting.setdefault(name, set()).add(heard)
-        try:
-            yield heard
-        finally:
-            for name in names:
-                waiting = self._waiting[name]
-                waiting.discard(heard)
-                if not waiting:
-                    del self._waiting[name]
+    @property
+    def hears(self) -> bool:
+        """Whether it listens now; if that ends, all who expect something are told."""
+        return self._hears
+
+    def expect(self, notifications: Iterable[str]) -> Heard:
+        """An event that is set by any of `notifications`, until it is forgotten."""
+        heard = Heard(notifications)
+        for name in heard.names:
+            self._expected.setdefault(name, set()).add(heard)
+        return heard
+
+    def forget(self, heard: Heard) -> None:
+        for name in heard.names:
+            expecting = self._expected[name]
+            expecting.discard(heard)
+            if not expecting:
+                del self._expected[name]
 
     async def _listen(self) -> None:
         pause = _FIRST_PAUSE
@@ -117,11 +128,11 @@ class Ear:
         self._tell_all()  # nobody knows what was said meanwhile
 
     def _hear(self, notification: str, news: bytes) -> None:
-        for heard in self._waiting.get(notification, ()):
+        for heard in self._expected.get(notification, ()):
             heard.news = news
             heard.set()
 
     def _tell_all(self) -> None:
-        for waiting in self._waiting.values():
-            for heard in waiting:
+        for expecting in self._expected.values():
+            for heard in expecting:
                 heard.set()

@@ -95,13 +95,21 @@ class ServerStorage(Generic[C]):
         seconds_until: Callable[[], Awaitable[float | None]],
     ) -> bytes:
         """As `Ear.wait`: all who `listen` in the same way share one connection."""
+        ear = await self._listening(listen)
+        heard = ear.expect(notifications)
+        try:
+            return await ear.wait(timeout, heard, seconds_until)
+        finally:
+            ear.forget(heard)
+
+    async def _listening(self, listen: Listen) -> Ear:
         await self._connected()
         ear = self._ears.get(listen)
         if ear is None:
             ear = self._ears[listen] = Ear(listen, self.name)
         if self.notify:
             await ear.listen()
-        return await ear.wait(timeout, notifications, seconds_until)
+        return ear
 
 
 def in_the_clear(url: str) -> list[Concern]:

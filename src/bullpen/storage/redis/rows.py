@@ -177,10 +177,10 @@ def new_task(task: Task, queue: int, body: int) -> tuple[Any, ...]:
     )
 
 
-def plain_state(tasks: Sequence[Task]) -> tuple[Any, ...] | None:
+def plain_state(tasks: Sequence[Task], awaited: str | None = None) -> tuple[Any, ...] | None:
     """What `ADD_PLAIN` wants to know of new tasks of one queue, if it is the same for all of them: priority, eta or
     nothing, and the state in three parts, before and behind the eta and the moment of its creation. None if one needs
-    more than that.
+    more than that. `awaited`: the channel of whoever waits for their end.
     """
     first = tasks[0]
     priority, eta, result_ttl = first.priority, first.eta, first.result_ttl
@@ -199,13 +199,13 @@ def plain_state(tasks: Sequence[Task]) -> tuple[Any, ...] | None:
             or task.result_ttl != result_ttl
         ):
             return None
-    return (priority, repr(eta) if eta > 0 else "", *_plain_parts(priority, _or_none(result_ttl)))
+    return (priority, repr(eta) if eta > 0 else "", *_plain_parts(priority, _or_none(result_ttl), awaited))
 
 
 @lru_cache(maxsize=100)
-def _plain_parts(priority: int, result_ttl: float) -> tuple[bytes, ...]:
+def _plain_parts(priority: int, result_ttl: float, awaited: str | None) -> tuple[bytes, ...]:
     here = -2.0  # nothing else in it is
-    state = State(priority=priority, result_ttl=result_ttl, eta=here, created_at=here)
+    state = State(priority=priority, result_ttl=result_ttl, eta=here, created_at=here, awaited=awaited or False)
     before, between, behind = pack(state).split(pack(here))
     return before, between, behind
 

@@ -18,7 +18,7 @@ from uuid import uuid4
 import msgspec
 
 from bullpen.errors import InvalidOption, StorageError, TaskExists
-from bullpen.storage.ear import CLAIM, RESULT, WORK, Hear
+from bullpen.storage.ear import CLAIM, RESULT, WORK, Ear, Hear, Heard
 from bullpen.storage.port import (
     Concern,
     Counts,
@@ -95,6 +95,11 @@ class RedisStorage(ServerStorage[Link]):
         self._channel_of_ends, self._channel_of_claims = f"{own}:ends", f"{own}:claims"
         self._queue_of: dict[str, str] = {}  # of tasks that were seen here; may forget
         self._noted: set[str] = set()  # queues that are known to be in the list of all
+        self._latest = ""  # the task that was added last, alone
+        self._latest_is_awaited = False
+        self._foreseen: tuple[str, Ear, Heard] | None = (
+            None  # the task whose end is expected, as that of the one before
+        )
 
     # Its life.
 
@@ -241,7 +246,8 @@ class RedisStorage(ServerStorage[Link]):
         return [next(kept[task.queue]) for task in tasks]
 
     async def _add_to_queue(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        plain = plain_state(tasks)
+        awaited = self._foresee(tasks[0].id) if len(tasks) == 1 else None
+        plain = plain_state(tasks, awaited)
         if plain is None:
             return await self._add_together(tasks, RETURN)
         queue = tasks[0].queue
@@ -251,6 +257,24 @@ class RedisStorage(ServerStorage[Link]):
         for task in tasks:
             words += (task.id, body_of(task))
         return await self._kept(tasks, [queue], await self._run(scripts.ADD_PLAIN, queue, words))
+
+    def _foresee(self, task_id: str) -> str | None:
+        """Whoever has waited for the task before is going to wait for this one as well: to say so at once saves a look.
+        Returns the channel on which to tell its end.
+        """
+        was_awaited, self._latest, self._latest_is_awaited = self._latest_is_awaited, task_id, False
+        self._end_foresight()
+        ear = self._ears.get(self._listen_for_ends)
+        if not was_awaited or ear is None or not ear.hears:
+            return None
+        self._foreseen = task_id, ear, ear.expect([RESULT + task_id])
+        return self._channel_of_ends
+
+    def _end_foresight(self) -> None:
+        if self._foreseen is not None:
+            _, ear, heard = self._foreseen
+            self._foreseen = None
+            ear.forget(heard)
 
     async def _add_together(self, tasks: Sequence[Task], duplicates: Duplicates) -> Sequence[Task]:
         """In one step."""
@@ -565,6 +589,7 @@ class RedisStorage(ServerStorage[Link]):
         return Handed(claimed, (claimed[0].started_at or 0.0) - (offered_at or 0.0) if claimed else 0.0)
 
     async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> Task | None:
+        self._latest_is_awaited |= task_id == self._latest
         queue = (await self._find_queues([task_id])).get(task_id)
         if queue is None:
             return None
@@ -576,9 +601,23 @@ class RedisStorage(ServerStorage[Link]):
             there = answer or ()
             return None if answer == 0 else 0.0
 
-        news = await self._wait(self._listen_for_ends, timeout, [RESULT + task_id], is_there)
+        ear = await self._listening(self._listen_for_ends)
+        foreseen = self._take_foreseen(task_id, ear)
+        heard = foreseen or ear.expect([RESULT + task_id])
+        try:
+            news = await ear.wait(timeout, heard, is_there, look_first=foreseen is None)
+        finally:
+            ear.forget(heard)
         (task,) = self._tasks(queue, there or words_in(news)) or (None,)
         return task
+
+    def _take_foreseen(self, task_id: str, ear: Ear) -> Heard | None:
+        """What was to be heard of a task whose end was foreseen."""
+        if self._foreseen is None or self._foreseen[:2] != (task_id, ear):
+            return None
+        _, _, heard = self._foreseen
+        self._foreseen = None
+        return heard
 
     async def _listen_for_work(self, begin: Callable[[], None], hear: Hear) -> None:
         link = await self._connected()
