@@ -65,7 +65,7 @@ LAYERS = [
     Layer("runtimes.process.arena"),
     Layer("runtimes.process.wire", "runtimes.process.arena", third_party="cloudpickle"),
     Layer("runtimes.process.failures"),
-    Layer("runtimes.process.refusals", "errors"),
+    Layer("runtimes.process.refusals", "errors runtimes.process.failures"),
     Layer("runtimes.process.calls", "runtimes.process.wire"),
     Layer(
         "runtimes.process.child",

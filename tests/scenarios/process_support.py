@@ -125,6 +125,69 @@ def give_failing_result(deed: Callable[[], None], when: str) -> Any:
     return FailsWhenPickled(deed) if when == "pickled" else FailsWhenRead(deed)
 
 
+class Mute(Exception):
+    """Fails when somebody asks what it says."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def fail_without_words() -> None:
+    raise Mute
+
+
+class Detached:
+    """Fails when somebody looks at it; it can be a key."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("not bound to a session")
+
+
+class Outside:
+    """Does not even say what it is; nor can it be pickled."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise RuntimeError("working outside of a request")
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("working outside of a request")
+
+    def __call__(self) -> None:
+        pass
+
+    def __reduce__(self) -> str:
+        fail()
+        return ""
+
+
+class Closed(dict[str, Any]):
+    def items(self) -> Any:
+        raise RuntimeError("it is closed")
+
+
+UNTELLABLE: dict[str, Callable[[], Any]] = {
+    "key": lambda: {Detached(): threading.Lock()},
+    "items": lambda: Closed(lock=threading.Lock()),
+    "class": Outside,
+    "error": lambda: FailsWhenPickled(fail_without_words),
+}
+
+
+def give_untellable(kind: str) -> Any:
+    """What cannot be pickled, nor asked why."""
+    return UNTELLABLE[kind]() if kind in UNTELLABLE else kind
+
+
+def lose_voice() -> None:
+    """From now on nothing that this worker has to say can be sent."""
+    from bullpen.runtimes.process import child
+
+    child.worker.send = fail  # type: ignore[assignment]
+
+
 def call(deed: Callable[[], None]) -> None:
     deed()
 

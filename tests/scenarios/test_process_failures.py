@@ -180,6 +180,38 @@ def test_what_cannot_be_pickled_is_named_by_its_place() -> None:
         assert error.what == "argument value"
 
 
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_what_cannot_be_pickled_nor_asked_why_costs_its_own_call_only(capacity: int) -> None:
+    with Pool(1, runtime="process", capacity=capacity) as pool:
+        for kind, make in work.UNTELLABLE.items():
+            result = pool.submit(work.give_untellable, kind).exception(PATIENCE / 2)
+            assert isinstance(result, NotPicklable), f"{kind} as a result: {result!r}"
+            assert result.ran
+            argument = pool.submit(work.identity, make()).exception(PATIENCE / 2)
+            assert isinstance(argument, NotPicklable), f"{kind} as an argument: {argument!r}"
+            assert not argument.ran
+        mute = work.fail_without_words
+        for call in ((work.identity, work.FailsWhenRead(mute)), (work.give_failing_result, mute, "read")):
+            assert isinstance(pool.submit(*call).exception(PATIENCE / 2), NotPicklable)
+        assert pool.do(pow, 2, 5) == 32
+        assert pool.stats().spawned == 1
+
+
+def test_items_beside_one_that_cannot_be_pickled_nor_asked_why_are_kept() -> None:
+    with Pool(1, runtime="process") as pool:
+        items = pool.map(work.give_untellable, ["a", "b", "key", "c"], chunksize=4)
+        assert [next(items), next(items)] == ["a", "b"]
+        with pytest.raises(NotPicklable):
+            next(items)
+
+
+def test_a_worker_of_several_requests_that_cannot_answer_one_of_them_ends() -> None:
+    with Pool(1, runtime="process", capacity=2) as pool:
+        error = pool.submit(work.lose_voice).exception(PATIENCE / 2)
+        assert isinstance(error, WorkerLost)
+        assert "TypeError" in str(error), "it does not say why"
+
+
 def test_an_initializer_that_fails_says_why_with_its_traceback() -> None:
     with Pool(1, runtime="process", initializer=work.fail) as pool:
         error = pool.submit(pow, 2, 2).exception(PATIENCE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -196,6 +197,9 @@ class Lanes:
                     self._credits.pop(id, None)
         except OSError:  # the app is gone
             os._exit(0)
+        except BaseException:  # nobody would answer what this was at
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
 
     @contextlib.contextmanager
     def _run(self, id: int) -> Iterator[None]:

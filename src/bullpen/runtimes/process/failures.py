@@ -11,6 +11,7 @@ import functools
 import itertools
 import pickle
 import types
+from collections.abc import Callable
 from typing import Any
 
 MOST_FRAMES = 64  # of one traceback; what lies between its two ends is left out
@@ -38,7 +39,7 @@ def describe(error: BaseException, hide: int = 0) -> list[Entry]:
         frames = _frames(one.__traceback__, hide if number == 0 else 0)
         kind = type(one)
         name = f"{kind.__module__}.{kind.__qualname__}"
-        entries.append((_pickle(one), name, _text(one), frames, *places, one.__suppress_context__))  # type: ignore[arg-type]
+        entries.append((_pickle(one), name, text_of(one), frames, *places, one.__suppress_context__))  # type: ignore[arg-type]
     return entries
 
 
@@ -49,9 +50,10 @@ def _pickle(error: BaseException) -> bytes | None:
         return None
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException, text: Callable[[object], str] = str) -> str:
+    """What it says, as far as that can be had."""
     try:
-        return str(error)[:SHORTEST]
+        return text(error)[:SHORTEST]
     except BaseException as other:
         return f"<its text cannot be had: {type(other).__name__}>"
 

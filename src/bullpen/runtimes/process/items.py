@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from bullpen.core.request import FAILED
 from bullpen.errors import NotPicklable
 from bullpen.runtimes.port import ProducesItems
+from bullpen.runtimes.process.failures import text_of
 from bullpen.runtimes.process.switchboard import switchboard
 
 
@@ -95,6 +96,6 @@ class Items:
 
 def unreadable(what: str, error: BaseException, *, ran: bool) -> NotPicklable:
     """The error for something that came, but cannot be had."""
-    refusal = NotPicklable(what, "", f"it was pickled, but reading it raised {error!r}", ran=ran)
+    refusal = NotPicklable(what, "", f"it was pickled, but reading it raised {text_of(error, repr)}", ran=ran)
     refusal.__cause__ = error
     return refusal

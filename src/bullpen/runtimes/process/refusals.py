@@ -1,4 +1,7 @@
-"""What cannot be pickled, and which part of it is in the way."""
+"""What cannot be pickled, and which part of it is in the way.
+
+To say so is to look at somebody else's objects, which may fail in any way. That never fails itself: it says less then.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bullpen.errors import NotPicklable
+from bullpen.runtimes.process import failures
 
 MOST_LOOKS = 200  # at parts of something large
 DEEPEST = 10
@@ -18,14 +22,14 @@ def not_picklable(what: str, value: Any, error: BaseException, dumps: Dumps, *, 
     """The error for `value`, for which `dumps` raised `error`."""
     path = ""
     for _ in range(DEEPEST):
-        inner = next(((step, part) for step, part in _parts(value) if not can_be(dumps, part)), None)
+        inner = _part_in_the_way(value, dumps)
         if inner is None:
             break
         path += inner[0]
         value = inner[1]
-    name = getattr(value, "__qualname__", "") if callable(value) else ""
+    name = _name_of(value)
     described = f"{type(value).__name__} {name}" if name else f"{type(value).__name__} object"
-    reason = f"{described} cannot be pickled: {type(error).__name__}: {error}"
+    reason = f"{described} cannot be pickled: {type(error).__name__}: {failures.text_of(error)}"
     if "<l" in name:  # a lambda, or something local
         reason += '; define it at the top of a module, or pip install "bullpen[pickle]"'
     return NotPicklable(what, path, reason, ran=ran)
@@ -38,6 +42,22 @@ def can_be(dumps: Dumps, value: Any) -> bool:
     except BaseException:
         return False
     return True
+
+
+def _part_in_the_way(value: Any, dumps: Dumps) -> tuple[str, Any] | None:
+    """The first part of `value` that cannot be pickled, with the way to it; None if none is found."""
+    try:
+        return next(((step, part) for step, part in _parts(value) if not can_be(dumps, part)), None)
+    except BaseException:
+        return None
+
+
+def _name_of(value: Any) -> str:
+    """What a function or a class is called; "" if it is neither, or does not tell."""
+    try:
+        return str(value.__qualname__) if callable(value) else ""
+    except BaseException:
+        return ""
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
