@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import date
 from pathlib import Path
 
-from bullpen import Inject, TaskQueue, current_task
+from bullpen import Inject, Pool, TaskQueue, WorkerBroken, WorkerStartFailed, current_task
+from bullpen.consumer.in_process import TaskProcess
 from tests.scenarios.process_support import note_pid
 
 queue = TaskQueue("memory://")
@@ -65,6 +66,48 @@ class MyError(Exception):
 @plain.task(max_retries=3, give_up_on=MyError)
 def fail_for_good(text: str) -> None:
     raise MyError(text)
+
+
+def fail_to_initialize() -> None:
+    raise MyError("no worker starts")
+
+
+def raise_an_error_of_pools(name: str) -> None:
+    """What a task that has a pool of its own may get from it."""
+    if name == "PoolFailed":
+        Pool(1, initializer=fail_to_initialize).do(abs, 1)
+    elif name == "PoolSaturated":
+        with Pool(1, max_queue=0) as pool:
+            pool.submit(time.sleep, 0.2)
+            pool.submit(abs, 1)
+    elif name == "WorkerLost":
+        with Pool(1, runtime="process") as pool:
+            pool.do(os._exit, 1)
+    else:
+        raise WorkerStartFailed("of another pool", worker="one of it")
+
+
+@plain.task(max_retries=0)
+def use_a_pool(file: str, name: str) -> None:
+    with Path(file).open("a") as notes:
+        notes.write("x")
+    raise_an_error_of_pools(name)
+
+
+@plain.task(at_most_once=True)
+def use_a_pool_once(file: str, name: str) -> None:
+    with Path(file).open("a") as notes:
+        notes.write("x")
+    raise_an_error_of_pools(name)
+
+
+@plain.task
+def break_its_process(file: str) -> int:
+    """Say so with the first attempt."""
+    note_pid(Path(f"{file}-{current_task().attempt}"))
+    if current_task().attempt == 1:
+        raise WorkerBroken("lost the card")
+    return os.getpid()
 
 
 @plain.task
@@ -128,6 +171,15 @@ def report(folder: str) -> str:
 @plain.task
 def complete() -> None:
     current_task().complete(None)
+
+
+class ReluctantProcess(TaskProcess):
+    """Cannot be made while there is a file `broken`."""
+
+    def __init__(self) -> None:
+        if Path(os.environ["PROCESS_TASKS_FOLDER"], "broken").exists():
+            raise MyError("not now")
+        super().__init__()
 
 
 # With everything around it.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bullpen.consumer import lane
 from bullpen.consumer.options import Lane, read_lanes
 from bullpen.consumer.sync import WorkerPool
 from bullpen.errors import InvalidOption, InvalidOptionType
@@ -269,7 +270,7 @@ def test_threads_are_never_more_than_permits_and_abandoned_ones() -> None:
     asyncio.run(main())
 
 
-def test_no_thread_for_a_task_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_for_a_task_gives_it_back_until_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thread exhaustion is no failure of the task."""
     from bullpen import primitives
 
@@ -296,6 +297,9 @@ def test_no_thread_for_a_task_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> 
             task = await desk.get(task_id)
             assert (task.failures, task.crashes) == (0, 0)
             broken = False
+            task = await desk.ended(task_id)
+            assert (task.status, task.failures, task.crashes) == (SUCCESS, 0, 0), "later there is one"
 
     monkeypatch.setattr(primitives, "start_thread", start)
+    monkeypatch.setattr(lane, "START_PAUSE", 0.05)
     asyncio.run(main())

@@ -25,6 +25,7 @@ from bullpen import (
     TaskQueue,
     TaskStatus,
 )
+from bullpen.consumer import lane
 from tests.scenarios import process_tasks as tasks
 from tests.scenarios.process_support import PATIENCE, eventually, is_alive, read_pid
 
@@ -111,6 +112,49 @@ async def test_errors_come_with_their_type_and_traceback() -> None:
         assert error.attempt == 1, "give_up_on knows the class"
         assert (await failure(await tasks.leave.aenqueue())).type == "SystemExit"
         assert "returned a coroutine" in (await failure(await tasks.forget_to_await.aenqueue())).message
+
+
+@pytest.mark.parametrize("name", ["PoolFailed", "PoolSaturated", "WorkerLost", "WorkerStartFailed"])
+async def test_an_error_of_a_pool_that_a_task_uses_is_the_tasks_own(name: str, tmp_path: Path) -> None:
+    async with working(lanes="default:1@process"):
+        pid = await (await tasks.pid.aenqueue()).aresult(PATIENCE)
+        for task in (tasks.use_a_pool, tasks.use_a_pool_once):
+            job = await task.aenqueue(str(tmp_path / task.definition.func_path), name)
+            error = await failure(job)
+            assert (error.kind, error.type, error.attempt) == ("exception", f"bullpen.errors.{name}", 1)
+            assert "in raise_an_error_of_pools" in error.traceback
+            assert "in_process.py" not in error.traceback, "it begins in the function itself"
+            assert (await job.ainfo()).crashes == 0
+            assert (tmp_path / task.definition.func_path).read_text() == "x", "it ran once"
+        assert await (await tasks.pid.aenqueue()).aresult(PATIENCE) == pid, "the lane keeps its process"
+
+
+async def test_a_task_may_say_that_its_process_is_broken(tmp_path: Path) -> None:
+    async with working(lanes="default:1@process"):
+        job = await tasks.break_its_process.aenqueue(str(tmp_path / "pid"))
+        assert await job.aresult(PATIENCE) != read_pid(tmp_path / "pid-1")
+        assert ((await job.ainfo()).attempt, (await job.ainfo()).failures) == (2, 0)
+
+
+async def test_no_process_for_a_task_gives_it_back_until_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PROCESS_TASKS_FOLDER", str(tmp_path))
+    monkeypatch.setattr(lane, "TaskProcess", tasks.ReluctantProcess)
+    monkeypatch.setattr(lane, "START_PAUSE", 0.05)
+    (tmp_path / "broken").touch()
+    async with working(lanes="default:1@process") as worker:
+        job = await tasks.pid.using(max_retries=0).aenqueue()
+
+        async def was_tried_again() -> bool:
+            return (await job.ainfo()).attempt >= 3
+
+        await until(was_tried_again)
+        (tmp_path / "broken").unlink()
+        assert await job.aresult(PATIENCE) != os.getpid()
+        info = await job.ainfo()
+        assert (info.failures, info.crashes, worker.ready) == (0, 0, True)
+    assert "no process could be started for it" in caplog.text
 
 
 async def test_a_crash_of_a_process_is_a_crash_of_that_task_only(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from bullpen import primitives
-from bullpen.consumer.in_process import Outcome
+from bullpen.consumer.in_process import Outcome, TaskRaised, TaskUnreadable
 from bullpen.errors import (
     Cancel,
     InvalidOptionType,
@@ -243,27 +243,33 @@ class Attempt:
 
     def has_run_in_process(self, future: Future[Outcome]) -> None:
         """On any thread. It has really ended, also if it was interrupted: there is nothing to abandon."""
-        error = None if future.cancelled() else future.exception()
-        if error is None and not future.cancelled():
-            settlement = self._came_back(*future.result())
-        elif self.interruption is not None:
-            own = isinstance(error, Exception) and not isinstance(error, WorkerLost)
-            settlement = self._interrupted(error if own else None)
-        elif isinstance(error, WorkerLost):
-            self._log(logging.ERROR, "crashed: its process died (%s)", error)
-            settlement = crash(self.task, self._error("crash", error))
-        elif error is None or isinstance(error, PoolError | WorkerError):
-            settlement = self._lane.no_process(self, error or CancelledError())
+        error = CancelledError() if future.cancelled() else future.exception()
+        if error is None:
+            settlement = self._succeeded(*future.result())
+        elif isinstance(error, TaskUnreadable):
+            settlement = self._undecodable(_cause_of(error))
+        elif isinstance(error, TaskRaised):
+            settlement = self._raised_in_process(_cause_of(error))
         else:
-            settlement = self._raised(error)
+            settlement = self._came_to_nothing(error)
         primitives.failpoint("attempt.after")
         self._lane.settle_from_thread(self, settlement)
 
-    def _came_back(self, result: bytes | None, dropped: str, unreadable: BaseException | None) -> Settlement | None:
-        """What a process says of it: a result as it is stored, or why there is none."""
-        if unreadable is not None:
-            return self._undecodable(unreadable)
-        return self._succeeded(result, dropped)
+    def _raised_in_process(self, error: BaseException) -> Settlement | None:
+        if self.interruption is not None and not isinstance(error, Exception):
+            return self._interrupted(None)  # it is how it was told to stop
+        return self._raised(error)
+
+    def _came_to_nothing(self, error: BaseException) -> Settlement | None:
+        """It is the pool that says so: a process died, or none was there, or it could not be sent to one."""
+        if self.interruption is not None:
+            return self._interrupted(None)
+        if isinstance(error, WorkerLost):
+            self._log(logging.ERROR, "crashed: its process died (%s)", error)
+            return crash(self.task, self._error("crash", error))
+        if isinstance(error, PoolError | WorkerError | CancelledError):
+            return self._lane.no_process(self, error)
+        return self._raised(error)
 
     def deadline(self) -> datetime | None:
         timeout, now = self.task.timeout, self.task.started_at
@@ -514,6 +520,10 @@ def _has_result(member: Task | None, follows: Follows) -> bool:
     if member is None or member.status is not SUCCESS:
         return follows.anyway
     return not member.result_dropped
+
+
+def _cause_of(error: BaseException) -> BaseException:
+    return error.__cause__ or error
 
 
 def _type_of(error: BaseException) -> str:

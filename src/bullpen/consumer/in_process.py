@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from bullpen import primitives
 from bullpen.consumer.scope import WorkerScope
-from bullpen.errors import InvalidTask, NoCurrentTask
+from bullpen.errors import InvalidTask, NoCurrentTask, WorkerBroken
 from bullpen.tasks.context import CurrentTask, running
 from bullpen.tasks.registry import Registry, TaskDefinition
 from bullpen.tasks.task import Progress, Task
@@ -26,8 +26,18 @@ CLOSE_PATIENCE = 5.0  # seconds for what was opened here
 
 Place = tuple[str, str]  # the module of a function, and its name there
 
-# How a task ended: a result as it is stored, or None and why there is none; or what is wrong with what was stored.
-Outcome = tuple[bytes | None, str, BaseException | None]
+Outcome = tuple[bytes | None, str]  # a result as it is stored; or None, and why there is none
+
+
+class TaskRaised(Exception):
+    """Its `__cause__` is what the task has raised, whatever that is: also an error of a pool, if the task uses one.
+
+    So that is never taken for something about the lane's own processes.
+    """
+
+
+class TaskUnreadable(Exception):
+    """What is stored cannot be decoded; its `__cause__` says why."""
 
 
 class TaskProcess:
@@ -37,13 +47,20 @@ class TaskProcess:
         self._scopes: dict[int, _OpenScope] = {}  # by registry
 
     def run(self, place: Place, task: Task, deadline: datetime | None, tell: Callable[[Progress], object]) -> Outcome:
-        """Run a task; raises what its function raises."""
+        """Run a task. Raises `TaskRaised` from what it raises, or `TaskUnreadable`; `WorkerBroken` is for the pool."""
+        try:
+            return self._run(place, task, deadline, _Teller(tell))
+        except (TaskUnreadable, WorkerBroken):
+            raise
+        except BaseException as error:
+            raise TaskRaised from error
+
+    def _run(self, place: Place, task: Task, deadline: datetime | None, teller: _Teller) -> Outcome:
         definition = find_definition(place, task.func_path)
         try:
             args, kwargs = definition.decode(task.payload)
         except BaseException as error:
-            return None, "", error
-        teller = _Teller(tell)
+            raise TaskUnreadable from error
         with running(CurrentTask(task, deadline=deadline, report=teller, complete=_cannot_complete)):
             try:
                 value = self._call(definition, args, kwargs)
@@ -51,10 +68,9 @@ class TaskProcess:
             finally:
                 teller.flush()
         try:
-            result, dropped = definition.keep_result(value)
+            return definition.keep_result(value)
         except BaseException as error:
-            result, dropped = None, f"{type(error).__qualname__} while it was written"
-        return result, dropped, None
+            return None, f"{type(error).__qualname__} while it was written"
 
     def _call(self, definition: TaskDefinition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         registry = definition.registry

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -75,8 +75,8 @@ class LaneRunner:
         self._idle = False  # the last claim got less than it asked for
         self._misses = 0  # notifications in a row that came to nothing
         self._claims = 0
-        self._threads: Pool | None = None
-        self._processes: Pool | None = None
+        self._threads = _RenewedPool(self._new_threads)
+        self._processes = _RenewedPool(self._new_processes)
 
     # Its life.
 
@@ -114,10 +114,8 @@ class LaneRunner:
 
     def close(self) -> None:
         """After everything was settled or given up. Threads that still run are left behind."""
-        if self._threads is not None:
-            self._threads.close(grace=CLOSE_GRACE)
-        if self._processes is not None:
-            self._processes.close(grace=CLOSE_GRACE)
+        self._threads.close()
+        self._processes.close()
 
     @property
     def claims(self) -> bool:
@@ -324,45 +322,54 @@ class LaneRunner:
             self.reports.event(Kind.CONSUMER_RECOVERED, detail=len(self.abandoned))
             self._wake()
 
+    # Where functions run.
+
     def run_on_thread(self, attempt: Attempt) -> None:
-        if self._threads is None:
-            self._threads = Pool(
-                self.lane.concurrency + self.options.max_abandoned + 1,
-                thread_name_prefix=f"{self.options.name}-{self.lane.queues[0]}",
-                name=f"{self.options.name} {self.lane}",
-            )
-        started = self._threads.submit(attempt.run_on_thread)
-        started.add_done_callback(lambda future: self._has_run(attempt, future))
-
-    def run_in_process(self, attempt: Attempt) -> PoolFuture[Outcome]:
-        if self._processes is None:
-            self._processes = Pool(
-                self.lane.concurrency,
-                runtime="process",
-                worker=TaskProcess,
-                min_workers=0,
-                name=f"{self.options.name} {self.lane}",
-                log_errors=False,
-            )
-        deadline = attempt.deadline()
-        place = place_of(attempt.definition)
-        future = self._processes.submit("run", place, attempt.task, deadline, ProgressOf(attempt))
-        future.add_done_callback(attempt.has_run_in_process)
-        return future
-
-    def no_process(self, attempt: Attempt, error: BaseException) -> Settlement:
-        """On any thread: there was no process for it."""
-        self.reports.log(logging.ERROR, attempt.task, "released: no process could be started for it (%s)", error)
-        if isinstance(error, PoolFailed):
-            self._processes = None  # the next one may have more luck
-        return release(attempt.task, START_PAUSE)
+        try:
+            started = self._threads.submit(attempt.run_on_thread)
+        except Exception as error:
+            self.settle(attempt, self._released(attempt, "thread", error))
+        else:
+            started.add_done_callback(lambda future: self._has_run(attempt, future))
 
     def _has_run(self, attempt: Attempt, future: Future[None]) -> None:
         """On any thread. An attempt on a thread ends well, unless there was no thread for it."""
         error = None if future.cancelled() else future.exception()
         if error is not None and not attempt.ended:
-            self.reports.log(logging.ERROR, attempt.task, "released: no thread could be started for it (%s)", error)
-            self.settle_from_thread(attempt, release(attempt.task, START_PAUSE))
+            self.settle_from_thread(attempt, self._released(attempt, "thread", error))
+
+    def run_in_process(self, attempt: Attempt) -> PoolFuture[Outcome]:
+        place = place_of(attempt.definition)
+        future = self._processes.submit("run", place, attempt.task, attempt.deadline(), ProgressOf(attempt))
+        future.add_done_callback(attempt.has_run_in_process)
+        return future
+
+    def no_process(self, attempt: Attempt, error: BaseException) -> Settlement:
+        """On any thread: there was no process for it."""
+        return self._released(attempt, "process", error)
+
+    def _released(self, attempt: Attempt, missing: str, error: BaseException) -> Settlement:
+        """It has not run, which is no fault of its own."""
+        message = "released: no %s could be started for it (%s)"
+        self.reports.log(logging.ERROR, attempt.task, message, missing, error)
+        return release(attempt.task, START_PAUSE)
+
+    def _new_threads(self) -> Pool:
+        return Pool(
+            self.lane.concurrency + self.options.max_abandoned + 1,
+            thread_name_prefix=f"{self.options.name}-{self.lane.queues[0]}",
+            name=f"{self.options.name} {self.lane}",
+        )
+
+    def _new_processes(self) -> Pool:
+        return Pool(
+            self.lane.concurrency,
+            runtime="process",
+            worker=TaskProcess,
+            min_workers=0,
+            name=f"{self.options.name} {self.lane}",
+            log_errors=False,
+        )
 
     # Waiting.
 
@@ -432,3 +439,25 @@ class LaneRunner:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class _RenewedPool:
+    """A pool that is made when it is needed, and anew if the last one has failed: the next may have more luck."""
+
+    def __init__(self, make: Callable[[], Pool]) -> None:
+        self._make = make
+        self._pool: Pool | None = None
+
+    def submit(self, fn: Any, /, *args: Any) -> PoolFuture[Any]:
+        if self._pool is not None:
+            try:
+                return self._pool.submit(fn, *args)
+            except PoolFailed:
+                self.close()
+        self._pool = self._make()
+        return self._pool.submit(fn, *args)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close(grace=CLOSE_GRACE)
+            self._pool = None
