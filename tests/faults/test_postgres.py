@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import asyncpg
 import pytest
@@ -256,6 +256,44 @@ def _another_of(made: list[str], folder: Path) -> Path:
     certificate = folder / "another.pem"
     subprocess.run([*made[:-1], str(certificate)], check=True, capture_output=True)
     return certificate
+
+
+# Settings of a server, a database or a role.
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+async def test_whoever_has_waited_for_a_unique_key_sees_who_has_it_now(
+    postgres_url: str, schema: str, isolation: str
+) -> None:
+    store = PostgresStorage(f"{postgres_url}?default_transaction_isolation={quote(isolation)}", schema=schema)
+    await store.open()
+    other = await asyncpg.connect(postgres_url)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async with other.transaction():
+                first = await other.fetchval(f"SELECT {schema}.enqueue('f', unique_key => 'k')")
+                second = asyncio.ensure_future(store.add(new_tasks(1, 1, unique_key="k")))
+                await _locked_out(other, schema, 1)
+            assert [task.id for task in await second] == [first]
+    finally:
+        await other.close()
+        await store.close()
+
+
+async def test_a_setting_that_only_a_role_can_have_behind_a_pooler_is_named(postgres_url: str, schema: str) -> None:
+    address = f"{postgres_url}?default_transaction_isolation=serializable"
+    with pytest.raises(StorageError, match=r"ALTER ROLE … SET default_transaction_isolation = 'read committed'"):
+        await PostgresStorage(address, schema=schema, prepared=False).open()
+
+
+async def test_a_task_is_settled_where_arrays_have_no_nulls(postgres_url: str, schema: str) -> None:
+    store = PostgresStorage(f"{postgres_url}?array_nulls=off", schema=schema)
+    await store.open()
+    try:
+        await store.add(new_tasks(0, 1))
+        await claim(store, 0, *[succeed(task, b"1") for task in await claim(store, 1)])
+    finally:
+        await store.close()
 
 
 # Many at once.

@@ -191,6 +191,23 @@ async def test_a_unique_key_that_is_taken_is_respected(postgres_url: str, queue:
     assert {info.id for info in await queue.alist()} == {first.id, others[0].id}
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+async def test_a_transaction_that_does_not_see_who_has_a_key_by_now_cannot_give_it(
+    postgres_url: str, queue: TaskQueue, level: str
+) -> None:
+    greet = queue.task(name="greet")(_greet)
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        connection.execute("SELECT 1")
+        first = await greet.using(unique_key="k").aenqueue()
+        other = greet.using(connection=connection).enqueue()
+        words = f"unique keys need a transaction that is READ COMMITTED, not {level}"
+        with pytest.raises(psycopg.Error, match=words), connection.transaction():
+            greet.using(connection=connection, unique_key="k").enqueue()
+        connection.commit()
+    assert {info.id for info in await queue.alist()} == {first.id, other.id}
+
+
 def _greet() -> None: ...
 
 

@@ -24,6 +24,13 @@ LOCK_TIMEOUT = "10s"  # workers stand behind a migration that waits for a table
 
 PARTING = 1.0  # seconds that a server has to say goodbye
 
+# What statements rely on, and a server, a database or a role may have set otherwise: whoever has waited for a lock sees
+# what was committed meanwhile.
+_NEEDED = {"default_transaction_isolation": "read committed", "array_nulls": "on"}
+_UNLIKE = (
+    f"FROM (VALUES {', '.join(map(str, _NEEDED.items()))}) AS needed (name, value) WHERE current_setting(name) <> value"
+)
+
 
 class Link(ServerStorage["asyncpg.Pool[Any]"]):
     """A client of one schema of a PostgreSQL database.
@@ -69,7 +76,7 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
 
         async with told(self.name):
             pool = await asyncpg.create_pool(
-                self.url, min_size=1, max_size=self.connections, reset=_tidy, **self._manners()
+                self.url, min_size=1, max_size=self.connections, init=self._set_up, reset=_tidy, **self._manners()
             )
             try:
                 await self._bring_up_to_date(pool)
@@ -90,6 +97,15 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
         if not self.prepared:
             manners["statement_cache_size"] = 0
         return manners
+
+    async def _set_up(self, connection: Any) -> None:
+        """Each connection, once. A pooler of transactions would give the settings of one client to others."""
+        if self.prepared:
+            await connection.execute(f"SELECT set_config(name, value, false) {_UNLIKE}")
+            return
+        for name, value in await connection.fetch(f"SELECT name, value {_UNLIKE}"):
+            message = f"{name} has to be {value!r}, and cannot be set for one client behind a pooler"
+            raise StorageError(f"{message}; ALTER ROLE … SET {name} = {value!r}", storage=self.name)
 
     async def _bring_up_to_date(self, pool: asyncpg.Pool[Any]) -> None:
         async with pool.acquire() as connection:
@@ -133,6 +149,7 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
         async with told(self.name):
             connection = await asyncpg.connect(self.url, **self._manners())
             try:
+                await self._set_up(connection)
                 yield connection
             finally:
                 await connection.close()

@@ -100,12 +100,24 @@ CREATE INDEX start_at ON {schema}.start (queue, at);
 CREATE FUNCTION {schema}.now() RETURNS float8 LANGUAGE sql VOLATILE AS
     $$ SELECT extract(epoch FROM clock_timestamp())::float8 $$;
 
+-- Refuse a transaction that would not see what was committed while it waited for a lock.
+CREATE FUNCTION {schema}.check_isolation(need text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION '% need a transaction that is READ COMMITTED, not %', need,
+            upper(current_setting('transaction_isolation')) USING ERRCODE = 'invalid_transaction_state';
+    END IF;
+END $$;
+
 -- Let nobody else give or take these unique keys, until this transaction is over.
 CREATE FUNCTION {schema}.lock_keys(queues text[], keys text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     k record;
 BEGIN
-    FOR k IN SELECT DISTINCT g.queue, g.key FROM unnest(queues, keys) AS g (queue, key) ORDER BY 1, 2 LOOP
+    FOR k IN
+        SELECT DISTINCT g.queue, g.key FROM unnest(queues, keys) AS g (queue, key) WHERE g.key IS NOT NULL ORDER BY 1, 2
+    LOOP
+        PERFORM {schema}.check_isolation('unique keys');
         PERFORM pg_advisory_xact_lock(hashtextextended('{schema}.' || k.queue || ' ' || k.key, 2));
     END LOOP;
 END $$;
@@ -236,6 +248,7 @@ BEGIN
         stirred := greatest(stirred, q.stirred_at);
         IF q.limited THEN
             IF serially THEN  -- nobody else counts, until this transaction is over
+                PERFORM {schema}.check_isolation('limits');
                 PERFORM pg_advisory_xact_lock(hashtextextended('{schema}.' || q.name, 0));
             END IF;
             IF q.max_running IS NOT NULL THEN
