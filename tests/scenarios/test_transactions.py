@@ -15,10 +15,10 @@ import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine
 from sqlalchemy import text as sql
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from bullpen import AsyncWorkerPool, StorageError, TaskNotFound, TaskQueue, current_task
+from bullpen import AsyncWorkerPool, StorageError, TaskFailed, TaskNotFound, TaskQueue, current_task
 from bullpen.errors import InvalidOption, InvalidOptionType, QueueError, TaskExists
 from bullpen.storage.postgres.store import PostgresStorage
 from bullpen.tasks.task import SUCCESS
@@ -134,9 +134,31 @@ async def session_sync(url: str) -> AsyncIterator[Open]:
         engine.dispose()
 
 
+@asynccontextmanager
+async def scoped_sync(url: str) -> AsyncIterator[Open]:
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    session = scoped_session(sessionmaker(engine))
+    try:
+        yield Open(session, session.commit, session.rollback, lambda text: session.execute(sql(text)))
+    finally:
+        session.remove()
+        engine.dispose()
+
+
+@asynccontextmanager
+async def scoped_async(url: str) -> AsyncIterator[Open]:
+    engine = create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:"))
+    session = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+    try:
+        yield Open(session, session.commit, session.rollback, lambda text: session.execute(sql(text)))
+    finally:
+        await session.remove()
+        await engine.dispose()
+
+
 Opened = Callable[[str], AbstractAsyncContextManager[Open]]
-ASYNC: list[Opened] = [asyncpg_connection, asyncpg_pool, psycopg_async, sqlalchemy_async, session_async]
-SYNC: list[Opened] = [psycopg_sync, sqlalchemy_sync, session_sync]
+ASYNC: list[Opened] = [asyncpg_connection, asyncpg_pool, psycopg_async, sqlalchemy_async, session_async, scoped_async]
+SYNC: list[Opened] = [psycopg_sync, sqlalchemy_sync, session_sync, scoped_sync]
 
 
 async def done(answer: Any) -> Any:
@@ -379,6 +401,40 @@ async def test_a_connection_that_commits_by_itself_cannot_complete(postgres_url:
 
     async with AsyncWorkerPool(queue, 2):
         assert await (await work.aenqueue()).aresult(timeout=PATIENCE) == "said"
+
+
+async def test_a_connection_of_sqlalchemy_that_commits_by_itself_cannot_complete(
+    postgres_url: str, queue: TaskQueue
+) -> None:
+    @queue.task(name="sync")
+    def work() -> None:
+        engine = create_engine(postgres_url.replace(":", "+psycopg:", 1), isolation_level="AUTOCOMMIT")
+        session = scoped_session(sessionmaker(engine))
+        with engine.connect() as connection, Session(connection) as bound:
+            for one in (connection, bound, session):
+                with pytest.raises(InvalidOptionType, match="begin one first"):
+                    current_task().complete(one)
+        session.remove()
+        engine.dispose()
+        raise ValueError("nothing was done")
+
+    @queue.task(name="async")
+    async def awork(driver: str) -> None:
+        url = postgres_url.replace(":", f"+{driver}:", 1)
+        engine = create_async_engine(url, isolation_level="AUTOCOMMIT")
+        scoped = async_scoped_session(async_sessionmaker(engine), asyncio.current_task)
+        async with engine.connect() as connection, AsyncSession(engine) as session:
+            for one in (connection, session, scoped):
+                with pytest.raises(InvalidOptionType, match="begin one first"):
+                    await current_task().acomplete(one)
+        await scoped.remove()
+        await engine.dispose()
+        raise ValueError("nothing was done")
+
+    async with AsyncWorkerPool(queue, 3):
+        for job in (await work.aenqueue(), await awork.aenqueue("asyncpg"), await awork.aenqueue("psycopg")):
+            with pytest.raises(TaskFailed, match="nothing was done"):
+                await job.aresult(timeout=PATIENCE)
 
 
 async def test_nobody_waits_for_a_transaction_that_takes_long(postgres_url: str, queue: TaskQueue) -> None:

@@ -44,7 +44,7 @@ from bullpen.storage.postgres.rows import (
     to_text,
     whole_row,
 )
-from bullpen.storage.postgres.transaction import aask, ask, check_in_transaction, is_async
+from bullpen.storage.postgres.transaction import aask, acheck_in_transaction, ask, check_in_transaction, is_async
 from bullpen.tasks.task import (
     PENDING,
     RUNNING,
@@ -217,25 +217,22 @@ class PostgresStorage(Link):
         return refused
 
     def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
-        def check(refused: str) -> None:
-            if _decode_ids(refused):
-                raise LeaseLost(task=settlement.id, attempt=settlement.attempt)
-
-        check_in_transaction(connection)
         statement = f"SELECT {self.schema}.settle(CAST({{}} AS json))"
-        settled = self._in(connection, statement, settlement_json(settlement), check)
-        if not settlement.children:
-            return settled
-        if settled is not None:
-            return self._then_add(settled, connection, settlement.children)
-        self.add_in(connection, settlement.children)
+        if is_async(connection):
+            return self._asettle_in(connection, statement, settlement)
+        check_in_transaction(connection)
+        _check_settled(settlement, ask(connection, statement, settlement_json(settlement), self.schema))
+        if settlement.children:
+            self.add_in(connection, settlement.children)
         return None
 
-    async def _then_add(self, settled: Awaitable[None], connection: Any, children: Sequence[Task]) -> None:
-        await settled
-        adding = self.add_in(connection, children)
-        assert isinstance(adding, Awaitable)
-        await adding
+    async def _asettle_in(self, connection: Any, statement: str, settlement: Settlement) -> None:
+        await acheck_in_transaction(connection)
+        _check_settled(settlement, await aask(connection, statement, settlement_json(settlement), self.schema))
+        if settlement.children:
+            adding = self.add_in(connection, settlement.children)
+            assert isinstance(adding, Awaitable)
+            await adding
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         found = f"SELECT {COLUMNS} FROM {{s}}.task WHERE status = 'running' AND claim_id = $1 "
@@ -476,3 +473,8 @@ class PostgresStorage(Link):
             Limit(queue=from_text(name), **dict(zip(_LIMIT, terms, strict=True)))
             for name, *terms in await self._fetch(asked)
         ]
+
+
+def _check_settled(settlement: Settlement, refused: str) -> None:
+    if _decode_ids(refused):
+        raise LeaseLost(task=settlement.id, attempt=settlement.attempt)

@@ -17,8 +17,8 @@ from typing import Any
 from bullpen.errors import InvalidOptionType, StorageError
 
 KINDS = (
-    "a connection of asyncpg or psycopg (sync or async), or a connection or session of SQLAlchemy (sync or async), "
-    "to the database that the tasks are in"
+    "a connection of asyncpg or psycopg (sync or async), or a connection or session of SQLAlchemy (sync or async, "
+    "scoped or not), to the database that the tasks are in"
 )
 _NOT_THERE = {"3F000", "42883", "42P01"}  # no such schema, function or table
 
@@ -46,14 +46,20 @@ async def aask(connection: Any, statement: str, word: str, schema: str) -> str:
 
 def check_in_transaction(connection: Any) -> None:
     """Refuse a connection that would commit by itself what is to be committed together with other things."""
+    is_outside = next(_OUTSIDE[name] for name in _names(connection) if name in _OUTSIDE)
+    _check(connection, is_outside(connection))
+
+
+async def acheck_in_transaction(connection: Any) -> None:
     names = _names(connection)
-    if "asyncpg.Connection" in names or "asyncpg.PoolConnectionProxy" in names:
-        outside = not connection.is_in_transaction()
-    elif "psycopg.Connection" in names or "psycopg.AsyncConnection" in names:
-        outside = connection.autocommit and connection.info.transaction_status.name == "IDLE"
-    else:
-        return  # SQLAlchemy begins one
-    if outside:
+    if any(name in _OUTSIDE for name in names):
+        return check_in_transaction(connection)
+    of_sqlalchemy = connection if "sqlalchemy.AsyncConnection" in names else await connection.connection()
+    return _check(connection, await of_sqlalchemy.run_sync(_is_outside_sqlalchemy))
+
+
+def _check(connection: Any, is_outside: bool) -> None:
+    if is_outside:
         raise InvalidOptionType("connection", connection, "in a transaction: begin one first")
 
 
@@ -93,10 +99,28 @@ async def _asqlalchemy(connection: Any, statement: str, word: str) -> str:
     return str((await connection.execute(text(statement.format(":word")), {"word": word})).scalar_one())
 
 
+def _is_outside_asyncpg(connection: Any) -> bool:
+    return not connection.is_in_transaction()
+
+
+def _is_outside_psycopg(connection: Any) -> bool:
+    return bool(connection.autocommit) and connection.info.transaction_status.name == "IDLE"
+
+
+def _is_outside_sqlalchemy(connection: Any) -> bool:
+    """It begins a transaction by itself, unless its driver was told otherwise."""
+    return bool(connection.connection.dbapi_connection.autocommit)
+
+
+def _is_outside_session(session: Any) -> bool:
+    return _is_outside_sqlalchemy(session.connection())
+
+
 _SYNC: dict[str, Callable[[Any, str, str], str]] = {
     "psycopg.Connection": _psycopg,
     "sqlalchemy.Connection": _sqlalchemy,
     "sqlalchemy.Session": _sqlalchemy,
+    "sqlalchemy.scoped_session": _sqlalchemy,
 }
 _ASYNC: dict[str, Callable[[Any, str, str], Awaitable[str]]] = {
     "asyncpg.Connection": _asyncpg,
@@ -104,6 +128,16 @@ _ASYNC: dict[str, Callable[[Any, str, str], Awaitable[str]]] = {
     "psycopg.AsyncConnection": _apsycopg,
     "sqlalchemy.AsyncConnection": _asqlalchemy,
     "sqlalchemy.AsyncSession": _asqlalchemy,
+    "sqlalchemy.async_scoped_session": _asqlalchemy,
+}
+_OUTSIDE: dict[str, Callable[[Any], bool]] = {  # a transaction; those that know it without asking
+    "asyncpg.Connection": _is_outside_asyncpg,
+    "asyncpg.PoolConnectionProxy": _is_outside_asyncpg,
+    "psycopg.Connection": _is_outside_psycopg,
+    "psycopg.AsyncConnection": _is_outside_psycopg,
+    "sqlalchemy.Connection": _is_outside_sqlalchemy,
+    "sqlalchemy.Session": _is_outside_session,
+    "sqlalchemy.scoped_session": _is_outside_session,
 }
 
 
