@@ -109,6 +109,10 @@ class TestQueuesApart(OnCluster, StorageContract):
     async def test_those_that_people_cancel_are_so_in_the_order_they_are_given(self, store: Storage) -> None:
         await self.refuses(super().test_those_that_people_cancel_are_so_in_the_order_they_are_given(store))
 
+    async def test_a_schedule_is_in_one_queue_whoever_adds_it_to_another(self, store: Storage) -> None:
+        with pytest.raises(AssertionError):  # so workers look before they add one
+            await super().test_a_schedule_is_in_one_queue_whoever_adds_it_to_another(store)
+
 
 @pytest.mark.anyio
 async def test_an_address_of_the_wrong_kind_is_one_clear_line(redis_cluster_url: str, redis_url: str) -> None:

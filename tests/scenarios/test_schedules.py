@@ -23,11 +23,15 @@ from bullpen import (
     TaskStatus,
     current_task,
 )
+from bullpen.consumer import keeper, schedules
 from bullpen.storage.memory import MemoryStorage
-from bullpen.storage.schedules import declare
+from bullpen.storage.open import open_storage
+from bullpen.storage.port import Storage
+from bullpen.storage.schedules import all_schedules, declare
 from bullpen.storage.sqlite.store import SqliteStorage, storage_clock
 from bullpen.tasks.task import Task
 from bullpen.testing import ManualClock, run_until_empty, running
+from tests.stores import KINDS, new_store
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
@@ -540,8 +544,6 @@ async def test_workers_bring_the_schedules_of_their_functions() -> None:
 
 @pytest.mark.anyio
 async def test_a_declared_schedule_that_goes_missing_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bullpen.consumer import keeper, schedules
-
     monkeypatch.setattr(schedules, "LOOK_EVERY", 0.05)
     monkeypatch.setattr(keeper, "UPKEEP_EVERY", 0.02)
     queue = TaskQueue("memory://")
@@ -553,6 +555,32 @@ async def test_a_declared_schedule_that_goes_missing_comes_back(monkeypatch: pyt
         async with asyncio.timeout(30):
             while not await queue.schedules.alist():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_schedule_that_new_code_has_in_another_queue_is_not_brought_back_by_old_code(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "LOOK_EVERY", 0.0)
+
+    def code(queue_name: str) -> schedules.DeclaredSchedules:
+        queue = TaskQueue("memory://")
+        queue.task(cron="@yearly", name="job", queue=queue_name)(lambda: None)
+        return schedules.DeclaredSchedules(queue.registry, "worker")
+
+    async def deploy(store: Storage, other: Storage) -> list[Task]:
+        old, new = code("old"), code("new")
+        try:
+            await old.declare(store)
+            await new.declare(other)
+            await old.look(store)
+            return await all_schedules(store)
+        finally:
+            await store.close()
+            await other.close()
+
+    with new_store(kind, tmp_path, request) as url:
+        assert [task.queue for task in asyncio.run(deploy(open_storage(url), open_storage(url)))] == ["new"]
 
 
 @pytest.mark.anyio

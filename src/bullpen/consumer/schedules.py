@@ -49,8 +49,12 @@ class DeclaredSchedules:
         if 0.0 <= now - self._looked_at < LOOK_EVERY:
             return
         wanted = self._wanted(now)
-        if wanted:
-            await storage.add(wanted)  # those that are there stay as they are
+        there = await storage.get(
+            [task.id for task in wanted]
+        )  # maybe in another queue, if other code was started later
+        missing = [task for task, kept in zip(wanted, there, strict=True) if kept is None]
+        if missing:
+            await storage.add(missing)
         self._looked_at = now
 
     def _wanted(self, now: float) -> list[Task]:

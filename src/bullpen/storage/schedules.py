@@ -37,10 +37,11 @@ async def put(storage: Storage, task: Task) -> bool:
     """
     (there,) = await storage.get([task.id])
     is_new = there is None or there.is_final
-    if there is not None and there.queue != task.queue:
-        await _leave_queue(storage, there)
-    if there is None or there.queue != task.queue:
-        await storage.add([task])
+    kept = there
+    while kept is None or kept.queue != task.queue:  # again, if somebody else is faster
+        if kept is not None:
+            await _leave_queue(storage, kept)
+        (kept,) = await storage.add([task])
     await storage.change([task.id], through_mark(lambda kept, now: rescheduled(kept, task, now)))
     if there is not None and there.hold == "paused":
         await storage.change([task.id], through_mark(paused))

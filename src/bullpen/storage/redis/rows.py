@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from bullpen.tasks.ids import is_schedule
 from bullpen.tasks.retry import Backoff
 from bullpen.tasks.schedule import Schedule
 from bullpen.tasks.task import (
@@ -194,6 +195,7 @@ def plain_state(tasks: Sequence[Task], awaited: str | None = None) -> tuple[Any,
             or task.then is not None
             or task.unique_scope != "alive"
             or task.unique_until is not None
+            or is_schedule(task.id)
             or task.priority != priority
             or task.eta != eta
             or task.result_ttl != result_ttl

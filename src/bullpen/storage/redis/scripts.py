@@ -73,11 +73,11 @@ def _text(path: str) -> str:
 
 
 # Producers.
-ADD = _script("add", "moves", "additions", "picks", "claims", "shown", "offers")
+ADD = _script("add", "moves", "places", "additions", "picks", "claims", "shown", "offers")
 ADD_PLAIN = _script("add_plain", seldom=("moves", "picks", "claims", "shown", "offers"))
 
 # Workers.
-EXCHANGE = _script("exchange", "moves", "links", "additions", "picks", "claims", "shown")
+EXCHANGE = _script("exchange", "moves", "places", "links", "additions", "picks", "claims", "shown")
 FIND_CLAIM = _script("find_claim", "shown")
 NEXT_WORK = _script("next_work", "picks")
 OFFER = _script("offer", "picks")
@@ -89,11 +89,11 @@ WITHDRAW = _script("withdraw", "moves", "picks", "claims", "shown", "offers")
 
 # People.
 AWAIT = _script("await", "shown")
-CANCEL = _script("cancel", "moves", "links", "shown", "people")
-CHANGE = _script("change", "moves", "links")
-DELETE = _script("delete", "moves", "links")
+CANCEL = _script("cancel", "moves", "places", "links", "shown", "people")
+CHANGE = _script("change", "moves", "places", "links")
+DELETE = _script("delete", "moves", "places", "links")
 LIST = _script("list", "shown")
-RETRY = _script("retry", "moves", "links", "shown", "people")
+RETRY = _script("retry", "moves", "places", "links", "shown", "people")
 SHOW = _script("show", "shown")
 WHERE = _script("where")
 
@@ -105,5 +105,5 @@ REMOVE = _script("remove", "moves")
 LIMIT = _script("limit")
 
 # Upkeep.
-EXPIRE = _script("expire", "moves", "links", "shown", "people")
-PRUNE = _script("prune", "moves", "links")
+EXPIRE = _script("expire", "moves", "places", "links", "shown", "people")
+PRUNE = _script("prune", "moves", "places", "links")

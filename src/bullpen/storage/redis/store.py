@@ -50,6 +50,7 @@ from bullpen.storage.redis.rows import (
     words_in,
 )
 from bullpen.storage.server import ServerStorage
+from bullpen.tasks.ids import is_schedule
 from bullpen.tasks.task import (
     RUNNING,
     Progress,
@@ -93,7 +94,7 @@ class RedisStorage(ServerStorage[Link]):
         self._channel = f"{prefix}:news"
         own = f"{prefix}:news:{uuid4().hex}"  # what is said to this client alone
         self._channel_of_ends, self._channel_of_claims = f"{own}:ends", f"{own}:claims"
-        self._queue_of: dict[str, str] = {}  # of tasks that were seen here; may forget
+        self._queue_of: dict[str, str] = {}  # of tasks that were seen here; may forget, and schedules may have moved
         self._noted: set[str] = set()  # queues that are known to be in the list of all
         self._latest = ""  # the task that was added last, alone
         self._latest_is_awaited = False
@@ -193,12 +194,12 @@ class RedisStorage(ServerStorage[Link]):
         await self._say("SADD", f"{self.prefix}:queues", *queues)
         self._noted.update(queues)
 
-    async def _find_queues(self, ids: Iterable[str]) -> dict[str, str]:
-        """Where tasks are; those that are nowhere are left out."""
+    async def _find_queues(self, ids: Iterable[str], *, held: bool = False) -> dict[str, str]:
+        """Where tasks are; those that are nowhere are left out. `held`: by this worker, so that none has moved."""
         places, unknown = {}, []
         for task_id in dict.fromkeys(ids):
             queue = self._queue_of.get(task_id)
-            if queue is None:
+            if queue is None or (is_schedule(task_id) and not held):
                 unknown.append(task_id)
             else:
                 places[task_id] = queue
@@ -301,13 +302,13 @@ class RedisStorage(ServerStorage[Link]):
         moment, empty, others = answer
         if empty:  # as after the server has lost everything
             await self._note([names[number - 1] for number in empty])
-        self._remember({task.id: task.queue for task in tasks})
         kept = [new_as_kept(task, float(moment)) for task in tasks]
         if others:
             places = [place - 1 for place in others[::2]]
             there = await self._those_there(places, others[1::2], kept)
             latest = {task.id: task for task in there.values()}  # one of these may be replaced by another of them
             kept = [there.get(place) or latest.get(task.id, task) for place, task in enumerate(kept)]
+        self._remember({task.id: task.queue for task in kept})
         return kept
 
     async def _those_there(self, places: Sequence[int], ids: Sequence[bytes], kept: Sequence[Task]) -> dict[int, Task]:
@@ -319,6 +320,8 @@ class RedisStorage(ServerStorage[Link]):
         shown = await self._run_each(scripts.SHOW, list(by_queue.items()))
         for queue, words in zip(by_queue, shown, strict=True):
             found |= {task.id: task for task in self._tasks(queue, words)}
+        elsewhere = [task_id.decode() for task_id in ids if is_schedule(task_id.decode())]  # maybe
+        found |= {task.id: task for task in await self.get(elsewhere) if task is not None}
         answer = {}
         for place, task_id in zip(places, ids, strict=True):
             task = found.get(task_id.decode())
@@ -362,7 +365,7 @@ class RedisStorage(ServerStorage[Link]):
         claim_id: str = "",
     ) -> tuple[Exchange, Tasks]:
         """`leases`: what tasks must still have, to be settled; those that were, as they are then."""
-        places = await self._find_queues(one.id for one in settlements) if settlements else {}
+        places = await self._find_queues((one.id for one in settlements), held=True) if settlements else {}
         wanted = list(dict.fromkeys(queues)) if limit > 0 else []
         of_children = [child.queue for one in settlements for child in one.children]
         names = list(dict.fromkeys([*wanted, *places.values(), *of_children]))
@@ -511,7 +514,7 @@ class RedisStorage(ServerStorage[Link]):
         return Renewal(frozenset(lost), frozenset(cancelled))
 
     async def _holds_by_queue(self, holds: Sequence[Hold]) -> dict[str, list[Hold]]:
-        places = await self._find_queues(hold.id for hold in holds)
+        places = await self._find_queues((hold.id for hold in holds), held=True)
         by_queue: dict[str, list[Hold]] = {}
         for hold in holds:
             if hold.id in places:

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from bullpen.storage.port import Storage
+from bullpen.tasks.ids import schedule_id
 from bullpen.tasks.retry import Backoff
 from bullpen.tasks.schedule import Schedule
 from bullpen.tasks.task import (
@@ -54,6 +55,12 @@ async def held(store: Storage, kind: ScheduleHold, **fields: object) -> Task:
 
 
 class ScheduleTests(StoreTests):
+    async def test_a_schedule_is_in_one_queue_whoever_adds_it_to_another(self, store: Storage) -> None:
+        task = await added(store, id=schedule_id("tick"), queue="a", interval=FAR)
+        assert await store.add([replace(task, queue="b")]) == [task]
+        assert await store.get([task.id]) == [task]
+        assert set(await store.counts()) == {"a"}
+
     async def test_what_is_asked_for_is_changed(self, store: Storage) -> None:
         task = await added(store, schedule=CRON, eta=await store.now() + FAR, concurrency_key="c", headers={"a": "b"})
         other = await added(store)

@@ -14,7 +14,7 @@ local function add(queues, tasks, new_state, policy, push_limit, moment)
         task[THEN_ID], task[WAITS_FOR], task[ANYWAY], task[FOLLOWS] = new[13], new[14], new[15], new[16]
         task[MANY], task[PLACE] = new[17], new[18]
         local followed = new[19]
-        if queue.there[id] then
+        if queue.there[id] or (is_schedule(id) and find(queue.tag, id)) then
             other = id
         elseif key ~= '' then
             flush(queue)  -- the one that has it may have come a moment ago
