@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .guard import Guarded
 from .model import Contestant, Metric, Sizes, Suite, Work
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -224,24 +225,29 @@ def measure(
 
 def _run(command: str, arguments: Sequence[str]) -> dict[str, Any] | str:
     """A child's answer, or what went wrong."""
+    pipe = subprocess.PIPE
     try:
-        done = subprocess.run(
+        child = Guarded(
             [command, "-m", "benchmarks.child", *arguments],
             cwd=ROOT,
             env=_environment(),
-            capture_output=True,
+            stdout=pipe,
+            stderr=pipe,
             text=True,
             encoding="utf-8",
-            timeout=TIME_LIMIT_SECONDS,
-            check=False,
         )
-    except subprocess.TimeoutExpired:
-        return f"no answer within {TIME_LIMIT_SECONDS} s"
     except OSError as error:
         return str(error)
-    if done.returncode != 0:
-        return done.stderr.strip() or f"exit code {done.returncode}"
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    with child:
+        try:
+            output, errors = child.communicate(timeout=TIME_LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"no answer within {TIME_LIMIT_SECONDS} s"
+        finally:
+            child.end()
+    if child.returncode != 0:
+        return str(errors).strip() or f"exit code {child.returncode}"
+    answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     return answer
 
 

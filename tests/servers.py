@@ -20,6 +20,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -30,6 +31,13 @@ from typing import Any
 import pytest
 
 PATIENCE = 60.0
+
+# Nobody else has the second end: it closes when this process ends, however it does. Then the kernel kills the servers.
+_DEATH, _ALIVE = os.pipe()
+_LAUNCH = (
+    "import os, sys; from bullpen.runtimes.process.child import die_with_the_app; "
+    "os.set_inheritable(die_with_the_app(int(sys.argv[1])), True); os.execvp(sys.argv[2], sys.argv[2:])"
+)
 
 
 @pytest.fixture(scope="session")
@@ -239,7 +247,8 @@ class OwnPostgres(OwnServer):
 
 def _start(command: list[str | Path], folder: Path) -> subprocess.Popen[bytes]:
     with (folder / "log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        launch = [sys.executable, "-c", _LAUNCH, str(_DEATH), *command]
+        return subprocess.Popen(launch, stdout=log, stderr=subprocess.STDOUT, pass_fds=(_DEATH,))
 
 
 def _not_as_root() -> list[str]:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from importlib import import_module
-from pathlib import Path
+
+from benchmarks.guard import Guarded
 
 from .library import Library
 from .trace import Trace
@@ -34,9 +33,7 @@ class WorkerProcess:
         name = f"{library.__module__}:{library.__qualname__}"
         command = [sys.executable, "-m", __spec__.name, name, address, trace.path, str(processes)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True
-        )
+        self._process = Guarded(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)
 
     async def be_ready(self) -> None:
         assert self._process.stdout is not None
@@ -64,26 +61,10 @@ class WorkerProcess:
         """It, and whatever it has started. Once is enough."""
         if self._errors.closed:
             return
-        while members := _session(self._process.pid):
-            for pid in members:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            self._process.poll()
-        self._process.wait()
+        self._process.end()
         for file in (self._process.stdin, self._process.stdout, self._errors):
             assert file is not None
             file.close()
-
-
-def _session(leader: int) -> list[int]:
-    """The processes of a session that live; some of them may be in groups of their own."""
-    found = []
-    for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()):
-        with suppress(OSError, IndexError):
-            state, *fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[2]) == leader and state != "Z":
-                found.append(pid)
-    return found
 
 
 @asynccontextmanager

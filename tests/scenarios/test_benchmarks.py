@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
-from benchmarks import chart, report
+from benchmarks import chart, guard, report
+from benchmarks.guard import Guarded
 from benchmarks.measure import PAIRED, Interpreter, Results, Spread, measure
 from benchmarks.model import Contestant, Work
 from benchmarks.tasks import soak
@@ -19,6 +22,9 @@ from benchmarks.tasks.peers import ASYNCIO, BULLPEN, PLAIN, SettingsDiffer, chec
 from benchmarks.tasks.plain import Plain
 from benchmarks.tasks.settings import Sizes, new_folder
 from benchmarks.tasks.works import TASKS
+from tests.scenarios.process_support import eventually, is_alive, parent_of
+
+ROOT = Path(__file__).parents[2]
 
 TINY = Sizes(
     rounds=1,
@@ -51,6 +57,32 @@ def test_every_bar_is_about_something_that_is_measured() -> None:
         (work,) = [work for work in TASKS.works if work.name == bar.work]
         assert bar.metric in {metric.key for metric in work.metrics}
         assert work.judged is not None
+
+
+@pytest.mark.skipif(not guard.AVAILABLE, reason="Linux only")
+def test_what_a_benchmark_has_started_ends_with_it(tmp_path: Path) -> None:
+    other = f"import subprocess; subprocess.run(['sh', '-c', 'echo $$ > {tmp_path}/other; exec sleep 600'])"
+    run = f"import sys; from benchmarks.guard import Guarded; Guarded([sys.executable, '-c', {other!r}]).wait()"
+    with subprocess.Popen([sys.executable, "-c", run], cwd=ROOT) as benchmark:
+        eventually(lambda: (tmp_path / "other").exists() and (tmp_path / "other").read_text())
+        pids = [int((tmp_path / "other").read_text())]
+        while pids[-1] != benchmark.pid:
+            pids.append(parent_of(pids[-1]))
+        assert len(pids) == 4
+        benchmark.kill()
+    eventually(lambda: not any(map(is_alive, pids)))
+
+
+def test_a_guarded_program_is_used_like_any_other() -> None:
+    echo = "import sys; print(sys.stdin.read()); sys.exit(3)"
+    with Guarded([sys.executable, "-c", echo], stdin=PIPE, stdout=PIPE) as program:
+        assert program.communicate(b"there and back")[0].strip() == b"there and back"
+        program.end()
+    assert program.returncode == 3
+    with Guarded(["this program is not there"], stderr=PIPE) as missing:
+        assert b"this program is not there" in missing.communicate()[1]
+        missing.end()
+    assert missing.returncode != 0
 
 
 def test_a_run_leaves_out_the_peers_that_are_missing_and_is_reported_in_all_forms() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests.scenarios.process_support import eventually, is_alive
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,3 +143,24 @@ def test_this_suite_runs_with_those_settings(pytestconfig: pytest.Config) -> Non
     assert pytestconfig.getini("timeout_method") == "thread"
     assert float(pytestconfig.getini("timeout")) == 240
     assert pytestconfig.pluginmanager.has_plugin("tests.leaks")
+
+
+STARTS_A_SERVER = """
+import pathlib, sys, time
+from tests import servers
+server = getattr(servers, sys.argv[1])(pathlib.Path(sys.argv[2]))
+print(server._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends them there")
+@pytest.mark.parametrize("server", ["OwnRedis", "OwnPostgres"])
+def test_a_server_of_the_tests_ends_with_the_run_that_started_it(tmp_path: Path, server: str) -> None:
+    command = [sys.executable, "-c", STARTS_A_SERVER, server, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        pid = int(run.stdout.readline())
+        assert is_alive(pid)
+        run.kill()
+    eventually(lambda: not is_alive(pid))
