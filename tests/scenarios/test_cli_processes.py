@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -49,17 +50,37 @@ def test_all_work_and_all_end_with_one_signal(folder: Folder) -> None:
     assert (counts["running"], counts["success"] >= 2, counts["failed"]) == (0, True, 0)
 
 
-def test_a_process_that_dies_is_replaced_and_its_task_runs_again(folder: Folder) -> None:
-    with folder.worker("--processes", "2") as worker:
+PATIENT = """
+import asyncio, os
+from bullpen import AsyncWorkerPool
+from app import queue
+AsyncWorkerPool.__init__.__kwdefaults__["lease"] = 3600.0
+
+@queue.task
+async def linger() -> str:
+    print("lingering", os.getpid(), flush=True)
+    while not os.path.exists("enough"):
+        await asyncio.sleep(0.01)
+    return "done"
+"""
+
+
+def test_a_process_that_dies_is_replaced_and_its_task_runs_again_long_before_its_lease_ends(folder: Folder) -> None:
+    folder.write("patient.py", PATIENT)
+    with folder.worker("--processes", "2", app="patient:queue") as worker:
         pids = working(worker, 2)
-        task = folder.python("print(nap.enqueue(1.0).id)").strip()
-        (victim,) = map(int, worker.seen(r"napping (\d+)"))
+        task = folder.python("from patient import linger; print(linger.enqueue().id)").strip()
+        (victim,) = map(int, worker.seen(r"lingering (\d+)"))
+        lease_until = datetime.fromisoformat(folder.json("tasks", "show", task, "--app", "app")["task"]["lease_until"])
+        assert lease_until > datetime.now(UTC) + timedelta(minutes=50)
         os.kill(victim, signal.SIGKILL)
         worker.seen(r"worker-\d was killed by SIGKILL; another one is started in 0\.0 s")
-        worker.seen("napping", 2)
+        worker.seen("lingering", 2)
+        (folder.path / "enough").touch()
         new = [pid for pid in working(worker, 2) if pid not in pids]
         assert len(new) == 1
-        assert folder.python(f"print(queue.job({task!r}).result(timeout=60))") == "1.0\n"
+        assert folder.python(f"print(queue.job({task!r}).result(timeout=60))") == "done\n"
+        assert datetime.now(UTC) < lease_until - timedelta(minutes=30)
         assert worker.stop() == 0
 
 
