@@ -59,6 +59,7 @@ HOMES_OF_PROCESSES = {
     "pools": "tests/scenarios/test_process_pools.py",
     "scripts": "tests/scenarios/test_process_scripts.py",
     "spares": "tests/scenarios/test_process_spares.py",
+    "surroundings": "tests/scenarios/test_process_surroundings.py",
     "storm": "tests/scenarios/test_process_storm.py",
     "lanes": "tests/scenarios/test_process_lanes.py",
     "memory": "tests/scenarios/test_process_limits.py",

@@ -86,7 +86,9 @@ class PoolView:
     def do(self, fn: str, /, *args: Any, **kwargs: Any) -> Any: ...
 
     def do(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Run `fn(*args, **kwargs)` on a worker and wait for the result, at most for the `timeout`."""
+        """Run `fn(*args, **kwargs)` on a worker and wait for the result, at most for the `timeout`. A caller who is
+        interrupted meanwhile ends it, where the runtime can.
+        """
         if "asyncio" in sys.modules:
             warn_on_event_loop()
         future = self._future(fn, args, kwargs)
@@ -98,7 +100,7 @@ class PoolView:
                 self._engine.time.judge(future, timing.deadline)
             return future.result()
         except BaseException:
-            future.cancel()  # an interrupted caller does not want it any more
+            self._engine.cancel(future)  # an interrupted caller does not want it any more
             raise
         finally:
             del future  # break the cycle with the traceback

@@ -14,6 +14,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from bullpen.runtimes.process import wire
+
 MOST_FRAMES = 64  # of one traceback; what lies between its two ends is left out
 MOST_ERRORS = 16  # of one chain
 SHORTEST = 200_000  # characters of a text
@@ -46,6 +48,15 @@ def describe(error: BaseException, hide: int = 0) -> list[Entry]:
 def _pickle(error: BaseException) -> bytes | None:
     try:
         return pickle.dumps(error, 5)
+    except BaseException:
+        return _pickle_by_value(error)
+
+
+def _pickle_by_value(error: BaseException) -> bytes | None:
+    """With its class, which may have been defined interactively."""
+    cloudpickle = wire.by_value_pickler()
+    try:
+        return None if cloudpickle is None else bytes(cloudpickle.dumps(error, 5))
     except BaseException:
         return None
 

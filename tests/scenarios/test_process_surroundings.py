@@ -1,0 +1,142 @@
+"""Worker processes where the app is not a script of one's own: in a notebook, and under pytest-xdist."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.process_support import eventually, is_alive
+
+ROOT = Path(__file__).parents[2]
+
+# What a kernel of IPython does with cells: a `__main__` without a file, code compiled under names of files that are not
+# there, an event loop that runs on the main thread, and an error of a cell that does not end anything.
+KERNEL = """
+import asyncio, linecache, signal, sys, types
+
+async def run(cells):
+    for number, cell in enumerate(cells):
+        name = f"/tmp/ipykernel_{number}/1234567.py"
+        linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            exec(compile(cell, name, "exec"), main.__dict__)
+        except BaseException as error:
+            print(type(error).__name__)
+
+main = types.ModuleType("__main__")
+sys.modules["__main__"] = main
+loop = asyncio.new_event_loop()  # `run` would answer SIGINT itself
+loop.run_until_complete(run(sys.argv[1].split("# %%")))
+loop.close()
+"""
+
+NOTEBOOK = """
+import os, signal, threading, time
+from dataclasses import dataclass
+from bullpen import Pool
+factor = 3
+def times(x): return x * factor
+# %%
+pool = Pool(2, runtime="process")
+print(pool.do(times, 4), *pool.map(times, range(3)), pool.do(lambda: factor))
+# %%
+factor = 5
+def times(x): return -x * factor
+print(pool.do(times, 4))
+# %%
+@dataclass
+class Point:
+    x: int
+    def moved(self): return Point(self.x + 1)
+class Failure(Exception): pass
+def fail(): raise Failure("on purpose")
+print(pool.do(Point(1).moved) == Point(2))
+# %%
+try:
+    pool.do(fail)
+except Failure as failure:
+    print(failure)
+# %%
+def count(limit): yield from map(times, range(limit))
+print(*pool.stream(count, 3))
+# %%
+def hang(): time.sleep(600)
+threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+pool.do(hang)
+# %%
+print(pool.do(times, 1))
+# %%
+class Model:
+    def __init__(self): self.calls = 0
+    def predict(self, x):
+        self.calls += 1
+        return times(x), self.calls
+with Pool(1, worker=Model, runtime="process") as models:
+    print(models.do("predict", 1), models.do("predict", 2))
+# %%
+pool.close()
+"""
+
+
+def test_a_notebook_may_define_and_redefine_what_workers_run() -> None:
+    command = [sys.executable, "-W", "ignore::RuntimeWarning", "-c", KERNEL, NOTEBOOK]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout.splitlines() == [
+        "12 0 3 6 3",
+        "-20",
+        "True",
+        "on purpose",
+        "0 -5 -10",
+        "KeyboardInterrupt",
+        "-5",
+        "(-5, 1) (-10, 2)",
+    ], done.stderr
+
+
+TESTS = """
+import os
+from pathlib import Path
+
+import pytest
+from bullpen import Pool
+
+def note_pid():
+    Path({folder!r}, f"worker-{{os.getpid()}}").touch()
+    return os.getpid()
+
+@pytest.fixture(scope="session")
+def pool():
+    with Pool(2, runtime="process") as pool:
+        yield pool
+
+@pytest.mark.parametrize("number", range(6))
+def test_of_a_pool(pool, number):
+    assert pool.do(note_pid) != os.getpid()
+    assert pool.do(lambda: number) == number
+    assert list(pool.map(abs, range(-number, 0))) == list(range(number, 0, -1))
+
+def test_that_never_closes_its_pool():
+    assert Pool(1, runtime="process").do(note_pid)
+
+def test_that_crashes(pool):
+    assert pool.do(note_pid)
+    os._exit(1)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_workers_belong_to_the_process_of_xdist_that_started_them_and_end_with_it(tmp_path: Path) -> None:
+    (tmp_path / "test_pools.py").write_text(TESTS.format(folder=str(tmp_path)))
+    command = [sys.executable, "-m", "pytest", "-q", "-n2", "--dist=worksteal", "-p", "no:cacheprovider", "."]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "1 failed, 7 passed" in done.stdout, done.stdout
+    assert "worker 'gw" in done.stdout, "one of them has crashed"
+    workers = [int(path.name.partition("-")[2]) for path in tmp_path.glob("worker-*")]
+    assert len(workers) >= 3
+    eventually(lambda: not any(map(is_alive, workers)))
