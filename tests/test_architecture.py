@@ -57,14 +57,15 @@ LAYERS = [
     Layer("runtimes.process", f"{GROUND} core runtimes.port runtimes.process", third_party="cloudpickle"),
     Layer(
         "runtimes.program",
-        f"{GROUND} core runtimes.port runtimes.program runtimes.process.calls runtimes.process.nursery "
-        "runtimes.process.output runtimes.process.supervised runtimes.process.switchboard",
+        f"{GROUND} core runtimes.port runtimes.program runtimes.process.calls runtimes.process.items "
+        "runtimes.process.nursery runtimes.process.output runtimes.process.supervised runtimes.process.switchboard "
+        "runtimes.process.wire",
         third_party="msgspec",
     ),
     # What worker processes import: the standard library, and what they tell of an error.
     Layer("runtimes.process.arena"),
     Layer("runtimes.process.wire", "runtimes.process.arena", third_party="cloudpickle"),
-    Layer("runtimes.process.failures"),
+    Layer("runtimes.process.failures", "runtimes.process.wire"),
     Layer("runtimes.process.refusals", "errors runtimes.process.failures"),
     Layer("runtimes.process.calls", "runtimes.process.wire"),
     Layer(

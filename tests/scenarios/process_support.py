@@ -503,6 +503,11 @@ def append_positive(file: Path, number: int) -> int:
     return append(file, number)
 
 
+def append_sized(file: Path, item: Any) -> int:
+    """As `append`; of buffers, how large they are."""
+    return append(file, sum(map(len, item.parts)) if isinstance(item, Buffers) else item)
+
+
 def append_and_give(file: Path, number: int, unreadable: int) -> Any:
     """As `append`; but what one of them gives back cannot be read."""
     append(file, number)
@@ -516,3 +521,24 @@ def append_or_stop(folder: Path, number: int, stops: tuple[int, ...]) -> int:
         (folder / f"stopped-{number}").touch()
         eventually((folder / f"go-{number}").exists)
     return number
+
+
+def threads_that_listened() -> list[str]:
+    """Ask a nested pool something, on the thread of this request and on another: who has listened for the answer?"""
+    from bullpen import Pool
+    from bullpen.runtimes.process.switchboard import switchboard
+
+    lend = switchboard.lend
+    listened: list[str] = []
+
+    def ask(name: str) -> None:
+        switchboard.lend = lambda fd: listened.append(name) or lend(fd)  # type: ignore[func-returns-value,method-assign]
+        for number in range(50):
+            assert pool.do(abs, -number) == number
+
+    with Pool(1, runtime="process") as pool:
+        ask("this")
+        another = threading.Thread(target=ask, args=("another",))
+        another.start()
+        another.join()
+    return sorted(set(listened))

@@ -113,3 +113,8 @@ def test_a_future_that_is_driven_by_hand_can_be_waited_for() -> None:
         threading.Timer(0.02, future.set_result, [9]).start()
         assert future.result() == 9
         pool.resume()
+
+
+def test_nobody_listens_on_a_thread_that_may_be_interrupted_anywhere() -> None:
+    with Pool(1, capacity=2, runtime="process") as pool:
+        assert pool.do(work.threads_that_listened) == ["another"]

@@ -349,6 +349,31 @@ def test_of_a_map_that_nobody_reads_only_the_items_that_cannot_be_pickled_fail(t
     assert (stats.submitted, stats.completed, stats.failed) == (6, 3, 3)
 
 
+@pytest.mark.parametrize("read", [True, False])
+def test_items_that_cannot_be_read_by_the_worker_concern_no_other(tmp_path: Path, read: bool) -> None:
+    unreadable = work.FailsWhenRead(work.fail)
+    with Pool(1, runtime="process") as pool:
+        items = [0, unreadable, work.Buffers([bytearray(200_000)]), -1, unreadable, 5]
+        results = pool.map(work.append_sized, [tmp_path / "runs"] * 6, items, chunksize=6)
+        if read:
+            assert next(results) == 0
+            with pytest.raises(NotPicklable, match="reading it raised ValueError") as caught:
+                next(results)
+            assert not caught.value.ran
+    assert (tmp_path / "runs").read_text().split() == ["0", "200000", "-1", "5"]
+    stats = pool.stats()
+    assert (stats.submitted, stats.completed, stats.failed) == (6, 4, 2)
+
+
+def test_a_chunk_whose_function_cannot_be_read_fails_once(tmp_path: Path) -> None:
+    function = partial(work.identity, work.FailsWhenRead(work.fail))
+    with Pool(1, runtime="process") as pool:
+        results = pool.map(function, range(4), chunksize=4)
+        with pytest.raises(NotPicklable, match="reading it raised ValueError"):
+            next(results)
+        assert pool.do(pow, 2, 2) == 4
+
+
 def test_items_whose_results_cannot_be_read_have_run_and_do_not_run_again(tmp_path: Path) -> None:
     with Pool(1, runtime="process") as pool:
         results = pool.map(partial(work.append_and_give, tmp_path / "runs", unreadable=2), range(4), chunksize=4)
@@ -494,6 +519,17 @@ def test_a_module_that_cannot_be_imported_beforehand_is_named() -> None:
         error = pool.submit(pow, 2, 2).exception(PATIENCE)
         assert error is not None
         assert "No module named 'no_such_module'" in str(error.__cause__)
+
+
+def test_an_error_of_any_length_tells_why_a_module_cannot_be_imported_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wordy_module.py").write_text("raise ValueError(300_000 * 'x' + ' and so on')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with Pool(1, runtime=ProcessRuntime(preload=["wordy_module"])) as pool:
+        error = pool.submit(pow, 2, 2).exception(PATIENCE)
+        assert error is not None
+        assert "xxx and so on" in str(error.__cause__)
 
 
 def test_an_initializer_of_the_pool_runs_in_the_workers_of_a_runtime_with_options(tmp_path: Path) -> None:

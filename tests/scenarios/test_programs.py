@@ -25,6 +25,7 @@ from bullpen import (
     InvalidOptionType,
     NoSuchMethod,
     NotJson,
+    NotPicklable,
     Pool,
     PoolFailed,
     ProgramError,
@@ -332,6 +333,34 @@ def test_what_breaks_the_rules_is_a_crash(program: Callable[..., ProgramRuntime]
         assert re.search(told, str(error), re.DOTALL), error
         assert pool.do("echo", 1) == [1], "another one takes its place"
         assert pool.stats().spawned == 2
+
+
+class Picky(ProgramRuntime):
+    """One that cannot take some values."""
+
+    def value(self, value: Any) -> Any:
+        if value == "bad":
+            raise ValueError(value)
+        return value
+
+
+def test_what_cannot_be_handled_costs_nothing_of_what_comes_after_it(program: Callable[..., ProgramRuntime]) -> None:
+    body = """
+        ready(capacity=3)
+        calls = sorted((call() for _ in range(3)), key=lambda call: call["args"])
+        lines = [{"type": "item", "id": calls[2]["id"], "value": value} for value in ("good", "bad", "unread")]
+        lines += [{"type": "result", "id": call["id"], "value": call["args"][0]} for call in calls]
+        print("\\n".join(map(json.dumps, lines)), flush=True)
+        call()
+    """
+    with Pool(1, capacity=3, runtime=Picky(program(body).command)) as pool:
+        items = pool.stream("give", "stream")
+        bad, good = pool.submit("give", "bad"), pool.submit("give", "good")
+        assert good.result(PATIENCE) == "good"
+        assert isinstance(bad.exception(PATIENCE), ValueError)
+        assert next(items) == "good"
+        with pytest.raises(NotPicklable):
+            next(items)
 
 
 def test_a_program_that_says_it_is_broken_is_replaced(program: Callable[..., ProgramRuntime]) -> None:

@@ -15,7 +15,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bullpen.core.request import CANCELLED, DONE, FAILED
-from bullpen.errors import NotPicklable
 from bullpen.pool.future import PoolFuture
 from bullpen.pool.mapping import MapIterator, MapWork, take_first
 from bullpen.runtimes.port import CallsMany, Outcomes
@@ -63,11 +62,10 @@ class CallMany(CallsMany):
 class _Chunk:
     """Several items in one request."""
 
-    __slots__ = ("columns", "count", "error", "future", "values")
+    __slots__ = ("count", "error", "future", "values")
 
-    def __init__(self, columns: Columns, future: PoolFuture[Outcomes]) -> None:
-        self.columns = columns
-        self.count = len(columns[0])
+    def __init__(self, count: int, future: PoolFuture[Outcomes]) -> None:
+        self.count = count
         self.future = future
         self.values: list[Any] | None = None  # once somebody reads it: what is left to be read, the first one last
         self.error: BaseException | None = None  # what comes after that
@@ -134,7 +132,10 @@ class ChunkMap(MapWork[T]):
 
     def _send(self, columns: Columns) -> None:
         """Submit a chunk."""
-        chunk = self._chunk(columns)
+        chunk = _Chunk(len(columns[0]), self._submit(columns))
+        if chunk.count > 1:
+            self.engine.extra_submitted.add(chunk.count - 1)
+        chunk.future.add_done_callback(_Count(self.engine, chunk.count))
         while self._under_way and self._under_way[0].future.ended:
             self._under_way.popleft()
         self._under_way.append(chunk)
@@ -144,13 +145,6 @@ class ChunkMap(MapWork[T]):
             self._trial.append(chunk)
             if len(self._trial) == 2 * self.engine.max_workers:
                 self._probe(self._trial[0])
-
-    def _chunk(self, columns: Columns) -> _Chunk:
-        chunk = _Chunk(columns, self._submit(columns))
-        if chunk.count > 1:
-            self.engine.extra_submitted.add(chunk.count - 1)
-        chunk.future.add_done_callback(_Count(self.engine, chunk.count))
-        return chunk
 
     def _probe(self, chunk: _Chunk) -> None:
         """See whether items are quick, which a moment is enough for, and then try larger chunks."""
@@ -206,23 +200,12 @@ class ChunkMap(MapWork[T]):
         except BaseException as error:
             if not (chunk.future.ended or isinstance(error, Exception)):
                 raise  # the reader was interrupted, and may read on
-            if isinstance(error, NotPicklable) and not error.ran and chunk.count > 1:
-                self._send_singly(chunk)  # nothing of it has run, as its worker could not read one of them
-                return
             self.raise_from_call(error)
         self._learn_from(chunk, waited=waited)
         end = min(outcomes.errors, default=len(outcomes.values))
         chunk.error = outcomes.errors.get(end)
         chunk.values = outcomes.values[end - 1 :: -1] if end else []
         outcomes.values = []  # what was read is not kept
-
-    def _send_singly(self, chunk: _Chunk) -> None:
-        """Put chunks of one item in the place of `chunk`, which is the first."""
-        items = zip(*chunk.columns, strict=True)
-        singly = [self._chunk(tuple([value] for value in item)) for item in items]
-        if self.unread is not None:
-            self.unread.popleft()
-            self.unread.extendleft(reversed(singly))
 
     def _pass_by(self, chunk: _Chunk) -> None:
         """A chunk was read to its end: take it out, and as many items as there is room for now."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +50,19 @@ def test_what_comes_after_the_end_has_to_be_sent() -> None:
     outbox.close()
     piece = b"Z" * arena.LEAST
     assert outbox.place([piece])[1] == [piece]
+
+
+def test_pieces_of_which_one_cannot_be_had_are_all_free_again() -> None:
+    call, result = arena.new_files()
+    os.close(result)
+    outbox, inbox = arena.Outbox(call), arena.Inbox(os.dup(call))
+    description, _ = outbox.place([b"Z" * arena.LEAST] * 3)
+    places = list(struct.iter_unpack("<qq", description))
+    places[1] = (places[1][0], 1 << 62)
+    with pytest.raises(ValueError, match="mmap length"):
+        inbox.collect(struct.pack("<6q", *itertools.chain(*places)), [])
+    gc.collect()
+    outbox.freed(inbox.take_freed())
+    assert outbox._used == {}
+    outbox.close()
+    inbox.close()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import socket
+import sys
 import threading
 from typing import Any
 from unittest.mock import MagicMock
@@ -30,6 +34,33 @@ def test_only_its_own_thread_takes_a_timer_away() -> None:
     assert done.wait(PATIENCE)
     assert there == [timer]
     assert board._timers == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("free", [0, 1, 2])
+def test_it_begins_later_if_there_are_no_descriptors_now(free: int) -> None:
+    board = Switchboard()
+    done = threading.Event()
+    never: list[int] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir("/proc/self/fd"))
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(free):
+            os.close(taken.pop())
+        with pytest.raises(OSError, match="Too many open files"):
+            board.post(lambda: never.append(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
+    board.post(done.set)
+    assert done.wait(PATIENCE)
+    assert never == [], "whoever gets an error has posted nothing"
 
 
 def test_what_somebody_has_said_before_the_end_is_heard_however_large_it_is() -> None:

@@ -131,32 +131,39 @@ class Inbox:
         self._freed: deque[int] = deque()
 
     def collect(self, description: Any, inline: Sequence[Any]) -> list[Any]:
-        """The pieces that `Outbox.place` was given."""
+        """The pieces that `Outbox.place` was given. If that fails, for there is no memory, their places are free."""
         came = iter(inline)
-        places = struct.iter_unpack("<qq", description)
-        return [next(came) if offset == INLINE else self._map(offset, size) for offset, size in places]
+        places = deque(struct.iter_unpack("<qq", description))
+        pieces: list[Any] = []
+        try:
+            while places:
+                offset, size = places[0]
+                pieces.append(next(came) if offset == INLINE else self._map(offset, size))
+                places.popleft()
+        finally:
+            self._freed.extend(offset for offset, _ in places if offset != INLINE)
+        return pieces
 
     def _map(self, offset: int, size: int) -> mmap.mmap | bytearray:
         try:
             piece = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED | POPULATE, offset=offset)
         except OSError:  # each costs a descriptor, and there are no more
-            return self._copy(offset, size)
+            copied = self._copy(offset, size)
+            self._freed.append(offset)
+            return copied
         weakref.finalize(piece, self._freed.append, offset).atexit = False
         return piece
 
     def _copy(self, offset: int, size: int) -> bytearray:
-        try:
-            piece = bytearray(size)
-            with memoryview(piece) as view:
-                done = 0
-                while done < size:
-                    count = os.preadv(self._fd, [view[done:]], offset + done)
-                    if not count:
-                        raise EOFError(f"{size - done} bytes of a piece are missing")
-                    done += count
-            return piece
-        finally:
-            self._freed.append(offset)
+        piece = bytearray(size)
+        with memoryview(piece) as view:
+            done = 0
+            while done < size:
+                count = os.preadv(self._fd, [view[done:]], offset + done)
+                if not count:
+                    raise EOFError(f"{size - done} bytes of a piece are missing")
+                done += count
+        return piece
 
     def take_freed(self) -> bytes:
         """What is not used here any more, for `Outbox.freed`; once."""

@@ -153,6 +153,14 @@ class Solo:
         pass
 
 
+_here = threading.local()  # which request runs on this thread, in a worker that runs several
+
+
+def is_lane() -> bool:
+    """Whether this thread runs requests of a worker that runs several: then it may be interrupted anywhere."""
+    return hasattr(_here, "id")
+
+
 class Lanes:
     """Runs several requests at once, on threads that are started as they are needed."""
 
@@ -172,7 +180,6 @@ class Lanes:
         self._running: dict[int, int] = {}  # the threads, by request
         self._told: set[int] = set()
         self._credits: dict[int, int] = {}  # of streams; less than 0: nobody wants more
-        self._here = threading.local()
 
     def run(self, id: int, data: Any, buffers: Any) -> None:
         with self._changed:
@@ -203,7 +210,7 @@ class Lanes:
 
     @contextlib.contextmanager
     def _run(self, id: int) -> Iterator[None]:
-        self._here.id = id
+        _here.id = id
         try:
             with self._changed:
                 self._running[id] = threading.get_ident()
@@ -234,7 +241,7 @@ class Lanes:
         """Everything that comes here is begun at once."""
 
     def current(self) -> int:
-        return int(self._here.id)
+        return int(_here.id)
 
     def at_wire(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

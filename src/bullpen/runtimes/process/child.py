@@ -53,6 +53,8 @@ def run(channel: int, shared: list[int]) -> NoReturn:
         code = worker.live()
     except (EOFError, ConnectionError):
         code = 0  # the app is gone, or has let go of this worker
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # so that its last words say why it ends
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(BaseException):
@@ -130,10 +132,18 @@ class Worker:
                 return 0
 
     def next_frame(self) -> wire.Frame:
-        while not self._inbox:
-            self._inbox.extend(self._reader.read(self._channel))
-        frame = self._inbox.popleft()
-        return wire.unpack_shared(frame, self._inbox_memory) if frame[0] & wire.SHARED else frame
+        while True:
+            while not self._inbox:
+                self._inbox.extend(self._reader.read(self._channel))
+            frame = self._inbox.popleft()
+            if not frame[0] & wire.SHARED:
+                return frame
+            try:
+                return wire.unpack_shared(frame, self._inbox_memory)
+            except Exception as error:  # there is no memory, as a rule
+                if frame[0] & ~wire.SHARED != wire.CALL:
+                    raise
+                self._refuse(frame[1], error)
 
     def read_what_is_there(self) -> None:
         """Read without waiting."""
@@ -217,11 +227,7 @@ class Worker:
         try:
             fn, args, kwargs = wire.loads(data, buffers)
         except BaseException as error:
-            if self._is_ruined_by(error):
-                self.send_error(wire.BROKEN, id, error, hide=2)
-                return
-            _explain_by(error, self._main_error)
-            self.send_error(wire.REFUSED, id, error, hide=2)
+            self._refuse(id, error)
             return
         received = wire.size(data, buffers)
         del data, buffers
@@ -248,6 +254,14 @@ class Worker:
             return
         quick = time.perf_counter() - begun < wire.QUICK_SECONDS
         self.send(wire.QUICK if quick else wire.DONE, id, answer, extra)
+
+    def _refuse(self, id: int, error: BaseException) -> None:
+        """A request cannot be read."""
+        if self._is_ruined_by(error):
+            self.send_error(wire.BROKEN, id, error, hide=2)
+            return
+        _explain_by(error, self._main_error)
+        self.send_error(wire.REFUSED, id, error, hide=2)
 
     def _is_ruined_by(self, error: BaseException) -> bool:
         """Whether this worker has to be replaced: the user's code says so, or it has reached its limit of memory."""
@@ -320,10 +334,8 @@ def run_items(fn: Callable[..., Any], *columns: list[Any]) -> Outcomes:
     for args in zip(*columns, strict=True):
         try:
             done(fn(*args))
-        except RequestCancelled:
-            raise
         except BaseException as error:
-            if _says_broken(error) or (isinstance(error, MemoryError) and _has_memory_limit()):
+            if _ends_all(error):
                 raise
             errors[len(values)] = failures.describe(error, hide=1)
             done(None)
@@ -341,6 +353,20 @@ def run_sendable_items(
         values[place] = value
     errors = {places[number]: error for number, error in ran.errors.items()}
     return Outcomes(values, errors | refused, ran.seconds)
+
+
+def run_readable_items(fn: Callable[..., Any], items: list[tuple[bytes, list[Any]]]) -> Outcomes:
+    """`run_items` for those that can be read."""
+    readable: list[tuple[Any, ...]] = []
+    refused: dict[int, list[failures.Entry]] = {}
+    for place, (data, buffers) in enumerate(items):
+        try:
+            readable.append(wire.loads(data, buffers))
+        except BaseException as error:
+            if _ends_all(error):
+                raise
+            refused[place] = failures.describe(_unreadable_item(error))
+    return run_sendable_items(fn, refused, *map(list, zip(*readable, strict=True)))
 
 
 class SendItems:
@@ -441,6 +467,13 @@ def _says_broken(error: BaseException) -> bool:
     return errors is not None and isinstance(error, errors.WorkerBroken)
 
 
+def _ends_all(error: BaseException) -> bool:
+    """Whether it concerns all items of a call, and not only the one that it came from."""
+    if isinstance(error, MemoryError):
+        return _has_memory_limit()
+    return isinstance(error, RequestCancelled) or _says_broken(error)
+
+
 def _has_memory_limit() -> bool:
     """Whether its keeper has set one, which can be lifted."""
     import resource
@@ -465,6 +498,12 @@ def _dumps_result(value: Any) -> tuple[bytes, list[Any]]:
             raise
     value.keep_picklable()
     return wire.dumps(value)
+
+
+def _unreadable_item(error: BaseException) -> BaseException:
+    from bullpen.runtimes.process.refusals import unreadable
+
+    return unreadable("the call", error, ran=False)
 
 
 def _unpicklable_result(value: Any, error: BaseException) -> BaseException:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from bullpen.core.request import FAILED
-from bullpen.errors import NotPicklable
 from bullpen.runtimes.port import ProducesItems
-from bullpen.runtimes.process.failures import text_of
+from bullpen.runtimes.process.refusals import unreadable
 from bullpen.runtimes.process.switchboard import switchboard
 
 
@@ -94,8 +93,6 @@ class Items:
         return (state, value) if self._error is None else (FAILED, self._error)
 
 
-def unreadable(what: str, error: BaseException, *, ran: bool) -> NotPicklable:
-    """The error for something that came, but cannot be had."""
-    refusal = NotPicklable(what, "", f"it was pickled, but reading it raised {text_of(error, repr)}", ran=ran)
-    refusal.__cause__ = error
-    return refusal
+def raise_(error: BaseException) -> NoReturn:
+    """What reads an item that cannot be had."""
+    raise error

@@ -3,7 +3,8 @@ thread: a quick answer costs two changes of threads less.
 
 On the main thread signal handlers run, and may raise an error anywhere, also in the middle of what is done with an
 answer, which would then be lost. So that thread listens only if nothing but Python's own handler of Ctrl-C is
-installed, and puts that off meanwhile.
+installed, and puts that off meanwhile. In a worker process that runs several requests at once, their threads never
+listen: each may be told by an error, raised in it anywhere, that its own request shall end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from bullpen import primitives
 from bullpen.core.request import Request
+from bullpen.runtimes.process.calls import is_lane
 from bullpen.runtimes.process.switchboard import switchboard
 
 _signal = importlib.import_module("_signal")  # `signal` makes enumerations of numbers, which takes long
@@ -51,7 +53,7 @@ def _listen(fd: int, hear: Callable[[], bool], request: Request) -> None:
 def _undisturbed() -> Iterator[bool]:
     """Inside, no signal handler raises an error on this thread; False if that cannot be had."""
     if not primitives.on_main_thread():
-        yield True
+        yield not is_lane()
         return
     handlers = _handlers()
     if any(handler is not signal.default_int_handler for handler in handlers):

@@ -142,12 +142,12 @@ class Nursery:
                 return False
             except OSError:  # the keeper is gone, which will be heard of
                 sent = len(data)
-            for fd in fds:
-                os.close(fd)
             if sent < len(data):
                 self._orders[0] = (data[sent:], [])
             else:
                 self._orders.popleft()
+            for fd in fds:  # which are nobody's any more, whatever comes between
+                os.close(fd)
         return True
 
     def give_up_unwanted(self) -> None:
@@ -214,11 +214,13 @@ class Nursery:
         self._reap()
 
     def _let_go(self) -> None:
-        self._channel.close()
-        for fd in [self._alive, *self._pidfds, *(fd for _, fds in self._orders for fd in fds)]:
+        with self._ordering:  # who sends an order closes what went with it
+            self._channel.close()
+            orders = list(self._orders)
+            self._orders.clear()
+        for fd in [self._alive, *self._pidfds, *(fd for _, fds in orders for fd in fds)]:
             os.close(fd)
         self._pidfds = []
-        self._orders.clear()
 
     def _reap(self) -> None:
         if self._keeper.poll() is None:

@@ -36,6 +36,15 @@ def encode_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -
     return _encode_call(call, sendable, kwargs)
 
 
+def encode_each(fn: CallsMany, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Encoded:
+    """The call of a function for several items, each of which can be read on its own."""
+    items = []
+    for item in zip(*args, strict=True):
+        data, buffers, _ = _encode(item, functools.partial(_arguments, item))
+        items.append((data, [pickle.PickleBuffer(view) for view in buffers]))
+    return _encode_call(functools.partial(child.run_readable_items, _elsewhere(fn.fn)), (items,), kwargs)
+
+
 def _encode_call(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Encoded:
     def named() -> Iterator[tuple[str, Any]]:
         yield "the function", call

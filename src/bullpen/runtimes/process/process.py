@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import socket
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from bullpen import primitives
 from bullpen.core.request import DONE, FAILED, Request
@@ -16,10 +16,11 @@ from bullpen.errors import MissingMainGuard, NotPicklable, RemoteError, WorkerOu
 from bullpen.runtimes.port import CallsMany, Listener, Outcomes, ProducesItems, WorkerEvents
 from bullpen.runtimes.process import arena, child, failures, nursery, wire
 from bullpen.runtimes.process.calls import RequestCancelled
-from bullpen.runtimes.process.items import unreadable
+from bullpen.runtimes.process.items import raise_
 from bullpen.runtimes.process.listening import listen
 from bullpen.runtimes.process.output import Output
-from bullpen.runtimes.process.pickling import Encoded, encode_call, encode_setup, is_of_main, main_module
+from bullpen.runtimes.process.pickling import Encoded, encode_call, encode_each, encode_setup, is_of_main, main_module
+from bullpen.runtimes.process.refusals import unreadable
 from bullpen.runtimes.process.supervised import Supervised, pipe_from_it
 from bullpen.runtimes.process.switchboard import Channel, switchboard
 
@@ -40,6 +41,7 @@ class Process(Supervised):
 
     __slots__ = (
         "_channel",
+        "_each",
         "_has_main",
         "_hearing",
         "_inbox",
@@ -59,6 +61,7 @@ class Process(Supervised):
         self._runtime = runtime
         self._memory_limit = runtime.memory_limit
         self._sent = 0  # the number of the last request that was sent, and not only noted
+        self._each: set[int] = set()  # calls for several items that were sent once more
         self._recalls = 0  # that were not answered yet: meanwhile it is given nothing ahead
         self._nudged_early = False  # the socket had no room yet for what it was to look at
         self._streak = 0  # how many of the last answers were quick
@@ -186,16 +189,11 @@ class Process(Supervised):
             if kind in ANSWERS and number in self._requests:
                 self.finished(number, FAILED, unreadable("the result", error, ran=True))
             elif kind == wire.ITEM and number in self._streams:
-                self._streams[number].came(functools.partial(_raise, error))
+                self._streams[number].came(functools.partial(raise_, error))
             else:
                 logger.exception("what worker %s has said could not be handled", self._worker.name)
                 if kind in (wire.READY, wire.NOT_BEGUN, wire.BROKEN):
                     self._cannot_go_on(error)
-
-    def _cannot_go_on(self, error: BaseException) -> None:
-        if not self._over:
-            self._failure = self._failure or error
-            self.kill()
 
     def _handle(self, kind: int, number: int, data: Any, buffers: tuple[Any, ...]) -> None:
         if kind & wire.SHARED:
@@ -217,12 +215,7 @@ class Process(Supervised):
         elif kind == wire.FAILED:
             self.finished(number, FAILED, _error(data))
         elif kind == wire.REFUSED:
-            problem = _error(data)
-            if isinstance(problem.__cause__, MissingMainGuard):  # the function is missing because of that
-                problem = problem.__cause__
-            elif not isinstance(problem, NotPicklable):
-                problem = unreadable("the call", problem, ran=False)
-            self.finished(number, FAILED, problem)
+            self._refused(number, _error(data))
         elif kind == wire.ITEM:
             stream = self._streams.get(number)
             if stream is not None:
@@ -235,6 +228,33 @@ class Process(Supervised):
             self._take_back(wire.loads(data, ()))
         elif kind == wire.BROKEN:
             self._broke(number, self._exceeded(_error(data)))
+
+    def _refused(self, number: int, problem: BaseException) -> None:
+        """It could not read a call, or not send its result."""
+        if isinstance(problem.__cause__, MissingMainGuard):  # the function is missing because of that
+            problem = problem.__cause__
+        elif not isinstance(problem, NotPicklable):
+            if self._send_each(number):
+                return
+            problem = unreadable("the call", problem, ran=False)
+        self.finished(number, FAILED, problem)
+
+    def _send_each(self, number: int) -> bool:
+        """If that was a call for several items, none of which has run, send them once more, so that each is read on its
+        own. False if it was not, or nobody wants it any more.
+        """
+        request = self._requests.get(number)
+        if request is None or number in self._told or number in self._each:
+            return False
+        fn, args, kwargs = request.fn, request.args, request.kwargs
+        if not isinstance(fn, CallsMany) or request.ended or len(args[0]) == 1:
+            return False
+        self._each = {number, *self._each.intersection(self._requests)}
+        try:
+            self._call(number, encode_each(fn, args, kwargs))
+        except NotPicklable:
+            return False
+        return True
 
     def _exceeded(self, error: BaseException) -> BaseException:
         """What is said of it if it had not enough memory."""
@@ -355,10 +375,6 @@ class Process(Supervised):
 def _outcomes(sent: child.Outcomes, size: int) -> Outcomes:
     errors = {place: failures.rebuild(entries, RemoteError) for place, entries in sent.errors.items()}
     return Outcomes(sent.values, errors, sent.seconds, sent.size + size)
-
-
-def _raise(error: BaseException) -> NoReturn:
-    raise error
 
 
 def _error(data: Any) -> BaseException:

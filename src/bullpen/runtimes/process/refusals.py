@@ -35,6 +35,13 @@ def not_picklable(what: str, value: Any, error: BaseException, dumps: Dumps, *, 
     return NotPicklable(what, path, reason, ran=ran)
 
 
+def unreadable(what: str, error: BaseException, *, ran: bool) -> NotPicklable:
+    """The error for something that came, but cannot be had."""
+    refusal = NotPicklable(what, "", f"it was pickled, but reading it raised {failures.text_of(error, repr)}", ran=ran)
+    refusal.__cause__ = error
+    return refusal
+
+
 def can_be(dumps: Dumps, value: Any) -> bool:
     """Whether `dumps` succeeds."""
     try:

@@ -234,7 +234,7 @@ class Supervised:
                 fn = request.fn
                 encoded = self._encode(request)
             except BaseException as error:
-                request = self._events.finished(self._worker, request, FAILED, error)
+                request = self._report(request, FAILED, error)
                 if isinstance(error, KeyboardInterrupt) and primitives.on_main_thread():
                     self._run(request)
                     raise
@@ -243,15 +243,13 @@ class Supervised:
             producer = fn if isinstance(fn, ProducesItems) else request.function
             with self._lock:
                 unwanted = request in self._early
-                if unwanted:
-                    self._early.discard(request)
-                else:
+                if not unwanted:
                     self._requests[number] = request
                     self._ids[request] = number
                     if isinstance(producer, ProducesItems):
                         self._streams[number] = Items(self, number, producer)
             if unwanted:
-                request = self._events.finished(self._worker, request, FAILED, RequestCancelled())
+                request = self._report(request, FAILED, RequestCancelled())
                 continue
             self._call(number, encoded)
             if number in self._streams:
@@ -277,10 +275,17 @@ class Supervised:
             switchboard.never_mind(insisting)
         if self._max_rss is not None:
             self._look_at_memory(self._max_rss)
-        following = self._events.finished(self._worker, request, state, value)
+        following = self._report(request, state, value)
         self._kill_if_broken()
         if following is not None and following not in self._ids:  # else it was given before
             self._run(following)
+
+    def _report(self, request: Request, state: Any, value: Any) -> Request | None:
+        """Tell the pool how a request has ended; what follows it."""
+        following = self._events.finished(self._worker, request, state, value)
+        with self._lock:
+            self._early.discard(request)  # somebody may have cancelled it at the last moment
+        return following
 
     def _look_at_memory(self, limit: int) -> None:
         """Have it replaced if it has taken more than it should."""
@@ -306,6 +311,12 @@ class Supervised:
         self._broken_by.add(number)
         self._take_no_more()
         self._kill_if_broken()
+
+    def _cannot_go_on(self, error: BaseException) -> None:
+        """What it has said, or this side of it, makes no sense any more."""
+        if not self._over:
+            self._failure = self._failure or error
+            self.kill()
 
     def _kill_if_broken(self) -> None:
         if self._failure is not None and self._broken_by.issuperset(self._requests):
@@ -373,22 +384,19 @@ class Supervised:
             self._nursery.give_up_unwanted()
 
     def _signal(self, number: int) -> None:
-        try:
+        with self._lock, contextlib.suppress(OSError):  # it may have ended just now
+            if self._over:
+                return
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, number)
             else:
                 os.kill(self._pid, number)
-        except OSError:  # it has just ended
-            pass
 
     def _signal_group(self, number: int) -> None:
         """Signal the worker and what it has started. Once it is dead its keeper sees to the rest of its group."""
-        if self._pidfd is not None and select.select([self._pidfd], [], [], 0)[0]:
-            return
-        try:
-            os.killpg(self._pid, number)
-        except OSError:
-            pass
+        with self._lock, contextlib.suppress(OSError):
+            if not self._over and not (self._pidfd is not None and _has_ended(self._pidfd)):
+                os.killpg(self._pid, number)
 
     # The end.
 
@@ -396,7 +404,8 @@ class Supervised:
         """Its keeper says that it has ended."""
         if self._over:
             return
-        self._over = True
+        with self._lock:  # nobody is about to send it a signal
+            self._over = True
         self._take_no_more()
         self._hear_the_rest()
         self._close()
@@ -420,6 +429,7 @@ class Supervised:
                 insisting = [timer for timer in self._told.values() if timer is not None]
                 self._told.clear()
                 self._ids.clear()
+                self._early.clear()
             for timer in insisting:
                 switchboard.never_mind(timer)
             self._requests.clear()
@@ -454,6 +464,12 @@ def pipe_from_it(opened: contextlib.ExitStack, its_own: list[int]) -> int:
     opened.callback(os.close, ours)
     its_own.append(its)
     return ours
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def resident_bytes(pid: int) -> int:

@@ -58,7 +58,11 @@ class Switchboard:
             return
         with self._lock:
             if self._selector is None:
-                self._begin()
+                try:
+                    self._begin()
+                except BaseException:
+                    self._posted.remove(action)
+                    raise
             elif not self._woken:
                 self._woken = True
                 os.write(self._wake, b"x")
@@ -111,8 +115,14 @@ class Switchboard:
         self._selector.modify(fd, events, heard if written is None else (heard, written))
 
     def _begin(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        woken, self._wake = os.pipe()
+        woken, wake = os.pipe()
+        try:
+            self._selector = selectors.DefaultSelector()
+        except BaseException:
+            os.close(woken)
+            os.close(wake)
+            raise
+        self._wake = wake
         os.set_blocking(woken, False)
         self._woken = True  # it looks at what was posted before it waits
         try:

@@ -161,9 +161,17 @@ class Reader:
         return self._parse(self._used + count)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The same for what was read elsewhere: a few small frames."""
+        """The same for what was read elsewhere, `JOIN_BELOW` bytes at most."""
+        frames: list[Frame] = []
+        if self._body is not None:
+            taken = self._body.fill(memoryview(data))
+            if not self._body.complete:
+                return []
+            frames.append(self._body.frame())
+            self._body = None
+            data = data[taken:]
         self._view[self._used : self._used + len(data)] = data
-        return self._parse(self._used + len(data))
+        return frames + self._parse(self._used + len(data))
 
     def _parse(self, end: int) -> list[Frame]:
         frames: list[Frame] = []

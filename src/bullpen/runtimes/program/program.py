@@ -17,8 +17,9 @@ from bullpen.core.request import DONE, FAILED, Request
 from bullpen.core.worker import Worker
 from bullpen.errors import InvalidOption, NoSuchMethod
 from bullpen.runtimes.port import ProducesItems, WorkerEvents
-from bullpen.runtimes.process import nursery
+from bullpen.runtimes.process import nursery, wire
 from bullpen.runtimes.process.calls import RequestCancelled
+from bullpen.runtimes.process.items import raise_
 from bullpen.runtimes.process.output import Output
 from bullpen.runtimes.process.supervised import TERM_GRACE, Supervised, pipe_from_it
 from bullpen.runtimes.process.switchboard import Timer, switchboard
@@ -215,7 +216,21 @@ class Program(Supervised):
                 shown = line[:SHOWN].decode(errors="backslashreplace")
                 self._misbehaved(f"it wrote a line that is no message ({error}): {shown}")
                 return
+            self._take(said)
+
+    def _take(self, said: messages.Said) -> None:
+        """Handle one thing that it has said. Never fails: what comes after it concerns others."""
+        try:
             self._handle(said)
+        except BaseException as error:
+            if isinstance(said, messages.Result | messages.Error) and said.id in self._requests:
+                self.finished(said.id, FAILED, error)
+            elif isinstance(said, messages.Item) and said.id in self._streams:
+                self._streams[said.id].came(functools.partial(raise_, error))
+            elif isinstance(said, messages.Ready):
+                self._cannot_go_on(error)
+            else:
+                logger.exception("what worker %s has said could not be handled", self._worker.name)
 
     def _handle(self, said: messages.Said) -> None:
         match said:
@@ -353,7 +368,7 @@ class Input:
         os.set_blocking(fd, False)
         self._fd = fd
         self._lock = primitives.backlog_lock()
-        self._out = b""  # what the pipe has no room for
+        self._out: list[Any] = []  # what the pipe has no room for
         self._allowed: dict[int, int] = {}  # how many items, by stream: told when there is room again
         self._ends = False  # it is closed when all is written
 
@@ -361,7 +376,7 @@ class Input:
         """Write this, or as much as there is room for; the rest follows by itself. Never waits, never fails."""
         with self._lock:
             waits = bool(self._out)
-            self._out += data
+            self._out.append(data)
             if waits or self._fd < 0:
                 return
             self._push()
@@ -380,11 +395,11 @@ class Input:
 
     def _push(self) -> None:
         try:
-            self._out = self._out[os.write(self._fd, self._out) :]
+            self._out = wire.without(self._out, os.writev(self._fd, self._out[: wire.MOST_BUFFERS]))
         except BlockingIOError:
             pass
         except OSError:  # it is gone, which will be heard of
-            self._out = b""
+            self._out = []
 
     def _want_room(self) -> None:
         if self._fd >= 0:
@@ -395,7 +410,7 @@ class Input:
             self._push()
             if not self._out and self._allowed:
                 allowed, self._allowed = self._allowed, {}
-                self._out = b"".join(messages.write("more", id=id, count=count) for id, count in allowed.items())
+                self._out = [messages.write("more", id=id, count=count) for id, count in allowed.items()]
             if not self._out:
                 switchboard.forget(self._fd)
                 if self._ends:
