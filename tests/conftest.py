@@ -8,6 +8,7 @@ import sys
 from collections.abc import Generator
 
 import pytest
+import uvloop
 from hypothesis import settings
 
 from bullpen.runtimes.process import nursery
@@ -20,6 +21,8 @@ pytest.register_assert_rewrite("bullpen.testing.contracts", "bullpen.testing.sto
 # The tests start Python thousands of times: where nothing keeps what is compiled, that alone is a third of their time.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+uvloop.new_event_loop().close()  # the first one opens descriptors that stay open
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so does a shell that starts the tests in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

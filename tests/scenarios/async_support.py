@@ -10,8 +10,6 @@ import uvloop
 
 from bullpen import AsyncPool
 
-uvloop.new_event_loop().close()  # the first one opens descriptors that stay open
-
 T = TypeVar("T")
 
 PATIENCE = 60.0
