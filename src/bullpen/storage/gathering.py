@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
+from bullpen.errors import StorageBusy, StorageUnavailable
 from bullpen.tasks.task import Task
 
 MOST = 1000  # tasks in one batch; a single caller may have more
@@ -52,7 +53,7 @@ class Gathering:
             try:
                 kept = await self._add([task for tasks, _ in callers for task in tasks])
             except BaseException as error:
-                if len(callers) == 1 or not isinstance(error, Exception):
+                if len(callers) == 1 or not _may_be_due_to_one(error):
                     _fail(callers, error)
                 else:
                     await self._add_each(callers)
@@ -74,12 +75,17 @@ class Gathering:
         return callers
 
     async def _add_each(self, callers: Sequence[Caller]) -> None:
-        """One of them is to blame, maybe: adding again is safe, for an id that is there stays as it is."""
+        """Adding again is safe, for an id that is there stays as it is."""
         for caller in callers:
             try:
                 _answer(caller[1], await self._add(caller[0]))
             except Exception as error:
                 _fail([caller], error)
+
+
+def _may_be_due_to_one(error: BaseException) -> bool:
+    """Whether others may succeed without one of them. A server that is away would let each wait in turn."""
+    return isinstance(error, Exception) and not isinstance(error, StorageUnavailable | StorageBusy)
 
 
 def _answer(answer: asyncio.Future[Sequence[Task]], kept: Sequence[Task]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from bullpen.errors import StorageBusy, StorageError, StorageUnavailable
 from bullpen.storage import gathering
 from bullpen.storage.gathering import Gathering
 from bullpen.tasks.task import Task
@@ -19,15 +20,18 @@ def task(name: str) -> Task:
 
 
 class Server:
-    """Answers when it is told to; refuses a batch with a task called "bad"."""
+    """Answers when it is told to; refuses a batch with a task called "bad", and any other while it is `away`."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.go_on = asyncio.Event()
+        self.away: Exception | None = None
 
     async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
         self.batches.append([one.id for one in tasks])
         await self.go_on.wait()
+        if self.away is not None:
+            raise self.away
         if any(one.id == "bad" for one in tasks):
             raise ValueError("bad")
         return list(tasks)
@@ -65,6 +69,19 @@ async def test_what_is_wrong_with_one_is_that_ones_alone() -> None:
     assert [one.id for one in await good[0]] == ["b"]
     assert await first[0]
     assert server.batches == [["a"], ["bad", "b"], ["bad"], ["b"]]
+
+
+@pytest.mark.parametrize("kind", [StorageUnavailable, StorageBusy])
+async def test_a_server_that_is_away_is_waited_for_once_not_by_each(kind: type[StorageError]) -> None:
+    server = Server()
+    gathered = Gathering(server.add)
+    callers = [*await begin(gathered, "a"), *await begin(gathered, "b", "c", "d")]
+    server.away = kind("no answer", storage="s")
+    server.go_on.set()
+    for caller in callers:
+        with pytest.raises(kind):
+            await caller
+    assert server.batches == [["a"], ["b", "c", "d"]]
 
 
 async def test_who_gives_up_before_it_was_its_turn_adds_nothing() -> None:
