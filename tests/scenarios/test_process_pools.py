@@ -7,8 +7,8 @@ import itertools
 import os
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, as_completed, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -239,6 +239,70 @@ def test_a_callback_that_finds_no_room_is_refused_instead_of_waiting_forever(tmp
         (tmp_path / "go").touch()
         assert over.wait(PATIENCE)
         assert len(refused) == 1
+
+
+def in_a_callback(call: Callable[[], T], go: Path) -> T | BaseException:
+    """What becomes of a call that is made where results arrive."""
+    outcome: list[T | BaseException] = []
+    over = threading.Event()
+
+    def note(_: object) -> None:
+        try:
+            outcome.append(call())
+        except BaseException as error:
+            outcome.append(error)
+        over.set()
+
+    with Pool(1, runtime="process") as pool:
+        pool.submit(work.wait_for, go).add_done_callback(note)
+        go.touch()
+        assert over.wait(PATIENCE)
+    return outcome[0]
+
+
+def make_ready(timeout: float | None) -> bool:
+    with Pool(1, runtime="process", min_workers=1) as pool:
+        assert not pool.wait_ready(0)
+        return pool.wait_ready(timeout)
+
+
+WAITS: dict[str, Callable[[Pool], object]] = {
+    "result": lambda pool: pool.submit(pow, 2, 3).result(PATIENCE),
+    "exception": lambda pool: pool.submit(pow, 2, 3).exception(PATIENCE),
+    "do": lambda pool: pool.using(timeout=PATIENCE).do(pow, 2, 3),
+    "map": lambda pool: list(pool.map(pow, [2], [3])),
+    "stream": lambda pool: list(pool.stream(range, 3)),
+    "wait": lambda pool: wait([pool.submit(pow, 2, 3)]),
+    "as_completed": lambda pool: list(as_completed([pool.submit(pow, 2, 3)])),
+    "wait_ready": lambda _: make_ready(None),
+    "wait_ready within a time": lambda _: make_ready(PATIENCE),
+}
+
+
+@pytest.mark.parametrize("way", WAITS)
+def test_whoever_would_wait_in_a_callback_is_told_so_instead(way: str, tmp_path: Path) -> None:
+    with Pool(1, runtime="process") as pool, Pool(1, runtime="process") as other:
+        assert (other.do(pow, 2, 2), pool.do(pow, 2, 2)) == (4, 4)
+        assert isinstance(in_a_callback(lambda: WAITS[way](pool), tmp_path / "go"), NestedWait)
+        assert (other.do(pow, 2, 3), pool.do(pow, 2, 3)) == (8, 8)
+
+
+def test_a_callback_may_look_without_waiting(tmp_path: Path) -> None:
+    with Pool(1, runtime="process") as pool:
+        assert isinstance(in_a_callback(lambda: pool.submit(pow, 2, 3).result(0), tmp_path / "go"), TimeoutError)
+        ended = pool.submit(pow, 2, 3)
+        ended.result()
+        assert in_a_callback(lambda: wait([ended]).done, tmp_path / "go2") == {ended}
+
+
+def test_a_map_that_is_made_in_a_callback_says_so_if_there_is_no_room_for_an_item(tmp_path: Path) -> None:
+    with Pool(1, runtime="process", max_queue=1) as pool:
+        pool.do(pow, 2, 2)
+        made = in_a_callback(lambda: pool.map(abs, range(-9, 0)), tmp_path / "go")
+        assert isinstance(made, Iterator)
+        assert list(itertools.islice(made, 2)) == [9, 8]
+        with pytest.raises(PoolSaturated):
+            next(made)
 
 
 def test_a_callback_may_close_the_pool() -> None:

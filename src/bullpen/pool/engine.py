@@ -26,6 +26,7 @@ from bullpen.core.worker import STOPPING, Worker
 from bullpen.errors import (
     BullpenError,
     DeadlineExceeded,
+    NestedWait,
     PoolClosed,
     PoolFailed,
     PoolSaturated,
@@ -160,6 +161,15 @@ class Engine:
     def check_open(self) -> None:
         if self.state not in OPEN:
             raise self.not_open()
+
+    def check_may_wait(self, timeout: float | None = None) -> None:
+        """Raise if what arrives from this pool arrives on this very thread; to look without waiting is allowed."""
+        if (timeout is None or timeout > 0) and self.reports_here():
+            raise NestedWait(
+                f"a callback waits for pool {self.name!r}, from which nothing arrives before the callback has "
+                "returned; wait on another thread",
+                pool=self.name,
+            )
 
     def fail(self, error: BaseException) -> bool:
         """No worker could start, and none ever did: the pool has failed. Called with the lock held; False if one

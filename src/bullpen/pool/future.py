@@ -18,7 +18,6 @@ from bullpen import primitives
 from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import CANCELLED, DONE, FAILED, QUEUED, RUNNING, Audience, Request
 from bullpen.core.terms import Terms
-from bullpen.errors import NestedWait
 from bullpen.runtimes.port import current_worker
 
 if TYPE_CHECKING:
@@ -105,13 +104,10 @@ class PoolFuture(Request, Future[T]):
         """Wait until it has ended; False when `timeout` seconds passed first."""
         if self.ended:
             return True
+        self.engine.check_may_wait(timeout)
         worker = current_worker()
         if worker is not None:
             return self.engine.nested.wait(worker, self, timeout)
-        if timeout is None and self.engine.reports_here():
-            name = self.engine.name
-            message = f"a callback of pool {name!r} waits for a result that only arrives when the callback has returned"
-            raise NestedWait(message, pool=name)
         return self.wait_at_gate(timeout)
 
     def wait_until(self, deadline: float) -> bool:
@@ -223,6 +219,8 @@ class PoolFuture(Request, Future[T]):
 
         @property
         def _waiters(self) -> list[Any]:
+            if not self.ended:  # `wait` and `as_completed` come here when they are about to wait
+                self.engine.check_may_wait()
             with self.lock:
                 return self._has_audience().watchers
 

@@ -102,10 +102,13 @@ class Startup:
         """Wait until `min_workers` workers have started; False when `timeout` seconds passed first."""
         gate = primitives.gate()
         gate.acquire()
-        if not self.line_up(gate) or self._engine.clock.wait(gate, timeout):
+        if not self.line_up(gate):
             return True
-        self.leave_line(gate)
-        return False
+        try:
+            self._engine.check_may_wait(timeout)
+            return self._engine.clock.wait(gate, timeout)
+        finally:
+            self.leave_line(gate)
 
     def line_up(self, gate: primitives.Lock) -> bool:
         """Have `gate` opened once `min_workers` workers have started, or cannot; False if that is so already."""

@@ -233,6 +233,7 @@ class StreamWork(Generic[T]):
                     self._reader_gate = None
 
     def _wait(self, gate: primitives.Lock) -> None:
+        self.engine.check_may_wait()
         worker = current_worker()
         if worker is None:
             self.engine.clock.wait(gate, None)

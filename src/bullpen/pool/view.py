@@ -202,7 +202,7 @@ class PoolView:
 
         def submit(args: tuple[Any, ...]) -> PoolFuture[T]:
             future: PoolFuture[T] = self._future(fn, args, {}, context)
-            self._submit(future, self._limits, patient=True)
+            self._admit_item(future)
             return future
 
         return submit
@@ -213,10 +213,15 @@ class PoolView:
 
         def submit(columns: Columns) -> PoolFuture[Outcomes]:
             future: PoolFuture[Outcomes] = PoolFuture(self._engine, call, columns, {})
-            self._submit(future, self._limits, patient=True)
+            self._admit_item(future)
             return future
 
         return submit
+
+    def _admit_item(self, future: PoolFuture[Any]) -> None:
+        """Submit what is of a map, which waits for room; in a callback, where nobody can wait, it is refused."""
+        if not self._submit(future, self._limits, patient=True):
+            raise self._engine.saturated_error()
 
     def _future(
         self,
