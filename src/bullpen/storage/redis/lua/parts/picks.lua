@@ -37,7 +37,7 @@ end
 local function peek(line, priority, most, moment)
     if line.at > #line.page then
         if line.over then return false end
-        local size = math.min(PAGE, most + 10)
+        local size = line.offset == 0 and math.min(PAGE, most) or PAGE  -- mostly all that are read may start
         line.page, line.etas = {}, {}
         local found = redis.call('ZRANGEBYSCORE', line.name .. priority, '-inf', moment, 'WITHSCORES',
             'LIMIT', line.offset, size)
