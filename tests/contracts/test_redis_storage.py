@@ -6,12 +6,15 @@ import asyncio
 import secrets
 import time
 from collections.abc import Coroutine, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
+from bullpen.errors import StorageError
 from bullpen.storage.port import Handed, HandsOver, Storage
+from bullpen.storage.redis import link, wire
 from bullpen.storage.redis.store import RedisStorage
 from bullpen.tasks.task import PENDING, RUNNING, succeed
 from bullpen.testing import StorageContract
@@ -70,6 +73,27 @@ class TestRedisStorage(StorageContract):
         task = await claimed_one(store)
         async with waits(store.wait_for_result(task.id, 0, FAR)), waits(store.wait_for_result(passed_over.id, 0, FAR)):
             await settle(store, succeed(task, b"1"), succeed(passed_over, b"1"))
+
+    @pytest.mark.parametrize(
+        ("module", "name", "value"),
+        [(wire, "_hiredis", None), (link, "_pack_command", None), (wire, "HEALTH_CHECK", -1.0)],
+        ids=["no parser", "no packer", "long idle"],
+    )
+    async def test_other_ways_to_a_server_do_the_same(
+        self, store: Storage, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, value: object
+    ) -> None:
+        monkeypatch.setattr(module, name, value)
+        other = self.make_storage()
+        try:
+            task = await claimed_one(other, payload="é".encode())
+            async with waits(other.wait_for_result(task.id, 0, FAR)) as waiting:
+                await settle(other, succeed(task, b"1"))
+            assert [waiting.result()] == await other.get([task.id]) == await store.get([task.id])
+            with pytest.raises(StorageError, match="unknown command"):
+                await other._say("NO_SUCH_COMMAND")
+            assert await other.now() == pytest.approx(await store.now(), abs=60.0)
+        finally:
+            await other.close()
 
     # Tasks that are handed to those who wait.
 

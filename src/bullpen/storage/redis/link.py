@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from bullpen.errors import InvalidOption
 from bullpen.storage.ear import Hear
+from bullpen.storage.redis.wire import HEALTH_CHECK, PlainWire, Wire, wire_of
 
 _pack_command: Callable[[tuple[Any, ...]], bytes] | None
 try:
@@ -25,7 +26,6 @@ except ImportError:  # it comes with the extra, but redis-py does without it too
 NEWS = b"\0"  # between a notification and what comes with it
 _PATIENCE = 5.0  # seconds that an answer may take, unless the address says another `socket_timeout`
 _CLUSTER_SINCE = 6  # of redis-py
-_HEALTH_CHECK = 30  # seconds that a connection may be idle before it is asked whether it still works
 
 
 class Link:
@@ -89,29 +89,42 @@ class LoopLink(Link):
         self._client: Any = _client_of(Redis, Retry, url, socket_timeout=None)
 
     async def close(self) -> None:
-        for connection in self._idle:
-            await connection.disconnect()
+        for wire in self._idle:
+            await wire.close()
         self._idle.clear()
         await self._client.aclose()
 
     async def say(self, *words: Any) -> Any:
-        connection = self._idle.pop() if self._idle else self._client.connection_pool.make_connection()
+        wire = await self._wire()
+        try:
+            answer = await wire.say(_packed(words), self._patience)
+        except self._errors.ResponseError:
+            self._idle.append(wire)
+            raise
+        except BaseException:  # an answer may be on its way that nobody waits for
+            await wire.close()
+            raise
+        self._idle.append(wire)
+        return answer
+
+    async def _wire(self) -> Wire | PlainWire:
+        """One that is idle, or a new one."""
+        while self._idle:
+            wire: Wire | PlainWire = self._idle.pop()
+            if wire.loss is None:
+                return wire
+            await wire.close()
+        connection = self._client.connection_pool.make_connection()
         try:
             async with asyncio.timeout(self._patience):
-                await connection.connect()  # nothing, if it is
-                await connection.send_packed_command(_packed(connection, words))
-                answer = await connection.read_response()
-        except self._errors.ResponseError:
-            self._idle.append(connection)
-            raise
+                await connection.connect()
         except TimeoutError as error:
             await connection.disconnect(nowait=True)
-            raise self._errors.TimeoutError(f"no answer within {self._patience:g} seconds") from error
-        except BaseException:  # an answer may be on its way that nobody waits for
+            raise self._errors.TimeoutError(f"no connection within {self._patience:g} seconds") from error
+        except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        self._idle.append(connection)
-        return answer
+        return wire_of(connection, self._errors)
 
     async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         if len(calls) == 1:
@@ -119,21 +132,23 @@ class LoopLink(Link):
         return await asyncio.gather(*(self.run(script, [key], words) for key, words in calls))
 
     async def listen(self, channels: Sequence[str], begin: Callable[[], None], hear: Hear) -> None:
-        connection = self._client.connection_pool.make_connection()
+        wire = await self._wire()
+        left = len(channels)
+
+        def take(message: Any) -> None:
+            nonlocal left
+            if message[0] == b"message":
+                notification, _, news = message[2].partition(NEWS)
+                hear(notification.decode(), news)
+            elif message[0] == b"subscribe":
+                left -= 1
+                if left == 0:
+                    begin()
+
         try:
-            async with asyncio.timeout(self._patience):
-                await connection.connect()
-                await connection.send_packed_command(_packed(connection, ("SUBSCRIBE", *channels)))
-                for _ in channels:
-                    await connection.read_response(push_request=True)
-            begin()
-            while True:
-                message = await connection.read_response(push_request=True)
-                if message[0] == b"message":
-                    notification, _, news = message[2].partition(NEWS)
-                    hear(notification.decode(), news)
+            await wire.listen(_packed(("SUBSCRIBE", *channels)), take, self._patience)
         finally:
-            await connection.disconnect(nowait=True)
+            await wire.close()
 
 
 class BlockingLink(Link):
@@ -159,7 +174,7 @@ class BlockingLink(Link):
             connection = self._client.connection_pool.make_connection()
         try:
             connection.connect()
-            connection.send_packed_command(_packed(connection, words))
+            connection.send_packed_command([_packed(words)])
             answer = connection.read_response()
         except self._errors.ResponseError:
             self._idle.append(connection)
@@ -245,7 +260,7 @@ def _client_of(kind: Any, retry: Any, url: str, **options: Any) -> Any:
     from redis.backoff import NoBackoff
 
     try:
-        client = kind.from_url(url, health_check_interval=_HEALTH_CHECK, retry=retry(NoBackoff(), 0), **options)
+        client = kind.from_url(url, health_check_interval=HEALTH_CHECK, retry=retry(NoBackoff(), 0), **options)
         if hasattr(client, "connection_pool"):  # a client of a cluster has one for each node, later
             client.connection_pool.make_connection()
     except (TypeError, ValueError) as error:
@@ -272,9 +287,12 @@ def _host_and_port(url: str) -> tuple[str, int]:
     return parts.hostname or "localhost", parts.port or 6379
 
 
-def _packed(connection: Any, words: tuple[Any, ...]) -> list[bytes]:
-    """A command as it is sent; redis-py does the same, but looks at each word first."""
-    return [_pack_command(words)] if _pack_command is not None else list(connection.pack_command(*words))
+def _packed(words: tuple[Any, ...]) -> bytes:
+    """A command as it is sent."""
+    if _pack_command is not None:
+        return _pack_command(words)
+    encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
 
 
 @cache
