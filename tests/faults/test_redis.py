@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from bullpen import StorageError, StorageUnavailable, TaskQueue
+from bullpen import StorageError, StorageFull, StorageUnavailable, TaskQueue
 from bullpen.storage.open import open_storage
+from bullpen.storage.port import Renewal, WorkerRecord
 from bullpen.storage.redis.store import RedisStorage
-from bullpen.tasks.task import Task, TaskStatus, succeed
+from bullpen.tasks.task import Progress, Task, TaskStatus, succeed
+from bullpen.testing.storage_contract.base import FAR, claim, claimed_one, hold, new_task, settle
+from bullpen.testing.storage_contract.waiting import waits
 from tests.servers import OwnRedis, free_port
 
 PATIENCE = 60.0
@@ -67,6 +70,48 @@ async def test_a_server_that_drops_keys_is_refused(new_server: NewServer) -> Non
     server = new_server("--maxmemory-policy", "allkeys-lru")
     with pytest.raises(StorageError, match="maxmemory-policy allkeys-lru"):
         await RedisStorage(server.url).open()
+
+
+async def test_while_the_memory_is_full_workers_keep_what_they_hold_and_nothing_new_is_taken(
+    new_server: NewServer,
+) -> None:
+    server = new_server()
+    store = RedisStorage(server.url)
+    try:
+        keyed, _ = await store.add([new_task(concurrency_key="k"), new_task()])
+        running = await claim(store, 2)
+        async with Redis.from_url(server.url) as client:
+            await client.config_set("maxmemory", 1)
+        with pytest.raises(StorageFull):
+            await store.add([new_task()])
+        with pytest.raises(StorageFull):
+            await store.add([new_task(concurrency_key="k")])
+        assert await store.renew([hold(task) for task in running], FAR) == Renewal(frozenset(), frozenset())
+        assert await store.note_progress(hold(running[0]), Progress(0.5))
+        record = WorkerRecord(
+            id="w", host="h", pid=1, boot_id="b", process_started=0.0, queues=("default",), concurrency=1
+        )
+        await store.note_worker(record)
+        assert [one.id for one in await store.workers()] == ["w"]
+        async with waits(store.wait_for_result(keyed.id, 0, FAR)) as ended:
+            assert await settle(store, *(succeed(task, b"1") for task in running)) == frozenset()
+        assert ended.result() is not None
+        await store.pause("default")
+        assert await store.paused() == {"default"}
+    finally:
+        await store.close()
+
+
+async def test_those_that_run_can_be_cancelled_while_the_memory_is_full(new_server: NewServer) -> None:
+    server = new_server()
+    store = RedisStorage(server.url)
+    try:
+        task = await claimed_one(store)
+        async with Redis.from_url(server.url) as client:
+            await client.config_set("maxmemory", 1)
+        assert [one.cancel_requested for one in await store.cancel([task.id])] == [True]
+    finally:
+        await store.close()
 
 
 async def test_a_server_that_forgets_is_named_when_it_is_opened(

@@ -39,10 +39,10 @@ def _kind(error: Exception) -> type[StorageError]:
     text = str(error)
     if "cannot be connected" in text:
         return StorageUnavailable
-    if text.startswith(("OOM", "MISCONF")) or "OOM command" in text:
+    if isinstance(error, exceptions.OutOfMemoryError) or "OOM command" in text or text.startswith("MISCONF"):
         return StorageFull
     if "READONLY" in text or "read only" in text:
         return StorageReadOnly
-    if text.startswith(("BUSY", "LOADING", "TRYAGAIN")):
+    if isinstance(error, exceptions.TryAgainError) or text.startswith("BUSY"):
         return StorageBusy
     return StorageError

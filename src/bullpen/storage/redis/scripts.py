@@ -77,23 +77,23 @@ ADD = _script("add", "moves", "places", "additions", "picks", "claims", "shown",
 ADD_PLAIN = _script("add_plain", seldom=("moves", "picks", "claims", "shown", "offers"))
 
 # Workers.
-EXCHANGE = _script("exchange", "moves", "places", "links", "additions", "picks", "claims", "shown")
+EXCHANGE = _script("exchange", "anyway", "moves", "places", "links", "additions", "picks", "claims", "shown")
 FIND_CLAIM = _script("find_claim", "shown")
 NEXT_WORK = _script("next_work", "picks")
 OFFER = _script("offer", "picks")
 OVERDUE = _script("overdue", "shown")
 PEEK = _script("peek", "picks")
-PROGRESS = _script("progress")
-RENEW = _script("renew", "moves")
+PROGRESS = _script("progress", "anyway")
+RENEW = _script("renew", "anyway", "moves")
 WITHDRAW = _script("withdraw", "moves", "picks", "claims", "shown", "offers")
 
 # People.
-AWAIT = _script("await", "shown")
-CANCEL = _script("cancel", "moves", "places", "links", "shown", "people")
-CHANGE = _script("change", "moves", "places", "links")
+AWAIT = _script("await", "anyway", "shown")
+CANCEL = _script("cancel", "anyway", "moves", "places", "links", "shown", "people")
+CHANGE = _script("change", "anyway", "moves", "places", "links")
 DELETE = _script("delete", "moves", "places", "links")
 LIST = _script("list", "shown")
-RETRY = _script("retry", "moves", "places", "links", "shown", "people")
+RETRY = _script("retry", "anyway", "moves", "places", "links", "shown", "people")
 SHOW = _script("show", "shown")
 WHERE = _script("where")
 
@@ -102,8 +102,9 @@ PUT = _script("put", "moves")
 REMOVE = _script("remove", "moves")
 
 # Workers, queues, limits.
-LIMIT = _script("limit")
+LIMIT = _script("limit", "anyway")
+NOTE = _script("note", "anyway")
 
 # Upkeep.
-EXPIRE = _script("expire", "moves", "places", "links", "shown", "people")
+EXPIRE = _script("expire", "anyway", "moves", "places", "links", "shown", "people")
 PRUNE = _script("prune", "moves", "places", "links")

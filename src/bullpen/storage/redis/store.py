@@ -771,7 +771,9 @@ class RedisStorage(ServerStorage[Link]):
 
     async def note_worker(self, record: WorkerRecord) -> None:
         seen = msgspec.structs.replace(record, seen_at=await self.now())
-        await self._say("HSET", f"{self.prefix}:workers", record.id, msgspec.json.encode(seen))
+        with told(self.name):
+            link = await self._connected()
+            await link.run(scripts.NOTE, [f"{self.prefix}:workers"], [record.id, msgspec.json.encode(seen)])
 
     async def drop_worker(self, worker: str) -> None:
         await self._say("HDEL", f"{self.prefix}:workers", worker)
@@ -781,12 +783,12 @@ class RedisStorage(ServerStorage[Link]):
         return sorted(map(_decode_worker, records), key=lambda record: record.id)
 
     async def pause(self, queue: str) -> None:
-        await self._note([queue])
-        await self._say("HSET", f"{self._tag(queue)}:limits", "paused", "1")
+        if queue not in self._noted:
+            await self._note([queue])
+        await self._run(scripts.LIMIT, queue, [self._channel, queue, "paused", "1"])
 
     async def resume(self, queue: str) -> None:
-        await self._say("HDEL", f"{self._tag(queue)}:limits", "paused")
-        await self._say("PUBLISH", self._channel, WORK + queue)
+        await self._run(scripts.LIMIT, queue, [self._channel, queue, "paused", ""])
 
     async def paused(self) -> frozenset[str]:
         names = await self._queues()

@@ -1,6 +1,7 @@
 -- KEYS: a tag. ARGV: channel, queue, changes as `rows.change_of` makes them, and bodies. Returns for each 1 if it was
 -- changed, 0 if it is another one by now, -1 if another one has its unique key.
 local tag, channel, name = KEYS[1], ARGV[1], ARGV[2]
+write_anyway(tag .. ':state')
 local answers, is_told = {}, false
 for i, one in ipairs(cmsgpack.unpack(ARGV[3])) do
     local id, status, attempt, eta, hold, new_error = one[1], one[2], one[3], one[4], one[5], one[6]

@@ -5,6 +5,7 @@
 -- settled by its lease, as it is then.
 local channel, worker, limit, lease, claim_id, names, wanted, settlements, new_state = unpack(cmsgpack.unpack(ARGV[1]))
 local moment = now()
+if #settlements > 0 then write_anyway(KEYS[1] .. ':state') end
 local queues, freed, again_in, refused, ended, awaited = {}, {}, {}, {}, {}, {}
 local ids, tasks, by_lease = {}, {}, {}
 for number, tag in ipairs(KEYS) do queues[number], ids[number] = changes(tag), {} end

@@ -1,5 +1,6 @@
 -- KEYS: a tag. ARGV: channel, queue, then each term of its limits and what it is, '' if there is none.
 local limits = KEYS[1] .. ':limits'
+write_anyway(limits)
 for i = 3, #ARGV, 2 do
     if ARGV[i + 1] == '' then
         redis.call('HDEL', limits, ARGV[i])

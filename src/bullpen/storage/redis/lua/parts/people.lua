@@ -7,6 +7,7 @@ local function change_each(wanted, channel, change)
         local number, id = one[1], one[2]
         local tag = KEYS[number]
         local task = read(tag, {id})[1]
+        if task then write_anyway(tag .. ':state') end
         local packed = task and change(tag, id, task)
         if packed then
             changed[#changed + 1] = number
