@@ -568,6 +568,31 @@ def test_a_hint_that_comes_to_nothing_does_not_make_the_worker_spin() -> None:
     in_virtual_time(main)
 
 
+class HintingStorage(OneLoopStorage):
+    """Says once that there may be work, and there is none."""
+
+    hinted_at: float | None = None
+
+    async def wait_for_work(self, *args: Any) -> None:
+        if self.hinted_at is None:
+            await asyncio.sleep(0.05)
+            self.hinted_at = asyncio.get_running_loop().time()
+        else:
+            await super().wait_for_work(*args)
+
+
+def test_after_one_hint_that_came_to_nothing_the_worker_listens_at_once() -> None:
+    """Or what is enqueued just then would wait until the worker listens again."""
+
+    async def main() -> None:
+        desk = Desk(store := HintingStorage())
+        async with desk.worker(1, poll_interval=1.0):
+            await until(lambda: bool(store.times("wait_for_work")))
+        assert store.times("wait_for_work")[0] == store.hinted_at
+
+    in_virtual_time(main)
+
+
 def test_a_lane_that_fails_stops_the_worker_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect of ours ends the worker in order; it does not leave half of one."""
 

@@ -37,7 +37,7 @@ Ended = tuple[Attempt, Settlement]
 
 START_PAUSE = 5.0  # seconds, for a task that no thread could be started for
 CLOSE_GRACE = 0.2  # seconds that threads get to end after their functions have
-FIRST_PAUSE = 0.005  # seconds, after a notification that came to nothing
+FIRST_PAUSE = 0.01  # seconds, after the second notification in a row that came to nothing
 
 
 class LaneRunner:
@@ -398,8 +398,8 @@ class LaneRunner:
     async def _hint(self, offer: str | None) -> Handed | None:
         """What the store has handed over; None if nobody knows."""
         wait = self.options.poll_interval
-        if self._misses:  # a store may say so without end, of a queue whose limit is reached
-            pause = min(FIRST_PAUSE * 2.0 ** min(self._misses, 20), wait)
+        if self._misses > 1:  # a store may say so without end, of a queue whose limit is reached
+            pause = min(FIRST_PAUSE * 2.0 ** min(self._misses - 2, 20), wait)
             await asyncio.sleep(pause)
             wait -= pause
         if wait <= 0:
