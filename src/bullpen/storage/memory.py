@@ -185,7 +185,7 @@ class MemoryStorage:
         for priority in sorted({priority for queue in rooms for priority in self._due[queue]}, reverse=True):
             open_queues = [queue for queue, room in rooms.items() if room is None or room.left > 0]
             lines = [line for queue in open_queues if (line := self._due[queue].get(priority))]
-            for task in self._in_order(lines, rooms, now):
+            for task in self._in_order(lines, priority, rooms, now):
                 yield task
                 limit -= 1
                 if limit <= 0:
@@ -195,13 +195,17 @@ class MemoryStorage:
             if limit <= 0:
                 return
 
-    def _in_order(self, lines: list[_Line], rooms: dict[str, _Room | None], now: float) -> Iterator[Task]:
+    def _in_order(
+        self, lines: list[_Line], priority: int, rooms: dict[str, _Room | None], now: float
+    ) -> Iterator[Task]:
         entries = iter(lines[0]) if len(lines) == 1 else heapq.merge(*lines)
         tasks, full = self._tasks, 0
         for entry in entries:
             task = tasks.get(entry[1])
             if task is None or task.status is not PENDING or task.eta != entry[0]:
                 continue  # stale
+            if task.queue not in rooms or task.priority != priority:
+                continue  # of a task with this id that was there before
             if task.eta > now:
                 return  # it was due, and the clock was turned back since
             if task.expires is not None and now >= task.expires:

@@ -209,3 +209,12 @@ class PeopleTests(StoreTests):
         (anew,) = await store.add([new_task(id=task.id, unique_key="k")])
         assert (anew.status, anew.attempt, anew.result) == (PENDING, 0, None)
         assert ids(await claim(store)) == [task.id]
+
+    async def test_an_id_that_was_deleted_is_free_for_another_queue(self, store: Storage) -> None:
+        eta = await store.now() - 10.0
+        first, gone = await store.add([new_task(queue="mail", eta=eta - 1.0), new_task(queue="mail", eta=eta)])
+        await store.cancel([gone.id])
+        await store.delete([gone.id])
+        await store.add([new_task(id=gone.id, queue="cpu", eta=eta)])
+        assert ids(await claim(store, 10, queues=("mail",))) == [first.id]
+        assert ids(await claim(store, 10, queues=("cpu",))) == [gone.id]
