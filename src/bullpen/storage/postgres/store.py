@@ -29,6 +29,7 @@ from bullpen.storage.port import (
 from bullpen.storage.postgres.line import Floors, Line
 from bullpen.storage.postgres.link import Link
 from bullpen.storage.postgres.rows import (
+    CLAIMED,
     COLUMNS,
     SETTLED,
     array_places,
@@ -64,7 +65,7 @@ COPIED = 200  # so many tasks at once, and they are worth some more round trips
 RESCUED_AT_ONCE = 500
 
 _EXCHANGE = (
-    f"SELECT * FROM {{s}}.exchange({array_places(SETTLED)}, "
+    f"SELECT {', '.join(CLAIMED)}, line FROM {{s}}.exchange({array_places(SETTLED)}, "
     + ", ".join(f"${len(SETTLED) + place}" for place in range(1, 9))
     + ")"
 )
