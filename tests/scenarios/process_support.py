@@ -457,6 +457,47 @@ def kept_blocks() -> list[int]:
     return [values.pop() if len(values) == 1 else -1 for values in found]
 
 
+def give_block(number: int, size: int) -> Buffers:
+    return Buffers([bytearray([number]) * size])
+
+
+_forked: dict[int, tuple[int, int]] = {}  # pipes to processes that were forked here, and from them
+
+
+def fork_with_block(block: Buffers, written: int | None) -> int:
+    """Fork a process that keeps `block`, or writes into it first; its number."""
+    (asked, ask), (answered, answer) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        if written is not None:
+            block.parts[0][:] = bytes([written]) * len(block.parts[0])
+        os.read(asked, 1)
+        os.write(answer, bytes(sorted(set(bytes(block.parts[0][::1000])))))
+        os._exit(0)
+    for end in (asked, answer):
+        os.close(end)
+    _forked[child] = ask, answered
+    return child
+
+
+def ask_forked(child: int) -> set[int]:
+    """Which bytes are in the block that it has. It ends then."""
+    ask, answered = _forked.pop(child)
+    os.write(ask, b"?")
+    try:
+        return set(os.read(answered, 256))
+    finally:
+        os.waitpid(child, 0)
+        for end in (ask, answered):
+            os.close(end)
+
+
+def write_in_fork(block: Buffers) -> set[int]:
+    """Which bytes are in `block` after a forked child has written into it."""
+    ask_forked(fork_with_block(block, 255))
+    return set(bytes(block.parts[0][::1000]))
+
+
 def yield_blocks(count: int, size: int) -> Iterator[Buffers]:
     for number in range(count):
         yield Buffers([bytearray([number]) * size])

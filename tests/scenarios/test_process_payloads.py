@@ -7,6 +7,7 @@ import gc
 import mmap
 import os
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.scenarios import process_support as work
 from tests.scenarios.process_support import PATIENCE, START_METHODS
 
 MB = 1024 * 1024
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no such memory elsewhere")
 
@@ -134,3 +136,36 @@ def test_streams_and_many_at_once_keep_their_items_apart() -> None:
         assert [value(item) for item in items] == [{number} for number in range(20)]
         futures = [pool.submit(work.identity, block(number, MB)) for number in range(40)]
         assert [value(future.result(PATIENCE)) for future in futures] == [{number} for number in range(40)]
+
+
+FORKS = """
+import gc
+from bullpen import Pool
+from tests.scenarios import process_support as work
+
+with Pool(1, runtime="process") as pool:
+    print(work.write_in_fork(pool.do(work.give_block, 1, 1_000_000)))
+    child = work.fork_with_block(pool.do(work.give_block, 2, 1_000_000), None)
+    gc.collect()
+    for number in range(10, 30):
+        assert pool.do(work.give_block, number, 1_000_000).parts[0][::100_000] == bytes([number]) * 10
+    print(work.ask_forked(child))
+"""
+
+
+def test_a_forked_child_has_results_of_its_own() -> None:
+    """What it writes into them is not seen in the app; and what comes there later, in their place, not in the child."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == ["{1}", "{2}"], done.stderr
+
+
+def test_a_forked_child_of_a_worker_has_arguments_of_its_own() -> None:
+    with Pool(1, runtime="process") as pool:
+        assert pool.do(work.write_in_fork, block(1)) == {1}
+        child = pool.do(work.fork_with_block, block(2), None)
+        for number in range(10, 30):
+            assert value(pool.do(work.identity, block(number))) == {number}
+        assert pool.do(work.ask_forked, child) == {2}

@@ -4,6 +4,8 @@ App and worker share one file in memory for each direction. The sender copies a 
 is; the receiver maps that place and uses it as it is. What becomes of it there keeps the mapping alive: an array that a
 function keeps, or a result that the caller keeps, stays valid as long as it is used, also after the worker has ended.
 When nobody uses it any more the receiver says so, and the sender uses the place again, whose pages are warm then.
+The mapping is private: what is written into it stays where it was written, also after a fork. A forked child has what
+its parent had, and nobody knows for how long: places that were mapped then are never used again.
 
 The file has no name anywhere: when both have closed it, and nothing of it is mapped, it is gone.
 """
@@ -22,7 +24,6 @@ from typing import Any
 LEAST = 128 * 1024  # smaller pieces are quicker through the socket
 MOST_LENT = 8  # pieces that the other side may keep; each costs a file descriptor
 KEEP = 256 * 1024 * 1024  # bytes of a file of which nothing is used
-POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 INLINE = -1  # in place of an offset: the piece comes through the socket
 
@@ -146,13 +147,18 @@ class Inbox:
 
     def _map(self, offset: int, size: int) -> mmap.mmap | bytearray:
         try:
-            piece = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED | POPULATE, offset=offset)
+            piece = mmap.mmap(self._fd, size, flags=mmap.MAP_PRIVATE, offset=offset)
         except OSError:  # each costs a descriptor, and there are no more
             copied = self._copy(offset, size)
             self._freed.append(offset)
             return copied
-        weakref.finalize(piece, self._freed.append, offset).atexit = False
+        weakref.finalize(piece, self._let_go, offset, _forks).atexit = False
         return piece
+
+    def _let_go(self, offset: int, forks: int) -> None:
+        """A piece that was mapped after so many `forks` is not used here any more, nor elsewhere if that is all."""
+        if forks == _forks:
+            self._freed.append(offset)
 
     def _copy(self, offset: int, size: int) -> bytearray:
         piece = bytearray(size)
@@ -183,3 +189,15 @@ class Inbox:
 
 def _to_page(offset: int) -> int:
     return -(-offset // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+
+
+_forks = 0  # of this process; each is counted twice, for something may be mapped meanwhile
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603 — one process, one count
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
