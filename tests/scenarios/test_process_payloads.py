@@ -112,6 +112,21 @@ def test_the_same_memory_is_used_again() -> None:
             assert os.fstat(box._fd).st_size <= 3 * 4 * MB
 
 
+def test_a_stream_uses_the_same_memory_again_and_leaves_it_to_what_follows() -> None:
+    with Pool(1, runtime="process") as pool:
+        for item in pool.stream(work.yield_blocks, 10 * arena.MOST_LENT, MB):
+            value(item)
+        del item
+        gc.collect()
+        pool.do(pow, 2, 2)  # with it goes what is not used any more
+        assert value(pool.do(work.give_block, 1, MB)) == {1}
+        (worker,) = pool._engine.registry.snapshot()
+        assert os.fstat(worker.handle._inbox._fd).st_size <= arena.MOST_LENT * MB
+        back = pool.do(work.give_block, 2, MB)
+        assert mapped() == 1, "it came through the socket"
+        assert value(back) == {2}
+
+
 def test_memory_that_nobody_uses_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena, "KEEP", MB)
     with Pool(1, runtime="process") as pool:

@@ -111,8 +111,7 @@ class Worker:
             if kind == wire.CALL:
                 self.calls.run(id, data, buffers)
             elif kind == wire.FREED:
-                assert self._outbox_memory is not None
-                self._outbox_memory.freed(data)
+                self.use_again(data)
             elif kind == wire.CREDIT:
                 self.calls.credit(id, int.from_bytes(data, "little"))
             elif kind == wire.CANCEL:
@@ -164,6 +163,11 @@ class Worker:
         for frame in calls:
             self._inbox.remove(frame)
         return [frame[1] for frame in calls]
+
+    def use_again(self, places: Any) -> None:
+        """The app says what it does not use any more of what lay in shared memory."""
+        assert self._outbox_memory is not None
+        self._outbox_memory.freed(places)
 
     def has(self, id: int) -> bool:
         """Whether that request waits here."""
