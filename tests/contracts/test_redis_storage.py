@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from bullpen import TaskQueue
 from bullpen.errors import StorageError
 from bullpen.storage.port import Handed, HandsOver, Storage
 from bullpen.storage.redis import link, wire
@@ -21,6 +22,10 @@ from bullpen.testing import StorageContract
 from bullpen.testing.storage_contract.base import FAR, added, claim, claimed_one, get, ids, new_tasks, settle
 from bullpen.testing.storage_contract.links import new_group
 from bullpen.testing.storage_contract.waiting import NO_WORK, waits
+
+
+def returned(x: int) -> int:
+    return x
 
 
 class TestRedisStorage(StorageContract):
@@ -94,6 +99,13 @@ class TestRedisStorage(StorageContract):
             assert await other.now() == pytest.approx(await store.now(), abs=60.0)
         finally:
             await other.close()
+        await asyncio.to_thread(self.use_without_loop)
+
+    def use_without_loop(self) -> None:
+        with TaskQueue(self.address()) as queue:
+            noop = queue.task(name="noop")(returned)
+            assert noop.enqueue(1).status is PENDING
+            assert queue.counts()["default"][PENDING] == 1
 
     # Tasks that are handed to those who wait.
 

@@ -1,7 +1,7 @@
 """The way to a server: scripts are run here, and nothing is said twice that must not be.
 
 There is one way on an event loop, one for threads that have none, which are blocked meanwhile, and one to a cluster.
-The first two go around what a client of redis-py does for each command, which takes longer than to say it.
+The first two go around what a client of redis-py does for each command: see `wire`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from bullpen.errors import InvalidOption
 from bullpen.storage.ear import Hear
-from bullpen.storage.redis.wire import HEALTH_CHECK, PlainWire, Wire, wire_of
+from bullpen.storage.redis.wire import (
+    HEALTH_CHECK,
+    BlockingWire,
+    PlainBlockingWire,
+    PlainWire,
+    Wire,
+    blocking_wire_of,
+    wire_of,
+)
 
 _pack_command: Callable[[tuple[Any, ...]], bytes] | None
 try:
@@ -164,26 +172,33 @@ class BlockingLink(Link):
 
     async def close(self) -> None:
         while self._idle:
-            self._idle.pop().disconnect()
+            self._idle.pop().close()
         self._client.close()
 
     async def say(self, *words: Any) -> Any:
         try:
-            connection = self._idle.pop()
+            wire = self._idle.pop()
         except IndexError:
-            connection = self._client.connection_pool.make_connection()
+            wire = self._new_wire()
+        try:
+            answer = wire.say(_packed(words))
+        except self._errors.ResponseError:
+            self._idle.append(wire)
+            raise
+        except BaseException:
+            wire.close()
+            raise
+        self._idle.append(wire)
+        return answer
+
+    def _new_wire(self) -> BlockingWire | PlainBlockingWire:
+        connection = self._client.connection_pool.make_connection()
         try:
             connection.connect()
-            connection.send_packed_command([_packed(words)])
-            answer = connection.read_response()
-        except self._errors.ResponseError:
-            self._idle.append(connection)
-            raise
         except BaseException:
             connection.disconnect()
             raise
-        self._idle.append(connection)
-        return answer
+        return blocking_wire_of(connection, self._errors)
 
 
 class ClusterLink(Link):

@@ -1,13 +1,15 @@
-"""A connection on an event loop, as redis-py makes it, without what redis-py does around each command.
+"""A connection as redis-py makes it, without what redis-py does around each command, which takes longer than to say it.
 
 redis-py connects, for it knows about TLS, sockets, logins and databases. From then on, what comes from the socket goes
-to the parser, and what that makes of it to whoever waits, within one step of the loop.
+to the parser, and what that makes of it to whoever waits; on an event loop, within one step of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 _hiredis: Any
@@ -19,10 +21,11 @@ except ImportError:  # it comes with the extra, but redis-py does without it too
 HEALTH_CHECK = 30.0  # seconds that a connection may be idle before it is asked whether it still works
 _PING = b"*1\r\n$4\r\nPING\r\n"
 _NOTHING = object()
+_PUSH: Any = getattr(_hiredis, "PushNotification", ())  # what nobody has asked for
 
 
 class Wire(asyncio.Protocol):
-    """For one caller at a time, who closes it if anything is raised."""
+    """On an event loop. For one caller at a time, who closes it if anything but a ResponseError is raised."""
 
     def __init__(self, connection: Any, transport: asyncio.Transport, errors: Any) -> None:
         self.loss: BaseException | None = None
@@ -31,12 +34,7 @@ class Wire(asyncio.Protocol):
         self._errors = errors
         self._loop = asyncio.get_running_loop()
         self._before: Any = transport.get_protocol()  # redis-py's, which has to know of the end
-        self._push = getattr(_hiredis, "PushNotification", ())
-        self._parser = _hiredis.Reader(
-            protocolError=errors.InvalidResponse,
-            replyError=connection._parser.parse_error,  # noqa: SLF001 — an error of redis-py, by what the server says
-            notEnoughData=_NOTHING,
-        )
+        self._parser = _new_parser(connection, errors)
         self._answer: asyncio.Future[Any] | None = None
         self._hear: Callable[[Any], None] | None = None
         self._used_at = self._loop.time()
@@ -102,7 +100,7 @@ class Wire(asyncio.Protocol):
             self._hear(answer)
         elif isinstance(answer, self._errors.ConnectionError):  # such as: the server is loading
             self._lose(answer)
-        elif self._answer is not None and not self._answer.done() and not isinstance(answer, self._push):
+        elif self._answer is not None and not self._answer.done() and not isinstance(answer, _PUSH):
             if isinstance(answer, Exception):
                 self._answer.set_exception(answer)
             else:
@@ -149,9 +147,82 @@ class PlainWire:
         await self._connection.disconnect(nowait=True)
 
 
+class BlockingWire:
+    """On a thread, which is blocked meanwhile. For one caller at a time, as the other one."""
+
+    def __init__(self, connection: Any, errors: Any) -> None:
+        self._connection = connection
+        self._socket: socket.socket = connection._sock  # noqa: SLF001 — there is no other way
+        self._errors = errors
+        self._parser = _new_parser(connection, errors)
+        self._used_at = monotonic()
+
+    def say(self, packed: bytes) -> Any:
+        """The answer to a command. Raises what redis-py does."""
+        now = monotonic()
+        if now - self._used_at > HEALTH_CHECK:
+            self._say(_PING)
+        self._used_at = now
+        return self._say(packed)
+
+    def _say(self, packed: bytes) -> Any:
+        parser = self._parser
+        try:
+            self._socket.sendall(packed)
+            while (answer := parser.gets()) is _NOTHING or isinstance(answer, _PUSH):
+                if answer is _NOTHING:
+                    data = self._socket.recv(65536)
+                    if not data:
+                        raise self._errors.ConnectionError("Connection closed by server.")
+                    parser.feed(data)
+        except TimeoutError as error:
+            raise self._errors.TimeoutError(f"no answer within {self._socket.gettimeout()} seconds") from error
+        except OSError as error:
+            raise self._errors.ConnectionError(f"Connection lost: {error}") from error
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+
+class PlainBlockingWire:
+    """The same by redis-py's own means."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def say(self, packed: bytes) -> Any:
+        self._connection.send_packed_command([packed])
+        return self._connection.read_response()
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+
 def wire_of(connection: Any, errors: Any) -> Wire | PlainWire:
-    """Of a connection that was made."""
+    """Of a connection that was made on the running event loop."""
     transport = getattr(getattr(connection, "_writer", None), "transport", None)
-    if _hiredis is None or transport is None or not hasattr(getattr(connection, "_parser", None), "parse_error"):
+    if transport is None or not _has_parser(connection):
         return PlainWire(connection, errors)
     return Wire(connection, transport, errors)
+
+
+def blocking_wire_of(connection: Any, errors: Any) -> BlockingWire | PlainBlockingWire:
+    """… and of one for threads."""
+    if getattr(connection, "_sock", None) is None or not _has_parser(connection):
+        return PlainBlockingWire(connection)
+    return BlockingWire(connection, errors)
+
+
+def _has_parser(connection: Any) -> bool:
+    return _hiredis is not None and hasattr(getattr(connection, "_parser", None), "parse_error")
+
+
+def _new_parser(connection: Any, errors: Any) -> Any:
+    return _hiredis.Reader(
+        protocolError=errors.InvalidResponse,
+        replyError=connection._parser.parse_error,  # noqa: SLF001 — an error of redis-py, by what the server says
+        notEnoughData=_NOTHING,
+    )
