@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import TimeoutError as RedisTimeout
 
 from bullpen import StorageError, StorageFull, StorageUnavailable, TaskQueue
 from bullpen.storage.open import open_storage
 from bullpen.storage.port import Renewal, WorkerRecord
+from bullpen.storage.redis.link import LoopLink
 from bullpen.storage.redis.store import RedisStorage
 from bullpen.tasks.task import Progress, Task, TaskStatus, succeed
 from bullpen.testing.storage_contract.base import FAR, claim, claimed_one, hold, new_task, settle
@@ -64,6 +66,69 @@ def test_threads_talk_to_the_server_themselves(new_server: NewServer) -> None:
         assert len({job.id for job in jobs}) == 40
         assert queue.counts() == {"default": {TaskStatus.PENDING: 40}}
         assert not [thread for thread in threading.enumerate() if thread.name == "bullpen-portal"]
+
+
+async def test_connections_are_few_however_many_queues_and_callers_there_are(new_server: NewServer) -> None:
+    server = new_server()
+    store = RedisStorage(server.url)
+    try:
+        await store.add([new_task(queue=f"q{number}") for number in range(200)])
+        assert await asyncio.gather(*(store.get([f"none {number}"]) for number in range(20))) == [[None]] * 20
+        assert len(await store.counts()) == 200
+        async with Redis.from_url(server.url) as client:
+            assert (await client.info("clients"))["connected_clients"] <= 11
+    finally:
+        await store.close()
+
+
+async def test_connections_of_threads_are_few_when_they_are_idle(new_server: NewServer) -> None:
+    server = new_server()
+    with TaskQueue(f"{server.url}?socket_timeout={PATIENCE}") as queue, ThreadPoolExecutor(30) as threads:
+        step = queue.task(name="step")(lambda number: number)
+        async with Redis.from_url(server.url) as client:
+            await client.client_pause(1000 * int(PATIENCE), all=False)
+            jobs = [threads.submit(step.enqueue, number) for number in range(30)]
+            async with asyncio.timeout(PATIENCE):
+                while (await client.info("clients"))["connected_clients"] < 31:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await client.client_unpause()
+            for job in jobs:
+                await asyncio.wrap_future(job)
+            async with asyncio.timeout(PATIENCE):  # the server learns a moment later who is gone
+                while (await client.info("clients"))["connected_clients"] > 11:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+
+async def test_a_silent_server_is_waited_for_once_by_all_who_want_a_connection() -> None:
+    callers = 0
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal callers
+        callers += 1
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
+        link = LoopLink(f"redis://127.0.0.1:{silent.sockets[0].getsockname()[1]}/0?socket_timeout=1")
+        answers = await asyncio.gather(*(link.say("PING") for _ in range(50)), return_exceptions=True)
+        assert [type(answer) for answer in answers] == [RedisTimeout] * 50
+        assert callers <= 10
+        await link.close()
+
+
+async def test_who_gives_up_waiting_for_a_connection_leaves_it_to_others(redis_url: str) -> None:
+    link = LoopLink(redis_url)
+    taken = [await link._wire() for _ in range(10)]
+    waiting = [asyncio.ensure_future(link._wire()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    link._give_back(taken[0])
+    waiting[1].cancel()  # it was its turn
+    assert await waiting[2] is taken[0]
+    for wire in taken:
+        link._give_back(wire)
+    await asyncio.wait(waiting)
+    await link.close()
 
 
 async def test_a_server_that_drops_keys_is_refused(new_server: NewServer) -> None:

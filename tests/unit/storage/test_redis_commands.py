@@ -9,11 +9,13 @@ from bullpen.storage import redis
 
 FOLDER = Path(redis.__file__).parent
 IN_SCRIPTS = re.compile(r"(?:redis\.p?call|many)\('([A-Z]+)'")
-ELSEWHERE = re.compile(r"say(?:_to_each)?\(\s*\"([A-Z]+)\"|execute_command\(\"([A-Z]+)\"")
+ELSEWHERE = re.compile(
+    r"say(?:_to_each)?\(\s*\"([A-Z]+)\"|_say_to_queues\(\w+, \"([A-Z]+)\"|execute_command\(\"([A-Z]+)\""
+)
 COMMON = set(
     """
     CONFIG EVAL EVALSHA EXISTS HDEL HEXISTS HGET HINCRBY HLEN HMGET HSET HSETNX HVALS INFO PUBLISH PUBSUB
-    SADD SCARD SMEMBERS SREM TIME ZADD ZCARD ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZREM ZREMRANGEBYSCORE ZSCORE
+    SADD SCARD SMEMBERS SREM TIME ZADD ZCARD ZCOUNT ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZREM ZREMRANGEBYSCORE ZSCORE
     """.split()
 )
 

@@ -7,6 +7,7 @@ The first two go around what a client of redis-py does for each command: see `wi
 from __future__ import annotations
 
 import asyncio
+import collections
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -15,15 +16,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from bullpen.errors import InvalidOption
 from bullpen.storage.ear import Hear
-from bullpen.storage.redis.wire import (
-    HEALTH_CHECK,
-    BlockingWire,
-    PlainBlockingWire,
-    PlainWire,
-    Wire,
-    blocking_wire_of,
-    wire_of,
-)
+from bullpen.storage.redis.wire import HEALTH_CHECK, AnyBlockingWire, AnyWire, blocking_wire_of, wire_of
 
 _pack_command: Callable[[tuple[Any, ...]], bytes] | None
 try:
@@ -33,6 +26,8 @@ except ImportError:  # it comes with the extra, but redis-py does without it too
 
 NEWS = b"\0"  # between a notification and what comes with it
 _PATIENCE = 5.0  # seconds that an answer may take, unless the address says another `socket_timeout`
+_MOST = 10  # connections of a link, besides those that listen
+_AT_ONCE = 100  # commands that are said before their answers are waited for
 _CLUSTER_SINCE = 6  # of redis-py
 
 
@@ -69,7 +64,32 @@ class Link:
 
     async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         """A script that is safe to repeat, with one key each."""
-        return [await self.run(script, [key], words) for key, words in calls]
+        if len(calls) == 1:
+            ((key, words),) = calls
+            return [await self.run(script, [key], words)]
+        answers = await self._answers([("EVALSHA", _digest(script), 1, key, *words) for key, words in calls])
+        for number, (key, words) in enumerate(calls):
+            if isinstance(answers[number], self._errors.NoScriptError):
+                answers[number] = await self.run(script, [key], words)
+        return _unless_error(answers)
+
+    async def say_each(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Several commands that are safe to repeat."""
+        return _unless_error(await self._answers(commands))
+
+    async def _answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        answers: list[Any] = []
+        for start in range(0, len(commands), _AT_ONCE):
+            some = [_packed(words) for words in commands[start : start + _AT_ONCE]]
+            try:
+                answers += await self._say_at_once(some)
+            except self._errors.ConnectionError:
+                answers += await self._say_at_once(some)
+        return answers
+
+    async def _say_at_once(self, packed: Sequence[bytes]) -> list[Any]:
+        """Answers that are errors are not raised."""
+        raise NotImplementedError
 
     async def say_to_each(self, *words: Any) -> list[Any]:
         """One command, to each of the servers behind this."""
@@ -95,6 +115,8 @@ class LoopLink(Link):
         # With a timeout of its own, the driver starts a task for each command.
         url, self._patience = _without_timeout(url)
         self._client: Any = _client_of(Redis, Retry, url, socket_timeout=None)
+        self._count = 0  # of connections that are idle or in use
+        self._waiting: collections.deque[asyncio.Future[AnyWire | None]] = collections.deque()
 
     async def close(self) -> None:
         for wire in self._idle:
@@ -107,21 +129,84 @@ class LoopLink(Link):
         try:
             answer = await wire.say(_packed(words), self._patience)
         except self._errors.ResponseError:
-            self._idle.append(wire)
+            self._give_back(wire)
             raise
-        except BaseException:  # an answer may be on its way that nobody waits for
-            await wire.close()
+        except BaseException as error:  # an answer may be on its way that nobody waits for
+            await self._drop(wire, error)
             raise
-        self._idle.append(wire)
+        self._give_back(wire)
         return answer
 
-    async def _wire(self) -> Wire | PlainWire:
-        """One that is idle, or a new one."""
+    async def _say_at_once(self, packed: Sequence[bytes]) -> list[Any]:
+        wire = await self._wire()
+        try:
+            answers = await wire.say_each(packed, self._patience)
+        except BaseException as error:
+            await self._drop(wire, error)
+            raise
+        self._give_back(wire)
+        return answers
+
+    async def _wire(self) -> AnyWire:
+        """A connection that is idle or new, as soon as there may be one."""
         while self._idle:
-            wire: Wire | PlainWire = self._idle.pop()
-            if wire.loss is None:
-                return wire
-            await wire.close()
+            idle: AnyWire = self._idle.pop()
+            if idle.loss is None:
+                return idle
+            self._count -= 1
+            await idle.close()
+        if self._count < _MOST:
+            self._count += 1
+            return await self._connect_in_turn()
+        turn: asyncio.Future[AnyWire | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            wire = await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._pass_on(turn.result())
+            raise
+        return await self._connect_in_turn() if wire is None else wire
+
+    async def _connect_in_turn(self) -> AnyWire:
+        try:
+            return await self._connect()
+        except BaseException as error:
+            self._let_go(error)
+            raise
+
+    def _give_back(self, wire: AnyWire) -> None:
+        if self._waiting:
+            self._pass_on(wire)
+        else:
+            self._idle.append(wire)
+
+    async def _drop(self, wire: AnyWire, error: BaseException) -> None:
+        self._let_go(error)
+        await wire.close()
+
+    def _let_go(self, error: BaseException) -> None:
+        """There is one connection less. If the server is silent, nobody else waits for that to come out again."""
+        if isinstance(error, self._errors.TimeoutError):
+            for turn in self._waiting:
+                if not turn.done():
+                    turn.set_exception(self._errors.TimeoutError(str(error)))
+            self._waiting.clear()
+        self._pass_on(None)
+
+    def _pass_on(self, wire: AnyWire | None) -> None:
+        """To whoever waits; without a connection, it is the right to make one."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(wire)
+                return
+        if wire is None:
+            self._count -= 1
+        else:
+            self._idle.append(wire)
+
+    async def _connect(self) -> AnyWire:
         connection = self._client.connection_pool.make_connection()
         try:
             async with asyncio.timeout(self._patience):
@@ -134,13 +219,8 @@ class LoopLink(Link):
             raise
         return wire_of(connection, self._errors)
 
-    async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
-        if len(calls) == 1:
-            return await super().run_each(script, calls)
-        return await asyncio.gather(*(self.run(script, [key], words) for key, words in calls))
-
     async def listen(self, channels: Sequence[str], begin: Callable[[], None], hear: Hear) -> None:
-        wire = await self._wire()
+        wire = await self._connect()
         left = len(channels)
 
         def take(message: Any) -> None:
@@ -176,29 +256,47 @@ class BlockingLink(Link):
         self._client.close()
 
     async def say(self, *words: Any) -> Any:
-        try:
-            wire = self._idle.pop()
-        except IndexError:
-            wire = self._new_wire()
+        wire = self._wire()
         try:
             answer = wire.say(_packed(words))
         except self._errors.ResponseError:
-            self._idle.append(wire)
+            self._give_back(wire)
             raise
         except BaseException:
             wire.close()
             raise
-        self._idle.append(wire)
+        self._give_back(wire)
         return answer
 
-    def _new_wire(self) -> BlockingWire | PlainBlockingWire:
-        connection = self._client.connection_pool.make_connection()
+    async def _say_at_once(self, packed: Sequence[bytes]) -> list[Any]:
+        wire = self._wire()
         try:
-            connection.connect()
+            answers = wire.say_each(packed)
         except BaseException:
-            connection.disconnect()
+            wire.close()
             raise
-        return blocking_wire_of(connection, self._errors)
+        self._give_back(wire)
+        return answers
+
+    def _wire(self) -> AnyBlockingWire:
+        """One that is idle or new: there are as many as threads that talk at the same time."""
+        try:
+            wire: AnyBlockingWire = self._idle.pop()
+        except IndexError:
+            connection = self._client.connection_pool.make_connection()
+            try:
+                connection.connect()
+            except BaseException:
+                connection.disconnect()
+                raise
+            return blocking_wire_of(connection, self._errors)
+        return wire
+
+    def _give_back(self, wire: AnyBlockingWire) -> None:
+        if len(self._idle) < _MOST:
+            self._idle.append(wire)
+        else:
+            wire.close()
 
 
 class ClusterLink(Link):
@@ -216,15 +314,20 @@ class ClusterLink(Link):
         nodes = [ClusterNode(*_host_and_port(address)) for address in addresses]
         self._client: Any = _client_of(RedisCluster, Retry, addresses[0], startup_nodes=nodes)
         self._url = addresses[0]
+        self._turns = asyncio.Semaphore(_MOST)
 
     async def close(self) -> None:
         await self._client.aclose()
 
     async def say(self, *words: Any) -> Any:
-        return await self._client.execute_command(*words)
+        async with self._turns:
+            return await self._client.execute_command(*words)
 
     async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         return await asyncio.gather(*(self.run(script, [key], words) for key, words in calls))
+
+    async def say_each(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return await asyncio.gather(*(self.say(*words) for words in commands))
 
     async def say_to_each(self, *words: Any) -> list[Any]:
         await self._client.initialize()
@@ -245,6 +348,13 @@ class ClusterLink(Link):
             await link.listen(channels, begin, hear)
         finally:
             await link.close()
+
+
+def _unless_error(answers: list[Any]) -> list[Any]:
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
 
 
 def by_slot(tags: Sequence[str]) -> list[list[str]]:

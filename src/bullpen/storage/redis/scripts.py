@@ -106,5 +106,6 @@ LIMIT = _script("limit", "anyway")
 NOTE = _script("note", "anyway")
 
 # Upkeep.
+DUE = _script("due")
 EXPIRE = _script("expire", "anyway", "moves", "places", "links", "shown", "people")
 PRUNE = _script("prune", "moves", "places", "links")

@@ -64,6 +64,7 @@ from bullpen.tasks.unique import RETURN, Duplicates
 log = logging.getLogger("bullpen.storage")
 
 Tasks = list[Task]  # `list` is a verb of stores
+Names = list[str]
 PAGE = 200
 REMEMBERED = 20_000
 _PREFIX = re.compile(r"[^{} ]+|[^{} ]*\{[^{} ]+\}[^{} ]*")
@@ -166,6 +167,8 @@ class RedisStorage(ServerStorage[Link]):
 
     async def _run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         """The same for several queues."""
+        if not calls:
+            return []
         with told(self.name):
             link = await self._connected()
             return await link.run_each(script, [(self._tag(queue), words) for queue, words in calls])
@@ -173,6 +176,12 @@ class RedisStorage(ServerStorage[Link]):
     async def _say(self, *words: Any) -> Any:
         with told(self.name):
             return await (await self._connected()).say(*words)
+
+    async def _say_to_queues(self, queues: Sequence[str], verb: str, name: str, *words: Any) -> list[Any]:
+        """One command that is safe to repeat, about a key of each of several queues."""
+        with told(self.name):
+            link = await self._connected()
+            return await link.say_each([(verb, f"{self._tag(queue)}:{name}", *words) for queue in queues])
 
     def _tag(self, queue: str) -> str:
         return self._tag_of.format(self.prefix, queue)
@@ -189,6 +198,16 @@ class RedisStorage(ServerStorage[Link]):
 
     async def _queues(self) -> list[str]:
         return sorted(name.decode() for name in await self._say("SMEMBERS", f"{self.prefix}:queues"))
+
+    async def _queues_with(self, name: str, until: str = "") -> Names:
+        """Those with something in a set by time that is due, or comes before `until`."""
+        name_of = {self._tag(queue): queue for queue in await self._queues()}
+        found: Names = []
+        with told(self.name):
+            link = await self._connected()
+            for tags in self._within_reach(list(name_of)) if name_of else ():
+                found += [name_of[tags[number - 1]] for number in await link.run(scripts.DUE, tags, [name, until])]
+        return found
 
     async def _note(self, queues: Iterable[str]) -> None:
         await self._say("SADD", f"{self.prefix}:queues", *queues)
@@ -529,7 +548,7 @@ class RedisStorage(ServerStorage[Link]):
 
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
         rescued: Tasks = []
-        queues = await self._queues()
+        queues = await self._queues_with(":running", "inf" if dead_workers else "")
         answers = await self._run_each(scripts.OVERDUE, [(queue, list(dead_workers)) for queue in queues])
         for queue, (moment, late) in zip(queues, answers, strict=True):
             settlements: list[Settlement] = []
@@ -663,8 +682,8 @@ class RedisStorage(ServerStorage[Link]):
 
     async def counts(self) -> Counts:
         counts = {}
-        for queue in await self._queues():
-            found = await self._say("HMGET", f"{self._tag(queue)}:counts", *TaskStatus)
+        queues = await self._queues()
+        for queue, found in zip(queues, await self._say_to_queues(queues, "HMGET", "counts", *TaskStatus), strict=True):
             of_queue = {status: int(count) for status, count in zip(TaskStatus, found, strict=True) if int(count or 0)}
             if of_queue:
                 counts[queue] = of_queue
@@ -752,7 +771,7 @@ class RedisStorage(ServerStorage[Link]):
 
     async def expire(self, *, limit: int) -> Sequence[Task]:
         late: Tasks = []
-        for queue in await self._queues():
+        for queue in await self._queues_with(":expiring"):
             if len(late) >= limit:
                 break
             words = [self._channel, str(limit - len(late))]
@@ -761,7 +780,7 @@ class RedisStorage(ServerStorage[Link]):
 
     async def prune(self, *, limit: int) -> int:
         count = 0
-        for queue in await self._queues():
+        for queue in await self._queues_with(":finished"):
             if count >= limit:
                 break
             count += await self._run(scripts.PRUNE, queue, [str(limit - count)])
@@ -792,7 +811,8 @@ class RedisStorage(ServerStorage[Link]):
 
     async def paused(self) -> frozenset[str]:
         names = await self._queues()
-        return frozenset([name for name in names if await self._say("HEXISTS", f"{self._tag(name)}:limits", "paused")])
+        answers = await self._say_to_queues(names, "HEXISTS", "limits", "paused")
+        return frozenset(name for name, is_paused in zip(names, answers, strict=True) if is_paused)
 
     async def set_limit(self, limit: Limit) -> None:
         terms = {
@@ -808,8 +828,9 @@ class RedisStorage(ServerStorage[Link]):
 
     async def limits(self) -> Sequence[Limit]:
         limits = []
-        for queue in await self._queues():
-            words = await self._say("HMGET", f"{self._tag(queue)}:limits", *Limit.__struct_fields__[1:])
+        queues = await self._queues()
+        terms = Limit.__struct_fields__[1:]
+        for queue, words in zip(queues, await self._say_to_queues(queues, "HMGET", "limits", *terms), strict=True):
             most, per_key, rate, in_order, declared = words
             limit = Limit(
                 queue=queue,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -36,6 +36,8 @@ class Wire(asyncio.Protocol):
         self._before: Any = transport.get_protocol()  # redis-py's, which has to know of the end
         self._parser = _new_parser(connection, errors)
         self._answer: asyncio.Future[Any] | None = None
+        self._several: list[Any] | None = None  # where more than one answer is wanted: those that have come
+        self._count = 0  # … and how many are
         self._hear: Callable[[Any], None] | None = None
         self._used_at = self._loop.time()
         transport.set_protocol(self)
@@ -47,6 +49,15 @@ class Wire(asyncio.Protocol):
             await self._say(_PING, patience)
         self._used_at = now
         return await self._say(packed, patience)
+
+    async def say_each(self, packed: Sequence[bytes], patience: float) -> list[Any]:
+        """The answers to several commands, all said at once. Those that are errors are not raised."""
+        self._several, self._count = [], len(packed)
+        try:
+            answers: list[Any] = await self._say(b"".join(packed), patience)
+        finally:
+            self._several = None
+        return answers
 
     async def _say(self, packed: bytes, patience: float) -> Any:
         if self.loss is not None:
@@ -101,7 +112,11 @@ class Wire(asyncio.Protocol):
         elif isinstance(answer, self._errors.ConnectionError):  # such as: the server is loading
             self._lose(answer)
         elif self._answer is not None and not self._answer.done() and not isinstance(answer, _PUSH):
-            if isinstance(answer, Exception):
+            if self._several is not None:
+                self._several.append(answer)
+                if len(self._several) == self._count:
+                    self._answer.set_result(self._several)
+            elif isinstance(answer, Exception):
                 self._answer.set_exception(answer)
             else:
                 self._answer.set_result(answer)
@@ -136,6 +151,20 @@ class PlainWire:
         except TimeoutError as error:
             raise self._errors.TimeoutError(f"no answer within {patience:g} seconds") from error
 
+    async def say_each(self, packed: Sequence[bytes], patience: float) -> list[Any]:
+        answers: list[Any] = []
+        try:
+            async with asyncio.timeout(patience):
+                await self._connection.send_packed_command(packed)
+                while len(answers) < len(packed):
+                    try:
+                        answers.append(await self._connection.read_response())
+                    except self._errors.ResponseError as error:
+                        answers.append(error)
+        except TimeoutError as error:
+            raise self._errors.TimeoutError(f"no answer within {patience:g} seconds") from error
+        return answers
+
     async def listen(self, packed: bytes, hear: Callable[[Any], None], patience: float) -> None:
         async with asyncio.timeout(patience):
             await self._connection.send_packed_command([packed])
@@ -165,23 +194,34 @@ class BlockingWire:
         self._used_at = now
         return self._say(packed)
 
+    def say_each(self, packed: Sequence[bytes]) -> list[Any]:
+        """The answers to several commands, all said at once. Those that are errors are not raised."""
+        return self._answers(b"".join(packed), len(packed))
+
     def _say(self, packed: bytes) -> Any:
+        (answer,) = self._answers(packed, 1)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _answers(self, packed: bytes, count: int) -> list[Any]:
         parser = self._parser
+        answers: list[Any] = []
         try:
             self._socket.sendall(packed)
-            while (answer := parser.gets()) is _NOTHING or isinstance(answer, _PUSH):
-                if answer is _NOTHING:
+            while len(answers) < count:
+                if (answer := parser.gets()) is _NOTHING:
                     data = self._socket.recv(65536)
                     if not data:
                         raise self._errors.ConnectionError("Connection closed by server.")
                     parser.feed(data)
+                elif not isinstance(answer, _PUSH):
+                    answers.append(answer)
         except TimeoutError as error:
             raise self._errors.TimeoutError(f"no answer within {self._socket.gettimeout()} seconds") from error
         except OSError as error:
             raise self._errors.ConnectionError(f"Connection lost: {error}") from error
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return answers
 
     def close(self) -> None:
         self._connection.disconnect()
@@ -190,18 +230,33 @@ class BlockingWire:
 class PlainBlockingWire:
     """The same by redis-py's own means."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, errors: Any) -> None:
         self._connection = connection
+        self._errors = errors
 
     def say(self, packed: bytes) -> Any:
         self._connection.send_packed_command([packed])
         return self._connection.read_response()
 
+    def say_each(self, packed: Sequence[bytes]) -> list[Any]:
+        answers: list[Any] = []
+        self._connection.send_packed_command(packed)
+        while len(answers) < len(packed):
+            try:
+                answers.append(self._connection.read_response())
+            except self._errors.ResponseError as error:
+                answers.append(error)
+        return answers
+
     def close(self) -> None:
         self._connection.disconnect()
 
 
-def wire_of(connection: Any, errors: Any) -> Wire | PlainWire:
+AnyWire = Wire | PlainWire
+AnyBlockingWire = BlockingWire | PlainBlockingWire
+
+
+def wire_of(connection: Any, errors: Any) -> AnyWire:
     """Of a connection that was made on the running event loop."""
     transport = getattr(getattr(connection, "_writer", None), "transport", None)
     if transport is None or not _has_parser(connection):
@@ -209,10 +264,10 @@ def wire_of(connection: Any, errors: Any) -> Wire | PlainWire:
     return Wire(connection, transport, errors)
 
 
-def blocking_wire_of(connection: Any, errors: Any) -> BlockingWire | PlainBlockingWire:
+def blocking_wire_of(connection: Any, errors: Any) -> AnyBlockingWire:
     """… and of one for threads."""
     if getattr(connection, "_sock", None) is None or not _has_parser(connection):
-        return PlainBlockingWire(connection)
+        return PlainBlockingWire(connection, errors)
     return BlockingWire(connection, errors)
 
 
