@@ -335,6 +335,22 @@ def test_what_breaks_the_rules_is_a_crash(program: Callable[..., ProgramRuntime]
         assert pool.stats().spawned == 2
 
 
+def test_a_program_that_closes_its_stdin_and_lives_is_replaced(program: Callable[..., ProgramRuntime]) -> None:
+    runtime = program("""
+        ready()
+        heard = call()
+        os.close(0)
+        say(type="result", id=heard["id"], value=1)
+        time.sleep(600)
+        """)
+    with Pool(1, runtime=runtime) as pool:
+        assert pool.do("first") == 1
+        error = pool.submit("second").exception(PATIENCE)
+        assert isinstance(error, WorkerLost)
+        assert "closed its stdin" in str(error)
+        assert pool.do("third") == 1
+
+
 class Picky(ProgramRuntime):
     """One that cannot take some values."""
 

@@ -18,7 +18,7 @@ def test_a_large_message_is_not_copied_for_each_piece_that_there_is_room_for(mon
     monkeypatch.setattr(switchboard, "post", lambda action: None)  # this test says when there is room
     monkeypatch.setattr(switchboard, "forget", lambda fd: None)
     its, ours = os.pipe()
-    stdin = Input(ours)
+    stdin = Input(ours, lambda: pytest.fail("it is read"))
     message = os.urandom(LARGE)
     read: list[bytes] = []
     tracemalloc.start()

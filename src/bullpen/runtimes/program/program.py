@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import selectors
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,7 @@ class Program(Supervised):
         its_in, into = os.pipe()
         opened.callback(os.close, into)
         its_own.append(its_in)
-        self._input = Input(into)
+        self._input = Input(into, self._does_not_listen)
         self._output = pipe_from_it(opened, its_own)
         os.set_blocking(self._output, False)
         self._stderr = Output(pipe_from_it(opened, its_own), self._worker.name, "stderr")
@@ -196,6 +197,13 @@ class Program(Supervised):
                 switchboard.later(TERM_GRACE, self._fell_silent)  # if it has ended, its keeper will say so before
             return
         self._understand(data)
+
+    def _does_not_listen(self) -> None:
+        switchboard.later(TERM_GRACE, self._turned_deaf)  # if it has ended, its keeper will say so before
+
+    def _turned_deaf(self) -> None:
+        if not self._stopping:
+            self._punish("it closed its stdin")
 
     def _fell_silent(self) -> None:
         if not self._stopping:
@@ -360,13 +368,14 @@ class Program(Supervised):
 
 
 class Input:
-    """The stdin of a program: written from any thread, without waiting."""
+    """The stdin of a program: written from any thread, without waiting. `unread` is called if nobody reads it."""
 
-    __slots__ = ("_allowed", "_ends", "_fd", "_lock", "_out")
+    __slots__ = ("_allowed", "_ends", "_fd", "_lock", "_out", "_unread")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, unread: Callable[[], object]) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
+        self._unread = unread
         self._lock = primitives.backlog_lock()
         self._out: list[Any] = []  # what the pipe has no room for
         self._allowed: dict[int, int] = {}  # how many items, by stream: told when there is room again
@@ -398,8 +407,9 @@ class Input:
             self._out = wire.without(self._out, os.writev(self._fd, self._out[: wire.MOST_BUFFERS]))
         except BlockingIOError:
             pass
-        except OSError:  # it is gone, which will be heard of
+        except OSError:
             self._out = []
+            self._unread()
 
     def _want_room(self) -> None:
         if self._fd >= 0:
