@@ -135,16 +135,20 @@ from bullpen import Pool
 def work():
     return 1
 
-with Pool(1, runtime="process") as pool:
+class Kept:
+    pass
+
+with Pool(1, runtime="process", *OPTION) as pool:
     print(pool.do(work))
 """
 
 
-def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(UNGUARDED)
+@pytest.mark.parametrize("option", ["", ", initializer=work", ", worker=Kept"])
+def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path, option: str) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED.replace(", *OPTION", option))
     ended = run(tmp_path / "script.py")
     assert ended.returncode == 1
-    last = ended.stderr.splitlines()[-1]  # what people read
+    last = ended.stderr.splitlines()[-1].replace("\\", "")  # what people read
     assert "MissingMainGuard" in last
     assert "if __name__ == '__main__':" in last
 

@@ -215,7 +215,7 @@ class Process(Supervised):
         elif kind == wire.FAILED:
             self.finished(number, FAILED, _error(data))
         elif kind == wire.REFUSED:
-            self._refused(number, _error(data))
+            self._refused(number, _main_reason(_error(data)))
         elif kind == wire.ITEM:
             stream = self._streams.get(number)
             if stream is not None:
@@ -227,13 +227,11 @@ class Process(Supervised):
         elif kind == wire.NOT_BEGUN:
             self._take_back(wire.loads(data, ()))
         elif kind == wire.BROKEN:
-            self._broke(number, self._exceeded(_error(data)))
+            self._broke(number, self._exceeded(_main_reason(_error(data))))
 
     def _refused(self, number: int, problem: BaseException) -> None:
         """It could not read a call, or not send its result."""
-        if isinstance(problem.__cause__, MissingMainGuard):  # the function is missing because of that
-            problem = problem.__cause__
-        elif not isinstance(problem, NotPicklable):
+        if not isinstance(problem, NotPicklable | MissingMainGuard):
             if self._send_each(number):
                 return
             problem = unreadable("the call", problem, ran=False)
@@ -375,6 +373,11 @@ class Process(Supervised):
 def _outcomes(sent: child.Outcomes, size: int) -> Outcomes:
     errors = {place: failures.rebuild(entries, RemoteError) for place, entries in sent.errors.items()}
     return Outcomes(sent.values, errors, sent.seconds, sent.size + size)
+
+
+def _main_reason(error: BaseException) -> BaseException:
+    """What is to be said first: if a function was not found because of that, that the script has no main guard."""
+    return error.__cause__ if isinstance(error.__cause__, MissingMainGuard) else error
 
 
 def _error(data: Any) -> BaseException:
