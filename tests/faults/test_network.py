@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bullpen import AsyncWorkerPool, TaskQueue
+from bullpen import AsyncWorkerPool, StorageUnavailable, TaskQueue
 from bullpen.storage.open import open_storage
-from bullpen.tasks.task import SUCCESS
+from bullpen.tasks.task import PENDING, SUCCESS
 from bullpen.telemetry.catalogue import Event, Kind
 from bullpen.testing.storage_contract.base import claim, new_tasks, take_back
 from tests.faults.proxy import Proxy
@@ -75,6 +75,34 @@ async def test_who_gives_up_on_a_store_that_does_not_answer_need_not_wait_for_it
             await store.workers()
             proxy.part()
             await store.close()
+
+
+async def test_a_store_that_does_not_answer_is_given_up_after_the_time_that_its_address_says(address: str) -> None:
+    """By each verb, by who opens it, and by who waits for a result, within the limit of that."""
+    patience = "timeout=0.3" if address.startswith("postgresql:") else "socket_timeout=0.3"
+    async with Proxy(address) as proxy, TaskQueue(address) as well:
+        store = open_storage(f"{proxy.address}&{patience}")
+        await store.open()
+        queue = TaskQueue(proxy.address)
+        parted_job = queue.job((await well.aenqueue("f", elsewhere=True)).id)
+        assert await parted_job.astatus() is PENDING
+        proxy.part()
+        asked: list[Callable[[], Awaitable[object]]] = [
+            lambda: store.add(new_tasks(300)),
+            lambda: store.add(new_tasks(1, unique_key="k")),
+            lambda: claim(store),
+            lambda: store.rescue_expired(take_back, limit=1),
+            store.counts,
+            open_storage(f"{proxy.address}&{patience}").open,
+            lambda: parted_job.aresult(timeout=0.3),
+        ]
+        async with asyncio.timeout(WITHIN / 2):
+            for refused in await asyncio.gather(*(ask() for ask in asked), return_exceptions=True):
+                assert isinstance(refused, StorageUnavailable), refused
+            proxy.join()
+            assert await store.counts()
+        await queue.aclose()
+        await store.close()
 
 
 async def test_a_slow_network_makes_no_worker_busy_and_loses_no_lease(address: str, thorough: bool) -> None:

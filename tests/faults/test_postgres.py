@@ -462,6 +462,21 @@ async def _locked_out(connection: Any, schema: str, count: int) -> None:
         await asyncio.sleep(0.005)
 
 
+async def test_whoever_waits_long_for_a_unique_key_is_told_that_somebody_has_it(postgres_url: str, schema: str) -> None:
+    store = PostgresStorage(postgres_url, schema=schema, timeout=0.5)
+    await store.open()
+    other = await asyncpg.connect(postgres_url)
+    try:
+        async with asyncio.timeout(PATIENCE), other.transaction():
+            first = await other.fetchval(f"SELECT {schema}.enqueue('f', unique_key => 'k')")
+            with pytest.raises(StorageBusy, match="lock timeout"):
+                await store.add(new_tasks(1, 1, unique_key="k"))
+        assert [task.id for task in await store.add(new_tasks(1, 1, unique_key="k"))] == [first]
+    finally:
+        await other.close()
+        await store.close()
+
+
 # Other languages.
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar, cast
 
 from bullpen import primitives
-from bullpen.errors import PredecessorFailed, ResultDropped, ResultTimeout, TaskCancelled, TaskFailed
+from bullpen.errors import (
+    BullpenError,
+    PredecessorFailed,
+    ResultDropped,
+    ResultTimeout,
+    StorageUnavailable,
+    TaskCancelled,
+    TaskFailed,
+)
 from bullpen.queue.store import Store
 from bullpen.queue.why import Why, explain_task
 from bullpen.tasks.codec import CallCodec
@@ -18,6 +27,7 @@ from bullpen.tasks.task import CANCELLED, FAILED, Progress, Task, TaskStatus
 R = TypeVar("R")
 
 _LONGEST_WAIT = 5.0  # then the store is asked again, should its notification be lost
+_LAST_WORD = 1.0  # seconds that it has, when the time is over, to say how the task is
 
 
 class Job(Generic[R]):
@@ -53,7 +63,8 @@ class Job(Generic[R]):
         """What the function returned; waits for it.
 
         A task with an interval has many results: this waits for the next run that completes. Raises TaskFailed,
-        TaskCancelled, ResultDropped, TaskNotFound, and ResultTimeout when the time is over; the task goes on then.
+        TaskCancelled, ResultDropped, TaskNotFound, and ResultTimeout when the time is over; the task goes on then. If
+        the store says nothing at all: StorageUnavailable, at the latest a second after that.
         """
         limit = _limit(timeout)
         if not self._store.clients.runs_here():
@@ -68,7 +79,19 @@ class Job(Generic[R]):
 
     async def aresult(self, timeout: Seconds | None = None) -> R:
         """`result`, for async code."""
-        steps, answer = self._steps(_limit(timeout)), None
+        limit = _limit(timeout)
+        if not limit:
+            return await self._aresult(limit)
+        try:
+            async with asyncio.timeout(limit + _LAST_WORD):
+                return await self._aresult(limit)
+        except TimeoutError as error:
+            if isinstance(error, BullpenError):
+                raise
+            raise StorageUnavailable(f"no answer about task {self.id} in {limit:g} s", storage="the store") from None
+
+    async def _aresult(self, limit: float | None) -> R:
+        steps, answer = self._steps(limit), None
         try:
             while True:
                 step, _ = steps.send(answer)

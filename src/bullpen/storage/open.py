@@ -13,7 +13,8 @@ from bullpen.storage.port import Storage
 ALLOWED = (
     "memory://, sqlite:///relative.db, sqlite:////absolute/path.db (with ?synchronous=full or normal, "
     "?busy_timeout=seconds), postgresql://user@host/database (with ?schema=, ?notify=, ?listen_url=, ?prepared=, "
-    "?migrate=, ?connections=), redis://host/number or redis+cluster://host:port,host:port (with ?prefix=)"
+    "?migrate=, ?connections=, ?timeout=seconds), redis://host/number or redis+cluster://host:port,host:port (with "
+    "?prefix=)"
 )
 _REDIS = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}  # what the driver calls them
 
@@ -70,6 +71,8 @@ def _open_postgres(url: str) -> Storage:
             ours[name] = _flag(name, value)
         elif name == "connections":
             ours[name] = _count(name, value)
+        elif name == "timeout":
+            ours[name] = _seconds(name, value, above=0.0)
         else:
             others.append((name, value))
     return PostgresStorage(urlunsplit(parts._replace(query=urlencode(others))), **ours)
@@ -99,12 +102,12 @@ def _count(name: str, value: str) -> int:
     return int(value)
 
 
-def _seconds(name: str, value: str) -> float:
+def _seconds(name: str, value: str, *, above: float = -1.0) -> float:
     try:
         seconds = float(value)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds < 1e6:
+    if not (0 <= seconds < 1e6 and seconds > above):
         raise InvalidOption(name, value, "a number of seconds")
     return seconds
 

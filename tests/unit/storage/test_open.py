@@ -76,6 +76,7 @@ def test_options_of_sqlite() -> None:
         ("postgresql://host/db?schema=", "lower-case"),
         ("postgresql://host/db?notify=maybe", "true or false"),
         ("postgresql://host/db?connections=0", "whole number"),
+        ("postgresql://host/db?timeout=0", "seconds"),
         ("redis://host/0?prefix=a{b", "in {}"),
         ("redis://host/0?prefix=", "a few characters"),
     ],
@@ -94,11 +95,12 @@ def test_passwords_are_not_shown() -> None:
 
 def test_options_of_postgres_are_taken_and_the_others_are_the_drivers() -> None:
     storage = open_storage(
-        "postgresql://me:s3cret@host:5433/db?schema=jobs&sslmode=require&notify=false&prepared=false&connections=3"
+        "postgresql://me:s3cret@host:5433/db?schema=jobs&sslmode=require&notify=false&prepared=false&connections=3&timeout=2.5"
     )
     assert isinstance(storage, PostgresStorage)
     assert (storage.url, storage.schema) == ("postgresql://me:s3cret@host:5433/db?sslmode=require", "jobs")
     assert (storage.notify, storage.prepared, storage.migrate, storage.connections) == (False, False, True, 3)
+    assert storage.timeout == 2.5
     assert "s3cret" not in repr(storage)
 
 

@@ -48,5 +48,8 @@ async def told(storage: str) -> AsyncIterator[None]:
         kind = _KINDS.get(state) or _KINDS.get(state[:2], StorageError)
         words = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}{_ADVICE.get(state, '')}"
         raise kind(words, storage=storage) from error
+    except TimeoutError as error:
+        words = "no answer in time; ?timeout= in the address says how many seconds it may take"
+        raise StorageUnavailable(words, storage=storage) from error
     except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         raise StorageUnavailable(f"{type(error).__name__}: {error}", storage=storage) from error

@@ -33,13 +33,20 @@ from bullpen.tasks.unique import Duplicates, has_key, meet
 IN_ORDER = "ORDER BY follows IS NOT NULL AND status <> 'running', id"
 
 
-class Ledger:
-    """What can be done on one connection. `notify`: whether others are told."""
+ADDED_PER_SECOND = 1000  # at the least; in fact it is some ten times as many
+LOCK_SHARE = 0.8  # of the time that an answer may take, for locks: so that they are what is named
 
-    def __init__(self, connection: Any, schema: str, *, notify: bool) -> None:
+
+class Ledger:
+    """What can be done on one connection. `notify`: whether others are told; `timeout`: seconds that an answer may
+    take, and more where it is about many tasks.
+    """
+
+    def __init__(self, connection: Any, schema: str, *, notify: bool, timeout: float) -> None:
         self.connection = connection
         self.schema = schema
         self.notify = notify
+        self.timeout = timeout
 
     async def now(self) -> float:
         return float(await self.connection.fetchval(f"SELECT {self.schema}.now()"))
@@ -47,7 +54,8 @@ class Ledger:
     async def add(self, tasks: Sequence[Task]) -> list[Task]:
         """One statement, and another one if ids were there already."""
         adding = f"SELECT added_id, added_at FROM {self.schema}.add({array_places(NEW)}, ${len(NEW) + 1})"
-        added = dict(await self.connection.fetch(adding, *arrays(NEW, map(new_row, tasks)), self.notify))
+        values = arrays(NEW, map(new_row, tasks))
+        added = dict(await self.connection.fetch(adding, *values, self.notify, timeout=self._time_for(tasks)))
         kept: dict[str, Task] = {}
         for task in tasks:
             if task.id in added:
@@ -63,13 +71,20 @@ class Ledger:
         kept = [new_as_kept(task, now) for task in tasks]
         rows = [(*new_row(task), now) for task in kept]
         await self.connection.copy_records_to_table(
-            "task", schema_name=self.schema, columns=[*NEW, "created_at"], records=rows
+            "task",
+            schema_name=self.schema,
+            columns=[*NEW, "created_at"],
+            records=rows,
+            timeout=self._time_for(tasks),
         )
         for queue in {task.queue for task in kept if task.eta < now}:
             await self.stir(queue)
         for queue in {task.queue for task in kept}:
             await self.tell(WORK + to_text(queue))
         return kept
+
+    def _time_for(self, tasks: Sequence[Task]) -> float:
+        return self.timeout + len(tasks) / ADDED_PER_SECOND
 
     async def add_keyed(self, tasks: Sequence[Task], duplicates: Duplicates) -> Sequence[Task]:
         now = await self.now()
@@ -88,7 +103,8 @@ class Ledger:
 
     async def lock_keys(self, keyed: Sequence[Task]) -> None:
         queues, keys = [to_text(task.queue) for task in keyed], [to_text(task.unique_key) for task in keyed]
-        await self.connection.execute(f"SELECT {self.schema}.lock_keys($1, $2)", queues, keys)
+        lock = f"SELECT set_config('lock_timeout', $3, true), {self.schema}.lock_keys($1, $2)"
+        await self.connection.execute(lock, queues, keys, f"{self.timeout * LOCK_SHARE * 1000:.0f}ms")
 
     async def holder(self, task: Task, now: float) -> Task | None:
         """Which task has the unique key of this one."""

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import asyncpg
 
 LOCK_TIMEOUT = "10s"  # workers stand behind a migration that waits for a table
-
-
+A_DAY = 86_400.0  # seconds that a step of a migration may take
 PARTING = 1.0  # seconds that a server has to say goodbye
 
 # What statements rely on, and a server, a database or a role may have set otherwise: whoever has waited for a lock sees
@@ -37,7 +36,8 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
 
     `schema`: where its tables are; it is made by `open`, unless `migrate` is false. `notify`: whether to use LISTEN and
     NOTIFY; `listen_url`: another address for that, where `url` leads through a pooler of transactions. `prepared`:
-    whether statements may be prepared, which such poolers may not allow. `connections`: how many at most.
+    whether statements may be prepared, which such poolers may not allow. `connections`: how many at most. `timeout`:
+    seconds that a connection, or the answer to a statement, may take.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
         prepared: bool = True,
         migrate: bool = True,
         connections: int = 10,
+        timeout: float = 10.0,
     ) -> None:
         super().__init__(f"PostgreSQL schema {schema!r}")
         self.url = url
@@ -59,6 +60,7 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
         self.prepared = prepared
         self.migrate = migrate
         self.connections = connections
+        self.timeout = timeout
 
     def another(self) -> Self:
         return type(self)(
@@ -69,6 +71,7 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
             prepared=self.prepared,
             migrate=self.migrate,
             connections=self.connections,
+            timeout=self.timeout,
         )
 
     async def _connect(self) -> asyncpg.Pool[Any]:
@@ -93,7 +96,11 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
             client.terminate()
 
     def _manners(self) -> dict[str, Any]:
-        manners: dict[str, Any] = {"server_settings": {"application_name": f"bullpen:{self.schema}"}}
+        manners: dict[str, Any] = {
+            "server_settings": {"application_name": f"bullpen:{self.schema}"},
+            "timeout": self.timeout,
+            "command_timeout": self.timeout,
+        }
         if not self.prepared:
             manners["statement_cache_size"] = 0
         return manners
@@ -120,12 +127,13 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
 
     async def _upgrade(self, connection: Any) -> None:
         async with connection.transaction():
-            await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 1))", self.schema)
+            turn = "SELECT pg_advisory_xact_lock(hashtextextended($1, 1))"
+            await connection.execute(turn, self.schema, timeout=A_DAY)
             found = await self._found(connection)
             found.check(self.name)
             await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
             for step in schemas.steps(found.version, self.schema):
-                await connection.execute(step)
+                await connection.execute(step, timeout=A_DAY)
 
     async def look_at_schema(self) -> Schema:
         async with self._alone() as connection:
@@ -166,7 +174,8 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
         """Of the pool. Whoever gives up on an answer waits no longer for the server to agree to that."""
         async with told(self.name):
             pool = await self._connected()
-            connection = await pool.acquire()
+            async with asyncio.timeout(self.timeout):
+                connection = await pool.acquire()
             try:
                 yield connection
             finally:
@@ -190,14 +199,14 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
             connection.terminate()  # which is known at once, and rolls it back
             raise
         except BaseException:
-            await transaction.rollback()
+            await _roll_back(connection, transaction)
             raise
         else:
             await transaction.commit()
 
     def _ledger(self, connection: Any) -> Ledger:
         """What can be done on a connection, or on any of the pool."""
-        return Ledger(connection, self.schema, notify=self.notify)
+        return Ledger(connection, self.schema, notify=self.notify, timeout=self.timeout)
 
     async def _fetch(self, statement: str, *values: Any) -> list[Any]:
         async with self._connection() as connection:
@@ -232,3 +241,12 @@ async def _tidy(connection: Any) -> None:
     """
     if connection.is_in_transaction():
         await connection.reset()
+
+
+async def _roll_back(connection: Any, transaction: Any) -> None:
+    """Where the server says nothing at all, it does so when it finds nobody there."""
+    try:
+        async with asyncio.timeout(PARTING):
+            await transaction.rollback()
+    except TimeoutError:
+        connection.terminate()
