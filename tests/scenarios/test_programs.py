@@ -351,6 +351,40 @@ def test_a_program_that_closes_its_stdin_and_lives_is_replaced(program: Callable
         assert pool.do("third") == 1
 
 
+FORKS = """
+import os, sys
+from bullpen import Pool, ProgramRuntime
+
+PROGRAM = r'''
+import json, pathlib, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message["type"] == "hello":
+        print(json.dumps({"type": "ready", "protocol": 1}), flush=True)
+    elif message["type"] == "call":
+        print(json.dumps({"type": "result", "id": message["id"]}), flush=True)
+pathlib.Path(sys.argv[1]).touch()
+'''
+
+pool = Pool(1, runtime=ProgramRuntime([sys.executable, "-c", PROGRAM, sys.argv[1]], stop_grace=None))
+pool.do("anything")
+held, holds = os.pipe()
+if os.fork() == 0:
+    os.close(holds)
+    os.read(held, 1)  # until its parent has ended
+    os._exit(0)
+pool.close(grace=20)
+"""
+
+
+def test_a_forked_child_of_the_app_does_not_keep_the_stdin_of_programs_open(tmp_path: Path) -> None:
+    """A program that ends at the end of its input does so when the pool is closed."""
+    ended = tmp_path / "ended"
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    subprocess.run([sys.executable, "-c", FORKS, ended], env=environment, timeout=PATIENCE, check=True)
+    assert ended.exists()
+
+
 class Picky(ProgramRuntime):
     """One that cannot take some values."""
 

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from bullpen import primitives
 from bullpen.runtimes.process import wire
@@ -208,8 +208,8 @@ class Switchboard:
 
     def forked(self) -> None:
         """This is a forked child: close everything, for whoever waits at the other ends must see the parent's end."""
-        for channel in list(_channels):
-            channel.sock.close()
+        for end in list(_ends):
+            end.forked()
         if self._selector is not None:
             self._selector.close()
             with contextlib.suppress(OSError):
@@ -225,9 +225,21 @@ def _call(action: Action) -> None:
 
 
 switchboard = Switchboard()
-_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+_ends: weakref.WeakSet[End] = weakref.WeakSet()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=switchboard.forked)
+
+
+class End(Protocol):
+    """This side of something that leads to another process."""
+
+    def forked(self) -> None:
+        """Close it: this is a forked child. Somebody who does not exist here may hold its lock."""
+
+
+def only_here(end: End) -> None:
+    """Have `end` closed in forked children."""
+    _ends.add(end)
 
 
 class Channel:
@@ -242,7 +254,7 @@ class Channel:
         self._lock = primitives.backlog_lock()
         self._out: list[Any] = []  # what the socket has no room for
         self._closed = False
-        _channels.add(self)
+        only_here(self)
 
     def send(self, pieces: list[Any]) -> None:
         """Send a frame, or as much as there is room for; the rest follows by itself. Never waits, never fails."""
@@ -304,3 +316,6 @@ class Channel:
             self._out = []
             switchboard.forget(self.sock.fileno())
             self.sock.close()
+
+    def forked(self) -> None:
+        self.sock.close()

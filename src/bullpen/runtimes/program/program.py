@@ -23,7 +23,7 @@ from bullpen.runtimes.process.calls import RequestCancelled
 from bullpen.runtimes.process.items import raise_
 from bullpen.runtimes.process.output import Output
 from bullpen.runtimes.process.supervised import TERM_GRACE, Supervised, pipe_from_it
-from bullpen.runtimes.process.switchboard import Timer, switchboard
+from bullpen.runtimes.process.switchboard import Timer, only_here, switchboard
 from bullpen.runtimes.program import messages
 
 if TYPE_CHECKING:
@@ -370,7 +370,7 @@ class Program(Supervised):
 class Input:
     """The stdin of a program: written from any thread, without waiting. `unread` is called if nobody reads it."""
 
-    __slots__ = ("_allowed", "_ends", "_fd", "_lock", "_out", "_unread")
+    __slots__ = ("__weakref__", "_allowed", "_ends", "_fd", "_lock", "_out", "_unread")
 
     def __init__(self, fd: int, unread: Callable[[], object]) -> None:
         os.set_blocking(fd, False)
@@ -380,6 +380,7 @@ class Input:
         self._out: list[Any] = []  # what the pipe has no room for
         self._allowed: dict[int, int] = {}  # how many items, by stream: told when there is room again
         self._ends = False  # it is closed when all is written
+        only_here(self)
 
     def write(self, data: bytes) -> None:
         """Write this, or as much as there is room for; the rest follows by itself. Never waits, never fails."""
@@ -441,6 +442,12 @@ class Input:
                 self._shut()
 
     def _shut(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = (
+            self._fd,
+            -1,
+        )  # in this order: a child forked meanwhile must not close another file
+        if fd >= 0:
+            os.close(fd)
+
+    def forked(self) -> None:
+        self._shut()
