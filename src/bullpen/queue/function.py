@@ -6,11 +6,13 @@ import functools
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
+from bullpen import primitives
 from bullpen.errors import InvalidArgument
 from bullpen.queue.compose import Call
 from bullpen.queue.job import Job
 from bullpen.queue.rejecting import rejecting
 from bullpen.queue.store import Store
+from bullpen.tasks.alike import Alike
 from bullpen.tasks.options import CALL_NAMES, CallOptions, TaskOptions
 from bullpen.tasks.registry import TaskDefinition
 
@@ -24,6 +26,14 @@ async def enqueue(
     store: Store, options: TaskOptions, func_path: str, payload: bytes, keys: Mapping[str, str] | None
 ) -> Job[Any]:
     """One task. Raises TaskExists, with the job that has its unique key, if the options say so."""
+    same = store.usual(options, func_path) if keys is None else None
+    if same is not None:
+        storage = store.clients.at_hand() or await store.clients.get()
+        ids = store.new_ids(1)
+        primitives.failpoint("enqueue.before_add")
+        await storage.add(Alike(same, ids, (payload,)))
+        primitives.failpoint("enqueue.after_add")
+        return Job(store, ids[0], True, True)
     with rejecting(store):
         ((task_id, is_new),) = await store.add(options, func_path, [payload], None if keys is None else [keys])
     return Job(store, task_id, is_new=is_new, is_fresh=is_new and not options.repeats)
@@ -52,11 +62,8 @@ class TaskFunction(Generic[P, R]):
         self._store = store
         self._options: TaskOptions = definition.options
         self._keys = definition.keys
-
-    @property
-    def name(self) -> str:
-        """Its name in the registry, and in the store."""
-        return self.definition.func_path
+        self._encode = definition.codec.encode
+        self.name = definition.func_path  # in the registry, and in the store
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         return self.definition.function(*args, **kwargs)
@@ -74,17 +81,16 @@ class TaskFunction(Generic[P, R]):
 
         Raises InvalidArgument if the arguments do not fit the function, or would not come back as they are.
         """
-        payload = self.definition.codec.encode(args, kwargs)
+        payload = self._encode(args, kwargs)
         keys = None if self._keys is None else self._keys.of_call(args, kwargs)
-        return self._store.run("enqueue", self._add(payload, keys), connection=self._options.connection)
+        task = enqueue(self._store, self._options, self.name, payload, keys)
+        return self._store.run("enqueue", task, connection=self._options.connection)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """`enqueue`, for async code."""
-        payload = self.definition.codec.encode(args, kwargs)
-        return await self._add(payload, None if self._keys is None else self._keys.of_call(args, kwargs))
-
-    def _add(self, payload: bytes, keys: Mapping[str, str] | None) -> Coroutine[Any, Any, Job[R]]:
-        return enqueue(self._store, self._options, self.definition.func_path, payload, keys)
+        payload = self._encode(args, kwargs)
+        keys = None if self._keys is None else self._keys.of_call(args, kwargs)
+        return await enqueue(self._store, self._options, self.name, payload, keys)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """This call as a value, for `chain`, `group` and `current_task().enqueue`. Nothing is enqueued yet.

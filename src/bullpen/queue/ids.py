@@ -7,29 +7,47 @@ import threading
 import time
 
 from bullpen import primitives
-from bullpen.tasks.ids import RANDOM_BITS, as_uuids7, next_ordinal
+from bullpen.tasks.ids import LAST_NODE, NODE_BITS, RANDOM_BITS, head_of, next_ordinal
+
+_MILLISECOND = 1_000_000  # nanoseconds
 
 _lock = threading.Lock()
-_latest = 0
+_high, _node = 0, -1  # the latest ordinal, in two parts: most ids differ from the one before in the second only
+_head = ""  # how those of this high part begin
+_until = 0  # nanoseconds since the epoch: the end of the millisecond that they say
 
 
 def new_ids(count: int) -> list[str]:
     """Ids that sort after all ids that this process has made before, and as they are in the list."""
-    global _latest  # noqa: PLW0603 — one process, one order
+    global _node  # noqa: PLW0603 — one process, one order
     with _lock:
-        unix_ms = time.time_ns() // 1_000_000
-        is_first = unix_ms > _latest >> RANDOM_BITS  # of this millisecond; others just follow
-        luck = primitives.random.getrandbits(RANDOM_BITS) if is_first else 0
-        ordinal = next_ordinal(_latest, unix_ms, luck)
-        _latest = ordinal + count - 1
-    return as_uuids7(ordinal, count)
+        now = time.time_ns()
+        if now >= _until or _node + count > LAST_NODE:
+            _begin(now, count)
+        head, first = _head, _node + 1
+        _node += count
+    if count == 1:
+        return [head + "%012x" % first]  # noqa: UP031 — the faster spelling
+    return [head + "%012x" % node for node in range(first, first + count)]  # noqa: UP031
+
+
+def _begin(now: int, count: int) -> None:
+    """Go on where there is room for so many with one beginning: in this millisecond, or right after the latest."""
+    global _high, _node, _head, _until  # noqa: PLW0603
+    luck = primitives.random.getrandbits(RANDOM_BITS)
+    first = next_ordinal((_high << NODE_BITS) + _node, now // _MILLISECOND, luck)
+    if (first & LAST_NODE) + count > LAST_NODE:
+        first = ((first >> NODE_BITS) + 1) << NODE_BITS
+    _high, _node = first >> NODE_BITS, (first & LAST_NODE) - 1
+    _head = head_of(_high)
+    _until = ((first >> RANDOM_BITS) + 1) * _MILLISECOND
 
 
 def _after_fork() -> None:
     """Parent and child must not draw the same numbers, or go on from the same id."""
-    global _lock, _latest  # noqa: PLW0603
+    global _lock, _high, _node, _until  # noqa: PLW0603
     _lock = threading.Lock()
-    _latest = 0
+    _high, _node, _until = 0, -1, 0
     primitives.random.seed()
 
 

@@ -36,7 +36,7 @@ class Job(Generic[R]):
     __slots__ = ("_is_fresh", "_runs", "_store", "id", "is_new")
 
     def __init__(
-        self, store: Store, task_id: str, *, is_new: bool = False, is_fresh: bool = False, runs: int | None = None
+        self, store: Store, task_id: str, is_new: bool = False, is_fresh: bool = False, runs: int | None = None
     ) -> None:
         self._store = store
         self._is_fresh = is_fresh  # it was enqueued a moment ago, to run once: it is not over, most likely

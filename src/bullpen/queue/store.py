@@ -19,6 +19,7 @@ from bullpen.queue.new_tasks import NewTasks
 from bullpen.queue.watch import Watch
 from bullpen.storage import schedules
 from bullpen.storage.port import Storage
+from bullpen.tasks.alike import Alike
 from bullpen.tasks.hooks import Around
 from bullpen.tasks.ids import as_schedule_id, schedule_id
 from bullpen.tasks.options import CALL_NAMES, TaskOptions
@@ -42,8 +43,7 @@ class Store:
         self.watch = watch
         self.registry = registry
         self.new_ids = new_ids
-        options = TaskOptions()
-        self._latest = (options, "", options.new_task("", "", b""))
+        self._usual: tuple[TaskOptions, str, Task | None] = (TaskOptions(), "", None)
 
     def run(self, name: str, coroutine: Coroutine[Any, Any, T], *, waits: bool = False, connection: Any = None) -> T:
         """Run `aname`, as the coroutine is called, for the sync method `name`. With a `connection` of the caller, which
@@ -68,6 +68,17 @@ class Store:
             _waits.reset(token)
             coroutine.close()
         raise InvalidOptionType("connection", connection, f"one for sync code; with this one, await a{name}()")
+
+    def usual(self, options: TaskOptions, func_path: str) -> Task | None:
+        """What tasks with these options have in common, if to enqueue one is to add it and no more; else None.
+
+        Mostly the same as for the call before.
+        """
+        latest_options, latest_path, same = self._usual
+        if latest_options is not options or latest_path != func_path:
+            same = options.new_task("", func_path, b"") if options.are_usual else None
+            self._usual = (options, func_path, same)
+        return None if self.watch.observer is not None or self.registry.hooks.around_enqueue else same
 
     def add(
         self, options: TaskOptions, func_path: str, payloads: Sequence[bytes], keys: Keys = None
@@ -129,10 +140,7 @@ class Store:
         if options.connection is not None:
             return await self._add_in(options, func_path, payloads, keys)
         storage = self.clients.at_hand() or await self.clients.get()
-        if options.is_relative:
-            same = options.new_task("", func_path, b"", await storage.now())
-        else:
-            same = self._common(options, func_path)
+        same = options.new_task("", func_path, b"", await storage.now() if options.is_relative else 0.0)
         ids = self.new_ids(len(payloads))
         if options.repeats:
             if options.schedule_key is not None:
@@ -140,7 +148,7 @@ class Store:
                     same = replace(same, **keys[0])
                 return [await self._put(storage, same, options.schedule_key, payloads)]
             ids = [as_schedule_id(task_id) for task_id in ids]
-        tasks = [replace(same, id=task_id, payload=payload) for task_id, payload in zip(ids, payloads, strict=True)]
+        tasks: Sequence[Task] = Alike(same, ids, payloads)
         if keys is not None:
             tasks = [replace(task, **of_call) for task, of_call in zip(tasks, keys, strict=True)]
         primitives.failpoint("enqueue.before_add")
@@ -177,14 +185,6 @@ class Store:
         is_new = await schedules.put(storage, task)
         primitives.failpoint("enqueue.after_add")
         return task.id, is_new
-
-    def _common(self, options: TaskOptions, func_path: str) -> Task:
-        """What all tasks with these options have in common; mostly the same as for the call before."""
-        latest_options, latest_path, same = self._latest
-        if latest_options is not options or latest_path != func_path:
-            same = options.new_task("", func_path, b"")
-            self._latest = (options, func_path, same)
-        return same
 
     async def cancel(self, ids: Sequence[str]) -> int:
         """Cancel tasks that wait, and ask those that run to stop; how many this changed."""

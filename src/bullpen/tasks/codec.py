@@ -30,6 +30,7 @@ from bullpen.tasks.inject import Dependency, dependency_of
 MAX_PAYLOAD = 256 * 1024
 MAX_RESULT = 256 * 1024
 MAX_DEPTH = 64
+_REMEMBERED = 100
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -97,7 +98,7 @@ class CallCodec:
         """The arguments of one call. Raises InvalidArgument or PayloadTooLarge."""
         shape = self._known or self._shape
         try:
-            if not kwargs and shape.is_plain(args):
+            if not kwargs and (tuple(map(type, args)) in shape.plain_calls or shape.is_plain(args)):
                 payload = _encode(_Call(args, kwargs))
             else:
                 problem = shape.misfit(args, kwargs)
@@ -176,6 +177,7 @@ class _Shape:
     def __init__(self, function: Callable[..., Any] | None, name: str) -> None:
         self._positions: list[_Kind] = []
         self._plains: list[frozenset[Any]] = []  # of the positions
+        self.plain_calls: set[tuple[type, ...]] = set()  # the types of arguments that were found to be plain
         self._names: dict[str, _Kind] = {}
         self._more_positions: _Kind | None = None
         self._more_names: _Kind | None = None
@@ -240,6 +242,8 @@ class _Shape:
         for plain, value in zip(self._plains, args, strict=False):
             if type(value) not in plain:
                 return False
+        if len(self.plain_calls) < _REMEMBERED:
+            self.plain_calls.add(tuple(map(type, args)))
         return True
 
     def misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
 
 RANDOM_BITS = 74
 _RANDOM_MASK = (1 << RANDOM_BITS) - 1
-_NODE_MASK = (1 << 48) - 1  # of the last part of a UUID
+NODE_BITS = 48  # of the last part of a UUID
+LAST_NODE = (1 << NODE_BITS) - 1
 
 
 def next_ordinal(previous: int, unix_ms: int, luck: int) -> int:
@@ -20,25 +20,13 @@ def next_ordinal(previous: int, unix_ms: int, luck: int) -> int:
     return (unix_ms << RANDOM_BITS) | (luck & _RANDOM_MASK)
 
 
-def as_uuids7(ordinal: int, count: int) -> list[str]:
-    """The UUIDs of an ordinal and those that follow it. Most differ in their last part only."""
-    last = ordinal & _NODE_MASK
-    if last + count > _NODE_MASK:
-        return [as_uuid7(ordinal + step) for step in range(count)]
-    head = _head(ordinal >> 48)
-    if count == 1:
-        return [f"{head}{last:012x}"]
-    return [f"{head}{node:012x}" for node in range(last, last + count)]
-
-
 def as_uuid7(ordinal: int) -> str:
     """The ordinal as a UUID in its usual form. Ordinals and their UUIDs sort alike."""
-    return f"{_head(ordinal >> 48)}{ordinal & _NODE_MASK:012x}"
+    return f"{head_of(ordinal >> NODE_BITS)}{ordinal & LAST_NODE:012x}"
 
 
-@lru_cache(maxsize=1)
-def _head(high: int) -> str:
-    """All but the last part, of the high bits of an ordinal; mostly the same as for the one before."""
+def head_of(high: int) -> str:
+    """All but the last part, the node, of the high bits of an ordinal."""
     return "%08x-%04x-7%03x-%04x-" % (  # noqa: UP031 — the faster spelling
         high >> 42,
         (high >> 26) & 0xFFFF,

@@ -242,6 +242,11 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
             or self.cron is not None
         )
 
+    @property
+    def are_usual(self) -> bool:
+        """Whether a task of these is kept by whoever enqueues it, whatever else there is, and runs once."""
+        return self.connection is None and self.unique_key is None and not self.repeats and not self.is_relative
+
     def new_task(self, task_id: str, func_path: str, payload: bytes, now: float = 0.0) -> Task:
         """A task that waits for a worker. `now`, by the store's clock, is needed only if these are relative."""
         schedule = self._schedule()

@@ -8,8 +8,9 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bullpen.queue import ids
 from bullpen.queue.ids import new_ids
-from bullpen.tasks.ids import as_uuid7, as_uuids7, next_ordinal
+from bullpen.tasks.ids import as_uuid7, next_ordinal
 
 MS = st.integers(0, 2**47)
 LUCK = st.integers(0, 2**74 - 1)
@@ -34,9 +35,14 @@ def test_ids_sort_as_they_were_made_also_when_the_clock_goes_back(draws: list[tu
     assert sorted(set(made)) == made
 
 
-@given(st.integers(0, 2**120) | st.integers(2**100 - 20, 2**100), st.integers(0, 30))
-def test_ids_in_a_row_are_those_of_their_ordinals(ordinal: int, count: int) -> None:
-    assert as_uuids7(ordinal, count) == [as_uuid7(ordinal + step) for step in range(count)]
+@given(st.integers(0, 2**48 - 1), st.lists(st.integers(1, 30), min_size=1))
+def test_ids_go_on_where_their_last_part_is_used_up(node: int, counts: list[int]) -> None:
+    ids.new_ids(1)
+    ids._node = max(ids._node, node | (2**48 - 32))
+    made = [one for count in counts for one in new_ids(count)]
+    assert sorted(set(made)) == made
+    assert len(made) == sum(counts)
+    assert all(str(uuid.UUID(one)) == one and uuid.UUID(one).version == 7 for one in made)
 
 
 def test_all_bits_of_luck_are_used() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,8 +14,9 @@ import msgspec
 from bullpen import primitives
 from bullpen.errors import StorageCorrupt, StorageError
 from bullpen.storage.sqlite import file, host
-from bullpen.storage.sqlite.ledger import Ledger
+from bullpen.storage.sqlite.ledger import Ledger, is_one_statement
 from bullpen.storage.sqlite.rows import DamagedRow
+from bullpen.tasks.alike import Alike, joined
 from bullpen.tasks.task import Task
 
 T = TypeVar("T")
@@ -35,15 +36,12 @@ class Clock(msgspec.Struct, frozen=True):
 
 
 class Add:
-    """Tasks to be added: work that is done for several callers at once."""
+    """Work that is done for several callers at once: to add these tasks."""
 
     __slots__ = ("tasks",)
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = tasks
-
-    def __call__(self, ledger: Ledger) -> Sequence[Task]:
-        return ledger.add(self.tasks)
 
 
 class Job:
@@ -54,7 +52,7 @@ class Job:
 
     __slots__ = ("clock", "durable", "error", "is_answered", "ledger", "result", "work")
 
-    def __init__(self, work: Work[Any], clock: Clock, *, durable: bool = True) -> None:
+    def __init__(self, work: Work[Any] | Add, clock: Clock, *, durable: bool = True) -> None:
         self.work = work
         self.clock = clock
         self.durable = durable
@@ -67,10 +65,37 @@ class Job:
         """Nobody waits for it any more."""
         raise NotImplementedError
 
-    def run(self, db: sqlite3.Connection) -> None:
-        """Alone."""
-        self.ledger = self.clock.ledger(db)
-        self.result = self.work(self.ledger)
+    @property
+    def has_several(self) -> bool:
+        """Whether several callers wait for it."""
+        return False
+
+    def split(self) -> Sequence[Job]:
+        """One for each caller."""
+        return (self,)
+
+    def run(self, ledger: Ledger) -> None:
+        """Alone. Those who add do that together."""
+        self.ledger = ledger
+        if not isinstance(self.work, Add):
+            self.result = self.work(ledger)
+
+    def parts(self) -> Sequence[Sequence[Task]]:
+        """The tasks that it adds for each of its callers, if that is its work; else none."""
+        return (self.work.tasks,) if isinstance(self.work, Add) else ()
+
+    def alike(self) -> Alike | None:
+        """The same, if all of them are alike."""
+        return self.work.tasks if isinstance(self.work, Add) and type(self.work.tasks) is Alike else None
+
+    def share_out(self, same: Task) -> None:
+        """They are added, with this in common."""
+        tasks = self.alike()
+        self.result = None if tasks is None else tasks.like(same)
+
+    def take_share(self, kept: Iterator[Sequence[Task]]) -> None:
+        """This is what came of its parts."""
+        self.result = next(kept)
 
     def fail(self, error: BaseException, storage: str) -> None:
         self.error = error
@@ -98,12 +123,82 @@ class LoopJob(Job):
 
     def tell(self) -> None:
         """On its loop."""
-        if self.future.done():  # its caller was cancelled
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
+        _answer(self.future, self.error, self.result)
+
+
+class LoopAdds(Job):
+    """What callers on one event loop add in one turn of it."""
+
+    __slots__ = ("_ids", "_payloads", "_same", "callers", "loop")
+
+    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(Add(()), clock)
+        self.loop = loop
+        self.callers: list[tuple[asyncio.Future[Any], Sequence[Task]]] = []
+        self._same: Task | None = None  # what all of them have in common, as long as they are alike
+        self._ids: list[str] = []
+        self._payloads: list[bytes] = []
+
+    def add(self, tasks: Sequence[Task]) -> asyncio.Future[Any]:
+        future = self.loop.create_future()
+        if type(tasks) is Alike and (tasks.same is self._same or not self.callers):
+            self._same = tasks.same
+            self._ids += tasks.ids
+            self._payloads += tasks.payloads
         else:
-            self.future.set_result(self.result)
+            self._same = None
+        self.callers.append((future, tasks))
+        return future
+
+    def is_given_up(self) -> bool:
+        """Those who were cancelled meanwhile have nothing added."""
+        for future, _ in self.callers:
+            if future.cancelled():
+                self._same = None
+                self.callers = [caller for caller in self.callers if not caller[0].cancelled()]
+                return not self.callers
+        return False
+
+    @property
+    def has_several(self) -> bool:
+        return len(self.callers) > 1
+
+    def split(self) -> Sequence[Job]:
+        each = [LoopAdds(self.clock, self.loop) for _ in self.callers]
+        for one, caller in zip(each, self.callers, strict=True):
+            one.callers.append(caller)
+        return each
+
+    def parts(self) -> Sequence[Sequence[Task]]:
+        return [tasks for _, tasks in self.callers]
+
+    def alike(self) -> Alike | None:
+        return None if self._same is None else Alike(self._same, self._ids, self._payloads)
+
+    def share_out(self, same: Task) -> None:
+        self.result = [tasks.like(same) for _, tasks in self.callers]  # type: ignore[attr-defined]
+
+    def take_share(self, kept: Iterator[Sequence[Task]]) -> None:
+        self.result = list(islice(kept, len(self.callers)))
+
+    def tell(self) -> None:
+        """On its loop."""
+        if self.error is not None:
+            for future, _ in self.callers:
+                _answer(future, self.error, None)
+            return
+        for (future, _), kept in zip(self.callers, self.result, strict=True):
+            if not future.done():
+                future.set_result(kept)
+
+
+def _answer(future: asyncio.Future[Any], error: BaseException | None, result: Any) -> None:
+    if future.done():  # its caller was cancelled
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 class ThreadJob(Job):
@@ -111,7 +206,7 @@ class ThreadJob(Job):
 
     __slots__ = ("_gate", "_is_given_up")
 
-    def __init__(self, work: Work[Any], clock: Clock, *, durable: bool = True) -> None:
+    def __init__(self, work: Work[Any] | Add, clock: Clock, *, durable: bool = True) -> None:
         super().__init__(work, clock, durable=durable)
         self._gate = primitives.gate()
         self._gate.acquire()
@@ -136,11 +231,11 @@ class ThreadJob(Job):
 
 def deliver(jobs: Iterable[Job]) -> None:
     """Let those callers know whose answer is there, each loop with one wake-up."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[LoopJob]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[LoopJob | LoopAdds]] = {}
     for job in jobs:
         if not job.is_answered:
             continue
-        if isinstance(job, LoopJob):
+        if isinstance(job, LoopJob | LoopAdds):
             by_loop.setdefault(job.loop, []).append(job)
         elif isinstance(job, ThreadJob):
             job.wake()
@@ -151,7 +246,7 @@ def deliver(jobs: Iterable[Job]) -> None:
             pass
 
 
-def _tell_all(jobs: list[LoopJob]) -> None:
+def _tell_all(jobs: list[LoopJob | LoopAdds]) -> None:
     for job in jobs:
         job.tell()
 
@@ -162,17 +257,17 @@ def is_of_store(error: BaseException) -> bool:
 
 
 class Addition:
-    """Tasks of several jobs that are added by one statement, which needs no transaction around it."""
+    """Tasks of several callers that are added by one statement, which needs no transaction around it."""
 
-    def __init__(self, ledger: Ledger, tasks: Sequence[Task], jobs: Sequence[Job]) -> None:
-        self.tasks = tasks
+    def __init__(self, ledger: Ledger, tasks: Alike, jobs: Sequence[Job]) -> None:
+        self.tasks = tasks.kept(ledger.now)
         self._ledger = ledger
         self._jobs = jobs
 
     def run(self) -> None:
         for job in self._jobs:
             job.ledger = self._ledger
-        _share_out(self.tasks, self._jobs)  # now, for this thread may be interrupted when they are there
+            job.share_out(self.tasks.same)  # now, for this thread may be interrupted when they are there
         there = self._ledger.add_alike(self.tasks)
         if there is not self.tasks:
             _share_out(there, self._jobs)
@@ -181,18 +276,20 @@ class Addition:
 def addition_of(db: sqlite3.Connection, jobs: Sequence[Job]) -> Addition | None:
     """If one statement does what all these jobs want."""
     clock = jobs[0].clock
-    tasks: list[Task] = []
+    parts: list[Alike] = []
     for job in jobs:
-        if type(job.work) is not Add or job.clock is not clock:
+        tasks = job.alike()
+        if tasks is None or job.clock is not clock:
             return None
-        tasks += job.work.tasks
-    ledger = clock.ledger(db)
-    new = ledger.new_alike(tasks)
-    return None if new is None else Addition(ledger, new, jobs)
+        parts.append(tasks)
+    together = joined(parts)
+    if together is None or not is_one_statement(together):
+        return None
+    return Addition(clock.ledger(db), together, jobs)
 
 
 def run_together(db: sqlite3.Connection, jobs: Iterable[Job]) -> None:
-    """Run jobs in their order, in one transaction. Those who add, one after the other, add with one statement."""
+    """Run jobs in their order, in one transaction. Those who add, one after the other, add together."""
     clock: Clock | None = None
     for (of_clock, adds), group in groupby(jobs, lambda job: (job.clock, type(job.work) is Add)):
         if of_clock is not clock:
@@ -200,18 +297,19 @@ def run_together(db: sqlite3.Connection, jobs: Iterable[Job]) -> None:
             ledger = clock.ledger(db)
         some = list(group)
         for job in some:
-            job.ledger = ledger
-        if adds and len(some) > 1:
-            _share_out(ledger.add([task for job in some for task in job.work.tasks]), some)  # type: ignore[attr-defined]
-        else:
-            for job in some:
-                job.result = job.work(ledger)
+            job.run(ledger)
+        if adds:
+            parts = [part for job in some for part in job.parts()]
+            _share_out(ledger.add(parts[0] if len(parts) == 1 else [task for part in parts for task in part]), some)
 
 
 def _share_out(kept: Sequence[Task], jobs: Iterable[Job]) -> None:
-    """To each of these jobs, which have added them, its own."""
+    """To each of these jobs, whose parts they were, its own."""
     first = 0
     for job in jobs:
-        last = first + len(job.work.tasks)  # type: ignore[attr-defined]
-        job.result = kept[first:last]
-        first = last
+        shares = []
+        for part in job.parts():
+            last = first + len(part)
+            shares.append(kept if len(part) == len(kept) else kept[first:last])
+            first = last
+        job.take_share(iter(shares))

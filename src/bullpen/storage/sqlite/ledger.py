@@ -6,7 +6,6 @@ import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import groupby, islice
 from typing import TypeVar
 
 import msgspec
@@ -27,8 +26,8 @@ from bullpen.storage.sqlite.rows import (
     shared_of,
     task_of,
     terms_of,
-    without_self,
 )
+from bullpen.tasks.alike import Alike, runs
 from bullpen.tasks.links import called_back, followed, has_come_back, has_ended, redriven_behind
 from bullpen.tasks.task import (
     FAILED,
@@ -42,7 +41,6 @@ from bullpen.tasks.task import (
     cancelled_by_operator,
     claimed,
     expired,
-    new_as_kept,
     settled,
 )
 from bullpen.tasks.unique import RETURN, Duplicates, has_key, meet
@@ -104,6 +102,11 @@ def _succeed_together(count: int) -> str:
 _decode_worker = msgspec.msgpack.Decoder(WorkerRecord).decode
 
 
+def is_one_statement(alike: Alike) -> bool:
+    """Whether one statement adds all of them."""
+    return len(alike) <= _MOST_TOGETHER and is_plain(alike.same)
+
+
 class Ledger:
     """The tables of one transaction, at one instant: `now` by the wall clock, `elapsed` by the clock of leases."""
 
@@ -123,14 +126,12 @@ class Ledger:
 
     def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
         now = self.now
-        kept = [new_as_kept(task, now) for task in tasks]
-        self.heard.update({task.queue for task in kept})
-        runs = [(same, list(alike)) for same, alike in groupby(kept, without_self)]
-        if all(is_plain(same) for same, _ in runs):
-            added = 0
-            for same, alike in runs:
-                added += self._add_alike(same, alike)
-        elif all(task.unique_key is None for task in kept):
+        new = [alike.kept(now) for alike in runs(tasks)]
+        self.heard.update([alike.same.queue for alike in new])
+        kept = new[0] if len(new) == 1 else [task for alike in new for task in alike]
+        if all(is_plain(alike.same) for alike in new):
+            added = sum(map(self._add_alike, new))
+        elif all(alike.same.unique_key is None for alike in new):
             added = self._db.executemany(_ADD, [row_of(task, self._ahead) for task in kept]).rowcount
         else:
             there = [self._add(task, duplicates) for task in kept]
@@ -138,22 +139,10 @@ class Ledger:
             return [latest[task.id] for task in there]
         return self._there(kept, added)
 
-    def new_alike(self, tasks: Sequence[Task]) -> Sequence[Task] | None:
-        """What `add_alike` adds, if one statement is enough."""
-        if len(tasks) > _MOST_TOGETHER:
-            return None
-        same = without_self(tasks[0])
-        if not is_plain(same):
-            return None
-        for task in islice(tasks, 1, None):
-            if without_self(task) != same:
-                return None
-        return [new_as_kept(task, self.now) for task in tasks]
-
-    def add_alike(self, new: Sequence[Task]) -> Sequence[Task]:
-        """`add`, with one statement, which needs no transaction around it."""
-        self.heard.add(new[0].queue)
-        return self._there(new, self._add_alike(new[0], new))
+    def add_alike(self, kept: Alike) -> Sequence[Task]:
+        """`add` for tasks that are plain."""
+        self.heard.add(kept.same.queue)
+        return self._there(kept, self._add_alike(kept))
 
     def _there(self, kept: Sequence[Task], added: int) -> Sequence[Task]:
         """Those that were added, or, if some were there already, what is there."""
@@ -179,15 +168,20 @@ class Ledger:
         others = self._tasks(_WITH_KEY, (task.unique_key, task.queue))
         return next((other for other in others if has_key(other, self.now)), None)
 
-    def _add_alike(self, same: Task, tasks: Sequence[Task]) -> int:
-        """Add plain tasks that differ in their ids and payloads only; how many were not there yet."""
-        shared = shared_of(same)
+    def _add_alike(self, alike: Alike) -> int:
+        """Add plain tasks; how many were not there yet.
+
+        For a value that is bytes, and not for a bytearray, `sqlite3` looks for adapters, which takes longer than to
+        store it.
+        """
+        shared = shared_of(alike.same)
         added = 0
-        for some in _in_portions(tasks) if len(tasks) > _MOST_TOGETHER else (tasks,):
+        for first in range(0, len(alike), _MOST_TOGETHER):
+            ids = alike.ids[first : first + _MOST_TOGETHER]
             values = list(shared)
-            for task in some:
-                values += (task.id, task.payload)
-            added += self._db.execute(_add_together(len(some)), values).rowcount
+            for own in zip(ids, map(bytearray, alike.payloads[first : first + _MOST_TOGETHER]), strict=True):
+                values += own
+            added += self._db.execute(_add_together(len(ids)), values).rowcount
         return added
 
     # Workers.

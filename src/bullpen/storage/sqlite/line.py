@@ -18,12 +18,13 @@ import sqlite3
 import threading
 from asyncio import _get_running_loop
 from collections import deque
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Generator, Sequence
 from typing import Any, TypeVar
 
 from bullpen import primitives
 from bullpen.errors import StorageBusy, StorageClosed
-from bullpen.storage.sqlite.jobs import Clock, Job, LoopJob, ThreadJob, Work, deliver
+from bullpen.storage.sqlite.jobs import Add, Clock, Job, LoopAdds, LoopJob, ThreadJob, Work, deliver
+from bullpen.tasks.task import Task
 
 log = logging.getLogger("bullpen.storage")
 
@@ -58,7 +59,7 @@ class Line:
         self._starting = threading.Lock()
         self._alarm = primitives.gate()  # wakes it
         self._alarm.acquire()
-        self._calling: set[asyncio.AbstractEventLoop] = set()  # loops that are about to wake it
+        self._turns: dict[asyncio.AbstractEventLoop, LoopAdds | None] = {}  # of loops that are about to wake it
         self._is_closing = self._has_ended = False
         self._farewells: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
@@ -70,13 +71,46 @@ class Line:
         if loop is None:
             return _Errand(self, ThreadJob(work, clock, durable=durable))
         job = LoopJob(work, clock, loop, durable=durable)
+        self._send_adds(loop)
         self._jobs.append(job)
         if self._has_ended:  # only after the append: what is there at the end is refused then
             self._refuse_latecomers()
-        elif loop not in self._calling:  # all that is submitted in one turn of the loop, with one wake-up
-            self._calling.add(loop)
-            loop.call_soon(self._call_thread, loop)
+        elif loop not in self._turns:
+            self._begin_turn(loop, None)
         return job.future
+
+    def add(self, tasks: Sequence[Task], clock: Clock) -> Awaitable[Sequence[Task]]:
+        """`submit` for tasks to be added. What is added in one turn of a loop is one job."""
+        loop = _get_running_loop()
+        if loop is None:
+            return _Errand(self, ThreadJob(Add(tasks), clock))
+        adds = self._turns.get(loop)
+        if adds is None or adds.clock is not clock or len(adds.callers) >= LARGEST_GROUP:
+            self._send_adds(loop)
+            adds = LoopAdds(clock, loop)
+            self._begin_turn(loop, adds)
+        return adds.add(tasks)
+
+    def _begin_turn(self, loop: asyncio.AbstractEventLoop, adds: LoopAdds | None) -> None:
+        """All that is submitted in one turn of the loop, with one wake-up."""
+        if loop not in self._turns:
+            loop.call_soon(self._end_turn, loop)
+        self._turns[loop] = adds
+
+    def _send_adds(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Before what comes after them."""
+        adds = self._turns.get(loop)
+        if adds is not None:
+            self._turns[loop] = None
+            self._jobs.append(adds)
+
+    def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._send_adds(loop)
+        self._turns.pop(loop, None)
+        if self._has_ended:
+            self._refuse_latecomers()
+        else:
+            self._wake_thread()
 
     def carry_out(self, job: ThreadJob) -> None:
         """Have a job done for this thread, which waits: by this thread itself, if nobody else is at work."""
@@ -97,10 +131,6 @@ class Line:
             job.give_up()
             self._hand_on()  # if it was its turn
             raise
-
-    def _call_thread(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._calling.discard(loop)
-        self._wake_thread()
 
     def _wake_thread(self) -> None:
         if self._thread is None:
@@ -144,6 +174,10 @@ class Line:
             deliver(group)
         if self._jobs:
             self._hand_on()
+        self._announce(group)
+
+    def _announce(self, group: list[Job]) -> None:
+        """Tell those who did not ask. Others may lead meanwhile."""
 
     def _take(self, group: list[Job], *, durable: bool = True) -> None:
         """Add to `group` what waits; if it is not `durable`, nothing that has to be."""
@@ -219,6 +253,7 @@ class Line:
         self._is_closing = True
         loop = _get_running_loop()
         if loop is not None:
+            self._send_adds(loop)
             farewell = loop.create_future()
             self._farewells.append((loop, farewell))
             self._wake_thread()

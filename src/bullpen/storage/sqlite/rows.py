@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from bullpen.tasks.retry import Backoff
 from bullpen.tasks.schedule import Schedule
@@ -127,11 +126,6 @@ def is_plain(task: Task) -> bool:
         and not task.cancel_requested
         and not task.result_dropped
     )
-
-
-def without_self(task: Task) -> Task:
-    """What a task has in common with those that were enqueued together with it."""
-    return replace(task, id="", payload=b"")
 
 
 def shared_of(task: Task) -> Row:

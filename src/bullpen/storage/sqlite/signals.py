@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,15 +31,16 @@ _decode = msgspec.msgpack.Decoder(Message).decode
 
 
 class Bell:
-    """Tells everybody who waits for something in the file."""
+    """Tells everybody who waits for something in the file. Any thread may ring it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._name = str(folder)  # to look at it often
         self._ears: set[Ear] = set()
         self._socket: socket.socket | None = None
-        self._others: list[str] = []
-        self._listed_at = 0
+        self._listing: tuple[int, list[str]] = (0, [])  # when the folder was changed, and the sockets there were then
+        self._opening = threading.Lock()
+        self._is_closed = False
 
     def ring(self, queues: Set[str], tasks: Set[str]) -> None:
         ears = list(self._ears)
@@ -56,40 +58,49 @@ class Bell:
 
     def _listed(self) -> list[str]:
         """The sockets there are. The folder is read again only when something in it has changed."""
+        listed_at, listed = self._listing
         try:
             changed_at = os.stat(self._name).st_mtime_ns
-            if changed_at != self._listed_at:
-                self._others = [name for name in os.listdir(self._name) if name.endswith(_ENDING)]
-                self._listed_at = changed_at
+            if changed_at != listed_at:
+                listed = [name for name in os.listdir(self._name) if name.endswith(_ENDING)]
+                self._listing = (changed_at, listed)
         except OSError:
             return []
-        return self._others
+        return listed
 
     def _send(self, message: bytes, name: str) -> None:
         if not hasattr(socket, "AF_UNIX"):
             return
-        if self._socket is None:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._socket.setblocking(False)
         path = self._folder / name
         try:
             with _address(path) as address:
-                self._socket.sendto(message, address)
+                self._send_to(address, message)
         except ConnectionRefusedError:  # its process was killed
             path.unlink(missing_ok=True)
         except OSError:  # gone, or full: then it has enough to wake up for
             pass
 
+    def _send_to(self, address: str, message: bytes) -> None:
+        with self._opening:
+            if self._socket is None and not self._is_closed:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._socket.setblocking(False)
+            if self._socket is not None:
+                self._socket.sendto(message, address)
+
     def forget(self) -> None:
         """This is a forked child: the ears are the parent's, and only the copies of their sockets are closed here."""
+        self._opening = threading.Lock()
         for ear in self._ears:
             ear.drop()
         self.close()
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        with self._opening:
+            self._is_closed = True
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
 
     def add(self, ear: Ear) -> None:
         self._ears.add(ear)

@@ -26,7 +26,7 @@ from bullpen.storage.port import (
 from bullpen.storage.sqlite import shared as files
 from bullpen.storage.sqlite.checkup import concerns_of, look_at_schema
 from bullpen.storage.sqlite.file import folder_of
-from bullpen.storage.sqlite.jobs import Add, Clock, Work
+from bullpen.storage.sqlite.jobs import Clock, Work
 from bullpen.storage.sqlite.shared import SharedFile
 from bullpen.storage.sqlite.signals import Ear
 from bullpen.storage.sqlite.transaction import add_in, settle_in
@@ -106,10 +106,9 @@ class SqliteStorage:
     # Producers.
 
     async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
-        if not tasks:
-            return []
-        work = Add(tasks) if duplicates is RETURN else lambda ledger: ledger.add(tasks, duplicates)
-        return await self._shared().writer.submit(work, self._clock)
+        if duplicates is not RETURN:
+            return await self._write(lambda ledger: ledger.add(tasks, duplicates))
+        return await self._shared().writer.add(tasks, self._clock)
 
     def add_in(self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[str]:
         return add_in(connection, self.path, tasks, duplicates, self._clock)

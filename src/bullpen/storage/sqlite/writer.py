@@ -18,7 +18,7 @@ from bullpen.storage.sqlite import file, schema
 from bullpen.storage.sqlite.file import Place
 from bullpen.storage.sqlite.jobs import Addition, Clock, Job, addition_of, deliver, is_of_store, run_together
 from bullpen.storage.sqlite.ledger import Ledger
-from bullpen.storage.sqlite.line import Line, is_busy, is_lost
+from bullpen.storage.sqlite.line import Line, is_busy, is_lost, log
 from bullpen.storage.sqlite.signals import Bell
 
 CHECKPOINT_PAGES = 1000
@@ -47,13 +47,11 @@ class Writer(Line):
                 return
             self._write(group)
             if self._pages >= CHECKPOINT_PAGES and self._db is not None:
-                self._ring(group)
                 deliver(group)  # who would else wait for it
+                self._announce(group)
                 self._checkpoint(self._db)
-                return
         finally:
             lock.release()
-        self._ring(group)
 
     def _write(self, group: list[Job]) -> None:
         """In one transaction, if that can be; else each in its own.
@@ -64,6 +62,7 @@ class Writer(Line):
         error = self._transact(group, takes_more=True)
         if error is None:
             return
+        group[:] = [one for job in group for one in job.split()]
         for job in group:
             alone = self._transact([job])
             if alone is not None:
@@ -122,7 +121,7 @@ class Writer(Line):
             changes = db.total_changes
             durable = _has_durable(jobs)
             self._wait_for_disk(db, durable)
-            if takes_more:  # the later, the more there are to share the commit
+            if takes_more and self._jobs:  # the later, the more there are to share the commit
                 self._take(jobs, durable=durable)
             addition = addition_of(db, jobs)
             if addition is not None:
@@ -152,7 +151,8 @@ class Writer(Line):
                 _confirm(jobs)
                 raise  # this thread was interrupted
             self._roll_back(error)
-            if len(jobs) > 1 and not committed and (begun or not is_of_store(error)):
+            has_several = len(jobs) > 1 or jobs[0].has_several
+            if has_several and not committed and (begun or not is_of_store(error)):
                 return error
             self.fail_all(jobs, error)
         else:
@@ -201,17 +201,20 @@ class Writer(Line):
         if self._db is not None:
             db.execute(f"PRAGMA busy_timeout = {round(self._place.busy_timeout * 1000)}")
 
-    def _ring(self, group: list[Job]) -> None:
-        queues: set[str] = set()
-        tasks: set[str] = set()
+    def _announce(self, group: list[Job]) -> None:
+        """What has changed, to whoever waits for that."""
         ledger: Ledger | None = None
         for job in group:
             if job.error is None and job.ledger is not None and job.ledger is not ledger:
                 ledger = job.ledger  # which jobs of one transaction share
-                queues |= ledger.heard
-                tasks |= ledger.settled
-        if queues or tasks:
-            self._bell.ring(queues, tasks)
+                if ledger.heard or ledger.settled:
+                    self._ring(ledger)
+
+    def _ring(self, ledger: Ledger) -> None:
+        try:
+            self._bell.ring(ledger.heard, ledger.settled)
+        except Exception:  # they look again by themselves
+            log.exception("%s: an unexpected error", self._storage)
 
     def disconnect(self) -> None:
         super().disconnect()
@@ -246,7 +249,7 @@ class Reader(Line):
             db = self._connection()
             db.execute("BEGIN")
             try:
-                job.run(db)
+                job.run(job.clock.ledger(db))
             finally:
                 db.execute("COMMIT")
             job.is_answered = True

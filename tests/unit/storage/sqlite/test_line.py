@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from bullpen.storage.sqlite import file, shared
 from bullpen.storage.sqlite.jobs import Clock
 from bullpen.storage.sqlite.store import SqliteStorage
 from bullpen.storage.sqlite.writer import Writer
+from bullpen.tasks.alike import Alike
 from bullpen.tasks.task import Settlement, Task, succeed
 from tests.scenarios.support import PATIENCE, eventually
 from tests.unit.storage.sqlite.support import claim, new_task, opened, raw
@@ -62,6 +64,10 @@ async def behind_a_lock(path: Path, *work: Callable[[], Coroutine[Any, Any, Any]
     return list(await asyncio.gather(first, *rest, return_exceptions=True))
 
 
+def outcome(answer: object) -> str:
+    return type(answer).__name__ if isinstance(answer, BaseException) else "kept"
+
+
 async def test_what_waits_shares_one_commit(tmp_path: Path, commits: list[str]) -> None:
     async with opened(tmp_path / "jobs.db") as storage:
         commits.clear()
@@ -87,13 +93,7 @@ async def test_who_fails_in_a_group_fails_alone(tmp_path: Path) -> None:
             lambda: storage.note_progress(None, None),  # type: ignore[arg-type]
             lambda: storage.add([new_task(id="c")]),
         )
-        assert [type(answer).__name__ for answer in answers] == [
-            "list",
-            "list",
-            "StorageError",
-            "AttributeError",
-            "list",
-        ]
+        assert [outcome(answer) for answer in answers] == ["kept", "kept", "StorageError", "AttributeError", "kept"]
         assert [task.id for task in await storage.list(TaskFilter(), limit=9)] == ["a", "b", "c", "running"]
         with pytest.raises(ZeroDivisionError):
             await storage.rescue_expired(broken, limit=10)
@@ -101,15 +101,16 @@ async def test_who_fails_in_a_group_fails_alone(tmp_path: Path) -> None:
 
 
 async def test_who_fails_among_tasks_that_one_statement_adds_fails_alone(tmp_path: Path) -> None:
+    same = new_task(id="", payload=b"")
     async with opened(tmp_path / "jobs.db") as storage:
         await storage.add([new_task(id="there", payload=b"1")])
         answers = await behind_a_lock(
             storage.path,
-            lambda: storage.add([new_task(id="a")]),
-            lambda: storage.add([new_task(id="never"), new_task(payload=None)]),
-            lambda: storage.add([new_task(id="there", payload=b"2")]),
+            lambda: storage.add(Alike(same, ["a"], [b"[]"])),
+            lambda: storage.add(Alike(same, ["never", "bad"], [b"[]", None])),  # type: ignore[list-item]
+            lambda: storage.add(Alike(same, ["there"], [b"2"])),
         )
-        assert [type(answer).__name__ for answer in answers] == ["list", "StorageError", "list"]
+        assert [outcome(answer) for answer in answers] == ["kept", "TypeError", "kept"]
         assert answers[2][0].payload == b"1"
         assert [task.id for task in await storage.list(TaskFilter(), limit=9)] == ["a", "there"]
 
@@ -121,7 +122,7 @@ async def test_while_others_write_a_group_waits_once(tmp_path: Path) -> None:
         assert storage._file is not None
         transact = storage._file.writer._transact
         storage._file.writer._transact = lambda jobs, **options: (  # type: ignore[method-assign]
-            attempts.append(len(jobs)) or transact(jobs, **options)  # type: ignore[func-returns-value]
+            attempts.append(sum(len(job.parts()) for job in jobs)) or transact(jobs, **options)  # type: ignore[func-returns-value]
         )
         with raw(storage.path) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -142,6 +143,48 @@ async def test_a_caller_that_is_cancelled_disturbs_nobody(tmp_path: Path) -> Non
         gone.cancel()
         await storage.add([new_task(id="there")])
         assert (await storage.get(["there"]))[0] is not None
+
+
+async def test_of_what_is_added_in_one_turn_nothing_is_kept_for_those_who_are_cancelled(tmp_path: Path) -> None:
+    same = new_task(id="", payload=b"")
+    async with opened(tmp_path / "jobs.db") as storage:
+        with another_writer(storage.path):
+            first = asyncio.ensure_future(storage.add([new_task(id="first")]))
+            await asyncio.sleep(0.02)  # the writer has begun with it
+            adds = [asyncio.ensure_future(storage.add(Alike(same, [name], [b"[]"]))) for name in ("a", "gone", "b")]
+            await asyncio.sleep(0)
+            adds[1].cancel()
+            await asyncio.sleep(0)
+        await first
+        answers = await asyncio.gather(*adds, return_exceptions=True)
+        assert [outcome(answer) for answer in answers] == ["kept", "CancelledError", "kept"]
+        assert [answers[0][0].id, answers[2][0].id] == ["a", "b"]  # type: ignore[index]
+        assert [task.id for task in await storage.list(TaskFilter(), limit=9)] == ["a", "b", "first"]
+
+
+async def test_what_one_turn_submits_is_done_in_its_order(tmp_path: Path) -> None:
+    """Also where tasks that are added are one job, and something else comes between."""
+    same = new_task(id="", payload=b"")
+    async with opened(tmp_path / "jobs.db") as storage:
+        _, cancelled, _, also = await asyncio.gather(
+            storage.add(Alike(same, ["a"], [b"[]"])),
+            storage.cancel(["a", "b"]),
+            storage.add(Alike(same, ["b"], [b"[]"])),
+            storage.cancel(["b"]),
+        )
+        assert [task.id for task in cancelled] == ["a"]
+        assert [task.id for task in also] == ["b"]
+
+
+async def test_what_was_added_before_a_store_is_closed_is_kept(tmp_path: Path) -> None:
+    async def hold_the_loop() -> None:
+        time.sleep(0.05)  # so that the writer may end before this turn does
+
+    same = new_task(id="", payload=b"")
+    async with opened(tmp_path / "jobs.db") as storage:
+        added = [asyncio.ensure_future(storage.add(Alike(same, [name], [b"[]"]))) for name in ("a", "b")]
+        await asyncio.gather(storage.close(), hold_the_loop())
+        assert [(await one)[0].id for one in added] == ["a", "b"]
 
 
 async def test_stores_of_one_process_share_a_writer(tmp_path: Path) -> None:
@@ -465,4 +508,4 @@ async def test_a_bell_that_breaks_takes_no_answer_away(
         monkeypatch.setattr(storage._file.bell, "ring", broken)
         task = new_task()
         assert (await storage.add([task]))[0].id == task.id
-        assert "an unexpected error" in caplog.text
+    assert "an unexpected error" in caplog.text  # when the writer has ended: it rings when all have their answers

@@ -1,0 +1,51 @@
+"""Tasks that differ in their ids and payloads only."""
+
+from __future__ import annotations
+
+import pytest
+
+from bullpen.tasks.alike import Alike, joined, runs
+from bullpen.tasks.task import Task
+
+SAME = Task(id="", func_path="app.send", payload=b"", priority=3)
+OTHER = Task(id="", func_path="app.receive", payload=b"")
+
+
+def task(same: Task, task_id: str, payload: bytes) -> Task:
+    return Task(id=task_id, func_path=same.func_path, payload=payload, priority=same.priority)
+
+
+def test_they_are_a_sequence_of_tasks() -> None:
+    alike = Alike(SAME, ["a", "b"], [b"1", b"2"])
+    expected = [task(SAME, "a", b"1"), task(SAME, "b", b"2")]
+    assert list(alike) == expected
+    assert [alike[0], alike[-1]] == expected
+    assert alike[1:] == expected[1:]
+    assert len(alike) == 2
+
+
+def test_each_has_an_id_and_a_payload() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        list(Alike(SAME, ["a", "b"], [b"1"]))
+
+
+def test_they_are_kept_as_a_single_task_is() -> None:
+    kept = Alike(SAME, ["a"], [b"1"]).kept(now=5.0)
+    assert (kept[0].created_at, kept[0].eta, kept[0].id) == (5.0, 5.0, "a")
+
+
+def test_runs_of_tasks_keep_their_order() -> None:
+    tasks = [task(SAME, "a", b"1"), task(SAME, "b", b"2"), task(OTHER, "c", b"3"), task(SAME, "d", b"4")]
+    found = runs(tasks)
+    assert [list(run.ids) for run in found] == [["a", "b"], ["c"], ["d"]]
+    assert [one for run in found for one in run] == tasks
+    assert runs([]) == []
+
+
+def test_what_is_alike_is_joined_and_nothing_else() -> None:
+    one, another = Alike(SAME, ["a"], [b"1"]), Alike(task(SAME, "", b""), ["b"], [b"2"])
+    together = joined([one, another])
+    assert together is not None
+    assert list(together) == [*one, *another]
+    assert list(one.ids) == ["a"]
+    assert joined([one, Alike(OTHER, ["c"], [b"3"])]) is None
