@@ -17,10 +17,11 @@ from redis.exceptions import TimeoutError as RedisTimeout
 from bullpen import StorageError, StorageFull, StorageUnavailable, TaskQueue
 from bullpen.storage.open import open_storage
 from bullpen.storage.port import Renewal, WorkerRecord
-from bullpen.storage.redis.link import LoopLink
+from bullpen.storage.redis import store as store_module
+from bullpen.storage.redis.link import BlockingLink, LoopLink
 from bullpen.storage.redis.store import RedisStorage
 from bullpen.tasks.task import Progress, Task, TaskStatus, succeed
-from bullpen.testing.storage_contract.base import FAR, claim, claimed_one, hold, new_task, settle
+from bullpen.testing.storage_contract.base import FAR, claim, claimed_one, hold, ids, new_task, new_tasks, settle
 from bullpen.testing.storage_contract.waiting import waits
 from tests.servers import OwnRedis, free_port
 
@@ -165,6 +166,37 @@ async def test_while_the_memory_is_full_workers_keep_what_they_hold_and_nothing_
         assert await store.paused() == {"default"}
     finally:
         await store.close()
+
+
+async def test_many_tasks_go_in_several_steps_and_are_taken_back_if_one_fails(
+    new_server: NewServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "STEP", 300)
+    server = new_server()
+    store = RedisStorage(server.url)
+    try:
+        async with Redis.from_url(server.url) as client:
+            few = new_tasks(1000)
+            assert ids(await store.add(few)) == ids(few)
+            assert (await client.info("commandstats"))["cmdstat_eval"]["calls"] == 1  # the others go by its digest
+            assert (await client.info("commandstats"))["cmdstat_evalsha"]["calls"] == 4
+            await client.config_set("maxmemory", (await client.info("memory"))["used_memory"] + 8_000_000)
+        with pytest.raises(StorageFull):
+            await store.add(new_tasks(1000, payload=b'["' + b"x" * 10_000 + b'"]'))
+        assert await store.counts() == {"default": {TaskStatus.PENDING: 1000}}
+    finally:
+        await store.close()
+
+
+async def test_much_that_is_said_at_once_may_take_longer(new_server: NewServer) -> None:
+    url = f"{new_server().url}?socket_timeout=1"
+    link, blocking = LoopLink(url), BlockingLink(url)
+    async with Redis.from_url(url) as client:
+        await client.client_pause(1500, all=False)  # longer than that, and nothing is written meanwhile
+    words = ("HSET", "h", "large", bytes(20_000_000))
+    assert sum(await asyncio.gather(link.say(*words), asyncio.to_thread(asyncio.run, blocking.say(*words)))) == 1
+    await link.close()
+    await blocking.close()
 
 
 async def test_those_that_run_can_be_cancelled_while_the_memory_is_full(new_server: NewServer) -> None:

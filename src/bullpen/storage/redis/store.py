@@ -11,7 +11,8 @@ import logging
 import re
 from asyncio import _get_running_loop
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -66,6 +67,7 @@ log = logging.getLogger("bullpen.storage")
 Tasks = list[Task]  # `list` is a verb of stores
 Names = list[str]
 PAGE = 200
+STEP, STEP_BYTES = 5_000, 16 * 2**20  # tasks that are added at once, and their arguments
 REMEMBERED = 20_000
 _PREFIX = re.compile(r"[^{} ]+|[^{} ]*\{[^{} ]+\}[^{} ]*")
 
@@ -253,7 +255,9 @@ class RedisStorage(ServerStorage[Link]):
             return []
         if duplicates is not RETURN or any(task.then is not None for task in tasks):
             return await self._add_together(tasks, duplicates)
-        return await (self._add(tasks) if _get_running_loop() is None else super().add(tasks))
+        if _get_running_loop() is None or len(tasks) > STEP:
+            return await self._add(tasks)
+        return await super().add(tasks)
 
     async def _add(self, tasks: Sequence[Task]) -> Sequence[Task]:
         """Each queue for itself, for it is on one node of a cluster."""
@@ -262,8 +266,25 @@ class RedisStorage(ServerStorage[Link]):
         by_queue: dict[str, list[Task]] = {}
         for task in tasks:
             by_queue.setdefault(task.queue, []).append(task)
-        kept = {queue: iter(await self._add_to_queue(some)) for queue, some in by_queue.items()}
+        kept = {queue: iter(await self._add_in_steps(some)) for queue, some in by_queue.items()}
         return [next(kept[task.queue]) for task in tasks]
+
+    async def _add_in_steps(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        """Mostly in one; but a server does nothing else meanwhile. If a later one fails, what was added before is taken
+        back, unless it has begun.
+        """
+        kept: Tasks = []
+        for step in _steps(tasks):
+            try:
+                kept += await self._add_to_queue(step)
+            except Exception:
+                with suppress(StorageError):
+                    for some in _steps(
+                        [is_kept for new, is_kept in zip(tasks, kept, strict=False) if new.id == is_kept.id]
+                    ):
+                        await self.remove(some)
+                raise
+        return kept
 
     async def _add_to_queue(self, tasks: Sequence[Task]) -> Sequence[Task]:
         awaited = self._foresee(tasks[0].id) if len(tasks) == 1 else None
@@ -842,6 +863,20 @@ class RedisStorage(ServerStorage[Link]):
             )
             limits += [limit] if limit.is_limit else []
         return limits
+
+
+def _steps(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
+    """As many as a server can be busy with and nobody notices."""
+    step: Tasks = []
+    size = 0
+    for task in tasks:
+        if step and (len(step) >= STEP or size + len(task.payload) > STEP_BYTES):
+            yield step
+            step, size = [], 0
+        step.append(task)
+        size += len(task.payload)
+    if step:
+        yield step
 
 
 def _changes(moves: Sequence[tuple[Task, Task]]) -> list[bytes]:

@@ -18,6 +18,7 @@ try:
 except ImportError:  # it comes with the extra, but redis-py does without it too
     _hiredis = None
 
+BYTES_PER_SECOND = 1e6  # an answer may take longer if more was said
 HEALTH_CHECK = 30.0  # seconds that a connection may be idle before it is asked whether it still works
 _PING = b"*1\r\n$4\r\nPING\r\n"
 _NOTHING = object()
@@ -62,6 +63,7 @@ class Wire(asyncio.Protocol):
     async def _say(self, packed: bytes, patience: float) -> Any:
         if self.loss is not None:
             raise self.loss
+        patience += len(packed) / BYTES_PER_SECOND
         answer = self._answer = self._loop.create_future()
         timer = self._loop.call_later(patience, self._give_up, patience)
         self._transport.write(packed)
@@ -144,6 +146,7 @@ class PlainWire:
         self._errors = errors
 
     async def say(self, packed: bytes, patience: float) -> Any:
+        patience += len(packed) / BYTES_PER_SECOND
         try:
             async with asyncio.timeout(patience):
                 await self._connection.send_packed_command([packed])
@@ -184,6 +187,7 @@ class BlockingWire:
         self._socket: socket.socket = connection._sock  # noqa: SLF001 — there is no other way
         self._errors = errors
         self._parser = _new_parser(connection, errors)
+        self._patience = self._socket.gettimeout()
         self._used_at = monotonic()
 
     def say(self, packed: bytes) -> Any:
@@ -207,6 +211,8 @@ class BlockingWire:
     def _answers(self, packed: bytes, count: int) -> list[Any]:
         parser = self._parser
         answers: list[Any] = []
+        if len(packed) > BYTES_PER_SECOND and self._patience is not None:
+            self._socket.settimeout(self._patience + len(packed) / BYTES_PER_SECOND)
         try:
             self._socket.sendall(packed)
             while len(answers) < count:
@@ -221,6 +227,8 @@ class BlockingWire:
             raise self._errors.TimeoutError(f"no answer within {self._socket.gettimeout()} seconds") from error
         except OSError as error:
             raise self._errors.ConnectionError(f"Connection lost: {error}") from error
+        if len(packed) > BYTES_PER_SECOND:
+            self._socket.settimeout(self._patience)
         return answers
 
     def close(self) -> None:
