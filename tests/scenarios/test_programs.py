@@ -164,6 +164,20 @@ def test_keyword_arguments_and_values_cross_as_json(program: Callable[..., Progr
         assert pool.do("eat", large) == ["eat", [large], {}]
 
 
+def test_a_value_may_be_whatever_is_json(program: Callable[..., ProgramRuntime]) -> None:
+    """Also half a character, and numbers of any size."""
+    runtime = program(r"""
+        ready()
+        while True:
+            heard = call()
+            print('{"type": "result", "id": %d, "value": %s}' % (heard["id"], heard["args"][0]), flush=True)
+        """)
+    with Pool(1, runtime=runtime) as pool:
+        assert pool.do("give", r'["cut \ud83d", "\udc00"]') == ["cut \ud83d", "\udc00"]
+        assert pool.do("give", "9" * 100) == int("9" * 100)
+        assert pool.stats().spawned == 1
+
+
 def test_an_argument_that_is_no_json_fails_that_call_only() -> None:
     with Pool(1, runtime=python()) as pool:
         for args, kwargs, what in [((1, object()), {}, "argument 2"), ((1,), {"second": {1j}}, "argument second")]:
@@ -306,6 +320,11 @@ MISDEEDS = {
     "a second ready": ("say(type='ready', protocol=1)", "twice"),
     "a pong for nobody": ("say(type='pong', id=5)", "ping 5"),
     "a line without end": ("sys.stdout.write('x' * 200_000); sys.stdout.flush()", "more than 100000 bytes"),
+    "brackets without end": (
+        'print(\'{"type":"result","id":1,"value":\' + \'[\' * 50_000, flush=True)',
+        "no message.*recursion",
+    ),
+    "a number that is none": ('print(\'{"type":"result","id":1,"value":NaN}\', flush=True)', "no message.*NaN"),
     "silence": ("os.close(1)", "closed its stdout"),
     "exit": ("sys.stderr.write('oh no\\n'); sys.exit(3)", "exit code 3.*oh no"),
     "a signal": ("os.kill(os.getpid(), 11)", "SIGSEGV"),

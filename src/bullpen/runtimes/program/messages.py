@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -52,8 +54,30 @@ class Pong(Message, tag="pong"):
 
 Said = Ready | Result | Error | Item | Progress | Pong
 
-read: Callable[[bytes], Said] = msgspec.json.Decoder(Said).decode
-"""The message in a line. Raises `msgspec.MsgspecError`, or `UnicodeDecodeError`."""
+NoMessage = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what `read` raises
+
+_decode: Callable[[bytes], Said] = msgspec.json.Decoder(Said).decode
+
+
+def read(line: bytes) -> Said:
+    """The message in a line."""
+    try:
+        return _decode(line)
+    except NoMessage:
+        with suppress(ValueError, RecursionError):
+            return _read_leniently(line)
+        raise
+
+
+def _read_leniently(line: bytes) -> Said:
+    """Also what is JSON but strange: half a character, which JavaScript writes of a text that was cut there."""
+    said: Said = msgspec.convert(json.loads(line.decode(), parse_constant=_no_json), Said)
+    return said
+
+
+def _no_json(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
 
 _encode = msgspec.json.Encoder().encode
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from bullpen import primitives
 from bullpen.core.request import DONE, FAILED, Request
 from bullpen.core.worker import Worker
@@ -220,7 +218,7 @@ class Program(Supervised):
                 return
             try:
                 said = messages.read(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except messages.NoMessage as error:
                 shown = line[:SHOWN].decode(errors="backslashreplace")
                 self._misbehaved(f"it wrote a line that is no message ({error}): {shown}")
                 return
