@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import redis
 from redis.asyncio import Redis
 from redis.exceptions import TimeoutError as RedisTimeout
 
-from bullpen import StorageError, StorageFull, StorageUnavailable, TaskQueue
+from bullpen import StorageError, StorageFull, StorageUnavailable, TaskQueue, WorkerPool
 from bullpen.storage.open import open_storage
 from bullpen.storage.port import Renewal, WorkerRecord
 from bullpen.storage.redis import store as store_module
@@ -209,6 +210,20 @@ async def test_those_that_run_can_be_cancelled_while_the_memory_is_full(new_serv
         assert [one.cancel_requested for one in await store.cancel([task.id])] == [True]
     finally:
         await store.close()
+
+
+def test_a_user_needs_no_dangerous_commands_and_no_keys_but_those_of_its_prefix(new_server: NewServer) -> None:
+    url = new_server().url
+    with redis.Redis.from_url(url) as client:
+        rights = ("on", ">s3cret", "~bullpen:*", "~{bullpen:*", "&bullpen:*", "+@all", "-@dangerous")
+        client.execute_command("ACL", "SETUSER", "app", *rights)
+        client.execute_command("ACL", "SETUSER", "default", "off")
+    queue = TaskQueue(url.replace("redis://", "redis://app:s3cret@"))
+    double = queue.task(name="double")(lambda number: 2 * number)
+    with queue, WorkerPool(queue, concurrency=1):
+        assert double.enqueue(2).result(timeout=PATIENCE) == 4
+        assert double.using(concurrency_key="k").enqueue(3).result(timeout=PATIENCE) == 6
+        assert queue.counts() == {"default": {TaskStatus.SUCCESS: 2}}
 
 
 async def test_a_server_that_forgets_is_named_when_it_is_opened(

@@ -16,8 +16,13 @@ _SETTINGS = ("maxmemory-policy", "appendonly", "save", "appendfsync")
 
 
 async def info_of(link: Link) -> list[dict[str, str]]:
-    """Of each server."""
-    return [_info(answer) for answer in await link.say_to_each("INFO")]
+    """Of each server; nothing of those that do not tell."""
+    from redis import exceptions
+
+    try:
+        return [_info(answer) for answer in await link.say_to_each("INFO")]
+    except exceptions.NoPermissionError:
+        return []
 
 
 def _info(answer: bytes | dict[str, Any]) -> dict[str, str]:
