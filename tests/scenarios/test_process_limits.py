@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import InvalidOption, Pool, ProcessRuntime, ProgramRuntime, WorkerLost, WorkerOutOfMemory
+from bullpen import InvalidOption, Pool, PoolFailed, ProcessRuntime, ProgramRuntime, WorkerLost, WorkerOutOfMemory
 from tests.scenarios.process_support import PATIENCE, START_METHODS, eventually
 
 MB = 1024 * 1024
@@ -50,6 +50,14 @@ def test_who_wants_too_much_memory_is_ended_and_its_caller_told(start: Any) -> N
             assert isinstance(error.__cause__, MemoryError)
         assert pool.do(take, 10 * MB) == 10 * MB, "another worker takes its place"
         assert pool.stats().spawned == 3
+
+
+@pytest.mark.parametrize("start", START_METHODS)
+def test_who_cannot_even_start_within_its_limit_is_told_so(start: Any) -> None:
+    with Pool(1, runtime=ProcessRuntime(start=start, memory_limit=1000)) as pool:
+        error = pool.submit(pow, 2, 2).exception(PATIENCE)
+        assert isinstance(error, PoolFailed)
+        assert "its memory_limit is 1000 bytes" in str(error.__cause__)
 
 
 def test_an_item_of_a_map_that_wants_too_much_ends_its_worker() -> None:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from bullpen import primitives
 from bullpen.core.request import DONE, FAILED, Request
 from bullpen.core.worker import Worker
-from bullpen.errors import MissingMainGuard, NotPicklable, RemoteError, WorkerOutOfMemory
+from bullpen.errors import (
+    MissingMainGuard,
+    NotPicklable,
+    RemoteError,
+    WorkerLost,
+    WorkerOutOfMemory,
+    WorkerStartFailed,
+)
 from bullpen.runtimes.port import CallsMany, Listener, Outcomes, ProducesItems, WorkerEvents
 from bullpen.runtimes.process import arena, child, failures, nursery, wire
 from bullpen.runtimes.process.calls import RequestCancelled
@@ -351,6 +358,11 @@ class Process(Supervised):
         self._run(self._events.not_begun(self._worker, requests))  # type: ignore[attr-defined]
 
     # The end.
+
+    def _obituary(self, code: int | None, why: str) -> WorkerLost | WorkerStartFailed:
+        if self._memory_limit is not None and not self._worker.was_ready:  # it may have had no room even to say so
+            why = why or f"its memory_limit is {self._memory_limit} bytes"
+        return super()._obituary(code, why)
 
     def _hear_the_rest(self) -> None:
         with self._hearing:
