@@ -11,8 +11,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from bullpen.runtimes.process import wire
 from bullpen.runtimes.process.nursery import Nursery
-from bullpen.runtimes.process.switchboard import switchboard
+from bullpen.runtimes.process.switchboard import Channel, switchboard
+from tests.scenarios.process_support import eventually
 
 PATIENCE = 30
 
@@ -43,3 +45,47 @@ def test_descriptors_of_an_order_are_closed_once_though_the_keeper_ends_while_it
     assert ended.wait(PATIENCE)
     for fd in opened:
         os.close(fd)  # fails if somebody else has done so
+
+
+class Newborn:
+    """Keeps what it is told when it has started."""
+
+    unwanted = False
+
+    def __init__(self) -> None:
+        self.pidfd: int | None = None
+
+    def started(self, pid: int, pidfd: int | None) -> None:
+        self.pidfd = pidfd
+
+    def ended(self, code: int | None, why: str) -> None:
+        pass
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="there are no such descriptors")
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_a_descriptor_that_is_missing_is_not_replaced_by_that_of_another_worker(missing: int) -> None:
+    nursery = Nursery(((), None))
+    keeper = nursery._channel
+    eventually(lambda: keeper.sock.fileno() in switchboard._watched)
+    ours, theirs = socket.socketpair()
+    nursery._channel = Channel(ours)
+    newborns = {number: Newborn() for number in (1, 2, 3)}
+    nursery._workers.update(newborns)
+    with theirs:
+        for number in newborns:
+            pidfds = [] if number == missing else [os.pidfd_open(os.getpid())]
+            socket.send_fds(theirs, wire.pack(wire.STARTED, number, bytes(8)), pidfds)
+            for fd in pidfds:
+                os.close(fd)
+        for _ in newborns:
+            nursery._heard()
+    got = {number for number, newborn in newborns.items() if newborn.pidfd is not None}
+    for newborn in newborns.values():
+        if newborn.pidfd is not None:
+            os.close(newborn.pidfd)
+    ended = threading.Event()
+    for action in (keeper.close, lambda: nursery._end(""), ended.set):
+        switchboard.post(action)
+    assert ended.wait(PATIENCE)
+    assert got == {1, 2, 3} - {missing}

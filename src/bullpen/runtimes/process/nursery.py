@@ -78,7 +78,6 @@ class Nursery:
         self._over = False
         self._environment = dict(os.environ)
         self._reader = wire.Reader()
-        self._pidfds: list[int] = []  # that came along with frames, in their order
         preload, script = foundation
         named = [] if script is None else [script[0] or "", script[1] or "", *sys.argv]
         mine, theirs = socket.socketpair()
@@ -170,15 +169,18 @@ class Nursery:
             return
         except OSError:
             data, fds = b"", []
-        self._pidfds += fds
         self._heard_of = True
         if not data:
             self._end(self._why)
-        for kind, number, payload, _ in self._reader.feed(data):
+        frames = self._reader.feed(data)
+        started = [number for kind, number, *_ in frames if kind == wire.STARTED]
+        # One read brings the descriptor of one message at most, and nothing that came after it. There may be none: who
+        # has too many open files gets no more.
+        pidfds = dict(zip(started[-1:], fds, strict=False))
+        for kind, number, payload, _ in frames:
             text = bytes(payload)
             if kind == wire.STARTED:
-                pidfd = self._pidfds.pop(0) if self._pidfds else None
-                self._workers[number].started(int.from_bytes(text, "little"), pidfd)
+                self._workers[number].started(int.from_bytes(text, "little"), pidfds.get(number))
             elif kind == wire.EXITED:
                 self._workers.pop(number).ended(int.from_bytes(text, "little", signed=True), "")
             elif number:
@@ -218,9 +220,8 @@ class Nursery:
             self._channel.close()
             orders = list(self._orders)
             self._orders.clear()
-        for fd in [self._alive, *self._pidfds, *(fd for _, fds in orders for fd in fds)]:
+        for fd in [self._alive, *(fd for _, fds in orders for fd in fds)]:
             os.close(fd)
-        self._pidfds = []
 
     def _reap(self) -> None:
         if self._keeper.poll() is None:
