@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import asyncpg
+import psycopg
 import pytest
 from msgspec.structs import replace
 
@@ -366,6 +367,71 @@ async def test_a_worker_goes_on_when_all_its_connections_were_cut(postgres_url: 
         assert set(ran) == set(range(200))
         counts = await queue.acounts()
     assert counts["default"] == {TaskStatus.SUCCESS: 200}
+
+
+async def test_what_may_be_asked_twice_is_if_its_connection_broke(postgres_url: str, schema: str) -> None:
+    """Nobody has noticed yet that it did: the loop was busy meanwhile."""
+    store = PostgresStorage(postgres_url, schema=schema)
+    await store.open()
+    try:
+        for number, ask in enumerate(
+            (
+                lambda: store.add(new_tasks(0, 1)),
+                lambda: store.add(new_tasks(10, COPIED)),
+                lambda: store.add(new_tasks(500, 1, unique_key="k")),
+                lambda: store.get(["000000"]),
+                store.counts,
+                store.now,
+            )
+        ):
+            with psycopg.connect(postgres_url, autocommit=True) as other:
+                others = "FROM pg_stat_activity WHERE application_name = %s"
+                other.execute(f"SELECT pg_terminate_backend(pid) {others}", [f"bullpen:{schema}"])
+                while other.execute(f"SELECT 1 {others}", [f"bullpen:{schema}"]).fetchone():
+                    other.execute("SELECT pg_stat_clear_snapshot()")
+            assert await ask(), number
+        assert await store.counts() == {"default": {TaskStatus.PENDING: 2 + COPIED}}
+    finally:
+        await store.close()
+
+
+async def test_a_server_that_allows_few_connections_serves_many_who_ask_at_once(postgres_url: str, schema: str) -> None:
+    await (owner := PostgresStorage(postgres_url, schema=schema)).open()
+    await owner.close()
+    rights = f"CREATE ROLE {schema} LOGIN CONNECTION LIMIT 2; GRANT USAGE ON SCHEMA {schema} TO {schema};"
+    rights += f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {schema}"
+    await asyncio.to_thread(run, postgres_url, lambda connection: connection.execute(rights))
+    try:
+        parts = urlsplit(postgres_url)
+        address = parts._replace(netloc=f"{schema}@{parts.netloc.rpartition('@')[2]}").geturl()
+        store = PostgresStorage(address, schema=schema, migrate=False)
+        for _ in range(3):  # those that were there are found again
+            await asyncio.gather(*(store.counts() for _ in range(20)))
+        await store.close()
+    finally:
+        dropped = f"DROP OWNED BY {schema}; DROP ROLE {schema}"
+        await asyncio.to_thread(run, postgres_url, lambda connection: connection.execute(dropped))
+
+
+async def test_of_two_who_lock_each_other_out_the_one_that_has_to_give_way_tries_again(
+    postgres_url: str, schema: str
+) -> None:
+    store = PostgresStorage(f"{postgres_url}?deadlock_timeout=2s", schema=schema)  # then the server looks, once
+    await store.open()
+    other = await asyncpg.connect(postgres_url)
+    try:
+        first, second = await store.add(new_tasks(0, 2))
+        await other.execute("SET deadlock_timeout = '1min'")
+        lock = f"SELECT 1 FROM {schema}.task WHERE id = $1 FOR UPDATE"
+        async with asyncio.timeout(PATIENCE), other.transaction():
+            await other.execute(lock, second.id)
+            cancelling = asyncio.ensure_future(store.cancel([first.id, second.id]))
+            await _locked_out(other, schema, 1)
+            await other.execute(lock, first.id)
+        assert len(await cancelling) == 2
+    finally:
+        await other.close()
+        await store.close()
 
 
 async def _patiently(ask: Any) -> Any:

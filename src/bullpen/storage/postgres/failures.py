@@ -53,3 +53,23 @@ async def told(storage: str) -> AsyncIterator[None]:
         raise StorageUnavailable(words, storage=storage) from error
     except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         raise StorageUnavailable(f"{type(error).__name__}: {error}", storage=storage) from error
+
+
+def is_undone(error: StorageError) -> bool:
+    """Whether the server has undone a transaction, because it and others were in each other's way."""
+    return getattr(error.__cause__, "sqlstate", None) in ("40001", "40P01")
+
+
+def is_lost(error: StorageError) -> bool:
+    """Whether a connection broke, so that nobody knows what the server has done."""
+    import asyncpg
+
+    lost = (
+        asyncpg.PostgresConnectionError,
+        asyncpg.AdminShutdownError,
+        asyncpg.InterfaceError,
+        asyncpg.InternalClientError,
+        ConnectionResetError,
+        BrokenPipeError,
+    )
+    return isinstance(error.__cause__, lost)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self, TypeVar
 
 from bullpen.errors import StorageError
 from bullpen.storage.ear import Hear
 from bullpen.storage.port import Concern, Schema
 from bullpen.storage.postgres import schema as schemas
 from bullpen.storage.postgres.checkup import concerns_of
-from bullpen.storage.postgres.failures import told
+from bullpen.storage.postgres.connections import Connections
+from bullpen.storage.postgres.failures import is_lost, is_undone, told
 from bullpen.storage.postgres.ledger import Ledger
 from bullpen.storage.server import ServerStorage
 
-if TYPE_CHECKING:
-    import asyncpg
+T = TypeVar("T")
 
 LOCK_TIMEOUT = "10s"  # workers stand behind a migration that waits for a table
 A_DAY = 86_400.0  # seconds that a step of a migration may take
 PARTING = 1.0  # seconds that a server has to say goodbye
+TRIES = 5
 
 # What statements rely on, and a server, a database or a role may have set otherwise: whoever has waited for a lock sees
 # what was committed meanwhile.
@@ -31,7 +32,7 @@ _UNLIKE = (
 )
 
 
-class Link(ServerStorage["asyncpg.Pool[Any]"]):
+class Link(ServerStorage[Connections]):
     """A client of one schema of a PostgreSQL database.
 
     `schema`: where its tables are; it is made by `open`, unless `migrate` is false. `notify`: whether to use LISTEN and
@@ -74,26 +75,32 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
             timeout=self.timeout,
         )
 
-    async def _connect(self) -> asyncpg.Pool[Any]:
+    async def _connect(self) -> Connections:
+        connections = Connections(self._connect_once, most=self.connections, timeout=self.timeout)
+        async with told(self.name):
+            try:
+                connection = await connections.take()
+                await self._bring_up_to_date(connection)
+                connections.give_back(connection)
+            except BaseException:
+                await connections.close(within=0)
+                raise
+        return connections
+
+    async def _connect_once(self) -> Any:
+        """A connection to the server, as statements need it."""
         import asyncpg
 
-        async with told(self.name):
-            pool = await asyncpg.create_pool(
-                self.url, min_size=1, max_size=self.connections, init=self._set_up, reset=_tidy, **self._manners()
-            )
-            try:
-                await self._bring_up_to_date(pool)
-            except BaseException:
-                pool.terminate()
-                raise
-            return pool
-
-    async def _disconnect(self, client: asyncpg.Pool[Any]) -> None:
+        connection = await asyncpg.connect(self.url, **self._manners())
         try:
-            async with asyncio.timeout(PARTING):
-                await client.close()
-        except TimeoutError:
-            client.terminate()
+            await self._set_up(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def _disconnect(self, client: Connections) -> None:
+        await client.close(within=PARTING)
 
     def _manners(self) -> dict[str, Any]:
         manners: dict[str, Any] = {
@@ -106,7 +113,7 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
         return manners
 
     async def _set_up(self, connection: Any) -> None:
-        """Each connection, once. A pooler of transactions would give the settings of one client to others."""
+        """A pooler of transactions would give the settings of one client to others."""
         if self.prepared:
             await connection.execute(f"SELECT set_config(name, value, false) {_UNLIKE}")
             return
@@ -114,16 +121,15 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
             message = f"{name} has to be {value!r}, and cannot be set for one client behind a pooler"
             raise StorageError(f"{message}; ALTER ROLE … SET {name} = {value!r}", storage=self.name)
 
-    async def _bring_up_to_date(self, pool: asyncpg.Pool[Any]) -> None:
-        async with pool.acquire() as connection:
-            found = await self._found(connection)
-            found.check(self.name)
-            if found.version >= schemas.VERSION:
-                return
-            if not self.migrate:
-                message = f"its schema has version {found.version}, and version {schemas.VERSION} is needed"
-                raise StorageError(f"{message}; run `bullpen migrate` as a role that may", storage=self.name)
-            await self._upgrade(connection)
+    async def _bring_up_to_date(self, connection: Any) -> None:
+        found = await self._found(connection)
+        found.check(self.name)
+        if found.version >= schemas.VERSION:
+            return
+        if not self.migrate:
+            message = f"its schema has version {found.version}, and version {schemas.VERSION} is needed"
+            raise StorageError(f"{message}; run `bullpen migrate` as a role that may", storage=self.name)
+        await self._upgrade(connection)
 
     async def _upgrade(self, connection: Any) -> None:
         async with connection.transaction():
@@ -152,12 +158,9 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[Any]:
         """A connection of its own, for what may not need the tables."""
-        import asyncpg
-
         async with told(self.name):
-            connection = await asyncpg.connect(self.url, **self._manners())
+            connection = await self._connect_once()
             try:
-                await self._set_up(connection)
                 yield connection
             finally:
                 await connection.close()
@@ -171,52 +174,64 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
-        """Of the pool. Whoever gives up on an answer waits no longer for the server to agree to that."""
         async with told(self.name):
-            pool = await self._connected()
-            async with asyncio.timeout(self.timeout):
-                connection = await pool.acquire()
+            connections = await self._connected()
+            connection = await connections.take()
             try:
                 yield connection
+            except (asyncio.CancelledError, TimeoutError):
+                await _give_up(connection)
+                raise
             finally:
-                try:
-                    await pool.release(connection, timeout=PARTING)
-                except TimeoutError:  # the server says nothing at all: it was terminated
-                    pass
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Ledger]:
-        async with self._connection() as connection, self._transaction_on(connection) as ledger:
-            yield ledger
+                connections.give_back(connection)
 
     @asynccontextmanager
     async def _transaction_on(self, connection: Any) -> AsyncIterator[Ledger]:
         transaction = connection.transaction()
-        await transaction.start()
         try:
+            await transaction.start()
             yield self._ledger(connection)
+            await transaction.commit()
         except asyncio.CancelledError:
             connection.terminate()  # which is known at once, and rolls it back
             raise
         except BaseException:
             await _roll_back(connection, transaction)
             raise
-        else:
-            await transaction.commit()
 
     def _ledger(self, connection: Any) -> Ledger:
         """What can be done on a connection, or on any of the pool."""
         return Ledger(connection, self.schema, notify=self.notify, timeout=self.timeout)
 
-    async def _fetch(self, statement: str, *values: Any) -> list[Any]:
-        async with self._connection() as connection:
-            return await connection.fetch(  # type: ignore[no-any-return]
-                statement.replace("{s}", self.schema), *values
-            )
+    async def _fetch(self, statement: str, *values: Any, again: bool = False) -> list[Any]:
+        said = statement.replace("{s}", self.schema)
+        return await self._ask(lambda connection: connection.fetch(said, *values), again=again)
 
-    async def _fetchval(self, statement: str, *values: Any) -> Any:
-        async with self._connection() as connection:
-            return await connection.fetchval(statement.replace("{s}", self.schema), *values)
+    async def _fetchval(self, statement: str, *values: Any, again: bool = False) -> Any:
+        said = statement.replace("{s}", self.schema)
+        return await self._ask(lambda connection: connection.fetchval(said, *values), again=again)
+
+    async def _transact(self, work: Callable[[Ledger], Awaitable[T]], *, again: bool = False) -> T:
+        """What `work` gets in a transaction."""
+
+        async def ask(connection: Any) -> T:
+            async with self._transaction_on(connection) as ledger:
+                return await work(ledger)
+
+        return await self._ask(ask, again=again)
+
+    async def _ask(self, ask: Callable[[Any], Awaitable[T]], *, again: bool) -> T:
+        """What `ask` gets on a connection. It is done once more if the server has undone it, because two were in each
+        other's way; and if the connection breaks, where to do it `again` is no harm.
+        """
+        for left in reversed(range(TRIES)):
+            try:
+                async with self._connection() as connection:
+                    return await ask(connection)
+            except StorageError as error:
+                if not (left and (is_undone(error) or (again and is_lost(error)))):
+                    raise
+        raise AssertionError("unreachable")
 
     async def _listen(self, begin: Callable[[], None], hear: Hear) -> None:
         import asyncpg
@@ -232,21 +247,26 @@ class Link(ServerStorage["asyncpg.Pool[Any]"]):
             connection.terminate()
 
     async def now(self) -> float:
-        return float(await self._fetchval("SELECT {s}.now()"))
+        return float(await self._fetchval("SELECT {s}.now()", again=True))
 
 
-async def _tidy(connection: Any) -> None:
-    """After each use: nothing here leaves anything behind but a transaction that was interrupted. By default there
-    would be another round trip.
-    """
-    if connection.is_in_transaction():
-        await connection.reset()
+async def _give_up(connection: Any) -> None:
+    """Nobody wants the answer any more. Whether the server agrees to that is not waited for for long."""
+    if connection.is_closed():
+        return
+    try:
+        async with asyncio.timeout(PARTING):
+            await connection.execute("SELECT 1")
+    except BaseException as error:
+        connection.terminate()
+        if not isinstance(error, Exception):
+            raise
 
 
 async def _roll_back(connection: Any, transaction: Any) -> None:
-    """Where the server says nothing at all, it does so when it finds nobody there."""
+    """Where that is not possible, the server does so when it finds nobody there."""
     try:
         async with asyncio.timeout(PARTING):
             await transaction.rollback()
-    except TimeoutError:
+    except Exception:
         connection.terminate()

@@ -26,6 +26,7 @@ from bullpen.storage.port import (
     TaskFilter,
     WorkerRecord,
 )
+from bullpen.storage.postgres.ledger import Ledger
 from bullpen.storage.postgres.line import Floors, Line
 from bullpen.storage.postgres.link import Link
 from bullpen.storage.postgres.rows import (
@@ -104,7 +105,7 @@ class PostgresStorage(Link):
     async def _add(self, tasks: Sequence[Task]) -> Sequence[Task]:
         import asyncpg
 
-        async with self._connection() as connection:
+        async def add(connection: Any) -> Sequence[Task]:
             if len(tasks) >= COPIED:
                 try:
                     async with self._transaction_on(connection) as ledger:
@@ -113,12 +114,17 @@ class PostgresStorage(Link):
                     pass  # what is there already stays as it is, and `add` says how
             return await self._ledger(connection).add(tasks)
 
+        return await self._ask(add, again=True)
+
     async def _add_with_keys(self, tasks: Sequence[Task], duplicates: Duplicates) -> Sequence[Task]:
         """Nobody else gives or takes their unique keys meanwhile."""
         keyed = [task for task in tasks if task.unique_key is not None]
-        async with self._transaction() as ledger:
+
+        async def add(ledger: Ledger) -> Sequence[Task]:
             await ledger.lock_keys(keyed)
             return await ledger.add_keyed(tasks, duplicates)
+
+        return await self._transact(add, again=True)
 
     def now_in(self, connection: Any) -> float | Awaitable[float]:
         return self._in(connection, f"SELECT CAST({self.schema}.now() AS text) || {{}}", "", float)
@@ -204,7 +210,8 @@ class PostgresStorage(Link):
     async def _settle_with_children(self, settlements: Sequence[Settlement]) -> frozenset[Hold]:
         """What was refused. To claim is another step: nothing is lost if it is never taken."""
         keyed = [child for one in settlements for child in one.children if child.unique_key is not None]
-        async with self._transaction() as ledger:
+
+        async def settle(ledger: Ledger) -> frozenset[Hold]:
             await ledger.lock_keys(keyed)
             rows = await ledger.settle(settlements)
             refused = frozenset(Hold(row["id"], row["attempt"]) for row in rows)
@@ -215,7 +222,9 @@ class PostgresStorage(Link):
             if plain:
                 await ledger.add(plain)
             await ledger.add_keyed([child for child in children if child.unique_key is not None], RETURN)
-        return refused
+            return refused
+
+        return await self._transact(settle)
 
     def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
         statement = f"SELECT {self.schema}.settle(CAST({{}} AS json))"
@@ -270,10 +279,11 @@ class PostgresStorage(Link):
         return bool(await self._fetch(note, hold.id, hold.attempt, json_of(progress)))
 
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
-        settlements: list[Settlement] = []
-        after = ""
         dead = [to_text(worker) for worker in dead_workers]
-        async with self._transaction() as ledger:
+
+        async def rescue(ledger: Ledger) -> Sequence[Task]:
+            settlements: list[Settlement] = []
+            after = ""
             now = await ledger.now()
             while len(settlements) < limit:
                 rows = await ledger.connection.fetch(
@@ -296,6 +306,8 @@ class PostgresStorage(Link):
             await ledger.settle(settlements)
             return await ledger.get([one.id for one in settlements])
 
+        return await self._transact(rescue)
+
     # Waiting.
 
     async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
@@ -311,14 +323,14 @@ class PostgresStorage(Link):
 
     async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> None:
         async def is_there() -> float | None:
-            return await self._fetchval("SELECT {s}.await_end($1, $2)", task_id, runs)  # type: ignore[no-any-return]
+            return await self._fetchval("SELECT {s}.await_end($1, $2)", task_id, runs, again=True)  # type: ignore[no-any-return]
 
         await self._wait(self._listen, timeout, [RESULT + task_id], is_there)
 
     # People.
 
     async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
-        rows = await self._fetch(f"SELECT {COLUMNS} FROM {{s}}.task WHERE id = ANY ($1)", list(ids))
+        rows = await self._fetch(f"SELECT {COLUMNS} FROM {{s}}.task WHERE id = ANY ($1)", list(ids), again=True)
         by_id = {row["id"]: row for row in rows}
         return [task_of(by_id[task_id]) if task_id in by_id else None for task_id in ids]
 
@@ -344,12 +356,16 @@ class PostgresStorage(Link):
             add("id > {}", after)
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         values.append(limit)
-        rows = await self._fetch(f"SELECT {COLUMNS} FROM {{s}}.task {where} ORDER BY id LIMIT ${len(values)}", *values)
+        rows = await self._fetch(
+            f"SELECT {COLUMNS} FROM {{s}}.task {where} ORDER BY id LIMIT ${len(values)}", *values, again=True
+        )
         return [task_of(row) for row in rows]
 
     async def counts(self) -> Counts:
         counts: dict[str, dict[TaskStatus, int]] = {}
-        for queue, status, count in await self._fetch("SELECT queue, status, count(*) FROM {s}.task GROUP BY 1, 2"):
+        for queue, status, count in await self._fetch(
+            "SELECT queue, status, count(*) FROM {s}.task GROUP BY 1, 2", again=True
+        ):
             counts.setdefault(from_text(queue), {})[TaskStatus(status)] = count
         return counts
 
@@ -360,8 +376,7 @@ class PostgresStorage(Link):
         return await self.change(ids, redriven)
 
     async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
-        async with self._transaction() as ledger:
-            return await ledger.change(ids, move)
+        return await self._transact(lambda ledger: ledger.change(ids, move))
 
     async def delete(self, ids: Sequence[str]) -> int:
         rows = await self._fetch(
@@ -374,7 +389,7 @@ class PostgresStorage(Link):
     # Moving tasks between stores.
 
     async def put(self, tasks: Sequence[Task]) -> frozenset[str]:
-        async with self._transaction() as ledger:
+        async def put(ledger: Ledger) -> frozenset[str]:
             await ledger.lock_keys([task for task in tasks if task.unique_key is not None])
             given = await ledger.puttable(tasks)
             rows = await ledger.connection.fetch(
@@ -386,7 +401,9 @@ class PostgresStorage(Link):
             for queue in {task.queue for task in given if task.id in kept and task.status is PENDING}:
                 await ledger.stir(queue)
                 await ledger.tell(WORK + to_text(queue))
-        return kept
+            return kept
+
+        return await self._transact(put)
 
     async def remove(self, tasks: Sequence[Task]) -> frozenset[str]:
         given = [task for task in tasks if task.status is not RUNNING]
@@ -405,13 +422,15 @@ class PostgresStorage(Link):
     # Upkeep.
 
     async def expire(self, *, limit: int) -> Sequence[Task]:
-        async with self._transaction() as ledger:
+        async def expire(ledger: Ledger) -> Sequence[Task]:
             late = await ledger.connection.fetch(
                 f"SELECT id FROM {self.schema}.task WHERE status = 'pending' AND expires <= {self.schema}.now() "
                 "ORDER BY expires LIMIT $1 FOR UPDATE SKIP LOCKED",
                 limit,
             )
             return await ledger.change([row["id"] for row in late], expired) if late else []
+
+        return await self._transact(expire)
 
     async def prune(self, *, limit: int) -> int:
         rows = await self._fetch(
@@ -435,7 +454,7 @@ class PostgresStorage(Link):
         await self._fetch("DELETE FROM {s}.worker WHERE id = $1", to_text(worker))
 
     async def workers(self) -> Sequence[WorkerRecord]:
-        rows = await self._fetch("SELECT record, seen_at FROM {s}.worker ORDER BY id")
+        rows = await self._fetch("SELECT record, seen_at FROM {s}.worker ORDER BY id", again=True)
         return [msgspec.structs.replace(_decode_worker(record), seen_at=seen_at) for record, seen_at in rows]
 
     async def pause(self, queue: str) -> None:
@@ -445,19 +464,24 @@ class PostgresStorage(Link):
         )
 
     async def resume(self, queue: str) -> None:
-        async with self._transaction() as ledger:
+        async def resume(ledger: Ledger) -> None:
             await ledger.connection.execute(
                 f"UPDATE {self.schema}.queue SET paused = false WHERE name = $1", to_text(queue)
             )
             await ledger.tell(WORK + to_text(queue))
 
+        await self._transact(resume)
+
     async def paused(self) -> frozenset[str]:
-        return frozenset(from_text(row["name"]) for row in await self._fetch("SELECT name FROM {s}.queue WHERE paused"))
+        return frozenset(
+            from_text(row["name"]) for row in await self._fetch("SELECT name FROM {s}.queue WHERE paused", again=True)
+        )
 
     async def set_limit(self, limit: Limit) -> None:
         _, *terms = msgspec.structs.astuple(limit)
         places = ", ".join(f"${number}" for number in range(3, len(_LIMIT) + 3))
-        async with self._transaction() as ledger:
+
+        async def set_limit(ledger: Ledger) -> None:
             await ledger.connection.execute(
                 f"INSERT INTO {self.schema}.queue (name, limited, {', '.join(_LIMIT)}, stirred_at) "
                 f"VALUES ($1, $2, {places}, {self.schema}.now()) ON CONFLICT (name) DO UPDATE SET "
@@ -468,11 +492,13 @@ class PostgresStorage(Link):
             )
             await ledger.tell(WORK + to_text(limit.queue))
 
+        await self._transact(set_limit)
+
     async def limits(self) -> Sequence[Limit]:
         asked = f"SELECT name, {', '.join(_LIMIT)} FROM {{s}}.queue WHERE limited ORDER BY name"
         return [
             Limit(queue=from_text(name), **dict(zip(_LIMIT, terms, strict=True)))
-            for name, *terms in await self._fetch(asked)
+            for name, *terms in await self._fetch(asked, again=True)
         ]
 
 
