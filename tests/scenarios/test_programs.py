@@ -370,6 +370,22 @@ def test_a_program_that_closes_its_stdin_and_lives_is_replaced(program: Callable
         assert pool.do("third") == 1
 
 
+def test_what_others_write_without_end_after_a_program_has_ended_holds_up_nobody(
+    program: Callable[..., ProgramRuntime],
+) -> None:
+    runtime = program(r"""
+        import subprocess
+        ready()
+        call()
+        subprocess.Popen(["yes", ""], start_new_session=True)
+        os._exit(3)
+        """)
+    with Pool(1, runtime=runtime) as pool:
+        error = pool.submit("leave").exception(PATIENCE)
+        assert isinstance(error, WorkerLost)
+        assert error.exit_code == 3
+
+
 FORKS = """
 import os, sys
 from bullpen import Pool, ProgramRuntime

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bullpen")
 
 CHUNK = 64 * 1024
+LARGEST_PIPE = 1024 * 1024  # bytes, as a system allows by default
 SHOWN = 200  # bytes of a line that nobody understands
 MUCH_HELD_BACK = 64  # items for which there is no room, after which a program is not listened to
 CANCELLED = "Cancelled"  # the name of the error of a request that was told to stop
@@ -346,7 +347,10 @@ class Program(Supervised):
             self.kill()
 
     def _hear_the_rest(self) -> None:
-        while not self._misbehaves:
+        """What it had written is in the pipe; what comes after that is from others, who still have it open."""
+        for _ in range(LARGEST_PIPE // CHUNK):
+            if self._misbehaves:
+                break
             try:
                 data = os.read(self._output, CHUNK)
             except OSError:
