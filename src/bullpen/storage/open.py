@@ -81,9 +81,10 @@ def _open_postgres(url: str) -> Storage:
 def _open_redis(url: str, *, cluster: bool) -> Storage:
     if importlib.util.find_spec("redis") is None:
         raise MissingExtra("a store on Redis or Valkey", "redis")
+    from bullpen.storage.redis.link import split_address
     from bullpen.storage.redis.store import RedisStorage
 
-    parts = urlsplit(url)
+    parts = split_address(url)
     words = parse_qsl(parts.query, keep_blank_values=True)
     ours = {name: value for name, value in words if name == "prefix"}
     others = [(name, value) for name, value in words if name not in ours]  # the driver's own, also about TLS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import traceback
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,36 @@ def test_options_of_sqlite() -> None:
     assert isinstance(storage, SqliteStorage)
     assert (storage.synchronous, storage.busy_timeout) == ("normal", 0.5)
     assert open_storage("sqlite:///jobs.db").synchronous == "full"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("redis://:s3cret@127.0.0.1:1/zero", "host:port/number"),
+        ("redis://:s3cret@127.0.0.1:1/0/1", "host:port/number"),
+        ("redis://:s3/cret@127.0.0.1:1/0", "%2F for /"),
+        ("redis://:1/s3cret@127.0.0.1:1/0", "%2F for /"),
+        ("redis://:s3#cret@127.0.0.1:1/0", "%23 for #"),
+        ("redis://:s3?cret@127.0.0.1:1/0", r"%3F for \?"),
+        ("redis://:s3[cret@127.0.0.1:1/0", r"%5B for \["),
+        ("redis://:s3cret@127.0.0.1:port/0", "host:port/number"),
+        ("redis+cluster://:s3cret@127.0.0.1:1,127.0.0.1:port", "host:port"),
+        ("redis://:s3cret@127.0.0.1:1/0?socket_timeout=-1", "seconds above 0"),
+        ("redis://:s3cret@127.0.0.1:1/0?socket_timeout=0", "seconds above 0"),
+        ("redis://:s3cret@127.0.0.1:1/0?socket_timeout=nan", "seconds above 0"),
+        ("redis://:s3cret@127.0.0.1:1/0?socket_timeout=soon", "seconds above 0"),
+        ("redis://:s3cret@127.0.0.1:1/0?decode_responses=true", "without it"),
+        ("redis://:s3cret@127.0.0.1:1/0?max_connections=1", "without it"),
+        ("redis+cluster://:s3cret@127.0.0.1:1?max_connections=1", "without it"),
+    ],
+)
+@pytest.mark.anyio
+async def test_an_address_that_redis_py_would_misunderstand_is_refused(address: str, words: str) -> None:
+    with pytest.raises(InvalidOption, match=words) as refused:
+        await open_storage(address).open()
+    shown = "".join(traceback.format_exception(refused.value))
+    assert "s3" not in shown
+    assert "cret" not in shown
 
 
 @pytest.mark.parametrize(

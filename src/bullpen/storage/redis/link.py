@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import collections
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 from bullpen.errors import InvalidOption
 from bullpen.storage.ear import Hear
@@ -28,6 +29,7 @@ NEWS = b"\0"  # between a notification and what comes with it
 _PATIENCE = 5.0  # seconds that an answer may take, unless the address says another `socket_timeout`
 _MOST = 10  # connections of a link, besides those that listen
 _AT_ONCE = 100  # commands that are said before their answers are waited for
+_NOT_YOURS = frozenset({"decode_responses", "max_connections"})  # options of redis-py
 _CLUSTER_SINCE = 6  # of redis-py
 
 
@@ -310,10 +312,12 @@ class ClusterLink(Link):
         super().__init__()
         if int(__version__.partition(".")[0]) < _CLUSTER_SINCE:  # older ones repeat by themselves
             raise InvalidOption("url", "redis+cluster://", "given to redis-py 6 or later: pip install -U redis")
+        self._url = url
+        url, patience = _without_timeout(url)
         addresses = _addresses(url)
         nodes = [ClusterNode(*_host_and_port(address)) for address in addresses]
-        self._client: Any = _client_of(RedisCluster, Retry, addresses[0], startup_nodes=nodes)
-        self._url = addresses[0]
+        options = {"startup_nodes": nodes, "socket_timeout": patience}
+        self._client: Any = _client_of(RedisCluster, Retry, addresses[0], **options)
         self._turns = asyncio.Semaphore(_MOST)
 
     async def close(self) -> None:
@@ -367,17 +371,40 @@ def by_slot(tags: Sequence[str]) -> list[list[str]]:
     return list(slots.values())
 
 
+def split_address(url: str) -> SplitResult:
+    """Raises InvalidOption, and says nothing of what may be a part of a password."""
+    try:
+        parts = urlsplit(url)
+        hosts = parts.netloc.rpartition("@")[2].split(",")
+        are_ports = all(urlsplit(f"//{host}").port != 0 for host in hosts)
+    except ValueError:
+        are_ports = False
+    if not are_ports or parts.fragment or not re.fullmatch(r"/?|/\d+", parts.path):
+        allowed = (
+            "redis://user:password@host:port/number (in a password, write %23 for #, %2F for /, %3F for ?, %5B for [)"
+        )
+        raise InvalidOption("url", f"{url.partition('://')[0]}://…", allowed) from None
+    return parts
+
+
 def _without_timeout(url: str) -> tuple[str, float]:
     """How long an answer may take, as the address says or else we do; and the rest of the address."""
-    parts = urlsplit(url)
-    words = parse_qsl(parts.query, keep_blank_values=True)
-    given = dict(words).get("socket_timeout")
+    parts = split_address(url)
+    words = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in _NOT_YOURS.intersection(words):
+        raise InvalidOption("url", f"?{name}", "an address without it: Bullpen has its own way to do this")
+    patience = _seconds(words.pop("socket_timeout", None))
+    return urlunsplit(parts._replace(query=urlencode(words))), patience
+
+
+def _seconds(given: str | None) -> float:
     try:
         patience = _PATIENCE if given is None else float(given)
     except ValueError:
-        raise InvalidOption("socket_timeout", given, "a number of seconds") from None
-    others = urlencode([(name, value) for name, value in words if name != "socket_timeout"])
-    return urlunsplit(parts._replace(query=others)), patience
+        patience = 0.0
+    if not 0.0 < patience < 1e6:
+        raise InvalidOption("socket_timeout", given, "a number of seconds above 0")
+    return patience
 
 
 def _client_of(kind: Any, retry: Any, url: str, **options: Any) -> Any:
