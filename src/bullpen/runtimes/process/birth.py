@@ -38,8 +38,8 @@ class Spare:
                 taken = len(orders) <= LARGEST and socket.send_fds(self._sock, [orders], fds) == len(orders)
             except OSError:  # it is gone
                 return False
-        if not taken:
-            os.kill(self.pid, signal.SIGKILL)
+            if not taken:
+                os.kill(self.pid, signal.SIGKILL)
         return taken
 
     def close(self) -> None:
@@ -48,9 +48,11 @@ class Spare:
 
 
 def wait_for_orders(sock: socket.socket, alive: int, death: int) -> None:
-    """Be a spare process."""
+    """Be a spare process. Orders may come in pieces; when they are complete, its keeper closes the socket."""
     with sock:
         data, fds, _, _ = socket.recv_fds(sock, LARGEST, MOST_FDS)
+        while more := sock.recv(LARGEST):
+            data += more
     if data:  # else its keeper is gone, or has no use for it
         become(data, fds, alive, death)
 

@@ -201,13 +201,17 @@ class Zygote:
                     self._end_group(pid)
             except ChildProcessError:
                 return
-            if self._spare is not None and self._spare.pid == pid:
-                self._spare.close()
-                self._spare = None
+            self._forget_spare(pid)
             number = self._workers.pop(pid, None)
             if number is not None:
                 code = os.waitstatus_to_exitcode(status)
                 self._tell(wire.EXITED, number, code.to_bytes(8, "little", signed=True))
+
+    def _forget_spare(self, pid: int) -> None:
+        """If that is who has ended: its number may be another's from now on."""
+        if self._spare is not None and self._spare.pid == pid:
+            self._spare.close()
+            self._spare = None
 
     def _end_group(self, pid: int) -> None:
         if pid in self._workers:
@@ -230,6 +234,7 @@ class Zygote:
                         os.kill(pid, signal.SIGKILL)
                 pid, _ = os.waitpid(-1, 0)
                 self._workers.pop(pid, None)
+                self._forget_spare(pid)
         except ChildProcessError:
             pass
         finally:
