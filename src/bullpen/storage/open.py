@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from bullpen.errors import InvalidOption, MissingExtra
 from bullpen.storage.memory import MemoryStorage
@@ -16,6 +17,11 @@ ALLOWED = (
     "?migrate=, ?connections=, ?timeout=seconds), redis://host/number or redis+cluster://host:port,host:port (with "
     "?prefix=)"
 )
+_HOST = r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:[0-9]*)?"
+_ESCAPED = "; in a name or a password, write / as %2F, # as %23, ? as %3F, @ as %40, [ as %5B, and % as %25"
+# What other clients of PostgreSQL know, and ours does not need: a server that is silent is noticed by `timeout`.
+_KEEPALIVES = {"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"}
+_DEMANDS = {"channel_binding", "gssencmode"}
 _REDIS = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}  # what the driver calls them
 
 
@@ -61,7 +67,7 @@ def _open_postgres(url: str) -> Storage:
         raise MissingExtra("a store on PostgreSQL", "postgres")
     from bullpen.storage.postgres.store import PostgresStorage
 
-    parts = urlsplit(url)
+    parts = _parts_of_postgres(url)
     ours: dict[str, Any] = {}
     others = []  # the driver's own, among them sslmode and what else is about TLS
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
@@ -71,11 +77,28 @@ def _open_postgres(url: str) -> Storage:
             ours[name] = _flag(name, value)
         elif name == "connections":
             ours[name] = _count(name, value)
-        elif name == "timeout":
+        elif name in ("timeout", "connect_timeout"):
             ours[name] = _seconds(name, value, above=0.0)
-        else:
+        elif name in _DEMANDS:
+            if value not in ("disable", "prefer"):
+                raise InvalidOption(name, value, "disable or prefer: the driver, asyncpg, cannot do more")
+        elif name not in _KEEPALIVES:
             others.append((name, value))
+    if "listen_url" in ours:
+        _parts_of_postgres(ours["listen_url"])
     return PostgresStorage(urlunsplit(parts._replace(query=urlencode(others))), **ours)
+
+
+def _parts_of_postgres(url: str) -> SplitResult:
+    """What the driver would stumble over, and name with half a password, is refused here."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _wrong(url, _ESCAPED) from None
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    if parts.fragment or "@" in parts.path or not all(re.fullmatch(_HOST, host) for host in hosts):
+        raise _wrong(url, _ESCAPED)
+    return parts
 
 
 def _open_redis(url: str, *, cluster: bool) -> Storage:
@@ -113,13 +136,13 @@ def _seconds(name: str, value: str, *, above: float = -1.0) -> float:
     return seconds
 
 
-def _wrong(url: object) -> InvalidOption:
+def _wrong(url: object, advice: str = "") -> InvalidOption:
     if not isinstance(url, str):
         return InvalidOption("url", url, ALLOWED)
     path = url.removeprefix("sqlite://")
     is_path = "://" not in path and path.endswith((".db", ".sqlite", ".sqlite3"))
     hint = f" (did you mean sqlite:///{path}?)" if is_path and url != f"sqlite:///{path}" else ""
-    return InvalidOption("url", _without_password(url), ALLOWED + hint)
+    return InvalidOption("url", _without_password(url), ALLOWED + hint + advice)
 
 
 def _without_password(url: str) -> str:
@@ -127,4 +150,5 @@ def _without_password(url: str) -> str:
     scheme, _, rest = url.partition("://")
     credentials, at, place = rest.rpartition("@")
     user, colon, _ = credentials.partition(":")
-    return f"{scheme}://{user}{':***' if colon else ''}{at}{place}" if at else url
+    shown = f"{scheme}://{user}{':***' if colon else ''}{at}{place}" if at else url
+    return re.sub(r"(password=)[^&]*", r"\1***", shown)

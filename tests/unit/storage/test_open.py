@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import traceback
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -122,6 +123,54 @@ def test_passwords_are_not_shown() -> None:
     with pytest.raises(InvalidOption) as refused:
         open_storage("postgresqll://me:s3cret@host/db")
     assert "s3cret" not in str(refused.value) + repr(vars(refused.value))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "me:s3c/ret@host/db",
+        "me:s3c#ret@host/db",
+        "me:s3c?ret@host/db",
+        "me:s3c[ret@host/db",
+        "me:s3c]ret@host/db",
+        "me:s3c@host:54x/db",
+        "me@host:54x/db?password=s3c",
+        "me@host/db?listen_url=postgresql://me:s3c/ret@host/db",
+    ],
+)
+def test_an_address_that_postgres_cannot_read_is_refused_without_its_password(place: str) -> None:
+    with pytest.raises(InvalidOption, match="%2F") as refused:
+        open_storage(f"postgresql://{place}")
+    shown = "".join(traceback.format_exception(refused.value.with_traceback(None))) + repr(vars(refused.value))
+    assert "s3c" not in shown
+    assert "ret@" not in shown
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "me:%2F%23%3F%40@host/db",
+        "[::1]:5432/db",
+        "me@/db?host=/tmp",
+        "me@%2Ftmp:5432/db",
+        "a:1,b:2,c/db",
+        "/db?host=a&password=s3c%2F",
+        "host",
+    ],
+)
+def test_any_address_that_postgres_knows_is_taken(place: str) -> None:
+    storage = open_storage(f"postgresql://{place}")
+    assert isinstance(storage, PostgresStorage)
+    assert urlsplit(storage.url).netloc == urlsplit(f"postgresql://{place}").netloc
+
+
+def test_what_other_clients_of_postgres_take_is_no_setting_of_the_server() -> None:
+    known = "connect_timeout=3&keepalives=1&keepalives_idle=5&channel_binding=prefer&gssencmode=disable"
+    storage = open_storage(f"postgresql://host/db?{known}")
+    assert isinstance(storage, PostgresStorage)
+    assert (storage.url, storage.connect_timeout, storage.timeout) == ("postgresql://host/db", 3.0, 10.0)
+    with pytest.raises(InvalidOption, match="asyncpg"):
+        open_storage("postgresql://host/db?channel_binding=require")
 
 
 def test_options_of_postgres_are_taken_and_the_others_are_the_drivers() -> None:

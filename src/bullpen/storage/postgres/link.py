@@ -38,7 +38,7 @@ class Link(ServerStorage[Connections]):
     `schema`: where its tables are; it is made by `open`, unless `migrate` is false. `notify`: whether to use LISTEN and
     NOTIFY; `listen_url`: another address for that, where `url` leads through a pooler of transactions. `prepared`:
     whether statements may be prepared, which such poolers may not allow. `connections`: how many at most. `timeout`:
-    seconds that a connection, or the answer to a statement, may take.
+    seconds that the answer to a statement may take, and a new connection, if there is no `connect_timeout`.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Link(ServerStorage[Connections]):
         migrate: bool = True,
         connections: int = 10,
         timeout: float = 10.0,
+        connect_timeout: float | None = None,
     ) -> None:
         super().__init__(f"PostgreSQL schema {schema!r}")
         self.url = url
@@ -62,6 +63,7 @@ class Link(ServerStorage[Connections]):
         self.migrate = migrate
         self.connections = connections
         self.timeout = timeout
+        self.connect_timeout = connect_timeout
 
     def another(self) -> Self:
         return type(self)(
@@ -73,6 +75,7 @@ class Link(ServerStorage[Connections]):
             migrate=self.migrate,
             connections=self.connections,
             timeout=self.timeout,
+            connect_timeout=self.connect_timeout,
         )
 
     async def _connect(self) -> Connections:
@@ -105,7 +108,7 @@ class Link(ServerStorage[Connections]):
     def _manners(self) -> dict[str, Any]:
         manners: dict[str, Any] = {
             "server_settings": {"application_name": f"bullpen:{self.schema}"},
-            "timeout": self.timeout,
+            "timeout": self.connect_timeout or self.timeout,
             "command_timeout": self.timeout,
         }
         if not self.prepared:
