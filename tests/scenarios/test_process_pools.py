@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -27,10 +28,12 @@ from bullpen import (
     WorkerLost,
     WorkerStatus,
 )
+from bullpen.pool.mapping import MapWork
 from bullpen.runtimes.process.process import Process
 from bullpen.runtimes.process.runtime import Start
 from tests.scenarios import process_support as work
 from tests.scenarios.process_support import PATIENCE, START_METHODS, eventually, read_pid
+from tests.scenarios.support import Background
 
 T = TypeVar("T")
 
@@ -319,6 +322,28 @@ def test_a_callback_may_close_the_pool() -> None:
 
 
 # Maps.
+
+
+@pytest.mark.parametrize("limits", [{}, {"run_timeout": PATIENCE}])
+def test_a_reader_who_is_interrupted_may_read_on_and_if_not_what_runs_is_ended(
+    limits: dict[str, float], tmp_path: Path
+) -> None:
+    def interrupt(reading: MapWork[int]) -> None:
+        eventually(lambda: reading._reading)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with Pool(1, runtime="process") as pool:
+        results = pool.using(**limits).map(work.wait_for, [tmp_path / "go"])
+        with Background(partial(interrupt, results._work)), pytest.raises(KeyboardInterrupt):
+            next(results)
+        (tmp_path / "go").touch()
+        assert len(list(results)) == 1
+        results = pool.using(**limits).map(work.wait_for, [tmp_path / "never"] * 3)
+        with Background(partial(interrupt, results._work)), pytest.raises(KeyboardInterrupt):
+            next(results)
+        del results
+        pool.do(pow, 2, 2)
+        assert pool.stats().cancelled == 3
 
 
 def test_a_map_is_lazy_bounded_and_in_order() -> None:

@@ -26,6 +26,7 @@ async def run(cells):
         try:
             exec(compile(cell, name, "exec"), main.__dict__)
         except BaseException as error:
+            sys.last_value = error
             print(type(error).__name__)
 
 main = types.ModuleType("__main__")
@@ -65,11 +66,25 @@ except Failure as failure:
 def count(limit): yield from map(times, range(limit))
 print(*pool.stream(count, 3))
 # %%
-def hang(): time.sleep(600)
-threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+def hang(*_): time.sleep(600)
+def interrupt_soon(): threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+interrupt_soon()
 pool.do(hang)
 # %%
 print(pool.do(times, 1))
+interrupt_soon()
+list(pool.map(hang, range(8)))
+# %%
+print(pool.do(times, 2))
+interrupt_soon()
+for item in pool.using(run_timeout=900).map(hang, range(8)): pass
+# %%
+print(pool.do(times, 3))
+def hang_first(): yield hang()
+interrupt_soon()
+list(pool.stream(hang_first))
+# %%
+print(pool.do(times, 4))
 # %%
 class Model:
     def __init__(self): self.calls = 0
@@ -79,7 +94,7 @@ class Model:
 with Pool(1, worker=Model, runtime="process") as models:
     print(models.do("predict", 1), models.do("predict", 2))
 # %%
-pool.close()
+pool.close()  # which would wait for what still runs
 """
 
 
@@ -94,6 +109,12 @@ def test_a_notebook_may_define_and_redefine_what_workers_run() -> None:
         "0 -5 -10",
         "KeyboardInterrupt",
         "-5",
+        "KeyboardInterrupt",
+        "-10",
+        "KeyboardInterrupt",
+        "-15",
+        "KeyboardInterrupt",
+        "-20",
         "(-5, 1) (-10, 2)",
     ], done.stderr
 

@@ -83,7 +83,11 @@ class ChunkIterator(MapIterator[T]):
             return self._work.ready.pop()
         except IndexError:
             pass  # what is raised below shall not seem to come from this
-        return self._work.next(self._deadline)
+        try:
+            return self._work.next(self._deadline)
+        except BaseException:
+            del self  # as in MapIterator
+            raise
 
 
 class ChunkMap(MapWork[T]):
@@ -229,7 +233,7 @@ class ChunkMap(MapWork[T]):
 
     def forget(self, unread: Any) -> None:
         for chunk in unread:
-            chunk.future.cancel()
+            self.cancel_unread(chunk.future)
 
 
 class _Count:

@@ -57,10 +57,16 @@ class MapIterator(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        return self._work.next(self._deadline)
+        try:
+            return self._work.next(self._deadline)
+        except BaseException:
+            del self  # whoever keeps the traceback does not keep a map that nobody reads any more
+            raise
 
     def close(self) -> None:
-        """Start no further item. What runs already goes on; nobody will see its result."""
+        """Start no further item. What runs already goes on, and nobody will see its result; but if the reader was
+        interrupted, it is ended, where the runtime can.
+        """
         self._work.close()
 
     def __del__(self) -> None:
@@ -87,6 +93,7 @@ class MapWork(ABC, Generic[T]):
         self.finite = finite  # as far as can be known
         self.begun = False  # somebody reads
         self.dropped = False  # nobody will
+        self.interrupted = False  # the reader was, and has not come back
         self.taken = 0  # items so far
         self.feeder_id: int | None = None  # the thread that feeds it
         self.unread: deque[Any] | None = deque()  # entries for the reader, in order; None if there will be none
@@ -195,9 +202,13 @@ class MapWork(ABC, Generic[T]):
         if self._reading:
             raise _read_twice()
         with self._turn:
-            self._reading = True
             try:
+                self._reading = True
+                self.interrupted = False
                 return self.read(deadline)
+            except BaseException as error:
+                self.interrupted = not isinstance(error, Exception)
+                raise
             finally:
                 self._reading = False
 
@@ -253,6 +264,13 @@ class MapWork(ABC, Generic[T]):
 
     def forget(self, unread: Any) -> None:
         """Nobody will read these entries."""
+
+    def cancel_unread(self, future: PoolFuture[Any]) -> None:
+        """Nobody will read this. One who was interrupted does not want it to go on either."""
+        if self.interrupted:
+            self.engine.cancel(future)
+        else:
+            future.cancel()
 
     def cut(self, error: BaseException) -> None:
         """Take nothing more; what was taken is run, and `error` comes after it."""
@@ -375,7 +393,7 @@ class RequestMap(ItemMap[T]):
 
     def forget(self, unread: Any) -> None:
         for future in unread:
-            future.cancel()
+            self.cancel_unread(future)
 
 
 _PENDING, _VALUE, _ERROR = 0, 1, 2

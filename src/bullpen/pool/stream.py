@@ -48,10 +48,16 @@ class Stream(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        return self._work.next()
+        try:
+            return self._work.next()
+        except BaseException:
+            del self  # whoever keeps the traceback does not keep a stream that nobody reads any more
+            raise
 
     def close(self) -> None:
-        """Read no further: the generator is closed at its next item, and what is buffered is dropped."""
+        """Read no further: the generator is closed at its next item, and what is buffered is dropped. If the reader was
+        interrupted, it is ended at once, where the runtime can.
+        """
         self._work.close()
 
     def __enter__(self) -> Stream[T]:
@@ -90,6 +96,7 @@ class StreamWork(Generic[T]):
         self._lock = primitives.backlog_lock()
         self._begun = False  # something was produced
         self._closed = False  # nobody reads any more
+        self._interrupted = False  # the reader was, and has not come back
         self._cut: BaseException | None = None  # why the pool ended it
         self.reads = 0
         self._reader = primitives.current_thread_id()  # the thread that reads, as far as is known
@@ -175,6 +182,7 @@ class StreamWork(Generic[T]):
             error: BaseException | None = None
             with self._lock:
                 self._reader = primitives.current_thread_id()
+                self._interrupted = False
                 if self._closed:
                     raise StopIteration
                 ended, state = self.future.ended, self.future.state
@@ -227,6 +235,9 @@ class StreamWork(Generic[T]):
         """Wait for an item, or for the end."""
         try:
             self._wait(gate)
+        except BaseException as error:
+            self._interrupted = not isinstance(error, Exception)
+            raise
         finally:  # nobody waits there any more, also if this was interrupted
             with self._lock:
                 if self._reader_gate is gate:
@@ -257,7 +268,10 @@ class StreamWork(Generic[T]):
             wake()
         if inline is not None:
             inline.close()
-        self.future.cancel()
+        if self._interrupted:  # who was interrupted does not want it to go on until its next item either
+            self.engine.cancel(self.future)
+        else:
+            self.future.cancel()
         self.engine.streams.pop(id(self), None)
 
     # The pool's side.
