@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Iterator
+from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.crc import key_slot
 
@@ -45,6 +47,45 @@ class OnCluster:
         return f"{self.url}?prefix={self.prefix}"
 
 
+class Moving:
+    """A slot on its way to another node."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._slot = key_slot(key.encode())
+        self._hosts = url.removeprefix("redis+cluster://").rstrip("/").split(",")
+
+    async def __aenter__(self) -> Moving:
+        self._nodes: list[Any] = [Redis.from_url(f"redis://{host}") for host in self._hosts]
+        self._ids = [(await node.execute_command("CLUSTER MYID")).decode() for node in self._nodes]
+        counts = [await node.execute_command("CLUSTER COUNTKEYSINSLOT", self._slot) for node in self._nodes]
+        self._here = counts.index(max(counts))
+        self._there = (self._here + 1) % len(self._nodes)
+        await self._set(self._there, "IMPORTING", self._ids[self._here])
+        await self._set(self._here, "MIGRATING", self._ids[self._there])
+        return self
+
+    async def _set(self, node: int, *words: str) -> None:
+        await self._nodes[node].execute_command("CLUSTER SETSLOT", self._slot, *words)
+
+    async def move_one_key(self) -> bool:
+        here = self._nodes[self._here]
+        keys = await here.execute_command("CLUSTER GETKEYSINSLOT", self._slot, 1)
+        if keys:
+            host, _, port = self._hosts[self._there].partition(":")
+            await here.execute_command("MIGRATE", host, port, keys[0], 0, 10_000)
+        return bool(keys)
+
+    async def finish(self) -> None:
+        while await self.move_one_key():
+            pass
+        for node in (self._there, self._here, *range(len(self._nodes))):
+            await self._set(node, "NODE", self._ids[self._there])
+
+    async def __aexit__(self, *_: object) -> None:
+        for node in self._nodes:
+            await node.aclose()
+
+
 class TestClaims(OnCluster, ClaimingTests):
     """What a cluster makes hardest; each queue may be on another node. `--thorough` has the whole contract."""
 
@@ -53,6 +94,22 @@ class TestClaims(OnCluster, ClaimingTests):
         kept = await store.add([new_task(queue=name) for name in names])
         assert ids(await claim(store, 20, queues=names)) == ids(kept)
         assert {key_slot(f"{{{self.prefix}:{name}}}".encode()) * 3 // 16384 for name in names} == {0, 1, 2}
+
+    async def test_a_queue_that_moves_to_another_node_is_away_meanwhile_and_whole_afterwards(
+        self, store: Storage
+    ) -> None:
+        """Nothing is kept on a node that has only some of its keys."""
+        kept = await store.add([new_task() for _ in range(3)])
+        async with Moving(self.url, f"{{{self.prefix}:default}}") as moving:
+            for _ in range(2):
+                with pytest.raises(StorageUnavailable, match="moved"):
+                    await store.add([new_task()])
+                with pytest.raises(StorageUnavailable, match="moved"):
+                    await claim(store, 1)
+                await moving.move_one_key()
+            await moving.finish()
+        more = await store.add([new_task()])
+        assert ids(await claim(store, 10)) == ids([*kept, *more])
 
     async def test_a_child_of_another_queue_comes_with_the_success_of_its_parent_and_only_then(
         self, store: Storage

@@ -103,6 +103,9 @@ class ClockedLink(LoopLink):
         text = script.replace(_TIME, f"return tonumber(redis.call('GET', '{self._key}'))")
         return await self.say("EVAL", text, len(keys), *keys, *words)
 
+    async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+        return [await self.run(script, [key], words) for key, words in calls]
+
 
 class ClockedRedis(RedisStorage):
     async def _connect(self) -> Link:

@@ -31,6 +31,7 @@ _MOST = 10  # connections of a link, besides those that listen
 _AT_ONCE = 100  # commands that are said before their answers are waited for
 _NOT_YOURS = frozenset({"decode_responses", "max_connections"})  # options of redis-py
 _CLUSTER_SINCE = 6  # of redis-py
+_REDIRECTIONS = 3  # by nodes that have not what they are asked for, before one gives up
 
 
 class Link:
@@ -318,14 +319,24 @@ class ClusterLink(Link):
         nodes = [ClusterNode(*_host_and_port(address)) for address in addresses]
         options = {"startup_nodes": nodes, "socket_timeout": patience}
         self._client: Any = _client_of(RedisCluster, Retry, addresses[0], **options)
+        self._client.RedisClusterRequestTTL = 1  # it is for us to follow, or not, if it is sent elsewhere
         self._turns = asyncio.Semaphore(_MOST)
 
     async def close(self) -> None:
         await self._client.aclose()
 
     async def say(self, *words: Any) -> Any:
+        """What is about to move to another node is not asked for there: the keys of a queue move one by one, and who
+        touches them meanwhile would find some of them here and some there.
+        """
         async with self._turns:
-            return await self._client.execute_command(*words)
+            for _ in range(_REDIRECTIONS):
+                try:
+                    return await self._client.execute_command(*words)
+                except self._errors.ClusterError as error:
+                    if type(error) is not self._errors.ClusterError:  # it says more than to ask elsewhere
+                        raise
+        raise self._errors.ConnectionError("the keys are being moved to another node of the cluster")
 
     async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         return await asyncio.gather(*(self.run(script, [key], words) for key, words in calls))
