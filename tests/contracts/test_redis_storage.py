@@ -14,12 +14,12 @@ from redis.asyncio import Redis
 
 from bullpen import TaskQueue
 from bullpen.errors import StorageError
-from bullpen.storage.port import Handed, HandsOver, Storage
+from bullpen.storage.port import Handed, HandsOver, Limit, Storage
 from bullpen.storage.redis import link, wire
 from bullpen.storage.redis.store import RedisStorage
 from bullpen.tasks.task import PENDING, RUNNING, succeed
 from bullpen.testing import StorageContract
-from bullpen.testing.storage_contract.base import FAR, added, claim, claimed_one, get, ids, new_tasks, settle
+from bullpen.testing.storage_contract.base import FAR, added, claim, claimed_one, get, ids, new_task, new_tasks, settle
 from bullpen.testing.storage_contract.links import new_group
 from bullpen.testing.storage_contract.waiting import NO_WORK, waits
 
@@ -48,7 +48,52 @@ class TestRedisStorage(StorageContract):
             assert await store.cancel(ids(members)) != []
             assert await store.delete(ids([*members, last])) == 1001
             left = {key.decode().removeprefix(tag) async for key in client.scan_iter(match=f"{tag}:*", count=1000)}
-        assert left == {":counts"}
+        assert left == set()
+
+    async def test_a_queue_is_listed_for_as_long_as_there_is_something_in_it(self, store: Storage) -> None:
+        async with Redis.from_url(self.url) as client:
+
+            async def listed() -> set[str]:
+                names: Any = await client.smembers(f"{self.prefix}:queues")
+                return {name.decode() for name in names}
+
+            for fields in ({}, {"concurrency_key": "c"}):
+                task = await claimed_one(store, queue="tenant", **fields)
+                await settle(store, succeed(task, b"1"))
+                assert await listed() == {"tenant"}
+                assert await store.delete([task.id]) == 1
+                assert await listed() == set()
+            parent, child = await claimed_one(store), new_task(queue="tenant")
+            await settle(store, succeed(parent, b"1", children=(child,)))
+            assert await listed() == {"default", "tenant"}
+            assert await store.remove([await get(store, child)]) == {child.id}
+            assert await listed() == {"default"}
+            assert await store.put([child]) == {child.id}
+            assert await listed() == {"default", "tenant"}
+            await store.set_limit(Limit(queue="slow", max_running=1))
+            await store.pause("slow")
+            await store.set_limit(Limit(queue="slow"))
+            assert await listed() == {"default", "slow", "tenant"}
+            await store.resume("slow")
+            assert await listed() == {"default", "tenant"}
+
+    async def test_a_queue_is_listed_while_a_worker_waits_for_it(self, store: Storage) -> None:
+        assert isinstance(store, HandsOver)
+        task = await claimed_one(store)
+        await settle(store, succeed(task, b"1"))
+        async with (
+            Redis.from_url(self.url) as client,
+            waits(store.wait_to_claim(["default"], FAR, worker="w", lease=FAR, claim_id="c")) as waiting,
+        ):
+            offers = f"{{{self.prefix}:default}}:offers"
+            while await client.zcard(offers) == 0:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert await store.delete([task.id]) == 1
+            assert await client.zcard(offers) == 1
+            assert await store.find_claim("c") == []
+            new = await added(store)
+        assert waiting.result().claimed == ()
+        assert await get(store, new) == new
 
     async def test_an_end_brings_the_task(self, store: Storage) -> None:
         task = await claimed_one(store)

@@ -74,13 +74,13 @@ def _text(path: str) -> str:
 
 # Producers.
 ADD = _script("add", "moves", "places", "additions", "picks", "claims", "shown", "offers")
-ADD_PLAIN = _script("add_plain", seldom=("moves", "picks", "claims", "shown", "offers"))
+ADD_PLAIN = _script("add_plain", "places", seldom=("moves", "picks", "claims", "shown", "offers"))
 
 # Workers.
 EXCHANGE = _script("exchange", "anyway", "moves", "places", "links", "additions", "picks", "claims", "shown")
 FIND_CLAIM = _script("find_claim", "shown")
 NEXT_WORK = _script("next_work", "picks")
-OFFER = _script("offer", "picks")
+OFFER = _script("offer", "places", "picks")
 OVERDUE = _script("overdue", "shown")
 PEEK = _script("peek", "picks")
 PROGRESS = _script("progress", "anyway")
@@ -91,21 +91,21 @@ WITHDRAW = _script("withdraw", "moves", "picks", "claims", "shown", "offers")
 AWAIT = _script("await", "anyway", "shown")
 CANCEL = _script("cancel", "anyway", "moves", "places", "links", "shown", "people")
 CHANGE = _script("change", "anyway", "moves", "places", "links")
-DELETE = _script("delete", "moves", "places", "links")
+DELETE = _script("delete", "moves", "places", "links", "forgetting")
 LIST = _script("list", "shown")
 RETRY = _script("retry", "anyway", "moves", "places", "links", "shown", "people")
 SHOW = _script("show", "shown")
 WHERE = _script("where")
 
 # Moving tasks between stores.
-PUT = _script("put", "moves")
-REMOVE = _script("remove", "moves")
+PUT = _script("put", "moves", "places")
+REMOVE = _script("remove", "moves", "places", "forgetting")
 
 # Workers, queues, limits.
-LIMIT = _script("limit", "anyway")
+LIMIT = _script("limit", "anyway", "places")
 NOTE = _script("note", "anyway")
 
 # Upkeep.
 DUE = _script("due")
 EXPIRE = _script("expire", "anyway", "moves", "places", "links", "shown", "people")
-PRUNE = _script("prune", "moves", "places", "links")
+PRUNE = _script("prune", "moves", "places", "links", "forgetting")

@@ -332,16 +332,17 @@ class RedisStorage(ServerStorage[Link]):
         with told(self.name):
             link = await self._connected()
             tags = [self._tag(name) for name in names]
-            moment, empty, others = await link.run(scripts.ADD, tags, words)
-        if moment == -1:
-            raise TaskExists(key=tasks[empty - 1].unique_key or "", task=others.decode())
-        return await self._kept(tasks, names, (moment, empty, others))
+            answer = await link.run(scripts.ADD, tags, words)
+        if answer[0] == -1:
+            _, place, other = answer
+            raise TaskExists(key=tasks[place - 1].unique_key or "", task=other.decode())
+        return await self._kept(tasks, names, answer)
 
     async def _kept(self, tasks: Sequence[Task], names: Sequence[str], answer: Sequence[Any]) -> Sequence[Task]:
         """What has become of new tasks, as `ADD` and `ADD_PLAIN` say it. `names`: of their queues."""
-        moment, empty, others = answer
-        if empty:  # as after the server has lost everything
-            await self._note([names[number - 1] for number in empty])
+        moment, unlisted, others = answer
+        if unlisted:  # on a cluster
+            await self._note([names[number - 1] for number in unlisted])
         kept = [new_as_kept(task, float(moment)) for task in tasks]
         if others:
             places = [place - 1 for place in others[::2]]

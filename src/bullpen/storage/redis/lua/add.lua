@@ -1,13 +1,11 @@
 -- KEYS: tags. ARGV: {channel, what to do with duplicates, how far they may be pushed or -1, tasks as `rows.new_task`
--- makes them}, the state that all begin with, their bodies. Returns the moment, which of the queues
--- were empty, and of those that are there already the place in the list and the id under which they are. If they are
--- rejected: -1, the place of one that is there already, and the id of that.
+-- makes them}, the state that all begin with, their bodies. Returns the moment, which of the queues were empty and could
+-- not be noted from here, and of those that are there already the place in the list and the id under which they are. If
+-- they are rejected: -1, the place of one that is there already, and the id of that.
 local channel, policy, push_limit, tasks = unpack(cmsgpack.unpack(ARGV[1]))
 local moment = now()
-local queues, was_empty = to_add_to(KEYS, tasks), {}
-for number, tag in ipairs(KEYS) do
-    if redis.call('EXISTS', tag .. ':ids') == 0 then was_empty[#was_empty + 1] = number end
-end
+local queues, was_empty, unlisted = to_add_to(KEYS, tasks), {}, {}
+for number, tag in ipairs(KEYS) do was_empty[number] = redis.call('EXISTS', tag .. ':ids') == 0 end
 
 if policy == 'reject' then
     local coming = {}
@@ -23,8 +21,9 @@ if policy == 'reject' then
 end
 
 local others = add(queues, tasks, ARGV[2], policy, push_limit, moment)
-for _, queue in ipairs(queues) do
+for number, queue in ipairs(queues) do
     local added = queue.all
+    if #added > 0 and was_empty[number] and not note(queue.tag) then unlisted[#unlisted + 1] = number end
     if #added > 2 or (#added == 2 and hand_over(queue.tag, moment) ~= added[2]) then tell_work(channel, queue.tag) end
 end
-return {exact(moment), was_empty, others}
+return {exact(moment), unlisted, others}

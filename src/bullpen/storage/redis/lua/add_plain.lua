@@ -4,7 +4,7 @@
 local tag, moment, first = KEYS[1], now(), 8
 local eta = ARGV[4] == '' and moment or tonumber(ARGV[4])
 local state, score = ARGV[5] .. cmsgpack.pack(eta) .. ARGV[6] .. cmsgpack.pack(moment) .. ARGV[7], exact(eta)
-local states, bodies, ids, waiting, was_empty, others = tag .. ':state', {}, {}, {}, {}, {}
+local states, bodies, ids, waiting, unlisted, others = tag .. ':state', {}, {}, {}, {}, {}
 for i = first, #ARGV, 2 do
     local id, n = ARGV[i], #ids
     if redis.call('HSETNX', states, id, state) == 1 then
@@ -22,7 +22,7 @@ if count > 0 then
     many('ZADD', tag .. ':ids', ids)
     many('ZADD', tag .. ':ready:' .. ARGV[3], waiting)
     if redis.call('HINCRBY', tag .. ':counts', 'pending', count) == count
-        and redis.call('ZCARD', tag .. ':ids') == count then was_empty = {1} end
+        and redis.call('ZCARD', tag .. ':ids') == count and not note(tag) then unlisted = {1} end
     local handed
     if count == 1 and redis.call('EXISTS', tag .. ':offers') == 1 then
 -- SELDOM
@@ -30,4 +30,4 @@ if count > 0 then
     end
     if handed ~= ids[2] then redis.call('PUBLISH', ARGV[1], 'w' .. ARGV[2]) end
 end
-return {exact(moment), was_empty, others}
+return {exact(moment), unlisted, others}

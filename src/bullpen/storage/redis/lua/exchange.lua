@@ -74,7 +74,10 @@ for _, one in ipairs(ended) do
         local to = to_add_to(KEYS, children)
         add(to, children, ARGV[new_state], 'return', -1, moment)
         for _, queue in ipairs(to) do
-            if #queue.all > 0 then tell_work(channel, queue.tag) end
+            if #queue.all > 0 then
+                note(queue.tag)
+                tell_work(channel, queue.tag)
+            end
         end
     end
 end

@@ -8,5 +8,7 @@ for i = 3, #ARGV, 2 do
         redis.call('HSET', limits, ARGV[i], ARGV[i + 1])
     end
 end
+note(KEYS[1])
+leave_list_if_unused(KEYS[1])
 redis.call('PUBLISH', ARGV[1], 'w' .. ARGV[2])
 return 1

@@ -22,5 +22,6 @@ for i = 3, #ARGV, 5 do
 end
 many('HSET', tag .. ':body', bodies)
 many('ZADD', tag .. ':ids', all)
+if #kept > 0 then note(tag) end
 if is_told then redis.call('PUBLISH', channel, 'w' .. name) end
 return kept

@@ -128,21 +128,3 @@ local function add_error(task, new)
     errors[#errors + 1] = new
     if #errors > ERRORS_KEPT then table.remove(errors, 1) end
 end
-
-local function forget(tag, ids, tasks)
-    local queue, followers = changes(tag), {}
-    for i, id in ipairs(ids) do
-        local key = tasks[i][UNIQUE_KEY]
-        if tasks[i][FOLLOWS] > 0 then followers[#followers + 1] = id end
-        leave(queue, id, tasks[i])
-        if key ~= '' and redis.call('HGET', tag .. ':unique', key) == id then
-            redis.call('HDEL', tag .. ':unique', key)
-        end
-    end
-    flush(queue)
-    many('HDEL', tag .. ':state', ids)
-    many('HDEL', tag .. ':body', ids)
-    many('HDEL', tag .. ':result', ids)
-    many('HDEL', tag .. ':follows', followers)
-    many('ZREM', tag .. ':ids', ids)
-end
