@@ -61,10 +61,12 @@ _ADD = (
 @cache
 def _add_together(count: int) -> str:
     """Many rows that have all but their ids and payloads in common."""
-    shared = SHARED.count(",") + 1
-    same = ", ".join(f"?{number}" for number in range(1, shared + 1))
-    rows = [f"({same}, ?{number}, ?{number + 1})" for number in range(shared + 1, shared + 1 + 2 * count, 2)]
-    return f"INSERT INTO bullpen_task ({PLAIN}) VALUES {', '.join(rows)} ON CONFLICT DO NOTHING"
+    same = ", ".join("?" * (SHARED.count(",") + 1))
+    own = ", ".join(["(?, ?)"] * count)
+    return (
+        f"INSERT INTO bullpen_task ({PLAIN}) SELECT {same}, column1, column2 FROM (VALUES {own}) "
+        "WHERE true ON CONFLICT DO NOTHING"  # the condition, because ON might belong to the FROM
+    )
 
 
 # Many at once, for every statement that this thread executes gives others the chance to hold up the next one. Each
