@@ -297,6 +297,29 @@ async def test_a_task_is_settled_where_arrays_have_no_nulls(postgres_url: str, s
         await store.close()
 
 
+async def test_functions_are_made_and_run_where_the_server_is_strict(postgres_url: str, schema: str) -> None:
+    store = PostgresStorage(f"{postgres_url}?options=-c%20plpgsql.extra_errors%3Dall", schema=schema)
+    await store.open()
+    try:
+        await store.set_limit(Limit(queue="default", max_running_per_key=1, rate=1000.0))
+        await store.add(new_tasks(0, 2, concurrency_key="k"))
+        await claim(store, 0, *[succeed(task, b"1") for task in await claim(store, 2)])
+        await store.wait_for_work(["default"], PATIENCE)
+        await store.wait_for_result("000000", 0, PATIENCE)
+        assert len(await claim(store, 2)) == 1
+    finally:
+        await store.close()
+
+
+async def test_a_schema_whose_version_is_gone_is_left_alone(postgres_url: str, schema: str) -> None:
+    store = PostgresStorage(postgres_url, schema=schema)
+    await store.open()
+    await store._fetch("DELETE FROM {s}.version")
+    await store.close()
+    with pytest.raises(StorageError, match=f"the table {schema}.version is empty"):
+        await store.open()
+
+
 # Many at once.
 
 
@@ -575,10 +598,34 @@ async def test_a_task_can_be_enqueued_in_sql_and_counts_when_its_transaction_com
                 assert await queue.job(first).aresult(timeout=PATIENCE) == "ANNA"
             with pytest.raises(TaskNotFound):
                 await queue.aget(never)
-            with pytest.raises(asyncpg.PostgresError, match="priority must be 0 to 9"):
-                await connection.execute(f"SELECT {schema}.enqueue('greet', priority => 10)")
         finally:
             await connection.close()
+
+
+async def test_what_python_would_not_enqueue_is_refused_in_sql(postgres_url: str, schema: str) -> None:
+    store = PostgresStorage(postgres_url, schema=schema)
+    await store.open()
+    wrong = {
+        "priority must be 0 to 9": ["'f', priority => 10", "'f', priority => NULL"],
+        "delay must be": ["'f', delay => 'NaN'", "'f', delay => 'Infinity'", "'f', delay => -1", "'f', delay => NULL"],
+        "timeout must be": ["'f', timeout => 'NaN'", "'f', timeout => 'Infinity'", "'f', timeout => 0"],
+        "max_retries must be": ["'f', max_retries => -1", "'f', max_retries => 2147483647"],
+        "queue must be": ["'f', queue => ''", "'f', queue => 'a b'", "'f', queue => repeat('q', 101)"],
+        "function must be": ["''", "NULL", "'a b'", "E'a\\n'"],
+        "unique_key must have": ["'f', unique_key => ''", "'f', unique_key => repeat('k', 201)"],
+        "id must have": ["'f', id => ''"],
+        "args must be": ["'f', '{\"a\": 1}'", "'f', NULL", "'f', '[]', '[]'"],
+    }
+    try:
+        for words, calls in wrong.items():
+            for call in calls:
+                with pytest.raises(StorageError, match=words):
+                    await store._fetch(f"SELECT {{s}}.enqueue({call})")
+        right = "'f', queue => repeat('q', 100), unique_key => repeat('k', 200), timeout => 0.1, delay => 3e9"
+        await store._fetch(f"SELECT {{s}}.enqueue({right})")
+        assert len(await store.list(TaskFilter(), limit=9)) == 1
+    finally:
+        await store.close()
 
 
 # What nobody keeps.

@@ -27,8 +27,9 @@ ErrorTypes = type[BaseException] | tuple[type[BaseException], ...]
 
 MAX_SECONDS = 100 * 365.25 * 86_400
 MAX_KEY = 200
+MAX_RETRIES = 1_000_000
 MAX_HEADERS = 8 * 1024
-_QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 QUEUE_WORDS = "a name of at most 100 letters, digits, '_', '-' and '.', beginning with a letter, a digit or '_'"
 
@@ -315,7 +316,7 @@ def _queue(name: str, value: Any) -> dict[str, Any]:
 def queue_name(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise InvalidOptionType(name, value, QUEUE_WORDS)
-    if _QUEUE_NAME.fullmatch(value) is None:
+    if QUEUE_NAME.fullmatch(value) is None:
         raise InvalidOption(name, value, QUEUE_WORDS)
     return value
 
@@ -326,7 +327,7 @@ def _priority(name: str, value: Any) -> dict[str, Any]:
 
 
 def _max_retries(name: str, value: Any) -> dict[str, Any]:
-    return {name: whole(name, value, 0, 1_000_000, "a whole number from 0 to 1000000")}
+    return {name: whole(name, value, 0, MAX_RETRIES, f"a whole number from 0 to {MAX_RETRIES}")}
 
 
 def whole(name: str, value: object, lowest: int, highest: int, allowed: str) -> int:

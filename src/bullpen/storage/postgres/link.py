@@ -173,7 +173,11 @@ class Link(ServerStorage[Connections]):
         is_there = "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = $1 AND tablename = 'version'"
         if await connection.fetchval(is_there, self.schema) is None:
             return schemas.Found()
-        return schemas.Found(*await connection.fetchrow(f"SELECT version, oldest FROM {self.schema}.version"))
+        row = await connection.fetchrow(f"SELECT version, oldest FROM {self.schema}.version")
+        if row is None:
+            message = f"the table {self.schema}.version is empty, so nobody knows what is in the others"
+            raise StorageError(f"{message}; restore it, or name another ?schema=", storage=self.name)
+        return schemas.Found(*row)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from bullpen.errors import InvalidOption, SchemaTooNew
 from bullpen.storage.postgres.rows import CLAIMED, FORGOTTEN, NEW, SETTLED, USUAL
 from bullpen.tasks.links import GIVEN_UP
-from bullpen.tasks.task import ERRORS_KEPT, NEVER, UNPLANNED
+from bullpen.tasks.options import MAX_KEY, MAX_RETRIES, MAX_SECONDS, QUEUE_NAME, QUEUE_WORDS
+from bullpen.tasks.task import ERRORS_KEPT, HIGHEST_PRIORITY, LOWEST_PRIORITY, NEVER, UNPLANNED
 
 OVERLAP = 0.05  # seconds before a claim; what is due then may have been written a moment later
 LOCK_PATIENCE = "20ms"  # with a task that somebody has locked, and
@@ -143,12 +144,25 @@ DECLARE
     moment float8 := {schema}.now();
     new_id text := coalesce(id, gen_random_uuid()::text);
     kept text;
+    wrong text;
 BEGIN
-    IF priority NOT BETWEEN 0 AND 9 THEN
-        RAISE EXCEPTION 'priority must be 0 to 9, not %', priority;
-    END IF;
-    IF delay < 0 OR max_retries < 0 OR timeout <= 0 THEN
-        RAISE EXCEPTION 'delay and max_retries must not be negative, timeout must be positive';
+    wrong := CASE  -- as options of Python; NaN is more than any number
+        WHEN (function ~ '^[^[:space:][:cntrl:]]{{1,255}}$') IS NOT TRUE
+            THEN 'function must be a name of 1 to 255 characters without spaces'
+        WHEN (json_typeof(args) = 'array' AND json_typeof(kwargs) = 'object') IS NOT TRUE
+            THEN 'args must be a JSON array, and kwargs a JSON object'
+        WHEN (queue ~ '{queue_name}') IS NOT TRUE THEN 'queue must be {queue_words}'
+        WHEN (priority BETWEEN {lowest_priority} AND {highest_priority}) IS NOT TRUE
+            THEN 'priority must be {lowest_priority} to {highest_priority}'
+        WHEN (delay BETWEEN 0 AND {max_seconds}) IS NOT TRUE THEN 'delay must be 0 seconds to a century'
+        WHEN (max_retries BETWEEN 0 AND {max_retries}) IS NOT TRUE THEN 'max_retries must be 0 to {max_retries}'
+        WHEN timeout IS NOT NULL AND (timeout <= 0 OR timeout > {max_seconds})
+            THEN 'timeout must be more than 0 seconds, and at most a century'
+        WHEN length(unique_key) NOT BETWEEN 1 AND {max_key} THEN 'unique_key must have 1 to {max_key} characters'
+        WHEN length(id) NOT BETWEEN 1 AND {max_key} THEN 'id must have 1 to {max_key} characters'
+    END;
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION '%', wrong USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF unique_key IS NOT NULL THEN
         PERFORM {schema}.lock_keys(ARRAY[enqueue.queue], ARRAY[enqueue.unique_key]);
@@ -288,7 +302,7 @@ DECLARE
     ids text[];
     etas float8[];
     whose integer[];  -- the queues that they are of
-    found integer[];  -- how many in each queue
+    taken integer[];  -- how many in each queue
     short boolean[];  -- whether those are all
     mine integer[];
     last integer;
@@ -335,7 +349,7 @@ BEGIN
     END LOOP;
     FOR rank IN REVERSE cardinality(priorities) .. 1 LOOP  -- the highest first
         p := priorities[rank];
-        ids := '{{}}'; etas := '{{}}'; whose := '{{}}'; found := '{{}}'; short := '{{}}';
+        ids := '{{}}'; etas := '{{}}'; whose := '{{}}'; taken := '{{}}'; short := '{{}}';
         FOR i IN 1 .. cardinality(names) LOOP
             CONTINUE WHEN left_over[i] <= 0;
             asked := least(need, left_over[i]);
@@ -349,8 +363,8 @@ BEGIN
                         AND (t.expires IS NULL OR t.expires > moment)
                     ORDER BY t.eta, t.id LIMIT asked FOR UPDATE SKIP LOCKED
                 ) AS d;
-                found[i] := cardinality(more_ids);
-                short[i] := found[i] < asked;
+                taken[i] := cardinality(more_ids);
+                short[i] := taken[i] < asked;
             ELSE
                 more_ids := '{{}}'; more_etas := '{{}}'; behind := '{{}}'; firsts := '{{}}';
                 from_eta := '-infinity'; from_id := '';
@@ -407,10 +421,10 @@ BEGIN
             ) AS o;
         END IF;
         FOR i IN 1 .. cardinality(names) LOOP
-            CONTINUE WHEN found[i] IS NULL;
+            CONTINUE WHEN taken[i] IS NULL;
             place := (i - 1) * 10 + p + 1;
             mine := array_positions(whose, i);
-            IF short[i] AND cardinality(mine) = found[i] THEN
+            IF short[i] AND cardinality(mine) = taken[i] THEN
                 floors[place] := moment - {overlap}; floor_ids[place] := '';
             ELSIF cardinality(mine) > 0 THEN
                 last := mine[cardinality(mine)];
@@ -642,16 +656,16 @@ DECLARE
     moment float8 := {schema}.now();
     r record;
     place integer;
-    found integer;
+    startable integer;
     soonest float8;
 BEGIN
     SELECT * INTO r FROM {schema}.rooms(queues, 1, moment, false);
     soonest := r.again_in;
     FOR i IN 1 .. cardinality(r.names) LOOP
         IF r.per_key[i] IS NOT NULL THEN
-            SELECT cardinality(k.picked) INTO found
+            SELECT cardinality(k.picked) INTO startable
             FROM {schema}.pick(r.names[i:i], r.left_over[i:i], r.per_key[i:i], 1, moment, NULL, NULL) AS k;
-            IF found > 0 THEN
+            IF startable > 0 THEN
                 RETURN 0;
             END IF;
         END IF;
@@ -725,6 +739,13 @@ def script(version: int, schema: str) -> str:
         lock_patience=LOCK_PATIENCE,
         locked_pause=LOCKED_PAUSE,
         forgotten=FORGOTTEN,
+        queue_name=f"^{QUEUE_NAME.pattern}$",
+        queue_words=QUEUE_WORDS.replace("'", "''"),
+        lowest_priority=LOWEST_PRIORITY,
+        highest_priority=HIGHEST_PRIORITY,
+        max_seconds=MAX_SECONDS,
+        max_retries=MAX_RETRIES,
+        max_key=MAX_KEY,
         claimed_record=_record(CLAIMED),
         claimed_values=", ".join(map(_unless_usual, CLAIMED)),
         add_columns=", ".join(NEW),
