@@ -101,6 +101,9 @@ class Connections:
             raise
         finally:
             self._coming -= 1
+        if self._is_closed:
+            connection.terminate()
+            raise ConnectionError("the connections are closed")
         self._there.add(connection)
         if self._looks is None:
             self._look()
