@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any, ClassVar
+
+from benchmarks.loops import uvloop
 
 from .trace import Trace
 
@@ -98,10 +99,6 @@ class Blocking(Library):
 
     async def ask(self, number: int) -> object:
         return self.ask_now(number)
-
-
-def uvloop() -> Any:
-    return import_module("uvloop").new_event_loop()
 
 
 def pages(count: int, size: int) -> Sequence[range]:

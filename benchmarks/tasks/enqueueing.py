@@ -90,7 +90,9 @@ def many_threads(opened: Opened) -> Measure:
     return measure
 
 
-def many_coroutines(opened: Callable[[Path], AbstractContextManager[tuple[AsyncPut, Count]]]) -> Measure:
+def many_coroutines(
+    opened: Callable[[Path], AbstractContextManager[tuple[AsyncPut, Count]]], loop: Callable[[], Any] | None = None
+) -> Measure:
     """Each caller is a coroutine that waits for one task before it enqueues the next."""
 
     def measure(sizes: Sizes) -> Mapping[str, float]:
@@ -109,7 +111,8 @@ def many_coroutines(opened: Callable[[Path], AbstractContextManager[tuple[AsyncP
                 reference.take_turn(count)
 
         with new_folder() as folder, opened(folder) as (put, counted), commits(turns) as reference:
-            asyncio.run(timed(put, reference))
+            with asyncio.Runner(loop_factory=loop) as runner:
+                runner.run(timed(put, reference))
             _check((TURNS * CALLERS + 1) * count, counted())
         return turns.figures()
 

@@ -95,10 +95,14 @@ def _check(number: int, result: object) -> None:
         raise WrongResult(f"expected {number}, got {result!r}")
 
 
-def ours_async(sizes: Sizes) -> Mapping[str, float]:
+def ours_async(loop: Callable[[], Any] | None = None) -> Measure:
     """Producer and worker on one event loop."""
-    with new_folder() as folder:
-        return asyncio.run(_on_one_loop(Ours(in_file(folder)), sizes)).figures()
+
+    def measure(sizes: Sizes) -> Mapping[str, float]:
+        with new_folder() as folder, asyncio.Runner(loop_factory=loop) as runner:
+            return runner.run(_on_one_loop(Ours(in_file(folder)), sizes)).figures()
+
+    return measure
 
 
 async def _on_one_loop(ours: Ours, sizes: Sizes) -> Spans:

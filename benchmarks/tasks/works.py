@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks.loops import uvloop
 from benchmarks.metrics import LATENCY, P50, RATE, THROUGHPUT
 from benchmarks.model import Bar, Contestant, Measure, Metric, Peer, Suite, Work
 
@@ -39,8 +40,8 @@ def _raw(what: str, measure: Measure) -> Contestant:
     return Contestant("plain SQL", PLAIN, f"{RAW}: {what}", measure)
 
 
-def _floor(what: str, measure: Measure) -> Contestant:
-    return Contestant("plain SQL, shared commits", PLAIN, f"{RAW}: {what}, and nothing else", measure)
+def _floor(what: str, measure: Measure, where: str = "") -> Contestant:
+    return Contestant(f"plain SQL, shared commits{where}", PLAIN, f"{RAW}: {what}, and nothing else", measure)
 
 
 def _ours(label: str, what: str, measure: Measure, peer: Peer = BULLPEN) -> Contestant:
@@ -92,7 +93,13 @@ WORKS = (
         (
             _ONE_COMMIT_EACH,
             _floor("one thread commits for all that wait", enqueueing.many_coroutines(floors.of_coroutines)),
+            _floor("the same on uvloop", enqueueing.many_coroutines(floors.of_coroutines, uvloop), ", uvloop"),
             _ours("bullpen", "await task.aenqueue(x)", enqueueing.many_coroutines(enqueueing.ours_async)),
+            _ours(
+                "bullpen, uvloop",
+                "await task.aenqueue(x), on uvloop",
+                enqueueing.many_coroutines(enqueueing.ours_async, uvloop),
+            ),
         ),
     ),
     Work(
@@ -160,7 +167,8 @@ WORKS = (
                 waiting.of_calls(waiting.huey(False, remote=False, backoff=_LOOK_OFTEN, **_EVERY_MS)),
             ),
             _ours("bullpen, threads", "task.enqueue(x).result() beside a WorkerPool", waiting.of_calls(waiting.ours)),
-            _ours("bullpen, asyncio", "aenqueue and aresult on the loop of an AsyncWorkerPool", waiting.ours_async),
+            _ours("bullpen, asyncio", "aenqueue and aresult on the loop of an AsyncWorkerPool", waiting.ours_async()),
+            _ours("bullpen, uvloop", "the same on uvloop", waiting.ours_async(uvloop)),
         ),
     ),
     Work(

@@ -1,0 +1,10 @@
+"""The event loop that many asyncio programs run on instead of Python's own."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def uvloop() -> Any:
+    return import_module("uvloop").new_event_loop()
