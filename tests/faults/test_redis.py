@@ -143,7 +143,7 @@ async def test_while_the_memory_is_full_workers_keep_what_they_hold_and_nothing_
     new_server: NewServer,
 ) -> None:
     server = new_server()
-    store = RedisStorage(server.url)
+    store, another = RedisStorage(server.url), RedisStorage(server.url)
     try:
         keyed, _ = await store.add([new_task(concurrency_key="k"), new_task()])
         running = await claim(store, 2)
@@ -163,10 +163,11 @@ async def test_while_the_memory_is_full_workers_keep_what_they_hold_and_nothing_
         async with waits(store.wait_for_result(keyed.id, 0, FAR)) as ended:
             assert await settle(store, *(succeed(task, b"1") for task in running)) == frozenset()
         assert ended.result() is not None
-        await store.pause("default")
-        assert await store.paused() == {"default"}
+        await another.pause("mail")  # by somebody who has never been there
+        assert await store.paused() == {"mail"}
     finally:
         await store.close()
+        await another.close()
 
 
 async def test_many_tasks_go_in_several_steps_and_are_taken_back_if_one_fails(

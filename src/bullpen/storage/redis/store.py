@@ -211,6 +211,11 @@ class RedisStorage(ServerStorage[Link]):
                 found += [name_of[tags[number - 1]] for number in await link.run(scripts.DUE, tags, [name, until])]
         return found
 
+    async def _note_first(self, queues: Iterable[str]) -> None:
+        """Scripts note the queues that they write to; but on a cluster the list may be out of their reach."""
+        if self.cluster and not self._noted.issuperset(queues):
+            await self._note(queues)
+
     async def _note(self, queues: Iterable[str]) -> None:
         await self._say("SADD", f"{self.prefix}:queues", *queues)
         self._noted.update(queues)
@@ -292,8 +297,7 @@ class RedisStorage(ServerStorage[Link]):
         if plain is None:
             return await self._add_together(tasks, RETURN)
         queue = tasks[0].queue
-        if queue not in self._noted:
-            await self._note([queue])
+        await self._note_first([queue])
         words = [self._channel, queue, *plain]
         for task in tasks:
             words += (task.id, body_of(task))
@@ -323,8 +327,7 @@ class RedisStorage(ServerStorage[Link]):
         for task in tasks:
             numbers.setdefault(task.queue, len(numbers) + 1)
         names = list(numbers)
-        if not self._noted.issuperset(names):
-            await self._note(names)
+        await self._note_first(names)
         self.check_reach(names)
         push_limit = -1.0 if duplicates.push_limit is None else duplicates.push_limit
         new = [new_task(task, numbers[task.queue], body) for body, task in enumerate(tasks, start=3)]
@@ -413,7 +416,7 @@ class RedisStorage(ServerStorage[Link]):
         if len(self._within_reach([self._tag(name) for name in names])) > 1:
             return await self._exchange_apart(settlements, places, leases, worker, wanted, limit, lease, claim_id)
         if of_children:
-            await self._note(of_children)
+            await self._note_first(of_children)
         numbers = {name: number for number, name in enumerate(names, start=1)}
         refused = {Hold(one.id, one.attempt) for one in settlements if one.id not in places}
         if not names:
@@ -609,8 +612,6 @@ class RedisStorage(ServerStorage[Link]):
             await self.wait_for_work(queues, timeout)
             return Handed()
         names = list(dict.fromkeys(queues))
-        if not self._noted.issuperset(names):  # `find_claim` looks for offers in all that are
-            await self._note(names)
         tags = [self._tag(name) for name in names]
         offer = pack((self._channel_of_claims, worker, lease, claim_id, tags))
         offered_at: float | None = None  # the first time; a claim is later than that
@@ -771,7 +772,7 @@ class RedisStorage(ServerStorage[Link]):
             if task.id not in there and task.status is not RUNNING:
                 by_queue.setdefault(task.queue, []).append(task)
         if by_queue:
-            await self._note(by_queue)
+            await self._note_first(by_queue)
         calls = [(queue, [self._channel, queue, *_whole(given)]) for queue, given in by_queue.items()]
         return frozenset(task_id.decode() for kept in await self._run_each(scripts.PUT, calls) for task_id in kept)
 
@@ -824,8 +825,7 @@ class RedisStorage(ServerStorage[Link]):
         return sorted(map(_decode_worker, records), key=lambda record: record.id)
 
     async def pause(self, queue: str) -> None:
-        if queue not in self._noted:
-            await self._note([queue])
+        await self._note_first([queue])
         await self._run(scripts.LIMIT, queue, [self._channel, queue, "paused", "1"])
 
     async def resume(self, queue: str) -> None:
@@ -844,7 +844,7 @@ class RedisStorage(ServerStorage[Link]):
             "in_order": 1 if limit.in_order else None,
             "declared": 1 if limit.declared and limit.is_limit else None,
         }
-        await self._note([limit.queue])
+        await self._note_first([limit.queue])
         given = [word for name, term in terms.items() for word in (name, "" if term is None else term)]
         await self._run(scripts.LIMIT, limit.queue, [self._channel, limit.queue, *given])
 
