@@ -86,7 +86,8 @@ LAYERS = [
     Layer("storage.open", f"{GROUND} storage"),
     Layer("storage.ear", GROUND),
     Layer("storage.gathering", f"{GROUND} tasks"),
-    Layer("storage.server", f"{GROUND} tasks storage.port storage.ear storage.gathering"),
+    Layer("storage.shared_attempt"),
+    Layer("storage.server", f"{GROUND} tasks storage.port storage.ear storage.gathering storage.shared_attempt"),
     Layer("storage.*", f"{GROUND} tasks storage.port", third_party="msgspec"),
     Layer("storage.schedules", f"{GROUND} tasks storage.port"),
     Layer(
@@ -102,7 +103,11 @@ LAYERS = [
         f"{GROUND} telemetry tasks storage.port storage.schedules pool runtimes.port",
         third_party="msgspec uvloop",
     ),
-    Layer("queue", f"{GROUND} telemetry tasks storage.port storage.schedules storage.open", third_party="msgspec"),
+    Layer(
+        "queue",
+        f"{GROUND} telemetry tasks storage.port storage.schedules storage.open storage.shared_attempt",
+        third_party="msgspec",
+    ),
     # Interfaces of others, each with its framework.
     Layer("integrations"),
     Layer("integrations.django", f"{GROUND} tasks storage.port queue", third_party="asgiref django django_tasks"),

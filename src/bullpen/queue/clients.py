@@ -23,6 +23,7 @@ from bullpen.errors import InvalidOptionType, QueueError
 from bullpen.queue.portal import portal
 from bullpen.storage.open import open_storage
 from bullpen.storage.port import Storage
+from bullpen.storage.shared_attempt import SharedAttempt
 
 T = TypeVar("T")
 
@@ -158,20 +159,22 @@ class _Client:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.is_open = False
-        self._opening = asyncio.Lock()
+        self._opening = SharedAttempt()
         self._life = self._live()
 
     async def open(self) -> None:
         """Whoever comes while it is being opened waits for that."""
-        async with self._opening:
-            if not self.is_open:
-                try:
-                    await self.storage.open()
-                except BaseException:
-                    await self.storage.close()  # it may have begun, with a thread or a connection
-                    raise
-                await anext(self._life)
-                self.is_open = True
+        await self._opening.make(self._open)
+
+    async def _open(self) -> None:
+        if not self.is_open:
+            try:
+                await self.storage.open()
+            except BaseException:
+                await self.storage.close()  # it may have begun, with a thread or a connection
+                raise
+            await anext(self._life)
+            self.is_open = True
 
     async def close(self) -> None:
         self.is_open = False

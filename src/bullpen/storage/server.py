@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -13,6 +12,7 @@ from bullpen.errors import StorageClosed
 from bullpen.storage.ear import Ear, Listen
 from bullpen.storage.gathering import Gathering
 from bullpen.storage.port import Concern
+from bullpen.storage.shared_attempt import SharedAttempt
 from bullpen.tasks.task import Task
 
 C = TypeVar("C")
@@ -31,7 +31,7 @@ class ServerStorage(Generic[C]):
     def __init__(self, name: str) -> None:
         self.name = name  # for errors and logs: never with a password
         self._client: C | None = None
-        self._opening = asyncio.Lock()
+        self._opening = SharedAttempt()
         self._ears: dict[Listen, Ear] = {}
         self._gathering: Gathering | None = None
         self._pid = 0
@@ -72,12 +72,15 @@ class ServerStorage(Generic[C]):
             return client
         if self._closed:
             raise StorageClosed("it was closed", storage=self.name)
-        async with self._opening:
-            if self._client is None or self._pid != os.getpid():
-                self._client = await self._connect()
-                self._pid = os.getpid()
-                self._ears, self._gathering = {}, None
-            return self._client
+        await self._opening.make(self._open_client)
+        assert self._client is not None
+        return self._client
+
+    async def _open_client(self) -> None:
+        if self._client is None or self._pid != os.getpid():
+            self._client = await self._connect()
+            self._pid = os.getpid()
+            self._ears, self._gathering = {}, None
 
     async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
         if not tasks:
