@@ -132,6 +132,23 @@ async def test_one_that_arrives_after_all_were_closed_is_closed() -> None:
         await connections.take()
 
 
+async def test_a_server_that_breaks_at_the_goodbye_is_left() -> None:
+    class Broken(Connection):
+        async def close(self) -> None:
+            raise asyncpg.InternalClientError("cannot switch to that state")
+
+    async def connect() -> Broken:
+        made.append(Broken())
+        return made[-1]
+
+    made: list[Broken] = []
+    connections = Connections(connect, most=2, timeout=LONG)
+    for connection in [await connections.take() for _ in range(2)]:
+        connections.give_back(connection)
+    await connections.close(LONG)
+    assert [one.is_cut for one in made] == [True, True]
+
+
 async def test_what_nobody_has_needed_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "UNUSED", 0.02)
     server = Server()

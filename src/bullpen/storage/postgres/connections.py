@@ -48,9 +48,9 @@ class Connections:
             async with asyncio.timeout(within):
                 while self._there:
                     connection = await self.take()
-                    self._there.discard(connection)
                     await connection.close()
-        except (TimeoutError, ConnectionError):
+                    self._there.discard(connection)
+        except Exception:  # the server is silent, or gone: nothing is left to say
             pass
         finally:
             for connection in self._there:
