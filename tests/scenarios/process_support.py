@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bullpen.runtimes.process import wire
+
 PATIENCE = 60.0
 
 START_METHODS = ("zygote", "spawn")
@@ -394,6 +396,20 @@ def count_noting(folder: Path) -> Iterator[int]:
             yield number
     finally:
         (folder / "closed").touch()
+
+
+def count_until_told(folder: Path) -> Iterator[int]:
+    """Count without end: to one when its reader has `left`, on when the worker was told to look at what has come."""
+    look: Any = signal.getsignal(wire.NUDGE)
+
+    def look_and_note(*args: Any) -> None:
+        look(*args)
+        (folder / "told").touch()
+
+    signal.signal(wire.NUDGE, look_and_note)
+    for number in count_noting(folder):
+        yield number
+        eventually((folder / "told" if number else folder / "left").exists)
 
 
 def count_of(folder: Path) -> int:

@@ -522,6 +522,18 @@ def test_a_stream_that_nobody_reads_waits_and_is_closed(tmp_path: Path, capacity
         assert pool.stats().spawned == 1
 
 
+def test_a_stream_whose_reader_leaves_is_closed_soon_however_much_it_may_still_send(tmp_path: Path) -> None:
+    with Pool(1, runtime="process") as pool:
+        with pool.stream(work.count_until_told, tmp_path) as stream:
+            assert next(stream) == 0
+        (tmp_path / "left").touch()
+        eventually((tmp_path / "closed").exists)
+        assert (tmp_path / "told").exists()
+        assert work.count_of(tmp_path) == 2, "the second was refused, so the third is not sent"
+        assert pool.do(pow, 2, 2) == 4
+        assert pool.stats().spawned == 1
+
+
 def test_the_error_of_a_stream_comes_after_its_items() -> None:
     with Pool(1, runtime="process") as pool:
         stream = pool.stream(work.count_then_fail, 20)

@@ -53,6 +53,7 @@ class Solo:
         self._at_wire = False  # what runs is just reading or sending frames itself
         self._unwanted: set[int] = set()  # requests that were not begun, and shall not be
         self._credits = 0
+        self._left = 0  # the stream whose reader has left, while it had credits
         signal.signal(wire.NUDGE, self._nudge)
 
     def run(self, id: int, data: Any, buffers: Any) -> None:
@@ -91,6 +92,8 @@ class Solo:
                 for kind, id in self._worker.take_notices():
                     if kind == wire.RECALL:
                         self.recall()
+                    elif kind == wire.CREDIT:
+                        self._left = id
                     else:
                         unwanted.append(id)
         for id in unwanted:
@@ -134,6 +137,8 @@ class Solo:
         """Wait until one more item may be sent; False if nobody wants it."""
         while not self._credits:
             with self.at_wire():
+                if self._left == id:  # noted just now: nothing else would come
+                    return False
                 kind, other, data, _ = self._worker.next_frame()
             if kind == wire.CANCEL:
                 self.cancel(other)
@@ -147,7 +152,7 @@ class Solo:
                     return False
                 self._credits += count
         self._credits -= 1
-        return True
+        return self._left != id
 
     def credit(self, id: int, count: int) -> None:
         """For a request that has ended."""

@@ -151,8 +151,8 @@ class Worker:
                 self._inbox.extend(self._reader.read(self._channel))
 
     def take_notices(self) -> list[tuple[int, int]]:
-        """Take out what concerns other requests than the next: their kinds and ids."""
-        found = [frame for frame in self._inbox if frame[0] in (wire.CANCEL, wire.RECALL)]
+        """Take out what cannot wait until what runs has ended: of what kind it is, and which request it concerns."""
+        found = [frame for frame in self._inbox if _is_notice(frame)]
         for frame in found:
             self._inbox.remove(frame)
         return [(kind, id) for kind, id, _, _ in found]
@@ -275,6 +275,11 @@ class Worker:
             return False
         _lift_memory_limit()
         return True
+
+
+def _is_notice(frame: wire.Frame) -> bool:
+    kind, _, data, _ = frame
+    return kind in (wire.CANCEL, wire.RECALL) or (kind == wire.CREDIT and not any(data))  # none: its reader has left
 
 
 worker: Worker  # this process

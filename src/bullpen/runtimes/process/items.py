@@ -27,7 +27,7 @@ class Items:
 
     AHEAD = 16
 
-    __slots__ = ("_end", "_error", "_number", "_process", "_producer", "_taken", "_waiting")
+    __slots__ = ("_end", "_error", "_left", "_number", "_process", "_producer", "_taken", "_waiting")
 
     def __init__(self, process: Source, number: int, producer: ProducesItems) -> None:
         self._process = process
@@ -35,6 +35,7 @@ class Items:
         self._producer = producer
         self._taken = 0  # since the worker was last allowed more
         self._waiting: list[Callable[[], Any]] = []
+        self._left = False  # nobody wants more, and the worker was told
         self._error: BaseException | None = None  # an item could not be read
         self._end: tuple[Any, Any] | None = None  # how it ended, while items still wait
 
@@ -52,6 +53,8 @@ class Items:
 
     def came(self, read: Callable[[], Any]) -> None:
         """An item has come, which `read` makes of what was sent."""
+        if self._left:
+            return
         self._waiting.append(read)
         if len(self._waiting) == 1:
             self._pass_on()
@@ -68,6 +71,7 @@ class Items:
                 return
             self._waiting.pop(0)
             if not taken:
+                self._left = True
                 self._process.credit(self._number, 0)
                 self._waiting.clear()
                 break

@@ -153,6 +153,8 @@ class Process(Supervised):
 
     def credit(self, number: int, count: int) -> None:
         self._send(wire.CREDIT, number, count.to_bytes(4, "little"))
+        if not count and self._worker.capacity == 1:  # it may have credits left, and reads nothing before they are used
+            self._nudge()
 
     def listen_for(self, request: Request) -> None:
         """The calling thread is going to wait for `request`: it listens itself, if there is nothing else to hear."""
