@@ -52,6 +52,13 @@ def test_who_wants_too_much_memory_is_ended_and_its_caller_told(start: Any) -> N
         assert pool.stats().spawned == 3
 
 
+def test_a_large_argument_counts_once() -> None:
+    with Pool(1, runtime=ProcessRuntime(memory_limit=200 * MB)) as pool:
+        assert pool.do(len, bytes(100 * MB)) == 100 * MB
+        assert pool.do(len, bytearray(100 * MB)) == 100 * MB
+        assert pool.stats().spawned == 1
+
+
 @pytest.mark.parametrize("start", START_METHODS)
 def test_who_cannot_even_start_within_its_limit_is_told_so(start: Any) -> None:
     with Pool(1, runtime=ProcessRuntime(start=start, memory_limit=1000)) as pool:

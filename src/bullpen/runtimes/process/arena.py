@@ -25,6 +25,7 @@ LEAST = 128 * 1024  # smaller pieces are quicker through the socket
 MOST_LENT = 8  # pieces that the other side may keep; each costs a file descriptor
 KEEP = 256 * 1024 * 1024  # bytes of a file of which nothing is used
 
+PICKLE, BUFFER = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 INLINE = -1  # in place of an offset: the piece comes through the socket
 
 
@@ -132,22 +133,27 @@ class Inbox:
         self._freed: deque[int] = deque()
 
     def collect(self, description: Any, inline: Sequence[Any]) -> list[Any]:
-        """The pieces that `Outbox.place` was given. If that fails, for there is no memory, their places are free."""
+        """The pieces that `Outbox.place` was given. If that fails, for there is no memory, their places are free.
+
+        The first is the pickle, which nobody keeps or changes: mapped for reading only, it does not count where private
+        memory is limited. What it is read to does, and so do the others.
+        """
         came = iter(inline)
         places = deque(struct.iter_unpack("<qq", description))
         pieces: list[Any] = []
         try:
             while places:
                 offset, size = places[0]
-                pieces.append(next(came) if offset == INLINE else self._map(offset, size))
+                protection = BUFFER if pieces else PICKLE
+                pieces.append(next(came) if offset == INLINE else self._map(offset, size, protection))
                 places.popleft()
         finally:
             self._freed.extend(offset for offset, _ in places if offset != INLINE)
         return pieces
 
-    def _map(self, offset: int, size: int) -> mmap.mmap | bytearray:
+    def _map(self, offset: int, size: int, protection: int) -> mmap.mmap | bytearray:
         try:
-            piece = mmap.mmap(self._fd, size, flags=mmap.MAP_PRIVATE, offset=offset)
+            piece = mmap.mmap(self._fd, size, flags=mmap.MAP_PRIVATE, prot=protection, offset=offset)
         except OSError:  # each costs a descriptor, and there are no more
             copied = self._copy(offset, size)
             self._freed.append(offset)
