@@ -90,6 +90,30 @@ def interrupt_later() -> None:
     _thread.start_new_thread(_interrupt_main, ())
 
 
+class Uninterrupted:
+    """A part of the code that Ctrl-C does not tear in two: whoever comes in the midst of it is interrupted right after.
+
+    Of a `KeyboardInterrupt` that comes as it begins or ends, the code outside has to know what it means.
+    """
+
+    __slots__ = ("_came", "_waits")
+
+    def __enter__(self) -> None:
+        self._came = self._waits = False
+        if on_main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._note)
+            self._waits = True
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any, /) -> None:
+        if self._waits:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self._came:
+                interrupt_later()
+
+    def _note(self, *_: Any) -> None:
+        self._came = True
+
+
 def _interrupt_main() -> None:
     if hasattr(signal, "pthread_kill"):  # a real signal, which also ends a wait
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

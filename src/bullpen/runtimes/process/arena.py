@@ -75,10 +75,12 @@ class Outbox:
             self._writers += 1
         try:
             self._write(view, offset)
-        except OSError:  # no memory
+        except BaseException as error:
             with self._lock:
                 del self._used[offset]
-            return INLINE
+            if not isinstance(error, OSError):
+                raise
+            return INLINE  # there is no memory
         finally:
             self._wrote()
         return offset

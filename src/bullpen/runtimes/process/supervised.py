@@ -239,22 +239,42 @@ class Supervised:
                     self._run(request)
                     raise
                 continue
-            number = next(self._numbers)
-            producer = fn if isinstance(fn, ProducesItems) else request.function
-            with self._lock:
-                unwanted = request in self._early
-                if not unwanted:
-                    self._requests[number] = request
-                    self._ids[request] = number
-                    if isinstance(producer, ProducesItems):
-                        self._streams[number] = Items(self, number, producer)
-            if unwanted:
-                request = self._report(request, FAILED, RequestCancelled())
-                continue
-            self._call(number, encoded)
-            if number in self._streams:
-                self._streams[number].begin()
-            return
+            if self._hand_over(request, fn, encoded):
+                return
+            request = self._report(request, FAILED, RequestCancelled())
+
+    def _hand_over(self, request: Request, fn: Any, encoded: Any) -> bool:
+        """False if it was cancelled meanwhile. A submitter who is interrupted hands over again what was not sent, so it
+        hears of an interrupt only if nothing was.
+        """
+        sent = True
+        begun = False
+        try:
+            with primitives.Uninterrupted():
+                begun = True
+                sent = self._hand_over_once(request, fn, encoded)
+        except KeyboardInterrupt:
+            if not begun:
+                raise
+            primitives.interrupt_later()
+        return sent
+
+    def _hand_over_once(self, request: Request, fn: Any, encoded: Any) -> bool:
+        number = next(self._numbers)
+        producer = fn if isinstance(fn, ProducesItems) else request.function
+        with self._lock:
+            if request in self._early:
+                return False
+            if request in self._ids:
+                return True
+            self._requests[number] = request
+            self._ids[request] = number
+            if isinstance(producer, ProducesItems):
+                self._streams[number] = Items(self, number, producer)
+        self._call(number, encoded)
+        if number in self._streams:
+            self._streams[number].begin()
+        return True
 
     def finished(self, number: int, state: Any, value: Any) -> None:
         """A request has ended there. On the switchboard's thread."""

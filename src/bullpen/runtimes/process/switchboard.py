@@ -258,20 +258,24 @@ class Channel:
 
     def send(self, pieces: list[Any]) -> None:
         """Send a frame, or as much as there is room for; the rest follows by itself. Never waits, never fails."""
+        with primitives.Uninterrupted():
+            if self._send(pieces):
+                switchboard.post(self._want_room)
+
+    def _send(self, pieces: list[Any]) -> bool:
+        """Whether room has to be waited for, which nobody does yet."""
         with self._lock:
             if self._out or self._closed:
                 self._out += pieces
-                return
+                return False
             try:
                 sent = self.sock.send(pieces[0]) if len(pieces) == 1 else self.sock.sendmsg(pieces)
             except BlockingIOError:
                 sent = 0
             except OSError:  # it is gone, which will be heard of
-                return
+                return False
             self._out = wire.without(pieces, sent) if len(pieces) > 1 or sent < len(pieces[0]) else []
-            waits = bool(self._out)
-        if waits:
-            switchboard.post(self._want_room)
+            return bool(self._out)
 
     @property
     def waits(self) -> bool:

@@ -386,15 +386,19 @@ class Input:
 
     def write(self, data: bytes) -> None:
         """Write this, or as much as there is room for; the rest follows by itself. Never waits, never fails."""
+        with primitives.Uninterrupted():
+            if self._write(data):
+                switchboard.post(self._want_room)
+
+    def _write(self, data: bytes) -> bool:
+        """Whether room has to be waited for, which nobody does yet."""
         with self._lock:
             waits = bool(self._out)
             self._out.append(data)
             if waits or self._fd < 0:
-                return
+                return False
             self._push()
-            waits = bool(self._out)
-        if waits:
-            switchboard.post(self._want_room)
+            return bool(self._out)
 
     def allow(self, number: int, count: int) -> None:
         """Let a stream go on. A program that does not listen while it sends is told all at once."""
