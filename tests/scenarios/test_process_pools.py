@@ -290,6 +290,21 @@ def test_whoever_would_wait_in_a_callback_is_told_so_instead(way: str, tmp_path:
         assert (other.do(pow, 2, 3), pool.do(pow, 2, 3)) == (8, 8)
 
 
+@pytest.mark.parametrize("way", ["result", "do", "map", "stream", "wait", "as_completed"])
+def test_nor_may_it_wait_for_threads_which_might_wait_for_processes(way: str, tmp_path: Path) -> None:
+    returned = threading.Event()
+    with Pool(1, runtime="process") as processes, Pool(1) as threads:
+
+        def ask() -> int:
+            assert returned.wait(PATIENCE)
+            return processes.do(pow, 2, 3)
+
+        threads.submit(ask)
+        assert isinstance(in_a_callback(lambda: WAITS[way](threads), tmp_path / "go"), NestedWait)
+        returned.set()
+        assert threads.do(ask) == 8, "elsewhere they may wait for each other"
+
+
 def test_a_callback_may_look_without_waiting(tmp_path: Path) -> None:
     with Pool(1, runtime="process") as pool:
         assert isinstance(in_a_callback(lambda: pool.submit(pow, 2, 3).result(0), tmp_path / "go"), TimeoutError)

@@ -43,7 +43,7 @@ from bullpen.pool.startup import Startup
 from bullpen.pool.summary import Summary
 from bullpen.pool.timekeeper import Timekeeper, Timer
 from bullpen.pool.workforce import Workforce
-from bullpen.runtimes.port import Runtime, by_name_only, current_worker
+from bullpen.runtimes.port import Runtime, by_name_only, current_worker, is_reporter
 from bullpen.telemetry.catalogue import Event, Kind
 
 if TYPE_CHECKING:
@@ -163,11 +163,13 @@ class Engine:
             raise self.not_open()
 
     def check_may_wait(self, timeout: float | None = None) -> None:
-        """Raise if what arrives from this pool arrives on this very thread; to look without waiting is allowed."""
-        if (timeout is None or timeout > 0) and self.reports_here():
+        """Raise if results arrive on this very thread, of this pool or of others, for which its work may wait; to look
+        without waiting is allowed.
+        """
+        if (timeout is None or timeout > 0) and (self.reports_here() or is_reporter()):
             raise NestedWait(
-                f"a callback waits for pool {self.name!r}, from which nothing arrives before the callback has "
-                "returned; wait on another thread",
+                f"a callback waits for pool {self.name!r} on the thread on which results arrive: none does before the "
+                "callback has returned; wait on another thread",
                 pool=self.name,
             )
 

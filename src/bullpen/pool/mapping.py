@@ -601,6 +601,7 @@ class RunnerMap(ItemMap[T]):
                     break
             timeout = None if deadline is None else deadline - self.engine.clock.monotonic()
             try:
+                self.engine.check_may_wait(timeout)
                 woken = self.engine.clock.wait(self._done, timeout)
             except BaseException:
                 self._stop_waiting()

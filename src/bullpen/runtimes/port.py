@@ -24,7 +24,7 @@ may rely on:
   the one that had started it, which says little about whether another one would start; and one `unwanted`: True once
   `kill` was called.
 - A runtime that reports for several workers on one thread has a method `reports_here()`: True there. Callbacks run on
-  it, and must not wait for what is reported there.
+  it, and must not wait for what is reported there; nor, if it is one of `reporters`, for other pools, whose work may.
 - A runtime may have a method `listen_for(request)`, which a thread calls that is going to wait for `request`, holds no
   lock, and is told by nobody else but the end of it. It returns soon, and may meanwhile report on that thread.
 
@@ -43,6 +43,13 @@ from bullpen.core.lifecycle import RequestState
 from bullpen.core.request import Request
 from bullpen.core.worker import Worker
 from bullpen.errors import InvalidOptionType
+
+reporters: list[Callable[[], bool]] = []  # the `reports_here` of all runtimes that share a thread
+
+
+def is_reporter() -> bool:
+    """Whether this thread reports for several workers, of whatever pool."""
+    return any(reports_here() for reports_here in reporters) if reporters else False
 
 
 class WorkerEvents(Protocol):

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from bullpen import primitives
+from bullpen.runtimes import port
 from bullpen.runtimes.process import wire
 
 logger = logging.getLogger("bullpen")
@@ -225,6 +226,7 @@ def _call(action: Action) -> None:
 
 
 switchboard = Switchboard()
+port.reporters.append(switchboard.reports_here)
 _ends: weakref.WeakSet[End] = weakref.WeakSet()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=switchboard.forked)
