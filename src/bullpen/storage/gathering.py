@@ -1,6 +1,7 @@
 """Many callers, one round trip: what comes while an earlier batch is on its way goes together with the next.
 
-For stores on a server. Nobody waits for others to come: a caller who is alone goes at once.
+For stores on a server. A caller who is alone goes at once. Those who have just gone together are likely to come
+together again, so they go when the loop has let all of them run that it is about to.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from bullpen.errors import StorageBusy, StorageUnavailable
+from bullpen.tasks.alike import shares, together
 from bullpen.tasks.task import Task
 
 MOST = 1000  # tasks in one batch; a single caller may have more
@@ -26,11 +28,12 @@ class Gathering:
         self._callers: deque[Caller] = deque()
         self._alone: asyncio.Future[None] | None = None  # until whoever goes alone is back
         self._going: asyncio.Task[None] | None = None
+        self._is_crowd = False  # several went together just now
 
     async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
         """As `add`, alone or with others. What fails for one fails for that one alone."""
         loop = asyncio.get_running_loop()
-        if self._going is None and self._alone is None:
+        if self._going is None and self._alone is None and not self._is_crowd:
             self._alone = loop.create_future()
             try:
                 return await self._add(tasks)
@@ -38,10 +41,15 @@ class Gathering:
                 self._alone.set_result(None)
                 self._alone = None
                 if self._callers:
-                    self._going = loop.create_task(self._go(), name="bullpen adds")
+                    self._start(loop)
         answer: asyncio.Future[Sequence[Task]] = loop.create_future()
         self._callers.append((tasks, answer))
+        if self._going is None and self._alone is None:
+            self._start(loop)
         return await answer
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._going = loop.create_task(self._go(), name="bullpen adds")
 
     async def close(self) -> None:
         """Wait for what was begun."""
@@ -50,18 +58,18 @@ class Gathering:
 
     async def _go(self) -> None:
         while callers := self._take():
+            self._is_crowd = len(callers) > 1
+            parts = [tasks for tasks, _ in callers]
             try:
-                kept = await self._add([task for tasks, _ in callers for task in tasks])
+                kept = await self._add(together(parts))
             except BaseException as error:
                 if len(callers) == 1 or not _may_be_due_to_one(error):
                     _fail(callers, error)
                 else:
                     await self._add_each(callers)
                 continue
-            first = 0
-            for tasks, answer in callers:
-                _answer(answer, kept[first : first + len(tasks)])
-                first += len(tasks)
+            for (_, answer), share in zip(callers, shares(kept, parts), strict=True):
+                _answer(answer, share)
         self._going = None
 
     def _take(self) -> list[Caller]:

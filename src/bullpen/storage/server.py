@@ -83,12 +83,12 @@ class ServerStorage(Generic[C]):
             self._ears, self._gathering = {}, None
 
     async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        if not tasks:
-            return []
-        await self._connected()
-        if self._gathering is None:
-            self._gathering = Gathering(self._add)
-        return await self._gathering.add(tasks)
+        """Together with whoever adds at the same time."""
+        gathering = self._gathering
+        if gathering is None or self._pid != os.getpid():
+            await self._connected()
+            gathering = self._gathering = self._gathering or Gathering(self._add)
+        return await gathering.add(tasks)
 
     async def _wait(
         self,

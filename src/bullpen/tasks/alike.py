@@ -33,6 +33,10 @@ class Alike(Sequence[Task]):
         """With other things in common."""
         return Alike(same, self.ids, self.payloads)
 
+    def part(self, first: int, last: int) -> Alike:
+        """Some of them."""
+        return Alike(self.same, self.ids[first:last], self.payloads[first:last])
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -82,3 +86,23 @@ def joined(parts: Sequence[Alike]) -> Alike | None:
         ids += part.ids
         payloads += part.payloads
     return Alike(same, ids, payloads)
+
+
+def together(parts: Sequence[Sequence[Task]]) -> Sequence[Task]:
+    """All of them, alike if they are."""
+    if len(parts) == 1:
+        return parts[0]
+    alike = [part for part in parts if type(part) is Alike]
+    found = joined(alike) if len(alike) == len(parts) else None
+    return [task for part in parts for task in part] if found is None else found
+
+
+def shares(kept: Sequence[Task], parts: Sequence[Sequence[Task]]) -> Iterator[Sequence[Task]]:
+    """What was kept of `together(parts)`, for each of the parts."""
+    first = 0
+    for part in parts:
+        if type(kept) is Alike and type(part) is Alike:
+            yield part.like(kept.same)
+        else:
+            yield kept[first : first + len(part)]
+        first += len(part)

@@ -118,3 +118,25 @@ async def test_to_close_is_to_wait_for_what_was_begun() -> None:
     server.go_on.set()
     await closing
     assert [[one.id for one in await caller] for caller in callers] == [["a"], ["b"]]
+
+
+async def test_those_who_went_together_go_together_again_also_the_first_of_them() -> None:
+    batches: list[list[str]] = []
+
+    async def add(tasks: Sequence[Task]) -> Sequence[Task]:
+        batches.append([one.id for one in tasks])
+        await asyncio.sleep(0)
+        return list(tasks)
+
+    gathered = Gathering(add)
+
+    async def add_twice(first: str, second: str) -> None:
+        await gathered.add([task(first)])
+        await gathered.add([task(second)])
+
+    await asyncio.gather(add_twice("a", "b"), add_twice("c", "d"), add_twice("e", "f"))
+    assert batches == [["a"], ["c", "e", "b"], ["d", "f"]]
+    await gathered.add([task("g")])
+    await gathered.add([task("h")])
+    assert batches[-2:] == [["g"], ["h"]]
+    await gathered.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bullpen.tasks.alike import Alike, joined, runs
-from bullpen.tasks.task import Task
+from bullpen.tasks.alike import Alike, joined, runs, shares, together
+from bullpen.tasks.task import Task, new_as_kept
 
 SAME = Task(id="", func_path="app.send", payload=b"", priority=3)
 OTHER = Task(id="", func_path="app.receive", payload=b"")
@@ -49,3 +49,22 @@ def test_what_is_alike_is_joined_and_nothing_else() -> None:
     assert list(together) == [*one, *another]
     assert list(one.ids) == ["a"]
     assert joined([one, Alike(OTHER, ["c"], [b"3"])]) is None
+
+
+def test_what_is_added_together_is_shared_out_again() -> None:
+    one, another, other = Alike(SAME, ["a", "b"], [b"1", b"2"]), Alike(SAME, ["c"], [b"3"]), [task(OTHER, "d", b"4")]
+    assert together([other]) is other
+    for parts, is_alike in (([one, another], True), ([one, other, another], False)):
+        whole = together(parts)
+        assert (type(whole) is Alike) is is_alike
+        assert list(whole) == [each for part in parts for each in part]
+        kept = [new_as_kept(each, 5.0) for each in whole]
+        for answer in (kept, Alike(new_as_kept(SAME, 5.0), [each.id for each in whole], [b"?"] * len(whole))):
+            if is_alike or answer is kept:
+                shown = [list(share) for share in shares(answer, parts)]
+                assert shown == [[new_as_kept(each, 5.0) for each in part] for part in parts]
+
+
+def test_a_part_of_them_is_alike_too() -> None:
+    part = Alike(SAME, ["a", "b", "c"], [b"1", b"2", b"3"]).part(1, 3)
+    assert list(part) == [task(SAME, "b", b"2"), task(SAME, "c", b"3")]

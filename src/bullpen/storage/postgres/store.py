@@ -98,6 +98,8 @@ class PostgresStorage(Link):
     # Producers.
 
     async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
+        if not tasks:
+            return []
         if any(task.unique_key is not None for task in tasks):
             return await self._add_with_keys(tasks, duplicates)
         return await super().add(tasks)

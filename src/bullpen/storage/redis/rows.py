@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from bullpen.tasks.alike import Alike
 from bullpen.tasks.ids import is_schedule
 from bullpen.tasks.retry import Backoff
 from bullpen.tasks.schedule import Schedule
@@ -80,6 +81,7 @@ class State(msgspec.Struct, array_like=True, gc=False):
 
 
 pack = msgspec.msgpack.Encoder().encode
+_HEAD = 1  # bytes that an array of fewer than 16 begins with, as a body is
 NEW_STATE = pack(State())
 _NOBODY = Follows(ids=())
 
@@ -92,7 +94,32 @@ _decode_error = msgspec.json.Decoder(TaskError).decode
 
 
 def body_of(task: Task) -> bytes:
-    body = Body(
+    return pack(_body_of(task))
+
+
+def ids_and_bodies(tasks: Sequence[Task]) -> list[Any]:
+    """One after the other. Of tasks that are alike only the payloads are packed one by one."""
+    words: list[Any] = []
+    if type(tasks) is Alike:
+        before, behind = _around_payload(tasks.same)
+        for task_id, payload in zip(tasks.ids, tasks.payloads, strict=True):
+            words += (task_id, before + pack(payload) + behind)
+    else:
+        for task in tasks:
+            words += (task.id, body_of(task))
+    return words
+
+
+def _around_payload(task: Task) -> tuple[bytes, bytes]:
+    """What is before and behind the payload in a body."""
+    body = _body_of(task)
+    whole = pack(body)
+    before = _HEAD + len(pack(body.func_path))
+    return whole[:before], whole[before + len(pack(body.payload)) :]
+
+
+def _body_of(task: Task) -> Body:
+    return Body(
         task.func_path,
         task.payload,
         task.codec,
@@ -105,7 +132,6 @@ def body_of(task: Task) -> bytes:
         task.headers,
         task.schedule,
     )
-    return pack(body)
 
 
 def state_of(task: Task) -> bytes:
@@ -183,9 +209,13 @@ def plain_state(tasks: Sequence[Task], awaited: str | None = None) -> tuple[Any,
     nothing, and the state in three parts, before and behind the eta and the moment of its creation. None if one needs
     more than that. `awaited`: the channel of whoever waits for their end.
     """
-    first = tasks[0]
+    is_alike = type(tasks) is Alike
+    looked_at = (tasks.same,) if is_alike else tasks  # type: ignore[attr-defined]
+    first = looked_at[0]
     priority, eta, result_ttl = first.priority, first.eta, first.result_ttl
-    for task in tasks:
+    if is_alike and any(map(is_schedule, tasks.ids)):  # type: ignore[attr-defined]
+        return None
+    for task in looked_at:
         if (
             task.unique_key is not None
             or task.concurrency_key is not None

@@ -41,6 +41,7 @@ from bullpen.storage.redis.rows import (
     NEW_STATE,
     body_of,
     change_of,
+    ids_and_bodies,
     ids_followed,
     new_task,
     pack,
@@ -51,6 +52,7 @@ from bullpen.storage.redis.rows import (
     words_in,
 )
 from bullpen.storage.server import ServerStorage
+from bullpen.tasks.alike import Alike
 from bullpen.tasks.ids import is_schedule
 from bullpen.tasks.task import (
     RUNNING,
@@ -256,11 +258,12 @@ class RedisStorage(ServerStorage[Link]):
     # Producers.
 
     async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
-        if not tasks:
+        count = len(tasks)
+        if count == 0:
             return []
-        if duplicates is not RETURN or any(task.then is not None for task in tasks):
+        if duplicates is not RETURN or _is_linked(tasks):
             return await self._add_together(tasks, duplicates)
-        if _get_running_loop() is None or len(tasks) > STEP:
+        if count > STEP or _get_running_loop() is None:
             return await self._add(tasks)
         return await super().add(tasks)
 
@@ -268,6 +271,8 @@ class RedisStorage(ServerStorage[Link]):
         """Each queue for itself, for it is on one node of a cluster."""
         if len(tasks) == 1:
             return await self._add_to_queue(tasks)
+        if type(tasks) is Alike:
+            return await self._add_in_steps(tasks)
         by_queue: dict[str, list[Task]] = {}
         for task in tasks:
             by_queue.setdefault(task.queue, []).append(task)
@@ -278,8 +283,11 @@ class RedisStorage(ServerStorage[Link]):
         """Mostly in one; but a server does nothing else meanwhile. If a later one fails, what was added before is taken
         back, unless it has begun.
         """
+        steps = list(_steps(tasks))
+        if len(steps) == 1:
+            return await self._add_to_queue(tasks)
         kept: Tasks = []
-        for step in _steps(tasks):
+        for step in steps:
             try:
                 kept += await self._add_to_queue(step)
             except Exception:
@@ -292,15 +300,13 @@ class RedisStorage(ServerStorage[Link]):
         return kept
 
     async def _add_to_queue(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        awaited = self._foresee(tasks[0].id) if len(tasks) == 1 else None
+        awaited = self._foresee(_ids_of(tasks)[0]) if len(tasks) == 1 else None
         plain = plain_state(tasks, awaited)
         if plain is None:
             return await self._add_together(tasks, RETURN)
-        queue = tasks[0].queue
+        queue = _different(tasks)[0].queue
         await self._note_first([queue])
-        words = [self._channel, queue, *plain]
-        for task in tasks:
-            words += (task.id, body_of(task))
+        words = [self._channel, queue, *plain, *ids_and_bodies(tasks)]
         return await self._kept(tasks, [queue], await self._run(scripts.ADD_PLAIN, queue, words))
 
     def _foresee(self, task_id: str) -> str | None:
@@ -346,6 +352,9 @@ class RedisStorage(ServerStorage[Link]):
         moment, unlisted, others = answer
         if unlisted:  # on a cluster
             await self._note([names[number - 1] for number in unlisted])
+        if type(tasks) is Alike and not others:
+            self._remember(dict.fromkeys(tasks.ids, names[0]))
+            return tasks.kept(float(moment))
         kept = [new_as_kept(task, float(moment)) for task in tasks]
         if others:
             places = [place - 1 for place in others[::2]]
@@ -866,18 +875,37 @@ class RedisStorage(ServerStorage[Link]):
         return limits
 
 
+def _different(tasks: Sequence[Task]) -> Sequence[Task]:
+    """Tasks that show all that there is to see, but for ids and payloads."""
+    return (tasks.same,) if type(tasks) is Alike else tasks
+
+
+def _is_linked(tasks: Sequence[Task]) -> bool:
+    """Whether others wait for one of them."""
+    if type(tasks) is Alike:
+        return tasks.same.then is not None
+    return any(task.then is not None for task in tasks)
+
+
+def _ids_of(tasks: Sequence[Task]) -> Sequence[str]:
+    return tasks.ids if type(tasks) is Alike else [task.id for task in tasks]
+
+
 def _steps(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
     """As many as a server can be busy with and nobody notices."""
-    step: Tasks = []
-    size = 0
-    for task in tasks:
-        if step and (len(step) >= STEP or size + len(task.payload) > STEP_BYTES):
-            yield step
-            step, size = [], 0
-        step.append(task)
-        size += len(task.payload)
-    if step:
-        yield step
+    payloads = tasks.payloads if type(tasks) is Alike else [task.payload for task in tasks]
+    first = size = 0
+    for place, payload in enumerate(payloads):
+        if place > first and (place - first >= STEP or size + len(payload) > STEP_BYTES):
+            yield _part(tasks, first, place)
+            first, size = place, 0
+        size += len(payload)
+    if first < len(payloads):
+        yield _part(tasks, first, len(payloads))
+
+
+def _part(tasks: Sequence[Task], first: int, last: int) -> Sequence[Task]:
+    return tasks.part(first, last) if type(tasks) is Alike else tasks[first:last]
 
 
 def _changes(moves: Sequence[tuple[Task, Task]]) -> list[bytes]:
