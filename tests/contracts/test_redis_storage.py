@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from bullpen import TaskQueue
 from bullpen.errors import StorageError
-from bullpen.storage.port import Handed, HandsOver, Limit, Storage
+from bullpen.storage.port import Handed, HandsOver, Limit, Storage, TaskFilter
 from bullpen.storage.redis import link, wire
 from bullpen.storage.redis.store import RedisStorage
 from bullpen.tasks.task import PENDING, RUNNING, succeed
@@ -171,12 +171,17 @@ class TestRedisStorage(StorageContract):
 
     @pytest.mark.parametrize("size", [1, 100_000])
     @pytest.mark.parametrize("kind", [{}, {"unique_key": "k"}])
-    async def test_who_waits_is_handed_a_new_task(self, store: Storage, size: int, kind: dict[str, str]) -> None:
+    @pytest.mark.parametrize("queues", [["default"], ["other", "default"]])
+    async def test_who_waits_is_handed_a_new_task(
+        self, store: Storage, size: int, kind: dict[str, str], queues: list[str]
+    ) -> None:
         """As a claim would have it: also one that is too large for a notification."""
         began = time.monotonic()
-        async with waits(self.waits_to_claim(store, "other", "default")) as waiting:
-            await self.offered("other", "default")
+        async with waits(self.waits_to_claim(store, *queues)) as waiting:
+            await self.offered(*queues)
             task = await added(store, payload=bytes(size), **kind)
+            assert await store.counts() == {"default": {RUNNING: 1}}
+            assert ids(await store.list(TaskFilter(), limit=2)) == [task.id]
         handed = waiting.result()
         assert list(handed.claimed) == await store.get([task.id]) == await store.find_claim("c")
         (claimed,) = handed.claimed
@@ -196,14 +201,15 @@ class TestRedisStorage(StorageContract):
                 tasks = [await added(store), await added(store)]
         assert [list(one.result().claimed) for one in (first, second)] == [await store.get([one.id]) for one in tasks]
 
-    async def test_the_first_in_line_is_handed_over(self, store: Storage) -> None:
+    @pytest.mark.parametrize("queues", [["default"], ["other", "default"]])
+    async def test_the_first_in_line_is_handed_over(self, store: Storage, queues: list[str]) -> None:
         """Not the one that has just come; of which the others are told."""
-        await store.pause("other")
-        first = await added(store, queue="other", priority=1)
-        async with waits(self.waits_to_claim(store, "other", "default")) as waiting:
-            await self.offered("other", "default")
+        await store.pause(queues[0])
+        first = await added(store, queue=queues[0], priority=1)
+        async with waits(self.waits_to_claim(store, *queues)) as waiting:
+            await self.offered(*queues)
             async with Redis.from_url(self.url) as client:  # nobody is told
-                await client.hdel(f"{{{self.prefix}:other}}:limits", "paused")
+                await client.hdel(f"{{{self.prefix}:{queues[0]}}}:limits", "paused")
             other = self.make_storage()
             async with waits(other.wait_for_work(["default"], FAR)):
                 last = await added(store)

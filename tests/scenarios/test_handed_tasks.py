@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from bullpen import AsyncWorkerPool, StorageUnavailable, TaskQueue
 from bullpen.storage.port import Handed
 from bullpen.storage.redis.store import RedisStorage
-from bullpen.tasks.task import PENDING, SUCCESS
+from bullpen.tasks.task import PENDING, RUNNING, SUCCESS
 
 pytestmark = pytest.mark.anyio
 
@@ -90,6 +90,30 @@ async def test_a_worker_that_waits_is_handed_a_task(place: Place) -> None:
             jobs.append(await double.aenqueue(number))
             assert await jobs[-1].aresult(PATIENCE) == 2 * number
     assert handed == [job.id for job in jobs]
+    await storage.close()
+
+
+async def test_what_came_while_a_task_ran_that_was_handed_over_is_claimed_at_its_end(place: Place) -> None:
+    """Also by a worker that has no other permit, and long before it would look by itself."""
+    handed: list[str] = []
+    storage = NotingStorage.at(place, handed)
+    queue = TaskQueue(storage)
+    go_on = asyncio.Event()
+
+    @queue.task(name="wait")
+    async def wait() -> None:
+        await go_on.wait()
+
+    async with AsyncWorkerPool(queue, concurrency=1, lease=LEASE, poll_interval=PATIENCE * 2):
+        await place.offered()
+        jobs = [await wait.aenqueue() for _ in range(3)]
+        async with asyncio.timeout(PATIENCE):
+            while await jobs[0].astatus() is not RUNNING:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        go_on.set()
+        for job in jobs:
+            await job.aresult(PATIENCE)
+    assert handed == [jobs[0].id]
     await storage.close()
 
 

@@ -86,7 +86,7 @@ class LaneRunner:
             ended, self._ended = self._ended, []
             limit = self._room(returning=len(ended))
             if ended or (limit and not self._idle):
-                await self._exchange(ended, limit)
+                await self._exchange(ended, 0 if self._waits_next(ended) else limit)
                 await asyncio.sleep(0)  # what was claimed may end at once, and goes with the next exchange then
             elif limit:
                 await self._wait_for_work(limit)
@@ -152,11 +152,18 @@ class LaneRunner:
             return
         primitives.failpoint("exchange.after")
         self._outage.over()
-        self._idle = len(exchange.claimed) < limit
+        if limit:
+            self._idle = len(exchange.claimed) < limit
         if exchange.claimed:
             self._misses = 0
         await self._written(ended, exchange.refused)
         self._take(exchange.claimed, limit, sent)
+
+    def _waits_next(self, ended: list[Ended]) -> bool:
+        """Whether nothing waited when the latest task was handed over, and this is its end: whoever waits for that
+        hears sooner of a write that claims nothing, and the store says when it is next waited for if something came.
+        """
+        return self._idle and self._hander is not None and len(ended) == len(self.held)
 
     def _new_claim_id(self) -> str:
         self._claims += 1

@@ -73,11 +73,13 @@ def _text(path: str) -> str:
 
 
 # Producers.
-ADD = _script("add", "moves", "places", "additions", "picks", "claims", "shown", "offers")
-ADD_PLAIN = _script("add_plain", "places", seldom=("moves", "picks", "claims", "shown", "offers"))
+ADD = _script("add", "moves", "places", "additions", "picks", "claims", "shown", "news", "offers")
+ADD_PLAIN = _script("add_plain", "places", "news", seldom=("moves", "picks", "claims", "shown", "offers"))
 
 # Workers.
-EXCHANGE = _script("exchange", "anyway", "moves", "places", "links", "additions", "picks", "claims", "shown")
+EXCHANGE = _script(
+    "exchange", "anyway", "moves", "picks", "claims", "shown", "news", seldom=("places", "links", "additions")
+)
 FIND_CLAIM = _script("find_claim", "shown")
 NEXT_WORK = _script("next_work", "picks")
 OFFER = _script("offer", "places", "picks")
@@ -85,7 +87,7 @@ OVERDUE = _script("overdue", "shown")
 PEEK = _script("peek", "picks")
 PROGRESS = _script("progress", "anyway")
 RENEW = _script("renew", "anyway", "moves")
-WITHDRAW = _script("withdraw", "moves", "picks", "claims", "shown", "offers")
+WITHDRAW = _script("withdraw", "moves", "picks", "claims", "shown", "news", "offers")
 
 # People.
 AWAIT = _script("await", "anyway", "shown")

@@ -5,6 +5,34 @@ local tag, moment, first = KEYS[1], now(), 8
 local eta = ARGV[4] == '' and moment or tonumber(ARGV[4])
 local state, score = ARGV[5] .. cmsgpack.pack(eta) .. ARGV[6] .. cmsgpack.pack(moment) .. ARGV[7], exact(eta)
 local states, bodies, ids, waiting, unlisted, others = tag .. ':state', {}, {}, {}, {}, {}
+
+-- One that is due, where nothing else waits and nothing is limited, goes to a worker that waits without ever waiting
+-- itself: as `hand_over` would do it, with half of the commands.
+if #ARGV == first + 1 and eta <= moment and redis.call('EXISTS', tag .. ':offers') == 1 then
+    local pending, offer = redis.call('HGET', tag .. ':counts', 'pending'), nil
+    if (not pending or pending == '0') and redis.call('EXISTS', tag .. ':limits') == 0 then
+        offer = redis.call('ZRANGEBYSCORE', tag .. ':offers', exact(moment), 'inf', 'LIMIT', 0, 1)[1]
+    end
+    local channel, worker, lease, claim_id, tags = unpack(offer and cmsgpack.unpack(offer) or {})
+    if offer and #tags == 1 and redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
+        local id, body, task, lease_until = ARGV[first], ARGV[first + 1], cmsgpack.unpack(state), exact(moment + lease)
+        task[STATUS], task[ATTEMPT], task[WORKER], task[CLAIM_ID] = 'running', task[ATTEMPT] + 1, worker, claim_id
+        task[STARTED_AT] = moment
+        local packed = cmsgpack.pack(task)
+        if redis.call('HSETNX', states, id, packed) == 1 then
+            redis.call('HSET', tag .. ':body', id, body)
+            redis.call('ZADD', tag .. ':ids', 0, id)
+            redis.call('ZADD', tag .. ':running', lease_until, id)
+            redis.call('HINCRBY', tag .. ':counts', 'running', 1)
+            redis.call('ZREM', tag .. ':offers', offer)
+            if redis.call('ZCARD', tag .. ':ids') == 1 and not note(tag) then unlisted = {1} end
+            local news = as_news({'1', id, packed, body, false, false, lease_until}, 7)
+            redis.call('PUBLISH', channel, 'c' .. claim_id .. news)
+            return {exact(moment), unlisted, others}
+        end
+    end
+end
+
 for i = first, #ARGV, 2 do
     local id, n = ARGV[i], #ids
     if redis.call('HSETNX', states, id, state) == 1 then

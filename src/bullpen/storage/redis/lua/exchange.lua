@@ -52,8 +52,10 @@ for _, one in ipairs(settlements) do
             task[HAS_RESULT], task[RESULT_DROPPED] = result and true or false, dropped
         end
         if problem then add_error(task, problem) end
-        enter(queue, id, task)
-        if task[AWAITED] and (not again or completed) then awaited[#awaited + 1] = {queue.tag, id, task} end
+        local packed = enter(queue, id, task)
+        if task[AWAITED] and (not again or completed) then
+            awaited[#awaited + 1] = {queue.tag, id, task, packed, completed and result and ARGV[result]}
+        end
         if again then again_in[number] = true end
         freed[number] = (freed[number] or 0) + 1
         if lease_until then put(by_lease, number, id) end
@@ -64,19 +66,24 @@ for _, one in ipairs(settlements) do
 end
 for _, queue in ipairs(queues) do flush(queue) end
 for _, one in ipairs(awaited) do
-    local tag, id, task = one[1], one[2], one[3]
-    tell_end(channel, id, task, as_news(show(tag, {id}), 6))
+    local tag, id, task, packed, result = unpack(one, 1, 5)
+    local body, shown = task[AWAITED] ~= true and redis.call('HGET', tag .. ':body', id), {}
+    if body then show_one(tag, shown, id, task, packed, body, result) end
+    tell_end(channel, id, task, body and as_news(shown, 6))
 end
-for _, one in ipairs(ended) do
-    local tag, id, task, children = one[1], one[2], one[3], one[4]
-    if is_final(task[STATUS]) then ripple(tag, id, task, nil, moment, channel) end
-    if #children > 0 then
-        local to = to_add_to(KEYS, children)
-        add(to, children, ARGV[new_state], 'return', -1, moment)
-        for _, queue in ipairs(to) do
-            if #queue.all > 0 then
-                note(queue.tag)
-                tell_work(channel, queue.tag)
+if #ended > 0 then
+-- SELDOM
+    for _, one in ipairs(ended) do
+        local tag, id, task, children = one[1], one[2], one[3], one[4]
+        if is_final(task[STATUS]) then ripple(tag, id, task, nil, moment, channel) end
+        if #children > 0 then
+            local to = to_add_to(KEYS, children)
+            add(to, children, ARGV[new_state], 'return', -1, moment)
+            for _, queue in ipairs(to) do
+                if #queue.all > 0 then
+                    note(queue.tag)
+                    tell_work(channel, queue.tag)
+                end
             end
         end
     end

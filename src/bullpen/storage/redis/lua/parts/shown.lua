@@ -1,8 +1,9 @@
 -- A task as clients want it, in six words: id, state, body, result, the ids of those that it follows, lease.
-local function show_one(tag, shown, id, task, packed, body)
+-- `result`: if it is at hand.
+local function show_one(tag, shown, id, task, packed, body, result)
     local n = #shown
     shown[n + 1], shown[n + 2], shown[n + 3] = id, packed, body
-    shown[n + 4] = task[HAS_RESULT] and redis.call('HGET', tag .. ':result', id)
+    shown[n + 4] = task[HAS_RESULT] and (result or redis.call('HGET', tag .. ':result', id))
     shown[n + 5] = task[FOLLOWS] > 0 and redis.call('HGET', tag .. ':follows', id)
     shown[n + 6] = task[STATUS] == 'running' and redis.call('ZSCORE', tag .. ':running', id)
 end
@@ -14,18 +15,6 @@ local function claimed_as(tag, claim_id)
         if task and task[CLAIM_ID] == claim_id then found[#found + 1] = ids[i] end
     end
     return found
-end
-
--- Words as they come with a notification, if they are few: those who listen are cut off if they have to be told too much.
-local MOST_NEWS = 65536
-local function as_news(words, count)
-    local written, length = {}, 0
-    for i = 1, count do
-        local word = words[i] or nil
-        written[i] = word and #word .. ':' .. word or '-1:'
-        length = length + #written[i]
-    end
-    return length <= MOST_NEWS and '\0' .. table.concat(written) or ''
 end
 
 -- Those that are there.
