@@ -56,6 +56,14 @@ def identity(value: Any) -> Any:
     return value
 
 
+def kind_of(value: Any) -> str:
+    return type(value).__name__
+
+
+def each_of(values: list[Any]) -> Iterator[Any]:
+    yield from values
+
+
 def pid() -> int:
     return os.getpid()
 

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from bullpen import Pool, ProcessRuntime, WorkerLost
-from bullpen.runtimes.process import arena
+from bullpen.runtimes.process import arena, pickling, wire
 from tests.scenarios import process_support as work
 from tests.scenarios.process_support import PATIENCE, START_METHODS
+from tests.scenarios.support import eventually
 
 MB = 1024 * 1024
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,35 @@ def test_large_values_go_there_and_back(start: Any) -> None:
         several = work.Buffers([bytearray(b"a" * MB), bytearray(b"b"), bytearray(b"c" * 2 * MB)])
         back = pool.do(work.identity, several)
         assert [bytes(part) for part in back.parts] == [bytes(part) for part in several.parts]
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_large_bytes_are_what_they_were_there_and_here(kind: type[bytes] | type[bytearray]) -> None:
+    """Copied once into shared memory, and out of it, as an argument by place and by name, as a result and an item."""
+    large = kind(b"x" * MB)
+    with Pool(1, runtime="process") as pool:
+        for sent in (large, [large, large], {"deep": [large]}):
+            assert pool.do(work.identity, sent) == sent
+            assert pool.do(work.identity, value=sent) == sent
+        back = pool.do(work.identity, large)
+        assert (type(back), pool.do(work.kind_of, large)) == (kind, kind.__name__)
+        assert list(pool.stream(work.each_of, [large, large])) == [large, large]
+        if isinstance(back, bytearray):
+            back[0] = 0
+            assert pool.do(work.identity, back)[:2] == b"\x00x"
+            assert large[:2] == b"xx"
+        gc.collect()
+        assert eventually(lambda: mapped() == 0)
+
+
+def test_the_pickle_of_large_bytes_is_small() -> None:
+    for large in (b"x" * MB, bytearray(MB)):
+        data, buffers = wire.dumps(large)
+        assert len(data) < 1000
+        assert [len(buffer) for buffer in buffers] == [MB]
+        data, buffers, _ = pickling.encode_call(len, (large,), {"name": large})
+        assert len(data) < 1000
+        assert [len(buffer) for buffer in buffers] == [MB, MB]
 
 
 def test_what_a_worker_begins_with_may_be_more_than_a_socket_holds() -> None:

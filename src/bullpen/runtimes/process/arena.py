@@ -25,7 +25,7 @@ LEAST = 128 * 1024  # smaller pieces are quicker through the socket
 MOST_LENT = 8  # pieces that the other side may keep; each costs a file descriptor
 KEEP = 256 * 1024 * 1024  # bytes of a file of which nothing is used
 
-PICKLE, BUFFER = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
+READ_ONLY, WRITABLE = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 INLINE = -1  # in place of an offset: the piece comes through the socket
 
 
@@ -54,14 +54,14 @@ class Outbox:
 
     def place(self, pieces: Sequence[Any]) -> tuple[bytes, list[Any]]:
         """Put large pieces where the other side finds them: a description for `Inbox.collect`, and those that have to
-        be sent.
+        be sent. The description is the offset and the size of each, the size's complement if it may not be changed.
         """
         places: list[int] = []
         inline: list[Any] = []
         for piece in pieces:
             view = memoryview(piece)
             offset = self._put(view) if view.nbytes >= LEAST else INLINE
-            places += (offset, view.nbytes)
+            places += (offset, ~view.nbytes if view.readonly else view.nbytes)
             if offset == INLINE:
                 inline.append(piece)
         return struct.pack(f"<{len(places)}q", *places), inline
@@ -137,7 +137,7 @@ class Inbox:
     def collect(self, description: Any, inline: Sequence[Any]) -> list[Any]:
         """The pieces that `Outbox.place` was given. If that fails, for there is no memory, their places are free.
 
-        The first is the pickle, which nobody keeps or changes: mapped for reading only, it does not count where private
+        What nobody may change, such as the pickle, is mapped for reading only, and so does not count where private
         memory is limited. What it is read to does, and so do the others.
         """
         came = iter(inline)
@@ -146,14 +146,14 @@ class Inbox:
         try:
             while places:
                 offset, size = places[0]
-                protection = BUFFER if pieces else PICKLE
-                pieces.append(next(came) if offset == INLINE else self._map(offset, size, protection))
+                pieces.append(next(came) if offset == INLINE else self._map(offset, size))
                 places.popleft()
         finally:
             self._freed.extend(offset for offset, _ in places if offset != INLINE)
         return pieces
 
-    def _map(self, offset: int, size: int, protection: int) -> mmap.mmap | bytearray:
+    def _map(self, offset: int, size: int) -> mmap.mmap | bytearray:
+        protection, size = (READ_ONLY, ~size) if size < 0 else (WRITABLE, size)
         try:
             piece = mmap.mmap(self._fd, size, flags=mmap.MAP_PRIVATE, prot=protection, offset=offset)
         except OSError:  # each costs a descriptor, and there are no more

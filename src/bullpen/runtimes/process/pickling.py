@@ -51,7 +51,10 @@ def _encode_call(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
         yield from _arguments(args)
         yield from ((f"argument {name}", value) for name, value in (kwargs or {}).items())
 
-    return _encode((call, args, kwargs), named)
+    large = tuple(map(wire.lifted, args))
+    return _encode(
+        (call, large, {name: wire.lifted(value) for name, value in kwargs.items()} if kwargs else kwargs), named
+    )
 
 
 def _arguments(args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:

@@ -46,6 +46,7 @@ LARGE = 1024 * 1024
 
 def dumps(value: Any) -> tuple[bytes, list[Any]]:
     """A pickle, and the large buffers that belong to it. By `cloudpickle`, if it is there, what pickle cannot do."""
+    value = lifted(value)
     buffers: list[Any] = []
     try:
         return pickle.dumps(value, 5, buffer_callback=collect_into(buffers)), buffers
@@ -55,6 +56,25 @@ def dumps(value: Any) -> tuple[bytes, list[Any]]:
             raise
         buffers.clear()
         return cloudpickle.dumps(value, 5, buffer_callback=collect_into(buffers)), buffers
+
+
+class Lifted:
+    """Bytes that go as a buffer, and come back as what they are: so they are copied once on their way out, not twice.
+    Others than the values themselves that somebody sends, such as those inside of lists, are part of the pickle.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: bytes | bytearray) -> None:
+        self.value = value
+
+    def __reduce_ex__(self, _: Any) -> tuple[type, tuple[pickle.PickleBuffer]]:
+        return type(self.value), (pickle.PickleBuffer(self.value),)
+
+
+def lifted(value: Any) -> Any:
+    """What to pickle for `value`."""
+    return Lifted(value) if type(value) in (bytes, bytearray) and len(value) >= LEAST else value
 
 
 def collect_into(buffers: list[Any]) -> Callable[[pickle.PickleBuffer], bool]:
