@@ -69,7 +69,7 @@ class Lifted:
         self.value = value
 
     def __reduce_ex__(self, _: Any) -> tuple[type, tuple[pickle.PickleBuffer]]:
-        return type(self.value), (pickle.PickleBuffer(self.value),)
+        return type(self.value), (pickle.PickleBuffer(memoryview(self.value).toreadonly()),)
 
 
 def lifted(value: Any) -> Any:
