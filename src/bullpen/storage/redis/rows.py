@@ -110,12 +110,20 @@ def ids_and_bodies(tasks: Sequence[Task]) -> list[Any]:
     return words
 
 
+_latest_around: tuple[Task | None, tuple[bytes, bytes]] = (None, (b"", b""))
+
+
 def _around_payload(task: Task) -> tuple[bytes, bytes]:
-    """What is before and behind the payload in a body."""
-    body = _body_of(task)
-    whole = pack(body)
-    before = _HEAD + len(pack(body.func_path))
-    return whole[:before], whole[before + len(pack(body.payload)) :]
+    """What is before and behind the payload in a body. Mostly it is asked for the same task as before."""
+    global _latest_around  # noqa: PLW0603
+    latest, around = _latest_around
+    if latest is not task:
+        body = _body_of(task)
+        whole = pack(body)
+        before = _HEAD + len(pack(body.func_path))
+        around = whole[:before], whole[before + len(pack(body.payload)) :]
+        _latest_around = task, around
+    return around
 
 
 def _body_of(task: Task) -> Body:

@@ -8,7 +8,8 @@ local states, bodies, ids, waiting, unlisted, others = tag .. ':state', {}, {}, 
 
 -- One that is due, where nothing else waits and nothing is limited, goes to a worker that waits without ever waiting
 -- itself: as `hand_over` would do it, with half of the commands.
-if #ARGV == first + 1 and eta <= moment and redis.call('EXISTS', tag .. ':offers') == 1 then
+local is_offered = #ARGV == first + 1 and redis.call('EXISTS', tag .. ':offers') == 1
+if is_offered and eta <= moment then
     local pending, offer = redis.call('HGET', tag .. ':counts', 'pending'), nil
     if (not pending or pending == '0') and redis.call('EXISTS', tag .. ':limits') == 0 then
         offer = redis.call('ZRANGEBYSCORE', tag .. ':offers', exact(moment), 'inf', 'LIMIT', 0, 1)[1]
@@ -52,7 +53,7 @@ if count > 0 then
     if redis.call('HINCRBY', tag .. ':counts', 'pending', count) == count
         and redis.call('ZCARD', tag .. ':ids') == count and not note(tag) then unlisted = {1} end
     local handed
-    if count == 1 and redis.call('EXISTS', tag .. ':offers') == 1 then
+    if is_offered then
 -- SELDOM
         handed = hand_over(tag, moment)
     end
