@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import get_args
 
@@ -14,8 +16,9 @@ from bullpen import MissingExtra, TaskQueue, WorkerPool
 from bullpen.cli.settings import LOOPS
 from bullpen.consumer.loops import LoopKind, new_runner
 from bullpen.errors import InvalidOption
+from bullpen.tasks.task import PENDING
 from tests.scenarios.cli_support import Folder
-from tests.scenarios.support import PATIENCE
+from tests.scenarios.support import PATIENCE, eventually
 
 uvloop.new_event_loop().close()  # the first one opens descriptors that stay open
 
@@ -34,8 +37,8 @@ async def loop() -> str:
 OF_LOOP = {"auto": "uvloop", "asyncio": "asyncio", "uvloop": "uvloop"}
 
 
-def loop_of(runner: asyncio.Runner) -> str:
-    with runner:
+def loop_of(new: AbstractContextManager[asyncio.Runner]) -> str:
+    with new as runner:
         return type(runner.get_loop()).__module__.partition(".")[0]
 
 
@@ -80,3 +83,66 @@ def test_a_worker_runs_and_stops_on_it(tmp_path: Path, words: tuple[str, ...], e
         worker.runs()
         assert folder.python("print(loop.enqueue().result(timeout=60))") == f"{expected}\n"
         assert worker.stop() == 0
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+def test_a_coroutine_that_ignores_its_end_keeps_no_worker_from_ending(
+    kind: LoopKind, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = TaskQueue("memory://")
+    began, let_go = threading.Event(), threading.Event()
+
+    @queue.task(name="stubborn")
+    async def stubborn() -> None:
+        began.set()
+        while not let_go.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                pass
+
+    pool = WorkerPool(queue, grace=0.1)
+    pool.start(loop=kind)
+    job = stubborn.enqueue()
+    assert began.wait(PATIENCE)
+    stopping = threading.Thread(target=pool.stop)
+    stopping.start()
+    stopping.join(PATIENCE)
+    has_ended = not stopping.is_alive()
+    let_go.set()
+    stopping.join()
+    assert has_ended
+    assert "does not end, and is left behind" in caplog.text
+    assert job.status is PENDING
+    queue.close()
+
+
+STUBBORN = """
+import asyncio
+from pathlib import Path
+
+from bullpen import TaskQueue
+
+queue = TaskQueue("sqlite:///jobs.db")
+
+
+@queue.task
+async def stubborn() -> None:
+    Path("began").touch()
+    while True:
+        try:
+            await asyncio.sleep(0.1)
+        except asyncio.CancelledError:
+            pass
+"""
+
+
+def test_a_worker_in_a_terminal_ends_though_a_coroutine_ignores_it(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, app=STUBBORN)
+    with folder.worker("--grace", "0.1") as worker:
+        worker.runs()
+        folder.python("stubborn.enqueue()")
+        assert eventually((tmp_path / "began").exists)
+        assert worker.stop() == 0
+    (task,) = folder.json("tasks", "--app", "app")["tasks"]
+    assert task["status"] == "pending"

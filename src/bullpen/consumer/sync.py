@@ -7,6 +7,7 @@ import atexit
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from types import EllipsisType, TracebackType
 from typing import Any, Concatenate, ParamSpec
 
@@ -64,8 +65,8 @@ class WorkerPool:
             self._thread = thread
         atexit.register(self._stop_at_exit)
 
-    def _serve(self, runner: asyncio.Runner, started: Future[None]) -> None:
-        with runner:
+    def _serve(self, new: AbstractContextManager[asyncio.Runner], started: Future[None]) -> None:
+        with new as runner:
             runner.run(self._main(started))
 
     async def _main(self, started: Future[None]) -> None:
