@@ -182,3 +182,40 @@ def test_what_is_wrong_from_the_start_is_said_once_and_ends_it(folder: Folder) -
     done = folder.run("worker", "app", "--processes", "3")
     assert done.returncode == 1
     assert done.stderr.count("it is not a database") == 1
+
+
+KILLER = """
+import asyncio, os, signal
+from app import queue
+
+@queue.task
+async def work(number: int) -> int:
+    await asyncio.sleep(0.5)
+    return number
+
+@queue.task
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_task_that_kills_its_workers_takes_none_of_those_beside_it_along(folder: Folder) -> None:
+    """They die with it twice; then it is found out which one it was."""
+    folder.write("killer.py", KILLER)
+    folder.python(
+        "from killer import work, kill\n"
+        "work.enqueue_many([(number,) for number in range(4)])\n"
+        "kill.enqueue()\n"
+        "work.enqueue_many([(number,) for number in range(4)])"
+    )
+    with folder.worker("--processes", "2", "-c", "20", "--import", "killer") as worker:
+
+        def counts() -> dict[str, int]:
+            found: dict[str, int] = folder.json("status", "--app", "app")["queues"]["default"]
+            return found
+
+        assert eventually(lambda: counts()["failed"] + counts()["success"] == 9, PATIENCE)
+        assert (counts()["failed"], counts()["success"]) == (1, 8)
+        assert worker.stop() == 0
+    (failed,) = folder.json("tasks", "--app", "app", "--status", "failed")["tasks"]
+    assert (failed["name"], failed["crashes"]) == ("killer.kill", 3)

@@ -225,6 +225,37 @@ def test_a_task_that_kills_its_workers_is_poison_after_three() -> None:
     in_virtual_time(main)
 
 
+def test_of_tasks_that_have_lost_two_workers_one_runs_at_a_time() -> None:
+    """The others are put back for a while, uncounted; what has lost one worker, or none, runs beside it."""
+    together: list[set[str]] = []
+    running: set[str] = set()
+
+    async def main() -> None:
+        desk = Desk(OneLoopStorage())
+
+        async def work(name: str, seconds: float) -> None:
+            running.add(name)
+            together.append(set(running))
+            await asyncio.sleep(seconds)
+            running.discard(name)
+
+        task = desk.task(work)
+        suspects = [await desk.add(task, f"suspect {number}", 0.1, crashes=2) for number in range(5)]
+        slow = await desk.add(task, "slow suspect", 600.0, crashes=2)
+        others = [await desk.add(task, f"other {number}", 0.1, crashes=number % 2) for number in range(4)]
+        began = asyncio.get_running_loop().time()
+        async with desk.worker(10):
+            for task_id in (*suspects, *others):
+                assert (await desk.ended(task_id)).status is SUCCESS
+            assert asyncio.get_running_loop().time() - began < 60  # one that goes on for long is not waited for
+            assert (await desk.ended(slow)).status is SUCCESS
+
+    in_virtual_time(main)
+    quick = [{name for name in names if name.startswith("suspect")} for names in together]
+    assert max(map(len, quick)) == 1
+    assert any(len([name for name in names if name.startswith("other")]) == 4 for names in together)
+
+
 def test_at_most_once_is_never_run_again_after_a_crash() -> None:
     async def main() -> None:
         desk = Desk(OneLoopStorage())

@@ -134,13 +134,25 @@ class Attempt:
         else:
             self._start()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether what becomes of it is still to be written."""
+        return self.key in self._lane.held
+
     def _start(self) -> None:
         task, lane, definition = self.task, self._lane, self.definition
+        runs_apart = not definition.is_async and (definition.options.runtime or lane.lane.runtime) == "process"
+        if task.crashes and not runs_apart and not lane.suspects.may_begin(self):
+            self._log(
+                logging.INFO, "put back: another one that has lost its workers runs, and they are not to die together"
+            )
+            lane.settle(self, release(task, lane.suspects.pause(primitives.random.random())))
+            return
         if definition.is_async:
             self.unit = lane.loop.create_task(self._run_on_loop())
         else:
             self.began = True
-            if (definition.options.runtime or lane.lane.runtime) == "process":
+            if runs_apart:
                 self._run_in_process()
             else:
                 lane.run_on_thread(self)

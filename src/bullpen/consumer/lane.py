@@ -24,6 +24,7 @@ from bullpen.consumer.options import Lane, WorkerOptions
 from bullpen.consumer.outage import Outage
 from bullpen.consumer.reports import Reports, say
 from bullpen.consumer.scope import WorkerScope
+from bullpen.consumer.suspects import Suspects
 from bullpen.errors import PoolFailed
 from bullpen.pool.future import PoolFuture
 from bullpen.pool.pool import Pool
@@ -52,8 +53,10 @@ class LaneRunner:
         storage: Storage,
         worker: str,
         reports: Reports,
+        suspects: Suspects,
     ) -> None:
         self.lane = lane
+        self.suspects = suspects
         self.options = options
         self.registry = registry
         self.scope = scope

@@ -22,6 +22,7 @@ from bullpen.consumer.reports import Reports, say
 from bullpen.consumer.schedules import DeclaredSchedules
 from bullpen.consumer.scope import WorkerScope
 from bullpen.consumer.signals import StopSignals
+from bullpen.consumer.suspects import Suspects
 from bullpen.errors import PoolClosed, TasksLeft
 from bullpen.pool.options import Seconds, seconds
 from bullpen.storage.port import Storage
@@ -152,8 +153,10 @@ class AsyncWorkerPool:
             self._enter(WorkerState.STOPPED)
             self._stopped.set_result(None)
             raise
+        suspects = Suspects(loop.time)
         self._lanes = [
-            LaneRunner(lane, options, self._queue.registry, scope, storage, self.id, self._reports) for lane in lanes
+            LaneRunner(lane, options, self._queue.registry, scope, storage, self.id, self._reports, suspects)
+            for lane in lanes
         ]
         self._keeper = Keeper(storage, self._lanes, options, record, self._reports, schedules, self._fail)
         self._keeper.start()
