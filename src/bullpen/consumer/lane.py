@@ -387,11 +387,11 @@ class LaneRunner:
         """Until the store says that something may be due, something ends, or `poll_interval` has passed."""
         offer = None if self._hander is None or self.held else self._new_claim_id()
         began = self.loop.time()
-        hint = self.loop.create_task(self._hint(offer))
         woken = self._wake_up()
+        hint = self.loop.create_task(self._hint_and_wake(offer))
         handed: Handed | None = None
         try:
-            await asyncio.wait((hint, woken), return_when=asyncio.FIRST_COMPLETED)
+            await woken
         finally:
             self._waiter = None
             if not hint.done():
@@ -404,6 +404,13 @@ class LaneRunner:
             self._take(handed.claimed, limit, began + handed.after)
         elif offer is not None:
             await self._learn(offer, limit, began)
+
+    async def _hint_and_wake(self, offer: str | None) -> Handed | None:
+        """Sooner than who waits for a task would hear of its end."""
+        try:
+            return await self._hint(offer)
+        finally:
+            self._wake()
 
     async def _hint(self, offer: str | None) -> Handed | None:
         """What the store has handed over; None if nobody knows."""
