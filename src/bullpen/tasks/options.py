@@ -26,6 +26,8 @@ TaskRuntime = Literal["thread", "process"]
 ErrorTypes = type[BaseException] | tuple[type[BaseException], ...]
 
 MAX_SECONDS = 100 * 365.25 * 86_400
+# Of instants. In every time zone, and a century later too, they are before `NEVER`, and have a datetime.
+FIRST_YEAR, LAST_YEAR = 2, 8999
 MAX_KEY = 200
 MAX_RETRIES = 1_000_000
 MAX_HEADERS = 8 * 1024
@@ -355,6 +357,8 @@ def instant(name: str, value: object, or_else: str = "") -> float:
         raise InvalidOptionType(name, value, f"a datetime with a time zone{or_else}")
     if value.utcoffset() is None:
         raise InvalidOption(name, value, f"a datetime with a time zone, such as datetime.now(UTC){or_else}")
+    if not FIRST_YEAR <= value.year <= LAST_YEAR:
+        raise InvalidOption(name, value, f"a datetime of the years {FIRST_YEAR} to {LAST_YEAR}{or_else}")
     return value.timestamp()
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from bullpen.errors import InvalidOption, InvalidOptionType, Retry
-from bullpen.tasks.options import CALL_NAMES, FUNCTION_NAMES, SHARED_NAMES, TaskOptions
+from bullpen.tasks.info import as_datetime, info_of
+from bullpen.tasks.options import CALL_NAMES, FUNCTION_NAMES, MAX_SECONDS, SHARED_NAMES, TaskOptions
 from bullpen.tasks.retry import Backoff
-from bullpen.tasks.task import PENDING
+from bullpen.tasks.task import NEVER, PENDING
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -40,6 +42,9 @@ def using(**options: Any) -> TaskOptions:
         {"delay": True},
         {"eta": datetime(2030, 1, 1)},  # naive
         {"eta": 5.0},
+        {"eta": datetime.max.replace(tzinfo=UTC)},
+        {"eta": datetime(9000, 1, 1, tzinfo=UTC)},
+        {"eta": datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))},
         {"interval": 0},
         {"interval": -1},
         {"interval": timedelta(0)},
@@ -56,6 +61,7 @@ def using(**options: Any) -> TaskOptions:
         {"timeout": -1},
         {"expires": 0},
         {"expires": datetime(2030, 1, 1)},
+        {"expires": datetime.max.replace(tzinfo=UTC)},
         {"expires": "soon"},
         {"at_most_once": 1},
         {"result_ttl": -1},
@@ -77,6 +83,17 @@ def test_a_value_that_is_not_allowed_is_refused_by_name(options: dict[str, Any])
         using(**options)
     assert caught.value.option.partition(".")[0] in options
     assert str(caught.value).startswith(caught.value.option)
+
+
+@pytest.mark.parametrize("hours", [-23, 0, 23])
+@pytest.mark.parametrize("bound", [datetime(2, 1, 1), datetime(8999, 12, 31, 23, 59, 59, 999999)], ids=str)
+def test_the_first_and_the_last_instant_can_be_shown_everywhere(bound: datetime, hours: int) -> None:
+    at = bound.replace(tzinfo=timezone(timedelta(hours=hours)))
+    task = using(eta=at).new_task("t", "f", b"")
+    assert abs(info_of(task).eta - at) < timedelta(milliseconds=1)
+    assert task.eta + MAX_SECONDS < NEVER
+    for zone in ("Pacific/Kiritimati", "Pacific/Pago_Pago"):
+        assert as_datetime(task.eta).astimezone(ZoneInfo(zone)) == as_datetime(task.eta)
 
 
 def test_an_option_that_does_not_exist_is_refused_with_those_that_do() -> None:
