@@ -10,7 +10,16 @@ import pytest
 
 from bullpen import primitives
 from bullpen.consumer.worker_pool import AsyncWorkerPool
-from bullpen.errors import TasksLeft
+from bullpen.errors import (
+    NotABullpenFile,
+    SchemaTooNew,
+    StorageBusy,
+    StorageCorrupt,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+    TasksLeft,
+)
 from bullpen.storage.memory import MemoryStorage
 from bullpen.storage.port import Exchange
 from bullpen.tasks.context import current_task
@@ -213,22 +222,53 @@ def test_what_is_found_when_its_lease_is_nearly_over_is_not_started() -> None:
     in_virtual_time(main)
 
 
-def test_a_keeper_that_cannot_open_the_store_stops_the_worker() -> None:
-    class OneOnly(MemoryStorage):
-        """The second client cannot be opened."""
+class OneOnly(MemoryStorage):
+    """The second client, which is the keeper's, cannot be opened."""
 
-        opened = 0
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+        self.opened = 0
 
-        async def open(self) -> None:
-            OneOnly.opened += 1
-            if OneOnly.opened > 1:
-                raise ConnectionRefusedError("too many connections")
+    async def open(self) -> None:
+        self.opened += 1
+        if self.opened > 1:
+            raise self.error
 
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError("too many connections"),
+        StorageCorrupt("it is damaged", storage="jobs.db"),
+        NotABullpenFile("it is not a database", storage="jobs.db"),
+        SchemaTooNew(storage="jobs.db", found=99, known=1),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_keeper_that_cannot_open_the_store_stops_the_worker(error: Exception) -> None:
     async def main() -> None:
-        worker = Desk(OneOnly()).worker(1)
-        with pytest.raises(ConnectionRefusedError):
+        worker = Desk(OneOnly(error)).worker(1)
+        with pytest.raises(type(error)):
             await worker.run()
         assert str(worker.state) == "stopped"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", [StorageFull, StorageBusy, StorageUnavailable])
+def test_a_worker_that_starts_on_a_full_disk_or_in_an_outage_goes_on(kind: type[StorageError]) -> None:
+    async def main() -> None:
+        desk = Desk(store := OneOnly(kind("not now", storage="jobs.db")))
+        counter = Counter()
+        name = desk.task(counter.work, "work")
+        async with desk.worker(1, lease=0.3) as worker:
+            await until(lambda: store.opened == 2)
+            await asyncio.sleep(0.05)
+            assert str(worker.state) == "running"
+            assert (await desk.ended(await desk.add(name, 1))).status is SUCCESS
+            (record,) = await store.workers()
+            await until(lambda: store._workers[record.id].seen_at > record.seen_at)  # the keeper does its work
 
     asyncio.run(main())
 

@@ -24,6 +24,7 @@ from bullpen.consumer.outage import Outage
 from bullpen.consumer.reports import Reports, say
 from bullpen.consumer.schedules import DeclaredSchedules
 from bullpen.consumer.upkeep import Upkeep
+from bullpen.errors import StorageFull, StorageUnavailable
 from bullpen.storage.port import Hold, Storage, WorkerRecord
 from bullpen.tasks.task import release
 
@@ -112,9 +113,11 @@ class Keeper:
                 await self._own.close()
 
     async def _open(self) -> None:
-        """Raises what the store raises. One that does not answer is an outage: whatever is called next tries again."""
+        """Raises what the store raises. One that does not answer, or has no room, is an outage: whatever is called next
+        tries again.
+        """
         if self._own is not None:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, StorageFull, StorageUnavailable):  # also StorageBusy, a TimeoutError
                 await self._within(self._own.open())
 
     # Leases.
