@@ -7,11 +7,12 @@ import logging
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from bullpen import AsyncWorkerPool, Job, LeaseLost, StorageError, TaskFailed, TaskQueue, current_task
+from bullpen.consumer.attempt import UNCOMMITTED
 from bullpen.errors import InvalidOptionType, NoCurrentTask
 from bullpen.storage.port import Hold
 from bullpen.tasks.context import CurrentTask
@@ -126,6 +127,61 @@ def test_a_transaction_that_nobody_commits_is_a_failed_attempt(
     assert info.error.message == "it completed itself in a transaction that was never committed"
     assert effects(path) == []
     assert "never committed" in caplog.text
+
+
+@pytest.mark.parametrize("isolation_level", ["DEFERRED", None])
+@pytest.mark.parametrize("ending", ["returns", "raises"])
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_a_transaction_that_nobody_commits_does_not_hold_the_file(
+    path: Path, kind: str, ending: str, isolation_level: Literal["DEFERRED"] | None
+) -> None:
+    kept: list[sqlite3.Connection] = []
+
+    def work() -> None:
+        connection = sqlite3.connect(path, isolation_level=isolation_level, check_same_thread=False)
+        kept.append(connection)
+        current_task().complete(connection)
+        note_effect(connection)
+        if ending == "raises":
+            raise ValueError("not now")
+
+    async def on_loop() -> None:
+        work()
+
+    with TaskQueue(f"sqlite:///{path}?synchronous=normal&busy_timeout=0.2") as queue:
+        assert queue.counts() == {}
+        with connect(path) as connection:
+            connection.execute("CREATE TABLE effect (task TEXT, attempt INTEGER)")
+        connection.close()
+        job = queue.task(name="work")(work if kind == "sync" else on_loop).enqueue()
+        run(queue, job)
+        info = job.info()
+        assert str(info.status) == "failed"
+        assert info.error is not None
+        assert info.error.message == ("not now" if ending == "raises" else UNCOMMITTED)
+        assert not kept[0].in_transaction
+        assert effects(path) == []
+        kept[0].close()
+
+
+def test_what_follows_the_commit_on_the_connection_is_left_alone(queue: TaskQueue, path: Path) -> None:
+    kept: list[sqlite3.Connection] = []
+
+    @queue.task(name="work")
+    def work() -> None:
+        connection = sqlite3.connect(path, check_same_thread=False)
+        kept.append(connection)
+        with connection:
+            current_task().complete(connection)
+            note_effect(connection)
+        connection.execute("BEGIN")  # of somebody who uses the connection too
+
+    job = work.enqueue()
+    run(queue, job)
+    (connection,) = kept
+    assert (job.info().status, connection.in_transaction) == (SUCCESS, True)
+    connection.close()
+    assert effects(path) == [(job.id, 1)]
 
 
 def test_what_comes_after_the_commit_changes_nothing(

@@ -23,6 +23,7 @@ import msgspec
 
 from bullpen import primitives
 from bullpen.consumer.in_process import Outcome, TaskRaised, TaskUnreadable
+from bullpen.consumer.own_transaction import OwnTransaction
 from bullpen.errors import (
     Cancel,
     InvalidOptionType,
@@ -99,6 +100,7 @@ class Attempt:
     repeated = False  # its settlement may have been written before
     completion: Settlement | None = None  # what the function has written into a transaction of its own
     returned = False  # … before it returned
+    _own_transaction: OwnTransaction | None = None  # … and which one
     timer: asyncio.TimerHandle | None = None
     _gives_up_at: float | None = None
     _children: tuple[Task, ...] = ()
@@ -323,6 +325,7 @@ class Attempt:
             if isinstance(waiting, Coroutine):
                 waiting.close()
             raise InvalidOptionType("connection", connection, "one for sync code; with this one, await acomplete()")
+        self._own_transaction = OwnTransaction(connection)
         self.completion = settlement
         primitives.failpoint("complete.after")
         return None
@@ -335,7 +338,14 @@ class Attempt:
     # What became of it. On the thread that ran the function.
 
     def _returned(self, value: Any) -> Settlement | None:
+        self._leave_transaction()
         return self._success(value) if self.completion is None else self._uncommitted()
+
+    def _leave_transaction(self) -> None:
+        """What the function has not committed it cannot any more; it would keep the store from all others."""
+        if self._own_transaction is not None:
+            self._own_transaction.leave()
+            self._own_transaction = None
 
     def _uncommitted(self) -> Settlement:
         """What to make of a task that completed itself. If its transaction was committed, the store refuses this; so
@@ -360,6 +370,7 @@ class Attempt:
         return succeed(self.task, result, writable(dropped), now=self._now(), children=self._children)
 
     def _raised(self, error: BaseException) -> Settlement | None:
+        self._leave_transaction()
         try:
             return self._classify(error)
         except BaseException as broken:  # there is no memory left, or a handler of the log raised

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bullpen.errors import InvalidOptionType, LeaseLost, StorageError
@@ -47,22 +47,29 @@ def settle_in(connection: sqlite3.Connection, path: Path, settlement: Settlement
     then nothing of it may be committed.
     """
     with _ledger(connection, path, clock or Clock()) as ledger:
-        refused = ledger.settle([settlement])
-    if refused:
-        raise LeaseLost(task=settlement.id, attempt=settlement.attempt)
+        if ledger.settle([settlement]):
+            raise LeaseLost(task=settlement.id, attempt=settlement.attempt)
 
 
 @contextmanager
 def _ledger(connection: sqlite3.Connection, path: Path, clock: Clock) -> Iterator[Ledger]:
+    """What is raised leaves no transaction behind that was begun here: it would hold the file."""
     _check_same_file(connection, path)
+    begun = False
     try:
         connection.execute("PRAGMA wal_autocheckpoint = 0")  # checkpoints are left to Bullpen; file.py says why
         if not connection.in_transaction:
             connection.execute("BEGIN IMMEDIATE")
+            begun = True
         schema.check(connection, str(path))
         yield clock.ledger(connection)
-    except sqlite3.Error as error:
-        raise named(error, str(path)) from error
+    except BaseException as error:
+        if begun:
+            with suppress(sqlite3.Error):  # SQLite has done so itself
+                connection.execute("ROLLBACK")
+        if isinstance(error, sqlite3.Error):
+            raise named(error, str(path)) from error
+        raise
 
 
 def _check_same_file(connection: object, path: Path) -> None:

@@ -74,7 +74,7 @@ async def test_a_lost_lease_is_told_before_anything_is_done(
     with pytest.raises(LeaseLost) as lost:
         settle_in(connection, tmp_path / "jobs.db", succeed(task, b"42"))
     assert (lost.value.task, lost.value.attempt) == ("t", 1)
-    connection.rollback()
+    assert not connection.in_transaction  # nothing holds the file
     settle_in(connection, tmp_path / "jobs.db", fail(again, error_of(again), 0.0))
     connection.commit()
     async with opened(tmp_path / "jobs.db") as storage:
