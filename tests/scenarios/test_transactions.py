@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -266,6 +267,55 @@ def test_a_task_is_there_when_a_transaction_on_its_file_is_committed(tmp_path: P
         assert job.info().name == "greet"
         with pytest.raises(TaskNotFound):
             never.info()
+
+
+def by_isolation_level(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, isolation_level=None)
+
+
+def by_autocommit(path: Path) -> sqlite3.Connection:
+    if sys.version_info < (3, 12):
+        pytest.skip("Python 3.12 has it")
+    return sqlite3.connect(path, autocommit=True)
+
+
+@pytest.mark.parametrize("connect", [by_isolation_level, by_autocommit])
+def test_a_connection_to_the_file_that_commits_by_itself_enqueues_at_once(
+    tmp_path: Path, connect: Callable[[Path], sqlite3.Connection]
+) -> None:
+    with TaskQueue(f"sqlite:///{tmp_path / 'jobs.db'}?busy_timeout=0.1") as queue:
+
+        @queue.task(name="greet")
+        def greet(name: str) -> str:
+            return name
+
+        assert queue.counts() == {}
+        connection = connect(tmp_path / "jobs.db")
+        greet_here = greet.using(connection=connection, unique_key="k", on_duplicate="reject")
+        job = greet_here.enqueue("Anna")
+        assert not connection.in_transaction
+        assert job.info().name == "greet"
+        with pytest.raises(TaskExists):
+            greet_here.enqueue("Anna")
+        assert not connection.in_transaction
+        jobs = greet.using(connection=connection).enqueue_many([("Ben",), ("Cleo",)])
+        greet.enqueue("nobody holds the file")
+        assert {info.id for info in queue.list()} >= {job.id, *(one.id for one in jobs)}
+
+        connection.execute("BEGIN")  # a transaction of the user's own is theirs to end, as with any other connection
+        later = greet.using(connection=connection)
+        never = later.enqueue("nobody")
+        assert connection.in_transaction
+        connection.execute("ROLLBACK")
+        connection.execute("BEGIN")
+        kept = later.enqueue("Dora")
+        with pytest.raises(TaskNotFound):
+            kept.info()
+        connection.execute("COMMIT")
+        assert kept.info().name == "greet"
+        with pytest.raises(TaskNotFound):
+            never.info()
+        connection.close()
 
 
 @pytest.mark.parametrize("opened", ASYNC)

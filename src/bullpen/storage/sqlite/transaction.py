@@ -34,9 +34,10 @@ def add_in(
 ) -> list[str]:
     """Add `tasks` in the transaction of `connection`, which the caller commits or rolls back; their ids there.
 
-    A transaction is begun if there is none. Nobody can be told of the commit: workers see the tasks when they look.
+    A transaction is begun if there is none; one that commits every statement by itself has committed this too. Nobody
+    can be told of the commit: workers see the tasks when they look.
     """
-    with _ledger(connection, path, clock or Clock()) as ledger:
+    with _ledger(connection, path, clock or Clock(), commits=_commits_by_itself(connection)) as ledger:
         return [task.id for task in ledger.add(tasks, duplicates)]
 
 
@@ -52,8 +53,8 @@ def settle_in(connection: sqlite3.Connection, path: Path, settlement: Settlement
 
 
 @contextmanager
-def _ledger(connection: sqlite3.Connection, path: Path, clock: Clock) -> Iterator[Ledger]:
-    """What is raised leaves no transaction behind that was begun here: it would hold the file."""
+def _ledger(connection: sqlite3.Connection, path: Path, clock: Clock, *, commits: bool = False) -> Iterator[Ledger]:
+    """`commits`: the transaction, if it is begun here. What is raised leaves none behind: it would hold the file."""
     _check_same_file(connection, path)
     begun = False
     try:
@@ -63,6 +64,8 @@ def _ledger(connection: sqlite3.Connection, path: Path, clock: Clock) -> Iterato
             begun = True
         schema.check(connection, str(path))
         yield clock.ledger(connection)
+        if begun and commits:
+            connection.execute("COMMIT")
     except BaseException as error:
         if begun:
             with suppress(sqlite3.Error):  # SQLite has done so itself
@@ -70,6 +73,12 @@ def _ledger(connection: sqlite3.Connection, path: Path, clock: Clock) -> Iterato
         if isinstance(error, sqlite3.Error):
             raise named(error, str(path)) from error
         raise
+
+
+def _commits_by_itself(connection: object) -> bool:
+    """Every statement, where no transaction is begun. Whoever uses it so may never commit."""
+    autocommit = getattr(connection, "autocommit", None)  # Python 3.12
+    return autocommit is True or getattr(connection, "isolation_level", "") is None
 
 
 def _check_same_file(connection: object, path: Path) -> None:
