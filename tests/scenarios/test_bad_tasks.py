@@ -94,8 +94,11 @@ def test_a_forgotten_await_is_named(queue: TaskQueue) -> None:
 
 
 def test_calls_of_enqueue_many_that_are_no_tuples(queue: TaskQueue) -> None:
+    function = queue.task(add)
     with pytest.raises(InvalidArgument, match="each call is 1; it must be a tuple of arguments"):
-        queue.task(add).enqueue_many([1, 2])  # type: ignore[list-item]
+        function.enqueue_many([1, 2])  # type: ignore[list-item]
+    with pytest.raises(InvalidArgument, match="the calls are None; they must be an iterable of tuples"):
+        function.enqueue_many(None)  # type: ignore[arg-type]
     assert queue.counts() == {}
 
 

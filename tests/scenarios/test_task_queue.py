@@ -251,6 +251,14 @@ def test_by_name(queue: TaskQueue) -> None:
             queue.enqueue("shop.add", args, kwargs)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["", "two words", "x" * 256, None])
+def test_a_name_that_no_task_can_have_is_refused_also_of_what_is_elsewhere(queue: TaskQueue, name: Any) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        queue.enqueue(name, elsewhere=True)
+    assert caught.value.option == "func_path"
+    assert queue.counts() == {}
+
+
 def test_by_the_name_of_a_function_that_only_workers_know(queue: TaskQueue, storage: MemoryStorage) -> None:
     job = queue.enqueue("shop.greet", ["you"], elsewhere=True)
     workers = TaskQueue(storage)
@@ -401,7 +409,14 @@ def test_bad_questions_are_refused_by_name(queue: TaskQueue) -> None:
         ("limit", lambda: queue.list(limit=0)),
         ("limit", lambda: queue.list(limit=1001)),
         ("status", lambda: queue.list(status="done")),  # type: ignore[arg-type]
+        ("status", lambda: queue.list(status=5)),  # type: ignore[arg-type]
+        ("status", lambda: queue.retry_all(status=5)),  # type: ignore[arg-type]
         ("queue", lambda: queue.list(queue="a b")),
+        ("queue", lambda: queue.list(queue=5)),  # type: ignore[arg-type]
+        ("queue", lambda: queue.list(queue=[5])),  # type: ignore[list-item]
+        ("queue", lambda: queue.purge(queue=5)),  # type: ignore[arg-type]
+        ("name", lambda: queue.list(name=5)),  # type: ignore[arg-type]
+        ("worker", lambda: queue.list(worker=5)),  # type: ignore[arg-type]
         ("queue", lambda: queue.pause("")),
         ("max_running", lambda: queue.set_limit("mail", max_running=0)),
         ("max_running_per_key", lambda: queue.set_limit("mail", max_running_per_key=-1)),

@@ -118,6 +118,9 @@ class TaskFunction(Generic[P, R]):
     def _payloads(self, calls: ManyArguments) -> tuple[list[bytes], list[Mapping[str, str]] | None]:
         payloads: list[bytes] = []
         keys: list[Mapping[str, str]] = []
+        if not isinstance(calls, Iterable):
+            why = f"are {calls!r:.80}; they must be an iterable of tuples of arguments, or of dicts of them by name"
+            raise InvalidArgument(why, function=self.name, path="the calls")
         for number, call in enumerate(calls):
             try:
                 args, kwargs = self._arguments(call)

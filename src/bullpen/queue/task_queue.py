@@ -37,7 +37,7 @@ from bullpen.tasks.options import (
     seconds,
     whole,
 )
-from bullpen.tasks.registry import Registry, is_async
+from bullpen.tasks.registry import Registry, is_async, task_name
 from bullpen.tasks.task import FINAL, TaskStatus
 from bullpen.telemetry.catalogue import Kind
 
@@ -254,6 +254,7 @@ class TaskQueue:
         if definition is not None:
             base, codec = definition.options, definition.codec
         elif elsewhere:
+            task_name("func_path", func_path)
             base, codec = self._options, CallCodec(None, func_path, max_payload=self._max_payload)
         else:
             known = self.registry.names()
@@ -552,14 +553,25 @@ def _filter(
     whole("limit", limit, 1, LARGEST_PAGE, f"a whole number from 1 to {LARGEST_PAGE}")
     if after is not None:
         _id(after)
-    queues = (queue,) if isinstance(queue, str) else queue
-    statuses = (status,) if isinstance(status, str | TaskStatus) else status
+    for option, value in (("name", name), ("worker", worker)):
+        if value is not None and not isinstance(value, str):
+            raise InvalidOptionType(option, value, "a string, or None for any")
+    queues = None if queue is None else _one_or_many("queue", queue, "the name of a queue, several, or None for all")
+    statuses = None if status is None else _one_or_many("status", status, "a status, several, or None for all")
     return TaskFilter(
         queues=None if queues is None else tuple(queue_name("queue", one) for one in queues),
         statuses=None if statuses is None else tuple(_status(one) for one in statuses),
         func_path=name,
         worker=worker,
     )
+
+
+def _one_or_many(option: str, value: object, allowed: str) -> Iterable[Any]:
+    if isinstance(value, str):  # as a status is
+        return (value,)
+    if not isinstance(value, Iterable):
+        raise InvalidOptionType(option, value, allowed)
+    return value
 
 
 def _status(value: str) -> TaskStatus:

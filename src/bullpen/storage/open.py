@@ -49,7 +49,7 @@ def _open_sqlite(url: str) -> Storage:
 
     parts = urlsplit(url)
     path = unquote(parts.path.removeprefix("/"))
-    if parts.netloc or parts.fragment or not path or path.endswith("/") or path == ":memory:":
+    if parts.netloc or parts.fragment or not path or path.endswith("/") or path == ":memory:" or "\0" in path:
         raise _wrong(url)
     synchronous, busy_timeout = "full", SqliteStorage.busy_timeout
     for name, value in parse_qsl(parts.query, keep_blank_values=True):

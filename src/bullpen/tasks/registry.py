@@ -126,7 +126,7 @@ class Registry:
         _refuse_generators(function)
         if options is not None and options.runtime is not None:
             _check_runtime(function, options.runtime)
-        func_path = _name_of(function) if name is None else _checked(name)
+        func_path = _name_of(function) if name is None else task_name("name", name)
         place = _place_of(function)
         before = self._definitions.get(func_path)
         if before is not None and not (before.place == place and _is_of_module(before.function, function)):
@@ -221,12 +221,12 @@ def _module_of(function: Callable[..., Any]) -> str:
     return re.sub(r"\.[^.]*$", "", re.split(r"[\\/]", file)[-1])
 
 
-def _checked(name: object) -> str:
+def task_name(option: str, name: object) -> str:
     allowed = "a string of 1 to 255 characters without spaces"
     if not isinstance(name, str):
-        raise InvalidOptionType("name", name, allowed)
+        raise InvalidOptionType(option, name, allowed)
     if _NAME.fullmatch(name) is None:
-        raise InvalidOption("name", name, allowed)
+        raise InvalidOption(option, name, allowed)
     return name
 
 

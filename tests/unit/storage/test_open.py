@@ -99,6 +99,7 @@ async def test_an_address_that_redis_py_would_misunderstand_is_refused(address: 
         ("sqlite:///", "sqlite:///relative.db"),
         ("sqlite:///folder/", "sqlite:///relative.db"),
         ("sqlite:///:memory:", "memory://"),
+        ("sqlite:///a%00b.db", "sqlite:///relative.db"),
         ("sqlite:///jobs.db?sync=full", "synchronous"),
         ("sqlite:///jobs.db?synchronous=off", '"full" or "normal"'),
         ("sqlite:///jobs.db?busy_timeout=soon", "seconds"),
