@@ -72,18 +72,19 @@ def refuse_memory(storage: Storage) -> None:
 
 
 def address_of(storage: Storage) -> str:
-    """What people call it: without user, password and options, but for the part of a server that it is."""
+    """What people call it: its hosts and the part of a server that it is, without user, password and other options."""
     if isinstance(storage, SqliteStorage):
         return f"sqlite:///{storage.path}"
     if isinstance(storage, MemoryStorage):
         return "memory://"
     parts = urlsplit(getattr(storage, "url", ""))
-    place = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
     if not parts.scheme:
         return type(storage).__name__
+    kind = "+cluster" if getattr(storage, "cluster", False) else ""
+    place = parts.netloc.rpartition("@")[2].lower()
     named = {name: getattr(storage, name, usual) for name, usual in PARTS.items()}
     part = "".join(f"?{name}={value}" for name, value in named.items() if value != PARTS[name])
-    return f"{parts.scheme}://{place}{parts.path}{part}"
+    return f"{parts.scheme}{kind}://{place}{parts.path}{part}"
 
 
 def without_password(url: str) -> str:

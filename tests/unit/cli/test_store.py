@@ -7,6 +7,7 @@ import pytest
 
 from bullpen.cli.store import address_of
 from bullpen.storage.memory import MemoryStorage
+from bullpen.storage.open import open_storage
 from bullpen.storage.sqlite.store import SqliteStorage
 
 
@@ -23,6 +24,10 @@ class Elsewhere:
         (SqliteStorage("jobs.db"), f"sqlite:///{Path.cwd()}/jobs.db"),
         (Elsewhere("postgresql://ada:s3cret@db:5433/shop?sslpassword=s3cret"), "postgresql://db:5433/shop"),
         (Elsewhere("postgresql:///shop"), "postgresql:///shop"),
+        (Elsewhere("postgresql://ada:s3cret@db,[::1]:5433/shop"), "postgresql://db,[::1]:5433/shop"),
+        (open_storage("redis+cluster://:s3cret@a:17501,b:17502"), "redis+cluster://a:17501,b:17502"),
+        (open_storage("valkeys+cluster://A:1,b/?prefix={x}"), "rediss+cluster://a:1,b/?prefix={x}"),
+        (open_storage("redis://:s3cret@a/0"), "redis://a/0"),
         (object(), "object"),
     ],
 )
