@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -84,6 +85,15 @@ async def asyncpg_pool(url: str) -> AsyncIterator[Open]:
 
 
 @asynccontextmanager
+async def asyncpg_with_codecs(url: str) -> AsyncIterator[Open]:
+    """JSON goes in and comes out as objects, as many apps have it."""
+    async with asyncpg_connection(url) as here:
+        for kind in ("json", "jsonb"):
+            await here.connection.set_type_codec(kind, encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+        yield here
+
+
+@asynccontextmanager
 async def psycopg_async(url: str) -> AsyncIterator[Open]:
     async with await psycopg.AsyncConnection.connect(url, row_factory=dict_row) as connection:
         yield Open(connection, connection.commit, connection.rollback, connection.execute)
@@ -158,7 +168,15 @@ async def scoped_async(url: str) -> AsyncIterator[Open]:
 
 
 Opened = Callable[[str], AbstractAsyncContextManager[Open]]
-ASYNC: list[Opened] = [asyncpg_connection, asyncpg_pool, psycopg_async, sqlalchemy_async, session_async, scoped_async]
+ASYNC: list[Opened] = [
+    asyncpg_connection,
+    asyncpg_pool,
+    asyncpg_with_codecs,
+    psycopg_async,
+    sqlalchemy_async,
+    session_async,
+    scoped_async,
+]
 SYNC: list[Opened] = [psycopg_sync, sqlalchemy_sync, session_sync, scoped_sync]
 
 

@@ -77,6 +77,9 @@ _UNAWAITED = (
     "AND f.status IN ('pending', 'running')))"
 )
 
+# A connection of the user's may turn what is sent as JSON into JSON by itself, but not a text.
+_AS_JSON = "CAST(CAST({} AS text) AS json)"
+
 _LIMIT = Limit.__struct_fields__[1:]  # its columns
 
 _decode_worker = msgspec.json.Decoder(WorkerRecord).decode
@@ -144,7 +147,7 @@ class PostgresStorage(Link):
         if duplicates.policy == "replace":
             raise InvalidOption("on_duplicate", "replace", "'return' or 'reject', with a connection of PostgreSQL")
         rejects = duplicates.policy == "reject"
-        statement = f"SELECT {self.schema}.add_all(CAST({{}} AS json), {self.notify}, {rejects})"
+        statement = f"SELECT {self.schema}.add_all({_AS_JSON}, {self.notify}, {rejects})"
         return self._in(connection, statement, new_json(tasks), check)
 
     def _in(self, connection: Any, statement: str, word: str, then: Callable[[str], T]) -> T | Awaitable[T]:
@@ -229,7 +232,7 @@ class PostgresStorage(Link):
         return await self._transact(settle)
 
     def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
-        statement = f"SELECT {self.schema}.settle(CAST({{}} AS json))"
+        statement = f"SELECT {self.schema}.settle({_AS_JSON})"
         if is_async(connection):
             return self._asettle_in(connection, statement, settlement)
         check_in_transaction(connection)
