@@ -38,6 +38,10 @@ class Proxy:
         await self._server.wait_closed()
         await asyncio.sleep(0.01)
 
+    def lead_to(self, url: str) -> None:
+        """From now on, those that connect get there; the others stay where they are."""
+        self._url = urlsplit(url)
+
     # Breaking.
 
     def cut_after(self, direction: str, count: int) -> None:

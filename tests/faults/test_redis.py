@@ -9,21 +9,25 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeout
 
-from bullpen import StorageError, StorageFull, StorageUnavailable, TaskQueue, WorkerPool
+from bullpen import StorageError, StorageFull, StorageReadOnly, StorageUnavailable, TaskQueue, WorkerPool
 from bullpen.storage.open import open_storage
 from bullpen.storage.port import Renewal, WorkerRecord
 from bullpen.storage.redis import store as store_module
-from bullpen.storage.redis.link import BlockingLink, LoopLink
+from bullpen.storage.redis.link import BlockingLink, Link, LoopLink
 from bullpen.storage.redis.store import RedisStorage
 from bullpen.tasks.task import Progress, Task, TaskStatus, succeed
 from bullpen.testing.storage_contract.base import FAR, claim, claimed_one, hold, ids, new_task, new_tasks, settle
 from bullpen.testing.storage_contract.waiting import waits
+from tests.faults.proxy import Proxy
 from tests.servers import OwnRedis, free_port
 
 PATIENCE = 60.0
@@ -131,6 +135,80 @@ async def test_who_gives_up_waiting_for_a_connection_leaves_it_to_others(redis_u
         link._give_back(wire)
     await asyncio.wait(waiting)
     await link.close()
+
+
+async def follow(server: OwnRedis, primary: OwnRedis | None) -> None:
+    """Make one the replica of another, or a primary."""
+    words = ("NO", "ONE") if primary is None else ("127.0.0.1", str(urlsplit(primary.url).port))
+    client: Any = Redis.from_url(server.url)
+    async with client:
+        await client.execute_command("REPLICAOF", *words)
+
+
+async def on_loop(link: Link, *words: str) -> Any:
+    return await link.say(*words)
+
+
+async def on_loop_with_others(link: Link, *words: str) -> Any:
+    return (await link.say_each([words, ("TIME",)]))[0]
+
+
+async def on_thread(link: Link, *words: str) -> Any:
+    return await asyncio.to_thread(asyncio.run, on_loop(link, *words))
+
+
+async def on_thread_with_others(link: Link, *words: str) -> Any:
+    return await asyncio.to_thread(asyncio.run, on_loop_with_others(link, *words))
+
+
+@pytest.mark.parametrize(
+    ("kind", "say"),
+    [
+        (LoopLink, on_loop),
+        (LoopLink, on_loop_with_others),
+        (BlockingLink, on_thread),
+        (BlockingLink, on_thread_with_others),
+    ],
+)
+@pytest.mark.parametrize("words", [("SET", "a", "1"), ("EVAL", "return redis.call('SET', KEYS[1], '1')", "1", "a")])
+async def test_no_connection_to_a_primary_that_has_become_a_replica_is_used_again(
+    new_server: NewServer, kind: type[LoopLink | BlockingLink], say: Callable[..., Any], words: tuple[str, ...]
+) -> None:
+    old, new = new_server(), new_server()
+    async with Proxy(old.url) as proxy:
+        link = kind(proxy.address)
+        try:
+            await asyncio.gather(*(say(link, *words) for _ in range(8)))  # on several connections
+            await follow(old, new)
+            proxy.lead_to(new.url)
+            with pytest.raises(ResponseError, match="read only replica"):
+                await say(link, *words)
+            for _ in range(8):
+                assert await say(link, *words) == b"OK"
+        finally:
+            await link.close()
+
+
+async def test_workers_go_on_at_the_new_primary_while_the_old_one_stays_up(new_server: NewServer) -> None:
+    old, new = new_server(), new_server()
+    async with Proxy(old.url) as proxy, Redis.from_url(old.url) as before, Redis.from_url(new.url) as after:
+        store = RedisStorage(proxy.address)
+        try:
+            (first,) = await store.add([new_task()])
+            await follow(new, old)
+            async with asyncio.timeout(PATIENCE):
+                while (await after.info("replication"))["master_link_status"] != "up":  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            await before.wait(1, 1000 * int(PATIENCE))
+            await follow(new, None)
+            await follow(old, new)
+            proxy.lead_to(new.url)
+            with pytest.raises(StorageReadOnly):
+                await store.add([new_task()])
+            (second,) = await store.add([new_task()])
+            assert ids(await claim(store, 2)) == ids([first, second])
+        finally:
+            await store.close()
 
 
 async def test_a_server_that_drops_keys_is_refused(new_server: NewServer) -> None:

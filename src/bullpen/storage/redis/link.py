@@ -94,6 +94,16 @@ class Link:
         """Answers that are errors are not raised."""
         raise NotImplementedError
 
+    def _resignation(self, answers: Sequence[Any]) -> Exception | None:
+        """The answer of a server that is a replica now. It stays one, but a new connection may lead to the primary."""
+        for answer in answers:
+            if isinstance(answer, self._errors.ResponseError) and (
+                isinstance(answer, self._errors.ReadOnlyError | self._errors.MasterDownError)
+                or "-READONLY" in str(answer)  # a script's, up to Redis 6
+            ):
+                return answer
+        return None
+
     async def say_to_each(self, *words: Any) -> list[Any]:
         """One command, to each of the servers behind this."""
         return [await self.say(*words)]
@@ -131,8 +141,8 @@ class LoopLink(Link):
         wire = await self._wire()
         try:
             answer = await wire.say(_packed(words), self._patience)
-        except self._errors.ResponseError:
-            self._give_back(wire)
+        except self._errors.ResponseError as error:
+            await self._put_away(wire, [error])
             raise
         except BaseException as error:  # an answer may be on its way that nobody waits for
             await self._drop(wire, error)
@@ -147,7 +157,7 @@ class LoopLink(Link):
         except BaseException as error:
             await self._drop(wire, error)
             raise
-        self._give_back(wire)
+        await self._put_away(wire, answers)
         return answers
 
     async def _wire(self) -> AnyWire:
@@ -177,6 +187,17 @@ class LoopLink(Link):
         except BaseException as error:
             self._let_go(error)
             raise
+
+    async def _put_away(self, wire: AnyWire, answers: Sequence[Any]) -> None:
+        error = self._resignation(answers)
+        if error is None:
+            self._give_back(wire)
+            return
+        idle, self._idle = self._idle, []  # they lead there too
+        self._count -= len(idle)
+        await self._drop(wire, error)
+        for one in idle:
+            await one.close()
 
     def _give_back(self, wire: AnyWire) -> None:
         if self._waiting:
@@ -262,8 +283,8 @@ class BlockingLink(Link):
         wire = self._wire()
         try:
             answer = wire.say(_packed(words))
-        except self._errors.ResponseError:
-            self._give_back(wire)
+        except self._errors.ResponseError as error:
+            self._put_away(wire, [error])
             raise
         except BaseException:
             wire.close()
@@ -278,7 +299,7 @@ class BlockingLink(Link):
         except BaseException:
             wire.close()
             raise
-        self._give_back(wire)
+        self._put_away(wire, answers)
         return answers
 
     def _wire(self) -> AnyBlockingWire:
@@ -294,6 +315,14 @@ class BlockingLink(Link):
                 raise
             return blocking_wire_of(connection, self._errors)
         return wire
+
+    def _put_away(self, wire: AnyBlockingWire, answers: Sequence[Any]) -> None:
+        if self._resignation(answers) is None:
+            self._give_back(wire)
+            return
+        idle, self._idle = self._idle, []  # they lead there too
+        for one in [wire, *idle]:
+            one.close()
 
     def _give_back(self, wire: AnyBlockingWire) -> None:
         if len(self._idle) < _MOST:
