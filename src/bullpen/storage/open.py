@@ -18,7 +18,10 @@ ALLOWED = (
     "?prefix=)"
 )
 _HOST = r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:[0-9]*)?"
-_ESCAPED = "; in a name or a password, write / as %2F, # as %23, ? as %3F, @ as %40, [ as %5B, and % as %25"
+_POSTGRES = (
+    "postgresql://user:password@host:port/database; in a name or a password, write @ as %40, / as %2F, # as %23, "
+    "? as %3F, [ as %5B, and % as %25"
+)
 # What other clients of PostgreSQL know, and ours does not need: a server that is silent is noticed by `timeout`.
 _KEEPALIVES = {"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"}
 _DEMANDS = {"channel_binding", "gssencmode"}
@@ -85,20 +88,28 @@ def _open_postgres(url: str) -> Storage:
         elif name not in _KEEPALIVES:
             others.append((name, value))
     if "listen_url" in ours:
-        _parts_of_postgres(ours["listen_url"])
+        _parts_of_postgres(ours["listen_url"], "listen_url")
     return PostgresStorage(urlunsplit(parts._replace(query=urlencode(others))), **ours)
 
 
-def _parts_of_postgres(url: str) -> SplitResult:
+def _parts_of_postgres(url: str, option: str = "url") -> SplitResult:
     """What the driver would stumble over, and name with half a password, is refused here."""
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise _wrong(url, _ESCAPED) from None
-    hosts = parts.netloc.rpartition("@")[2].split(",")
-    if parts.fragment or "@" in parts.path or not all(re.fullmatch(_HOST, host) for host in hosts):
-        raise _wrong(url, _ESCAPED)
+        raise _unreadable(option) from None
+    credentials, _, place = parts.netloc.rpartition("@")
+    are_hosts = all(re.fullmatch(_HOST, host) for host in place.split(","))
+    are_options = not any("@" in name for name, _ in parse_qsl(parts.query, keep_blank_values=True))
+    is_postgres = parts.scheme in ("postgresql", "postgres")
+    if parts.fragment or "@" in parts.path + credentials or not (is_postgres and are_hosts and are_options):
+        raise _unreadable(option)
     return parts
+
+
+def _unreadable(option: str) -> InvalidOption:
+    """Nothing of it is shown: nobody knows what of it is the password."""
+    return InvalidOption(option, "postgresql://…", _POSTGRES)
 
 
 def _open_redis(url: str, *, cluster: bool) -> Storage:
@@ -136,13 +147,13 @@ def _seconds(name: str, value: str, *, above: float = -1.0) -> float:
     return seconds
 
 
-def _wrong(url: object, advice: str = "") -> InvalidOption:
+def _wrong(url: object) -> InvalidOption:
     if not isinstance(url, str):
         return InvalidOption("url", url, ALLOWED)
     path = url.removeprefix("sqlite://")
     is_path = "://" not in path and path.endswith((".db", ".sqlite", ".sqlite3"))
     hint = f" (did you mean sqlite:///{path}?)" if is_path and url != f"sqlite:///{path}" else ""
-    return InvalidOption("url", _without_password(url), ALLOWED + hint + advice)
+    return InvalidOption("url", _without_password(url), ALLOWED + hint)
 
 
 def _without_password(url: str) -> str:
