@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import re
 import sys
 import threading
 import traceback
@@ -21,6 +22,7 @@ from bullpen.cli.command import CommandError, ExitCode
 from bullpen.errors import BullpenError
 from bullpen.queue.function import TaskFunction
 from bullpen.queue.task_queue import TaskQueue
+from bullpen.storage.open import without_password
 
 FILES_LOOKED_AT = 100
 SLOW_IMPORT = 5.0  # seconds
@@ -42,9 +44,9 @@ class BrokenApp(CommandError):
 
 def load_queue(app: str) -> TaskQueue:
     """The TaskQueue that APP stands for. Raises WrongApp and BrokenApp."""
-    if "://" in app:
+    if re.search("://|:.*@", app):
         hint = "looking into a store needs --url; a worker needs the code of its tasks: APP, such as app:queue"
-        raise WrongApp(app, "it is the address of a store, not an APP", hint)
+        raise WrongApp(without_password(app), "it is the address of a store, not an APP", hint)
     where, colon, attribute = app.rpartition(":") if ":" in app else (app, "", "")
     if not where or (colon and not attribute):
         raise WrongApp(app, "one side of the colon is empty" if colon else "it is empty")

@@ -7,8 +7,8 @@ import argparse
 from bullpen.cli.command import Command, ExitCode
 from bullpen.cli.output import show, show_json, table
 from bullpen.cli.settings import SETTINGS, Found, find_all
-from bullpen.cli.store import without_password
 from bullpen.cli.terminal import Span
+from bullpen.storage.open import without_password
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

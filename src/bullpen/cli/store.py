@@ -87,14 +87,6 @@ def address_of(storage: Storage) -> str:
     return f"{parts.scheme}{kind}://{place}{parts.path}{part}"
 
 
-def without_password(url: str) -> str:
-    """An address that may be shown."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")).geturl()
-
-
 def open_either(app_or_url: str) -> TaskQueue:
     """The queue of an APP, or one without functions at the address of a store."""
     return TaskQueue(app_or_url) if "://" in app_or_url else load_queue(app_or_url)

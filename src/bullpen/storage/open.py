@@ -151,15 +151,15 @@ def _wrong(url: object) -> InvalidOption:
     if not isinstance(url, str):
         return InvalidOption("url", url, ALLOWED)
     path = url.removeprefix("sqlite://")
-    is_path = "://" not in path and path.endswith((".db", ".sqlite", ".sqlite3"))
+    is_path = "://" not in path and "@" not in path and path.endswith((".db", ".sqlite", ".sqlite3"))
     hint = f" (did you mean sqlite:///{path}?)" if is_path and url != f"sqlite:///{path}" else ""
-    return InvalidOption("url", _without_password(url), ALLOWED + hint)
+    return InvalidOption("url", without_password(url), ALLOWED + hint)
 
 
-def _without_password(url: str) -> str:
-    """What may be shown and logged."""
-    scheme, _, rest = url.partition("://")
-    credentials, at, place = rest.rpartition("@")
-    user, colon, _ = credentials.partition(":")
-    shown = f"{scheme}://{user}{':***' if colon else ''}{at}{place}" if at else url
-    return re.sub(r"(password=)[^&]*", r"\1***", shown)
+def without_password(url: str) -> str:
+    """What may be shown and logged. All that comes before an @ may be a password, unless the address is well-formed."""
+    hidden, at, place = url.rpartition("@")
+    if at:
+        scheme, user = re.match(r"(\w[\w+.-]*://)?(?:([^:/?#@]+):[^/?#@]*$)?", hidden).groups("")  # type: ignore[union-attr]
+        hidden = f"{scheme}{user}:***" if scheme and user else f"{scheme}***"
+    return re.sub(r"(password=|listen_url=)[^&]*", r"\1***", f"{hidden}{at}{place}")

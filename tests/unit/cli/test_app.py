@@ -99,6 +99,9 @@ def test_none_or_several_queues() -> None:
 
 def test_an_address_is_no_app() -> None:
     assert "it is the address of a store" in refused("sqlite:///jobs.db")
+    for address in ("redis://u:s3cret@h", "redis:u:s3cret@h", "postgres//u:s3cret@h:5432/x"):
+        assert "it is the address of a store" in (words := refused(address))
+        assert "s3cret" not in words
 
 
 @pytest.mark.parametrize("written", ["", ":queue", "app:"])

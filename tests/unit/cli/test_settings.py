@@ -93,6 +93,10 @@ def test_config_shows_each_value_and_its_source_but_no_password(
     assert lines["app"][1:3] == ["shop.jobs:queue", str(file)]
     assert lines["url"][1:3] == ["postgresql://ada:***@db/shop", "BULLPEN_URL"]
     assert lines["grace"][1:3] == ["25.0", "default"]
+    for address in ("postgresql:/ada:s3cret@db/shop", "postgresql://db/shop?password=s3cret"):
+        monkeypatch.setenv("BULLPEN_URL", address)
+        assert main(["config"]) == 0
+        assert "s3cret" not in capsys.readouterr().out
     assert main(["config", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["app"] == {"value": "shop.jobs:queue", "source": str(file)}
 
