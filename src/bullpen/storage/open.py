@@ -17,10 +17,10 @@ ALLOWED = (
     "?migrate=, ?connections=, ?timeout=seconds), redis://host/number or redis+cluster://host:port,host:port (with "
     "?prefix=)"
 )
-_HOST = r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:[0-9]*)?"
+_HOST = r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:(?P<port>[0-9]*))?"
 _POSTGRES = (
-    "postgresql://user:password@host:port/database; in a name or a password, write @ as %40, / as %2F, # as %23, "
-    "? as %3F, [ as %5B, and % as %25"
+    "postgresql://user:password@host:port/database, with a port from 1 to 65535; in a name or a password, write @ as "
+    "%40, / as %2F, # as %23, ? as %3F, [ as %5B, and % as %25"
 )
 # What other clients of PostgreSQL know, and ours does not need: a server that is silent is noticed by `timeout`.
 _KEEPALIVES = {"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"}
@@ -99,12 +99,21 @@ def _parts_of_postgres(url: str, option: str = "url") -> SplitResult:
     except ValueError:
         raise _unreadable(option) from None
     credentials, _, place = parts.netloc.rpartition("@")
-    are_hosts = all(re.fullmatch(_HOST, host) for host in place.split(","))
-    are_options = not any("@" in name for name, _ in parse_qsl(parts.query, keep_blank_values=True))
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    hosts = [*place.split(","), *options.get("host", "").split(",")]
+    hosts += [f":{port}" for port in options.get("port", "").split(",")]
+    are_hosts = all(map(_is_host, hosts))
+    are_options = not any("@" in name for name in options)
     is_postgres = parts.scheme in ("postgresql", "postgres")
     if parts.fragment or "@" in parts.path + credentials or not (is_postgres and are_hosts and are_options):
         raise _unreadable(option)
     return parts
+
+
+def _is_host(text: str) -> bool:
+    """With a port or without; or the folder of a socket."""
+    found = re.fullmatch(_HOST, text)
+    return text.startswith("/") or (found is not None and (not found["port"] or 1 <= int(found["port"]) <= 65535))
 
 
 def _unreadable(option: str) -> InvalidOption:

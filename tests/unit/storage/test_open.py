@@ -175,11 +175,34 @@ def test_an_address_that_postgres_cannot_read_is_refused_without_its_password(pl
 @pytest.mark.parametrize(
     "place",
     [
+        "u@127.0.0.1:99999/x",
+        "a:5432,b:65536/x",
+        "host:0/x",
+        "[::1]:99999/x",
+        "/x?host=a&port=99999",
+        "/x?host=a,b&port=5432,any",
+        "/x?host=a:99999",
+        "u@host/x?listen_url=postgresql://u@host:99999/x",
+    ],
+)
+def test_a_port_that_is_none_is_refused(place: str) -> None:
+    with pytest.raises(InvalidOption, match="a port from 1 to 65535") as refused:
+        open_storage(f"postgresql://{place}")
+    assert "9999" not in str(refused.value)  # without a host, what comes after the colon is a password
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
         "me:%2F%23%3F%40@host/db",
         "[::1]:5432/db",
         "me@/db?host=/tmp",
         "me@%2Ftmp:5432/db",
-        "a:1,b:2,c/db",
+        "a:1,b:65535,c/db",
+        "/db?host=a,b&port=5432,5433",
+        "/db?host=a:1,b",
+        "/db?host=/cloudsql/project:region:name",
+        "host:/db?port=",
         "/db?host=a&password=s3c%2F",
         "host",
     ],
