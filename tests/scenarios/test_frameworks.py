@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
+from bullpen import TaskQueue, TaskStatus
 from tests.docs.markdown import ROOT
-from tests.postgres import new_schema
+from tests.stores import KINDS, new_store
 
 SECONDS = 40.0
 BULLPEN = [sys.executable, "-m", "bullpen"]
@@ -31,6 +32,13 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     copy = tmp_path / str(request.param)
     shutil.copytree(ROOT / "examples" / request.param, copy, ignore=shutil.ignore_patterns("__pycache__", "*.db*"))
     return copy
+
+
+@pytest.fixture(params=KINDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Of an empty store of each kind."""
+    with new_store(str(request.param), tmp_path, request) as address:
+        yield address
 
 
 def example(name: str) -> pytest.MarkDecorator:
@@ -104,7 +112,7 @@ def finished(result):
 
 
 @example("django_shop")
-def test_tasks_of_django_are_kept_and_run(folder: Path) -> None:
+def test_tasks_of_django_are_kept_and_run(folder: Path, url: str) -> None:
     source = (
         IN_DJANGO
         + """
@@ -142,8 +150,11 @@ except TaskResultDoesNotExist:
     print("all is well")
 """
     )
-    with process(folder, *BULLPEN, "worker", "bullpen.integrations.django:queue", **DJANGO):
-        assert python(folder, source, **DJANGO) == "all is well\n"
+    environment = {**DJANGO, "BULLPEN_URL": url}
+    with process(folder, *BULLPEN, "worker", "bullpen.integrations.django:queue", **environment):
+        assert python(folder, source, **environment) == "all is well\n"
+    with TaskQueue(url) as queue:
+        assert queue.counts()["mail"] == {TaskStatus.SUCCESS: 1}  # it was there, and nowhere else
 
 
 @example("django_shop")
@@ -167,7 +178,7 @@ def test_django_refuses_what_its_settings_have_wrong(folder: Path) -> None:
 
 
 @example("fastapi_app")
-def test_tasks_of_fastapi_are_enqueued_and_looked_at(folder: Path) -> None:
+def test_tasks_of_fastapi_are_enqueued_and_looked_at(folder: Path, url: str) -> None:
     source = """
 import time
 from fastapi.testclient import TestClient
@@ -184,7 +195,7 @@ with TestClient(app) as client:
     print(told["result"])
 """
     ignored = "import warnings; warnings.simplefilter('ignore')\n"  # of the test client's own
-    assert python(folder, ignored + source, WORKER_INSIDE="1") == "cat.png at 64 px\n"
+    assert python(folder, ignored + source, WORKER_INSIDE="1", BULLPEN_URL=url) == "cat.png at 64 px\n"
 
 
 # Flask, and servers that fork.
@@ -218,30 +229,7 @@ def ask(server: subprocess.Popen[bytes], path: Path, method: str, url: str) -> t
 
 @example("flask_app")
 @pytest.mark.skipif(sys.platform == "win32", reason="gunicorn forks")
-@pytest.mark.parametrize("store", ["sqlite", "postgres"])
-def test_a_queue_that_was_used_before_the_server_forked_works_in_its_children(
-    folder: Path, store: str, request: pytest.FixtureRequest
-) -> None:
-    with contextlib.ExitStack() as stack:
-        url = "sqlite:///jobs.db"
-        if store == "postgres":
-            server: str = request.getfixturevalue("postgres_url")
-            url = f"{server}{'&' if '?' in server else '?'}schema={stack.enter_context(new_schema(server))}"
-        serve_and_check(folder, url)
-
-
-def enqueue_in_several_children(master: subprocess.Popen[bytes], path: Path) -> list[Any]:
-    told: list[Any] = []
-    with ThreadPoolExecutor(4) as clients:
-        while len({one["pid"] for one in told}) < 2:
-            assert len(told) < 200, "one process answers them all"
-            urls = [f"/mail/user-{number}" for number in range(len(told), len(told) + 8)]
-            told += [answer for _, answer in clients.map(lambda url: ask(master, path, "POST", url), urls)]
-    assert master.pid not in {one["pid"] for one in told}
-    return told
-
-
-def serve_and_check(folder: Path, url: str) -> None:
+def test_a_queue_that_was_used_before_the_server_forked_works_in_its_children(folder: Path, url: str) -> None:
     with (folder / "app.py").open("a") as app:
         app.write("\nsend_email.enqueue('the parent')  # opens the store before the fork\n")
     path = folder / "s"
@@ -256,3 +244,14 @@ def serve_and_check(folder: Path, url: str) -> None:
                     time.sleep(0.02)
                 assert now[1]["result"].startswith(f"sent to user-{number} ")
                 assert now[1]["attempts"] == 1
+
+
+def enqueue_in_several_children(master: subprocess.Popen[bytes], path: Path) -> list[Any]:
+    told: list[Any] = []
+    with ThreadPoolExecutor(4) as clients:
+        while len({one["pid"] for one in told}) < 2:
+            assert len(told) < 200, "one process answers them all"
+            urls = [f"/mail/user-{number}" for number in range(len(told), len(told) + 8)]
+            told += [answer for _, answer in clients.map(lambda url: ask(master, path, "POST", url), urls)]
+    assert master.pid not in {one["pid"] for one in told}
+    return told

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -8,10 +9,11 @@ INSTALLED_APPS = ["shop"]
 USE_TZ = True
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": BASE_DIR / "shop.db"}}
 
+JOBS = os.environ.get("BULLPEN_URL", f"sqlite:///{BASE_DIR / 'jobs.db'}")
 TASKS = {
     "default": {
         "BACKEND": "bullpen.integrations.django.BullpenBackend",
         "QUEUES": ["default", "mail"],
-        "OPTIONS": {"url": f"sqlite:///{BASE_DIR / 'jobs.db'}", "max_retries": 3, "timeout": 60},
+        "OPTIONS": {"url": JOBS, "max_retries": 3, "timeout": 60},
     }
 }
