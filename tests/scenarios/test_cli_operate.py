@@ -144,6 +144,7 @@ def test_queues_are_paused_resumed_and_limited(desk: Desk) -> None:
     assert "at most 3 at once" in desk.tell("queues", "limit", "mail")
     (mail,) = desk.json("queues", "limit", "mail", "--in-order")["queues"]
     assert (mail["limit"]["max_running"], mail["limit"]["in_order"]) == (3, True)
+    assert "at most 3 at once, in order per key" in desk.tell("queues")
     (mail,) = desk.json("queues", "limit", "mail", "--no-in-order")["queues"]
     assert mail["limit"]["in_order"] is False
     assert "paused" not in desk.tell("queues", "resume", "mail")

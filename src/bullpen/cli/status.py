@@ -158,6 +158,7 @@ def remarks(paused: bool, limit: Limit | None) -> list[str]:
             f"at most {limit.max_running} at once": limit.max_running,
             f"at most {limit.max_running_per_key} per key": limit.max_running_per_key,
             f"at most {limit.rate} per second": limit.rate,
+            "in order per key": limit.in_order or None,
         }
         told += [words for words, value in fields.items() if value is not None]
     return told
