@@ -26,6 +26,7 @@ from bullpen import (
     TaskNotFound,
     TaskQueue,
 )
+from bullpen.errors import InvalidOption
 from bullpen.storage.open import open_storage
 from bullpen.storage.port import Hold, Limit, TaskFilter
 from bullpen.storage.postgres import link
@@ -179,6 +180,12 @@ async def test_a_migration_that_has_to_wait_for_a_table_gives_up_before_all_work
     finally:
         await other.close()
         await store.close()
+
+
+@pytest.mark.parametrize("word", ["order", "left", "values", "time"])
+async def test_a_word_of_sql_is_no_name_of_a_schema(postgres_url: str, word: str) -> None:
+    with pytest.raises(InvalidOption, match=f"schema must be another name.*{word}"):
+        await PostgresStorage(postgres_url, schema=word).open()
 
 
 async def test_nothing_is_made_where_that_is_not_wanted(postgres_url: str, schema: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
 
-from bullpen.errors import StorageError
+from bullpen.errors import InvalidOption, StorageError
 from bullpen.storage.ear import Hear
 from bullpen.storage.port import Concern, Schema
 from bullpen.storage.postgres import schema as schemas
@@ -30,6 +30,7 @@ _NEEDED = {"default_transaction_isolation": "read committed", "array_nulls": "on
 _UNLIKE = (
     f"FROM (VALUES {', '.join(map(str, _NEEDED.items()))}) AS needed (name, value) WHERE current_setting(name) <> value"
 )
+_IS_OF_SQL = "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_get_keywords() WHERE word = $1 AND catcode <> 'U')"
 
 
 class Link(ServerStorage[Connections]):
@@ -140,6 +141,8 @@ class Link(ServerStorage[Connections]):
             await connection.execute(turn, self.schema, timeout=A_DAY)
             found = await self._found(connection)
             found.check(self.name)
+            if await connection.fetchval(_IS_OF_SQL, self.schema):
+                raise InvalidOption("schema", self.schema, "another name: this one is a word of SQL's own")
             await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
             for step in schemas.steps(found.version, self.schema):
                 await connection.execute(step, timeout=A_DAY)
