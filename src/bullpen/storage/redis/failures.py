@@ -34,7 +34,7 @@ class told:
 def _kind(error: Exception) -> type[StorageError]:
     from redis import exceptions
 
-    if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
+    if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | exceptions.ClusterDownError | OSError):
         return StorageUnavailable
     text = str(error)
     if "cannot be connected" in text:
