@@ -6,7 +6,7 @@ import ipaddress
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Generic, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from bullpen.errors import StorageClosed
 from bullpen.storage.ear import Ear, Listen
@@ -117,7 +117,9 @@ class ServerStorage(Generic[C]):
 
 def in_the_clear(url: str) -> list[Concern]:
     """Of a server that is reached without TLS."""
-    if is_local(urlsplit(url).hostname):
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2] or dict(parse_qsl(parts.query)).get("host", "")
+    if all(is_local(urlsplit(f"//{unquote(host)}").hostname) for host in hosts.split(",")):
         return []
     words = "what goes to the server and back, arguments of tasks among it, is not encrypted"
     advice = "use TLS: sslmode=verify-full for PostgreSQL, rediss:// for Redis, unless the network is yours alone"
