@@ -153,6 +153,91 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path, option: str) -
     assert "if __name__ == '__main__':" in last
 
 
+WEBAPP = """
+import os
+from pathlib import Path
+from bullpen import Pool, Pools, ProcessRuntime
+
+folder = Path(os.environ["IMPORTS"])
+(folder / f"import-{os.getpid()}").touch()
+if len(list(folder.glob("import-*"))) > 12:
+    os._exit(1)  # else there would be no end of them
+
+class Model:
+    def ask(self, x):
+        return x * 2
+
+    def ask_another(self, x):
+        return pool.do("ask", x)
+
+    def ask_nested(self, x):
+        with Pool(1, worker=Model, runtime="process") as nested:
+            return nested.stats().workers, nested.do("ask", x)
+
+def start():
+    return os.getpid()
+
+"""
+
+MODULE_POOLS = {
+    "worker": 'pool = Pool(2, worker=Model, runtime="process")',
+    "spawn": 'pool = Pool(2, worker=Model, runtime=ProcessRuntime(start="spawn"))',
+    "preload": 'pool = Pool(2, worker=Model, runtime=ProcessRuntime(preload=["webapp"]))',
+    "initializer": 'pool = Pool(2, worker=Model, runtime="process", initializer=start)',
+    "pools": 'pool = Pools(main={"max_workers": 2, "worker": Model, "runtime": "process"})["main"]',
+}
+
+IMPORTS_WEBAPP = """
+import sys
+import webapp
+
+def of_the_script(x):
+    return x + 1
+
+if __name__ == "__main__":
+    print(webapp.pool.do("ask", 3), webapp.pool.do(of_the_script, 3), list(webapp.pool.map(abs, range(3))))
+    if sys.argv[1] != "preload":
+        print(webapp.pool.do("ask_another", 4))
+    print(webapp.pool.do("ask_nested", 5))
+    webapp.pool.close()
+    print(len(list(webapp.folder.glob("import-*"))))
+"""
+
+
+@pytest.mark.parametrize("kind", MODULE_POOLS)
+def test_a_module_may_make_a_pool_that_its_workers_do_not_make_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (tmp_path / "webapp.py").write_text(WEBAPP + MODULE_POOLS[kind])
+    (tmp_path / "script.py").write_text(IMPORTS_WEBAPP)
+    monkeypatch.setenv("IMPORTS", str(tmp_path))
+    ended = run(tmp_path / "script.py", kind)
+    assert ended.stderr == ""
+    *answers, imports = ended.stdout.splitlines()
+    assert answers[0] == "6 4 [0, 1, 2]"
+    assert answers[1:-1] == ([] if kind == "preload" else ["8"]), "a worker that uses it starts workers of its own"
+    assert answers[-1] == "(1, 10)", "a pool that is made on purpose starts as everywhere"
+    assert int(imports) <= 8, "the app, its keepers and workers, and those that were wanted in workers"
+
+
+USED_WHEN_IMPORTED = """
+pool = Pool(1, worker=Model, runtime="process")
+print(pool.do("ask", 3))
+"""
+
+
+def test_a_module_that_uses_a_pool_when_it_is_imported_is_told_so_by_its_first_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "webapp.py").write_text(WEBAPP + USED_WHEN_IMPORTED)
+    (tmp_path / "script.py").write_text("import webapp")
+    monkeypatch.setenv("IMPORTS", str(tmp_path))
+    ended = run(tmp_path / "script.py")
+    assert ended.returncode == 1
+    assert "uses a process pool while it is imported" in ended.stderr
+    assert len(list(tmp_path.glob("import-*"))) == 2
+
+
 TYPED = """
 from bullpen import Pool
 factor = 3

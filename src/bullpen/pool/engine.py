@@ -7,6 +7,7 @@ drains by itself.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import math
@@ -70,6 +71,9 @@ class Engine:
         call_home: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
         """With `call_home` all that happens to requests happens on one thread: it makes a call there."""
+        starts_ahead = getattr(runtime, "starts_ahead", None)
+        if starts_ahead is not None and not starts_ahead():
+            options = dataclasses.replace(options, min_workers=0)
         self.options = options
         self.call_home = call_home
         self.runtime = runtime

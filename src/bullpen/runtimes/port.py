@@ -25,6 +25,8 @@ may rely on:
   `kill` was called.
 - A runtime that reports for several workers on one thread has a method `reports_here()`: True there. Callbacks run on
   it, and must not wait for what is reported there; nor, if it is one of `reporters`, for other pools, whose work may.
+- A runtime may have a method `starts_ahead()`, which a pool asks when it is made: if it is False, the pool starts
+  workers only when there is work for them, whatever its `min_workers`.
 - A runtime may have a method `listen_for(request)`, which a thread calls that is going to wait for `request`, holds no
   lock, and is told by nobody else but the end of it. It returns soon, and may meanwhile report on that thread.
 

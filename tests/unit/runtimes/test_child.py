@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
 import struct
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +43,18 @@ def test_a_call_whose_memory_cannot_be_had_fails_alone(app: socket.socket) -> No
     *_, (kind, number, data, _) = wire.Reader().read(app)
     assert (kind, number) == (wire.REFUSED, 1)
     assert "mmap length" in str(failures.rebuild(wire.loads(data, ()), RuntimeError))
+
+
+@pytest.mark.parametrize("runtime", ["ProcessRuntime()", 'ProgramRuntime(["no such program"])'])
+def test_what_a_worker_imports_starts_nothing_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
+    source = "from bullpen import Pool, ProcessRuntime, ProgramRuntime\npool = Pool(2, min_workers=2, runtime={})\n"
+    (tmp_path / "module_with_a_pool.py").write_text(source.format(runtime))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "module_with_a_pool", raising=False)
+    monkeypatch.setattr(child, "of_an_app", True)
+    with importlib.import_module("module_with_a_pool").pool as pool:
+        assert pool.stats().workers == 0
+        assert pool.wait_ready(0)
+    del sys.modules["module_with_a_pool"]

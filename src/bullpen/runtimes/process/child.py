@@ -16,17 +16,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from bullpen.runtimes.process import failures, wire
 from bullpen.runtimes.process.arena import Inbox, Outbox
 from bullpen.runtimes.process.calls import Lanes, RequestCancelled, Solo
 
 importing_main = False  # the user's script is just being imported: it must not start anything
+of_an_app = False  # this process is a worker, or a keeper: it imports what the app has imported already
 
 
 def main() -> None:
     """The worker as a program of its own: its arguments are a path, two file descriptors, and those of the app."""
+    global of_an_app  # noqa: PLW0603 — one process, one app
+    of_an_app = True
     _, _, channel, death, shared, *sys.argv = sys.argv
     die_with_the_app(int(death))
     prepare()
@@ -436,7 +439,21 @@ def _each_async(made: Any) -> Iterator[Any]:
             runner.run(finish())
 
 
-# The user's script.
+# The user's modules, and the script.
+
+
+def imports_here() -> Literal["module", "script"] | None:
+    """What is just being imported on this thread, if this is a worker or a keeper. A pool that is made meanwhile is one
+    that the app has: if it started workers, which import the same, there would be no end of them.
+    """
+    frame = sys._getframe() if of_an_app else None  # noqa: SLF001 — so that whoever imports need not say so
+    while frame is not None:
+        if frame.f_code is import_main.__code__:
+            return "script"
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return "module"
+        frame = frame.f_back
+    return None
 
 
 def import_main(name: str | None, path: str | None) -> None:

@@ -15,17 +15,21 @@ from typing import Any, Literal
 
 from bullpen.core.request import RUNNING, Request
 from bullpen.core.worker import Worker
-from bullpen.errors import InvalidOption, InvalidOptionType, MissingMainGuard
+from bullpen.errors import InvalidOption, InvalidOptionType, MissingMainGuard, WorkerStartFailed
 from bullpen.runtimes.port import WorkerEvents
 from bullpen.runtimes.process import child
 from bullpen.runtimes.process.process import Process
-from bullpen.runtimes.process.supervised import checked_bytes
+from bullpen.runtimes.process.supervised import checked_bytes, may_start_ahead
 from bullpen.runtimes.process.switchboard import switchboard
 
 Start = Literal["zygote", "spawn"]
 STARTS = ("zygote", "spawn")
 
 CANCEL_GRACE = 1.0
+STARTS_OTHERS = (
+    "worker {} is not started: what a worker process just imports uses a process pool while it is imported, so every "
+    "worker would start others; do that in a function, or under \"if __name__ == '__main__':\""
+)
 
 
 class ProcessRuntime:
@@ -55,7 +59,7 @@ class ProcessRuntime:
     ) -> None:
         if not hasattr(socket, "AF_UNIX") or not hasattr(os, "fork"):
             raise InvalidOption("runtime", "process", "'thread' on this system, which has no process runtime")
-        if child.importing_main:
+        if child.importing_main and child.imports_here() != "module":
             raise MissingMainGuard
         if initializer is not None and not callable(initializer):
             raise InvalidOptionType("initializer", initializer, "a function, or None")
@@ -76,7 +80,8 @@ class ProcessRuntime:
         self.start_method: Start = start
         self.cancel_grace = float(cancel_grace)
         self.needs_main = False  # its workers are sent things that the app's script defines
-        sys.modules.setdefault("__mp_main__", sys.modules["__main__"])  # as workers call it
+        if not child.of_an_app:
+            sys.modules.setdefault("__mp_main__", sys.modules["__main__"])  # as workers call it
 
     def with_initializer(self, initializer: Callable[..., object], initargs: tuple[Any, ...]) -> ProcessRuntime:
         """The same, for a pool that has its own initializer."""
@@ -99,7 +104,13 @@ class ProcessRuntime:
         if request.state is RUNNING and request.worker is not None:  # else somebody drives it by hand
             request.worker.handle.listen_for(request)
 
+    def starts_ahead(self) -> bool:
+        """Whether workers may start before there is work for them."""
+        return may_start_ahead()
+
     def start(self, worker: Worker, events: WorkerEvents) -> None:
+        if child.imports_here() is not None:
+            raise WorkerStartFailed(STARTS_OTHERS.format(worker.name), worker=worker.name)
         worker.handle = process = Process(worker, events, self)
         process.start()
 

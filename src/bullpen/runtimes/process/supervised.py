@@ -18,7 +18,7 @@ from bullpen.core.request import FAILED, Request
 from bullpen.core.worker import DEAD, EXITED, STOPPING, Worker
 from bullpen.errors import InvalidOption, InvalidOptionType, WorkerLost, WorkerStartFailed
 from bullpen.runtimes.port import ProducesItems, WorkerEvents
-from bullpen.runtimes.process import nursery
+from bullpen.runtimes.process import child, nursery
 from bullpen.runtimes.process.calls import RequestCancelled
 from bullpen.runtimes.process.items import Items
 from bullpen.runtimes.process.output import Output
@@ -476,6 +476,13 @@ class Supervised:
         if gone:
             self._gone.release()
         return gone
+
+
+def may_start_ahead() -> bool:
+    """Whether a pool that is made here and now may start processes before there is work for them. What a worker process
+    imports makes pools that nobody may ever use there.
+    """
+    return child.imports_here() is None
 
 
 def pipe_from_it(opened: contextlib.ExitStack, its_own: list[int]) -> int:

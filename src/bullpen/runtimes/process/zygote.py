@@ -36,6 +36,7 @@ def main() -> None:
     """The keeper as a program: the arguments are a path, the numbers of two file descriptors, modules, and, if it shall
     have the app's script, the name or the file of that, and the app's own arguments.
     """
+    child.of_an_app = True
     _, _, control, death, preload, *script = sys.argv
     Zygote(socket.socket(fileno=int(control)), int(death)).live(preload.split(), script)
 

@@ -15,7 +15,7 @@ from bullpen.core.request import Request
 from bullpen.core.worker import Worker
 from bullpen.errors import InvalidOption, InvalidOptionType, ProgramError
 from bullpen.runtimes.port import CallsMethod, WorkerEvents, only_by_name
-from bullpen.runtimes.process.supervised import checked_bytes
+from bullpen.runtimes.process.supervised import checked_bytes, may_start_ahead
 from bullpen.runtimes.process.switchboard import switchboard
 from bullpen.runtimes.program import messages
 from bullpen.runtimes.program.program import CallProgress, Program
@@ -102,6 +102,10 @@ class ProgramRuntime:
     def reports_here(self) -> bool:
         """Whether results arrive on this thread, so that nobody must wait for one here."""
         return switchboard.reports_here()
+
+    def starts_ahead(self) -> bool:
+        """Whether programs may start before there is work for them."""
+        return may_start_ahead()
 
     def start(self, worker: Worker, events: WorkerEvents) -> None:
         worker.handle = program = Program(worker, events, self)
