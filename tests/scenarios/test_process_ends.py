@@ -179,6 +179,36 @@ def test_nothing_is_alive_two_seconds_after_the_app_was_killed(tmp_path: Path, s
     assert [pid for pid in (*pids, keeper) if is_alive(pid)] == []
 
 
+IMPORTS = """
+import sys, time
+from bullpen import Pool, ProcessRuntime
+sys.path.insert(0, sys.argv[1])
+pool = Pool(1, runtime=ProcessRuntime(preload=["module_that_hangs"]))
+pool.submit(pow, 2, 2)
+time.sleep(600)
+"""
+
+HANGS = """
+import pathlib, time
+from tests.scenarios import process_support as work
+work.note_pid(pathlib.Path(__file__).with_name("keeper"))
+time.sleep(600)
+"""
+
+
+def test_a_keeper_that_still_imports_ends_with_the_app(tmp_path: Path) -> None:
+    (tmp_path / "module_that_hangs.py").write_text(HANGS)
+    app = run_script(IMPORTS, tmp_path)
+    keeper = read_pid(tmp_path / "keeper")
+    app.kill()
+    try:
+        eventually(lambda: not is_alive(keeper), 2.0)
+    finally:
+        if is_alive(keeper):
+            os.kill(keeper, signal.SIGKILL)
+        app.communicate()
+
+
 FORKS = """
 import os, pathlib, sys, time
 from bullpen import Pool

@@ -72,19 +72,43 @@ def die_with_the_app(death: int) -> int:
     property of the open pipe, which all workers share; hence it is opened once more, and has to stay open: that is
     the descriptor one gets.
     """
-    own = death
+    own = _ask_the_kernel(death)
+    if own is None:
+        threading.Thread(target=_wait_for_the_end, args=(death,), daemon=True).start()
+    _end_if_too_late(death)
+    return death if own is None else own
+
+
+@contextlib.contextmanager
+def dying_with_the_app(death: int) -> Iterator[None]:
+    """Inside, this process is killed when the app ends, if the kernel can do that. It starts no thread."""
+    own = _ask_the_kernel(death)
+    _end_if_too_late(death)
+    try:
+        yield
+    finally:
+        if own is not None:
+            fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK)  # a child that was forked meanwhile may keep it open
+            os.close(own)
+
+
+def _ask_the_kernel(death: int) -> int | None:
     try:
         own = os.open(f"/proc/self/fd/{death}", os.O_RDONLY | os.O_NONBLOCK)
         fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
     except (OSError, AttributeError):  # not on Linux, or without /proc
-        threading.Thread(target=_wait_for_the_end, args=(death,), daemon=True).start()
+        return None
+    return own
+
+
+def _end_if_too_late(death: int) -> None:
+    """The app may have gone before the kernel was asked."""
     poll = select.poll()
     poll.register(death, 0)
-    if poll.poll(0):  # it had gone before
+    if poll.poll(0):
         os._exit(1)
-    return own
 
 
 def _wait_for_the_end(death: int) -> None:

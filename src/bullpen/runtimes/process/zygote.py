@@ -58,10 +58,11 @@ class Zygote:
         try:
             self._set_signals()
             _adopt_orphans()
-            for name in preload:
-                importlib.import_module(name)
-            if script:
-                _import_script(*script)
+            with child.dying_with_the_app(self._death):  # later it has to outlive the app, to end all others
+                for name in preload:
+                    importlib.import_module(name)
+                if script:
+                    _import_script(*script)
             self._set_signals()  # what was imported may have its own
             gc.collect()
             gc.freeze()  # forked workers share what is there, as long as nobody visits it
