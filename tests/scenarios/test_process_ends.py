@@ -127,6 +127,41 @@ def test_a_closing_pool_does_not_wait_for_modules_that_hang_when_they_are_import
     assert future.cancelled()
 
 
+@pytest.mark.parametrize("how", ["initializer", "module"])
+def test_a_closing_pool_does_not_wait_for_workers_that_only_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    (tmp_path / "module_that_hangs_too.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    hanging = ProcessRuntime(work.sleep_noting, (tmp_path / "pid",))
+    if how == "module":
+        hanging = ProcessRuntime(preload=["module_that_hangs_too"])
+    with Pool(2, min_workers=2, runtime=hanging, restart_limit=(1, 60.0)):
+        if how == "initializer":
+            read_pid(tmp_path / "pid")
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+def test_a_closing_pool_does_not_wait_for_modules_that_another_pool_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n"
+    (tmp_path / "module_that_waits.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with Pool(1, runtime=ProcessRuntime(preload=["module_that_waits"])) as pool:
+        future = pool.submit(work.pid)
+        with Pool(1, min_workers=1, runtime=ProcessRuntime(preload=["module_that_waits"])):
+            pass
+        (tmp_path / "go").touch()
+        assert future.result(PATIENCE)
+
+
+def test_what_waits_when_a_pool_closes_runs_on_workers_that_start_then() -> None:
+    with Pool(2, min_workers=2, runtime=ProcessRuntime(time.sleep, (0.2,))) as pool:
+        futures = [pool.submit(pow, 2, number) for number in range(20)]
+    assert [future.result(0) for future in futures] == [2**number for number in range(20)]
+
+
 def test_what_a_killed_worker_has_started_dies_with_it(tmp_path: Path) -> None:
     pool = Pool(1, runtime="process")
     pool.submit(work.start_one, tmp_path)

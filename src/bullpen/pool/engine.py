@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bullpen import primitives
@@ -701,17 +701,26 @@ class Engine:
         with self.lock:
             if self.state is not PoolState.DRAINING or not self.dispatcher.ending:
                 return
-            if len(self.registry) or len(self.retries) or self.registry.serves_behind():
+            if len(self.retries) or self.registry.serves_behind() or self.dispatcher.queued():
                 return
-            if self.dispatcher.queued():
-                return
-            self.move(PoolState.CLOSED)
-            waiters, self._close_waiters = self._close_waiters, []
+            workers = self.registry.snapshot()
+            if not workers:
+                self.move(PoolState.CLOSED)
+                waiters, self._close_waiters = self._close_waiters, []
+        if workers:
+            self._end_starting(workers)
+            return
         assert self._summary is not None
         self._summary.log(self)
         _open(waiters)
         self.report_state()
         self.time.wake(start=False)
+
+    def _end_starting(self, workers: Collection[Worker]) -> None:
+        """If these, for which there is nothing left to do, all only start, which may take any time, they need not."""
+        if "kill_running" in self.runtime.capabilities and not any(worker.was_ready for worker in workers):
+            for worker in workers:
+                self.runtime.kill(worker)
 
     def _wait_closed(self, grace: float | None) -> bool:
         gate = primitives.gate()

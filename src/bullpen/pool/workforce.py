@@ -380,13 +380,14 @@ class Workforce:
         self._crashed(worker, requests, error)
         if worker.ahead:
             self._spared(worker)
+        unwanted = starting and self._engine.dispatcher.draining and getattr(worker.handle, "unwanted", False)
         if starting:
-            if not (self._engine.dispatcher.draining and getattr(worker.handle, "unwanted", False)):
+            if not unwanted:
                 logger.error("%s: worker %s could not start", self._engine.name, worker.name, exc_info=error)
             self._break_pledge(worker)
         else:
             logger.error("%s: worker %s died: %s", self._engine.name, worker.name, repr(error))  # keeps no traceback
-        on_purpose = getattr(worker.handle, "ended_on_purpose", False)
+        on_purpose = unwanted or getattr(worker.handle, "ended_on_purpose", False)
         hold = 0.0 if on_purpose else self._count_death(worker)
         hopeless = starting and not self._was_bad_luck(worker)
         if hopeless:

@@ -150,13 +150,21 @@ class Nursery:
         return True
 
     def give_up_unwanted(self) -> None:
-        """If nobody wants what the keeper has been told to start, it need not finish its imports, which may hang."""
+        """Whoever does not want what the keeper has been told to start need not wait for its imports, which may hang.
+        If nobody does, it need not finish them.
+        """
         switchboard.post(self._give_up_unwanted)
 
     def _give_up_unwanted(self) -> None:
+        if self._heard_of or self._over:
+            return
         with _lock:
-            wanted = any(not newborn.unwanted for newborn in self._workers.values())
-        if not (wanted or self._heard_of or self._over):
+            unwanted = [newborn for newborn in self._workers.values() if newborn.unwanted]
+            wanted = len(unwanted) < len(self._workers)
+        if wanted:
+            for newborn in unwanted:  # and once more when they start after all, and end, which they do not mind
+                newborn.ended(None, "its keeper has not started it yet")
+        else:
             self._why = "its keeper was ended while it imported what was asked for"
             self._keeper.kill()
 

@@ -186,8 +186,10 @@ class Supervised:
 
     def started(self, pid: int, pidfd: int | None) -> None:
         """Its keeper says that it runs."""
-        if self._over:  # `start` was interrupted when the keeper knew of it already; it ends, as nobody speaks to it
+        if self._over:  # nobody speaks to it: `start` was interrupted when the keeper knew of it, or could not wait
             if pidfd is not None:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 os.close(pidfd)
             return
         self._pid = pid
@@ -205,6 +207,8 @@ class Supervised:
 
     def _begin(self, kind: str, declared: Any) -> None:
         """It has done what comes first, and can work."""
+        if self._doomed:  # it will not live to
+            return
         worker = self._worker
         worker.kept = (kind, declared)
         try:
