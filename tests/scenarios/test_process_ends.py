@@ -170,6 +170,20 @@ def test_what_a_killed_worker_has_started_dies_with_it(tmp_path: Path) -> None:
     eventually(lambda: not is_alive(other))
 
 
+def test_what_a_worker_has_started_dies_also_if_only_its_keeper_is_killed(tmp_path: Path) -> None:
+    with Pool(1, runtime="process") as pool:
+        future = pool.submit(work.start_one, tmp_path)
+        other = read_pid(tmp_path / "other")
+        worker = parent_of(other)
+        os.kill(parent_of(worker), signal.SIGKILL)
+        try:
+            assert isinstance(future.exception(PATIENCE), WorkerLost)
+            eventually(lambda: not is_alive(worker) and not is_alive(other), 2.0)
+        finally:
+            if is_alive(other):
+                os.kill(other, signal.SIGKILL)
+
+
 # The app.
 
 

@@ -55,6 +55,9 @@ class Newborn:
     def __init__(self) -> None:
         self.pidfd: int | None = None
 
+    def orphaned(self) -> None:
+        pass
+
     def started(self, pid: int, pidfd: int | None) -> None:
         self.pidfd = pidfd
 

@@ -34,6 +34,9 @@ class Newborn(Protocol):
     def started(self, pid: int, pidfd: int | None) -> None:
         """It runs; `pidfd` stands for it, if there are such things here."""
 
+    def orphaned(self) -> None:
+        """Its keeper is gone, which would have ended what it has started. It may still run."""
+
     def ended(self, code: int | None, why: str) -> None:
         """It has ended, with this exit code, or less than 0 by a signal; or None: it never was, or nobody knows."""
 
@@ -218,6 +221,8 @@ class Nursery:
         with _lock:
             self._leave()
             workers, self._workers = self._workers, {}
+        for newborn in workers.values():  # while their numbers are still their own
+            newborn.orphaned()
         self._let_go()
         for newborn in workers.values():
             newborn.ended(None, why)

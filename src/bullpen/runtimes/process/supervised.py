@@ -424,6 +424,11 @@ class Supervised:
 
     # The end.
 
+    def orphaned(self) -> None:
+        """Its keeper is gone."""
+        if self._pid and self._pidfd is not None:  # without one, the number may be another's: nobody keeps it for us
+            self._signal_group(signal.SIGKILL)
+
     def ended(self, code: int | None, why: str) -> None:
         """Its keeper says that it has ended."""
         if self._over:
