@@ -11,15 +11,20 @@ import pytest
 
 from bullpen.errors import StorageError
 from bullpen.storage.open import open_storage
-from bullpen.storage.port import Storage
+from bullpen.storage.port import Storage, TaskFilter
 from bullpen.tasks.task import PENDING, SUCCESS, Task, succeed
 from tests.faults.proxy import ANSWER, REQUEST, Proxy
 from tests.stores import SERVERS
 
 pytestmark = pytest.mark.anyio
 
-# Bytes after which it is cut: none, within the first word, here and there, and after all of it.
-CUTS = [0, 1, 7, 40, 90, 180, 300, 500, 900, 100_000]
+LONGEST = 1200  # bytes that any of these requests and answers has, or less
+
+
+@pytest.fixture
+def cuts(thorough: bool) -> list[int]:
+    """Bytes after which it is cut: none, within the first word, here and there, or everywhere, and after all of it."""
+    return [*range(LONGEST)] if thorough else [0, 1, 7, *range(11, LONGEST, 11), 100_000]
 
 
 @asynccontextmanager
@@ -39,12 +44,12 @@ async def stores(proxy: Proxy, address: str) -> AsyncIterator[tuple[Storage, Sto
 @pytest.mark.parametrize("address", SERVERS, indirect=True)
 @pytest.mark.parametrize("direction", [REQUEST, ANSWER])
 async def test_a_claim_and_a_settlement_are_made_once_wherever_the_connection_breaks(
-    address: str, direction: str
+    address: str, direction: str, cuts: list[int]
 ) -> None:
     async with Proxy(address) as proxy, stores(proxy, address) as (broken, sound):
-        ids = [f"{number:04d}" for number in range(2 * len(CUTS))]
+        ids = [f"{number:04d}" for number in range(2 * len(cuts))]
         await sound.add([Task(id=task_id, func_path="f", payload=b"[]") for task_id in ids])
-        for number, count in enumerate(CUTS):
+        for number, count in enumerate(cuts):
             proxy.cut_after(direction, count)
             claimed = await exchange(broken, f"c{number}", limit=1)
             proxy.mend()
@@ -69,6 +74,31 @@ async def test_a_claim_and_a_settlement_are_made_once_wherever_the_connection_br
         assert all(task is not None and task.attempt <= 1 for task in kept)
         assert sum(task is not None and task.status is SUCCESS for task in kept) >= 1
         await sound.delete([task.id for task in kept if task is not None and task.status is SUCCESS])
+
+
+@pytest.mark.parametrize("address", SERVERS, indirect=True)
+@pytest.mark.parametrize("direction", [REQUEST, ANSWER])
+async def test_what_is_added_is_there_once_wherever_the_connection_breaks(
+    address: str, direction: str, cuts: list[int]
+) -> None:
+    """All of a call or nothing, all of it if that was said, and all of it if it is said again."""
+    async with Proxy(address) as proxy, stores(proxy, address) as (broken, sound):
+        every: list[str] = []
+        for number, count in enumerate(cuts):
+            tasks = [Task(id=f"{number:04d}-{place}", func_path="f", payload=b"[]") for place in range(2)]
+            every += [task.id for task in tasks]
+            proxy.cut_after(direction, count)
+            try:
+                kept = [task.id for task in await broken.add(tasks)]
+            except StorageError:
+                kept = []
+            proxy.mend()
+            there = [task.id for task in await sound.get([task.id for task in tasks]) if task is not None]
+            assert there in ([], every[-2:])
+            assert kept in ([], there)
+            assert [task.id for task in await sound.add(tasks)] == every[-2:]
+        assert [task.id for task in await sound.list(TaskFilter(), limit=len(every) + 1)] == every
+        await sound.delete(every)
 
 
 async def exchange(store: Storage, claim_id: str, *settlements: Any, limit: int = 0) -> Any:
