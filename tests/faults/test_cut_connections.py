@@ -24,7 +24,7 @@ LONGEST = 1200  # bytes that any of these requests and answers has, or less
 @pytest.fixture
 def cuts(thorough: bool) -> list[int]:
     """Bytes after which it is cut: none, within the first word, here and there, or everywhere, and after all of it."""
-    return [*range(LONGEST)] if thorough else [0, 1, 7, *range(11, LONGEST, 11), 100_000]
+    return [*range(LONGEST)] if thorough else [0, 1, 7, *range(17, LONGEST, 23), 100_000]
 
 
 @asynccontextmanager
@@ -50,6 +50,7 @@ async def test_a_claim_and_a_settlement_are_made_once_wherever_the_connection_br
         ids = [f"{number:04d}" for number in range(2 * len(cuts))]
         await sound.add([Task(id=task_id, func_path="f", payload=b"[]") for task_id in ids])
         for number, count in enumerate(cuts):
+            await connected(broken)
             proxy.cut_after(direction, count)
             claimed = await exchange(broken, f"c{number}", limit=1)
             proxy.mend()
@@ -60,6 +61,7 @@ async def test_a_claim_and_a_settlement_are_made_once_wherever_the_connection_br
                 continue
             (task,) = found
             assert task.attempt == 1
+            await connected(broken)
             proxy.cut_after(direction, count)
             was_answered = await exchange(broken, "", succeed(task, b"1")) is not None
             proxy.mend()
@@ -72,7 +74,7 @@ async def test_a_claim_and_a_settlement_are_made_once_wherever_the_connection_br
         kept = await sound.get(ids)
         assert {task.status for task in kept if task is not None} <= {PENDING, SUCCESS}
         assert all(task is not None and task.attempt <= 1 for task in kept)
-        assert sum(task is not None and task.status is SUCCESS for task in kept) >= 1
+        assert sum(task is not None and task.status is SUCCESS for task in kept) >= len(cuts) / 4
         await sound.delete([task.id for task in kept if task is not None and task.status is SUCCESS])
 
 
@@ -87,6 +89,7 @@ async def test_what_is_added_is_there_once_wherever_the_connection_breaks(
         for number, count in enumerate(cuts):
             tasks = [Task(id=f"{number:04d}-{place}", func_path="f", payload=b"[]") for place in range(2)]
             every += [task.id for task in tasks]
+            await connected(broken)
             proxy.cut_after(direction, count)
             try:
                 kept = [task.id for task in await broken.add(tasks)]
@@ -97,8 +100,22 @@ async def test_what_is_added_is_there_once_wherever_the_connection_breaks(
             assert there in ([], every[-2:])
             assert kept in ([], there)
             assert [task.id for task in await sound.add(tasks)] == every[-2:]
-        assert [task.id for task in await sound.list(TaskFilter(), limit=len(every) + 1)] == every
+        listed = await sound.list(TaskFilter(queues=("default",)), limit=len(every) + 1)
+        assert [task.id for task in listed] == every
         await sound.delete(every)
+
+
+async def connected(store: Storage) -> None:
+    """With a connection that has said all of this before, so that what is cut next is that, and no greeting."""
+    known, unknown = (
+        Task(id="known", func_path="f", payload=b"[]", queue="known"),
+        Task(id="?", func_path="f", payload=b""),
+    )
+    await store.add([known, known])
+    answer = await store.exchange(
+        [succeed(unknown, b"1")], worker="w", queues=("nothing",), limit=1, lease=60.0, claim_id="nothing"
+    )
+    assert len(answer.refused) == 1
 
 
 async def exchange(store: Storage, claim_id: str, *settlements: Any, limit: int = 0) -> Any:
