@@ -147,7 +147,7 @@ async def test_a_process_that_cannot_be_started_is_tried_again(
     script.rename(away)
     for child in list(supervisor._children.values()):
         child.kill()
-    await until(lambda: caplog.text.count("cannot be started") >= 2)
+    await until(lambda: caplog.text.count("was killed") == 2 and caplog.text.count("cannot be started") >= 2)
     away.rename(script)
     await until(lambda: len(supervisor._children) == 2)
     supervisor._handle(signal.SIGTERM)
