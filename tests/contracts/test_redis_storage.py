@@ -227,6 +227,21 @@ class TestRedisStorage(StorageContract):
         assert (await get(store, task)).status is PENDING
         assert await self.offers() == 0
 
+    async def test_nothing_is_handed_over_before_its_time(self, store: Storage) -> None:
+        async with waits(self.waits_to_claim(store)) as waiting:
+            await self.offered()
+            task = await added(store, eta=await store.now() + FAR)
+        assert waiting.result().claimed == ()
+        assert (await get(store, task)).status is PENDING
+
+    async def test_nor_in_a_queue_that_is_paused_and_empty(self, store: Storage) -> None:
+        await store.pause("default")
+        async with waits(self.waits_to_claim(store)) as waiting:
+            await self.offered()
+            task = await added(store)
+        assert waiting.result().claimed == ()
+        assert (await get(store, task)).status is PENDING
+
     async def test_of_many_at_once_none_is_handed_over(self, store: Storage) -> None:
         async with waits(self.waits_to_claim(store)) as waiting:
             await self.offered()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from random import Random
 from typing import Any, TypeVar, cast
 
@@ -98,10 +98,12 @@ class ClockedLink(LoopLink):
         super().__init__(url)
         self._key = key
 
-    async def _run(self, script: str, keys: Sequence[str], words: Sequence[Any]) -> Any:
-        assert _TIME in script
+    async def _run(
+        self, say: Callable[..., Awaitable[Any]], script: str, keys: Sequence[str], words: Sequence[Any]
+    ) -> Any:
         text = script.replace(_TIME, f"return tonumber(redis.call('GET', '{self._key}'))")
-        return await self.say("EVAL", text, len(keys), *keys, *words)
+        assert "'TIME'" not in text
+        return await say("EVAL", text, len(keys), *keys, *words)
 
     async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         return [await self.run(script, [key], words) for key, words in calls]

@@ -10,14 +10,14 @@ import asyncio
 import collections
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 from bullpen.errors import InvalidOption
 from bullpen.storage.ear import Hear
-from bullpen.storage.redis.wire import HEALTH_CHECK, AnyBlockingWire, AnyWire, blocking_wire_of, wire_of
+from bullpen.storage.redis.wire import HEALTH_CHECK, PING, AnyBlockingWire, AnyWire, blocking_wire_of, wire_of
 
 _pack_command: Callable[[tuple[Any, ...]], bytes] | None
 try:
@@ -50,20 +50,31 @@ class Link:
     async def close(self) -> None:
         raise NotImplementedError
 
-    async def run(self, script: str, keys: Sequence[str], words: Sequence[Any], *, once: bool = False) -> Any:
-        """`once`: it is not safe to repeat; else it is, if the connection turns out to be lost."""
+    async def say_last(self, *words: Any) -> Any:
+        """The same, but whoever is told something by it is told before it is answered, if that can be had."""
+        return await self.say(*words)
+
+    async def run(
+        self, script: str, keys: Sequence[str], words: Sequence[Any], *, once: bool = False, others_first: bool = False
+    ) -> Any:
+        """`once`: it is not safe to repeat; else it is, if the connection turns out to be lost. `others_first`: whoever
+        waits for what it publishes is in more of a hurry than the caller.
+        """
+        say = self.say_last if others_first else self.say
         try:
-            return await self._run(script, keys, words)
+            return await self._run(say, script, keys, words)
         except self._errors.ConnectionError:
             if once:
                 raise
-            return await self._run(script, keys, words)
+            return await self._run(say, script, keys, words)
 
-    async def _run(self, script: str, keys: Sequence[str], words: Sequence[Any]) -> Any:
+    async def _run(
+        self, say: Callable[..., Awaitable[Any]], script: str, keys: Sequence[str], words: Sequence[Any]
+    ) -> Any:
         try:
-            return await self.say("EVALSHA", _digest(script), len(keys), *keys, *words)
+            return await say("EVALSHA", _digest(script), len(keys), *keys, *words)
         except self._errors.NoScriptError:
-            return await self.say("EVAL", script, len(keys), *keys, *words)
+            return await say("EVAL", script, len(keys), *keys, *words)
 
     async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         """A script that is safe to repeat, with one key each."""
@@ -148,6 +159,13 @@ class LoopLink(Link):
             await self._drop(wire, error)
             raise
         self._give_back(wire)
+        return answer
+
+    async def say_last(self, *words: Any) -> Any:
+        """A server writes first to whom it had to say something last. So it gets something to answer before."""
+        _, answer = await self._say_at_once([PING, _packed(words)])
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
     async def _say_at_once(self, packed: Sequence[bytes]) -> list[Any]:

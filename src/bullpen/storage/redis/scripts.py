@@ -19,7 +19,7 @@ curly brackets itself, the tag is `prefix:queue`, and all queues are on the same
     :busy        how many run, by concurrency key
     :order:KEY   those with a concurrency key that are not over, by when they were added; no schedules
     :unique      which task had it last, by unique key
-    :counts      how many there are, by status
+    :counts      how many there are, by status; but not of those that run
     :limits      the limits of the queue, and whether it is paused
     :starts      the latest starts, of a queue with a rate
     :offers      workers that wait, and what they would claim, by until when
@@ -51,21 +51,20 @@ _MEANINGS: dict[str, object] = {
 }
 _NAME = re.compile(rf"\b({'|'.join(_MEANINGS)})\b")
 
+_WITH = re.compile(r"^ *-- WITH (.+)$", re.MULTILINE)
+
 _LUA = files(__package__).joinpath("lua")
 
 
-def _script(name: str, *parts: str, seldom: tuple[str, ...] = ()) -> str:
-    """`parts`: what it uses of `lua/parts/`, each after what it uses itself. `seldom`: … in a branch that is rarely
-    taken, for to begin with them takes a while.
+def _script(name: str) -> str:
+    """Where it says `-- WITH` and the names of parts, these are, each after what it uses itself. To begin with them
+    takes a while, so those that are seldom needed are named in the branch that needs them.
     """
-    text = "\n".join([*map(_part, ("basics", *parts)), _text(f"{name}.lua")])
-    if seldom:
-        text = text.replace("-- SELDOM\n", "\n".join(map(_part, seldom)))
-    return _NAME.sub(lambda found: str(_MEANINGS[found[0]]), text)
 
+    def parts(found: re.Match[str]) -> str:
+        return "\n".join(_text(f"parts/{part}.lua") for part in found[1].split())
 
-def _part(name: str) -> str:
-    return _text(f"parts/{name}.lua")
+    return _NAME.sub(lambda found: str(_MEANINGS[found[0]]), _WITH.sub(parts, _text(f"{name}.lua")))
 
 
 def _text(path: str) -> str:
@@ -73,41 +72,41 @@ def _text(path: str) -> str:
 
 
 # Producers.
-ADD = _script("add", "moves", "places", "additions", "picks", "claims", "shown", "news", "offers")
-ADD_PLAIN = _script("add_plain", "places", "news", seldom=("moves", "picks", "claims", "shown", "offers"))
+ADD = _script("add")
+ADD_ONE = _script("add_one")
+ADD_PLAIN = _script("add_plain")
 
 # Workers.
-EXCHANGE = _script(
-    "exchange", "anyway", "moves", "picks", "claims", "shown", "news", seldom=("places", "links", "additions")
-)
-FIND_CLAIM = _script("find_claim", "shown")
-NEXT_WORK = _script("next_work", "picks")
-OFFER = _script("offer", "places", "picks")
-OVERDUE = _script("overdue", "shown")
-PEEK = _script("peek", "picks")
-PROGRESS = _script("progress", "anyway")
-RENEW = _script("renew", "anyway", "moves")
-WITHDRAW = _script("withdraw", "moves", "picks", "claims", "shown", "news", "offers")
+EXCHANGE = _script("exchange")
+FIND_CLAIM = _script("find_claim")
+NEXT_WORK = _script("next_work")
+OFFER = _script("offer")
+OVERDUE = _script("overdue")
+PEEK = _script("peek")
+PROGRESS = _script("progress")
+RENEW = _script("renew")
+WITHDRAW = _script("withdraw")
 
 # People.
-AWAIT = _script("await", "anyway", "shown")
-CANCEL = _script("cancel", "anyway", "moves", "places", "links", "shown", "people")
-CHANGE = _script("change", "anyway", "moves", "places", "links")
-DELETE = _script("delete", "moves", "places", "links", "forgetting")
-LIST = _script("list", "shown")
-RETRY = _script("retry", "anyway", "moves", "places", "links", "shown", "people")
-SHOW = _script("show", "shown")
+AWAIT = _script("await")
+CANCEL = _script("cancel")
+CHANGE = _script("change")
+COUNT = _script("count")
+DELETE = _script("delete")
+LIST = _script("list")
+RETRY = _script("retry")
+SHOW = _script("show")
 WHERE = _script("where")
 
 # Moving tasks between stores.
-PUT = _script("put", "moves", "places")
-REMOVE = _script("remove", "moves", "places", "forgetting")
+PUT = _script("put")
+REMOVE = _script("remove")
 
 # Workers, queues, limits.
-LIMIT = _script("limit", "anyway", "places")
-NOTE = _script("note", "anyway")
+LIMIT = _script("limit")
+NOTE = _script("note")
 
 # Upkeep.
 DUE = _script("due")
-EXPIRE = _script("expire", "anyway", "moves", "places", "links", "shown", "people")
-PRUNE = _script("prune", "moves", "places", "links", "forgetting")
+EXPIRE = _script("expire")
+PRUNE = _script("prune")

@@ -164,10 +164,11 @@ class RedisStorage(ServerStorage[Link]):
             finally:
                 await link.close()
 
-    async def _run(self, script: str, queue: str, words: Sequence[Any]) -> Any:
+    async def _run(self, script: str, queue: str, words: Sequence[Any], *, others_first: bool = False) -> Any:
         """A script that is safe to repeat."""
         with told(self.name):
-            return await (await self._connected()).run(script, [self._tag(queue)], words)
+            link = await self._connected()
+            return await link.run(script, [self._tag(queue)], words, others_first=others_first)
 
     async def _run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         """The same for several queues."""
@@ -307,7 +308,10 @@ class RedisStorage(ServerStorage[Link]):
         queue = _different(tasks)[0].queue
         await self._note_first([queue])
         words = [self._channel, queue, *plain, *ids_and_bodies(tasks)]
-        return await self._kept(tasks, [queue], await self._run(scripts.ADD_PLAIN, queue, words))
+        # Whoever is going to wait for its end wants it to begin, before anything else.
+        script = scripts.ADD_ONE if len(tasks) == 1 else scripts.ADD_PLAIN
+        answer = await self._run(script, queue, words, others_first=awaited is not None)
+        return await self._kept(tasks, [queue], answer)
 
     def _foresee(self, task_id: str) -> str | None:
         """Whoever has waited for the task before is going to wait for this one as well: to say so at once saves a look.
@@ -457,7 +461,9 @@ class RedisStorage(ServerStorage[Link]):
         with told(self.name):
             link = await self._connected()
             tags = [self._tag(name) for name in names]
-            answer = await link.run(scripts.EXCHANGE, tags, [pack(ask), *words], once=True)
+            answer = await link.run(
+                scripts.EXCHANGE, tags, [pack(ask), *words], once=True, others_first=bool(settlements)
+            )
         denied, until, claimed, taken = answer
         refused.update(Hold(denied[at].decode(), int(denied[at + 1])) for at in range(0, len(denied), 2))
         lease_until = float(until)
@@ -713,9 +719,10 @@ class RedisStorage(ServerStorage[Link]):
         return found[:limit]
 
     async def counts(self) -> Counts:
-        counts = {}
         queues = await self._queues()
-        for queue, found in zip(queues, await self._say_to_queues(queues, "HMGET", "counts", *TaskStatus), strict=True):
+        answers = await self._run_each(scripts.COUNT, [(queue, list(TaskStatus)) for queue in queues])
+        counts = {}
+        for queue, found in zip(queues, answers, strict=True):
             of_queue = {status: int(count) for status, count in zip(TaskStatus, found, strict=True) if int(count or 0)}
             if of_queue:
                 counts[queue] = of_queue

@@ -20,7 +20,7 @@ except ImportError:  # it comes with the extra, but redis-py does without it too
 
 BYTES_PER_SECOND = 1e6  # an answer may take longer if more was said
 HEALTH_CHECK = 30.0  # seconds that a connection may be idle before it is asked whether it still works
-_PING = b"*1\r\n$4\r\nPING\r\n"
+PING = b"*1\r\n$4\r\nPING\r\n"
 _NOTHING = object()
 _PUSH: Any = getattr(_hiredis, "PushNotification", ())  # what nobody has asked for
 
@@ -45,20 +45,25 @@ class Wire(asyncio.Protocol):
 
     async def say(self, packed: bytes, patience: float) -> Any:
         """The answer to a command. Raises what redis-py does, also if none comes within `patience` seconds."""
-        now = self._loop.time()
-        if now - self._used_at > HEALTH_CHECK:
-            await self._say(_PING, patience)
-        self._used_at = now
+        if self._is_stale():
+            await self._say(PING, patience)
         return await self._say(packed, patience)
 
     async def say_each(self, packed: Sequence[bytes], patience: float) -> list[Any]:
         """The answers to several commands, all said at once. Those that are errors are not raised."""
+        if self._is_stale():
+            await self._say(PING, patience)
         self._several, self._count = [], len(packed)
         try:
             answers: list[Any] = await self._say(b"".join(packed), patience)
         finally:
             self._several = None
         return answers
+
+    def _is_stale(self) -> bool:
+        """Whether it was idle for so long that it may not work any more, before something is said now."""
+        before, self._used_at = self._used_at, self._loop.time()
+        return self._used_at - before > HEALTH_CHECK
 
     async def _say(self, packed: bytes, patience: float) -> Any:
         if self.loss is not None:
@@ -192,15 +197,19 @@ class BlockingWire:
 
     def say(self, packed: bytes) -> Any:
         """The answer to a command. Raises what redis-py does."""
-        now = monotonic()
-        if now - self._used_at > HEALTH_CHECK:
-            self._say(_PING)
-        self._used_at = now
+        if self._is_stale():
+            self._say(PING)
         return self._say(packed)
 
     def say_each(self, packed: Sequence[bytes]) -> list[Any]:
         """The answers to several commands, all said at once. Those that are errors are not raised."""
+        if self._is_stale():
+            self._say(PING)
         return self._answers(b"".join(packed), len(packed))
+
+    def _is_stale(self) -> bool:
+        before, self._used_at = self._used_at, monotonic()
+        return self._used_at - before > HEALTH_CHECK
 
     def _say(self, packed: bytes) -> Any:
         (answer,) = self._answers(packed, 1)

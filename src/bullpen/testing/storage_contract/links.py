@@ -46,6 +46,7 @@ from bullpen.testing.storage_contract.base import (
     settle,
     take_back,
 )
+from bullpen.testing.storage_contract.waiting import waits
 
 
 async def new_chain(store: Storage, length: int = 3, **fields: Any) -> list[Task]:
@@ -94,6 +95,16 @@ class LinkTests(StoreTests):
         assert list(await store.get([first.id, last.id])) == [first, last]
         group = await new_group(store, 40, anyway=True, queue="many")
         assert list(await store.get(ids(group))) == group
+
+    async def test_who_waits_for_the_last_of_a_chain_is_brought_it_as_it_is(self, store: Storage) -> None:
+        first, last = await new_chain(store, 2)
+        (task,) = await claim(store)
+        (task,) = await claim(store, 1, succeed(task, b"1"))
+        async with waits(store.wait_for_result(last.id, 0, FAR)) as waiting:
+            await settle(store, succeed(task, b"2"))
+        kept = await get(store, last)
+        assert kept.follows == Follows(ids=(first.id,), place="0")
+        assert waiting.result() in (None, kept)
 
     async def test_what_waits_for_another_is_not_claimed(self, store: Storage) -> None:
         first, *_ = await new_chain(store)

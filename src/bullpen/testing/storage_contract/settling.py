@@ -173,9 +173,11 @@ LOSSES: dict[str, Callable[[Storage, Task], Awaitable[None]]] = {
 
 
 class SettlingTests(StoreTests):
+    @pytest.mark.parametrize("has_keys", [False, True])
     @pytest.mark.parametrize("kind", SETTLEMENTS)
-    async def test_a_settlement_makes_of_a_task_what_it_says(self, store: Storage, kind: str) -> None:
-        task = await claimed_one(store, headers={"a": "b"}, unique_key="u", concurrency_key="c")
+    async def test_a_settlement_makes_of_a_task_what_it_says(self, store: Storage, kind: str, has_keys: bool) -> None:
+        keys = {"unique_key": "u", "concurrency_key": "c"} if has_keys else {}
+        task = await claimed_one(store, headers={"a": "b"}, **keys)
         before = await get(store, task)
         settlement = SETTLEMENTS[kind](task)
         async with Span(store) as span:
@@ -190,6 +192,19 @@ class SettlingTests(StoreTests):
         assert (after.finished_at is None) == (expected.finished_at is None)
         if after.finished_at is not None:
             assert after.finished_at in span
+
+    async def test_a_success_keeps_what_went_before_it_but_for_the_result(self, store: Storage) -> None:
+        task = await claimed_one(store, max_retries=3)
+        (task,) = await claim(store, 1, fail(task, error_of(task), 0.0, after=0.0))
+        (task,) = await claim(store, 1, crash(task, error_of(task)))
+        assert (task.failures, task.crashes, len(task.errors)) == (1, 1, 2)
+        for result, why in ((b"1", ""), (None, "too large")):
+            settlement = succeed(task, result, why)
+            assert await settle(store, settlement) == frozenset()
+            after = await get(store, task)
+            assert after == replace(settled(task, settlement, FAR), finished_at=after.finished_at)
+            assert ids(await store.retry([task.id])) == [task.id]
+            (task,) = await claim(store)
 
     def test_every_move_of_the_table_is_tried(self) -> None:
         assert set(MOVES) == {(old, new) for old, moves in TASK_MOVES.items() for new in moves}

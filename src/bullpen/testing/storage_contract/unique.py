@@ -74,7 +74,8 @@ class UniqueTests(StoreTests):
     async def test_what_has_its_key_for_a_time_is_not_forgotten_before(self, store: Storage) -> None:
         first = await claimed_one(store, unique_key="k", unique_until=await store.now() + FAR, result_ttl=A_MOMENT)
         other = await claimed_one(store, unique_key="o", unique_until=await store.now() - FAR, result_ttl=A_MOMENT)
-        await settle(store, succeed(first, None), succeed(other, None))
+        await settle(store, succeed(first, None))
+        await settle(store, succeed(other, None))
         assert await store.prune(limit=10) == 1
         assert ids(await store.add([new_task(unique_key="k")])) == [first.id]
 

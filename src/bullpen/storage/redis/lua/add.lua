@@ -2,6 +2,7 @@
 -- makes them}, the state that all begin with, their bodies. Returns the moment, which of the queues were empty and could
 -- not be noted from here, and of those that are there already the place in the list and the id under which they are. If
 -- they are rejected: -1, the place of one that is there already, and the id of that.
+-- WITH clock basics moves places additions picks claims shown news offers
 local channel, policy, push_limit, tasks = unpack(cmsgpack.unpack(ARGV[1]))
 local moment = now()
 local queues, was_empty, unlisted = to_add_to(KEYS, tasks), {}, {}

@@ -1,5 +1,6 @@
 -- KEYS: a tag. ARGV: channel, queue, changes as `rows.change_of` makes them, and bodies. Returns for each 1 if it was
 -- changed, 0 if it is another one by now, -1 if another one has its unique key.
+-- WITH clock basics anyway moves places links
 local tag, channel, name = KEYS[1], ARGV[1], ARGV[2]
 write_anyway(tag .. ':state')
 local answers, is_told = {}, false

@@ -1,4 +1,5 @@
 -- KEYS: a tag. ARGV: ids. Forgets the final ones; how many.
+-- WITH clock basics moves places links forgetting
 local gone, gone_tasks, seen = {}, {}, {}
 for i, task in ipairs(read(KEYS[1], ARGV)) do
     if may_go(KEYS[1], task) and not seen[ARGV[i]] then

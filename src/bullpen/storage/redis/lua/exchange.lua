@@ -3,7 +3,51 @@
 -- and results. Returns the id and attempt of each that was refused, the end of the leases, for each that was claimed the
 -- number of its queue, id, state, body, its result and the ids of those that it follows, if it has them, and what was
 -- settled by its lease, as it is then.
+-- WITH clock
 local channel, worker, limit, lease, claim_id, names, wanted, settlements, new_state = unpack(cmsgpack.unpack(ARGV[1]))
+
+-- One that has succeeded and has no part in anything else, and nothing is claimed: what somebody waits for most of all. So it
+-- is written out here, as what comes behind it would do it.
+local one = settlements[1]
+if #settlements == 1 and limit == 0 and one[4] == 'success' and not one[14] and #one[16] == 0 then
+    local tag, id, result = KEYS[one[1]], one[2], one[12] and ARGV[one[12]]
+    local state = redis.call('HGET', tag .. ':state', id)
+    local task = state and cmsgpack.unpack(state)
+    if task and task[STATUS] == 'running' and task[ATTEMPT] == one[3] and task[CONCURRENCY_KEY] == ''
+        and task[THEN_ID] == '' and task[FOLLOWS] == 0 then
+        local moment = now()
+        redis.call('ZREM', tag .. ':running', id)  -- before what needs memory, for see `write_anyway`
+        task[STATUS], task[FAILURES], task[CRASHES], task[RUNS] = 'success', one[9], one[10], one[11]
+        task[CLAIM_ID], task[FINISHED_AT] = '', moment
+        if result then
+            redis.call('HSET', tag .. ':result', id, result)
+        elseif task[HAS_RESULT] then
+            redis.call('HDEL', tag .. ':result', id)
+        end
+        task[HAS_RESULT], task[RESULT_DROPPED] = result and true or false, one[13]
+        local packed, prune_at = cmsgpack.pack(task), 'inf'
+        if task[RESULT_TTL] >= 0 then
+            prune_at = string.format('%.17g', math.max(moment + task[RESULT_TTL], task[UNIQUE_UNTIL]))
+        end
+        redis.call('ZADD', tag .. ':finished', prune_at, id)
+        redis.call('HSET', tag .. ':state', id, packed)
+        redis.call('HINCRBY', tag .. ':counts', 'success', 1)
+        if task[AWAITED] == true then
+            redis.call('PUBLISH', channel .. ':ends', 'r' .. id)
+        elseif task[AWAITED] then
+            local body, news = redis.call('HGET', tag .. ':body', id), ''
+            if #body + #(result or '') < 60000 then
+                news = '\0' .. #id .. ':' .. id .. #packed .. ':' .. packed .. #body .. ':' .. body
+                    .. (result and #result .. ':' .. result or '-1:') .. '-1:-1:'
+            end
+            redis.call('PUBLISH', task[AWAITED], 'r' .. id .. news)
+        end
+        if redis.call('EXISTS', tag .. ':limits') == 1 then redis.call('PUBLISH', channel, 'w' .. names[one[1]]) end
+        return {{}, '0', {}, {}}
+    end
+end
+
+-- WITH basics anyway moves picks claims shown news
 local moment = now()
 if #settlements > 0 then write_anyway(KEYS[1] .. ':state') end
 local queues, freed, again_in, refused, ended, awaited = {}, {}, {}, {}, {}, {}
@@ -72,7 +116,7 @@ for _, one in ipairs(awaited) do
     tell_end(channel, id, task, body and as_news(shown, 6))
 end
 if #ended > 0 then
--- SELDOM
+-- WITH places links additions
     for _, one in ipairs(ended) do
         local tag, id, task, children = one[1], one[2], one[3], one[4]
         if is_final(task[STATUS]) then ripple(tag, id, task, nil, moment, channel) end

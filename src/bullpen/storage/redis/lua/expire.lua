@@ -1,4 +1,5 @@
 -- KEYS: a tag. ARGV: channel, limit. Fails those that were not started in time.
+-- WITH clock basics anyway moves places links shown people
 local tag, channel, moment, late = KEYS[1], ARGV[1], now(), {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', tag .. ':expiring', '-inf', moment, 'LIMIT', 0, ARGV[2])) do
     late[#late + 1] = {1, id}

@@ -1,4 +1,5 @@
 -- KEYS: a tag. ARGV: channel, queue, then each term of its limits and what it is, '' if there is none.
+-- WITH clock basics anyway places
 local limits = KEYS[1] .. ':limits'
 write_anyway(limits)
 for i = 3, #ARGV, 2 do

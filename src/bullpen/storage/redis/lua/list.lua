@@ -1,4 +1,5 @@
 -- KEYS: a tag. ARGV: how many at most, the id to begin behind or '', and whether only those that run are wanted.
+-- WITH clock basics shown
 local tag, most, after = KEYS[1], tonumber(ARGV[1]), ARGV[2]
 if ARGV[3] ~= '1' then
     local start = after == '' and '-' or '(' .. after

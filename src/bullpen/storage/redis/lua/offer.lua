@@ -1,5 +1,6 @@
 -- KEYS: tags. ARGV: an offer, for how many seconds it stands. Returns the moment and in how many seconds something may start,
 -- '' if that is not known; there is no offer if that is now.
+-- WITH clock basics places picks
 local moment = now()
 local soonest = soonest_start(KEYS, moment)
 for _, tag in ipairs(KEYS) do

@@ -1,4 +1,5 @@
 -- KEYS: a tag. ARGV: dead workers. Returns the moment, and what may be taken back.
+-- WITH clock basics shown
 local tag, moment = KEYS[1], now()
 local late = redis.call('ZRANGEBYSCORE', tag .. ':running', '-inf', moment)
 if #ARGV > 0 then

@@ -1,4 +1,5 @@
 -- KEYS: a tag. ARGV: limit. Forgets what was kept for long enough; how many.
+-- WITH clock basics moves places links forgetting
 local moment, most, offset, gone, tasks = now(), tonumber(ARGV[1]), 0, {}, {}
 while #gone < most do
     local ids = redis.call('ZRANGEBYSCORE', KEYS[1] .. ':finished', '-inf', moment, 'LIMIT', offset, most)

@@ -1,5 +1,6 @@
 -- KEYS: the tag. ARGV: channel, queue, and for each task its id, state, body, result and the ids of those that it
 -- follows. Returns the ids of those that were kept. Safe to repeat, but for the answer.
+-- WITH clock basics moves places
 local tag, channel, name = KEYS[1], ARGV[1], ARGV[2]
 local queue, bodies, all, kept, is_told, moment = changes(tag), {}, {}, {}, false, now()
 for i = 3, #ARGV, 5 do

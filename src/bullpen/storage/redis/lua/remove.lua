@@ -1,5 +1,6 @@
 -- KEYS: a tag. ARGV: {id, status, attempt, eta} of each, and their bodies. Forgets those that are still so; which. Safe to
 -- repeat, but for the answer.
+-- WITH clock basics moves places forgetting
 local tag, gone, gone_tasks, seen = KEYS[1], {}, {}, {}
 for i, one in ipairs(cmsgpack.unpack(ARGV[1])) do
     local id, task = one[1], read(tag, {one[1]})[1]

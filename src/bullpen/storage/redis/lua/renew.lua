@@ -1,5 +1,6 @@
 -- KEYS: a tag. ARGV: lease, then id and attempt of each. Returns 0 for what is lost, 1 for what is held, 2 for what is
 -- held and to be cancelled.
+-- WITH clock basics anyway moves
 local tag, until_then = KEYS[1], exact(now() + tonumber(ARGV[1]))
 write_anyway(tag .. ':state')
 local ids, answers, queue = {}, {}, changes(KEYS[1])

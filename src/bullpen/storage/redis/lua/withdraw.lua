@@ -1,4 +1,5 @@
 -- KEYS: tags. ARGV: an offer, its claim id. Returns what was claimed by it: the number of the tag and six words each.
+-- WITH clock basics moves picks claims shown news offers
 local found = {}
 if withdraw(KEYS, ARGV[1]) then return found end
 for number, tag in ipairs(KEYS) do

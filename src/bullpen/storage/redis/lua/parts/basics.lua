@@ -1,11 +1,6 @@
--- What every script begins with. Names in capitals that are not set here stand for what scripts.py says.
+-- What most scripts begin with. Names in capitals that are not set here stand for what scripts.py says.
 
 local NEVER = 1e300
-
-local function now()
-    local t = redis.call('TIME')
-    return tonumber(t[1]) + tonumber(t[2]) / 1000000
-end
 
 -- To write a number takes longer than to find what was written before, as most are the same.
 local written = {}

@@ -27,8 +27,9 @@ local function flush(queue)
     queue.states, queue.results, queue.added, queue.removed, queue.counts = {}, {}, {}, {}, {}
 end
 
+-- Those that run are as many as their set has.
 local function count(queue, status, by)
-    queue.counts[status] = (queue.counts[status] or 0) + by
+    if status ~= 'running' then queue.counts[status] = (queue.counts[status] or 0) + by end
 end
 
 -- Whether a task has its unique key, `unique_until` apart.
