@@ -93,7 +93,7 @@ class Bar:
     """A promise: the median over the rounds, rounded to the two digits that are printed, reaches `limit`.
 
     Of the ratios to the reference, or of the figure itself. `beside` names the contestants the best of which is the
-    reference for this bar alone.
+    reference for this bar alone. `judges` names who has to reach it, if that is not the last contestant.
     """
 
     work: str
@@ -101,6 +101,7 @@ class Bar:
     limit: float
     of: Literal["ratio", "value"] = "ratio"
     beside: tuple[str, ...] = ()
+    judges: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,13 @@ class Suite:
     settings: Callable[[], Mapping[str, str]]  # shared by all contestants
     notes: tuple[str, ...] = ()  # who takes no part in some work, and why
 
-    def bars_of(self, work: Work, metric: Metric) -> tuple[Bar, ...]:
-        return tuple(bar for bar in self.bars if (bar.work, bar.metric) == (work.name, metric.key))
+    def bars_of(self, work: Work, metric: Metric, contestant: Contestant) -> tuple[Bar, ...]:
+        return tuple(
+            bar
+            for bar in self.bars
+            if (bar.work, bar.metric) == (work.name, metric.key)
+            and (contestant.label == bar.judges if bar.judges else contestant is work.judged)
+        )
 
     def find(self, work_name: str, label: str) -> Contestant:
         return next(

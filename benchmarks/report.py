@@ -57,7 +57,7 @@ class Run:
         for metric in work.metrics:
             reference = self.results.best(interpreter, work, work.rivals, metric)
             for contestant in work.contestants:
-                bars = self.suite.bars_of(work, metric) if contestant is work.judged else ()
+                bars = self.suite.bars_of(work, metric, contestant)
                 if not bars and not able(interpreter, contestant):
                     continue
                 yield Row(

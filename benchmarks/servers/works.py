@@ -13,7 +13,7 @@ from benchmarks.model import Bar, Contestant, Measure, Metric, Peer, Suite, Work
 
 from . import killing, measures, pinned, raw
 from .claiming import CLAIMED, COST, claims
-from .library import Library
+from .library import Blocking, Library
 from .measures import Place
 from .ours import Ours, OursBlocking, OursForgetting, OursLimited, OursOnAsyncio
 from .postgres_peers import (
@@ -139,6 +139,7 @@ _POSTGRES = (
         has_results=False,
     ),
 )
+SYNC = "bullpen, sync"
 _OURS = f"concurrency={CONCURRENCY}, uvloop as its command has it with bullpen[uvloop], results kept"
 
 
@@ -192,11 +193,7 @@ def _works(entries: tuple[Entry, ...], floor: type[raw.Raw], driver: Contestant,
                 lambda entry: measures.enqueue(entry.library, place),
                 measures.enqueue(Ours, place),
                 by_hand(measures.enqueue(floor, place)),
-                ours(
-                    "bullpen, sync",
-                    "enqueue, where the others have await aenqueue",
-                    measures.enqueue(OursBlocking, place),
-                ),
+                ours(SYNC, "enqueue, where the others have await aenqueue", measures.enqueue(OursBlocking, place)),
             ),
             reference="best",
         ),
@@ -278,11 +275,14 @@ def _works(entries: tuple[Entry, ...], floor: type[raw.Raw], driver: Contestant,
     )
 
 
-def _bars(*drain: Bar, two: float, bulk: float) -> tuple[Bar, ...]:
+def _bars(entries: tuple[Entry, ...], *drain: Bar, two: float, bulk: float) -> tuple[Bar, ...]:
+    on_a_loop = tuple(entry.peer.name for entry in entries if not issubclass(entry.library, Blocking))
     return (
         *drain,
         Bar("drain-two", RATE, two),
-        Bar("enqueue", RATE, 1.0),
+        # The best of all may block its caller: so may ours. Who must not be blocked has `await`, beside others who do.
+        Bar("enqueue", RATE, 1.0, judges=SYNC),
+        Bar("enqueue", RATE, 1.0, beside=on_a_loop),
         Bar("enqueue-concurrent", RATE, 3.0),
         Bar("enqueue-bulk", RATE, bulk),
         Bar("result", P50, 0.7),
@@ -320,7 +320,7 @@ ON_REDIS = Suite(
     higher="Throughput × the best peer",
     lower="Time × the best peer",
     works=_works(_REDIS, raw.RawRedis, _BY_HAND_ON_REDIS, redis_place),
-    bars=_bars(Bar("drain", RATE, 5.0), two=3.0, bulk=5.0),
+    bars=_bars(_REDIS, Bar("drain", RATE, 5.0), two=3.0, bulk=5.0),
     full=FULL,
     quick=QUICK,
     settings=redis_settings,
@@ -333,6 +333,7 @@ ON_POSTGRES = Suite(
     works=(*_works(_POSTGRES, raw.RawPostgres, _BY_HAND_ON_POSTGRES, postgres_place), _PINNED),
     bars=(
         *_bars(
+            _POSTGRES,
             Bar("drain", RATE, 1.3, beside=("pgqueuer",)),
             Bar("drain", RATE, 4.0, beside=_other_than("pgqueuer")),
             two=1.2,

@@ -61,7 +61,7 @@ def test_every_bar_is_about_something_that_is_measured(suite: Suite) -> None:
     for bar in suite.bars:
         (work,) = [work for work in suite.works if work.name == bar.work]
         assert bar.metric in {metric.key for metric in work.metrics}
-        assert set(bar.beside) <= {contestant.label for contestant in work.contestants}
+        assert {*bar.beside, *filter(None, [bar.judges])} <= {contestant.label for contestant in work.contestants}
         assert work.judged is not None
 
 
@@ -72,13 +72,13 @@ def test_tasks_that_ran_twice_or_not_at_all_have_no_rate() -> None:
             measures.rate_of(wrong, 3)
 
 
-def figures(**rates: float) -> tuple[report.Run, Work]:
-    """A run of `drain` on PostgreSQL with these figures."""
-    (work,) = [work for work in ON_POSTGRES.works if work.name == "drain"]
+def figures(name: str = "drain", **rates: float) -> tuple[report.Run, Work]:
+    """A run of a work on PostgreSQL with these figures."""
+    (work,) = [work for work in ON_POSTGRES.works if work.name == name]
     interpreter = Interpreter("python", "3", "Python", {}, {})
     results = Results()
     for label, rate in rates.items():
-        results.rounds["python", work.name, label.replace("_", " ")] = [{"rate": rate}]
+        results.rounds["python", work.name, label.replace("__", ", ").replace("_", " ")] = [{"rate": rate}]
     suite = replace(ON_POSTGRES, works=(work,), settings=dict)
     return report.Run([interpreter], suite, TINY, results, datetime.now(UTC)), work
 
@@ -99,6 +99,20 @@ def test_a_bar_beside_somebody_who_was_not_measured_is_not_met() -> None:
     (*_, ours) = run.rows(run.interpreters[0], work)
     assert [verdict.met for verdict in ours.verdicts] == [True, False]
     assert not run.bars_met()
+
+
+def test_a_bar_may_judge_another_contestant_than_the_last() -> None:
+    """Whoever blocks is measured by the best of all, and whoever does not by its like."""
+    run, work = figures(
+        "enqueue", **{"pgqueuer": 100.0, "dramatiq-pg": 200.0, "bullpen__sync": 250.0, "bullpen": 150.0}
+    )
+    rows = {row.contestant.label: row for row in run.rows(run.interpreters[0], work)}
+    assert [(one.rival, one.judged, one.met) for one in rows["bullpen, sync"].verdicts] == [
+        ("", Spread(1.25, 1.25, 1.25), True)
+    ]
+    assert [(one.rival, one.judged, one.met) for one in rows["bullpen"].verdicts] == [
+        ("pgqueuer", Spread(1.5, 1.5, 1.5), True)
+    ]
 
 
 def test_rounds_that_were_kept_are_there_again(tmp_path: Path) -> None:

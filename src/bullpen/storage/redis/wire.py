@@ -7,10 +7,14 @@ to the parser, and what that makes of it to whoever waits; on an event loop, wit
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
+
+from bullpen.storage.redis import alertness
+from bullpen.storage.redis.alertness import Alertness
 
 _hiredis: Any
 try:
@@ -41,13 +45,27 @@ class Wire(asyncio.Protocol):
         self._count = 0  # … and how many are
         self._hear: Callable[[Any], None] | None = None
         self._used_at = self._loop.time()
+        self._alertness = Alertness()
+        self._awake_until = 0.0
         transport.set_protocol(self)
 
     async def say(self, packed: bytes, patience: float) -> Any:
         """The answer to a command. Raises what redis-py does, also if none comes within `patience` seconds."""
         if self._is_stale():
             await self._say(PING, patience)
+        if self._alertness.is_worth_it():
+            self._awake_until = monotonic() + alertness.LONGEST
+            self._loop.call_soon(self._stay_awake)
         return await self._say(packed, patience)
+
+    def _stay_awake(self) -> None:
+        """An event loop that has something to do looks what has come, and what else there is to do, and sleeps not."""
+        if self._answer is None or self._answer.done():
+            self._alertness.was_worth_it()
+        elif monotonic() < self._awake_until:
+            self._loop.call_soon(self._stay_awake)
+        else:
+            self._alertness.was_in_vain()
 
     async def say_each(self, packed: Sequence[bytes], patience: float) -> list[Any]:
         """The answers to several commands, all said at once. Those that are errors are not raised."""
@@ -194,6 +212,8 @@ class BlockingWire:
         self._parser = _new_parser(connection, errors)
         self._patience = self._socket.gettimeout()
         self._used_at = monotonic()
+        self._alertness = Alertness()
+        self._is_plain = type(self._socket) is socket.socket and self._patience is not None  # so read never blocks
 
     def say(self, packed: bytes) -> Any:
         """The answer to a command. Raises what redis-py does."""
@@ -224,9 +244,11 @@ class BlockingWire:
             self._socket.settimeout(self._patience + len(packed) / BYTES_PER_SECOND)
         try:
             self._socket.sendall(packed)
+            is_awake = self._is_plain and self._alertness.is_worth_it()
             while len(answers) < count:
                 if (answer := parser.gets()) is _NOTHING:
-                    data = self._socket.recv(65536)
+                    data = (self._read_awake() if is_awake else None) or self._socket.recv(65536)
+                    is_awake = False
                     if not data:
                         raise self._errors.ConnectionError("Connection closed by server.")
                     parser.feed(data)
@@ -239,6 +261,21 @@ class BlockingWire:
         if len(packed) > BYTES_PER_SECOND:
             self._socket.settimeout(self._patience)
         return answers
+
+    def _read_awake(self) -> bytes:
+        """What comes soon, if something does. Whoever else has something to do on this CPU goes first."""
+        descriptor, until = self._socket.fileno(), monotonic() + alertness.LONGEST
+        while True:
+            try:
+                data = os.read(descriptor, 65536)
+            except BlockingIOError:
+                if monotonic() > until:
+                    self._alertness.was_in_vain()
+                    return b""
+                os.sched_yield()
+            else:
+                self._alertness.was_worth_it()
+                return data
 
     def close(self) -> None:
         self._connection.disconnect()
