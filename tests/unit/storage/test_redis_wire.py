@@ -1,8 +1,9 @@
-"""Who waits for an answer stays awake, if that is of use, and never at the cost of others."""
+"""Connections: as many as it takes. Who waits for an answer stays awake, if that is of use and costs others nothing."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 import time
@@ -15,9 +16,28 @@ from redis.asyncio import Redis as AsyncRedis
 
 from bullpen.storage.redis import alertness, wire
 from bullpen.storage.redis.alertness import Alertness
+from bullpen.storage.redis.link import BlockingLink, LoopLink
 from bullpen.storage.redis.wire import PING, BlockingWire, Wire
 
 PONG = b"+PONG\r\n"
+
+
+def test_connections_are_made_for_as_long_as_they_are_lost(redis_url: str) -> None:
+    """redis-py allows a hundred in the life of a client, if they are made by its own means."""
+
+    async def lose_many(kind: type[BlockingLink] | type[LoopLink]) -> None:
+        link: Any = kind(redis_url)
+        for _ in range(120):
+            lost = link._wire() if kind is BlockingLink else await link._wire()
+            if kind is BlockingLink:
+                lost.close()
+            else:
+                await link._drop(lost, ConnectionError())
+        assert await link.say("PING") == b"PONG"
+        await link.close()
+
+    for kind in (BlockingLink, LoopLink):
+        asyncio.run(lose_many(kind))
 
 
 def attempts(of: Alertness, count: int, *, comes: bool) -> int:
@@ -26,7 +46,7 @@ def attempts(of: Alertness, count: int, *, comes: bool) -> int:
     for _ in range(count):
         if of.is_worth_it():
             tried += 1
-            (of.was_worth_it if comes else of.was_in_vain)()
+            of.ended(in_vain=not comes)
     return tried
 
 
@@ -76,7 +96,7 @@ def connect() -> Iterator[Callable[[Callable[[socket.socket], None]], BlockingWi
 
     def connected(answer: Callable[[socket.socket], None]) -> BlockingWire:
         made.append(Connection(answer))
-        return BlockingWire(made[-1], exceptions)
+        return BlockingWire(made[-1], exceptions, Alertness())
 
     yield connected
     for one in made:
@@ -104,15 +124,35 @@ def test_a_slow_server_is_slept_for(connect: Callable[..., BlockingWire], monkey
         reads += 1
         return read_awake()
 
-    monkeypatch.setattr(alertness, "LONGEST", 1e-9)
+    monkeypatch.setattr(wire, "LONGEST", 1e-9)
     monkeypatch.setattr(slow, "_read_awake", read_and_count)
     assert [slow.say(PING) for _ in range(40)] == [b"PONG"] * 40
     assert reads == 5
 
 
 @pytest.mark.usefixtures("of_use")
+def test_of_several_threads_none_stays_awake(
+    connect: Callable[..., BlockingWire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "LONGEST", 60.0)
+    one, yields = connect(answers_after(0.05, PONG)), 0
+
+    def another_comes() -> None:
+        nonlocal yields
+        yields += 1
+        one._alertness.waiting.add("another")
+
+    monkeypatch.setattr(os, "sched_yield", another_comes)
+    assert [one.say(PING) for _ in range(3)] == [b"PONG"] * 3
+    assert yields == 1
+    one._alertness.waiting.remove("another")
+    assert one._alertness.waiting == set()
+    assert one._alertness.is_worth_it()
+
+
+@pytest.mark.usefixtures("of_use")
 def test_an_answer_may_come_in_pieces(connect: Callable[..., BlockingWire], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alertness, "LONGEST", 0.01)
+    monkeypatch.setattr(wire, "LONGEST", 0.01)
     assert connect(answers_after(0.001, b"+PO", b"NG\r\n")).say(PING) == b"PONG"
 
 
@@ -125,20 +165,20 @@ def test_who_stays_awake_sees_that_the_server_goes(
         server.recv(1000)
         server.close()
 
-    monkeypatch.setattr(alertness, "LONGEST", longest)
+    monkeypatch.setattr(wire, "LONGEST", longest)
     with pytest.raises(exceptions.ConnectionError, match="closed by server"):
         connect(go).say(PING)
 
 
 @pytest.mark.usefixtures("of_use")
 def test_others_go_on_while_somebody_stays_awake(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alertness, "LONGEST", 5.0)
+    monkeypatch.setattr(wire, "LONGEST", 5.0)
 
     async def stay_awake() -> None:
         client: Any = AsyncRedis.from_url(redis_url)
         connection = client.connection_pool.make_connection()
         await connection.connect()
-        one = wire.wire_of(connection, exceptions)
+        one = wire.wire_of(connection, exceptions, Alertness())
         assert isinstance(one, Wire)
         turns = 0
 

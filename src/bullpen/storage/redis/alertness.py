@@ -14,23 +14,26 @@ _IS_OF_USE = hasattr(os, "sched_yield") and len(os.sched_getaffinity(0)) > 1  # 
 
 
 class Alertness:
-    """Whether it is worth it, on one connection. If it was in vain, it is tried again later and later: in the end for
-    one answer of 64.
+    """Whether it is worth it, with one server. If it was in vain, it is tried again later and later: in the end for one
+    answer of 64. Of threads that wait at the same time none does: it would keep the others from running.
     """
 
     def __init__(self) -> None:
+        self.waiting: set[object] = set()  # for an answer; who begins to wait or ends says so
         self._in_vain = 0  # how often, one after the other
         self._asleep = 0  # for how many answers nobody stays awake
 
+    @property
+    def is_alone(self) -> bool:
+        return len(self.waiting) <= 1
+
     def is_worth_it(self) -> bool:
+        """Whether to stay awake. Who does tells how that has ended."""
         if self._asleep > 0:
             self._asleep -= 1
             return False
-        return _IS_OF_USE
+        return _IS_OF_USE and self.is_alone
 
-    def was_worth_it(self) -> None:
-        self._in_vain = 0
-
-    def was_in_vain(self) -> None:
-        self._in_vain = min(self._in_vain + 1, _MOST_IN_VAIN)
+    def ended(self, *, in_vain: bool) -> None:
+        self._in_vain = min(self._in_vain + 1, _MOST_IN_VAIN) if in_vain else 0
         self._asleep = 2**self._in_vain - 1

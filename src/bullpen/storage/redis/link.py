@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 from bullpen.errors import InvalidOption
 from bullpen.storage.ear import Hear
+from bullpen.storage.redis.alertness import Alertness
 from bullpen.storage.redis.wire import HEALTH_CHECK, PING, AnyBlockingWire, AnyWire, blocking_wire_of, wire_of
 
 _pack_command: Callable[[tuple[Any, ...]], bytes] | None
@@ -27,7 +28,8 @@ except ImportError:  # it comes with the extra, but redis-py does without it too
 
 NEWS = b"\0"  # between a notification and what comes with it
 _PATIENCE = 5.0  # seconds that an answer may take, unless the address says another `socket_timeout`
-_MOST = 10  # connections of a link, besides those that listen
+_MOST = 10  # connections of a link on an event loop, besides those that listen
+_MOST_IDLE = 64  # … of one for threads, which has as many as threads talk at the same time
 _AT_ONCE = 100  # commands that are said before their answers are waited for
 _NOT_YOURS = frozenset({"decode_responses", "max_connections"})  # options of redis-py
 _CLUSTER_SINCE = 6  # of redis-py
@@ -42,6 +44,7 @@ class Link:
 
         self._errors = exceptions
         self._idle: list[Any] = []  # connections
+        self._alertness = Alertness()
 
     async def say(self, *words: Any) -> Any:
         """One command; the answer as the server gives it."""
@@ -249,7 +252,7 @@ class LoopLink(Link):
             self._idle.append(wire)
 
     async def _connect(self) -> AnyWire:
-        connection = self._client.connection_pool.make_connection()
+        connection = _new_connection(self._client)
         try:
             async with asyncio.timeout(self._patience):
                 await connection.connect()
@@ -259,7 +262,7 @@ class LoopLink(Link):
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        return wire_of(connection, self._errors)
+        return wire_of(connection, self._errors, self._alertness)
 
     async def listen(self, channels: Sequence[str], begin: Callable[[], None], hear: Hear) -> None:
         wire = await self._connect()
@@ -325,13 +328,13 @@ class BlockingLink(Link):
         try:
             wire: AnyBlockingWire = self._idle.pop()
         except IndexError:
-            connection = self._client.connection_pool.make_connection()
+            connection = _new_connection(self._client)
             try:
                 connection.connect()
             except BaseException:
                 connection.disconnect()
                 raise
-            return blocking_wire_of(connection, self._errors)
+            return blocking_wire_of(connection, self._errors, self._alertness)
         return wire
 
     def _put_away(self, wire: AnyBlockingWire, answers: Sequence[Any]) -> None:
@@ -343,7 +346,7 @@ class BlockingLink(Link):
             one.close()
 
     def _give_back(self, wire: AnyBlockingWire) -> None:
-        if len(self._idle) < _MOST:
+        if len(self._idle) < _MOST_IDLE:
             self._idle.append(wire)
         else:
             wire.close()
@@ -472,12 +475,18 @@ def _client_of(kind: Any, retry: Any, url: str, **options: Any) -> Any:
     try:
         client = kind.from_url(url, health_check_interval=HEALTH_CHECK, retry=retry(NoBackoff(), 0), **options)
         if hasattr(client, "connection_pool"):  # a client of a cluster has one for each node, later
-            client.connection_pool.make_connection()
+            _new_connection(client)
     except (TypeError, ValueError) as error:
         names = ", ".join(name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True))
         allowed = f"redis://host/number, with ?prefix= and what redis-py knows; it says: {error}"
         raise InvalidOption("url", f"?{names}", allowed) from error
     return client
+
+
+def _new_connection(client: Any) -> Any:
+    """One that its pool does not count: it would never learn that it is gone, and allow no more after a hundred."""
+    pool = client.connection_pool
+    return pool.connection_class(**pool.connection_kwargs)
 
 
 def _addresses(url: str) -> list[str]:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from bullpen.storage.redis import alertness
-from bullpen.storage.redis.alertness import Alertness
+from bullpen.storage.redis.alertness import LONGEST, Alertness
 
 _hiredis: Any
 try:
@@ -32,7 +31,7 @@ _PUSH: Any = getattr(_hiredis, "PushNotification", ())  # what nobody has asked 
 class Wire(asyncio.Protocol):
     """On an event loop. For one caller at a time, who closes it if anything but a ResponseError is raised."""
 
-    def __init__(self, connection: Any, transport: asyncio.Transport, errors: Any) -> None:
+    def __init__(self, connection: Any, transport: asyncio.Transport, errors: Any, alertness: Alertness) -> None:
         self.loss: BaseException | None = None
         self._connection = connection
         self._transport = transport
@@ -45,7 +44,7 @@ class Wire(asyncio.Protocol):
         self._count = 0  # … and how many are
         self._hear: Callable[[Any], None] | None = None
         self._used_at = self._loop.time()
-        self._alertness = Alertness()
+        self._alertness = alertness
         self._awake_until = 0.0
         transport.set_protocol(self)
 
@@ -54,18 +53,17 @@ class Wire(asyncio.Protocol):
         if self._is_stale():
             await self._say(PING, patience)
         if self._alertness.is_worth_it():
-            self._awake_until = monotonic() + alertness.LONGEST
+            self._awake_until = monotonic() + LONGEST
             self._loop.call_soon(self._stay_awake)
         return await self._say(packed, patience)
 
     def _stay_awake(self) -> None:
         """An event loop that has something to do looks what has come, and what else there is to do, and sleeps not."""
-        if self._answer is None or self._answer.done():
-            self._alertness.was_worth_it()
-        elif monotonic() < self._awake_until:
+        is_here = self._answer is None or self._answer.done()
+        if not is_here and monotonic() < self._awake_until:
             self._loop.call_soon(self._stay_awake)
         else:
-            self._alertness.was_in_vain()
+            self._alertness.ended(in_vain=not is_here)
 
     async def say_each(self, packed: Sequence[bytes], patience: float) -> list[Any]:
         """The answers to several commands, all said at once. Those that are errors are not raised."""
@@ -205,14 +203,14 @@ class PlainWire:
 class BlockingWire:
     """On a thread, which is blocked meanwhile. For one caller at a time, as the other one."""
 
-    def __init__(self, connection: Any, errors: Any) -> None:
+    def __init__(self, connection: Any, errors: Any, alertness: Alertness) -> None:
         self._connection = connection
         self._socket: socket.socket = connection._sock  # noqa: SLF001 — there is no other way
         self._errors = errors
         self._parser = _new_parser(connection, errors)
         self._patience = self._socket.gettimeout()
         self._used_at = monotonic()
-        self._alertness = Alertness()
+        self._alertness = alertness
         self._is_plain = type(self._socket) is socket.socket and self._patience is not None  # so read never blocks
 
     def say(self, packed: bytes) -> Any:
@@ -242,6 +240,7 @@ class BlockingWire:
         answers: list[Any] = []
         if len(packed) > BYTES_PER_SECOND and self._patience is not None:
             self._socket.settimeout(self._patience + len(packed) / BYTES_PER_SECOND)
+        self._alertness.waiting.add(self)
         try:
             self._socket.sendall(packed)
             is_awake = self._is_plain and self._alertness.is_worth_it()
@@ -258,24 +257,27 @@ class BlockingWire:
             raise self._errors.TimeoutError(f"no answer within {self._socket.gettimeout()} seconds") from error
         except OSError as error:
             raise self._errors.ConnectionError(f"Connection lost: {error}") from error
+        finally:
+            self._alertness.waiting.discard(self)
         if len(packed) > BYTES_PER_SECOND:
             self._socket.settimeout(self._patience)
         return answers
 
     def _read_awake(self) -> bytes:
         """What comes soon, if something does. Whoever else has something to do on this CPU goes first."""
-        descriptor, until = self._socket.fileno(), monotonic() + alertness.LONGEST
-        while True:
+        descriptor, until = self._socket.fileno(), monotonic() + LONGEST
+        while self._alertness.is_alone:
             try:
                 data = os.read(descriptor, 65536)
             except BlockingIOError:
                 if monotonic() > until:
-                    self._alertness.was_in_vain()
-                    return b""
+                    self._alertness.ended(in_vain=True)
+                    break
                 os.sched_yield()
             else:
-                self._alertness.was_worth_it()
+                self._alertness.ended(in_vain=False)
                 return data
+        return b""
 
     def close(self) -> None:
         self._connection.disconnect()
@@ -310,19 +312,19 @@ AnyWire = Wire | PlainWire
 AnyBlockingWire = BlockingWire | PlainBlockingWire
 
 
-def wire_of(connection: Any, errors: Any) -> AnyWire:
+def wire_of(connection: Any, errors: Any, alertness: Alertness) -> AnyWire:
     """Of a connection that was made on the running event loop."""
     transport = getattr(getattr(connection, "_writer", None), "transport", None)
     if transport is None or not _has_parser(connection):
         return PlainWire(connection, errors)
-    return Wire(connection, transport, errors)
+    return Wire(connection, transport, errors, alertness)
 
 
-def blocking_wire_of(connection: Any, errors: Any) -> AnyBlockingWire:
+def blocking_wire_of(connection: Any, errors: Any, alertness: Alertness) -> AnyBlockingWire:
     """… and of one for threads."""
     if getattr(connection, "_sock", None) is None or not _has_parser(connection):
         return PlainBlockingWire(connection, errors)
-    return BlockingWire(connection, errors)
+    return BlockingWire(connection, errors, alertness)
 
 
 def _has_parser(connection: Any) -> bool:
