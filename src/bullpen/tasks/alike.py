@@ -73,6 +73,24 @@ def _in_common(task: Task) -> Task:
     return replace(task, id="", payload=b"")
 
 
+def different(tasks: Sequence[Task]) -> Sequence[Task]:
+    """Tasks that show all that there is to see of these, but for ids and payloads."""
+    return (tasks.same,) if type(tasks) is Alike else tasks
+
+
+def ids_of(tasks: Sequence[Task]) -> Sequence[str]:
+    return tasks.ids if type(tasks) is Alike else [task.id for task in tasks]
+
+
+def payloads_of(tasks: Sequence[Task]) -> Sequence[bytes]:
+    return tasks.payloads if type(tasks) is Alike else [task.payload for task in tasks]
+
+
+def part_of(tasks: Sequence[Task], first: int, last: int) -> Sequence[Task]:
+    """Some of them, and alike if they are."""
+    return tasks.part(first, last) if type(tasks) is Alike else tasks[first:last]
+
+
 def joined(parts: Sequence[Alike]) -> Alike | None:
     """All of them, if they are alike."""
     if len(parts) == 1:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from bullpen.tasks.alike import Alike
+from bullpen.tasks.alike import Alike, different, ids_of
 from bullpen.tasks.ids import is_schedule
 from bullpen.tasks.retry import Backoff
 from bullpen.tasks.schedule import Schedule
@@ -217,11 +217,10 @@ def plain_state(tasks: Sequence[Task], awaited: str | None = None) -> tuple[Any,
     nothing, and the state in three parts, before and behind the eta and the moment of its creation. None if one needs
     more than that. `awaited`: the channel of whoever waits for their end.
     """
-    is_alike = type(tasks) is Alike
-    looked_at = (tasks.same,) if is_alike else tasks  # type: ignore[attr-defined]
+    looked_at = different(tasks)
     first = looked_at[0]
     priority, eta, result_ttl = first.priority, first.eta, first.result_ttl
-    if is_alike and any(map(is_schedule, tasks.ids)):  # type: ignore[attr-defined]
+    if any(map(is_schedule, ids_of(tasks))):
         return None
     for task in looked_at:
         if (
@@ -233,7 +232,6 @@ def plain_state(tasks: Sequence[Task], awaited: str | None = None) -> tuple[Any,
             or task.then is not None
             or task.unique_scope != "alive"
             or task.unique_until is not None
-            or is_schedule(task.id)
             or task.priority != priority
             or task.eta != eta
             or task.result_ttl != result_ttl

@@ -52,7 +52,7 @@ from bullpen.storage.redis.rows import (
     words_in,
 )
 from bullpen.storage.server import ServerStorage
-from bullpen.tasks.alike import Alike
+from bullpen.tasks.alike import Alike, different, ids_of, part_of, payloads_of
 from bullpen.tasks.ids import is_schedule
 from bullpen.tasks.task import (
     RUNNING,
@@ -262,7 +262,7 @@ class RedisStorage(ServerStorage[Link]):
         count = len(tasks)
         if count == 0:
             return []
-        if duplicates is not RETURN or _is_linked(tasks):
+        if duplicates is not RETURN or any(task.then is not None for task in different(tasks)):
             return await self._add_together(tasks, duplicates)
         if count > STEP or _get_running_loop() is None:
             return await self._add(tasks)
@@ -301,11 +301,11 @@ class RedisStorage(ServerStorage[Link]):
         return kept
 
     async def _add_to_queue(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        awaited = self._foresee(_ids_of(tasks)[0]) if len(tasks) == 1 else None
+        awaited = self._foresee(ids_of(tasks)[0]) if len(tasks) == 1 else None
         plain = plain_state(tasks, awaited)
         if plain is None:
             return await self._add_together(tasks, RETURN)
-        queue = _different(tasks)[0].queue
+        queue = different(tasks)[0].queue
         await self._note_first([queue])
         words = [self._channel, queue, *plain, *ids_and_bodies(tasks)]
         # Whoever is going to wait for its end wants it to begin, before anything else.
@@ -882,37 +882,17 @@ class RedisStorage(ServerStorage[Link]):
         return limits
 
 
-def _different(tasks: Sequence[Task]) -> Sequence[Task]:
-    """Tasks that show all that there is to see, but for ids and payloads."""
-    return (tasks.same,) if type(tasks) is Alike else tasks
-
-
-def _is_linked(tasks: Sequence[Task]) -> bool:
-    """Whether others wait for one of them."""
-    if type(tasks) is Alike:
-        return tasks.same.then is not None
-    return any(task.then is not None for task in tasks)
-
-
-def _ids_of(tasks: Sequence[Task]) -> Sequence[str]:
-    return tasks.ids if type(tasks) is Alike else [task.id for task in tasks]
-
-
 def _steps(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
     """As many as a server can be busy with and nobody notices."""
-    payloads = tasks.payloads if type(tasks) is Alike else [task.payload for task in tasks]
+    payloads = payloads_of(tasks)
     first = size = 0
     for place, payload in enumerate(payloads):
         if place > first and (place - first >= STEP or size + len(payload) > STEP_BYTES):
-            yield _part(tasks, first, place)
+            yield part_of(tasks, first, place)
             first, size = place, 0
         size += len(payload)
     if first < len(payloads):
-        yield _part(tasks, first, len(payloads))
-
-
-def _part(tasks: Sequence[Task], first: int, last: int) -> Sequence[Task]:
-    return tasks.part(first, last) if type(tasks) is Alike else tasks[first:last]
+        yield part_of(tasks, first, len(payloads))
 
 
 def _changes(moves: Sequence[tuple[Task, Task]]) -> list[bytes]:
