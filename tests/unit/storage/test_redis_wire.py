@@ -44,7 +44,7 @@ def attempts(of: Alertness, count: int, *, comes: bool) -> int:
     """How often somebody stays awake for one of so many answers."""
     tried = 0
     for _ in range(count):
-        if of.is_worth_it():
+        if of.is_worth_it(100):
             tried += 1
             of.ended(in_vain=not comes)
     return tried
@@ -63,6 +63,13 @@ def test_who_stays_awake_in_vain_does_so_less_and_less() -> None:
     assert attempts(one, 6400, comes=False) == 100
     assert attempts(one, 64, comes=True) >= 1
     assert attempts(one, 100, comes=True) == 100
+
+
+@pytest.mark.usefixtures("of_use")
+def test_nobody_stays_awake_for_the_answer_to_much() -> None:
+    one = Alertness()
+    assert not one.is_worth_it(1_000_000)
+    assert one.is_worth_it(100)
 
 
 def test_nobody_stays_awake_where_the_server_could_not_run_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +154,7 @@ def test_of_several_threads_none_stays_awake(
     assert yields == 1
     one._alertness.waiting.remove("another")
     assert one._alertness.waiting == set()
-    assert one._alertness.is_worth_it()
+    assert one._alertness.is_worth_it(100)
 
 
 @pytest.mark.usefixtures("of_use")

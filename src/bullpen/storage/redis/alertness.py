@@ -10,7 +10,9 @@ import os
 
 LONGEST = 200e-6  # seconds; a server on another machine mostly takes longer
 _MOST_IN_VAIN = 6
-_IS_OF_USE = hasattr(os, "sched_yield") and len(os.sched_getaffinity(0)) > 1  # else the server could not run meanwhile
+_MOST_SAID = 10_000  # bytes; what is longer takes longer
+_CAN_YIELD = hasattr(os, "sched_yield") and hasattr(os, "sched_getaffinity")
+_IS_OF_USE = _CAN_YIELD and len(os.sched_getaffinity(0)) > 1  # else the server could not run meanwhile
 
 
 class Alertness:
@@ -27,12 +29,14 @@ class Alertness:
     def is_alone(self) -> bool:
         return len(self.waiting) <= 1
 
-    def is_worth_it(self) -> bool:
-        """Whether to stay awake. Who does tells how that has ended."""
+    def is_worth_it(self, said: int) -> bool:
+        """Whether to stay awake for the answer to so many bytes. Who does tells how that has ended."""
+        if not _IS_OF_USE or said > _MOST_SAID or not self.is_alone:
+            return False
         if self._asleep > 0:
             self._asleep -= 1
             return False
-        return _IS_OF_USE and self.is_alone
+        return True
 
     def ended(self, *, in_vain: bool) -> None:
         self._in_vain = min(self._in_vain + 1, _MOST_IN_VAIN) if in_vain else 0

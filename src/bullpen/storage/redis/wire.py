@@ -52,7 +52,7 @@ class Wire(asyncio.Protocol):
         """The answer to a command. Raises what redis-py does, also if none comes within `patience` seconds."""
         if self._is_stale():
             await self._say(PING, patience)
-        if self._alertness.is_worth_it():
+        if self._alertness.is_worth_it(len(packed)):
             self._awake_until = monotonic() + LONGEST
             self._loop.call_soon(self._stay_awake)
         return await self._say(packed, patience)
@@ -243,7 +243,7 @@ class BlockingWire:
         self._alertness.waiting.add(self)
         try:
             self._socket.sendall(packed)
-            is_awake = self._is_plain and self._alertness.is_worth_it()
+            is_awake = self._is_plain and self._alertness.is_worth_it(len(packed))
             while len(answers) < count:
                 if (answer := parser.gets()) is _NOTHING:
                     data = (self._read_awake() if is_awake else None) or self._socket.recv(65536)
