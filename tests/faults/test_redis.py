@@ -89,19 +89,19 @@ async def test_connections_are_few_however_many_queues_and_callers_there_are(new
 
 async def test_connections_of_threads_are_few_when_they_are_idle(new_server: NewServer) -> None:
     server = new_server()
-    with TaskQueue(f"{server.url}?socket_timeout={PATIENCE}") as queue, ThreadPoolExecutor(30) as threads:
+    with TaskQueue(f"{server.url}?socket_timeout={PATIENCE}") as queue, ThreadPoolExecutor(60) as threads:
         step = queue.task(name="step")(lambda number: number)
         async with Redis.from_url(server.url) as client:
             await client.client_pause(1000 * int(PATIENCE), all=False)
-            jobs = [threads.submit(step.enqueue, number) for number in range(30)]
+            jobs = [threads.submit(step.enqueue, number) for number in range(60)]
             async with asyncio.timeout(PATIENCE):
-                while (await client.info("clients"))["connected_clients"] < 31:  # noqa: ASYNC110
+                while (await client.info("clients"))["connected_clients"] < 61:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             await client.client_unpause()
             for job in jobs:
                 await asyncio.wrap_future(job)
             async with asyncio.timeout(PATIENCE):  # the server learns a moment later who is gone
-                while (await client.info("clients"))["connected_clients"] > 11:  # noqa: ASYNC110
+                while (await client.info("clients"))["connected_clients"] > 33:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
 
@@ -223,23 +223,27 @@ async def test_while_the_memory_is_full_workers_keep_what_they_hold_and_nothing_
     server = new_server()
     store, another = RedisStorage(server.url), RedisStorage(server.url)
     try:
-        keyed, _ = await store.add([new_task(concurrency_key="k"), new_task()])
-        running = await claim(store, 2)
+        keyed, lone, _ = await store.add([new_task(concurrency_key="k"), new_task(), new_task()])
+        running = {task.id: task for task in await claim(store, 3)}
         async with Redis.from_url(server.url) as client:
             await client.config_set("maxmemory", 1)
         with pytest.raises(StorageFull):
             await store.add([new_task()])
         with pytest.raises(StorageFull):
             await store.add([new_task(concurrency_key="k")])
-        assert await store.renew([hold(task) for task in running], FAR) == Renewal(frozenset(), frozenset())
-        assert await store.note_progress(hold(running[0]), Progress(0.5))
+        holds = [hold(task) for task in running.values()]
+        assert await store.renew(holds, FAR) == Renewal(frozenset(), frozenset())
+        assert await store.note_progress(holds[0], Progress(0.5))
         record = WorkerRecord(
             id="w", host="h", pid=1, boot_id="b", process_started=0.0, queues=("default",), concurrency=1
         )
         await store.note_worker(record)
         assert [one.id for one in await store.workers()] == ["w"]
+        async with waits(store.wait_for_result(lone.id, 0, FAR)) as ended:
+            assert await settle(store, succeed(running.pop(lone.id), b"1")) == frozenset()
+        assert ended.result() is not None
         async with waits(store.wait_for_result(keyed.id, 0, FAR)) as ended:
-            assert await settle(store, *(succeed(task, b"1") for task in running)) == frozenset()
+            assert await settle(store, *(succeed(task, b"1") for task in running.values())) == frozenset()
         assert ended.result() is not None
         await another.pause("mail")  # by somebody who has never been there
         assert await store.paused() == {"mail"}

@@ -29,7 +29,7 @@ except ImportError:  # it comes with the extra, but redis-py does without it too
 NEWS = b"\0"  # between a notification and what comes with it
 _PATIENCE = 5.0  # seconds that an answer may take, unless the address says another `socket_timeout`
 _MOST = 10  # connections of a link on an event loop, besides those that listen
-_MOST_IDLE = 64  # … of one for threads, which has as many as threads talk at the same time
+_MOST_IDLE = 32  # … of one for threads, which has as many as threads talk at the same time
 _AT_ONCE = 100  # commands that are said before their answers are waited for
 _NOT_YOURS = frozenset({"decode_responses", "max_connections"})  # options of redis-py
 _CLUSTER_SINCE = 6  # of redis-py
