@@ -146,7 +146,7 @@ def test_chains_groups_and_children_survive_a_kill(tmp_path: Path, deaths: list[
         starts = Counter(line.split()[0] for line in effects.read_text().splitlines())
         assert set(starts) == {task.id for task in tasks}
         for task in tasks:
-            assert starts[task.id] <= task.attempt <= 1 + len(deaths)
+            assert starts[task.id] <= min(task.attempt, 1 + len(deaths))  # one under suspicion may be put back besides
         assert sum(starts.values()) <= len(tasks) + 3 * len(deaths)  # only what the dead held runs again
 
 
