@@ -55,7 +55,7 @@ class Contestant:
 @dataclass(frozen=True, slots=True)
 class Work:
     """One comparison. The reference of all ratios is the first contestant, or the best of the peers, whoever it is
-    in this run; ours, the last, is judged by the bars.
+    in this run; ours, the last, is judged by the bars, unless one names another.
 
     The title may name the fields of the suite's sizes: `{tasks:,} no-ops`.
     """

@@ -27,7 +27,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One contestant's figure for one metric. There are verdicts about the contestant that is judged."""
+    """One contestant's figure for one metric. There are verdicts about those that a bar judges."""
 
     work: Work
     metric: Metric

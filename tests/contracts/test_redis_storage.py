@@ -17,9 +17,21 @@ from bullpen.errors import StorageError
 from bullpen.storage.port import Handed, HandsOver, Limit, Storage, TaskFilter
 from bullpen.storage.redis import link, wire
 from bullpen.storage.redis.store import RedisStorage
-from bullpen.tasks.task import PENDING, RUNNING, succeed
+from bullpen.tasks.task import PENDING, RUNNING, Progress, succeed
 from bullpen.testing import StorageContract
-from bullpen.testing.storage_contract.base import FAR, added, claim, claimed_one, get, ids, new_task, new_tasks, settle
+from bullpen.testing.storage_contract.base import (
+    FAR,
+    PATIENCE,
+    added,
+    claim,
+    claimed_one,
+    get,
+    hold,
+    ids,
+    new_task,
+    new_tasks,
+    settle,
+)
 from bullpen.testing.storage_contract.links import new_group
 from bullpen.testing.storage_contract.waiting import NO_WORK, waits
 
@@ -95,25 +107,51 @@ class TestRedisStorage(StorageContract):
         assert waiting.result().claimed == ()
         assert await get(store, new) == new
 
+    @pytest.mark.parametrize("others", [0, 1])
+    async def test_an_end_that_is_too_large_for_a_notification_is_looked_for(self, store: Storage, others: int) -> None:
+        """However it has become that large: those who listen are cut off if they are told too much."""
+        task, *more = await store.add(new_tasks(1 + others, max_retries=1))
+        task, *more = await claim(store, 1 + others)
+        await store.note_progress(hold(task), Progress(0.5, note="x" * 100_000))
+        async with Redis.from_url(self.url) as client, client.pubsub() as listener:
+            await listener.psubscribe(f"{self.prefix}:*")
+            async with waits(store.wait_for_result(task.id, 0, FAR)):
+                await settle(store, *(succeed(one, b"1") for one in (task, *more)))
+            sizes = []
+            while message := await listener.get_message(timeout=0.1):
+                sizes += [len(message["data"])] if message["type"] == "pmessage" else []
+        assert 0 < max(sizes) < 65_536
+
     async def test_an_end_brings_the_task(self, store: Storage) -> None:
         task = await claimed_one(store)
         async with waits(store.wait_for_result(task.id, 0, FAR)) as waiting:
             await settle(store, succeed(task, bytes(1000)))
         assert waiting.result() == (await store.get([task.id]))[0]
 
+    @pytest.mark.parametrize("kind", [{}, {"unique_key": "u"}, {"concurrency_key": "c"}, {"expires": 4e9}])
     @pytest.mark.parametrize("is_early", [False, True])
     async def test_whoever_waits_for_one_task_after_the_other_is_brought_each(
-        self, store: Storage, is_early: bool
+        self, store: Storage, is_early: bool, kind: dict[str, Any]
     ) -> None:
         """Also an end that comes before the wait: from the second on, the store expects to be asked."""
         for _ in range(3):
-            task = await claimed_one(store)
+            task = await claimed_one(store, **kind)
             if is_early:
                 await settle(store, succeed(task, b"1"))
             async with waits(store.wait_for_result(task.id, 0, FAR)) as waiting:
                 if not is_early:
                     await settle(store, succeed(task, b"1"))
             assert [waiting.result()] == await store.get([task.id])
+
+    async def test_a_task_that_is_there_already_is_not_waited_for_either(self, store: Storage) -> None:
+        ended = await claimed_one(store)
+        await settle(store, succeed(ended, b"1"))
+        task = await claimed_one(store)
+        async with waits(store.wait_for_result(task.id, 0, FAR)):
+            await settle(store, succeed(task, b"1"))
+        assert ids(await store.add([new_task(id=ended.id)])) == [ended.id]
+        async with asyncio.timeout(PATIENCE):
+            assert [await store.wait_for_result(ended.id, 0, FAR)] == await store.get([ended.id])
 
     async def test_a_wait_that_was_not_foreseen_is_none_the_worse(self, store: Storage) -> None:
         first = await claimed_one(store)
@@ -255,8 +293,9 @@ class TestRedisStorage(StorageContract):
         assert handed.claimed == ()
         assert (await get(store, task)).status is PENDING
 
-    async def test_nobody_who_is_gone_is_handed_a_task(self, store: Storage) -> None:
-        """Its offer is still there, but nobody listens any more."""
+    @pytest.mark.parametrize("is_overheard", [False, True])
+    async def test_nobody_who_is_gone_is_handed_a_task(self, store: Storage, is_overheard: bool) -> None:
+        """Its offer is still there, but nobody listens any more, or only somebody who listens to everything."""
         other = self.make_storage()
         gone = asyncio.ensure_future(self.waits_to_claim(other))
         await self.offered()
@@ -264,8 +303,12 @@ class TestRedisStorage(StorageContract):
         await asyncio.wait([gone])
         await other.close()
         assert await self.offers() == 1
-        async with waits(store.wait_for_work(["default"], FAR)):
-            task = await added(store)
+        async with Redis.from_url(self.url) as client, client.pubsub() as listener:
+            if is_overheard:
+                await listener.psubscribe(f"{self.prefix}:*")
+                assert (await listener.get_message(timeout=PATIENCE))["type"] == "psubscribe"
+            async with waits(store.wait_for_work(["default"], FAR)):
+                task = await added(store)
         assert (await get(store, task)).status is PENDING
         assert await self.offers() == 0
 

@@ -8,11 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import exceptions
-from redis.asyncio import Redis as AsyncRedis
 
 from bullpen.storage.redis import alertness, wire
 from bullpen.storage.redis.alertness import Alertness
@@ -23,21 +23,16 @@ PONG = b"+PONG\r\n"
 
 
 def test_connections_are_made_for_as_long_as_they_are_lost(redis_url: str) -> None:
-    """redis-py allows a hundred in the life of a client, if they are made by its own means."""
+    """redis-py allows a hundred in the life of a client for threads, if they are made by its own means."""
 
-    async def lose_many(kind: type[BlockingLink] | type[LoopLink]) -> None:
-        link: Any = kind(redis_url)
+    async def lose_many() -> None:
+        link = BlockingLink(redis_url)
         for _ in range(120):
-            lost = link._wire() if kind is BlockingLink else await link._wire()
-            if kind is BlockingLink:
-                lost.close()
-            else:
-                await link._drop(lost, ConnectionError())
+            link._wire().close()
         assert await link.say("PING") == b"PONG"
         await link.close()
 
-    for kind in (BlockingLink, LoopLink):
-        asyncio.run(lose_many(kind))
+    asyncio.run(lose_many())
 
 
 def attempts(of: Alertness, count: int, *, comes: bool) -> int:
@@ -52,7 +47,7 @@ def attempts(of: Alertness, count: int, *, comes: bool) -> int:
 
 @pytest.fixture
 def of_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alertness, "_IS_OF_USE", True)
+    monkeypatch.setattr(alertness, "has_several_cpus", lambda: True)
 
 
 @pytest.mark.usefixtures("of_use")
@@ -73,8 +68,28 @@ def test_nobody_stays_awake_for_the_answer_to_much() -> None:
 
 
 def test_nobody_stays_awake_where_the_server_could_not_run_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alertness, "_IS_OF_USE", False)
+    monkeypatch.setattr(alertness, "has_several_cpus", lambda: False)
     assert attempts(Alertness(), 100, comes=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("quota", "cpus", "several"),
+    [
+        ("max 100000", {0, 1}, True),
+        ("max 100000", {1}, False),
+        ("100000 100000", {0, 1}, False),
+        ("250000 100000", {0, 1}, True),
+        (None, {0, 1}, True),
+    ],
+)
+def test_a_quota_counts_as_much_as_the_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, cpus: set[int], several: bool
+) -> None:
+    monkeypatch.setattr(alertness, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cpus)
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota)
+    assert alertness.has_several_cpus() is several
 
 
 class Parser:
@@ -177,33 +192,98 @@ def test_who_stays_awake_sees_that_the_server_goes(
         connect(go).say(PING)
 
 
+IN_A_WHILE = b"*3\r\n$5\r\nBLPOP\r\n$20\r\nbullpen-test-nothing\r\n$4\r\n0.05\r\n"
+
+
 @pytest.mark.usefixtures("of_use")
-def test_others_go_on_while_somebody_stays_awake(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "LONGEST", 5.0)
+@pytest.mark.parametrize(("longest", "is_awake"), [(5.0, True), (0.0, False)])
+def test_an_event_loop_stays_awake_and_others_go_on(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, longest: float, is_awake: bool
+) -> None:
+    monkeypatch.setattr(wire, "LONGEST", longest)
+    looks = turns = 0
+    stay_awake = Wire._stay_awake
 
-    async def stay_awake() -> None:
-        client: Any = AsyncRedis.from_url(redis_url)
-        connection = client.connection_pool.make_connection()
-        await connection.connect()
-        one = wire.wire_of(connection, exceptions, Alertness())
+    def look(one: Wire) -> None:
+        nonlocal looks
+        looks += 1
+        stay_awake(one)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0.001)
+
+    async def ask() -> None:
+        link = LoopLink(redis_url)
+        one = await link._wire()
         assert isinstance(one, Wire)
-        turns = 0
-
-        async def count() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0.001)
-
         counting = asyncio.ensure_future(count())
-        try:
-            in_a_while = b"*3\r\n$5\r\nBLPOP\r\n$20\r\nbullpen-test-nothing\r\n$4\r\n0.05\r\n"
-            assert await one.say(in_a_while, 5.0) is None
-            assert turns >= 5
-            assert await one.say(PING, 5.0) == b"PONG"
-        finally:
-            counting.cancel()
-            await one.close()
-            await client.aclose()
+        assert await one.say(IN_A_WHILE, 5.0) is None
+        assert turns >= 5
+        assert looks > 100 if is_awake else looks == 1
+        await asyncio.sleep(0.01)
+        before = looks
+        await asyncio.sleep(0.05)
+        assert looks == before
+        counting.cancel()
+        link._give_back(one)
+        await link.close()
 
-    asyncio.run(stay_awake())
+    monkeypatch.setattr(Wire, "_stay_awake", look)
+    asyncio.run(ask())
+
+
+def test_what_is_said_last_is_answered_behind_something_else(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All in one piece: so what it publishes is written before its answer."""
+    said: list[bytes] = []
+
+    async def ask() -> None:
+        link = LoopLink(redis_url)
+        one = await link._wire()
+        assert isinstance(one, Wire)
+        monkeypatch.setattr(one, "_transport", Ear(one._transport, said))
+        link._give_back(one)
+        assert await link.run("return ARGV[1]", ["k"], ["é"], others_first=True) == "é".encode()
+        with pytest.raises(exceptions.ResponseError, match="unknown command"):
+            await link.say_last("NO_SUCH_COMMAND")
+        assert await link.run("return ARGV[1]", ["k"], ["1"]) == b"1"
+        assert link._idle == [one]
+        await link.close()
+
+    asyncio.run(ask())
+    assert all(piece.startswith(PING) for piece in said[:-1])
+    assert not said[-1].startswith(PING)
+
+
+class Ear:
+    """Hears what is written."""
+
+    def __init__(self, transport: Any, said: list[bytes]) -> None:
+        self._transport, self._said = transport, said
+
+    def write(self, data: bytes) -> None:
+        self._said.append(data)
+        self._transport.write(data)
+
+
+@pytest.mark.parametrize("has_parser", [True, False])
+def test_much_that_is_said_last_may_take_longer(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, has_parser: bool
+) -> None:
+    """With and without a parser."""
+    if not has_parser:
+        monkeypatch.setattr(wire, "_hiredis", None)
+
+    async def ask() -> None:
+        link = LoopLink(redis_url)
+        one = await link._wire()
+        try:
+            monkeypatch.setattr(wire, "BYTES_PER_SECOND", 10.0)
+            assert await one.say_each([PING, IN_A_WHILE], 0.01) == [b"PONG", None]
+        finally:
+            await link._drop(one, ConnectionError())
+            await link.close()
+
+    asyncio.run(ask())

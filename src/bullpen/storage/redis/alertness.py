@@ -7,12 +7,25 @@ is given to somebody else, as on most virtual machines.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 LONGEST = 200e-6  # seconds; a server on another machine mostly takes longer
 _MOST_IN_VAIN = 6
 _MOST_SAID = 10_000  # bytes; what is longer takes longer
-_CAN_YIELD = hasattr(os, "sched_yield") and hasattr(os, "sched_getaffinity")
-_IS_OF_USE = _CAN_YIELD and len(os.sched_getaffinity(0)) > 1  # else the server could not run meanwhile
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container
+
+
+def has_several_cpus() -> bool:
+    """Whether this process may use more than one at the same time."""
+    if not hasattr(os, "sched_yield") or not hasattr(os, "sched_getaffinity"):
+        return False
+    try:
+        most, period = _QUOTA.read_text().split()
+        if most != "max" and int(most) < 2 * int(period):
+            return False
+    except (OSError, ValueError):
+        pass  # there is none
+    return len(os.sched_getaffinity(0)) > 1
 
 
 class Alertness:
@@ -24,6 +37,7 @@ class Alertness:
         self.waiting: set[object] = set()  # for an answer; who begins to wait or ends says so
         self._in_vain = 0  # how often, one after the other
         self._asleep = 0  # for how many answers nobody stays awake
+        self._is_of_use = has_several_cpus()  # else the server could not run meanwhile
 
     @property
     def is_alone(self) -> bool:
@@ -31,7 +45,7 @@ class Alertness:
 
     def is_worth_it(self, said: int) -> bool:
         """Whether to stay awake for the answer to so many bytes. Who does tells how that has ended."""
-        if not _IS_OF_USE or said > _MOST_SAID or not self.is_alone:
+        if not self._is_of_use or said > _MOST_SAID or not self.is_alone:
             return False
         if self._asleep > 0:
             self._asleep -= 1

@@ -304,13 +304,19 @@ class RedisStorage(ServerStorage[Link]):
         awaited = self._foresee(ids_of(tasks)[0]) if len(tasks) == 1 else None
         plain = plain_state(tasks, awaited)
         if plain is None:
+            self._end_foresight()
             return await self._add_together(tasks, RETURN)
         queue = different(tasks)[0].queue
         await self._note_first([queue])
         words = [self._channel, queue, *plain, *ids_and_bodies(tasks)]
-        # Whoever is going to wait for its end wants it to begin, before anything else.
         script = scripts.ADD_ONE if len(tasks) == 1 else scripts.ADD_PLAIN
-        answer = await self._run(script, queue, words, others_first=awaited is not None)
+        try:  # whoever is going to wait for its end wants it to begin, before anything else
+            answer = await self._run(script, queue, words, others_first=awaited is not None)
+        except BaseException:
+            self._end_foresight()
+            raise
+        if answer[2]:  # it is there already, and not awaited
+            self._end_foresight()
         return await self._kept(tasks, [queue], answer)
 
     def _foresee(self, task_id: str) -> str | None:

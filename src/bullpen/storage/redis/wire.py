@@ -176,6 +176,7 @@ class PlainWire:
             raise self._errors.TimeoutError(f"no answer within {patience:g} seconds") from error
 
     async def say_each(self, packed: Sequence[bytes], patience: float) -> list[Any]:
+        patience += sum(map(len, packed)) / BYTES_PER_SECOND
         answers: list[Any] = []
         try:
             async with asyncio.timeout(patience):

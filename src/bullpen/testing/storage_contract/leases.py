@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bullpen.storage.port import Hold, Storage
-from bullpen.tasks.task import CANCELLED, FAILED, PENDING, RUNNING, Progress, Settlement, Task, succeed
+from bullpen.tasks.task import CANCELLED, FAILED, PENDING, RUNNING, SUCCESS, Progress, Settlement, Task, succeed
 from bullpen.testing.storage_contract.adding import STRANGE
 from bullpen.testing.storage_contract.base import (
     FAR,
@@ -124,6 +124,15 @@ class LeaseTests(StoreTests):
         assert {task.id: task.attempt for task, _ in asked} == {first.id: 1, second.id: 1, third.id: 1}
         assert all(now in span for _, now in asked)
         assert {task.worker for task, _ in asked} == {"w"}
+
+    @pytest.mark.parametrize("count", [1, 2])
+    async def test_it_may_be_a_success(self, store: Storage, count: int) -> None:
+        await store.add(new_tasks(count))
+        late = await claim(store, count, lease=0.0)
+        rescued = await store.rescue_expired(lambda task, _: succeed(task, b"1"), limit=10)
+        assert sorted(ids(rescued)) == ids(late)
+        assert {task.status for task in rescued} == {SUCCESS}
+        assert sorted(rescued, key=lambda task: task.id) == await store.get(ids(late))
 
     async def test_a_rescue_is_bounded(self, store: Storage) -> None:
         await store.add(new_tasks(10))

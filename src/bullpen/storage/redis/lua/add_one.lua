@@ -16,17 +16,16 @@ if offer and eta <= moment and #body < 60000 and (redis.call('HGET', tag .. ':co
     task[STATUS], task[ATTEMPT], task[WORKER], task[CLAIM_ID] = 'running', 1, worker, claim_id
     task[STARTED_AT] = moment
     local packed = cmsgpack.pack(task)
-    if #tags == 1 and redis.call('HSETNX', tag .. ':state', id, packed) == 1 then
+    if #tags == 1 and redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0  -- else the worker has gone
+        and redis.call('HSETNX', tag .. ':state', id, packed) == 1 then
+        redis.call('HSET', tag .. ':body', id, body)
+        redis.call('ZADD', tag .. ':ids', 0, id)
+        redis.call('ZADD', tag .. ':running', lease_until, id)
+        redis.call('ZREM', tag .. ':offers', offer)
         local news = '\0001:1' .. #id .. ':' .. id .. #packed .. ':' .. packed .. #body .. ':' .. body .. '-1:-1:'
             .. #lease_until .. ':' .. lease_until
-        if redis.call('PUBLISH', channel, 'c' .. claim_id .. news) > 0 then
-            redis.call('HSET', tag .. ':body', id, body)
-            redis.call('ZADD', tag .. ':ids', 0, id)
-            redis.call('ZADD', tag .. ':running', lease_until, id)
-            redis.call('ZREM', tag .. ':offers', offer)
-            return {instant, {}, {}}
-        end
-        redis.call('HDEL', tag .. ':state', id)  -- it has gone, that worker
+        redis.call('PUBLISH', channel, 'c' .. claim_id .. news)
+        return {instant, {}, {}}
     end
 end
 
