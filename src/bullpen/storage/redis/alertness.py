@@ -1,7 +1,7 @@
 """To stay awake while an answer is on its way, instead of going to sleep and being woken.
 
 A server near by answers in a tenth of a millisecond. To be woken takes as long again where a CPU that has nothing to do
-is given to somebody else, as on most virtual machines.
+is given to somebody else, as on many virtual machines.
 """
 
 from __future__ import annotations

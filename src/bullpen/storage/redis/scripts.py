@@ -48,6 +48,7 @@ _MEANINGS: dict[str, object] = {
     "GIVEN_UP": GIVEN_UP,
     "SCHEDULES": f"'{SCHEDULES}'",
     "NOT_IN_TIME": f"'{NOT_IN_TIME}'",
+    "MOST_NEWS": 65_536,  # bytes that come with a notification
 }
 _NAME = re.compile(rf"\b({'|'.join(_MEANINGS)})\b")
 

@@ -9,7 +9,7 @@ local offer = redis.call('ZRANGEBYSCORE', tag .. ':offers', instant, 'inf', 'LIM
 
 -- If it is due, nothing else waits, and nothing is limited, it goes to a worker that waits without ever waiting itself: as
 -- `hand_over` would do it. A queue with an offer is in the list of all.
-if offer and eta <= moment and #body < 60000 and (redis.call('HGET', tag .. ':counts', 'pending') or '0') == '0'
+if offer and eta <= moment and #body < MOST_NEWS - 1000 and (redis.call('HGET', tag .. ':counts', 'pending') or '0') == '0'
     and redis.call('EXISTS', tag .. ':limits') == 0 then
     local channel, worker, lease, claim_id, tags = unpack(cmsgpack.unpack(offer))
     local task, lease_until = cmsgpack.unpack(state), string.format('%.17g', moment + lease)

@@ -9,15 +9,14 @@ local channel, worker, limit, lease, claim_id, names, wanted, settlements, new_s
 -- One that has succeeded and has no part in anything else, and nothing is claimed: what somebody waits for most of all. So it
 -- is written out here, as what comes behind it would do it.
 local one = settlements[1]
-if #settlements == 1 and limit == 0 and one[4] == 'success' and not one[14] and not one[15]
-    and #one[16] == 0 then
+if #settlements == 1 and limit == 0 and one[4] == 'success' and not one[14] and not one[15] and #one[16] == 0 then
     local tag, id, result = KEYS[one[1]], one[2], one[12] and ARGV[one[12]]
     local state = redis.call('HGET', tag .. ':state', id)
     local task = state and cmsgpack.unpack(state)
     if task and task[STATUS] == 'running' and task[ATTEMPT] == one[3] and task[CONCURRENCY_KEY] == ''
         and task[THEN_ID] == '' and task[FOLLOWS] == 0 then
         local moment = now()
-        redis.call('ZREM', tag .. ':running', id)  -- before what needs memory, for see `write_anyway`
+        redis.call('ZREM', tag .. ':running', id)  -- before what needs memory: see `write_anyway`
         task[STATUS], task[FAILURES], task[CRASHES], task[RUNS] = 'success', one[9], one[10], one[11]
         task[CLAIM_ID], task[FINISHED_AT] = '', moment
         if result then
@@ -37,7 +36,7 @@ if #settlements == 1 and limit == 0 and one[4] == 'success' and not one[14] and 
             redis.call('PUBLISH', channel .. ':ends', 'r' .. id)
         elseif task[AWAITED] then
             local body, news = redis.call('HGET', tag .. ':body', id), ''
-            if body and #body + #packed + #(result or '') < 60000 then
+            if body and #body + #packed + #(result or '') < MOST_NEWS - 1000 then
                 news = '\0' .. #id .. ':' .. id .. #packed .. ':' .. packed .. #body .. ':' .. body
                     .. (result and #result .. ':' .. result or '-1:') .. '-1:-1:'
             end

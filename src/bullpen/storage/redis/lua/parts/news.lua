@@ -1,5 +1,4 @@
 -- Words as they come with a notification, if they are few: those who listen are cut off if they have to be told too much.
-local MOST_NEWS = 65536
 local function as_news(words, count)
     local written, length = {}, 0
     for i = 1, count do
