@@ -3,6 +3,7 @@
 #   make demo                     see it work
 #   make test ARGS="-k backlog"   run the tests, or some of them
 #   make check                    what a change must pass besides the tests
+#   make docs                     build the documentation in site/, and check its links
 #   PYTHON=python3.13 make test   the same with another interpreter, in .venv-3.13
 
 SHELL := /bin/bash
@@ -26,7 +27,7 @@ VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(or $(call version_of,$(PYTH
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test check format bench coverage matrix clean
+.PHONY: help demo test check docs format bench coverage matrix clean
 
 help:
 	@sed -n 's/^#  //p' $(firstword $(MAKEFILE_LIST))
@@ -43,12 +44,16 @@ test: $(VENV)/.test
 	echo "make test: once more, alone, what failed; whatever passes now is flaky, and a defect to mend"; \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none -v $(ARGS)
 
-check: $(VENV)/.test $(VENV)/.lint
+check: $(VENV)/.test $(VENV)/.lint $(VENV)/.docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy src tests benchmarks $(wildcard examples/*.py)
 	$(BIN)/basedpyright
 	$(BIN)/python -m pytest -q tests/test_architecture.py
+	$(BIN)/python -m tests.docs.site
+
+docs: $(VENV)/.docs
+	$(BIN)/python -m tests.docs.site
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
@@ -71,7 +76,7 @@ matrix:
 	$(foreach v,$(MATRIX),$(MAKE) --no-print-directory test PYTHON=python$(v) && )true
 
 clean:
-	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	rm -rf .venv .venv-* build dist site .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp per dependency group. A stamp is written last, so an interrupted installation starts again.
@@ -91,6 +96,6 @@ $(VENV)/.pip: $(VENV)/.created
 	$(PIP) install 'pip>=25.1'
 	@touch $@
 
-$(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: pyproject.toml $(VENV)/.package $(VENV)/.pip
+$(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.toml $(VENV)/.package $(VENV)/.pip
 	$(PIP) install --group $*
 	@touch $@

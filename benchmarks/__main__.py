@@ -19,6 +19,8 @@ from .measure import Interpreter, InterpreterUnusable, Results, Step, measure, p
 from .model import Contestant, Suite, Work
 from .suites import SUITES
 
+RESULTS = Path(__file__).parent / "results"
+
 
 def main(arguments: Sequence[str]) -> int:
     """Exit 0, or 1 when a work crashed or, with --check, a bar was missed; 2 when nothing could be run as asked."""
@@ -101,8 +103,13 @@ def _parser(suite: Suite) -> argparse.ArgumentParser:
     parser.add_argument(
         "--keep", type=Path, metavar="FILE", help="keep the rounds there, and report those that are there already too"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every round of every figure")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="tables for the documentation")
+    for option, ending, text in (
+        ("--markdown", "md", "tables with all settings"),
+        ("--json", "json", "every round of every figure"),
+    ):
+        default = RESULTS / f"{suite.name}.{ending}"
+        where = f"{text}; into benchmarks/results/{default.name} if no FILE is given"
+        parser.add_argument(option, type=Path, nargs="?", const=default, metavar="FILE", help=where)
     parser.add_argument("--svg", type=Path, metavar="FILE", help="a chart; one file per interpreter")
     return parser
 

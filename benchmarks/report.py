@@ -1,4 +1,4 @@
-"""What a run found, as text for a terminal, as Markdown for the documentation and as JSON for machines.
+"""The results of a run as text for a terminal, as Markdown for `benchmarks/results` and as JSON for machines.
 
 All three are made from the same rows, so they can't disagree.
 """
@@ -148,13 +148,16 @@ def text(run: Run) -> str:
 
 def markdown(run: Run) -> str:
     command = " ".join(["python -m benchmarks", *([] if run.suite.name == "pool" else [run.suite.name])])
+    parts = len(run.results.loads)
     lines = [
         f"# Figures: {run.suite.title}",
         "",
-        f"Written by `{command} --markdown FILE`. Values are medians, with the",
+        f"`{command} --markdown` wrote this file, from one run{f' in {parts} parts' if parts > 1 else ''}.",
+        "Values are medians, with the smallest and the largest round in brackets.",
+        "× is the ratio to the row of each table that has 1 ×, taken round by round.",
+        "`docs/reference/benchmarks.md` says how it is measured, and what the ratios do not mean.",
+        "",
     ]
-    lines += ["smallest and largest round in brackets; × is the ratio to the row of each table that has 1 ×,"]
-    lines += ["taken round by round.", ""]
     lines += [f"- {name}: {value}" for name, value in run.settings().items()]
     for interpreter in run.interpreters:
         lines += ["", f"## {interpreter.name}", "", f"Versions: {versions(interpreter)}."]

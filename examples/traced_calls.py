@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bullpen import Pool
+from bullpen import CallPolicy, Pool
 
 order = contextvars.ContextVar("order", default="none")
 spans: list[tuple[str, float]] = []
@@ -38,7 +38,7 @@ def pay(amount: int) -> str:
 
 
 def main() -> None:
-    with Pool(1, name="pay", wrap=traced) as pool:
+    with Pool(1, name="pay", calls=CallPolicy(wrap=traced)) as pool:
         payments = pool.using(context=True)
         for number, amount in (("A1", 30), ("A2", -1)):
             order.set(number)

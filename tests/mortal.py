@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from bullpen import primitives
-from bullpen.core.request import DONE, FAILED, Request
-from bullpen.core.worker import Worker
-from bullpen.runtimes import port
-from bullpen.runtimes.port import WorkerEvents
+from bullpen.pools.dispatch.request import DONE, FAILED, Request
+from bullpen.pools.dispatch.worker import Worker
+from bullpen.pools.runtimes import port
+from bullpen.pools.runtimes.port import WorkerEvents
 
 
 class Death(BaseException):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from bullpen.core.lifecycle import POOL_MOVES, REQUEST_MOVES, WORKER_MOVES, Moves, check_move
-from bullpen.core.request import Request
-from bullpen.core.worker import Worker
-from bullpen.pool.engine import Engine
+from bullpen.pools.dispatch.pool_status import Phase, PoolStatus
+from bullpen.pools.dispatch.request import Request
+from bullpen.pools.dispatch.states import POOL_MOVES, REQUEST_MOVES, WORKER_MOVES, Moves, check_move
+from bullpen.pools.dispatch.worker import Worker
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def checked_moves() -> Iterator[None]:
         for owner, name, table in (
             (Request, "state", REQUEST_MOVES),
             (Worker, "status", WORKER_MOVES),
-            (Engine, "state", POOL_MOVES),
+            (PoolStatus, "phase", POOL_MOVES),
         ):
             restore.enter_context(_checked(owner, name, table))
         yield
@@ -49,8 +49,9 @@ def _accessors(slot: Any, name: str, table: Moves[Any]) -> tuple[Callable[[Any],
             old = get(instance)
         except (AttributeError, KeyError):  # it is being made
             old = new
-        if old is not new:
-            check_move(table, old, new)
+        before, after = (each.state if isinstance(each, Phase) else each for each in (old, new))
+        if before is not after:
+            check_move(table, before, after)
         if slot is None:
             instance.__dict__[name] = new
         else:

@@ -35,7 +35,7 @@ PATIENCE = 60.0
 # Nobody else has the second end: it closes when this process ends, however it does. Then the kernel kills the servers.
 _DEATH, _ALIVE = os.pipe()
 _LAUNCH = (
-    "import os, sys; from bullpen.runtimes.process.child import die_with_the_app; "
+    "import os, sys; from bullpen.pools.runtimes.process.child import die_with_the_app; "
     "os.set_inheritable(die_with_the_app(int(sys.argv[1])), True); os.execvp(sys.argv[2], sys.argv[2:])"
 )
 

@@ -38,92 +38,96 @@ class Layer:
     pure: bool = False
 
 
-GROUND = "errors primitives telemetry.catalogue"
-FOR_SERVERS = "storage.port storage.ear storage.server"
+GROUND = "errors primitives telemetry"
+TOLD = "pools.checks pools.instances pools.options pools.policies"
+FACE = f"{TOLD} pools.dispatch pools.supervision pools.maps pools.streams pools.runtimes.port pools.runtimes.open"
+PROCESS = "pools.runtimes.process"
+MODEL = f"{GROUND} tasks.model"
+SERVER = "tasks.storage.port tasks.storage.notifications tasks.storage.server"
 
 LAYERS = [
     Layer("errors"),
     Layer("primitives"),
-    Layer("telemetry.catalogue"),
-    Layer("telemetry", GROUND),
+    Layer("telemetry"),
     # Decisions: pure, and strangers to each other.
-    Layer("core", GROUND, stdlib=PURE_STDLIB, pure=True),
-    Layer("tasks", GROUND, third_party="cronsim msgspec", stdlib=PURE_TASK_STDLIB, pure=True),
-    # Where work runs.
-    Layer("runtimes", "runtimes.port"),
-    Layer("runtimes.port", f"{GROUND} core"),
-    Layer("runtimes.open", f"{GROUND} runtimes"),
-    Layer("runtimes.*", f"{GROUND} core runtimes.port"),
-    Layer("runtimes.process", f"{GROUND} core runtimes.port runtimes.process", third_party="cloudpickle"),
+    Layer("pools.dispatch", GROUND, stdlib=PURE_STDLIB, pure=True),
+    Layer("pools.dispatch.futures", f"{GROUND} pools.dispatch pools.runtimes.port"),
+    Layer("tasks.model", GROUND, third_party="cronsim msgspec", stdlib=PURE_TASK_STDLIB, pure=True),
+    # Wing 1: run this now. What a user holds, the options, the pool's own life, and where work runs.
+    Layer("pools", f"{GROUND} {FACE}"),
+    Layer("pools.checks", GROUND),
+    Layer("pools.instances", f"{GROUND} pools.dispatch pools.runtimes.port"),
+    Layer("pools.policies", f"{GROUND} pools.dispatch pools.checks pools.instances"),
+    Layer("pools.options", f"{GROUND} {TOLD} pools.dispatch pools.runtimes.port"),
+    Layer("pools.supervision", f"{GROUND} {TOLD} pools.dispatch pools.supervision pools.runtimes.port"),
+    Layer("pools.supervision.restarts", GROUND, stdlib=PURE_STDLIB, pure=True),
+    Layer("pools.supervision.scaling", GROUND, stdlib=PURE_STDLIB, pure=True),
+    Layer("pools.maps", f"{GROUND} {FACE} pools"),
+    Layer("pools.streams", f"{GROUND} {FACE} pools"),
+    Layer("pools.runtimes", "pools.runtimes.port"),
+    Layer("pools.runtimes.port", f"{GROUND} pools.dispatch"),
+    Layer("pools.runtimes.open", f"{GROUND} pools.runtimes"),
+    Layer("pools.runtimes.*", f"{GROUND} pools.dispatch pools.runtimes.port"),
+    Layer(PROCESS, f"{GROUND} pools.dispatch pools.runtimes.port {PROCESS}", third_party="cloudpickle"),
     Layer(
-        "runtimes.program",
-        f"{GROUND} core runtimes.port runtimes.program runtimes.process.calls runtimes.process.items "
-        "runtimes.process.nursery runtimes.process.output runtimes.process.supervised runtimes.process.switchboard "
-        "runtimes.process.wire",
+        "pools.runtimes.program",
+        f"{GROUND} pools.dispatch pools.runtimes.port pools.runtimes.program {PROCESS}.calls {PROCESS}.items "
+        f"{PROCESS}.forkserver_client {PROCESS}.output {PROCESS}.supervised {PROCESS}.io_thread {PROCESS}.wire",
         third_party="msgspec",
     ),
     # What worker processes import: the standard library, and what they tell of an error.
-    Layer("runtimes.process.arena"),
-    Layer("runtimes.process.wire", "runtimes.process.arena", third_party="cloudpickle"),
-    Layer("runtimes.process.failures", "runtimes.process.wire"),
-    Layer("runtimes.process.refusals", "errors runtimes.process.failures"),
-    Layer("runtimes.process.calls", "runtimes.process.wire"),
+    Layer(f"{PROCESS}.arena"),
+    Layer(f"{PROCESS}.wire", f"{PROCESS}.arena", third_party="cloudpickle"),
+    Layer(f"{PROCESS}.failures", f"{PROCESS}.wire"),
+    Layer(f"{PROCESS}.refusals", f"errors {PROCESS}.failures"),
+    Layer(f"{PROCESS}.calls", f"{PROCESS}.wire"),
     Layer(
-        "runtimes.process.child",
-        "errors runtimes.process.arena runtimes.process.calls runtimes.process.wire runtimes.process.failures "
-        "runtimes.process.refusals",
+        f"{PROCESS}.child",
+        f"errors {PROCESS}.arena {PROCESS}.calls {PROCESS}.wire {PROCESS}.failures {PROCESS}.refusals",
     ),
-    Layer("runtimes.process.orphans"),
-    Layer("runtimes.process.birth", "runtimes.process.child"),
+    Layer(f"{PROCESS}.orphans"),
+    Layer(f"{PROCESS}.bootstrap", f"{PROCESS}.child"),
+    Layer(f"{PROCESS}.forkserver", f"{PROCESS}.bootstrap {PROCESS}.child {PROCESS}.orphans {PROCESS}.wire"),
+    # Wing 2: run this sometime. Where tasks live, who enqueues them, who runs them.
+    Layer("tasks"),
+    Layer("tasks.storage", "tasks.storage.port"),
+    Layer("tasks.storage.port", MODEL, third_party="msgspec"),
+    Layer("tasks.storage.open", f"{GROUND} tasks.storage"),
+    Layer("tasks.storage.notifications", GROUND),
+    Layer("tasks.storage.add_batcher", MODEL),
+    Layer("tasks.storage.single_flight"),
+    Layer("tasks.storage.server", f"{MODEL} {SERVER} tasks.storage.add_batcher tasks.storage.single_flight"),
+    Layer("tasks.storage.rules", f"{MODEL} tasks.storage.port"),
+    Layer("tasks.storage.*", f"{MODEL} tasks.storage.port tasks.storage.rules", third_party="msgspec"),
+    Layer("tasks.storage.schedules", f"{MODEL} tasks.storage.port"),
+    Layer("tasks.storage.postgres", f"{MODEL} {SERVER}", third_party="asyncpg msgspec psycopg sqlalchemy"),
+    Layer("tasks.storage.redis", f"{MODEL} {SERVER}", third_party="msgspec redis hiredis"),
     Layer(
-        "runtimes.process.zygote",
-        "runtimes.process.birth runtimes.process.child runtimes.process.orphans runtimes.process.wire",
-    ),
-    Layer("pool", f"{GROUND} telemetry core runtimes.port runtimes.open"),
-    # Where tasks live.
-    Layer("storage", "storage.port"),
-    Layer("storage.port", f"{GROUND} tasks", third_party="msgspec"),
-    Layer("storage.open", f"{GROUND} storage"),
-    Layer("storage.ear", GROUND),
-    Layer("storage.gathering", f"{GROUND} tasks"),
-    Layer("storage.shared_attempt"),
-    Layer("storage.server", f"{GROUND} tasks storage.port storage.ear storage.gathering storage.shared_attempt"),
-    Layer("storage.*", f"{GROUND} tasks storage.port", third_party="msgspec"),
-    Layer("storage.schedules", f"{GROUND} tasks storage.port"),
-    Layer(
-        "storage.postgres",
-        f"{GROUND} tasks storage.port storage.ear storage.server",
-        third_party="asyncpg msgspec psycopg sqlalchemy",
-    ),
-    Layer(
-        "storage.redis", f"{GROUND} tasks storage.port storage.ear storage.server", third_party="msgspec redis hiredis"
-    ),
-    Layer(
-        "consumer",
-        f"{GROUND} telemetry tasks storage.port storage.schedules pool runtimes.port",
-        third_party="msgspec uvloop",
-    ),
-    Layer(
-        "queue",
-        f"{GROUND} telemetry tasks storage.port storage.schedules storage.open storage.shared_attempt",
+        "tasks.client",
+        f"{MODEL} tasks.storage.port tasks.storage.schedules tasks.storage.open tasks.storage.single_flight",
         third_party="msgspec",
+    ),
+    Layer(
+        "tasks.worker",
+        f"{MODEL} tasks.storage.port tasks.storage.schedules pools",
+        third_party="msgspec uvloop",
     ),
     # Interfaces of others, each with its framework.
     Layer("integrations"),
-    Layer("integrations.django", f"{GROUND} tasks storage.port queue", third_party="asgiref django django_tasks"),
-    # Who brings it together.
     Layer(
-        "testing",
-        f"{GROUND} telemetry core tasks runtimes pool storage consumer queue",
-        third_party="hypothesis msgspec pytest",
+        "integrations.django",
+        f"{MODEL} tasks.storage.port tasks.client",
+        third_party="asgiref django django_tasks",
     ),
+    # What brings both wings together.
+    Layer("testing", f"{GROUND} pools tasks", third_party="hypothesis msgspec pytest"),
     Layer("cli", "ALL", third_party="msgspec"),
-    Layer("dashboard", "ALL"),
+    Layer("web", "ALL"),
     Layer("__main__", "ALL"),
     Layer("", "ALL"),  # bullpen/__init__.py
 ]
 
-# What core and tasks leave to their callers, who hand in the time, the luck and the thread.
+# What the deciding layers leave to their callers: the time, the random numbers and the threads are arguments.
 EFFECTS_IN_PRIMITIVES = {"SystemClock", "random", "start_loop", "start_thread", "system_clock"}
 EFFECTFUL_CALLS = {"monotonic", "now", "perf_counter", "today", "urandom", "utcnow", "uuid1", "uuid4", "uuid7"}
 EFFECTFUL_BUILTINS = {"__import__", "input", "open", "print"}
@@ -278,67 +282,78 @@ def primitives_aliases(module: Module) -> set[str]:
 
 KNOWN = frozenset(
     """
-    bullpen bullpen.errors bullpen.primitives bullpen.core bullpen.core.ready bullpen.tasks bullpen.tasks.task
-    bullpen.pool bullpen.pool.pool bullpen.runtimes bullpen.runtimes.port bullpen.runtimes.thread
-    bullpen.runtimes.process bullpen.runtimes.process.child bullpen.storage.redis bullpen.cli.main
+    bullpen bullpen.errors bullpen.primitives bullpen.pools.dispatch bullpen.pools.dispatch.ready_queue
+    bullpen.tasks.model bullpen.tasks.model.task
+    bullpen.pools bullpen.pools.pool bullpen.pools.runtimes bullpen.pools.runtimes.port bullpen.pools.runtimes.thread
+    bullpen.pools.runtimes.process bullpen.pools.runtimes.process.child bullpen.tasks.storage.redis bullpen.cli.main
     """.split()
 )
 
 BREACHES = {
-    "a top-level import": ("core.x", "import bullpen.pool.pool"),
-    "a from-import": ("core.x", "from bullpen.pool import pool"),
+    "a top-level import": ("pools.dispatch.x", "import bullpen.pools.pool"),
+    "a from-import": ("pools.dispatch.x", "from bullpen.pools import pool"),
     "a type-only import": (
-        "core.x",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from bullpen.pool.pool import Pool",
+        "pools.dispatch.x",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from bullpen.pools.pool import Pool",
     ),
-    "an import in a function": ("core.x", "def f():\n    import bullpen.tasks.task"),
-    "a relative import": ("core.x", "from ..pool import pool"),
-    "a relative import of a package": ("core.x", "from .. import pool"),
-    "an import by name": ("pool.x", "import importlib\nimportlib.import_module('bullpen.runtimes.thread')"),
-    "a relative import by name": ("pool.x", "import importlib\nimportlib.import_module('..tasks.task', __package__)"),
-    "the front door": ("core.x", "from bullpen import Pool"),
-    "tasks in core": ("core.x", "import bullpen.tasks.task"),
-    "core in tasks": ("tasks.x", "import bullpen.core.ready"),
-    "a sibling adapter": ("runtimes.thread", "from bullpen.runtimes import process"),
-    "a sibling adapter's part": ("runtimes.thread", "import bullpen.runtimes.process.child"),
-    "an adapter in the pool": ("pool.x", "from bullpen.runtimes.thread import ThreadRuntime"),
-    "an adapter in the adapters' package": ("runtimes", "import bullpen.runtimes.thread"),
-    "an adapter in its port": ("runtimes.port", "from . import thread"),
-    "the app's side in a worker process": ("runtimes.process.child", "import bullpen.runtimes.process"),
-    "core in a worker process": ("runtimes.process.wire", "import bullpen.core.ready"),
-    "the pool in a runtime": ("runtimes.process.child", "from ...pool import pool"),
+    "an import in a function": ("pools.dispatch.x", "def f():\n    import bullpen.tasks.model.task"),
+    "a relative import": ("pools.dispatch.x", "from ..pool import Pool"),
+    "a relative import of a package": ("pools.dispatch.x", "from .. import pool"),
+    "an import by name": ("pools.x", "import importlib\nimportlib.import_module('bullpen.pools.runtimes.thread')"),
+    "a relative import by name": (
+        "pools.x",
+        "import importlib\nimportlib.import_module('..tasks.model.task', __package__)",
+    ),
+    "the front door": ("pools.dispatch.x", "from bullpen import Pool"),
+    "tasks in dispatch": ("pools.dispatch.x", "import bullpen.tasks.model.task"),
+    "dispatch in tasks": ("tasks.model.x", "import bullpen.pools.dispatch.ready_queue"),
+    "a sibling adapter": ("pools.runtimes.thread", "from bullpen.pools.runtimes import process"),
+    "a sibling adapter's part": ("pools.runtimes.thread", "import bullpen.pools.runtimes.process.child"),
+    "an adapter in a pool": ("pools.x", "from bullpen.pools.runtimes.thread import ThreadRuntime"),
+    "an adapter in the adapters' package": ("pools.runtimes", "import bullpen.pools.runtimes.thread"),
+    "an adapter in its port": ("pools.runtimes.port", "from . import thread"),
+    "the app's side in a worker process": ("pools.runtimes.process.child", "import bullpen.pools.runtimes.process"),
+    "dispatch in a worker process": ("pools.runtimes.process.wire", "import bullpen.pools.dispatch.ready_queue"),
+    "the pool in a runtime": ("pools.runtimes.process.child", "from ...pool import Pool"),
     "anything of ours in errors": ("errors", "from bullpen import primitives"),
     "the command line in testing": ("testing.x", "import bullpen.cli.main"),
-    "a thread in core": ("core.x", "import threading"),
-    "a hidden thread in core": ("core.x", "from concurrent import futures"),
-    "a clock in core": ("core.x", "def f():\n    from time import monotonic"),
-    "dice in core": ("core.x", "import random"),
-    "a socket in tasks": ("tasks.x", "import socket"),
-    "the wall clock in tasks": ("tasks.x", "from datetime import datetime\ndatetime.now(None)"),
-    "dice in tasks": ("tasks.x", "from uuid import uuid4\nuuid4()"),
-    "the clock of primitives": ("core.x", "from bullpen import primitives\nprimitives.system_clock.wait(None, 1)"),
-    "the dice of primitives": ("core.x", "import bullpen.primitives as p\np.random.uniform(0, 1)"),
-    "the threads of primitives": ("core.x", "import bullpen.primitives\nbullpen.primitives.start_thread(f, 'x')"),
-    "a clock handed in but read": ("core.x", "def f(clock):\n    return clock.monotonic()"),
-    "a file": ("core.x", "open('x')"),
-    "a copied primitive": ("pool.x", "from bullpen.primitives import worker_lock"),
-    "a package in core": ("core.x", "import msgspec"),
-    "another adapter's package": ("storage.redis", "import asyncpg"),
+    "a thread in dispatch": ("pools.dispatch.x", "import threading"),
+    "a hidden thread in dispatch": ("pools.dispatch.x", "from concurrent import futures"),
+    "a clock in dispatch": ("pools.dispatch.x", "def f():\n    from time import monotonic"),
+    "dice in dispatch": ("pools.dispatch.x", "import random"),
+    "a socket in tasks": ("tasks.model.x", "import socket"),
+    "the wall clock in tasks": ("tasks.model.x", "from datetime import datetime\ndatetime.now(None)"),
+    "dice in tasks": ("tasks.model.x", "from uuid import uuid4\nuuid4()"),
+    "the clock of primitives": (
+        "pools.dispatch.x",
+        "from bullpen import primitives\nprimitives.system_clock.wait(None, 1)",
+    ),
+    "the dice of primitives": ("pools.dispatch.x", "import bullpen.primitives as p\np.random.uniform(0, 1)"),
+    "the threads of primitives": (
+        "pools.dispatch.x",
+        "import bullpen.primitives\nbullpen.primitives.start_thread(f, 'x')",
+    ),
+    "a clock handed in but read": ("pools.dispatch.x", "def f(clock):\n    return clock.monotonic()"),
+    "a file": ("pools.dispatch.x", "open('x')"),
+    "a copied primitive": ("pools.x", "from bullpen.primitives import worker_lock"),
+    "a package in dispatch": ("pools.dispatch.x", "import msgspec"),
+    "another adapter's package": ("tasks.storage.redis", "import asyncpg"),
     "a module without a layer": ("helpers", ""),
     "a package without a layer": ("helpers.strings", "import re"),
 }
 
 KEEPS = {
-    "core decides": (
-        "core.x",
+    "dispatch decides": (
+        "pools.dispatch.x",
         "import heapq\nfrom collections.abc import Callable\nfrom bullpen import errors, primitives\n"
-        "from bullpen.core.ready import ReadyQueue\nfrom bullpen.primitives import Lock\nprimitives.worker_lock()",
+        "from bullpen.pools.dispatch.ready_queue import ReadyQueue\nfrom bullpen.primitives import Lock\n"
+        "primitives.worker_lock()",
     ),
-    "an adapter and its port": ("runtimes.process", "import threading\nfrom bullpen.runtimes import port"),
-    "an adapter and its own parts": ("runtimes.process", "from bullpen.runtimes.process import child"),
-    "the pool and the port": ("pool.x", "import time\nfrom bullpen.runtimes.port import Runtime"),
-    "a driver in its adapter": ("storage.redis", "def f():\n    import redis.asyncio"),
-    "the command line": ("cli.main", "from bullpen import Pool\nimport bullpen.runtimes.thread"),
+    "an adapter and its port": ("pools.runtimes.process", "import threading\nfrom bullpen.pools.runtimes import port"),
+    "an adapter and its own parts": ("pools.runtimes.process", "from bullpen.pools.runtimes.process import child"),
+    "the pool and the port": ("pools.x", "import time\nfrom bullpen.pools.runtimes.port import Runtime"),
+    "a driver in its adapter": ("tasks.storage.redis", "def f():\n    import redis.asyncio"),
+    "the command line": ("cli.main", "from bullpen import Pool\nimport bullpen.pools.runtimes.thread"),
 }
 
 
@@ -353,9 +368,12 @@ def test_what_is_allowed_is_not_reported(case: str) -> None:
 
 
 def test_a_relative_import_in_a_package_starts_at_the_package() -> None:
-    source = "from .ready import ReadyQueue\nfrom ..tasks import task"
-    package = Module("bullpen.core", ast.parse(source), is_package=True)
-    assert [name for _, name in find_imports(package, KNOWN)] == ["bullpen.core.ready", "bullpen.tasks.task"]
+    source = "from .ready_queue import ReadyQueue\nfrom ...tasks.model import task"
+    package = Module("bullpen.pools.dispatch", ast.parse(source), is_package=True)
+    assert [name for _, name in find_imports(package, KNOWN)] == [
+        "bullpen.pools.dispatch.ready_queue",
+        "bullpen.tasks.model.task",
+    ]
 
 
 def problems_of(module: str, source: str) -> list[str]:

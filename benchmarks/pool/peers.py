@@ -16,6 +16,7 @@ from time import perf_counter_ns
 from typing import Any, TypeVar
 
 from benchmarks.model import Peer
+from bullpen import CallPolicy
 
 from .settings import COROUTINES_AT_ONCE, LIMIT_SECONDS, MAX_QUEUE, WORKERS
 
@@ -70,7 +71,7 @@ JOBLIB_SINGLE = Peer(
 BULLPEN = Peer(
     "bullpen",
     "bullpen:Pool",
-    "bullpen",
+    "pybullpen",
     "pip install -e .",
     f"Pool({WORKERS})",
     lambda: import_module("bullpen").Pool(WORKERS),
@@ -78,10 +79,10 @@ BULLPEN = Peer(
 BULLPEN_LIMITED = Peer(
     "bullpen",
     "bullpen:Pool",
-    "bullpen",
+    "pybullpen",
     "pip install -e .",
-    f"Pool({WORKERS}, max_queue={MAX_QUEUE}, queue_timeout={LIMIT_SECONDS})",
-    lambda: import_module("bullpen").Pool(WORKERS, max_queue=MAX_QUEUE, queue_timeout=LIMIT_SECONDS),
+    f"Pool({WORKERS}, max_queue={MAX_QUEUE}, calls=CallPolicy(queue_timeout={LIMIT_SECONDS}))",
+    lambda: import_module("bullpen").Pool(WORKERS, max_queue=MAX_QUEUE, calls=CallPolicy(queue_timeout=LIMIT_SECONDS)),
 )
 
 RUN_IN_EXECUTOR = Peer(
@@ -108,7 +109,7 @@ TASK_GROUP = Peer(
 ASYNC_BULLPEN = Peer(
     "bullpen",
     "bullpen:AsyncPool",
-    "bullpen",
+    "pybullpen",
     "pip install -e .",
     f"AsyncPool({COROUTINES_AT_ONCE}, threads={WORKERS})",
 )
@@ -116,7 +117,7 @@ ASYNC_BULLPEN = Peer(
 SCRIPTED = Peer(
     "bullpen",
     "bullpen.testing:ScriptedRuntime",
-    "bullpen",
+    "pybullpen",
     "pip install -e .",
     "Pool(n, min_workers=n, runtime=ScriptedRuntime())",
 )

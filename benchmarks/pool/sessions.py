@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.model import Measure
+from bullpen import SessionPolicy
 
 from .settings import WORKERS, Sizes, noop
 
@@ -37,7 +38,11 @@ def _cost(count: int, affinity: str, sizes: Sizes) -> float:
     runtime = import_module("bullpen.testing").ScriptedRuntime()
     ids = [f"session-{number}" for number in range(count)]
     used = random.Random(count).choices(ids, k=sizes.dispatches)
-    options: dict[str, Any] = {"min_workers": WORKERS, "max_sessions": count, "affinity": affinity}
+    options: dict[str, Any] = {
+        "min_workers": WORKERS,
+        "sessions": SessionPolicy(max_sessions=count),
+        "affinity": affinity,
+    }
     with import_module("bullpen").Pool(WORKERS, runtime=runtime, **options) as pool:
         pool.wait_ready()
         _request(pool, runtime, ids)

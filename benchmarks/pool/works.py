@@ -333,7 +333,8 @@ WORKS = (
             Contestant(
                 f"{BULLPEN.name}, {count:,} sessions",
                 SCRIPTED,
-                f"Pool(4, min_workers=4, max_sessions={count}, runtime=ScriptedRuntime()).using(session=id)",
+                f"Pool(4, min_workers=4, sessions=SessionPolicy(max_sessions={count}), runtime=ScriptedRuntime())"
+                ".using(session=id)",
                 sessions.cost(count),
             )
             for count in (sessions.FEW, sessions.MANY)

@@ -75,7 +75,7 @@ JOBLIB = Peer(
 BULLPEN = Peer(
     "bullpen",
     "bullpen:Pool",
-    "bullpen",
+    "pybullpen",
     "pip install -e .",
     f'Pool({WORKERS}, runtime="process")',
     lambda: import_module("bullpen").Pool(WORKERS, runtime="process"),

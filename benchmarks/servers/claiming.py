@@ -8,8 +8,8 @@ from time import perf_counter, time
 from typing import Any
 
 from benchmarks.model import Measure
-from bullpen.storage.open import open_storage
-from bullpen.tasks.task import Task
+from bullpen.tasks.model.task import Task
+from bullpen.tasks.storage.open import open_storage
 
 from .measures import Place
 from .raw import PAYLOAD

@@ -8,7 +8,7 @@ import sys
 from typing import Any, ClassVar
 
 from bullpen import AsyncWorkerPool, TaskQueue
-from bullpen.tasks.task import SUCCESS
+from bullpen.tasks.model.task import SUCCESS
 
 from .library import TIMEOUT, Library, forever, pages, returning_async
 from .settings import CONCURRENCY

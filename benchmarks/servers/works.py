@@ -66,7 +66,7 @@ from .settings import (
 _COST = (Metric(COST, "cost of a claim, median", "µs", "lower"),)
 _SECONDS = (Metric(killing.SECONDS, "until all are done", "s", "lower"),)
 
-BULLPEN = Peer("bullpen", "bullpen:TaskQueue", "bullpen", "pip install -e .", "TaskQueue")
+BULLPEN = Peer("bullpen", "bullpen:TaskQueue", "pybullpen", "pip install -e .", "TaskQueue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ _POSTGRES = (
     ),
 )
 SYNC = "bullpen, sync"
-_OURS = f"concurrency={CONCURRENCY}, uvloop as its command has it with bullpen[uvloop], results kept"
+_OURS = f"concurrency={CONCURRENCY}, uvloop as its command has it with pybullpen[uvloop], results kept"
 
 
 def _works(entries: tuple[Entry, ...], floor: type[raw.Raw], driver: Contestant, place: Place) -> tuple[Work, ...]:

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.model import Measure
-from bullpen.storage.sqlite.store import SqliteStorage
-from bullpen.tasks.task import Task
+from bullpen.tasks.model.task import Task
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
 
 from .plain import PAYLOAD
 from .settings import Sizes, new_folder

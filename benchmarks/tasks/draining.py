@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.metrics import RATE
 from benchmarks.model import Measure
 from bullpen import AsyncWorkerPool
-from bullpen.tasks.task import SUCCESS
+from bullpen.tasks.model.task import SUCCESS
 
 from .ours import Ours, in_file
 from .peers import Huey, LiteQueue, PersistQueue, Taskito

@@ -19,7 +19,7 @@ from benchmarks.model import Peer
 
 PLAIN = Peer("plain SQL", "sqlite3:connect", None, None, "sqlite3")
 ASYNCIO = Peer("asyncio", "asyncio:create_task", None, None, "asyncio")
-BULLPEN = Peer("bullpen", "bullpen:TaskQueue", "bullpen", "pip install -e .", "TaskQueue")
+BULLPEN = Peer("bullpen", "bullpen:TaskQueue", "pybullpen", "pip install -e .", "TaskQueue")
 HUEY = Peer("huey", "huey:SqliteHuey", "huey", "pip install huey", "SqliteHuey(filename)")
 LITEQUEUE = Peer("litequeue", "litequeue:LiteQueue", "litequeue", "pip install litequeue", "LiteQueue(filename)")
 PERSIST_QUEUE = Peer(

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from benchmarks import chart
-from bullpen.tasks.task import PENDING, RUNNING
+from bullpen.tasks.model.task import PENDING, RUNNING
 
 from .ours import Ours, in_file
 from .remote import running

@@ -1,33 +1,29 @@
 """Bullpen: durable tasks that are not lost, and a pool of warm workers that is bounded, keeps deadlines, and is a
 drop-in `concurrent.futures.Executor`.
 
-To read the code, follow one call from `submit` to its result:
+The library has two wings. `pools/` runs a function now, on a bounded pool of warm workers. `tasks/` runs a function at
+least once, even if the machine dies; its workers run on pools.
 
-    pool/pool.py         Pool: the public face          pool/view.py       using(): options for single calls
-    pool/engine.py       admission, and the pool's life  pool/future.py     the future, which is also the request
-    core/dispatcher.py   who runs what, when             core/backlog.py    what waits
-    core/worker.py       one worker and its lock         core/request.py    one call and its states
-    runtimes/port.py     what a runtime is               runtimes/thread.py where the call runs
+    pools/
+      pool.py async_pool.py pools.py   Pool, AsyncPool, Pools: what a user holds
+      options.py policies.py           its options, and groups of them
+      stats.py explain.py              what a pool reports about itself
+      supervision/                     the pool's life: admission, starting, deaths, recycling, timer, shutdown
+      dispatch/                        requests, workers, backlog, sessions: decisions only, no thread and no clock
+      maps/ streams/                   Pool.map, Pool.stream
+      runtimes/                        where a call runs: thread, event loop, process, program
+    tasks/
+      client/                          TaskQueue, functions, jobs, chains and groups, why
+      model/                           what a task is, and every move it can make: decisions only
+      storage/                         the storage port, and memory, SQLite, PostgreSQL, Redis
+      worker/                          AsyncWorkerPool and WorkerPool: claim, run, settle
+    integrations/ cli/ testing/        Django; the command `bullpen`; tools for the tests of users
+    errors.py telemetry.py primitives.py
 
-From asyncio: `pool/async_pool.py`, `pool/lane.py` for its two engines, `pool/async_call.py` for a request and its
-future, `pool/home.py` for the loop, `runtimes/event_loop.py` for where coroutines run.
-
-To follow a durable task from `enqueue` to its result:
-
-    queue/task_queue.py  TaskQueue: functions become tasks   queue/function.py  TaskFunction: enqueue
-    tasks/options.py     what a task may be told             tasks/codec.py     arguments and results as JSON
-    queue/clients.py     one client of the store per loop    storage/port.py    what a store is
-    tasks/task.py        what a task is, and its moves       queue/job.py       Job: the way to the result
-    consumer/            the worker: see its docstring       storage/memory.py  the readable store
-
-Workers that are processes have a package of their own, `runtimes/process/`, with a reading order in its docstring, and
-so have programs in other languages, `runtimes/program/`.
-
-The command line begins in `cli/main.py`; each command is a file beside it.
-
-`core/lifecycle.py` has the three state machines, `pool/workforce.py` how workers start and end, `pool/timekeeper.py`
-all that happens because time has passed, `pool/pools.py` several pools by name, `errors.py` everything that is raised,
-`primitives.py` the seams that tests use.
+To follow one call, read `pools/pool.py`, `pools/dispatch/dispatcher.py` and `pools/runtimes/thread.py`; to follow one
+crash, `pools/runtimes/process/supervised.py` and `pools/supervision/deaths.py`. To follow one task, read
+`tasks/client/function.py`, `tasks/storage/port.py`, `tasks/worker/lane.py` and `tasks/worker/attempt.py`.
+`docs/explanation/architecture.md` leads through all three, and has every package, thread and layer.
 """
 
 from __future__ import annotations
@@ -38,11 +34,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from bullpen.consumer.options import Lane
-    from bullpen.consumer.sync import WorkerPool
-    from bullpen.consumer.worker_pool import AsyncWorkerPool, WorkerState
-    from bullpen.core.lifecycle import PoolState, WorkerStatus
-    from bullpen.core.ready import SchedulerStrategy
     from bullpen.errors import (
         BullpenError,
         Cancel,
@@ -114,45 +105,57 @@ if TYPE_CHECKING:
         WorkerStartFailed,
         WrongLoop,
     )
-    from bullpen.pool.async_call import AsyncFuture
-    from bullpen.pool.async_mapping import AsyncMap
-    from bullpen.pool.async_pool import AsyncPool
-    from bullpen.pool.async_stream import AsyncStream
-    from bullpen.pool.async_view import AsyncPoolView
-    from bullpen.pool.budget import remaining
-    from bullpen.pool.explain import AsyncExplanation, Explanation, Reason, RunningRequest, explain
-    from bullpen.pool.future import PoolFuture
-    from bullpen.pool.pool import Pool
-    from bullpen.pool.pools import Pools
-    from bullpen.pool.startup import InitializationDelegate
-    from bullpen.pool.stats import AsyncPoolStats, Percentiles, PoolStats, SessionInfo, WorkerInfo
-    from bullpen.pool.stream import Stream
-    from bullpen.pool.view import PoolView
-    from bullpen.queue.compose import RESULT, Call, ComposedJob, chain, group
-    from bullpen.queue.function import TaskFunction
-    from bullpen.queue.job import Job
-    from bullpen.queue.new_tasks import NewTasks
-    from bullpen.queue.schedules import Schedules
-    from bullpen.queue.task_queue import TaskQueue
-    from bullpen.queue.why import Cause, Why
-    from bullpen.runtimes.process.calls import RequestCancelled
-    from bullpen.runtimes.process.runtime import ProcessRuntime
-    from bullpen.runtimes.program.program import CallProgress
-    from bullpen.runtimes.program.runtime import ProgramRuntime
-    from bullpen.tasks.context import CurrentTask, current_task
-    from bullpen.tasks.info import ScheduleInfo, TaskInfo
-    from bullpen.tasks.inject import Inject
-    from bullpen.tasks.retry import Backoff
-    from bullpen.tasks.task import Progress, TaskError, TaskStatus
-    from bullpen.telemetry.catalogue import Event, Kind
-    from bullpen.telemetry.observers import Fanout, LogObserver
+    from bullpen.pools.async_calls import AsyncFuture
+    from bullpen.pools.async_pool import AsyncPool
+    from bullpen.pools.async_view import AsyncPoolView
+    from bullpen.pools.dispatch.futures import PoolFuture
+    from bullpen.pools.dispatch.ready_queue import SchedulerStrategy
+    from bullpen.pools.dispatch.states import PoolState, WorkerStatus
+    from bullpen.pools.explain import AsyncExplanation, Explanation, Reason, RunningRequest, explain
+    from bullpen.pools.maps.async_map import AsyncMap
+    from bullpen.pools.policies import (
+        CallPolicy,
+        CapacityPolicy,
+        InitializationDelegate,
+        RecyclePolicy,
+        RestartPolicy,
+        SessionPolicy,
+        StartupPolicy,
+    )
+    from bullpen.pools.pool import Pool
+    from bullpen.pools.pools import Pools
+    from bullpen.pools.remaining import remaining
+    from bullpen.pools.runtimes.process.calls import RequestCancelled
+    from bullpen.pools.runtimes.process.runtime import ProcessRuntime
+    from bullpen.pools.runtimes.program.program import CallProgress
+    from bullpen.pools.runtimes.program.runtime import ProgramRuntime
+    from bullpen.pools.stats import AsyncPoolStats, Percentiles, PoolStats, SessionInfo, WorkerInfo
+    from bullpen.pools.streams.async_stream import AsyncStream
+    from bullpen.pools.streams.stream import Stream
+    from bullpen.pools.view import PoolView
+    from bullpen.tasks.client.backend import NewTasks
+    from bullpen.tasks.client.compose import RESULT, Call, ComposedJob, chain, group
+    from bullpen.tasks.client.function import TaskFunction
+    from bullpen.tasks.client.job import Job
+    from bullpen.tasks.client.schedules import Schedules
+    from bullpen.tasks.client.task_queue import TaskQueue
+    from bullpen.tasks.client.why import Cause, Why
+    from bullpen.tasks.model.context import CurrentTask, current_task
+    from bullpen.tasks.model.info import ScheduleInfo, TaskInfo
+    from bullpen.tasks.model.inject import Inject
+    from bullpen.tasks.model.retry import Backoff
+    from bullpen.tasks.model.task import Progress, TaskError, TaskStatus
+    from bullpen.tasks.worker.options import Lane
+    from bullpen.tasks.worker.sync import WorkerPool
+    from bullpen.tasks.worker.worker_pool import AsyncWorkerPool, WorkerState
+    from bullpen.telemetry import Fanout, Kind, LogObserver, TelemetryEvent
 
 _HOMES = {
-    "bullpen.consumer.options": ("Lane",),
-    "bullpen.consumer.sync": ("WorkerPool",),
-    "bullpen.consumer.worker_pool": ("AsyncWorkerPool", "WorkerState"),
-    "bullpen.core.lifecycle": ("PoolState", "WorkerStatus"),
-    "bullpen.core.ready": ("SchedulerStrategy",),
+    "bullpen.tasks.worker.options": ("Lane",),
+    "bullpen.tasks.worker.sync": ("WorkerPool",),
+    "bullpen.tasks.worker.worker_pool": ("AsyncWorkerPool", "WorkerState"),
+    "bullpen.pools.dispatch.states": ("PoolState", "WorkerStatus"),
+    "bullpen.pools.dispatch.ready_queue": ("SchedulerStrategy",),
     "bullpen.errors": (
         "BullpenError",
         "Cancel",
@@ -212,6 +215,7 @@ _HOMES = {
         "TaskNotFound",
         "TasksLeft",
         "TaskSignal",
+        "TelemetryEvent",
         "Timeout",
         "TooManySessions",
         "UnknownTask",
@@ -224,48 +228,55 @@ _HOMES = {
         "WorkerStartFailed",
         "WrongLoop",
     ),
-    "bullpen.pool.async_call": ("AsyncFuture",),
-    "bullpen.pool.async_mapping": ("AsyncMap",),
-    "bullpen.pool.async_pool": ("AsyncPool",),
-    "bullpen.pool.async_stream": ("AsyncStream",),
-    "bullpen.pool.async_view": ("AsyncPoolView",),
-    "bullpen.pool.budget": ("remaining",),
-    "bullpen.pool.explain": ("AsyncExplanation", "Explanation", "Reason", "RunningRequest", "explain"),
-    "bullpen.pool.future": ("PoolFuture",),
-    "bullpen.pool.pool": ("Pool",),
-    "bullpen.pool.startup": ("InitializationDelegate",),
-    "bullpen.pool.stats": ("AsyncPoolStats", "Percentiles", "PoolStats", "SessionInfo", "WorkerInfo"),
-    "bullpen.pool.pools": ("Pools",),
-    "bullpen.pool.stream": ("Stream",),
-    "bullpen.pool.view": ("PoolView",),
-    "bullpen.queue.compose": ("RESULT", "Call", "ComposedJob", "chain", "group"),
-    "bullpen.queue.function": ("TaskFunction",),
-    "bullpen.queue.job": ("Job",),
-    "bullpen.queue.new_tasks": ("NewTasks",),
-    "bullpen.queue.schedules": ("Schedules",),
-    "bullpen.queue.task_queue": ("TaskQueue",),
-    "bullpen.queue.why": (
+    "bullpen.pools.async_calls": ("AsyncFuture",),
+    "bullpen.pools.maps.async_map": ("AsyncMap",),
+    "bullpen.pools.async_pool": ("AsyncPool",),
+    "bullpen.pools.streams.async_stream": ("AsyncStream",),
+    "bullpen.pools.async_view": ("AsyncPoolView",),
+    "bullpen.pools.remaining": ("remaining",),
+    "bullpen.pools.explain": ("AsyncExplanation", "Explanation", "Reason", "RunningRequest", "explain"),
+    "bullpen.pools.dispatch.futures": ("PoolFuture",),
+    "bullpen.pools.pool": ("Pool",),
+    "bullpen.pools.policies": (
+        "CallPolicy",
+        "CapacityPolicy",
+        "InitializationDelegate",
+        "RecyclePolicy",
+        "RestartPolicy",
+        "SessionPolicy",
+        "StartupPolicy",
+    ),
+    "bullpen.pools.stats": ("AsyncPoolStats", "Percentiles", "PoolStats", "SessionInfo", "WorkerInfo"),
+    "bullpen.pools.pools": ("Pools",),
+    "bullpen.pools.streams.stream": ("Stream",),
+    "bullpen.pools.view": ("PoolView",),
+    "bullpen.tasks.client.compose": ("RESULT", "Call", "ComposedJob", "chain", "group"),
+    "bullpen.tasks.client.function": ("TaskFunction",),
+    "bullpen.tasks.client.job": ("Job",),
+    "bullpen.tasks.client.backend": ("NewTasks",),
+    "bullpen.tasks.client.schedules": ("Schedules",),
+    "bullpen.tasks.client.task_queue": ("TaskQueue",),
+    "bullpen.tasks.client.why": (
         "Cause",
         "Why",
     ),
-    "bullpen.runtimes.process.calls": ("RequestCancelled",),
-    "bullpen.runtimes.process.runtime": ("ProcessRuntime",),
-    "bullpen.runtimes.program.program": ("CallProgress",),
-    "bullpen.runtimes.program.runtime": ("ProgramRuntime",),
-    "bullpen.tasks.context": (
+    "bullpen.pools.runtimes.process.calls": ("RequestCancelled",),
+    "bullpen.pools.runtimes.process.runtime": ("ProcessRuntime",),
+    "bullpen.pools.runtimes.program.program": ("CallProgress",),
+    "bullpen.pools.runtimes.program.runtime": ("ProgramRuntime",),
+    "bullpen.tasks.model.context": (
         "CurrentTask",
         "current_task",
     ),
-    "bullpen.tasks.info": ("ScheduleInfo", "TaskInfo"),
-    "bullpen.tasks.inject": ("Inject",),
-    "bullpen.tasks.retry": ("Backoff",),
-    "bullpen.tasks.task": (
+    "bullpen.tasks.model.info": ("ScheduleInfo", "TaskInfo"),
+    "bullpen.tasks.model.inject": ("Inject",),
+    "bullpen.tasks.model.retry": ("Backoff",),
+    "bullpen.tasks.model.task": (
         "Progress",
         "TaskStatus",
         "TaskError",
     ),
-    "bullpen.telemetry.catalogue": ("Event", "Kind"),
-    "bullpen.telemetry.observers": ("Fanout", "LogObserver"),
+    "bullpen.telemetry": ("Fanout", "Kind", "LogObserver", "TelemetryEvent"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -282,15 +293,16 @@ __all__ = [
     "Backoff",
     "BullpenError",
     "Call",
+    "CallPolicy",
     "CallProgress",
     "Cancel",
+    "CapacityPolicy",
     "Cause",
     "ComposedJob",
     "ConfigurationError",
     "CurrentTask",
     "DeadlineExceeded",
     "DuplicateTask",
-    "Event",
     "Explanation",
     "Fanout",
     "IllegalTransition",
@@ -339,8 +351,10 @@ __all__ = [
     "QueueError",
     "QueueTimeout",
     "Reason",
+    "RecyclePolicy",
     "RemoteError",
     "RequestCancelled",
+    "RestartPolicy",
     "ResultDropped",
     "ResultTimeout",
     "Retry",
@@ -354,8 +368,10 @@ __all__ = [
     "SchemaTooNew",
     "SessionError",
     "SessionInfo",
+    "SessionPolicy",
     "SessionWorkerUnavailable",
     "Snooze",
+    "StartupPolicy",
     "StorageBusy",
     "StorageClosed",
     "StorageCorrupt",
@@ -375,6 +391,7 @@ __all__ = [
     "TaskSignal",
     "TaskStatus",
     "TasksLeft",
+    "TelemetryEvent",
     "Timeout",
     "TooManySessions",
     "UnknownTask",

@@ -1,20 +1,20 @@
 """Every error Bullpen raises, as one tree.
 
     BullpenError
-    ├── InvalidOption (ValueError)          an option's value is not allowed; names it, and what is
+    ├── InvalidOption (ValueError)          the value of an option is not allowed; names the allowed values
     │   └── InvalidOptionType (TypeError)   … or is of the wrong type
     ├── ConfigurationError (ValueError)     a configuration is wrong; says where, and what would be right
-    ├── MissingExtra (ImportError)          what was asked for needs a package that is not installed
-    ├── NotCallable (TypeError)             what was submitted cannot be called
+    ├── MissingExtra (ImportError)          a feature needs a package that is not installed
+    ├── NotCallable (TypeError)             the submitted value is not a function
     │   └── NoSuchMethod (AttributeError)   … or names no public method of the pool's workers
-    ├── NotPicklable (TypeError)            something cannot go to another process, or come back; says which part of it
-    ├── NotJson (TypeError)                 an argument cannot be written as JSON, for a program; says which
-    ├── RemoteError                         stands for an error of a worker process that cannot come as itself
-    │   └── ProgramError                    an error that a program has answered with
+    ├── NotPicklable (TypeError)            an argument or result cannot be pickled; names the part
+    ├── NotJson (TypeError)                 an argument for a program cannot be written as JSON; names it
+    ├── RemoteError                         replaces an error of a worker process that cannot be pickled
+    │   └── ProgramError                    a program has answered with an error
     ├── MissingMainGuard (RuntimeError)     a script would start its process pools again in each worker
     ├── PoolError
-    │   ├── PoolNotFound (KeyError)         no pool has this name; names those there are
-    │   ├── PoolClosed (RuntimeError)       the pool takes no work any more
+    │   ├── PoolNotFound (KeyError)         no pool has this name; lists the existing pools
+    │   ├── PoolClosed (RuntimeError)       the pool is closed
     │   ├── PoolFailed (BrokenExecutor)     no worker could be started; `__cause__` says why
     │   ├── PoolSaturated                   every worker is busy and the backlog is full
     │   ├── TooManySessions                 `max_sessions` are in use, and none of them can be forgotten
@@ -24,10 +24,10 @@
     │   ├── DeadlineExceeded                the caller's whole budget (`timeout`) is spent
     │   ├── QueueTimeout                    waited in the backlog longer than `queue_timeout`
     │   ├── RunTimeout                      ran longer than `run_timeout`
-    │   └── ResultTimeout                   a task was not done in the time that its result was waited for
+    │   └── ResultTimeout                   the task was not finished when the wait for its result timed out
     ├── WorkerError
     │   ├── WorkerLost (BrokenExecutor)     the worker died with the request on it
-    │   │   └── WorkerOutOfMemory           … for it wanted more than its `memory_limit`
+    │   │   └── WorkerOutOfMemory           … because it needed more than its `memory_limit`
     │   ├── SessionError
     │   │   ├── WorkerBusy                  the session's worker is busy, and the call asked not to wait for it
     │   │   └── SessionWorkerUnavailable    the session's worker is gone, and no other will do
@@ -35,39 +35,39 @@
     │   └── WorkerAbandoned                 the pool closed while the request still ran
     ├── QueueError
     │   ├── InvalidTask (TypeError)         a function cannot be a task; says why
-    │   │   └── DuplicateTask               … for another one has its name; names both places
+    │   │   └── DuplicateTask               … because another one has its name; names both places
     │   ├── InvalidHook (TypeError)         a function cannot be a middleware, a lifespan or a provider; says why
-    │   ├── InvalidArgument (TypeError)     arguments do not fit, or would not come back as they are; has the path
+    │   ├── InvalidArgument (TypeError)     arguments do not fit, or would be read back changed; has the path
     │   │   └── PayloadTooLarge             … or are too large together
     │   ├── InvalidResult (TypeError)       a result cannot be kept: its task succeeded, but the result is dropped
-    │   ├── InvalidPayload (ValueError)     what is stored cannot be read back
+    │   ├── InvalidPayload (ValueError)     the stored arguments or result cannot be decoded
     │   ├── UnknownTask (LookupError)       no function is registered under this name
-    │   ├── TaskNotFound (LookupError)      there is no task of this id, or not any more
-    │   ├── TaskExists                      a task with this unique key is there already, and `on_duplicate="reject"`
-    │   ├── ScheduleNotFound (LookupError)  there is no schedule with this key; names those there are
-    │   ├── ScheduleBusy                    a schedule cannot go to another queue while it runs
+    │   ├── TaskNotFound (LookupError)      no task has this id
+    │   ├── TaskExists                      another task has the unique key, and `on_duplicate="reject"`
+    │   ├── ScheduleNotFound (LookupError)  no schedule has this key; lists the existing keys
+    │   ├── ScheduleBusy                    a schedule cannot move to another queue while it runs
     │   ├── TaskFailed                      waited for a result, but the task failed; has the error as data
     │   ├── TaskCancelled                   … but the task was cancelled
-    │   │   └── PredecessorFailed           … because one that it waited for, in a chain or group, did not succeed
+    │   │   └── PredecessorFailed           … because a task that it depends on did not succeed
     │   ├── ResultDropped                   … and the task succeeded, but its result could not be kept
-    │   ├── LeaseLost                       this attempt is over: the task went to another worker
-    │   ├── TasksLeft                       a worker had to stop while its store did not answer; has what it left
+    │   ├── LeaseLost                       this attempt is over: another worker has the task
+    │   ├── TasksLeft                       a worker stopped while its store did not answer; has the ids
     │   └── NoCurrentTask (RuntimeError)    `current_task()` was called outside a task
-    ├── TaskSignal                          raised by your own tasks, to say what is to become of them
+    ├── TaskSignal                          raised by your own tasks to decide how they continue
     │   ├── Retry                           try again, after a delay of its own
     │   ├── Snooze                          run later; nothing is counted
     │   └── Cancel                          stop for good; not a failure
     ├── WorkerBroken                        raised by your own code: this worker is broken, replace it
-    ├── StorageError                        the store of tasks could not do it; nothing was acknowledged
-    │   ├── StorageBusy (TimeoutError)      others held the store for too long; try again
-    │   ├── StorageUnavailable (ConnectionError)  its server cannot be reached, or does not let us in
-    │   ├── StorageFull                     there is no space left; it goes on when there is
+    ├── StorageError                        the store failed, and acknowledged nothing
+    │   ├── StorageBusy (TimeoutError)      other users locked the store for too long; try again
+    │   ├── StorageUnavailable (ConnectionError)  the server cannot be reached, or rejects the login
+    │   ├── StorageFull                     the store has no space left
     │   ├── StorageReadOnly                 the store cannot be written
-    │   ├── StorageCorrupt                  what is stored is damaged; nothing is repaired or replaced
-    │   ├── NotABullpenFile                 the file belongs to something else, and is left alone
+    │   ├── StorageCorrupt                  the stored data is damaged; Bullpen does not repair it
+    │   ├── NotABullpenFile                 the file belongs to another program, and is not changed
     │   ├── SchemaTooNew                    a newer Bullpen has written it
-    │   ├── UnsafeFile                      a file there cannot be kept safe: a network file system, a stranger's link
-    │   └── StorageClosed (RuntimeError)    it was closed before
+    │   ├── UnsafeFile                      the file would not be safe there: a network file system, a foreign link
+    │   └── StorageClosed (RuntimeError)    the store is closed
     └── IllegalTransition                   a defect in Bullpen itself: please report it
 
 Errors carry their data in fields, so that code need not read the text.
@@ -89,7 +89,7 @@ class BullpenError(Exception):
 
 
 def _rebuild(kind: type[BullpenError], args: tuple[Any, ...], fields: dict[str, Any]) -> BullpenError:
-    error = kind.__new__(kind)  # what `__init__` makes of its arguments is in the fields
+    error = kind.__new__(kind)  # without `__init__`: the fields have its results
     error.args = args
     error.__dict__.update(fields)
     return error
@@ -122,15 +122,15 @@ class ConfigurationError(BullpenError, ValueError):
 
 
 class MissingExtra(BullpenError, ImportError):
-    """What was asked for needs a package that is not installed."""
+    """A feature needs a package that is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
         self.extra = extra
-        super().__init__(f'{what} needs more than is installed: pip install "bullpen[{extra}]"')
+        super().__init__(f'{what} needs more packages: pip install "pybullpen[{extra}]"')
 
 
 class NotCallable(BullpenError, TypeError):
-    """What was submitted is not a function."""
+    """The submitted value is not a function."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -141,7 +141,7 @@ class NotCallable(BullpenError, TypeError):
 
 
 class NoSuchMethod(NotCallable, AttributeError):
-    """What was submitted is a string that names no public method of the pool's workers."""
+    """The submitted string names no public method of the pool's workers."""
 
     def __init__(self, name: str, why: str, *, owner: str, methods: tuple[str, ...]) -> None:
         self.value = self.name = name
@@ -152,18 +152,18 @@ class NoSuchMethod(NotCallable, AttributeError):
 
 
 class NotPicklable(BullpenError, TypeError):
-    """Something cannot go to another process, or come back from it."""
+    """A value cannot be sent to another process, or back from it."""
 
     def __init__(self, what: str, path: str, reason: str, *, ran: bool = False) -> None:
         self.what = what
         self.path = path
         self.reason = reason
-        self.ran = ran  # the function has: it is what came of it that cannot be had
+        self.ran = ran  # True: the function has run, and its result or error cannot be sent back
         super().__init__(f"{what}{' at ' + path if path else ''}: {reason}")
 
 
 class NotJson(BullpenError, TypeError):
-    """An argument cannot be written as JSON, which is all that a program understands."""
+    """An argument cannot be written as JSON. A program accepts only JSON."""
 
     def __init__(self, what: str, reason: str) -> None:
         self.what = what
@@ -172,7 +172,7 @@ class NotJson(BullpenError, TypeError):
 
 
 class RemoteError(BullpenError):
-    """An error of a worker process that could not be pickled, or not be read here. Its causes are as they were."""
+    """An error of a worker process that could not be pickled, or not be unpickled here. Its causes stay as they are."""
 
     def __init__(self, kind: str, text: str) -> None:
         self.kind = kind
@@ -181,7 +181,7 @@ class RemoteError(BullpenError):
 
 
 class ProgramError(RemoteError):
-    """What a program says went wrong with a call: a name, a text, and whatever details it gives."""
+    """The error that a program has answered a call with: a name, a text and optional details."""
 
     def __init__(self, kind: str, text: str, details: object = None) -> None:
         self.details: Any = details
@@ -193,13 +193,13 @@ class MissingMainGuard(BullpenError, RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this script makes a process pool when it is imported, and each worker has to import it to find its "
-            "functions; put what the script does into \"if __name__ == '__main__':\""
+            "this script creates a process pool when it is imported, and each worker imports it to find its functions; "
+            "put the code of the script below \"if __name__ == '__main__':\""
         )
 
 
 class PoolError(BullpenError):
-    """Something about a pool as a whole."""
+    """An error of a whole pool."""
 
     def __init__(self, message: str, *, pool: str) -> None:
         self.pool = pool
@@ -219,7 +219,7 @@ class PoolNotFound(PoolError, KeyError):
 
 
 class PoolClosed(PoolError, RuntimeError):
-    """The pool takes no work any more."""
+    """The pool is closed: it accepts no calls."""
 
 
 class PoolFailed(PoolError, BrokenExecutor):
@@ -239,7 +239,7 @@ class PoolSaturated(PoolError):
 
 
 class TooManySessions(PoolError):
-    """The pool remembers as many sessions as it may, and all of them are strict or in use."""
+    """The pool has `max_sessions` sessions, and cannot forget any: all of them are strict or in use."""
 
     def __init__(self, *, pool: str, limit: int) -> None:
         self.limit = limit
@@ -251,7 +251,7 @@ class TooManySessions(PoolError):
 
 
 class NestedWait(PoolError, RuntimeError):
-    """A request waits, directly or by way of others, for a result that only itself could produce."""
+    """A request waits, directly or through other requests, for its own result."""
 
 
 class WrongLoop(PoolError, RuntimeError):
@@ -260,17 +260,17 @@ class WrongLoop(PoolError, RuntimeError):
     def __init__(self, *, pool: str, owner: object, caller: object) -> None:
         self.owner = owner
         self.caller = caller
-        whose = "belongs to no event loop yet" if owner is None else f"belongs to {owner!r}"
+        owned = "belongs to no event loop yet" if owner is None else f"belongs to {owner!r}"
         where = "where no event loop runs" if caller is None else f"on {caller!r}"
         super().__init__(
-            f"pool {pool!r} {whose} and was used {where}; use it on its loop (from another thread with "
+            f"pool {pool!r} {owned} and was used {where}; use it on its loop (from another thread with "
             "asyncio.run_coroutine_threadsafe), or make a pool for each loop",
             pool=pool,
         )
 
 
 class Timeout(BullpenError, TimeoutError):
-    """A limit in time has passed."""
+    """A time limit has passed."""
 
     def __init__(self, message: str, *, seconds: float) -> None:
         self.seconds = seconds
@@ -303,7 +303,7 @@ class RunTimeout(Timeout):
 
 
 class ResultTimeout(Timeout):
-    """A task was not done in the time that its result was waited for. It goes on."""
+    """The task was not finished when the wait for its result timed out. The task continues."""
 
     def __init__(self, *, seconds: float, task: str, status: str, why: str = "") -> None:
         self.task = task
@@ -314,7 +314,7 @@ class ResultTimeout(Timeout):
 
 
 class WorkerError(BullpenError):
-    """Something about one worker."""
+    """An error of one worker."""
 
     def __init__(self, message: str, *, worker: str) -> None:
         self.worker = worker
@@ -324,8 +324,8 @@ class WorkerError(BullpenError):
 class WorkerLost(WorkerError, BrokenExecutor):
     """The worker died while the request was on it.
 
-    Of a worker process, `exit_code` is how it ended (less than 0: killed by that signal), if that is known, and
-    `stderr` the last lines that it wrote.
+    For a worker process, `exit_code` is its exit code, if known (negative: killed by that signal), and `stderr` has the
+    last lines that it wrote there.
     """
 
     def __init__(self, message: str, *, worker: str, exit_code: int | None = None, stderr: str = "") -> None:
@@ -335,7 +335,7 @@ class WorkerLost(WorkerError, BrokenExecutor):
 
 
 class WorkerOutOfMemory(WorkerLost):
-    """The request wanted more memory than its worker may have, and the worker was ended."""
+    """The request needed more memory than `memory_limit`, and the pool ended the worker."""
 
     def __init__(self, message: str, *, worker: str, limit: int) -> None:
         self.limit = limit
@@ -343,7 +343,7 @@ class WorkerOutOfMemory(WorkerLost):
 
 
 class SessionError(WorkerError):
-    """Something about a session and its worker."""
+    """An error of a session and its worker."""
 
     def __init__(self, message: str, *, worker: str, session: str) -> None:
         self.session = session
@@ -359,12 +359,12 @@ class WorkerBusy(SessionError):
 
 
 class SessionWorkerUnavailable(SessionError):
-    """The session's worker is gone, tainted or about to end, and no other will do (`strict_…`)."""
+    """The session's worker is gone, tainted or about to end, and the session may use no other (`strict_…`)."""
 
     def __init__(self, *, worker: str, session: str) -> None:
         super().__init__(
-            f"session {session!r}: worker {worker}, which served it, is not available any more; "
-            "end_session(id) lets it begin anew on another worker",
+            f"session {session!r}: worker {worker}, which served it, is no longer available; "
+            "end_session(id) lets it start again on another worker",
             worker=worker,
             session=session,
         )
@@ -375,11 +375,11 @@ class WorkerStartFailed(WorkerError, BrokenExecutor):
 
 
 class WorkerAbandoned(WorkerError):
-    """The pool was closed and its grace passed while the request still ran on a worker that cannot be ended."""
+    """The pool was closed, and its grace passed while the request ran on a worker that cannot be stopped."""
 
 
 class QueueError(BullpenError):
-    """Something about durable tasks."""
+    """An error of durable tasks."""
 
 
 class InvalidTask(QueueError, TypeError):
@@ -405,7 +405,7 @@ class DuplicateTask(InvalidTask):
 
 
 class InvalidHook(QueueError, TypeError):
-    """A function cannot be a middleware, a lifespan, or the provider of what is injected."""
+    """A function cannot be a middleware, a lifespan, or the provider of an injected value."""
 
     def __init__(self, reason: str, *, what: str, function: str) -> None:
         self.reason = reason
@@ -415,7 +415,7 @@ class InvalidHook(QueueError, TypeError):
 
 
 class InvalidArgument(QueueError, TypeError):
-    """An argument would not come back as it is, or the arguments do not fit the function. Nothing was enqueued."""
+    """An argument would be read back changed, or the arguments do not fit the function. Nothing was enqueued."""
 
     def __init__(self, reason: str, *, function: str, path: str) -> None:
         self.function = function
@@ -425,21 +425,21 @@ class InvalidArgument(QueueError, TypeError):
 
 
 class PayloadTooLarge(InvalidArgument):
-    """All arguments together are larger than the queue takes. Keep the data elsewhere, and pass where it is."""
+    """All arguments together are larger than `max_payload`. Store the data elsewhere, and pass its address."""
 
     def __init__(self, *, function: str, size: int, limit: int) -> None:
         self.size = size
         self.limit = limit
         super().__init__(
             f"the arguments are {size} bytes, and at most {limit} are taken; "
-            "store the data elsewhere and pass where it is, or raise max_payload",
+            "store the data elsewhere and pass its address, or raise max_payload",
             function=function,
             path="",
         )
 
 
 class InvalidResult(QueueError, TypeError):
-    """A result cannot be kept, or would not come back as it is."""
+    """A result cannot be stored, or would be read back changed."""
 
     def __init__(self, reason: str, *, function: str, path: str) -> None:
         self.function = function
@@ -449,7 +449,7 @@ class InvalidResult(QueueError, TypeError):
 
 
 class InvalidPayload(QueueError, ValueError):
-    """What is stored cannot be read back: it is damaged, or was made for another version of the function."""
+    """The stored arguments cannot be decoded: they are damaged, or belong to another version of the function."""
 
     def __init__(self, reason: str, *, function: str, path: str) -> None:
         self.function = function
@@ -470,11 +470,11 @@ class UnknownTask(QueueError, LookupError):
 
 
 class TaskNotFound(QueueError, LookupError):
-    """There is no task of this id: there never was, or its time to live is over."""
+    """No task has this id: it never existed, or it was pruned after its time to live."""
 
     def __init__(self, *, task: str) -> None:
         self.task = task
-        super().__init__(f"there is no task {task}: there never was one, or it was forgotten when its time was over")
+        super().__init__(f"there is no task {task}: it never existed, or it was pruned after its time to live")
 
 
 class TaskExists(QueueError):
@@ -502,19 +502,18 @@ class ScheduleNotFound(QueueError, LookupError):
 
 
 class ScheduleBusy(QueueError):
-    """The schedule is to go to another queue, and runs: then there would be two of it. Try again when it is over."""
+    """The schedule cannot move to another queue while it runs, or two runs would overlap. Try again after the run."""
 
     def __init__(self, *, key: str, queue: str) -> None:
         self.key = key
         self.queue = queue
         super().__init__(
-            f"the schedule {key!r} runs just now in the queue {queue!r}, and cannot go to another; try again when it "
-            "is over"
+            f"the schedule {key!r} is running in the queue {queue!r}, so it cannot move; try again after the run"
         )
 
 
 class TaskFailed(QueueError):
-    """The task failed for good. What it raised is here as data: its type's name, its message, its traceback."""
+    """The task failed for good. Its exception is here as data: the name of its type, its message, its traceback."""
 
     def __init__(
         self, *, task: str, name: str, kind: str, type: str, message: str, traceback: str, attempt: int
@@ -542,7 +541,7 @@ class TaskCancelled(QueueError):
 
 
 class PredecessorFailed(TaskCancelled):
-    """The task waited for others, in a chain or a group, and one of them did not succeed: `reason` says which."""
+    """The task depends on others, in a chain or a group, and one of them did not succeed: `reason` says which."""
 
     def __init__(self, *, task: str, name: str, reason: str) -> None:
         self.reason = reason
@@ -550,7 +549,7 @@ class PredecessorFailed(TaskCancelled):
 
 
 class ResultDropped(QueueError):
-    """The task succeeded, but its result could not be kept."""
+    """The task succeeded, but its result could not be stored."""
 
     def __init__(self, *, task: str, name: str, reason: str) -> None:
         self.task = task
@@ -560,19 +559,19 @@ class ResultDropped(QueueError):
 
 
 class LeaseLost(QueueError):
-    """This attempt is over: it is settled, or its lease ended and the task went to another worker. What it still writes
-    is refused.
+    """This attempt is over: it is settled, or its lease expired and another worker has the task. The store rejects its
+    writes.
     """
 
     def __init__(self, *, task: str, attempt: int) -> None:
         self.task = task
         self.attempt = attempt
-        super().__init__(f"attempt {attempt} of task {task} is over: it is settled, or went to another worker")
+        super().__init__(f"attempt {attempt} of task {task} is over: it is settled, or another worker has the task")
 
 
 class TasksLeft(QueueError):
-    """A worker had to stop while its store did not answer. What it held still counts as running there; other workers
-    take it when its leases are over.
+    """A worker had to stop while its store did not answer. Its tasks still count as running; other workers take them
+    when their leases expire.
     """
 
     def __init__(self, *, worker: str, tasks: tuple[str, ...]) -> None:
@@ -582,7 +581,7 @@ class TasksLeft(QueueError):
         named = f"{', '.join(tasks[:3])}{' …' if len(tasks) > 3 else ''}"
         super().__init__(
             f"worker {worker!r} has stopped while the store did not answer, and left {count} ({named}): other workers "
-            "run them again when their leases are over"
+            "run them again when their leases expire"
         )
 
 
@@ -591,12 +590,12 @@ class NoCurrentTask(QueueError, RuntimeError):
 
 
 class TaskSignal(BullpenError):
-    """For your own tasks to raise: what is to become of them. None of these is an error of the task."""
+    """Your own tasks raise these to decide how they continue. None of them is an error of the task."""
 
 
 class Retry(TaskSignal):
-    """Try again, `after` seconds from now instead of the usual delay. It counts as a try, of which there are
-    `max_retries` more than one.
+    """Try again, `after` seconds from now instead of the usual delay. The attempt counts as a failure: after
+    `max_retries` retries the task fails.
 
         raise Retry("the service is busy", after=30)
     """
@@ -609,7 +608,7 @@ class Retry(TaskSignal):
 
 
 class Snooze(TaskSignal):
-    """Run again `delay` seconds from now, as if nothing had happened: nothing is counted."""
+    """Run again `delay` seconds from now. The attempt is not counted."""
 
     def __init__(self, delay: float | timedelta) -> None:
         self.delay = _delay("delay", delay)
@@ -617,7 +616,7 @@ class Snooze(TaskSignal):
 
 
 class Cancel(TaskSignal):
-    """Stop for good, and be cancelled: there is no use in going on, and nothing is wrong."""
+    """End the task as cancelled. This is not a failure."""
 
     def __init__(self, reason: str = "") -> None:
         self.reason = reason
@@ -637,7 +636,7 @@ def _delay(name: str, value: float | timedelta) -> float:
 
 
 class WorkerBroken(BullpenError):
-    """For your own functions to raise: the worker they run on is broken and has to be replaced.
+    """Your own functions raise this if the worker that runs them is broken and has to be replaced.
 
     The worker dies. The request that raised it runs again elsewhere if it is idempotent; otherwise its caller gets
     `WorkerLost`, with this as its `__cause__`.
@@ -645,7 +644,7 @@ class WorkerBroken(BullpenError):
 
 
 class StorageError(BullpenError):
-    """A store could not do what it was asked for, and has not acknowledged it: ask again."""
+    """A store has failed and has not acknowledged the call: try again."""
 
     def __init__(self, message: str, *, storage: str) -> None:
         self.storage = storage
@@ -653,15 +652,15 @@ class StorageError(BullpenError):
 
 
 class StorageBusy(StorageError, TimeoutError):
-    """Others held the store for longer than it may be waited for."""
+    """Other users locked the store for longer than the call waits."""
 
 
 class StorageUnavailable(StorageError, ConnectionError):
-    """The server cannot be reached, or does not let us in."""
+    """The server cannot be reached, or rejects the login."""
 
 
 class StorageFull(StorageError):
-    """There is no space left where the store is. As soon as there is, it goes on."""
+    """The store has no space left. It continues when there is space again."""
 
 
 class StorageReadOnly(StorageError):
@@ -669,11 +668,11 @@ class StorageReadOnly(StorageError):
 
 
 class StorageCorrupt(StorageError):
-    """What is stored is damaged. Bullpen neither repairs nor replaces it: restore a copy."""
+    """The stored data is damaged. Bullpen neither repairs nor replaces it: restore a backup."""
 
 
 class NotABullpenFile(StorageError):
-    """The file is something else's, and is left as it is."""
+    """The file belongs to another program. Bullpen does not change it."""
 
 
 class SchemaTooNew(StorageError):
@@ -689,11 +688,11 @@ class SchemaTooNew(StorageError):
 
 
 class UnsafeFile(StorageError):
-    """A store cannot be kept safe at this place."""
+    """A store would not be safe at this place."""
 
 
 class StorageClosed(StorageError, RuntimeError):
-    """The store was closed before."""
+    """The store is closed."""
 
 
 class IllegalTransition(BullpenError):

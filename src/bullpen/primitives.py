@@ -1,17 +1,16 @@
-"""What tests replace: locks, deques, threads, time and luck.
+"""Primitives that tests can replace: locks, deques, threads, time and randomness.
 
-Code reads these through the module (`primitives.worker_lock()`), never by `from … import`, so that whatever
-is made after a replacement uses the replacement. In production every lock factory is the interpreter's own, at no
-added cost.
+Code reads these through the module (`primitives.worker_lock()`), never by `from … import`, so that every object that is
+made after a replacement uses it. In production every lock factory is the interpreter's own, at no added cost.
 
 Each kind of lock has its own factory because each has its own rank. A thread may only take a lock of a higher
 rank than those it holds, and never two of one rank:
 
-    pool  <  registry  <  worker  <  session  <  backlog  <  request  <  state  <  deadlines
+    pool  <  registry  <  worker  <  session  <  leaf  <  request  <  state  <  deadlines
 
 The one exception is `request`, the lock of a future's condition: `concurrent.futures.wait` holds several, in the
-order of their ids. A `gate` is a parking place, not a mutex: one thread closes it, another opens it, so it has no
-owner and no rank.
+order of their ids. A `gate` blocks a waiting thread and is not a mutex: one thread closes it and another opens it,
+so it has no owner and no rank.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Any, Protocol
 
 
 class Lock(Protocol):
-    """What the interpreter's locks have in common."""
+    """The common methods of the interpreter's locks."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
     def release(self) -> None: ...
@@ -45,7 +44,7 @@ class Clock(Protocol):
 
 
 class Joinable(Protocol):
-    """Something that runs beside us, until it ends."""
+    """A thread, or the replacement of one, that can be joined."""
 
     def join(self) -> None: ...
 
@@ -63,15 +62,15 @@ class SystemClock:
         return gate.acquire(True, min(max(timeout, 0.0), threading.TIMEOUT_MAX))
 
 
-class _Thread(threading.Thread):
-    """A daemon that does not hold on to what it was started with, and whose threads are no daemons."""
+class _DaemonThread(threading.Thread):
+    """A daemon thread. It drops its reference to `target`, and threads that it starts are not daemons."""
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
         super().__init__(name=name, daemon=True)
         self._work = target
 
     def run(self) -> None:
-        self._daemonic = False  # only what threads that are started from here inherit; nobody waits for this one
+        self._daemonic = False  # inherited by threads that this one starts; the interpreter does not wait for this one
         self._take_work()()
 
     def _take_work(self) -> Callable[[], None]:
@@ -81,19 +80,19 @@ class _Thread(threading.Thread):
 
 
 def on_main_thread() -> bool:
-    """Whether this is the thread that signals interrupt."""
+    """Whether this is the main thread, which runs signal handlers."""
     return threading.current_thread() is threading.main_thread()
 
 
 def interrupt_later() -> None:
-    """The main thread was interrupted where it had to go on: it is interrupted once more, a moment later."""
+    """Raise a KeyboardInterrupt in the main thread again a moment later: it could not stop at the first one."""
     _thread.start_new_thread(_interrupt_main, ())
 
 
 class Uninterrupted:
-    """A part of the code that Ctrl-C does not tear in two: whoever comes in the midst of it is interrupted right after.
+    """Delays a Ctrl-C that comes inside the context until its end.
 
-    Of a `KeyboardInterrupt` that comes as it begins or ends, the code outside has to know what it means.
+    A `KeyboardInterrupt` may still be raised while the context is entered or left; the code outside has to handle it.
     """
 
     __slots__ = ("_came", "_waits")
@@ -115,20 +114,20 @@ class Uninterrupted:
 
 
 def _interrupt_main() -> None:
-    if hasattr(signal, "pthread_kill"):  # a real signal, which also ends a wait
+    if hasattr(signal, "pthread_kill"):  # a real signal also interrupts a blocking wait
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:
         _thread.interrupt_main()
 
 
 def _start_thread(target: Callable[[], None], name: str) -> threading.Thread:
-    thread = _Thread(target, name)
+    thread = _DaemonThread(target, name)
     try:
         thread.start()
     except KeyboardInterrupt:
         if thread.ident is None:
             raise
-        interrupt_later()  # the thread runs: say so first
+        interrupt_later()  # the thread runs: return it first
     return thread
 
 
@@ -137,15 +136,15 @@ def _start_soon(target: Callable[..., None], *args: Any) -> None:
 
 
 def _start_loop(main: Callable[[], Coroutine[Any, Any, None]], name: str) -> threading.Thread:
-    import asyncio  # pools need no event loop, and it takes its time to import
+    import asyncio  # imported late: pools need no event loop, and the import is slow
 
     return start_thread(lambda: asyncio.run(main()), name)
 
 
 @functools.cache
 def machine_boot() -> str:
-    """Which boot of which machine this is; "" where that cannot be known. Without it, neither a pid nor a time since
-    the boot means anything.
+    """Identifies the boot of this machine; "" where the system does not say. A pid and a time since the boot are
+    unique only within one boot.
     """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -154,32 +153,32 @@ def machine_boot() -> str:
 
 
 def renew_lock(lock: Lock) -> None:
-    """This is a forked child: open a lock whose holder may not exist here."""
-    renew = getattr(lock, "_at_fork_reinit", None)  # what the standard library does with its own
+    """In a forked child: release a lock. The thread that holds it may not exist here."""
+    renew = getattr(lock, "_at_fork_reinit", None)  # the standard library does so with its own locks
     if renew is not None:
         renew()
 
 
 def _pass(name: str) -> None:
-    """Nothing fails here."""
+    """The failpoint of production: does nothing."""
 
 
-RANKS = ("pool", "registry", "worker", "session", "backlog", "request", "state", "deadlines")
+RANKS = ("pool", "registry", "worker", "session", "leaf", "request", "state", "deadlines")
 
 pool_lock: Callable[[], Lock] = _thread.allocate_lock
 registry_lock: Callable[[], Lock] = _thread.allocate_lock
 worker_lock: Callable[[], Lock] = _thread.allocate_lock
 session_lock: Callable[[], Lock] = _thread.allocate_lock
-backlog_lock: Callable[[], Lock] = _thread.allocate_lock
+leaf_lock: Callable[[], Lock] = _thread.allocate_lock
 request_lock: Callable[[], Lock] = _thread.RLock  # reentrant, as the standard future's condition is
-state_lock: Callable[[], Lock] = _thread.RLock  # reentrant for signal handlers, which may look at a future at any time
+state_lock: Callable[[], Lock] = _thread.RLock  # reentrant: a signal handler may use a future at any time
 deadlines_lock: Callable[[], Lock] = _thread.allocate_lock
 gate: Callable[[], Lock] = _thread.allocate_lock
 new_deque: Callable[..., collections.deque[Any]] = collections.deque
 start_thread: Callable[[Callable[[], None], str], threading.Thread] = _start_thread
 start_loop: Callable[[Callable[[], Coroutine[Any, Any, None]], str], Joinable] = _start_loop  # on a thread of its own
-start_soon: Callable[..., None] = _start_soon  # for finalizers: it takes no lock, and is to do little
-failpoint: Callable[[str], None] = _pass  # called, with a name, where a crash or a delay would hurt most
+start_soon: Callable[..., None] = _start_soon  # for finalizers: it takes no lock; the function must be short
+failpoint: Callable[[str], None] = _pass  # called with a name at the most vulnerable points; tests crash or delay there
 current_thread_id: Callable[[], int] = _thread.get_ident
 system_clock: Clock = SystemClock()
 random: _random.Random = _random.Random()

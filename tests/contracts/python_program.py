@@ -40,7 +40,7 @@ def answer(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def described(error: BaseException) -> str:
-    from bullpen.runtimes.process import failures
+    from bullpen.pools.runtimes.process import failures
 
     return packed(failures.describe(error, hide=1))
 

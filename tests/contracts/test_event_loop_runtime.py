@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from bullpen.core.lifecycle import RequestState
-from bullpen.core.request import RUNNING, Request
-from bullpen.core.worker import Worker
-from bullpen.runtimes import port
-from bullpen.runtimes.event_loop import EventLoopRuntime
-from bullpen.runtimes.port import WorkerEvents
+from bullpen.pools.dispatch.request import RUNNING, Request
+from bullpen.pools.dispatch.states import RequestState
+from bullpen.pools.dispatch.worker import Worker
+from bullpen.pools.runtimes import port
+from bullpen.pools.runtimes.event_loop import EventLoopRuntime
+from bullpen.pools.runtimes.port import WorkerEvents
 from bullpen.testing import RuntimeContract
 from bullpen.testing._calls import PATIENCE
 
@@ -137,7 +137,7 @@ async def on_a_thread(worker: Worker, fn: Callable[..., Any], *args: Any, **kwar
             ended.set_result((error, value))
 
     def run() -> None:
-        lane = port.enter_lane(worker)
+        lane = port.enter_thread_of(worker)
         if request is not None:
             lane.append(request)
         error, value = None, None

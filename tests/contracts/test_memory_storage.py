@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bullpen.storage.memory import MemoryStorage
+from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.testing import StorageContract
 
 

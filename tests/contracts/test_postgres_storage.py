@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bullpen.storage.postgres.store import PostgresStorage
+from bullpen.tasks.storage.postgres.store import PostgresStorage
 from bullpen.testing import StorageContract
 from tests.postgres import new_schema, run
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from bullpen.runtimes.process.runtime import ProcessRuntime
+from bullpen.pools.runtimes.process.runtime import ProcessRuntime
 from bullpen.testing import RuntimeContract
 
 
-class TestZygote(RuntimeContract):
+class TestForkserver(RuntimeContract):
     def make_runtime(
         self, initializer: Callable[..., object] | None = None, initargs: Iterable[Any] = ()
     ) -> ProcessRuntime:

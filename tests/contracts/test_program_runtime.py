@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bullpen.errors import RemoteError
-from bullpen.runtimes.port import CallsMany, Outcomes
-from bullpen.runtimes.process import failures
-from bullpen.runtimes.program.messages import Error
-from bullpen.runtimes.program.runtime import ProgramRuntime
+from bullpen.pools.runtimes.port import CallsMany, Outcomes
+from bullpen.pools.runtimes.process import failures
+from bullpen.pools.runtimes.program.messages import ErrorMessage
+from bullpen.pools.runtimes.program.runtime import ProgramRuntime
 from bullpen.testing import RuntimeContract
 
 
@@ -42,7 +42,7 @@ class FunctionProgram(ProgramRuntime):
     def value(self, value: Any) -> Any:
         return unpacked(value)
 
-    def error(self, said: Error) -> BaseException:
+    def error(self, said: ErrorMessage) -> BaseException:
         return failures.rebuild(unpacked(said.details), RemoteError)
 
 

@@ -13,9 +13,9 @@ from redis.asyncio.cluster import RedisCluster
 from redis.crc import key_slot
 
 from bullpen import StorageError, StorageUnavailable, TaskQueue, chain
-from bullpen.storage.open import open_storage
-from bullpen.storage.port import Hold, Storage, TaskFilter
-from bullpen.tasks.task import release, succeed
+from bullpen.tasks.model.task import release, succeed
+from bullpen.tasks.storage.open import open_storage
+from bullpen.tasks.storage.port import AttemptKey, Storage, TaskFilter
 from bullpen.testing import StorageContract
 from bullpen.testing.storage_contract.base import claim, claimed_one, ids, new_task, settle
 from bullpen.testing.storage_contract.claiming import ClaimingTests
@@ -119,10 +119,10 @@ class TestClaims(OnCluster, ClaimingTests):
         await settle(store, release(parent))
         (again,) = await claim(store)
         late = succeed(parent, b"1", children=(child,))
-        assert await settle(store, late) == {Hold(parent.id, 1)}
+        assert await settle(store, late) == {AttemptKey(parent.id, 1)}
         assert await store.get([child.id]) == [None]
         done = succeed(again, b"1", children=(child,))
-        for refused in (set(), {Hold(parent.id, 2)}):  # also for whoever did not learn that it was done
+        for refused in (set(), {AttemptKey(parent.id, 2)}):  # also for whoever did not learn that it was done
             assert await settle(store, done) == refused
             assert ids(await store.list(TaskFilter(queues=("mail",)), limit=5)) == [child.id]
 
@@ -131,9 +131,9 @@ class TestClaims(OnCluster, ClaimingTests):
         step = queue.task(name="step")(lambda: None)
         async with queue:
             through = chain(step.using(queue="a").call(), step.using(queue="b").call())
-            with pytest.raises(StorageError, match=r"several queues \(a, b\); keep .* curly brackets"):
+            with pytest.raises(StorageError, match=r"each other \(a, b\); keep .* curly brackets"):
                 await through.aenqueue()
-            with pytest.raises(StorageError, match="several queues"):
+            with pytest.raises(StorageError, match="different queues"):
                 through.children(0.0)
             assert await queue.acounts() == {}
 

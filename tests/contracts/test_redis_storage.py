@@ -14,10 +14,10 @@ from redis.asyncio import Redis
 
 from bullpen import TaskQueue
 from bullpen.errors import StorageError
-from bullpen.storage.port import Handed, HandsOver, Limit, Storage, TaskFilter
-from bullpen.storage.redis import link, wire
-from bullpen.storage.redis.store import RedisStorage
-from bullpen.tasks.task import PENDING, RUNNING, Progress, succeed
+from bullpen.tasks.model.task import PENDING, RUNNING, Progress, succeed
+from bullpen.tasks.storage.port import Handed, Limit, Storage, SupportsDirectClaim, TaskFilter
+from bullpen.tasks.storage.redis import connection, raw_connection
+from bullpen.tasks.storage.redis.store import RedisStorage
 from bullpen.testing import StorageContract
 from bullpen.testing.storage_contract.base import (
     FAR,
@@ -78,9 +78,9 @@ class TestRedisStorage(StorageContract):
             parent, child = await claimed_one(store), new_task(queue="tenant")
             await settle(store, succeed(parent, b"1", children=(child,)))
             assert await listed() == {"default", "tenant"}
-            assert await store.remove([await get(store, child)]) == {child.id}
+            assert await store.export_tasks([await get(store, child)]) == {child.id}
             assert await listed() == {"default"}
-            assert await store.put([child]) == {child.id}
+            assert await store.import_tasks([child]) == {child.id}
             assert await listed() == {"default", "tenant"}
             await store.set_limit(Limit(queue="slow", max_running=1))
             await store.pause("slow")
@@ -90,7 +90,7 @@ class TestRedisStorage(StorageContract):
             assert await listed() == {"default", "tenant"}
 
     async def test_a_queue_is_listed_while_a_worker_waits_for_it(self, store: Storage) -> None:
-        assert isinstance(store, HandsOver)
+        assert isinstance(store, SupportsDirectClaim)
         task = await claimed_one(store)
         await settle(store, succeed(task, b"1"))
         async with (
@@ -116,10 +116,13 @@ class TestRedisStorage(StorageContract):
         async with Redis.from_url(self.url) as client, client.pubsub() as listener:
             await listener.psubscribe(f"{self.prefix}:*")
             async with waits(store.wait_for_result(task.id, 0, FAR)):
+                states = f"{{{self.prefix}:default}}:state"
+                while b":ends" not in (await client.hget(states, task.id) or b""):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)  # until the task is marked as awaited
                 await settle(store, *(succeed(one, b"1") for one in (task, *more)))
-            sizes = []
-            while message := await listener.get_message(timeout=0.1):
-                sizes += [len(message["data"])] if message["type"] == "pmessage" else []
+            sizes: list[int] = []
+            while (message := await listener.get_message(timeout=0.1)) or not sizes:
+                sizes += [len(message["data"])] if message and message["type"] == "pmessage" else []
         assert 0 < max(sizes) < 65_536
 
     async def test_an_end_brings_the_task(self, store: Storage) -> None:
@@ -164,7 +167,11 @@ class TestRedisStorage(StorageContract):
 
     @pytest.mark.parametrize(
         ("module", "name", "value"),
-        [(wire, "_hiredis", None), (link, "_pack_command", None), (wire, "HEALTH_CHECK", -1.0)],
+        [
+            (raw_connection, "_hiredis", None),
+            (connection, "_pack_command", None),
+            (raw_connection, "HEALTH_CHECK", -1.0),
+        ],
         ids=["no parser", "no packer", "long idle"],
     )
     async def test_other_ways_to_a_server_do_the_same(
@@ -178,7 +185,7 @@ class TestRedisStorage(StorageContract):
                 await settle(other, succeed(task, b"1"))
             assert [waiting.result()] == await other.get([task.id]) == await store.get([task.id])
             with pytest.raises(StorageError, match="unknown command"):
-                await other._say("NO_SUCH_COMMAND")
+                await other._execute("NO_SUCH_COMMAND")
             assert await other.now() == pytest.approx(await store.now(), abs=60.0)
         finally:
             await other.close()
@@ -195,7 +202,7 @@ class TestRedisStorage(StorageContract):
     def waits_to_claim(
         self, store: Storage, *queues: str, claim_id: str = "c", seconds: float = FAR
     ) -> Coroutine[Any, Any, Handed]:
-        assert isinstance(store, HandsOver)
+        assert isinstance(store, SupportsDirectClaim)
         return store.wait_to_claim(queues or ["default"], seconds, worker="w", lease=60.0, claim_id=claim_id)
 
     async def offers(self, queue: str = "default") -> int:

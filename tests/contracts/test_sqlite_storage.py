@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bullpen.storage.sqlite.store import SqliteStorage
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
 from bullpen.testing import StorageContract
 
 

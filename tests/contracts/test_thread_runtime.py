@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bullpen.runtimes.thread import ThreadRuntime
+from bullpen.pools.runtimes.thread import ThreadRuntime
 from bullpen.testing import RuntimeContract
 
 

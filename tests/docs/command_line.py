@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from bullpen.cli.command import Command, Group
+from bullpen.cli.command import Command, CommandGroup
 from bullpen.cli.main import COMMANDS
 from tests.docs.markdown import ROOT
 
@@ -16,8 +16,8 @@ def tables() -> dict[str, str]:
     """For each command its table, by what is typed."""
     found = {}
     for command in COMMANDS:
-        for part in command.commands if isinstance(command, Group) else (command,):
-            typed = f"{command.name} {part.name}" if isinstance(command, Group) else part.name
+        for part in command.commands if isinstance(command, CommandGroup) else (command,):
+            typed = f"{command.name} {part.name}" if isinstance(command, CommandGroup) else part.name
             found[typed] = table_of(part)
     return found
 

@@ -34,6 +34,12 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def linked_pages() -> list[Path]:
+    """All pages that a reader may open: those above, and those beside the code that they are about."""
+    others = ["CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "benchmarks/results/*.md", "examples/**/*.md"]
+    return [*pages(), *(page for pattern in others for page in sorted(ROOT.glob(pattern)))]
+
+
 def read_blocks(text: str) -> Iterator[Block]:
     lines = text.splitlines()
     marks: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Draws docs/explanation/state-machines.md from the tables in `bullpen.core.lifecycle` and `bullpen.tasks.task`.
+"""Draws docs/explanation/state-machines.md from the tables in `pools/dispatch/states.py` and `tasks/model/task.py`.
 
     python -m tests.docs.state_machines     writes the page anew
 
@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bullpen.core.lifecycle import POOL_MOVES, REQUEST_MOVES, WORKER_MOVES, PoolState, RequestState, WorkerStatus
-from bullpen.tasks.task import TASK_MOVES, TaskStatus
+from bullpen.pools.dispatch.states import POOL_MOVES, REQUEST_MOVES, WORKER_MOVES, PoolState, RequestState, WorkerStatus
+from bullpen.tasks.model.task import TASK_MOVES, TaskStatus
 from tests.docs.markdown import ROOT
 from tests.docs.steps import END, EXECUTION, POOL_STAYS, QUEUE, START, TASK, TASK_WAYS, WORKER_STAYS, Arrow
 
 PAGE = ROOT / "docs" / "explanation" / "state-machines.md"
 
 Q, R = RequestState.QUEUED, RequestState.RUNNING
-REQUEST = "bullpen.core.request.Request"
+REQUEST = "bullpen.pools.dispatch.request.Request"
 REQUEST_METHODS = {
     (Q, R): f"{REQUEST}.start",
     (Q, RequestState.EXPIRED): f"{REQUEST}.expire",
@@ -35,37 +35,40 @@ REQUEST_METHODS = {
 }
 
 S = WorkerStatus
-DISPATCHER = "bullpen.core.dispatcher.Dispatcher"
-WORKFORCE = "bullpen.pool.workforce.Workforce"
+DISPATCHER = "bullpen.pools.dispatch.dispatcher.Dispatcher"
+DEATHS = "bullpen.pools.supervision.deaths.Deaths"
 WORKER_METHODS = {
     (S.STARTING, S.READY): f"{DISPATCHER}.started",
     (S.STARTING, S.STOPPING): f"{DISPATCHER}.stop",
-    (S.STARTING, S.DEAD): f"{WORKFORCE}.died",
+    (S.STARTING, S.DEAD): f"{DEATHS}.died",
     (S.READY, S.BUSY): f"{DISPATCHER}.reserve_ready_worker",
     (S.READY, S.TAINTED): f"{DISPATCHER}.taint",
     (S.READY, S.STOPPING): f"{DISPATCHER}.stop",
-    (S.READY, S.DEAD): f"{WORKFORCE}.died",
+    (S.READY, S.DEAD): f"{DEATHS}.died",
     (S.BUSY, S.READY): f"{DISPATCHER}.finished",
     (S.BUSY, S.TAINTED): f"{DISPATCHER}.taint",
     (S.BUSY, S.STOPPING): f"{DISPATCHER}.stop",
-    (S.BUSY, S.DEAD): f"{WORKFORCE}.died",
+    (S.BUSY, S.DEAD): f"{DEATHS}.died",
     (S.TAINTED, S.READY): f"{DISPATCHER}.recover",
     (S.TAINTED, S.STOPPING): f"{DISPATCHER}.stop",
-    (S.TAINTED, S.DEAD): f"{WORKFORCE}.died",
-    (S.STOPPING, S.EXITED): f"{WORKFORCE}.exited",
-    (S.STOPPING, S.DEAD): f"{WORKFORCE}.died",
+    (S.TAINTED, S.DEAD): f"{DEATHS}.died",
+    (S.STOPPING, S.EXITED): f"{DEATHS}.exited",
+    (S.STOPPING, S.DEAD): f"{DEATHS}.died",
 }
 
 P = PoolState
-ENGINE = "bullpen.pool.engine.Engine"
+ENGINE = "bullpen.pools.supervision.engine.Engine"
+STARTUP = "bullpen.pools.supervision.startup.Startup"
+SHUTDOWN = "bullpen.pools.supervision.shutdown.Shutdown"
+DRAIN_WATCH = "bullpen.pools.supervision.shutdown.DrainWatch"
 POOL_METHODS = {
     (P.CONFIGURING, P.INITIALIZING): f"{ENGINE}.start",
     (P.CONFIGURING, P.FAILED): "bullpen.errors.InvalidOption",
-    (P.INITIALIZING, P.RUNNING): f"{ENGINE}.worker_is_ready",
-    (P.INITIALIZING, P.DRAINING): f"{ENGINE}.refuse_work",
-    (P.INITIALIZING, P.FAILED): f"{ENGINE}.fail",
-    (P.RUNNING, P.DRAINING): f"{ENGINE}.refuse_work",
-    (P.DRAINING, P.CLOSED): f"{ENGINE}.closed_if_done",
+    (P.INITIALIZING, P.RUNNING): f"{STARTUP}.worker_is_ready",
+    (P.INITIALIZING, P.DRAINING): f"{SHUTDOWN}.refuse_work",
+    (P.INITIALIZING, P.FAILED): f"{STARTUP}.fail",
+    (P.RUNNING, P.DRAINING): f"{SHUTDOWN}.refuse_work",
+    (P.DRAINING, P.CLOSED): f"{DRAIN_WATCH}.closed_if_done",
 }
 
 

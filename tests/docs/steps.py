@@ -1,6 +1,6 @@
 """What pools and workers do while they stay in a state, the way of a request through a pool, and the queue: as steps.
 
-Together with the tables of `bullpen.core.lifecycle` they are the arrows of four diagrams: a pool's life, a request's
+Together with the tables of `pools/dispatch/states.py` they are the arrows of four diagrams: a pool's life, a request's
 execution, a worker's availability, the queue. The docs draw them, and `tests.scenarios.test_seed_state_machine` drives
 every single one.
 """
@@ -11,15 +11,20 @@ from dataclasses import dataclass
 
 START = END = "[*]"
 
-REQUEST = "bullpen.core.request.Request"
-DISPATCHER = "bullpen.core.dispatcher.Dispatcher"
-BOUNDED = "bullpen.core.backlog.BoundedBacklog"
-SESSIONS = "bullpen.core.affinity.Sessions"
-ENGINE = "bullpen.pool.engine.Engine"
-WORKFORCE = "bullpen.pool.workforce.Workforce"
-POOLS = "bullpen.pool.pools.Pools"
-RETRIES = "bullpen.pool.retries.Retries"
-TASK = "bullpen.tasks.task"
+REQUEST = "bullpen.pools.dispatch.request.Request"
+DISPATCHER = "bullpen.pools.dispatch.dispatcher.Dispatcher"
+BOUNDED = "bullpen.pools.dispatch.backlog.BoundedBacklog"
+SESSIONS = "bullpen.pools.dispatch.sessions.Sessions"
+ENGINE = "bullpen.pools.supervision.engine.Engine"
+STATUS = "bullpen.pools.dispatch.pool_status.PoolStatus"
+ADMISSION = "bullpen.pools.supervision.admission.Admission"
+OUTCOMES = "bullpen.pools.supervision.outcomes.ForcedOutcomes"
+SIZING = "bullpen.pools.supervision.sizing.Sizing"
+STARTER = "bullpen.pools.supervision.starting.WorkerStarter"
+STARTUP = "bullpen.pools.supervision.startup.Startup"
+POOLS = "bullpen.pools.pools.Pools"
+RETRIES = "bullpen.pools.supervision.retries.Retries"
+TASK = "bullpen.tasks.model.task"
 
 
 @dataclass(frozen=True)
@@ -43,14 +48,14 @@ def _steps(diagram: str, *steps: tuple[str, str, str, str]) -> list[Arrow]:
 
 POOL_STAYS = _steps(
     "pool",
-    ("initializing", "initializing", "a worker of several is ready", f"{ENGINE}.worker_is_ready"),
-    ("initializing", "initializing", "workers start in batches", f"{WORKFORCE}.fill_minimum"),
-    ("initializing", "initializing", "requests wait", f"{ENGINE}.submit"),
-    ("running", "running", "requests run", f"{ENGINE}.submit"),
+    ("initializing", "initializing", "a worker of several is ready", f"{STARTUP}.worker_is_ready"),
+    ("initializing", "initializing", "workers start in batches", f"{SIZING}.fill_minimum"),
+    ("initializing", "initializing", "requests wait", f"{ADMISSION}.admit"),
+    ("running", "running", "requests run", f"{ADMISSION}.admit"),
     ("running", "running", "workers are taken and given back", f"{DISPATCHER}.finished"),
     ("running", "running", "requests wait", f"{DISPATCHER}.offer"),
-    ("running", "running", "a dead worker is replaced", f"{WORKFORCE}.fill_minimum"),
-    ("running", "running", "reconcile", f"{WORKFORCE}.reconcile"),
+    ("running", "running", "a dead worker is replaced", f"{SIZING}.fill_minimum"),
+    ("running", "running", "reconcile", f"{SIZING}.reconcile"),
     ("draining", "draining", "what waits still runs", f"{DISPATCHER}.finished"),
 )
 
@@ -58,7 +63,7 @@ WORKER_STAYS = _steps(
     "worker",
     ("ready", "ready", "takes one and has room left", f"{DISPATCHER}.reserve_ready_worker"),
     ("busy", "busy", "gives one back and takes the next", f"{DISPATCHER}.finished"),
-    ("dead", "starting", "its slot has another worker", f"{WORKFORCE}.spawn"),
+    ("dead", "starting", "its slot has another worker", f"{STARTER}.spawn"),
 )
 
 TASK_WAYS = _steps(
@@ -77,32 +82,32 @@ TASK_WAYS = _steps(
 
 EXECUTION = _steps(
     "execution",
-    (START, "received", "submit, serve, do", f"{ENGINE}.submit"),
+    (START, "received", "submit, serve, do", f"{ADMISSION}.admit"),
     ("received", "check_pool", "with or without a name", f"{POOLS}.pool"),
     ("check_pool", "not_found", "no pool of that name", f"{POOLS}.pool"),
     ("not_found", END, "PoolNotFound", f"{POOLS}.pool"),
-    ("check_pool", "not_open", "it closes, is closed or has failed", f"{ENGINE}.not_open"),
-    ("not_open", END, "PoolClosed or PoolFailed", f"{ENGINE}.not_open"),
-    ("check_pool", "check_worker", "it takes work", f"{ENGINE}.submit"),
-    ("check_worker", "session_affinity", "it has a session", f"{ENGINE}.submit_in_session"),
+    ("check_pool", "not_open", "it closes, is closed or has failed", f"{STATUS}.not_open"),
+    ("not_open", END, "PoolClosed or PoolFailed", f"{STATUS}.not_open"),
+    ("check_pool", "check_worker", "it takes work", f"{ADMISSION}.admit"),
+    ("check_worker", "session_affinity", "it has a session", f"{ADMISSION}.admit"),
     ("check_worker", "select_any", "it has none", f"{DISPATCHER}.offer"),
     ("session_affinity", "select_any", "the session has no worker yet", f"{SESSIONS}.use"),
     ("session_affinity", "select_any", "its worker is gone, and any other will do", f"{SESSIONS}.rebind"),
-    ("session_affinity", "unavailable", "its worker is gone, and no other will do", f"{ENGINE}.submit_in_session"),
-    ("unavailable", END, "SessionWorkerUnavailable", f"{ENGINE}.submit_in_session"),
+    ("session_affinity", "unavailable", "its worker is gone, and no other will do", f"{ADMISSION}.admit"),
+    ("unavailable", END, "SessionWorkerUnavailable", f"{ADMISSION}.admit"),
     ("session_affinity", "use_preferred", "its worker has room", f"{DISPATCHER}.offer_pinned"),
     ("session_affinity", "affinity_mode", "its worker is busy", f"{DISPATCHER}.offer_pinned"),
-    ("affinity_mode", "select_any", "hint", f"{ENGINE}.submit_in_session"),
+    ("affinity_mode", "select_any", "hint", f"{ADMISSION}.admit"),
     ("affinity_mode", "queue_for_worker", "strict_queue", f"{DISPATCHER}.offer_pinned"),
-    ("affinity_mode", "fail_fast", "strict_fail_fast", f"{ENGINE}.submit_in_session"),
-    ("fail_fast", END, "WorkerBusy", f"{ENGINE}.submit_in_session"),
+    ("affinity_mode", "fail_fast", "strict_fail_fast", f"{ADMISSION}.admit"),
+    ("fail_fast", END, "WorkerBusy", f"{ADMISSION}.admit"),
     ("queue_for_worker", "queued", "in the line of its worker", f"{DISPATCHER}.offer_pinned"),
     ("select_any", "use_worker", "a worker is ready", f"{DISPATCHER}.reserve_ready_worker"),
     ("select_any", "start_worker", "a slot is free", f"{DISPATCHER}.grow"),
     ("select_any", "check_queue", "neither", f"{BOUNDED}.take_place"),
     ("check_queue", "queued", "fewer wait than may", f"{BOUNDED}.take_place"),
-    ("check_queue", "saturated", "full, and when_full is reject", f"{ENGINE}.saturated_error"),
-    ("saturated", END, "PoolSaturated, or False from serve", f"{ENGINE}.saturated_error"),
+    ("check_queue", "saturated", "full, and when_full is reject", f"{ADMISSION}.saturated_error"),
+    ("saturated", END, "PoolSaturated, or False from serve", f"{ADMISSION}.saturated_error"),
     ("check_queue", "wait_for_room", "full, and when_full is block", f"{BOUNDED}.take_ticket"),
     ("wait_for_room", "queued", "somebody left", f"{BOUNDED}.call_next"),
     ("use_preferred", "executing", "", f"{SESSIONS}.start"),
@@ -139,7 +144,7 @@ QUEUE = _steps(
     ("waiting", "timed_out", "queue_timeout or timeout passed", f"{REQUEST}.expire"),
     ("timed_out", "dropped", "its function and arguments go at once", f"{REQUEST}.expire"),
     ("waiting", "dropped", "cancelled", f"{REQUEST}.cancel_queued"),
-    ("waiting", "dropped", "nobody can run it", f"{ENGINE}.refuse_backlog"),
+    ("waiting", "dropped", "no worker can run it", f"{OUTCOMES}.refuse_waiting"),
     ("dropped", END, "it never runs", f"{DISPATCHER}.queued"),
     ("waiting", "processing", "a worker takes the oldest", f"{REQUEST}.start"),
     ("processing", "completed", "it ended", f"{REQUEST}.settle"),

@@ -47,8 +47,8 @@ HOMES_OF_TASKS = {
     "outcomes": "tests/scenarios/test_consumer_outcomes.py",
     "dispatch": "tests/scenarios/test_seed_bounded_dispatch.py",
     "worker-pool": "tests/scenarios/test_seed_worker_pool_core.py",
-    "settled": "tests/unit/tasks/test_settled.py",
-    "clocks": "tests/unit/storage/test_memory_clocks.py",
+    "settled": "tests/unit/tasks/model/test_settled.py",
+    "clocks": "tests/unit/tasks/storage/test_memory_clocks.py",
 }
 
 

@@ -19,7 +19,6 @@ from bullpen import (
     CallProgress,
     Cause,
     CurrentTask,
-    Event,
     Explanation,
     Job,
     Kind,
@@ -42,18 +41,21 @@ from bullpen import (
     TaskFunction,
     TaskInfo,
     TaskQueue,
+    TelemetryEvent,
     Why,
     WorkerInfo,
     WorkerPool,
     errors,
 )
 from bullpen.cli.command import ExitCode
-from bullpen.core.timing import TimeLimits
-from bullpen.pool.options import SCHEDULERS, CallOptions
-from bullpen.queue.why import CauseKind
-from bullpen.runtimes.port import CAPABILITIES
-from bullpen.runtimes.program import messages
-from bullpen.tasks.options import CALL_NAMES, FUNCTION_NAMES, SHARED_NAMES
+from bullpen.pools.async_options import AsyncPoolKeywords
+from bullpen.pools.dispatch.request import TimeLimits
+from bullpen.pools.options import CallOptions, PoolKeywords, PoolOptions
+from bullpen.pools.policies import GROUPS, SCHEDULERS
+from bullpen.pools.runtimes.port import CAPABILITIES
+from bullpen.pools.runtimes.program import messages
+from bullpen.tasks.client.why import CauseKind
+from bullpen.tasks.model.options import CALL_NAMES, FUNCTION_NAMES, SHARED_NAMES
 from bullpen.testing import ManualClock, ScriptedRuntime
 from tests.docs import command_line
 from tests.docs.markdown import ROOT
@@ -78,11 +80,18 @@ def field_names(cls: Any) -> list[str]:
 
 def test_every_option_of_a_pool_has_a_row_with_its_default() -> None:
     page = (ROOT / "docs" / "reference" / "pool.md").read_text()
-    for name, parameter in inspect.signature(Pool).parameters.items():
-        row = re.search(rf"^\| `{name}` \| (.*?) \|", page, re.MULTILINE)
+    signature = inspect.signature(Pool).parameters
+    defaults = {name: one.default for name, one in signature.items() if one.kind is not one.VAR_KEYWORD}
+    usual = {field.name: field.default for field in dataclasses.fields(PoolOptions)}
+    defaults |= {name: usual.get(name) for name in PoolKeywords.__annotations__}
+    for group, kind in GROUPS.items():
+        defaults |= {f"{group}.{field.name}": field.default for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    assert len(defaults) > 40
+    for name, default in defaults.items():
+        row = re.search(rf"^\| `{re.escape(name)}` \| (.*?) \|", page, re.MULTILINE)
         assert row is not None, f"no row for the option {name}"
-        if parameter.default is not None:
-            shown = f'"{parameter.default}"' if isinstance(parameter.default, str) else repr(parameter.default)
+        if default not in (None, dataclasses.MISSING):
+            shown = f'"{default}"' if isinstance(default, str) else repr(default)
             assert shown in row[1], f"the default of {name} is {shown}, the page says: {row[1]}"
 
 
@@ -107,7 +116,8 @@ def test_every_option_of_using_is_described() -> None:
 
 def test_everything_of_an_async_pool_is_described() -> None:
     page = "async-pool.md"
-    assert missing_from(page, inspect.signature(AsyncPool).parameters) == []
+    options = [*AsyncPoolKeywords.__annotations__, *(name for kind in GROUPS.values() for name in field_names(kind))]
+    assert missing_from(page, ["max_workers", *options]) == []
     assert missing_from(page, public_methods(AsyncPool)) == []
     for method in (AsyncPool.close, AsyncPool.map, AsyncPool.wait_ready, AsyncPool.resize, AsyncPool.can):
         assert missing_from(page, [name for name in inspect.signature(method).parameters if name != "self"]) == []
@@ -122,7 +132,7 @@ def test_everything_of_an_async_pool_is_described() -> None:
 def test_everything_of_a_program_runtime_is_described() -> None:
     assert missing_from("pool.md", [*inspect.signature(ProgramRuntime).parameters, *field_names(CallProgress)]) == []
     page = (ROOT / "docs" / "reference" / "program-protocol.md").read_text()
-    for message in get_args(messages.Said):
+    for message in get_args(messages.AnyMessage):
         row = re.search(rf"^\| `{message.__struct_config__.tag}` \|(.*)", page, re.MULTILINE)
         assert row is not None, message
         assert [name for name in message.__struct_fields__ if f"`{name}`" not in row[1]] == [], message
@@ -159,7 +169,7 @@ def test_every_kind_of_event_is_described() -> None:
     page = (ROOT / "docs" / "reference" / "events.md").read_text()
     for kind in Kind:
         assert f"| `{kind.name}` | `{kind.value}` |" in page
-    assert missing_from("events.md", field_names(Event)) == []
+    assert missing_from("events.md", field_names(TelemetryEvent)) == []
 
 
 def test_every_option_of_a_task_has_a_row_that_says_where() -> None:
@@ -217,7 +227,7 @@ def test_every_explanation_is_described() -> None:
 
 
 def test_the_testing_tools_are_described() -> None:
-    names = [*public_methods(ManualClock), *public_methods(ScriptedRuntime), "explore", "lock_order"]
+    names = [*public_methods(ManualClock), *public_methods(ScriptedRuntime)]
     called_by_the_pool = {"start", "cancel", "kill", "join"}
     assert missing_from("testing.md", set(names) - called_by_the_pool) == []
 

@@ -13,8 +13,8 @@ import uuid
 from pathlib import Path
 
 from bullpen import primitives
-from bullpen.storage.sqlite.store import SqliteStorage
-from bullpen.tasks.task import Task, succeed
+from bullpen.tasks.model.task import Task, succeed
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
 
 
 def say(*words: object) -> None:

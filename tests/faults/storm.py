@@ -14,9 +14,9 @@ from pathlib import Path
 
 from bullpen import TaskQueue
 from bullpen.errors import StorageUnavailable
-from bullpen.storage.open import open_storage
-from bullpen.storage.port import Storage
-from bullpen.tasks.task import PENDING, RUNNING
+from bullpen.tasks.model.task import PENDING, RUNNING
+from bullpen.tasks.storage.open import open_storage
+from bullpen.tasks.storage.port import Storage
 from bullpen.testing import HistoryFile, Record, check, read_history, take_stock
 from tests.faults.storm_worker import Ledger, new_queue
 

@@ -18,12 +18,12 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from bullpen import AsyncWorkerPool, Retry, TaskQueue, current_task
-from bullpen.consumer import identity
 from bullpen.errors import StorageError
-from bullpen.storage.open import open_storage
-from bullpen.storage.postgres.store import PostgresStorage
-from bullpen.storage.sqlite.store import SqliteStorage
-from bullpen.tasks.task import Task
+from bullpen.tasks.model.task import Task
+from bullpen.tasks.storage.open import open_storage
+from bullpen.tasks.storage.postgres.store import PostgresStorage
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
+from bullpen.tasks.worker import identity
 from bullpen.testing import HistoryFile, HistoryObserver, Record, RecordingStorage
 
 PERMITS = 4
@@ -102,7 +102,7 @@ def new_queue(address: str, history: HistoryFile, name: str) -> TaskQueue:
     return queue
 
 
-class Elsewhere(identity.Machine):
+class Elsewhere(identity.LocalMachine):
     def __init__(self, host: str) -> None:
         self._host = host
 

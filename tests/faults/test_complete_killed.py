@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bullpen import TaskQueue
-from bullpen.tasks.task import SUCCESS
+from bullpen.tasks.model.task import SUCCESS
 
 WORKER = """
 import asyncio, os, signal, sqlite3, sys

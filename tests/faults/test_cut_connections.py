@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bullpen.errors import StorageError
-from bullpen.storage.open import open_storage
-from bullpen.storage.port import Storage, TaskFilter
-from bullpen.tasks.task import PENDING, SUCCESS, Task, succeed
+from bullpen.tasks.model.task import PENDING, SUCCESS, Task, succeed
+from bullpen.tasks.storage.open import open_storage
+from bullpen.tasks.storage.port import Storage, TaskFilter
 from tests.faults.proxy import ANSWER, REQUEST, Proxy
 from tests.stores import SERVERS
 

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from bullpen import Pool, PoolFuture
-from bullpen.core import affinity, backlog, deadlines, dispatcher, request, worker
-from bullpen.pool import engine, lane
-from bullpen.runtimes import thread
-from bullpen.testing import lock_order
+from bullpen import CallPolicy, Pool, PoolFuture, RecyclePolicy
+from bullpen.pools import async_sides
+from bullpen.pools.dispatch import backlog, deadlines, dispatcher, request, sessions, worker
+from bullpen.pools.runtimes import thread
+from bullpen.pools.supervision import admission
 from tests.faults.interrupts import Interrupt
 from tests.scenarios.support import PATIENCE, Background, Blocker, eventually
+from tests.tools import lock_order
 
 HOT: tuple[str, ...] = tuple(
-    str(module.__file__) for module in (affinity, backlog, deadlines, dispatcher, engine, lane, request, thread, worker)
+    str(module.__file__)
+    for module in (sessions, backlog, deadlines, dispatcher, admission, async_sides, request, thread, worker)
 )
 
 
@@ -39,13 +41,14 @@ def test_an_interrupt_costs_no_worker(call: str, options: dict[str, Any]) -> Non
     where = list[str]()
     while (last := interrupted_at(len(where) + 1, call, options)) is not None:
         where.append(last)
-    assert {point.split(":")[0] for point in where} >= {"Dispatcher._take", "Dispatcher._pop_ready", "_Thread.hand"}
+    points = {point.split(":")[0] for point in where}
+    assert points >= {"Dispatcher._take", "Dispatcher._pop_ready", "_WorkerThread.hand"}
 
 
 def interrupted_at(count: int, call: str, options: dict[str, Any]) -> str | None:
     """Interrupt the submission at its `count`-th line and look what is left; where that was, None if nowhere."""
     workers = 2
-    with Pool(workers, min_workers=workers, idle_timeout=None, **options) as pool:
+    with Pool(workers, min_workers=workers, recycling=RecyclePolicy(idle_timeout=None), **options) as pool:
         assert pool.wait_ready(PATIENCE)
         assert eventually(lambda: pool.stats().idle == workers)
         view = pool.using(session="s", affinity="strict_queue") if call == "session" else pool.using()
@@ -72,7 +75,7 @@ def interrupt(count: int, submit: Callable[[Any], object]) -> str | None:
     return here.where or None
 
 
-@pytest.mark.parametrize("options", [{}, {"queue_timeout": 60}], ids=["plain", "timed"])
+@pytest.mark.parametrize("options", [{}, {"calls": CallPolicy(queue_timeout=60)}], ids=["plain", "timed"])
 def test_an_interrupt_costs_no_place_in_the_backlog(options: dict[str, Any]) -> None:
     where = list[str]()
     while True:

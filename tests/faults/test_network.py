@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bullpen import AsyncWorkerPool, StorageUnavailable, TaskQueue
-from bullpen.storage.open import open_storage
-from bullpen.tasks.task import PENDING, SUCCESS
-from bullpen.telemetry.catalogue import Event, Kind
+from bullpen.tasks.model.task import PENDING, SUCCESS
+from bullpen.tasks.storage.open import open_storage
+from bullpen.telemetry import Kind, TelemetryEvent
 from bullpen.testing.storage_contract.base import claim, new_tasks, take_back
 from tests.faults.proxy import Proxy
 from tests.faults.storm import WITHIN, Storm
@@ -108,7 +108,7 @@ async def test_a_store_that_does_not_answer_is_given_up_after_the_time_that_its_
 async def test_a_slow_network_makes_no_worker_busy_and_loses_no_lease(address: str, thorough: bool) -> None:
     """Each way takes 50 to 100 ms."""
     lease, longest = (4.0, 6.0) if thorough else (15.0, 0.2)
-    events: list[Event] = []
+    events: list[TelemetryEvent] = []
     async with Proxy(address) as proxy, TaskQueue(proxy.address) as queue:
 
         @queue.task(name="nap")

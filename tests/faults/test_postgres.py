@@ -27,15 +27,15 @@ from bullpen import (
     TaskQueue,
 )
 from bullpen.errors import InvalidOption
-from bullpen.storage.open import open_storage
-from bullpen.storage.port import Hold, Limit, TaskFilter
-from bullpen.storage.postgres import link
-from bullpen.storage.postgres import schema as schemas
-from bullpen.storage.postgres.failures import told
-from bullpen.storage.postgres.store import COPIED, PostgresStorage
-from bullpen.tasks.retry import Backoff
-from bullpen.tasks.schedule import Schedule
-from bullpen.tasks.task import FAILED, SUCCESS, Follows, Task, TaskStatus, fail, release, succeed
+from bullpen.tasks.model.retry import Backoff
+from bullpen.tasks.model.schedule import Schedule
+from bullpen.tasks.model.task import FAILED, SUCCESS, DependsOn, Task, TaskStatus, fail, release, succeed
+from bullpen.tasks.storage.open import open_storage
+from bullpen.tasks.storage.port import AttemptKey, Limit, TaskFilter
+from bullpen.tasks.storage.postgres import client as postgres_client
+from bullpen.tasks.storage.postgres import schema as schemas
+from bullpen.tasks.storage.postgres.failures import translated_errors
+from bullpen.tasks.storage.postgres.store import COPIED, PostgresStorage
 from bullpen.testing.storage_contract.base import error_of
 from tests.postgres import new_schema, run
 from tests.servers import OwnPostgres
@@ -76,7 +76,7 @@ async def test_whoever_waits_for_an_end_marks_the_task_without_waiting_long_for_
         await store.add(new_tasks(1, 1))
         async with other.transaction():
             await other.execute(f"SELECT 1 FROM {schema}.task FOR UPDATE")
-            assert await store._fetchval(ask, "000001") == schemas.LOCKED_PAUSE
+            assert await store._fetchval(ask, "000001") == schemas.AWAIT_RETRY_DELAY
         assert await store._fetchval(ask, "000001") is None
         assert await other.fetchval(f"SELECT awaited FROM {schema}.task")
         (task,) = await claim(store, 1)
@@ -126,7 +126,7 @@ async def test_a_worker_of_the_version_before_goes_on_while_and_after_the_schema
             newer.setattr(schemas, "MIGRATIONS", (*schemas.MIGRATIONS, second))
             newer.setattr(schemas, "VERSION", schemas.VERSION + 1)
             store = PostgresStorage(postgres_url, schema=schema)
-            assert len((await store.look_at_schema()).steps) == 1
+            assert len((await store.look_at_schema()).migrations) == 1
             await store.upgrade_schema()
             await store.open()
             await store.close()
@@ -141,7 +141,7 @@ async def test_a_worker_of_the_version_before_goes_on_while_and_after_the_schema
     await store.open()
     await store.add(new_tasks(0, COPIED))
     put = [replace(task, id=f"p{task.id}") for task in await claim(store, 1)]
-    assert await store.put([replace(task, status=TaskStatus.PENDING) for task in put])
+    assert await store.import_tasks([replace(task, status=TaskStatus.PENDING) for task in put])
     assert not (await store.look_at_schema()).is_too_new
     await store.close()
 
@@ -171,7 +171,7 @@ async def test_a_migration_that_has_to_wait_for_a_table_gives_up_before_all_work
         second = schemas.Migration("ALTER TABLE {schema}.task ADD COLUMN shoes text;", oldest=1)
         monkeypatch.setattr(schemas, "MIGRATIONS", (*schemas.MIGRATIONS, second))
         monkeypatch.setattr(schemas, "VERSION", schemas.VERSION + 1)
-        monkeypatch.setattr(link, "LOCK_TIMEOUT", "50ms")
+        monkeypatch.setattr(postgres_client, "LOCK_TIMEOUT", "50ms")
         async with other.transaction():
             await other.execute(f"SELECT 1 FROM {schema}.task")
             with pytest.raises(StorageBusy):
@@ -321,7 +321,7 @@ async def test_functions_are_made_and_run_where_the_server_is_strict(postgres_ur
 async def test_a_schema_whose_version_is_gone_is_left_alone(postgres_url: str, schema: str) -> None:
     store = PostgresStorage(postgres_url, schema=schema)
     await store.open()
-    await store._fetch("DELETE FROM {s}.version")
+    await store._fetch("DELETE FROM {schema}.version")
     await store.close()
     with pytest.raises(StorageError, match=f"the table {schema}.version is empty"):
         await store.open()
@@ -357,7 +357,7 @@ async def test_many_tasks_that_were_due_before_are_found_by_a_claim_that_begins_
     try:
         await store.add(new_tasks(0, 1))
         assert len(await claim(store, 1)) == 1
-        store.lines["default",].sweeps_at = float("inf")
+        store.claim_cursors["default",].sweeps_at = float("inf")
         await store.add(new_tasks(1, COPIED, eta=1.0))
         assert len(await claim(store, COPIED)) == COPIED
     finally:
@@ -529,8 +529,8 @@ async def test_a_task_that_ends_and_one_who_cancels_it_with_what_waits_for_it_do
         common: dict[str, Any] = {"func_path": "f", "payload": b"[]"}
         await store.add(
             [
-                Task(id=first, then=then, expires=expires, **common),
-                Task(id=then, follows=Follows(ids=(first,)), waits_for=1, **common),
+                Task(id=first, next_task_id=then, expires=expires, **common),
+                Task(id=then, depends_on=DependsOn(ids=(first,)), waits_for=1, **common),
             ]
         )
         held = [] if expires else await claim(store, 1)
@@ -627,9 +627,9 @@ async def test_what_python_would_not_enqueue_is_refused_in_sql(postgres_url: str
         for words, calls in wrong.items():
             for call in calls:
                 with pytest.raises(StorageError, match=words):
-                    await store._fetch(f"SELECT {{s}}.enqueue({call})")
+                    await store._fetch(f"SELECT {{schema}}.enqueue({call})")
         right = "'f', queue => repeat('q', 100), unique_key => repeat('k', 200), timeout => 0.1, delay => 3e9"
-        await store._fetch(f"SELECT {{s}}.enqueue({right})")
+        await store._fetch(f"SELECT {{schema}}.enqueue({right})")
         assert len(await store.list(TaskFilter(), limit=9)) == 1
     finally:
         await store.close()
@@ -646,7 +646,7 @@ async def test_a_success_that_is_kept_for_no_time_is_deleted_and_not_written(pos
         await store.add(new_tasks(0, 3, result_ttl=0.0))
         done, failed, awaited = await claim(store, 3)
         waiting = asyncio.ensure_future(store.wait_for_result(awaited.id, 0, PATIENCE))
-        while not await store._fetchval("SELECT awaited FROM {s}.task WHERE id = $1", awaited.id):  # noqa: ASYNC110
+        while not await store._fetchval("SELECT awaited FROM {schema}.task WHERE id = $1", awaited.id):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         endings = (succeed(done, b"1"), fail(failed, error_of(failed), 0.0), succeed(awaited, b"1"))
         await claim(store, 0, *endings)
@@ -654,7 +654,7 @@ async def test_a_success_that_is_kept_for_no_time_is_deleted_and_not_written(pos
         statuses = [task and task.status for task in await store.get([done.id, failed.id, awaited.id])]
         assert statuses == [None, FAILED, SUCCESS]
         again = await store.exchange(endings, worker="w", queues=(), limit=0, lease=60.0, claim_id="c")
-        assert again.refused == {Hold(task.id, task.attempt) for task in (done, failed, awaited)}
+        assert again.refused == {AttemptKey(task.id, task.attempt) for task in (done, failed, awaited)}
     finally:
         await store.close()
 
@@ -679,7 +679,7 @@ async def test_claims_do_not_get_slower_while_a_transaction_is_left_open(postgre
         pages = [await _pages_read(stores)]
         held: list[list[Task]] = [await claim(store, 1) for store in stores]
         for store in stores:
-            store.lines["default",].sweeps_at = float("inf")  # it would be one in many
+            store.claim_cursors["default",].sweeps_at = float("inf")  # it would be one in many
         for number in range(len(added) // 50):
             which = number % len(stores)
             held[which] = await claim(stores[which], 50, *[succeed(task, None) for task in held[which]])
@@ -710,12 +710,12 @@ async def _pages_read(stores: Sequence[PostgresStorage]) -> int:
 @pytest.mark.parametrize("error", [asyncpg.InternalClientError("x"), asyncpg.InterfaceError("x"), OSError("x")])
 async def test_whatever_the_driver_says_of_a_broken_connection_is_one_error(error: Exception) -> None:
     with pytest.raises(StorageUnavailable):
-        async with told("here"):
+        async with translated_errors("here"):
             raise error
 
 
 @pytest.mark.parametrize("error", [asyncpg.DuplicatePreparedStatementError, asyncpg.InvalidSQLStatementNameError])
 async def test_a_pooler_that_knows_no_prepared_statements_is_named_in_one_line(error: type[Exception]) -> None:
     with pytest.raises(StorageError, match=r"add \?prepared=false to the address$"):
-        async with told("here"):
+        async with translated_errors("here"):
             raise error("prepared statement is there\n\nNOTE: many lines")

@@ -19,12 +19,14 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from bullpen import StorageError, StorageFull, StorageReadOnly, StorageUnavailable, TaskQueue, WorkerPool
-from bullpen.storage.open import open_storage
-from bullpen.storage.port import Renewal, WorkerRecord
-from bullpen.storage.redis import store as store_module
-from bullpen.storage.redis.link import BlockingLink, Link, LoopLink
-from bullpen.storage.redis.store import RedisStorage
-from bullpen.tasks.task import Progress, Task, TaskStatus, succeed
+from bullpen.tasks.model.task import Progress, Task, TaskStatus, succeed
+from bullpen.tasks.storage.open import open_storage
+from bullpen.tasks.storage.port import Renewal, WorkerRecord
+from bullpen.tasks.storage.redis import adding
+from bullpen.tasks.storage.redis.blocking_connection import BlockingConnection
+from bullpen.tasks.storage.redis.connection import RedisConnection
+from bullpen.tasks.storage.redis.loop_connection import LoopConnection
+from bullpen.tasks.storage.redis.store import RedisStorage
 from bullpen.testing.storage_contract.base import FAR, claim, claimed_one, hold, ids, new_task, new_tasks, settle
 from bullpen.testing.storage_contract.waiting import waits
 from tests.faults.proxy import Proxy
@@ -61,8 +63,8 @@ async def test_a_server_that_does_not_answer_is_not_waited_for_without_end() -> 
         store = RedisStorage(f"redis://127.0.0.1:{silent.getsockname()[1]}/0?socket_timeout=0.1")
         with pytest.raises(StorageUnavailable, match="TimeoutError"):
             await store.open()
-        with pytest.raises(StorageUnavailable, match="TimeoutError"):
-            await asyncio.to_thread(TaskQueue(store.url).counts)
+        with TaskQueue(store.url) as queue, pytest.raises(StorageUnavailable, match="TimeoutError"):
+            await asyncio.to_thread(queue.counts)
 
 
 def test_threads_talk_to_the_server_themselves(new_server: NewServer) -> None:
@@ -70,7 +72,7 @@ def test_threads_talk_to_the_server_themselves(new_server: NewServer) -> None:
         step = queue.task(name="step")(lambda number: number)
         jobs = list(threads.map(step.enqueue, range(40)))
         assert len({job.id for job in jobs}) == 40
-        assert queue.counts() == {"default": {TaskStatus.PENDING: 40}}
+        assert {job.status for job in jobs} == {TaskStatus.PENDING}
         assert not [thread for thread in threading.enumerate() if thread.name == "bullpen-portal"]
 
 
@@ -115,15 +117,15 @@ async def test_a_silent_server_is_waited_for_once_by_all_who_want_a_connection()
         writer.close()
 
     async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
-        link = LoopLink(f"redis://127.0.0.1:{silent.sockets[0].getsockname()[1]}/0?socket_timeout=1")
-        answers = await asyncio.gather(*(link.say("PING") for _ in range(50)), return_exceptions=True)
+        link = LoopConnection(f"redis://127.0.0.1:{silent.sockets[0].getsockname()[1]}/0?socket_timeout=1")
+        answers = await asyncio.gather(*(link.execute("PING") for _ in range(50)), return_exceptions=True)
         assert [type(answer) for answer in answers] == [RedisTimeout] * 50
         assert callers <= 10
         await link.close()
 
 
 async def test_who_gives_up_waiting_for_a_connection_leaves_it_to_others(redis_url: str) -> None:
-    link = LoopLink(redis_url)
+    link = LoopConnection(redis_url)
     taken = [await link._wire() for _ in range(10)]
     waiting = [asyncio.ensure_future(link._wire()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -145,46 +147,49 @@ async def follow(server: OwnRedis, primary: OwnRedis | None) -> None:
         await client.execute_command("REPLICAOF", *words)
 
 
-async def on_loop(link: Link, *words: str) -> Any:
-    return await link.say(*words)
+async def on_loop(link: RedisConnection, *words: str) -> Any:
+    return await link.execute(*words)
 
 
-async def on_loop_with_others(link: Link, *words: str) -> Any:
-    return (await link.say_each([words, ("TIME",)]))[0]
+async def on_loop_with_others(link: RedisConnection, *words: str) -> Any:
+    return (await link.execute_many([words, ("TIME",)]))[0]
 
 
-async def on_thread(link: Link, *words: str) -> Any:
+async def on_thread(link: RedisConnection, *words: str) -> Any:
     return await asyncio.to_thread(asyncio.run, on_loop(link, *words))
 
 
-async def on_thread_with_others(link: Link, *words: str) -> Any:
+async def on_thread_with_others(link: RedisConnection, *words: str) -> Any:
     return await asyncio.to_thread(asyncio.run, on_loop_with_others(link, *words))
 
 
 @pytest.mark.parametrize(
-    ("kind", "say"),
+    ("kind", "execute"),
     [
-        (LoopLink, on_loop),
-        (LoopLink, on_loop_with_others),
-        (BlockingLink, on_thread),
-        (BlockingLink, on_thread_with_others),
+        (LoopConnection, on_loop),
+        (LoopConnection, on_loop_with_others),
+        (BlockingConnection, on_thread),
+        (BlockingConnection, on_thread_with_others),
     ],
 )
 @pytest.mark.parametrize("words", [("SET", "a", "1"), ("EVAL", "return redis.call('SET', KEYS[1], '1')", "1", "a")])
 async def test_no_connection_to_a_primary_that_has_become_a_replica_is_used_again(
-    new_server: NewServer, kind: type[LoopLink | BlockingLink], say: Callable[..., Any], words: tuple[str, ...]
+    new_server: NewServer,
+    kind: type[LoopConnection | BlockingConnection],
+    execute: Callable[..., Any],
+    words: tuple[str, ...],
 ) -> None:
     old, new = new_server(), new_server()
     async with Proxy(old.url) as proxy:
         link = kind(proxy.address)
         try:
-            await asyncio.gather(*(say(link, *words) for _ in range(8)))  # on several connections
+            await asyncio.gather(*(execute(link, *words) for _ in range(8)))  # on several connections
             await follow(old, new)
             proxy.lead_to(new.url)
             with pytest.raises(ResponseError, match="read only replica"):
-                await say(link, *words)
+                await execute(link, *words)
             for _ in range(8):
-                assert await say(link, *words) == b"OK"
+                assert await execute(link, *words) == b"OK"
         finally:
             await link.close()
 
@@ -237,7 +242,7 @@ async def test_while_the_memory_is_full_workers_keep_what_they_hold_and_nothing_
         record = WorkerRecord(
             id="w", host="h", pid=1, boot_id="b", process_started=0.0, queues=("default",), concurrency=1
         )
-        await store.note_worker(record)
+        await store.save_worker(record)
         assert [one.id for one in await store.workers()] == ["w"]
         async with waits(store.wait_for_result(lone.id, 0, FAR)) as ended:
             assert await settle(store, succeed(running.pop(lone.id), b"1")) == frozenset()
@@ -255,7 +260,7 @@ async def test_while_the_memory_is_full_workers_keep_what_they_hold_and_nothing_
 async def test_many_tasks_go_in_several_steps_and_are_taken_back_if_one_fails(
     new_server: NewServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "STEP", 300)
+    monkeypatch.setattr(adding, "STEP", 300)
     server = new_server()
     store = RedisStorage(server.url)
     try:
@@ -274,11 +279,13 @@ async def test_many_tasks_go_in_several_steps_and_are_taken_back_if_one_fails(
 
 async def test_much_that_is_said_at_once_may_take_longer(new_server: NewServer) -> None:
     url = f"{new_server().url}?socket_timeout=1"
-    link, blocking = LoopLink(url), BlockingLink(url)
+    link, blocking = LoopConnection(url), BlockingConnection(url)
     async with Redis.from_url(url) as client:
         await client.client_pause(1500, all=False)  # longer than that, and nothing is written meanwhile
     words = ("HSET", "h", "large", bytes(20_000_000))
-    assert sum(await asyncio.gather(link.say(*words), asyncio.to_thread(asyncio.run, blocking.say(*words)))) == 1
+    assert (
+        sum(await asyncio.gather(link.execute(*words), asyncio.to_thread(asyncio.run, blocking.execute(*words)))) == 1
+    )
     await link.close()
     await blocking.close()
 

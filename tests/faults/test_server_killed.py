@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bullpen.errors import StorageError
-from bullpen.tasks.task import SUCCESS
+from bullpen.tasks.model.task import SUCCESS
 from tests.faults.storm import WITHIN, Storm
 from tests.servers import OwnPostgres, OwnRedis, OwnServer
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bullpen.storage.port import TaskFilter
-from bullpen.tasks.task import SUCCESS
-from tests.unit.storage.sqlite.support import claim, new_task, opened, raw
+from bullpen.tasks.model.task import SUCCESS
+from bullpen.tasks.storage.port import TaskFilter
+from tests.unit.tasks.storage.sqlite.support import claim, new_task, opened, raw
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from bullpen.errors import StorageError, StorageFull, StorageReadOnly
-from bullpen.storage.port import TaskFilter
-from bullpen.tasks.task import succeed
-from tests.unit.storage.sqlite.support import claim, new_task, opened, raw
+from bullpen.tasks.model.task import succeed
+from bullpen.tasks.storage.port import TaskFilter
+from tests.unit.tasks.storage.sqlite.support import claim, new_task, opened, raw
 
 pytestmark = pytest.mark.anyio
 

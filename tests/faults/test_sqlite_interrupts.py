@@ -8,24 +8,24 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bullpen.errors import StorageBusy
-from bullpen.storage.port import TaskFilter
-from bullpen.storage.sqlite import file, jobs, ledger, line, writer
-from bullpen.storage.sqlite.store import SqliteStorage
-from bullpen.tasks.alike import Alike
-from bullpen.tasks.task import Task
-from bullpen.testing import lock_order
+from bullpen.tasks.model.task import Task
+from bullpen.tasks.model.task_batch import TaskBatch
+from bullpen.tasks.storage.port import TaskFilter
+from bullpen.tasks.storage.sqlite import file, group_commit, task_table, writer
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
 from tests.faults.interrupts import Interrupt
 from tests.scenarios.support import PATIENCE, eventually
-from tests.unit.storage.sqlite.support import new_task
+from tests.tools import lock_order
+from tests.unit.tasks.storage.sqlite.support import new_task
 
-HOT = (jobs.__file__, ledger.__file__, line.__file__, writer.__file__)
+HOT = (task_table.__file__, group_commit.__file__, writer.__file__)
 OTHERS = 3
 TRIES = 3
 COMMON = new_task(id="", payload=b"")
@@ -40,48 +40,47 @@ def locks_of_the_interpreter() -> Iterator[None]:
     lock_order.install()
 
 
-def blocking(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        return done.value
-    raise AssertionError("it waits")
-
-
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[SqliteStorage]:
     storage = SqliteStorage(tmp_path / "jobs.db", synchronous="normal")
-    blocking(storage.open())
+    storage.open_blocking()
     yield storage
-    blocking(storage.close())
+    storage.close_blocking()
 
 
-@pytest.mark.parametrize(("alike", "adds"), [(True, "Addition.run"), (False, "Ledger.add")])
+@pytest.mark.parametrize(("alike", "adds"), [(True, "SqliteTaskTable.add_plain"), (False, "SqliteTaskTable.add")])
 def test_a_leader_that_is_interrupted_leaves_nobody_behind(storage: SqliteStorage, alike: bool, adds: str) -> None:
     """Of tasks that one statement adds, and of those that take several, in a transaction."""
     where = list[str]()
     while last := next(filter(None, (interrupted_at(len(where) + 1, storage, alike) for _ in range(TRIES))), ""):
         where.append(last)
     seen = {point.split(":")[0] for point in where}
-    assert seen >= {"Line._lead", "Line._take", "Writer._run", "Writer._transact", adds, "deliver"}
+    assert seen >= {
+        "GroupCommit._run_as_leader",
+        "GroupCommit._take",
+        "SqliteWriter._run",
+        "SqliteWriter._transact",
+        adds,
+        "tell_callers",
+    }
 
 
 def interrupted_at(count: int, storage: SqliteStorage, alike: bool) -> str:
     """Lead a group with others in it, and be interrupted at the `count`-th point; where that was, "" if nowhere.
 
-    That may also be because the thread of the line, which the loop has woken, led instead.
+    That may also be because the thread of the group_commit, which the loop has woken, led instead.
     """
     name = f"{count}, {next(_groups)}"
     assert storage._file is not None
-    waiting = storage._file.writer._jobs
+    waiting = storage._file.writer._items
     added = list[str]()
     priorities = itertools.count()
 
     def new(name: str) -> Sequence[Task]:
-        return Alike(COMMON, [name], [b"[]"]) if alike else [new_task(id=name, priority=next(priorities))]
+        return TaskBatch(COMMON, [name], [b"[]"]) if alike else [new_task(id=name, priority=next(priorities))]
 
     def add(name: str) -> None:
-        added.extend(task.id for task in blocking(storage.add(new(name))))
+        added.extend(task.id for task in storage.add_blocking(new(name)))
 
     async def add_two(name: str) -> None:
         for tasks in await asyncio.gather(*[storage.add(new(f"{name}, {number}")) for number in range(2)]):
@@ -113,11 +112,11 @@ def interrupted_at(count: int, storage: SqliteStorage, alike: bool) -> str:
     finished.set()
     bringer.join()
     for thread in others:
-        thread.join(line._LOOK_AGAIN / 2)
+        thread.join(group_commit._LOOK_AGAIN / 2)
     assert not any(thread.is_alive() for thread in others), f"somebody waits for ever after {interrupt.where}"
     other.close()
     add(f"{name} afterwards")
-    kept = [task.id for task in blocking(storage.list(TaskFilter(), limit=100_000))]
+    kept = [task.id for task in asyncio.run(storage.list(TaskFilter(), limit=100_000))]
     assert len(added) >= OTHERS + 2
     assert set(added) <= set(kept), interrupt.where
     return interrupt.where
@@ -130,23 +129,23 @@ def test_a_handler_that_calls_in_the_midst_of_a_call_is_refused(
 
     def handle(*_: object) -> None:
         try:
-            blocking(storage.add([new_task(id="of the handler")]))
+            storage.add_blocking([new_task(id="of the handler")])
         except StorageBusy as error:
             refused.append(error)
 
-    def interrupted(*arguments: Any) -> jobs.Addition | None:
+    def interrupted(*arguments: Any) -> TaskBatch | None:
         signal.raise_signal(signal.SIGUSR1)
-        return addition_of(*arguments)
+        return plain_batch(*arguments)
 
-    addition_of = jobs.addition_of
-    monkeypatch.setattr(writer, "addition_of", interrupted)
+    plain_batch = writer._plain_batch
+    monkeypatch.setattr(writer, "_plain_batch", interrupted)
     before = signal.signal(signal.SIGUSR1, handle)
     try:
-        assert blocking(storage.add(Alike(COMMON, ["of the call"], [b"[]"])))[0].id == "of the call"
+        assert storage.add_blocking(TaskBatch(COMMON, ["of the call"], [b"[]"]))[0].id == "of the call"
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert "signal handler" in str(refused[0])
-    assert [task.id for task in blocking(storage.list(TaskFilter(), limit=9))] == ["of the call"]
+    assert [task.id for task in asyncio.run(storage.list(TaskFilter(), limit=9))] == ["of the call"]
 
 
 def test_what_an_interrupted_leader_could_not_give_back_is_found_again(
@@ -155,19 +154,19 @@ def test_what_an_interrupted_leader_could_not_give_back_is_found_again(
     """Two interrupts in the same few microseconds."""
     assert storage._file is not None
     writing = storage._file.writer
-    monkeypatch.setattr(line, "_LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(group_commit, "_LOOK_AGAIN", 0.05)
     done = threading.Event()
 
     def add() -> None:
-        blocking(storage.add([new_task(id="of another")]))
+        storage.add_blocking([new_task(id="of another")])
         done.set()
 
     other = threading.Thread(target=add)
     with writing.lock:
         writing._leader = -1
         other.start()
-        assert eventually(lambda: len(writing._jobs) == 1)
-        writing._jobs.popleft()  # it was taken, and then forgotten
+        assert eventually(lambda: len(writing._items) == 1)
+        writing._items.popleft()  # it was taken, and then forgotten
         writing._leader = 0
     assert done.wait(PATIENCE)
     other.join()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bullpen.errors import StorageBusy
-from bullpen.storage.sqlite.file import WriteLock, create_folder
-from bullpen.tasks.task import SUCCESS
-from tests.unit.storage.sqlite.support import new_task, opened, raw
+from bullpen.tasks.model.task import SUCCESS
+from bullpen.tasks.storage.sqlite.file import WriteLock, create_folder
+from tests.unit.tasks.storage.sqlite.support import new_task, opened, raw
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bullpen.tasks.task import SUCCESS
+from bullpen.tasks.model.task import SUCCESS
 from tests.faults.proxy import Proxy
 from tests.faults.storm import WITHIN, Storm
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 import bullpen
-from bullpen.storage.port import TaskFilter
-from bullpen.tasks.options import TaskOptions
-from bullpen.tasks.registry import Registry
-from bullpen.tasks.task import SUCCESS, Task
+from bullpen.tasks.model.options import TaskOptions
+from bullpen.tasks.model.registry import TaskRegistry
+from bullpen.tasks.model.task import SUCCESS, Task
+from bullpen.tasks.storage.port import TaskFilter
 
-sqlite = pytest.importorskip("bullpen.storage.sqlite.store", reason="needs the SQLite store")
+sqlite = pytest.importorskip("bullpen.tasks.storage.sqlite.store", reason="needs the SQLite store")
 
 FAILPOINTS = [  # and how often it is passed before
     ("worker.before_record", 0),
@@ -57,9 +57,9 @@ WITHIN = 40.0
 WORKER = """
 import asyncio, os, signal, sys
 from bullpen import AsyncWorkerPool, primitives
-from bullpen.storage.sqlite.store import SqliteStorage
-from bullpen.tasks.context import current_task
-from bullpen.tasks.registry import Registry
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
+from bullpen.tasks.model.context import current_task
+from bullpen.tasks.model.registry import TaskRegistry
 
 path, effects, fatal, hits, lease, nap = *sys.argv[1:4], int(sys.argv[4]), *map(float, sys.argv[5:])
 
@@ -89,7 +89,7 @@ def on_thread(number: int) -> int:
 
 class Queue:
     storage = SqliteStorage(path)
-    registry = Registry()
+    registry = TaskRegistry()
 
 Queue.registry.register(on_loop, name="on_loop")
 Queue.registry.register(on_thread, name="on_thread")
@@ -131,7 +131,7 @@ def new_calls(names: Sequence[str]) -> list[Task]:
     async def on_loop(number: int) -> int:
         return number
 
-    encode = Registry().register(on_loop, name="on_loop").codec.encode
+    encode = TaskRegistry().register(on_loop, name="on_loop").codec.encode
     return [TaskOptions().new_task(f"{number:04d}", name, encode((number,), {})) for number, name in enumerate(names)]
 
 
@@ -263,7 +263,8 @@ async def all_ids(path: Path) -> list[str]:
 
 def test_no_failpoint_in_the_life_of_a_task_is_forgotten() -> None:
     source = Path(bullpen.__file__).parent
-    files = [file for part in ("consumer", "queue", "storage/sqlite") for file in (source / part).rglob("*.py")]
+    parts = ("tasks/worker", "tasks/client", "tasks/storage/sqlite")
+    files = [file for part in parts for file in (source / part).rglob("*.py")]
     there = {name for file in files for name in re.findall(r'failpoint\("([^"]+)"\)', file.read_text())}
     assert there == {name for name, _ in FAILPOINTS} | TESTED_BELOW | set(TESTED_IN)
     for name, file in TESTED_IN.items():

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bullpen.storage.port import TaskFilter
-from bullpen.storage.sqlite.store import SqliteStorage
-from bullpen.tasks.task import RUNNING, SUCCESS, Task
+from bullpen.tasks.model.task import RUNNING, SUCCESS, Task
+from bullpen.tasks.storage.port import TaskFilter
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
 from tests.faults.test_worker_killed import WITHIN, Worker, all_ended, new_calls
 
 pytestmark = pytest.mark.anyio
@@ -58,7 +58,7 @@ async def test_a_stopped_worker_loses_its_task_and_what_it_writes_afterwards_is_
             taken = await running(storage, held.worker)
             assert taken.attempt == 2
             assert [error.kind for error in taken.errors] == ["crash"]
-            assert "has said nothing for" in taken.errors[0].message
+            assert "has been silent for" in taken.errors[0].message
             first.send(signal.SIGCONT)
             first.stops()  # it has told what became of attempt 1
             (after,) = await storage.get([task.id])

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from bullpen.consumer import attempt as attempts
-from bullpen.consumer import upkeep
-from bullpen.consumer.attempt import Attempt
-from bullpen.consumer.lane import LaneRunner
-from bullpen.storage import memory
-from bullpen.storage.memory import MemoryStorage
-from bullpen.storage.port import Exchange
-from bullpen.tasks import task as tasks
-from bullpen.tasks.task import CANCELLED, FAILED, PENDING, RUNNING, SUCCESS, Settlement, Task
+from bullpen.tasks.model import task as tasks
+from bullpen.tasks.model.task import CANCELLED, FAILED, PENDING, RUNNING, SUCCESS, Settlement, Task
+from bullpen.tasks.storage import memory, rules
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.port import Exchange
+from bullpen.tasks.worker import attempt as attempts
+from bullpen.tasks.worker import upkeep
+from bullpen.tasks.worker.attempt import TaskAttempt
+from bullpen.tasks.worker.exchange import StoreExchange
+from bullpen.tasks.worker.lane import LaneRunner
 
 replace = msgspec.structs.replace
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -44,7 +46,7 @@ def claims_the_whole_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
 def gives_the_permit_back_before_the_write(monkeypatch: pytest.MonkeyPatch) -> None:
     settle = LaneRunner.settle
 
-    def early(lane: LaneRunner, attempt: Attempt, settlement: Settlement | None) -> None:
+    def early(lane: LaneRunner, attempt: TaskAttempt, settlement: Settlement | None) -> None:
         settle(lane, attempt, settlement)
         lane.held.pop(attempt.key, None)
 
@@ -55,7 +57,7 @@ def gives_the_permit_back_before_the_write(monkeypatch: pytest.MonkeyPatch) -> N
 def loses_final_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     settle = LaneRunner.settle
 
-    def forget(lane: LaneRunner, attempt: Attempt, settlement: Settlement | None) -> None:
+    def forget(lane: LaneRunner, attempt: TaskAttempt, settlement: Settlement | None) -> None:
         settle(lane, attempt, None if settlement is not None and settlement.status is FAILED else settlement)
 
     monkeypatch.setattr(LaneRunner, "settle", forget)
@@ -109,13 +111,13 @@ def _leave() -> int:
 
 @sabotage("I3")
 def acknowledges_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Attempt.begin
+    begin = TaskAttempt.begin
 
-    def early(attempt: Attempt) -> None:
+    def early(attempt: TaskAttempt) -> None:
         begin(attempt)
         attempt._lane.settle(attempt, tasks.succeed(attempt.task, b"1"))
 
-    monkeypatch.setattr(Attempt, "begin", early)
+    monkeypatch.setattr(TaskAttempt, "begin", early)
 
 
 @sabotage("I2", "I4", "I8", "I10")
@@ -131,10 +133,11 @@ def runs_what_it_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @sabotage("I9", "I17")
 def forgets_claims_whose_answer_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def shrug(lane: LaneRunner, *_: object) -> None:
-        lane._idle = True
+    async def shrug(_: StoreExchange, *__: object) -> tuple[()]:
+        await asyncio.sleep(1.0)
+        return ()
 
-    monkeypatch.setattr(LaneRunner, "_resolve", shrug)
+    monkeypatch.setattr(StoreExchange, "_resolve", shrug)
 
 
 # Moves.
@@ -148,7 +151,7 @@ def loses_a_request_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
         asked = task.cancel_requested and settlement.delay is not None
         return settled(replace(task, cancel_requested=False) if asked else task, settlement, now)
 
-    monkeypatch.setattr(memory, "settled", forgetful)
+    monkeypatch.setattr(rules, "settled", forgetful)
 
 
 @sabotage("I10")
@@ -193,12 +196,12 @@ def keeps_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @sabotage("I7")
 def settles_without_fencing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "applies", lambda task, _: task.status is RUNNING)
+    monkeypatch.setattr(rules, "applies", lambda task, _: task.status is RUNNING)
 
 
 @sabotage("I6", "I7")
 def settles_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "applies", lambda task, settlement: task.attempt == settlement.attempt)
+    monkeypatch.setattr(rules, "applies", lambda task, settlement: task.attempt == settlement.attempt)
 
 
 @sabotage("I7")
@@ -228,29 +231,29 @@ def starts_before_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @sabotage("I14")
 def claims_the_newest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory._Line, "__iter__", lambda line: iter(list(line._entries)[::-1]))
+    monkeypatch.setattr(memory._WaitingTasks, "__iter__", lambda line: iter(list(line._entries)[::-1]))
 
 
 @sabotage("I12")
 def forgets_unique_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = MemoryStorage._add
+    add = MemoryStorage._add_task
 
-    def anyone(store: MemoryStorage, task: Task, now: float, *how: Any) -> Task:
+    def anyone(store: MemoryStorage, task: Task, duplicates: Any, now: float) -> Task:
         store._unique.clear()
-        return add(store, task, now, *how)
+        return add(store, task, duplicates, now)
 
-    monkeypatch.setattr(MemoryStorage, "_add", anyone)
+    monkeypatch.setattr(MemoryStorage, "_add_task", anyone)
 
 
 @sabotage("I1", "I20")
 def loses_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = MemoryStorage._keep
+    write = MemoryStorage._write
 
-    def careless(store: MemoryStorage, task: Task, now: float | None = None) -> None:
+    def careless(store: MemoryStorage, task: Task, now: float) -> None:
         if task.attempt or not task.id.endswith("3"):
-            keep(store, task, now)
+            write(store, task, now)
 
-    monkeypatch.setattr(MemoryStorage, "_keep", careless)
+    monkeypatch.setattr(MemoryStorage, "_write", careless)
 
 
 @sabotage("I15", "I6")
@@ -279,11 +282,11 @@ def hands_out_more_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @sabotage("I20", "I1")
 def forgets_the_end_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = MemoryStorage._keep
+    write = MemoryStorage._write
 
-    def forgetful(store: MemoryStorage, task: Task, now: float | None = None) -> None:
-        keep(store, task, now)
+    def forgetful(store: MemoryStorage, task: Task, now: float) -> None:
+        write(store, task, now)
         if task.status is SUCCESS:
             store._tasks.pop(task.id)
 
-    monkeypatch.setattr(MemoryStorage, "_keep", forgetful)
+    monkeypatch.setattr(MemoryStorage, "_write", forgetful)

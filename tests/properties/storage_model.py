@@ -1,6 +1,6 @@
 """A store as plainly as it can be said: a list of tasks, gone through from the beginning for every question.
 
-It shares nothing with the stores, nor with the moves in `tasks/task.py`: what a settlement does is said here once more.
+It shares nothing with the stores, nor with the moves in `tasks/model/task.py`: it states again what a settlement does.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from bullpen.storage.port import Hold, Limit, TaskFilter
-from bullpen.tasks.ids import is_schedule
-from bullpen.tasks.moving import HEADER, mark_of
-from bullpen.tasks.task import NEVER, UNPLANNED, Progress, Settlement, Task
+from bullpen.tasks.model.ids import is_schedule
+from bullpen.tasks.model.store_move import HEADER, mark_of
+from bullpen.tasks.model.task import NEVER, UNPLANNED, Progress, Settlement, Task
+from bullpen.tasks.storage.port import AttemptKey, Limit, TaskFilter
 
 WAITS, RUNS, DONE, FAILED, CANCELLED = "pending", "running", "success", "failed", "cancelled"
 OVER = (DONE, FAILED, CANCELLED)
@@ -32,8 +32,8 @@ class Row:
     attempt: int = 0
     failures: int = 0
     crashes: int = 0
-    runs: int = 0
-    fire: float | None = None
+    completed_runs: int = 0
+    scheduled_at: float | None = None
     hold: str = ""
     worker: str | None = None
     claim_id: str | None = None
@@ -68,9 +68,9 @@ class Row:
 
     @property
     def linked(self) -> list[str]:
-        """Those that it follows, and the one that follows it."""
-        before = () if self.given.follows is None else self.given.follows.ids
-        return [*before, *([] if self.given.then is None else [self.given.then])]
+        """Those that it depends on, and the one that depends on it."""
+        before = () if self.given.depends_on is None else self.given.depends_on.ids
+        return [*before, *([] if self.given.next_task_id is None else [self.given.next_task_id])]
 
     def is_held_as(self, task_id: str, attempt: int) -> bool:
         return (self.id, self.status, self.attempt) == (task_id, RUNS, attempt)
@@ -83,7 +83,7 @@ class Row:
 
 UNCHANGING = (
     "id func_path payload codec queue priority interval schedule max_retries backoff timeout at_most_once on_failure "
-    "result_ttl unique_key unique_scope unique_until concurrency_key headers then follows"
+    "result_ttl unique_key unique_scope unique_until concurrency_key headers next_task_id depends_on"
 ).split()
 
 
@@ -143,13 +143,15 @@ class Model:
                     return None
                 if policy == "replace" and row.status == WAITS:
                     latest = math.inf if push_limit is None else row.created_at + push_limit
-                    row.given = replace(task, id=row.id, then=row.given.then, follows=row.given.follows)
+                    row.given = replace(
+                        task, id=row.id, next_task_id=row.given.next_task_id, depends_on=row.given.depends_on
+                    )
                     if row.waits_for > 0:
                         eta = latest = row.eta
                     row.eta, row.expires, row.failures, row.crashes = min(eta, latest), task.expires, 0, 0
-                    row.fire, row.mark = task.fire, None
+                    row.scheduled_at, row.mark = task.scheduled_at, None
             if row is None:
-                row = Row(task, eta=eta, created_at=self.now, expires=task.expires, fire=task.fire)
+                row = Row(task, eta=eta, created_at=self.now, expires=task.expires, scheduled_at=task.scheduled_at)
                 if task.waits_for:
                     row.eta, row.waits_for = NEVER, task.waits_for
                 self.rows.append(row)
@@ -158,33 +160,36 @@ class Model:
 
     # Workers.
 
-    def settle(self, settlements: Iterable[Settlement]) -> set[Hold]:
+    def settle(self, settlements: Iterable[Settlement]) -> set[AttemptKey]:
         refused = set()
         for one in settlements:
             row = next((row for row in self.rows if row.is_held_as(one.id, one.attempt)), None)
             if row is None:
-                refused.add(Hold(one.id, one.attempt))
+                refused.add(AttemptKey(one.id, one.attempt))
             else:
                 self._apply(row, one)
         return refused
 
     def _apply(self, row: Row, one: Settlement) -> None:
-        has_run = one.runs > row.runs
+        has_run = one.completed_runs > row.completed_runs
         row.status = one.status.value
         if row.cancel_requested and row.status == WAITS:  # its worker had not heard
             row.status = "success" if has_run else "cancelled"
-        row.failures, row.crashes, row.runs = one.failures, one.crashes, one.runs
+        row.failures, row.crashes, row.completed_runs = one.failures, one.crashes, one.completed_runs
         if has_run:
             row.result, row.result_dropped = one.result, one.result_dropped
         if one.error is not None:
             row.errors = [*row.errors, one.error.kind][-10:]
         row.claim_id = row.lease_until = None
         if row.status == WAITS:
-            row.eta, row.fire = self.now + one.delay if one.delay is not None else one.eta or 0.0, one.fire
+            row.eta, row.scheduled_at = (
+                self.now + one.delay if one.delay is not None else one.eta or 0.0,
+                one.scheduled_at,
+            )
             if row.hold == "paused":
                 row.eta = NEVER
             elif row.hold == "changed" and one.next_run:
-                row.eta, row.fire, row.hold = self.now, UNPLANNED, ""
+                row.eta, row.scheduled_at, row.hold = self.now, UNPLANNED, ""
             row.worker = None
             row.finished_at = self.now if has_run else None
         else:
@@ -195,14 +200,14 @@ class Model:
     # Those behind a task.
 
     def _behind(self, row: Row) -> Row | None:
-        return None if row.given.then is None else self.row(row.given.then)
+        return None if row.given.next_task_id is None else self.row(row.given.next_task_id)
 
     def _has_ended(self, row: Row) -> None:
         behind = self._behind(row)
         if behind is None or behind.status != WAITS or behind.waits_for <= 0:
             return
-        assert behind.given.follows is not None
-        if row.status == DONE or behind.given.follows.anyway:
+        assert behind.given.depends_on is not None
+        if row.status == DONE or behind.given.depends_on.run_always:
             behind.waits_for -= 1
             if behind.waits_for == 0:
                 behind.eta = self.now
@@ -213,19 +218,23 @@ class Model:
 
     def _is_back(self, row: Row, was: str) -> None:
         behind = self._behind(row)
-        if behind is None or behind.given.follows is None:
+        if behind is None or behind.given.depends_on is None:
             return
         if behind.status == WAITS and behind.waits_for > 0:
-            behind.waits_for += was == DONE or behind.given.follows.anyway
+            behind.waits_for += was == DONE or behind.given.depends_on.run_always
         elif behind.status == CANCELLED and behind.waits_for == -1:
             self._run_again(behind)
 
     def _run_again(self, row: Row) -> bool:
         """If nothing is in its way: another one with its unique key, or one before it that has not succeeded."""
-        was, follows = row.status, row.given.follows
-        before = [] if follows is None else self._rows(follows.ids)
+        was, depends_on = row.status, row.given.depends_on
+        before = [] if depends_on is None else self._rows(depends_on.ids)
         holder = self.holder(row.given) if self.would_have_key(row, WAITS) else None
-        bad = follows is not None and not follows.anyway and any(one.status in (FAILED, CANCELLED) for one in before)
+        bad = (
+            depends_on is not None
+            and not depends_on.run_always
+            and any(one.status in (FAILED, CANCELLED) for one in before)
+        )
         if row.lives or bad or (holder is not None and holder is not row):
             return False
         row.status, row.expires = WAITS, None
@@ -288,7 +297,7 @@ class Model:
     def find_claim(self, claim_id: str) -> list[Row]:
         return [row for row in self.rows if row.status == RUNS and row.claim_id == claim_id]
 
-    def held(self, hold: Hold) -> Row | None:
+    def held(self, hold: AttemptKey) -> Row | None:
         return next((row for row in self.rows if row.is_held_as(hold.id, hold.attempt)), None)
 
     def overdue(self, dead_workers: Collection[str | None]) -> list[Row]:
@@ -327,7 +336,7 @@ class Model:
             if payload is not None:
                 row.given = replace(row.given, payload=payload, priority=9, headers={}, max_retries=2)
             if row.status == WAITS:
-                row.eta, row.fire = NEVER, 7.0
+                row.eta, row.scheduled_at = NEVER, 7.0
         self.mark([row.id for row in on_their_way])
         return changed
 
@@ -352,7 +361,7 @@ class Model:
             row.eta = eta if row.eta == NEVER else row.eta
             row.mark = None
 
-    def remove(self, tasks: Sequence[Task]) -> set[str]:
+    def export_tasks(self, tasks: Sequence[Task]) -> set[str]:
         fence = ("status", "attempt", "eta", "mark", "headers")
         there = {row.id: row.as_seen() for row in self._rows([task.id for task in tasks]) if row.status != RUNS}
         given = [task for task in tasks if task.id in there]
@@ -360,7 +369,7 @@ class Model:
         self.rows = [row for row in self.rows if row.id not in gone]
         return gone
 
-    def put(self, tasks: Sequence[Task]) -> set[str]:
+    def import_tasks(self, tasks: Sequence[Task]) -> set[str]:
         kept = set()
         for task in tasks:
             row = Row.of(task)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bullpen.errors import InvalidArgument, InvalidPayload, InvalidResult
-from bullpen.tasks.codec import CallCodec
+from bullpen.tasks.model.codec import CallCodec
 
 
 class Colour(enum.StrEnum):

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 
-from bullpen.tasks.schedule import Schedule, fires, latest_fire, next_fire
+from bullpen.tasks.model.schedule import Schedule, fire_times, latest_fire_time, next_fire_time
 
 FIRST, LAST = int(datetime(2000, 1, 1, tzinfo=UTC).timestamp()), int(datetime(2038, 1, 1, tzinfo=UTC).timestamp())
 MINUTE, DAY = 60, 86_400
@@ -95,13 +95,15 @@ def check(name: str, around: int) -> None:
         for cron, means in meanings:
             schedule = Schedule(cron=cron, timezone=name)
             expected = oracle(walls, means)
-            found = [at for at in fires(schedule, begin - 1, len(expected) + 1) if at < end]
+            found = [at for at in fire_times(schedule, begin - 1, len(expected) + 1) if at < end]
             assert found == expected, f"{cron} in {name} around {datetime.fromtimestamp(around, UTC)}"
             dice = Random(around)
             for at in dice.sample(range(begin, end), 3):
                 later = [one for one in expected if one >= at]
-                assert not later or next_fire(schedule, at - 0.5) == later[0]
-                assert latest_fire(schedule, begin - 1, at) == max((one for one in expected if one <= at), default=None)
+                assert not later or next_fire_time(schedule, at - 0.5) == later[0]
+                assert latest_fire_time(schedule, begin - 1, at) == max(
+                    (one for one in expected if one <= at), default=None
+                )
 
 
 @pytest.mark.timeout(3600)
@@ -123,7 +125,7 @@ def test_the_oracle_sees_what_a_naive_reading_gets_wrong() -> None:
     spring, autumn = datetime(2026, 3, 29, tzinfo=UTC), datetime(2026, 10, 25, tzinfo=UTC)
 
     def times(cron: str, day: datetime, count: int) -> list[str]:
-        found = fires(Schedule(cron=cron, timezone="Europe/Berlin"), day.timestamp() - 1, count)
+        found = fire_times(Schedule(cron=cron, timezone="Europe/Berlin"), day.timestamp() - 1, count)
         return [f"{datetime.fromtimestamp(at, ZoneInfo('Europe/Berlin')):%d. %H:%M %Z}" for at in found]
 
     assert times("30 2 * * *", spring, 2) == ["29. 03:00 CEST", "30. 02:30 CEST"]

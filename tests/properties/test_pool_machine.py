@@ -20,11 +20,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from bullpen import Pool, primitives
-from bullpen.core.affinity import serves
-from bullpen.core.lifecycle import PoolState, RequestState, WorkerStatus
-from bullpen.core.request import Request
-from bullpen.core.worker import Worker
+from bullpen import CallPolicy, Pool, RecyclePolicy, RestartPolicy, SessionPolicy, primitives
 from bullpen.errors import (
     DeadlineExceeded,
     PoolClosed,
@@ -33,10 +29,15 @@ from bullpen.errors import (
     SessionWorkerUnavailable,
     WorkerBusy,
 )
-from bullpen.pool.future import PoolFuture
-from bullpen.telemetry.catalogue import Event, Kind
-from bullpen.testing import ManualClock, ScriptedRuntime, lock_order
+from bullpen.pools.dispatch.futures import PoolFuture
+from bullpen.pools.dispatch.request import Request
+from bullpen.pools.dispatch.sessions import serves
+from bullpen.pools.dispatch.states import PoolState, RequestState, WorkerStatus
+from bullpen.pools.dispatch.worker import Worker
+from bullpen.telemetry import Kind, TelemetryEvent
+from bullpen.testing import ManualClock, ScriptedRuntime
 from tests.moves import checked_moves
+from tests.tools import lock_order
 
 QUEUED, RUNNING = "queued", "running"
 COMPLETED, FAILED, CANCELLED, LOST = "completed", "failed", "cancelled", "lost"
@@ -173,7 +174,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.threads = primitives.start_thread
         primitives.start_thread = lambda target, name: SimpleNamespace(ident=primitives.current_thread_id())  # type: ignore[assignment,return-value]
         logging.disable(logging.CRITICAL)
-        self.luck = primitives.random.random
+        self.random = primitives.random.random
         primitives.random.random = lambda: 0.5  # type: ignore[method-assign]
         self.no_retries = False
         self.objections: list[AssertionError] = []
@@ -187,7 +188,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.started_workers = 0
         self.over = False
         self.ceiling = 0
-        self.events: list[Event] = []
+        self.events: list[TelemetryEvent] = []
         self.bound: dict[str, Worker | None] = {}
         self.strict: set[str] = set()
 
@@ -235,15 +236,11 @@ class PoolMachine(RuleBasedStateMachine):
             runtime=self.runtime,
             min_workers=self.min_workers,
             max_queue=max_queue,
-            max_abandoned=max_abandoned,
-            idle_timeout=idle_timeout,
-            scheduler=scheduler,
-            log_errors=False,
-            max_requests=max_requests,
-            restart_limit=(deaths, 60.0),
-            taint_on=Tainting,
+            restarts=RestartPolicy(max_abandoned=max_abandoned, limit=deaths, within=60.0),
+            recycling=RecyclePolicy(idle_timeout=idle_timeout, max_requests=max_requests, taint_on=Tainting),
+            calls=CallPolicy(scheduler=scheduler, log_errors=False),
             capacity=capacity,
-            session_ttl=None,
+            sessions=SessionPolicy(ttl=None),
             observer=self.events.append if observed else None,
             clock=self.clock,
         )
@@ -501,7 +498,7 @@ class PoolMachine(RuleBasedStateMachine):
             call.judge(now)
             if call.is_pending and call.retry_at <= now:
                 call.wait_again(now)
-        until = self.engine.time.tick(now)
+        until = self.engine.timer.tick(now)
         assert until > now
         self.lines_of_the_gone()
 
@@ -676,7 +673,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert not [worker for worker in ready for call in waiting if call.may_run_on(worker)], "an idle worker"
         coming = [worker for worker in workers if worker.status is WorkerStatus.STARTING]
         leaving = [worker for worker in workers if worker.status is WorkerStatus.STOPPING]  # and is replaced then
-        if self.engine.workforce._held or any(worker.status is WorkerStatus.TAINTED for worker in workers):
+        if self.engine.slots._held or any(worker.status is WorkerStatus.TAINTED for worker in workers):
             return  # until some time has passed
         coming = [worker for worker in coming if worker.slot is not None]
         assert coming or leaving or any(worker.requests for worker in workers), "nobody will ever run it"
@@ -705,12 +702,12 @@ class PoolMachine(RuleBasedStateMachine):
             else:  # do not cover up what has failed, and leave no pool that waits for its script
                 self.over = True
                 with contextlib.suppress(Exception):
-                    self.engine.time.tick(self.clock.monotonic())
+                    self.engine.timer.tick(self.clock.monotonic())
                     self.pool.close(grace=0)
         finally:
             self.moves.close()
             primitives.start_thread = self.threads
-            primitives.random.random = self.luck  # type: ignore[method-assign]
+            primitives.random.random = self.random  # type: ignore[method-assign]
             logging.disable(logging.NOTSET)
         assert lock_order.drain_violations() == []
 

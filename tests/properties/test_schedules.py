@@ -17,32 +17,34 @@ import pytest
 
 from bullpen import (
     BullpenError,
-    Event,
+    CallPolicy,
     Kind,
     Pool,
     PoolClosed,
     PoolFailed,
     PoolSaturated,
     PoolView,
+    RecyclePolicy,
+    RestartPolicy,
+    TelemetryEvent,
     WorkerStartFailed,
     primitives,
 )
-from bullpen.core.affinity import Session, Sessions
-from bullpen.core.backlog import Backlog, BoundedBacklog
-from bullpen.core.deadlines import _Line
-from bullpen.core.dispatcher import Dispatcher
-from bullpen.core.lifecycle import PoolState
-from bullpen.core.request import Request, ServedRequest
-from bullpen.core.tally import Tally
-from bullpen.core.timing import Timing
-from bullpen.core.worker import STOPPING, Worker
 from bullpen.errors import QueueTimeout, Timeout
-from bullpen.pool.supervisor import Supervisor
-from bullpen.pool.workforce import Workforce
-from bullpen.runtimes.port import current_worker
-from bullpen.testing import explore as exploration
-from bullpen.testing.explore import Run, explore
+from bullpen.pools.dispatch.backlog import Backlog, BoundedBacklog
+from bullpen.pools.dispatch.deadlines import _DurationQueue
+from bullpen.pools.dispatch.dispatcher import Dispatcher
+from bullpen.pools.dispatch.request import Request, ServedRequest, Timing
+from bullpen.pools.dispatch.sessions import Session, Sessions
+from bullpen.pools.dispatch.states import PoolState
+from bullpen.pools.dispatch.tally import Tally
+from bullpen.pools.dispatch.worker import STOPPING, Worker
+from bullpen.pools.runtimes.port import current_worker
+from bullpen.pools.supervision.timer import TimerThread
+from bullpen.pools.supervision.workforce import Workforce
 from tests.mortal import Death, MortalRuntime
+from tests.tools import explore as exploration
+from tests.tools.explore import Run, explore
 
 SCHEDULES = 200
 
@@ -51,7 +53,11 @@ Scenario = Callable[[Run], None]
 
 def new_pool(max_workers: int, **options: Any) -> Pool:
     """A pool without its safety net, which would repair in a minute what has to be found."""
-    return Pool(max_workers, reconcile_interval=None, **{"idle_timeout": None, **options})
+    usual = {
+        "recycling": RecyclePolicy(idle_timeout=None),
+        "restarts": RestartPolicy(reconcile_interval=None),
+    }
+    return Pool(max_workers, **{**usual, **options})
 
 
 class Ran:
@@ -79,7 +85,7 @@ def deaths_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def remember(self: Workforce, worker: Worker, error: BaseException) -> None:
         if worker.was_ready and not isinstance(error, Death):
-            vars(self._engine).setdefault("unexpected", error)
+            vars(self._dispatcher).setdefault("unexpected", error)
         died(self, worker, error)
 
     monkeypatch.setattr(Workforce, "died", remember)
@@ -88,7 +94,7 @@ def deaths_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 def at_rest(pool: Pool) -> None:
     """What holds whenever nothing moves: nobody waits beside an idle worker or a free slot, and all counts agree."""
     engine = pool._engine
-    if (error := vars(engine).get("unexpected")) is not None:
+    if (error := vars(engine.dispatcher).get("unexpected")) is not None:
         raise AssertionError("a worker died") from error
     stats = pool.stats()
     assert stats.queued == 0
@@ -102,7 +108,7 @@ def at_rest(pool: Pool) -> None:
     assert len(free) == len(set(free)), "a slot is free twice"
     assert not set(free) & set(slots), "a slot is free and taken"
     if engine.state in (PoolState.RUNNING, PoolState.INITIALIZING):
-        there = set(free) - engine.workforce._doomed  # one that is no more may have been given back nevertheless
+        there = set(free) - engine.slots._doomed  # one that is no more may have been given back nevertheless
         assert len(there) + len(slots) == stats.max_workers, "a slot is lost"
     if engine.state is PoolState.DRAINING:
         raise AssertionError("the pool did not close")
@@ -224,7 +230,7 @@ def deadlines_are_kept(run: Run) -> None:
     """Whoever sets a limit is told when it has passed, whenever the supervisor starts, sleeps or ends."""
     told: list[float] = []
 
-    def observe(event: Event) -> None:
+    def observe(event: TelemetryEvent) -> None:
         if event.kind in (Kind.REQUEST_EXPIRED, Kind.REQUEST_ABANDONED):
             told.append(event.at)
 
@@ -306,7 +312,7 @@ def bounded_exactly(run: Run) -> None:
         assert sorted(outcomes.values()) == ["held", "held", "saturated"]
         at_rest(pool)
         backlog: Any = pool._engine.bounded
-        assert len(backlog._places) + backlog._unmade - len(backlog._owed) == 1, "a place was lost or made"
+        assert len(backlog._places) + backlog._unmade - len(backlog._debt) == 1, "a place was lost or made"
         assert ran.times == {}
 
     run.check(check)
@@ -504,13 +510,13 @@ def a_map_without_room(run: Run) -> None:
         at_rest(pool)
         bounded = pool._engine.bounded
         assert bounded is not None
-        assert len(bounded._places) == len(bounded._owed) == 0
+        assert len(bounded._places) == len(bounded._debt) == 0
 
     run.check(check)
 
 
 def idle_workers_go_while_work_comes(run: Run) -> None:
-    pool, ran = new_pool(1, idle_timeout=1.0), Ran()
+    pool, ran = new_pool(1, recycling=RecyclePolicy(idle_timeout=1.0)), Ran()
 
     def use() -> None:
         for name in ("a", "b"):
@@ -555,7 +561,7 @@ def starts_that_fail_later(run: Run) -> None:
         if len(starts) > 1:
             refuse_to_start()
 
-    pool = new_pool(1, idle_timeout=1.0, initializer=start)
+    pool = new_pool(1, recycling=RecyclePolicy(idle_timeout=1.0), initializer=start)
 
     def use() -> None:
         pool.submit(run.clock.sleep, 0.0).result()
@@ -711,7 +717,7 @@ def resize_while_a_session_lines_up(run: Run) -> None:
 
 def an_idle_worker_goes_unless_a_session_needs_it(run: Run) -> None:
     """A strict session finds its worker again, however long it was idle."""
-    pool, places = new_pool(2, idle_timeout=1.0), Places()
+    pool, places = new_pool(2, recycling=RecyclePolicy(idle_timeout=1.0)), Places()
 
     def use(name: str) -> None:
         for times in range(2):
@@ -888,7 +894,7 @@ def lines_while_a_worker_starts(run: Run) -> None:
 
 def has_places(pool: Pool, count: int) -> None:
     backlog: Any = pool._engine.bounded
-    assert len(backlog._places) + backlog._unmade - len(backlog._owed) == count, "a place was lost or made"
+    assert len(backlog._places) + backlog._unmade - len(backlog._debt) == count, "a place was lost or made"
 
 
 def close_while_a_session_lines_up(run: Run) -> None:
@@ -1059,7 +1065,7 @@ def served_while_closing_without_draining(run: Run) -> None:
 
 def served_until_the_grace_has_passed(run: Run) -> None:
     """What is left behind when the grace has passed is counted once, whenever it returns."""
-    pool, ran = new_pool(1, log_errors=False), Ran()
+    pool, ran = new_pool(1, calls=CallPolicy(log_errors=False)), Ran()
 
     def serve(name: str, seconds: float) -> None:
         with contextlib.suppress(PoolClosed):
@@ -1230,7 +1236,7 @@ def sleep_through_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
             self._running = True
             self._start()
 
-    monkeypatch.setattr(Supervisor, "wake", wake)
+    monkeypatch.setattr(TimerThread, "wake", wake)
 
 
 def look_before_setting_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1241,7 +1247,7 @@ def look_before_setting_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
         self.timings.append(timing)
         return first
 
-    monkeypatch.setattr(_Line, "append", append)
+    monkeypatch.setattr(_DurationQueue, "append", append)
 
 
 def trust_the_ready_queue(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1251,10 +1257,10 @@ def trust_the_ready_queue(monkeypatch: pytest.MonkeyPatch) -> None:
         request.number = self._number()
         self._append(request)
         if self._idle():
-            self.match()
+            self.pair_waiting_with_ready()
         elif self.free:
             self.grow()
-        return not self.ending or not self.withdraw(request)
+        return not self.status.ending or not self.withdraw(request)
 
     monkeypatch.setattr(Dispatcher, "offer", offer)
 
@@ -1266,7 +1272,7 @@ def close_on_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def publish_before_making_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result is seen before the worker is free."""
-    monkeypatch.setattr(Dispatcher, "finished", Dispatcher._finished_aloud)
+    monkeypatch.setattr(Dispatcher, "finished", Dispatcher._finished_with_callbacks)
 
 
 def bind_without_sending_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1280,7 +1286,7 @@ def bind_without_sending_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sessions, "_bind", bind)
 
 
-def move_without_marking_shells(monkeypatch: pytest.MonkeyPatch) -> None:
+def move_without_marking_tombstones(monkeypatch: pytest.MonkeyPatch) -> None:
     """What leaves the backlog for a line is counted twice, and a pool that waits for it never closes."""
     init = Sessions.__init__
 
@@ -1365,7 +1371,7 @@ def requeue_without_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SABOTAGE = [
     (bind_without_sending_what_waits, a_session_binds_once),
-    (move_without_marking_shells, close_while_a_session_lines_up),
+    (move_without_marking_tombstones, close_while_a_session_lines_up),
     (bind_out_of_order, a_session_keeps_its_order),
     (note_before_there_is_room, bounded_and_pinned),
     (end_before_the_line_is_empty, resize_while_a_session_lines_up),

@@ -14,11 +14,12 @@ import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from bullpen.storage.port import Storage, TaskFilter
-from bullpen.storage.postgres.store import PostgresStorage
-from bullpen.storage.redis.link import Link, LoopLink
-from bullpen.storage.redis.store import RedisStorage
-from bullpen.tasks.task import Settlement, Task
+from bullpen.tasks.model.task import Settlement, Task
+from bullpen.tasks.storage.port import Storage, TaskFilter
+from bullpen.tasks.storage.postgres.store import PostgresStorage
+from bullpen.tasks.storage.redis.connection import RedisConnection
+from bullpen.tasks.storage.redis.loop_connection import LoopConnection
+from bullpen.tasks.storage.redis.store import RedisStorage
 from tests.postgres import new_schema, run
 from tests.properties.test_storage_model import StorageMachine
 
@@ -73,7 +74,7 @@ class PostgresMachine(StorageMachine):
         return super().run(call)
 
     def exchange(self, dice: Random, settlements: list[Settlement], limit: int) -> Sequence[Task]:
-        for line in cast(PostgresStorage, self.store).lines.values():
+        for line in cast(PostgresStorage, self.store).claim_cursors.values():
             line.sweeps_at = 0.0  # by the wall clock, which stands still for the model
         return super().exchange(dice, settlements, limit)
 
@@ -93,7 +94,7 @@ def test_postgresql_does_what_the_model_says(postgres_url: str, schema: str) -> 
 # Redis: the scripts are told another clock.
 
 
-class ClockedLink(LoopLink):
+class ClockedLink(LoopConnection):
     def __init__(self, url: str, key: str) -> None:
         super().__init__(url)
         self._key = key
@@ -110,11 +111,11 @@ class ClockedLink(LoopLink):
 
 
 class ClockedRedis(RedisStorage):
-    async def _connect(self) -> Link:
+    async def _connect(self) -> RedisConnection:
         return ClockedLink(self.url, f"{self.prefix}:clock")
 
     async def now(self) -> float:
-        return float(await self._say("GET", f"{self.prefix}:clock"))
+        return float(await self._execute("GET", f"{self.prefix}:clock"))
 
 
 class RedisMachine(StorageMachine):

@@ -9,16 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from bullpen import RESULT, TaskQueue, chain, current_task, group
-from bullpen.storage.memory import MemoryStorage
-from bullpen.tasks.task import SUCCESS, Task
+from bullpen.tasks.model.task import SUCCESS, Task
+from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.testing import Plan, simulate
-from bullpen.testing.simulation import Run
+from bullpen.testing.simulation import SimulationRun
 
 SEEDS = 40
 ROUGH = Plan(workers=3, concurrency=2, lease=3.0, trouble=0.15, faults=0, deaths=0.03, seconds=6.0)
 
 
-def play(seed: int) -> tuple[Run, dict[str, Any]]:
+def play(seed: int) -> tuple[SimulationRun, dict[str, Any]]:
     """A run, and what became of it."""
     queue = TaskQueue("memory://")
     began: Counter[str] = Counter()
@@ -46,7 +46,7 @@ def play(seed: int) -> tuple[Run, dict[str, Any]]:
     return run, jobs
 
 
-def is_good(run: Run, jobs: dict[str, Any]) -> bool:
+def is_good(run: SimulationRun, jobs: dict[str, Any]) -> bool:
     """Whether all that was enqueued has succeeded, and the children are there once."""
     statuses = Counter((task.name, task.status) for task in run.tasks)
     if len(jobs) < 3 or any(task.crashes for task in run.tasks):
@@ -70,17 +70,16 @@ def forgets_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loses_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    settle = MemoryStorage._settle
-    monkeypatch.setattr(MemoryStorage, "_settle", lambda store, one, now: settle(store, replace(one, children=()), now))
+    monkeypatch.setattr(MemoryStorage, "_add_child", lambda *_: None)
 
 
 def starts_before_the_others_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = MemoryStorage._add
+    add = MemoryStorage._add_task
 
-    def hasty(store: MemoryStorage, task: Task, now: float, *how: Any) -> Task:
-        return add(store, replace(task, waits_for=min(task.waits_for, 1)), now, *how)
+    def hasty(store: MemoryStorage, task: Task, duplicates: Any, now: float) -> Task:
+        return add(store, replace(task, waits_for=min(task.waits_for, 1)), duplicates, now)
 
-    monkeypatch.setattr(MemoryStorage, "_add", hasty)
+    monkeypatch.setattr(MemoryStorage, "_add_task", hasty)
 
 
 @pytest.mark.parametrize("sabotage", [forgets_who_waits, loses_children, starts_before_the_others_are_done])

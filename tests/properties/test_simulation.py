@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from bullpen import primitives
-from bullpen.consumer import identity
-from bullpen.tasks.task import TASK_MOVES, TaskStatus
+from bullpen.tasks.model.task import TASK_MOVES, TaskStatus
+from bullpen.tasks.worker import identity
 from bullpen.testing import InvariantBroken, Plan, simulate
-from bullpen.testing.simulation import Run
+from bullpen.testing.simulation import SimulationRun
 from tests.properties.sabotage import SABOTAGES
 
 SEEDS = 600
@@ -27,21 +27,21 @@ REPLAYED = range(15)
 
 
 @pytest.fixture(scope="module")
-def first_runs() -> list[Run]:
+def first_runs() -> list[SimulationRun]:
     return [simulate(seed) for seed in range(FIRST)]
 
 
-def test_every_invariant_holds_for_the_first_seeds(first_runs: list[Run]) -> None:
+def test_every_invariant_holds_for_the_first_seeds(first_runs: list[SimulationRun]) -> None:
     for run in first_runs:
         run.raise_for_violations()
 
 
 @pytest.fixture(scope="module")
-def dense_runs() -> list[Run]:
+def dense_runs() -> list[SimulationRun]:
     return [simulate(seed, DENSE) for seed in range(FOUND_WITHIN)]
 
 
-def test_every_invariant_holds_where_sabotage_is_looked_for(dense_runs: list[Run]) -> None:
+def test_every_invariant_holds_where_sabotage_is_looked_for(dense_runs: list[SimulationRun]) -> None:
     for run in dense_runs:
         run.raise_for_violations()
 
@@ -52,7 +52,7 @@ def test_every_invariant_holds_for_every_seed(batch: int, thorough: bool) -> Non
         simulate(seed).raise_for_violations()
 
 
-def test_a_seed_is_replayed_byte_for_byte(first_runs: list[Run]) -> None:
+def test_a_seed_is_replayed_byte_for_byte(first_runs: list[SimulationRun]) -> None:
     for run in first_runs[::5]:
         assert simulate(run.seed).lines == run.lines
 
@@ -75,11 +75,11 @@ def test_a_seed_is_replayed_in_another_process_with_other_hashes(hash_seed: str)
     assert done.stdout.strip() == digest(REPLAYED)
 
 
-def test_different_seeds_are_different_lives(first_runs: list[Run]) -> None:
+def test_different_seeds_are_different_lives(first_runs: list[SimulationRun]) -> None:
     assert len({run.lines for run in first_runs}) == FIRST
 
 
-def test_everything_that_can_go_wrong_does(first_runs: list[Run], dense_runs: list[Run]) -> None:
+def test_everything_that_can_go_wrong_does(first_runs: list[SimulationRun], dense_runs: list[SimulationRun]) -> None:
     """Else the promises are kept for want of trouble."""
     runs = [*first_runs, *dense_runs]
     seen = {(record.op, record.outcome, record.status) for run in runs for record in run.history}
@@ -97,14 +97,14 @@ def test_everything_that_can_go_wrong_does(first_runs: list[Run], dense_runs: li
     assert late, "no claim was made for somebody who had given up waiting"
 
 
-def test_every_move_of_a_task_is_in_the_table_and_every_one_is_made(dense_runs: list[Run]) -> None:
+def test_every_move_of_a_task_is_in_the_table_and_every_one_is_made(dense_runs: list[SimulationRun]) -> None:
     made = {move for run in dense_runs for move in moves(run)}
     allowed = {(old, new) for old, following in TASK_MOVES.items() for new in following}
     stays = {(TaskStatus.RUNNING, TaskStatus.RUNNING)}  # it was asked to stop
     assert made - stays == allowed
 
 
-def moves(run: Run) -> Iterator[tuple[TaskStatus, TaskStatus]]:
+def moves(run: SimulationRun) -> Iterator[tuple[TaskStatus, TaskStatus]]:
     now: dict[str, TaskStatus] = {}
     for record in run.history:
         if record.outcome != "ok" or record.op not in (

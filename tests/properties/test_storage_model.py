@@ -20,17 +20,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 
 from bullpen.errors import TaskExists
-from bullpen.storage.memory import MemoryStorage
-from bullpen.storage.port import Counts, Hold, Limit, Storage, TaskFilter
-from bullpen.storage.sqlite.store import SqliteStorage, storage_clock
-from bullpen.tasks.ids import as_schedule_id
-from bullpen.tasks.moving import mark_of, marked, through_mark, unmarked
-from bullpen.tasks.retry import Backoff
-from bullpen.tasks.schedule import Schedule
-from bullpen.tasks.task import (
+from bullpen.tasks.model.ids import as_schedule_id
+from bullpen.tasks.model.retry import Backoff
+from bullpen.tasks.model.schedule import Schedule
+from bullpen.tasks.model.store_move import mark_of, marked, through_mark, unmarked
+from bullpen.tasks.model.task import (
     NEVER,
     PENDING,
-    Follows,
+    DependsOn,
     Progress,
     ScheduleHold,
     Settlement,
@@ -43,7 +40,10 @@ from bullpen.tasks.task import (
     release,
     succeed,
 )
-from bullpen.tasks.unique import RETURN, Duplicates
+from bullpen.tasks.model.unique import RETURN, Duplicates
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.port import AttemptKey, Counts, Limit, Storage, TaskFilter
+from bullpen.tasks.storage.sqlite.store import SqliteStorage, storage_clock
 from tests.properties.storage_model import Model, Row, seen
 
 T = TypeVar("T")
@@ -82,8 +82,10 @@ OUTCOMES: list[Callable[[Task], Settlement]] = [
     lambda task: crash(task, error_of(task)),
     release,
     cancel,
-    lambda task: replace(release(task), delay=None, eta=(task.started_at or 0.0) + 4.0, fire=1.5, next_run=True),
-    lambda task: replace(succeed(replace(task, interval=2.0), b"run"), fire=2.5, next_run=True),
+    lambda task: replace(
+        release(task), delay=None, eta=(task.started_at or 0.0) + 4.0, scheduled_at=1.5, next_run=True
+    ),
+    lambda task: replace(succeed(replace(task, interval=2.0), b"run"), scheduled_at=2.5, next_run=True),
 ]
 
 
@@ -153,13 +155,15 @@ class StorageMachine(RuleBasedStateMachine):
     def linked(self, dice: Random, tasks: list[Task]) -> list[Task]:
         if dice.random() < 0.5:
             for number in range(1, len(tasks)):
-                tasks[number - 1] = replace(tasks[number - 1], then=tasks[number].id)
-                tasks[number] = replace(tasks[number], follows=Follows(ids=(tasks[number - 1].id,)), waits_for=1)
+                tasks[number - 1] = replace(tasks[number - 1], next_task_id=tasks[number].id)
+                tasks[number] = replace(tasks[number], depends_on=DependsOn(ids=(tasks[number - 1].id,)), waits_for=1)
             return tasks
         *members, last = tasks
         ids = tuple(task.id for task in members)
-        last = replace(last, follows=Follows(ids=ids, many=True, anyway=dice.random() < 0.5), waits_for=len(ids))
-        return [*(replace(task, then=last.id) for task in members), last]
+        last = replace(
+            last, depends_on=DependsOn(ids=ids, many=True, run_always=dice.random() < 0.5), waits_for=len(ids)
+        )
+        return [*(replace(task, next_task_id=last.id) for task in members), last]
 
     def queue_for_another(self, task_id: str) -> str:
         """With an id that is there already, maybe in another queue."""
@@ -186,7 +190,7 @@ class StorageMachine(RuleBasedStateMachine):
             on_failure=dice.choice(("fail", "continue")),
             result_ttl=dice.choice((None, 0.125, 16.0)),  # after 0.0 a success may be gone at once
             schedule=dice.choice((None, None, Schedule(key="k\0", cron="* * * * *", timezone="Asia/Tokyo"))),
-            fire=dice.choice((None, now + 0.5)),
+            scheduled_at=dice.choice((None, now + 0.5)),
             unique_key=unique_key,
             unique_scope=dice.choice(("alive", "waiting")) if unique_key else "alive",
             unique_until=dice.choice((None, None, now + 4)) if unique_key else None,
@@ -213,8 +217,8 @@ class StorageMachine(RuleBasedStateMachine):
     @rule(dice=chance)
     def write_late(self, dice: Random) -> None:
         """Whoever holds a task no longer can write nothing."""
-        late = [task for task in self.held if self.model.held(Hold(task.id, task.attempt)) is None]
-        holds = {Hold(task.id, task.attempt) for task in late}
+        late = [task for task in self.held if self.model.held(AttemptKey(task.id, task.attempt)) is None]
+        holds = {AttemptKey(task.id, task.attempt) for task in late}
         self.exchange(dice, [self.outcome(dice, task) for task in late], 0)
         assert self.run(self.store.renew(list(holds), 64.0)).lost == holds
         for hold in holds:
@@ -255,7 +259,7 @@ class StorageMachine(RuleBasedStateMachine):
     def renew(self, dice: Random) -> None:
         """And say how far it is."""
         lease = dice.choice((4.0, 16.0))
-        holds = [Hold(task.id, task.attempt) for task in self.some(dice, self.held, 5)]
+        holds = [AttemptKey(task.id, task.attempt) for task in self.some(dice, self.held, 5)]
         renewal = self.run(self.store.renew(holds, lease))
         rows = {hold: self.model.held(hold) for hold in holds}
         assert renewal.lost == {hold for hold, row in rows.items() if row is None}
@@ -316,7 +320,7 @@ class StorageMachine(RuleBasedStateMachine):
                 return None
             if payload is not None:
                 task = replace(task, payload=payload, priority=9, headers={}, max_retries=2)
-            waits = {"eta": NEVER, "fire": 7.0} if task.status is PENDING else {}
+            waits = {"eta": NEVER, "scheduled_at": 7.0} if task.status is PENDING else {}
             return replace(task, hold=hold, **waits)
 
         self.same(self.run(self.store.change(ids, through_mark(move))), self.model.change(ids, payload, hold))
@@ -362,12 +366,12 @@ class StorageMachine(RuleBasedStateMachine):
         wanted = [task for task in self.run(self.store.get(self.some_ids(dice, 2))) if task is not None]
         others: list[dict[str, Any]] = [{"eta": 1.0}, {"headers": {"other": "1"}}]
         seen_before = [replace(task, **dice.choice([{}, {}, {}, {}, *others])) for task in wanted]
-        removed = self.run(self.store.remove(seen_before))
-        assert removed == self.model.remove(seen_before)
+        removed = self.run(self.store.export_tasks(seen_before))
+        assert removed == self.model.export_tasks(seen_before)
         self.away += [task for task in wanted if task.id in removed]
         back = self.some(dice, self.away, 3)
-        kept = self.run(self.store.put(back))
-        assert kept == self.model.put(back)
+        kept = self.run(self.store.import_tasks(back))
+        assert kept == self.model.import_tasks(back)
         self.away = [task for task in self.away if task.id not in kept]
 
     @rule(dice=chance)

@@ -167,7 +167,7 @@ class Worker:
         return found()
 
     def runs(self) -> Worker:
-        self.seen(r"runs default")
+        self.seen(r"serves default")
         return self
 
     @property

@@ -10,12 +10,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from bullpen.consumer.worker_pool import AsyncWorkerPool
-from bullpen.storage.memory import MemoryStorage
-from bullpen.storage.port import Exchange, TaskFilter
-from bullpen.tasks.options import FUNCTION_NAMES, TaskOptions
-from bullpen.tasks.registry import Registry
-from bullpen.tasks.task import RUNNING, Settlement, Task, TaskStatus
+from bullpen.tasks.model.options import FUNCTION_NAMES, TaskOptions
+from bullpen.tasks.model.registry import TaskRegistry
+from bullpen.tasks.model.task import RUNNING, Settlement, Task, TaskStatus
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.port import Exchange, TaskFilter
+from bullpen.tasks.worker.worker_pool import AsyncWorkerPool
 from tests.scenarios.support import PATIENCE
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Desk:
 
     def __init__(self, storage: MemoryStorage | None = None) -> None:
         self.storage = MemoryStorage() if storage is None else storage
-        self.registry = Registry()
+        self.registry = TaskRegistry()
         self._numbers = itertools.count(1)
 
     def task(self, function: Callable[..., Any], name: str | None = None, **options: Any) -> str:
@@ -164,11 +164,11 @@ class OneLoopStorage(MemoryStorage):
     async def workers(self) -> Any:
         return await self._call("workers", super().workers)
 
-    async def note_worker(self, *args: Any) -> None:
-        return await self._call("note_worker", lambda: super(OneLoopStorage, self).note_worker(*args))
+    async def save_worker(self, *args: Any) -> None:
+        return await self._call("save_worker", lambda: super(OneLoopStorage, self).save_worker(*args))
 
-    async def drop_worker(self, *args: Any) -> None:
-        return await self._call("drop_worker", lambda: super(OneLoopStorage, self).drop_worker(*args))
+    async def delete_worker(self, *args: Any) -> None:
+        return await self._call("delete_worker", lambda: super(OneLoopStorage, self).delete_worker(*args))
 
     async def wait_for_work(self, *args: Any) -> None:
         return await self._call("wait_for_work", lambda: super(OneLoopStorage, self).wait_for_work(*args))

@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bullpen.runtimes.process import wire
+from bullpen.pools.runtimes.process import wire
 
 PATIENCE = 60.0
 
-START_METHODS = ("zygote", "spawn")
+START_METHODS = ("forkserver", "spawn")
 
 
 def eventually(happened: Callable[[], object], seconds: float = PATIENCE) -> None:
@@ -31,7 +31,7 @@ def eventually(happened: Callable[[], object], seconds: float = PATIENCE) -> Non
 
 
 def is_alive(pid: int) -> bool:
-    """Whether this process runs; one that is dead, but not buried, does not."""
+    """Whether this process runs; one that is a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -193,7 +193,7 @@ def give_untellable(kind: str) -> Any:
 
 def lose_voice() -> None:
     """From now on nothing that this worker has to say can be sent."""
-    from bullpen.runtimes.process import child
+    from bullpen.pools.runtimes.process import child
 
     child.worker.send = fail  # type: ignore[assignment]
 
@@ -586,24 +586,3 @@ def append_or_stop(folder: Path, number: int, stops: tuple[int, ...]) -> int:
         (folder / f"stopped-{number}").touch()
         eventually((folder / f"go-{number}").exists)
     return number
-
-
-def threads_that_listened() -> list[str]:
-    """Ask a nested pool something, on the thread of this request and on another: who has listened for the answer?"""
-    from bullpen import Pool
-    from bullpen.runtimes.process.switchboard import switchboard
-
-    lend = switchboard.lend
-    listened: list[str] = []
-
-    def ask(name: str) -> None:
-        switchboard.lend = lambda fd: listened.append(name) or lend(fd)  # type: ignore[func-returns-value,method-assign]
-        for number in range(50):
-            assert pool.do(abs, -number) == number
-
-    with Pool(1, runtime="process") as pool:
-        ask("this")
-        another = threading.Thread(target=ask, args=("another",))
-        another.start()
-        another.join()
-    return sorted(set(listened))

@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 
 from bullpen import Inject, Pool, TaskQueue, WorkerBroken, WorkerStartFailed, current_task
-from bullpen.consumer.in_process import TaskProcess
+from bullpen.tasks.worker.in_process import TaskProcess
 from tests.scenarios.process_support import note_pid
 
 queue = TaskQueue("memory://")

@@ -9,13 +9,14 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from bullpen import Pool
+from bullpen.pools.policies import GROUPS
 from bullpen.testing import ScriptedRuntime
 
 PATIENCE = 60.0  # seconds; only a defect makes anything wait for so long
@@ -143,7 +144,7 @@ def tick(pool: Pool) -> float:
     """Do what the supervisor would do now; how long it would sleep then."""
     engine = pool._engine
     now = engine.clock.monotonic()
-    return engine.time.tick(now) - now
+    return engine.timer.tick(now) - now
 
 
 def advance(pool: Pool, seconds: float) -> float:
@@ -164,3 +165,14 @@ def end(pool: Pool, runtime: ScriptedRuntime) -> None:
         else:
             runtime.exit_stopped()
     pool.close()
+
+
+def in_groups(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a pool, from names with dots: `{"calls.wrap": f}` becomes `{"calls": CallPolicy(wrap=f)}`."""
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in options.items():
+        group, dot, field = name.partition(".")
+        if dot:
+            groups.setdefault(group, {})[field] = value
+    flat = {name: value for name, value in options.items() if "." not in name}
+    return flat | {group: GROUPS[group](**values) for group, values in groups.items()}

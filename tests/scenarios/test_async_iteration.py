@@ -429,7 +429,7 @@ def test_to_close_a_stream_early_is_to_end_its_generator(run: Run, kind: str) ->
                     del stream
                     gc.collect()
                 elif ending == "cancel":
-                    while not stream._channel.closed:
+                    while not stream._buffer.closed:
                         reading = asyncio.ensure_future(read_all(stream))
                         await steps(3)
                         reading.cancel()

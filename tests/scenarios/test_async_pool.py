@@ -21,8 +21,8 @@ import pytest
 from bullpen import (
     AsyncFuture,
     AsyncPool,
+    CallPolicy,
     DeadlineExceeded,
-    Event,
     InvalidOption,
     InvalidOptionType,
     Kind,
@@ -33,7 +33,9 @@ from bullpen import (
     PoolSaturated,
     PoolState,
     QueueTimeout,
+    RestartPolicy,
     RunTimeout,
+    TelemetryEvent,
     WorkerAbandoned,
     WorkerBroken,
     WorkerLost,
@@ -41,8 +43,8 @@ from bullpen import (
     primitives,
     remaining,
 )
-from bullpen.pool import retries
-from bullpen.pool.engine import Engine
+from bullpen.pools.supervision import retries
+from bullpen.pools.supervision.shutdown import DrainWatch
 from tests.scenarios.async_support import (
     LOOPS,
     PATIENCE,
@@ -189,7 +191,7 @@ def test_served_calls_run_and_their_errors_are_logged(run: Run, caplog: pytest.L
         assert pool.stats().failed == 2
 
     run(main())
-    assert sum("nobody waits for it" in record.message for record in caplog.records) == 2
+    assert sum("no caller waits for it" in record.message for record in caplog.records) == 2
 
 
 def test_the_callers_context_is_seen_and_not_changed(run: Run) -> None:
@@ -475,14 +477,14 @@ def test_what_waits_too_long_never_runs(run: Run) -> None:
 def test_limits_hold_on_threads_although_those_cannot_be_ended(run: Run) -> None:
     async def main() -> None:
         with Blocker() as blocker:
-            async with AsyncPool(threads=1, max_abandoned=1) as pool:
+            async with AsyncPool(threads=1, restarts=RestartPolicy(max_abandoned=1)) as pool:
                 with pytest.raises(DeadlineExceeded):
                     await pool.using(timeout=0.02).do(blocker)
                 blocked = pool.submit(square, 3)
                 blocker.release()
                 assert await blocked == 9
         with Blocker() as blocker:
-            async with AsyncPool(threads=1, max_abandoned=1) as pool:
+            async with AsyncPool(threads=1, restarts=RestartPolicy(max_abandoned=1)) as pool:
                 with pytest.raises(RunTimeout):
                     await pool.using(run_timeout=0.02).do(blocker)
                 assert await pool.do(square, 3) == 9, "a new thread came in its place"
@@ -702,7 +704,7 @@ def test_what_waits_for_another_try_can_be_given_up(
             await until(lambda: pool.stats().running or future.done())  # it counts, although it is on no worker
             if end == "cancel":
                 assert future.cancel()
-                assert not any(len(lane.engine.retries) for lane in pool._lanes)  # nothing is kept of it
+                assert not any(len(side.engine.retries) for side in pool._sides)  # nothing is kept of it
             elif end == "close":
                 await pool.close(drain=False)
             with pytest.raises(DeadlineExceeded if end == "timeout" else asyncio.CancelledError):
@@ -718,7 +720,7 @@ def test_what_waits_for_another_try_can_be_given_up(
 def test_limits_of_the_pool_are_those_of_its_calls(run: Run) -> None:
     async def main() -> None:
         door = Door()
-        async with AsyncPool(1, run_timeout=0.5, queue_timeout=0.01) as pool:
+        async with AsyncPool(1, calls=CallPolicy(run_timeout=0.5, queue_timeout=0.01)) as pool:
             results = await asyncio.gather(pool.do(door), pool.do(door), return_exceptions=True)
             assert [type(result) for result in results] == [RunTimeout, QueueTimeout]
 
@@ -959,15 +961,15 @@ def test_to_leave_normally_is_to_finish_what_was_accepted(run: Run) -> None:
 def test_what_threads_finish_at_the_last_moment_is_there_when_the_pool_is_closed(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocker, look = Blocker(), Engine.opens_when_closed
+    blocker, look = Blocker(), DrainWatch.opens_when_closed
 
-    def closed_just_before_one_looks(engine: Engine, gate: Any) -> bool:
-        if engine.runtime.name == "thread":
+    def closed_just_before_one_looks(watch: DrainWatch, gate: Any) -> bool:
+        if watch._runtime.name == "thread":
             blocker.release()
-            assert eventually(lambda: engine.state is PoolState.CLOSED)
-        return look(engine, gate)
+            assert eventually(lambda: watch._status.state is PoolState.CLOSED)
+        return look(watch, gate)
 
-    monkeypatch.setattr(Engine, "opens_when_closed", closed_just_before_one_looks)
+    monkeypatch.setattr(DrainWatch, "opens_when_closed", closed_just_before_one_looks)
 
     async def main() -> None:
         async with AsyncPool(1, threads=1) as pool:
@@ -1035,7 +1037,7 @@ def test_when_the_grace_is_over_coroutines_are_cancelled_and_threads_left_behind
 def test_a_coroutine_that_refuses_to_end_does_not_keep_the_pool_open(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("bullpen.pool.lane.CLEANUP_SECONDS", 0.02)
+    monkeypatch.setattr("bullpen.pools.async_sides.CLEANUP_SECONDS", 0.02)
 
     async def main() -> None:
         released = asyncio.Event()
@@ -1175,7 +1177,7 @@ def test_a_loop_that_ends_before_its_pool_was_closed_is_no_tragedy() -> None:
         )
         assert (outcome.code, outcome.out) == (0, "True 0 0\n"), outcome
         assert sorted(outcome.err.splitlines()) == [
-            f"WARNING {name}: its event loop ends, and it was not closed; what it runs is cancelled"
+            f"WARNING {name}: the event loop ends, but the pool was not closed; cancelling its running calls"
             for name in ("dropped", "forgotten")
         ]
 
@@ -1214,14 +1216,14 @@ def test_whoever_wants_to_leave_leaves_and_nobody_hangs(kind: str) -> None:
         printed(
             f"""
         import asyncio
-        from bullpen import AsyncPool
+        from bullpen import AsyncPool, CallPolicy
 
         async def leave():
             raise {kind}
 
         async def main():
             global others
-            async with AsyncPool(1, log_errors=False) as pool:
+            async with AsyncPool(1, calls=CallPolicy(log_errors=False)) as pool:
                 pool.serve(leave)
                 others = [pool.submit(asyncio.sleep, 0, x) for x in range(3)]
                 await asyncio.gather(*others)
@@ -1338,7 +1340,7 @@ def _without_failed_starts(record: logging.LogRecord) -> bool:
         {"when_full": "block"},
         {"when_full": "wait"},
         {"name": 5},
-        {"run_timeout": 0},
+        {"calls": {"run_timeout": 1}},
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
@@ -1348,7 +1350,7 @@ def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
 
 def test_every_move_is_reported(run: Run) -> None:
     async def main() -> None:
-        events: list[Event] = []
+        events: list[TelemetryEvent] = []
         async with AsyncPool(1, threads=1, observer=events.append) as pool:
             await pool.do(double, 1)
             await pool.do(square, 1)
@@ -1381,7 +1383,7 @@ def test_results_reach_the_loop_in_one_wake_up_per_batch(monkeypatch: pytest.Mon
             futures = [pool.submit(square, x) for x in range(500)]
             while pool.stats().completed < 510:  # the loop stands still meanwhile
                 time.sleep(0.001)
-            assert wakes.count("Home._deliver") == 1
+            assert wakes.count("LoopBridge._deliver") == 1
             assert await asyncio.gather(*futures) == [x * x for x in range(500)]
 
     runner("asyncio")(main())

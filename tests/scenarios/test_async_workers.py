@@ -15,7 +15,8 @@ import pytest
 
 from bullpen import (
     AsyncPool,
-    Event,
+    CallPolicy,
+    CapacityPolicy,
     InvalidOption,
     InvalidOptionType,
     Kind,
@@ -25,11 +26,15 @@ from bullpen import (
     Pools,
     PoolState,
     Reason,
+    RecyclePolicy,
+    StartupPolicy,
+    TelemetryEvent,
     WorkerBroken,
     WorkerLost,
     explain,
 )
 from tests.scenarios.async_support import LOOPS, PATIENCE, Door, Run, assert_counts_agree, at_rest, runner, steps, until
+from tests.scenarios.support import in_groups
 
 
 @pytest.fixture(params=LOOPS)
@@ -330,10 +335,10 @@ def test_instances_on_the_loop_may_declare_their_capacity(run: Run) -> None:
 
     async def main() -> None:
         Declaring.made = []
-        async with AsyncPool(1, worker=Declaring, capacity=2, capacity_strategy="hybrid") as pool:
+        async with AsyncPool(1, worker=Declaring, capacity=CapacityPolicy(limit=2, strategy="hybrid")) as pool:
             await pool.wait_ready(PATIENCE)
             assert [worker.capacity for worker in pool.workers()] == [2]
-        async with AsyncPool(1, worker=Declaring, capacity_strategy="profile") as pool:
+        async with AsyncPool(1, worker=Declaring, capacity=CapacityPolicy(strategy="profile")) as pool:
             await pool.wait_ready(PATIENCE)
             assert [worker.capacity for worker in pool.workers()] == [5]
 
@@ -345,14 +350,14 @@ def test_instances_on_the_loop_may_declare_their_capacity(run: Run) -> None:
 
 def test_a_suspect_on_the_loop_gets_nothing_new_for_a_while(run: Run) -> None:
     async def main() -> None:
-        async with AsyncPool(2, worker=Client, taint_on=Oops, taint_duration=3600) as pool:
+        async with AsyncPool(2, worker=Client, recycling=RecyclePolicy(taint_on=Oops, taint_duration=3600)) as pool:
             await pool.wait_ready(PATIENCE)
             with pytest.raises(Oops):
                 await pool.do("fail")
             assert pool.stats().coroutines.tainted == 1
             answers = await asyncio.gather(*[pool.do("ask") for _ in range(4)])
             assert len(set(answers)) == 1
-        async with AsyncPool(1, worker=Client, taint_on=Oops, taint_duration=0.01) as pool:
+        async with AsyncPool(1, worker=Client, recycling=RecyclePolicy(taint_on=Oops, taint_duration=0.01)) as pool:
             with pytest.raises(Oops):
                 await pool.do("fail")
             assert (await pool.do("ask", "x"))[1] == "x"  # after a while
@@ -384,7 +389,7 @@ def test_workers_are_replaced_after_max_requests(run: Run, kind: str) -> None:
     async def main() -> None:
         cls: Any = Client if kind == "loop" else Model
         method = "ask" if kind == "loop" else "predict"
-        async with AsyncPool(1, threads=1, worker=cls, max_requests=3) as pool:
+        async with AsyncPool(1, threads=1, worker=cls, recycling=RecyclePolicy(max_requests=3)) as pool:
             for _ in range(20):
                 await pool.do(method)
             await until(lambda: len(cls.made) >= 4)
@@ -397,7 +402,7 @@ def test_workers_are_replaced_after_max_requests(run: Run, kind: str) -> None:
 
 def test_workers_on_the_loop_are_replaced_when_they_are_old(run: Run) -> None:
     async def main() -> None:
-        async with AsyncPool(1, worker=Client, max_age=0.02) as pool:
+        async with AsyncPool(1, worker=Client, recycling=RecyclePolicy(max_age=0.02)) as pool:
             await until(lambda: len(Client.made) >= 3)
             assert (await pool.do("ask", "x"))[1] == "x"
         assert all(each.closed for each in Client.made)
@@ -432,7 +437,7 @@ def test_a_delegate_prepares_the_pool_while_the_loop_goes_on(run: Run, cls: Any)
         delegate = Delegate(gate)
         method = "ask" if cls is Client else "predict"
         name = "web" if cls is Client else "web-threads"
-        async with AsyncPool(1, threads=1, worker=cls, name="web", initialization=delegate) as pool:
+        async with AsyncPool(1, threads=1, worker=cls, name="web", startup=StartupPolicy(delegate=delegate)) as pool:
             future = pool.submit(method, "x")
             assert not await pool.wait_ready(0.01)
             assert not cls.made
@@ -448,7 +453,9 @@ def test_a_delegate_prepares_the_pool_while_the_loop_goes_on(run: Run, cls: Any)
 @pytest.mark.parametrize("cls", [Client, Model])
 def test_a_delegate_that_fails_fails_the_pool(run: Run, cls: Any) -> None:
     async def main() -> None:
-        async with AsyncPool(1, threads=1, worker=cls, initialization=Delegate(error=Oops("no disk"))) as pool:
+        async with AsyncPool(
+            1, threads=1, worker=cls, startup=StartupPolicy(delegate=Delegate(error=Oops("no disk")))
+        ) as pool:
             with pytest.raises(PoolFailed, match="no disk"):
                 await pool.submit("ask" if cls is Client else "predict")
             with pytest.raises(PoolFailed, match="no disk"):
@@ -461,7 +468,7 @@ def test_a_delegate_that_fails_fails_the_pool(run: Run, cls: Any) -> None:
 def test_to_close_waits_for_a_delegate_but_no_longer_than_its_grace(run: Run, cls: Any) -> None:
     async def main() -> None:
         gate = threading.Event()
-        pool = AsyncPool(1, threads=1, worker=cls, initialization=Delegate(gate))
+        pool = AsyncPool(1, threads=1, worker=cls, startup=StartupPolicy(delegate=Delegate(gate)))
         await pool.wait_ready(0)
         await pool.close(grace=0.01)
         assert pool.stats().state is PoolState.CLOSED
@@ -500,7 +507,7 @@ def test_functions_and_coroutines_have_a_wrapper_each(run: Run) -> None:
 
     async def main() -> None:
         on_loop.set(True)
-        async with AsyncPool(2, threads=2, wrap=wrap, awrap=awrap) as opened:
+        async with AsyncPool(2, threads=2, calls=CallPolicy(wrap=wrap, awrap=awrap)) as opened:
             pool: Any = opened  # for whom wrappers change what is returned
             assert await pool.do(plus, 1, by=2) == ("awrapped", 3)
             assert await pool.submit(len, "abc") == ("wrapped", 3)
@@ -526,7 +533,7 @@ def test_methods_are_wrapped_too(run: Run) -> None:
         return call.func.__qualname__, await call()
 
     async def main() -> None:
-        async with AsyncPool(1, worker=Client, awrap=awrap) as pool:
+        async with AsyncPool(1, worker=Client, calls=CallPolicy(awrap=awrap)) as pool:
             name, (_, text) = await pool.do("ask", "x")
             assert (name, text) == ("Client.ask", "x")
 
@@ -550,26 +557,26 @@ class AsyncDelegate(Delegate):
     [
         ({"capacity": 2}, "capacity", "1 without worker=: how many run at once is max_workers"),
         ({"capacity": 0}, "capacity", "≥ 1"),
-        ({"capacity_strategy": "profile"}, "capacity_strategy", "'pool' without worker="),
+        ({"capacity.strategy": "profile"}, "capacity.strategy", "'pool' without worker="),
         ({"min_workers": 1}, "min_workers", "threads have min_threads"),
         ({"min_workers": 1, "worker": Model}, "min_workers", "unless worker= has coroutine methods"),
         ({"min_workers": 2, "max_workers": 1, "worker": Client}, "min_workers", "at most max_workers, which is 1"),
         ({"min_threads": 2, "threads": 1}, "min_threads", "at most threads, which is 1"),
-        ({"wrap": coroutine_function}, "wrap", "for coroutines there is awrap"),
-        ({"awrap": len}, "awrap", "functions have wrap"),
-        ({"wrap": 5}, "wrap", "a function"),
+        ({"calls.wrap": coroutine_function}, "wrap", "for coroutines there is awrap"),
+        ({"calls.awrap": len}, "calls.awrap", "functions have wrap"),
+        ({"calls.wrap": 5}, "wrap", "a function"),
         ({"worker": 5}, "worker", "a class"),
-        ({"initialization": AsyncDelegate()}, "initialization", "prepare is a plain function"),
-        ({"initialization": object()}, "initialization", "prepare"),
-        ({"max_requests": 0}, "max_requests", "≥ 1"),
-        ({"max_age": 0}, "max_age", "> 0"),
-        ({"taint_on": "Oops"}, "taint_on", "classes of exceptions"),
-        ({"restart_limit": 5}, "restart_limit", "a tuple"),
+        ({"startup.delegate": AsyncDelegate()}, "startup.delegate", "prepare is a plain function"),
+        ({"startup.delegate": object()}, "startup.delegate", "prepare"),
+        ({"recycling.max_requests": 0}, "max_requests", "≥ 1"),
+        ({"recycling.max_age": 0}, "max_age", "> 0"),
+        ({"recycling.taint_on": "Oops"}, "taint_on", "classes of exceptions"),
+        ({"restarts.limit": (5, 1)}, "restarts.limit", "a whole number"),
     ],
 )
 def test_options_without_a_meaning_are_refused_and_why(options: dict[str, Any], option: str, why: str) -> None:
     with pytest.raises((InvalidOption, InvalidOptionType), match=why) as caught:
-        AsyncPool(**options)
+        AsyncPool(**in_groups(options))
     assert option in str(caught.value)
 
 
@@ -613,7 +620,7 @@ def test_why_a_call_waits_is_explained(run: Run) -> None:
 
 
 def test_a_retry_is_explained(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bullpen.pool.retries.FIRST_DELAY", 3600.0)
+    monkeypatch.setattr("bullpen.pools.supervision.retries.FIRST_DELAY", 3600.0)
 
     async def main() -> None:
         async with AsyncPool(1, worker=Client) as pool:
@@ -660,7 +667,7 @@ def test_what_can_be_done_with_a_worker(run: Run) -> None:
 
 
 def test_workers_that_keep_something_are_reported(run: Run) -> None:
-    events: list[Event] = []
+    events: list[TelemetryEvent] = []
 
     async def main() -> None:
         async with AsyncPool(1, worker=Client, observer=events.append, name="web") as pool:

@@ -10,11 +10,22 @@ from typing import Any
 
 import pytest
 
-from bullpen import InvalidOption, NotCallable, Pool, PoolClosed, PoolStats
+from bullpen import (
+    AsyncPool,
+    CallPolicy,
+    CapacityPolicy,
+    InvalidOption,
+    NotCallable,
+    Pool,
+    PoolClosed,
+    PoolStats,
+    RecyclePolicy,
+)
 from bullpen.errors import BullpenError, InvalidOptionType
+from bullpen.pools.policies import GROUPS
 from tests.names import name_of
 
-from .support import PATIENCE, Blocker
+from .support import PATIENCE, Blocker, in_groups
 
 NAN, INF = float("nan"), float("inf")
 
@@ -32,35 +43,35 @@ WRONG_TYPE: list[tuple[str, Any]] = [
     ("max_queue", True),
     ("when_full", None),
     ("when_full", 1),
-    ("queue_timeout", "1"),
-    ("queue_timeout", True),
-    ("queue_timeout", [1]),
-    ("run_timeout", "1"),
-    ("run_timeout", False),
-    ("idle_timeout", "60"),
-    ("idle_timeout", object()),
-    ("max_abandoned", None),
-    ("max_abandoned", 0.5),
-    ("max_abandoned", True),
+    ("calls.queue_timeout", "1"),
+    ("calls.queue_timeout", True),
+    ("calls.queue_timeout", [1]),
+    ("calls.run_timeout", "1"),
+    ("calls.run_timeout", False),
+    ("recycling.idle_timeout", "60"),
+    ("recycling.idle_timeout", object()),
+    ("restarts.max_abandoned", None),
+    ("restarts.max_abandoned", 0.5),
+    ("restarts.max_abandoned", True),
     ("name", 5),
     ("name", b"bytes"),
     ("thread_name_prefix", 5),
     ("initializer", 5),
     ("initializer", "print"),
     ("initargs", 5),
-    ("wrap", 5),
+    ("calls.wrap", 5),
     ("observer", "print"),
-    ("scheduler", 5),
-    ("scheduler", None),
+    ("calls.scheduler", 5),
+    ("calls.scheduler", None),
     ("capacity", "2"),
     ("capacity", 1.5),
     ("capacity", None),
     ("capacity", True),
-    ("capacity_strategy", None),
+    ("capacity.strategy", None),
     ("worker", 5),
     ("worker", "Model"),
-    ("log_errors", 1),
-    ("log_errors", None),
+    ("calls.log_errors", 1),
+    ("calls.log_errors", None),
 ]
 
 WRONG_VALUE: list[tuple[str, Any]] = [
@@ -70,24 +81,24 @@ WRONG_VALUE: list[tuple[str, Any]] = [
     ("max_queue", -1),
     ("when_full", "drop"),
     ("when_full", ""),
-    ("queue_timeout", -1),
-    ("queue_timeout", -0.001),
-    ("queue_timeout", NAN),
-    ("queue_timeout", -INF),
-    ("queue_timeout", timedelta(seconds=-1)),
-    ("run_timeout", 0),
-    ("run_timeout", timedelta(0)),
-    ("run_timeout", -1),
-    ("run_timeout", NAN),
-    ("idle_timeout", 0),
-    ("idle_timeout", -5),
-    ("idle_timeout", NAN),
-    ("max_abandoned", -1),
+    ("calls.queue_timeout", -1),
+    ("calls.queue_timeout", -0.001),
+    ("calls.queue_timeout", NAN),
+    ("calls.queue_timeout", -INF),
+    ("calls.queue_timeout", timedelta(seconds=-1)),
+    ("calls.run_timeout", 0),
+    ("calls.run_timeout", timedelta(0)),
+    ("calls.run_timeout", -1),
+    ("calls.run_timeout", NAN),
+    ("recycling.idle_timeout", 0),
+    ("recycling.idle_timeout", -5),
+    ("recycling.idle_timeout", NAN),
+    ("restarts.max_abandoned", -1),
     ("capacity", 0),
-    ("capacity_strategy", "all"),
-    ("capacity_strategy", "profile"),
-    ("capacity_strategy", "hybrid"),
-    ("scheduler", "fastest"),
+    ("capacity.strategy", "all"),
+    ("capacity.strategy", "profile"),
+    ("capacity.strategy", "hybrid"),
+    ("calls.scheduler", "fastest"),
     ("runtime", "rocket"),
 ]
 
@@ -100,7 +111,7 @@ HARD_TO_CHECK: list[tuple[str, Any]] = [
     ("runtime", 5),
     ("runtime", None),
     ("clock", 5),
-    ("queue_timeout", 10**400),
+    ("calls.queue_timeout", 10**400),
 ]
 
 
@@ -108,7 +119,7 @@ def refusal(**options: Any) -> InvalidOption:
     """The error with which a pool with these options is refused, before anything was started."""
     before = threading.active_count()
     with pytest.raises(InvalidOption) as caught:
-        Pool(**options)
+        Pool(**in_groups(options))
     assert threading.active_count() == before
     return caught.value
 
@@ -146,8 +157,8 @@ def test_every_option_is_checked(option: str, value: Any) -> None:
 
 
 def test_a_scheduler_that_makes_something_else_is_refused() -> None:
-    error = refusal(scheduler=list)
-    assert error.option == "scheduler"
+    error = refusal(**{"calls.scheduler": list})
+    assert error.option == "calls.scheduler"
     assert "push" in error.allowed
 
 
@@ -157,7 +168,7 @@ def test_refusals_name_what_is_allowed() -> None:
         == "max_queue must be a whole number ≥ 0, or None for a backlog without limit, got -1"
     )
     assert str(refusal(when_full="drop")) == "when_full must be one of 'reject', 'block', got 'drop'"
-    assert "'rotation', 'most_recently_used', 'least_loaded'" in str(refusal(scheduler="fastest"))
+    assert "'rotation', 'most_recently_used', 'least_loaded'" in str(refusal(**{"calls.scheduler": "fastest"}))
 
 
 def test_an_unknown_option_is_a_type_error() -> None:
@@ -167,20 +178,72 @@ def test_an_unknown_option_is_a_type_error() -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("make", [Pool, AsyncPool])
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("max_requests", "recycling=RecyclePolicy(max_requests=…)"),
+        ("idle_timeout", "recycling=RecyclePolicy(idle_timeout=…)"),
+        ("session_ttl", "sessions=SessionPolicy(ttl=…)"),
+        ("restart_limit", "restarts=RestartPolicy(limit=…)"),
+        ("startup_batch_size", "startup=StartupPolicy(batch_size=…)"),
+        ("initialization", "startup=StartupPolicy(delegate=…)"),
+        ("run_timeout", "calls=CallPolicy(run_timeout=…)"),
+        ("capacity_strategy", "capacity=CapacityPolicy(strategy=…)"),
+    ],
+)
+def test_an_option_of_a_group_that_is_given_alone_is_refused_with_its_group(make: Any, name: str, group: str) -> None:
+    with pytest.raises(InvalidOptionType) as caught:
+        make(2, **{name: 1})
+    assert str(caught.value) == f"{make.__name__}() must be called with {group}, got {name!r}"
+
+
+@pytest.mark.parametrize("make", [Pool, AsyncPool])
+def test_a_misspelled_option_is_refused_with_the_name_that_was_probably_meant(make: Any) -> None:
+    with pytest.raises(InvalidOptionType, match=r"called with .* \(did you mean recycling\?\), got 'recyling'"):
+        make(2, recyling=None)
+
+
+@pytest.mark.parametrize("make", [Pool, AsyncPool])
+@pytest.mark.parametrize(("group", "kind"), [item for item in GROUPS.items() if item[0] != "capacity"])
+@pytest.mark.parametrize("wrong", [None, 5, {"max_requests": 1}, CapacityPolicy()], ids=name_of)
+def test_a_group_of_the_wrong_type_is_refused(make: Any, group: str, kind: type, wrong: object) -> None:
+    with pytest.raises(InvalidOptionType, match=f"^{group} must be a {kind.__name__}, got "):
+        make(2, **{group: wrong})
+
+
+def test_a_group_checks_itself() -> None:
+    with pytest.raises(InvalidOption) as caught:
+        RecyclePolicy(max_requests=0)
+    assert str(caught.value) == "recycling.max_requests must be a whole number ≥ 1, or None for any number, got 0"
+
+
+def test_a_group_cannot_be_changed_and_has_durations_in_seconds() -> None:
+    group = RecyclePolicy(max_age=timedelta(minutes=2))
+    assert group == RecyclePolicy(max_age=120)
+    with pytest.raises(AttributeError):
+        group.max_age = 3  # type: ignore[misc]
+
+
+def test_awrap_is_for_an_async_pool() -> None:
+    error = refusal(**{"calls.awrap": print})
+    assert (error.option, error.value) == ("calls.awrap", print)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"max_workers": 1, "min_workers": 1},
         {"max_queue": 0, "when_full": "block"},
-        {"queue_timeout": 0, "run_timeout": INF, "idle_timeout": INF},
-        {"queue_timeout": timedelta(seconds=1), "run_timeout": 1, "idle_timeout": None},
-        {"name": "", "thread_name_prefix": "", "scheduler": "least_loaded", "log_errors": False},
-        {"name": "ä\0b", "scheduler": "most_recently_used", "max_abandoned": 3},
+        {"calls.queue_timeout": 0, "calls.run_timeout": INF, "recycling.idle_timeout": INF},
+        {"calls.queue_timeout": timedelta(seconds=1), "calls.run_timeout": 1, "recycling.idle_timeout": None},
+        {"name": "", "thread_name_prefix": "", "calls.scheduler": "least_loaded", "calls.log_errors": False},
+        {"name": "ä\0b", "calls.scheduler": "most_recently_used", "restarts.max_abandoned": 3},
         {"max_queue": 10**12},
     ],
 )
 def test_what_is_allowed_works(options: dict[str, Any]) -> None:
-    with Pool(**{"max_workers": 2} | options) as pool:
+    with Pool(**{"max_workers": 2} | in_groups(options)) as pool:
         view = pool.using(queue_timeout=20)
         assert view.submit(abs, -1).result(20) == 1
 
@@ -209,7 +272,7 @@ def unchanged(pool: Pool, call: Callable[[], object], error: type[Exception]) ->
 @pytest.mark.parametrize("method", ["submit", "serve", "do", "map"])
 @pytest.mark.parametrize("through", ["pool", "view"])
 @pytest.mark.parametrize(
-    "options", [{}, {"max_queue": 5}, {"wrap": lambda call: call()}], ids=["plain", "bounded", "wrap"]
+    "options", [{}, {"max_queue": 5}, {"calls": CallPolicy(wrap=lambda call: call())}], ids=["plain", "bounded", "wrap"]
 )
 def test_what_cannot_be_called_is_refused(options: dict[str, Any], through: str, method: str, value: object) -> None:
     with Pool(2, **options) as pool:

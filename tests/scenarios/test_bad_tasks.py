@@ -88,7 +88,7 @@ def test_a_forgotten_await_is_named(queue: TaskQueue) -> None:
         return 1
 
     forgotten = fetch()
-    with pytest.raises(InvalidArgument, match=r"args\[0\] is a coroutine that nobody has awaited"):
+    with pytest.raises(InvalidArgument, match=r"args\[0\] is a coroutine that was not awaited"):
         queue.task(name="any")(lambda value: value).enqueue(forgotten)
     forgotten.close()
 

@@ -14,9 +14,11 @@ from subprocess import PIPE
 import pytest
 
 from benchmarks import chart, guard, report
+from benchmarks.__main__ import RESULTS, _parser
 from benchmarks.guard import Guarded
 from benchmarks.measure import PAIRED, Interpreter, Results, Spread, measure
-from benchmarks.model import Contestant, Work
+from benchmarks.model import Contestant, Suite, Work
+from benchmarks.suites import SUITES
 from benchmarks.tasks import soak
 from benchmarks.tasks.peers import ASYNCIO, BULLPEN, PLAIN, SettingsDiffer, check_settings
 from benchmarks.tasks.plain import Plain
@@ -95,8 +97,19 @@ def test_a_run_leaves_out_the_peers_that_are_missing_and_is_reported_in_all_form
     assert "huey is left out" in report.text(run)
     assert "| bullpen | " in report.markdown(run)
     assert report.markdown(run).startswith("# Figures: bullpen.TaskQueue beside")
+    assert "`python -m benchmarks tasks --markdown` wrote this file, from one run.\n" in report.markdown(run)
     assert chart.draw(run, interpreter).startswith("<svg")
     assert report.as_json(run)["bars_met"] in (True, False)
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=lambda suite: suite.name)
+def test_tables_go_to_the_results_unless_a_file_is_named(suite: Suite) -> None:
+    parse = _parser(suite).parse_args
+    assert parse(["--markdown", "--json"]).markdown == RESULTS / f"{suite.name}.md"
+    assert parse(["--markdown", "--json"]).json == RESULTS / f"{suite.name}.json"
+    assert parse(["--markdown", "table.md"]).markdown == Path("table.md")
+    assert parse([]).markdown is None
+    assert (RESULTS / f"{suite.name}.md").read_text().startswith(f"# Figures: {suite.title}\n")
 
 
 def test_a_ratio_that_a_round_has_taken_itself_counts() -> None:

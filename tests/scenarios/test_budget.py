@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from bullpen import DeadlineExceeded, Event, Kind, Pool, PoolClosed, remaining
+from bullpen import CallPolicy, DeadlineExceeded, Kind, Pool, PoolClosed, TelemetryEvent, remaining
 from bullpen.testing import ManualClock, ScriptedRuntime
 from tests.names import name_of
 
 from .support import PATIENCE, Blocker
 
-POOLS: list[dict[str, Any]] = [{}, {"max_queue": 10}, {"capacity": 3}, {"wrap": lambda call: call()}]
+POOLS: list[dict[str, Any]] = [{}, {"max_queue": 10}, {"capacity": 3}, {"calls": CallPolicy(wrap=lambda call: call())}]
 
 
 def test_outside_of_any_request_there_is_no_limit() -> None:
@@ -62,7 +62,7 @@ def test_it_runs_down_to_zero_and_stays_there() -> None:
             seen.append(remaining())
             clock.advance(1)
 
-    with Pool(1, runtime=runtime, clock=clock, log_errors=False) as pool:
+    with Pool(1, runtime=runtime, clock=clock, calls=CallPolicy(log_errors=False)) as pool:
         pool.using(timeout=2).submit(run)
         runtime.run_all()
     assert seen == [2.0, 1.0, 0.0, 0.0]
@@ -151,7 +151,7 @@ def test_what_is_left_can_be_passed_on() -> None:
 @pytest.mark.parametrize("call", ["submit", "serve", "do", "map"])
 @pytest.mark.parametrize("session", [None, "s"])
 def test_a_call_without_any_time_is_refused_at_once(options: dict[str, Any], call: str, session: str | None) -> None:
-    events: list[Event] = []
+    events: list[TelemetryEvent] = []
     ran: list[int] = []
     runtime = ScriptedRuntime()
     with Pool(1, runtime=runtime, observer=events.append, **options) as pool:

@@ -8,16 +8,28 @@ from typing import Any
 
 import pytest
 
-from bullpen import InvalidOption, Pool, PoolSaturated, PoolState, RunTimeout, WorkerAbandoned
-from bullpen.core.worker import Worker
-from bullpen.runtimes.port import current_worker
+from bullpen import (
+    CallPolicy,
+    InvalidOption,
+    Pool,
+    PoolSaturated,
+    PoolState,
+    RecyclePolicy,
+    RestartPolicy,
+    RunTimeout,
+    WorkerAbandoned,
+)
+from bullpen.pools.dispatch.worker import Worker
+from bullpen.pools.runtimes.port import current_worker
 from bullpen.testing import ScriptedRuntime
 from tests.scenarios.support import PATIENCE, Background, Blocker, eventually
 
 
 def scripted(workers: int, capacity: int, **options: Any) -> tuple[Pool, ScriptedRuntime]:
     runtime = ScriptedRuntime(auto_ready=options.pop("auto_ready", True))
-    return Pool(workers, runtime=runtime, capacity=capacity, idle_timeout=None, **options), runtime
+    return Pool(
+        workers, runtime=runtime, capacity=capacity, recycling=RecyclePolicy(idle_timeout=None), **options
+    ), runtime
 
 
 def close(pool: Pool) -> None:
@@ -113,7 +125,7 @@ def test_without_a_backlog_as_many_are_accepted_as_can_run(auto_ready: bool) -> 
 
 
 def test_the_least_loaded_worker_is_next() -> None:
-    pool, runtime = scripted(2, 4, scheduler="least_loaded", min_workers=2)
+    pool, runtime = scripted(2, 4, calls=CallPolicy(scheduler="least_loaded"), min_workers=2)
     futures = [pool.submit(print) for _ in range(8)]
     first, second = runtime.workers
     assert loads(runtime) == [4, 4]
@@ -138,7 +150,7 @@ def test_rotation_deals_out_one_by_one() -> None:
 
 
 def test_the_most_recently_used_is_filled_first() -> None:
-    pool, runtime = scripted(3, 2, min_workers=3, scheduler="most_recently_used")
+    pool, runtime = scripted(3, 2, min_workers=3, calls=CallPolicy(scheduler="most_recently_used"))
     seen = [runtime.worker_of(pool.submit(print)) for _ in range(6)]
     assert [seen.count(worker) for worker in runtime.workers] == [2, 2, 2]
     assert seen[0] is seen[1]
@@ -233,7 +245,7 @@ def test_never_more_than_the_capacity_under_load(scheduler: str, max_queue: int 
         with lock:
             now[worker] -= 1
 
-    with Pool(3, capacity=3, scheduler=scheduler, **options) as pool:
+    with Pool(3, capacity=3, calls=CallPolicy(scheduler=scheduler), **options) as pool:
         for number in range(600):
             to: Any = pool.using(session=str(number % 20), affinity="strict_queue") if number % 3 else pool
             assert to.serve(work)
@@ -244,7 +256,7 @@ def test_never_more_than_the_capacity_under_load(scheduler: str, max_queue: int 
 @pytest.mark.parametrize("grace", [None, 0.05])
 def test_what_shares_a_worker_with_an_overrun_is_not_forgotten_when_the_pool_closes(grace: float | None) -> None:
     with Blocker() as stuck, Blocker() as beside:
-        pool = Pool(1, capacity=2, max_abandoned=1)
+        pool = Pool(1, capacity=2, restarts=RestartPolicy(max_abandoned=1))
         overrun = pool.using(run_timeout=0.2).submit(stuck)
         kept = pool.submit(beside, "done")
         stuck.wait_entered()

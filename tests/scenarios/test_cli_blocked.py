@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bullpen.cli import blocked
-from bullpen.cli.blocked import LoopWatch
+from bullpen.cli.worker_process import loop_watch
+from bullpen.cli.worker_process.loop_watch import LoopWatch
 from tests.scenarios.cli_support import Folder
 
 
@@ -32,9 +32,9 @@ class Heard(logging.Handler):
 @pytest.fixture
 def heard() -> Iterator[Heard]:
     handler = Heard()
-    blocked.logger.addHandler(handler)
+    loop_watch.logger.addHandler(handler)
     yield handler
-    blocked.logger.removeHandler(handler)
+    loop_watch.logger.removeHandler(handler)
 
 
 def block_until(said: threading.Event) -> None:
@@ -46,7 +46,7 @@ async def test_a_loop_that_is_blocked_is_reported_with_the_line(heard: Heard) ->
     with LoopWatch(patience=0.02):
         block_until(heard.said)
     (line,) = heard.lines
-    assert "the event loop stands still" in line
+    assert "the event loop has been blocked" in line
     assert "assert said.wait(30)" in line
     assert "block_until(heard.said)" in line
 
@@ -82,7 +82,7 @@ async def test_what_blocks_again_and_again_is_said_once_a_minute(heard: Heard, m
         await asyncio.sleep(0.05)
         heard.said.clear()
         assert not heard.said.wait(0.3)
-        monkeypatch.setattr(blocked, "SAID_EVERY", 0.0)
+        monkeypatch.setattr(loop_watch, "SAID_EVERY", 0.0)
         await asyncio.sleep(0.05)
         block_until(heard.said)
 
@@ -91,7 +91,7 @@ def test_a_worker_names_the_task_that_blocks_it(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.python("block.enqueue(1000)")
     with folder.worker() as worker:
-        worker.seen("the event loop stands still, for 2.")
+        worker.seen("the event loop has been blocked for 2.")
         worker.seen(r"app\.py.* in block")
         worker.seen(r"time\.sleep\(seconds\)")
         worker.send(signal.SIGKILL)

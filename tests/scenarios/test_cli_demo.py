@@ -50,7 +50,7 @@ def test_the_numbers_add_up_and_nothing_is_lost(demo: Done) -> None:
     assert enqueued == number(r"(\d+) succeeded", told) + number(r"(\d+) failed for good", told)
     assert number(r"succeeded, (\d+) of them at the second try", told) > 0
     taken_back = (folder / "worker-1.log").read_text().count("taken back from worker")
-    assert number(r"(\d+) were in the hands of the worker that was killed", told) == taken_back
+    assert number(r"(\d+) were running on the killed worker", told) == taken_back
     assert number(r"are periodic; they ran (\d+) times", told) >= 2
     assert number(r"kill -9 (\d+): a worker is dead", told) > 0
     assert "\x1b" not in told

@@ -18,20 +18,20 @@ import pytest
 from msgspec.structs import replace
 
 from bullpen import TaskQueue, WorkerPool, current_task, primitives
-from bullpen.cli import mover
-from bullpen.cli.command import CommandError
 from bullpen.cli.main import main
-from bullpen.cli.mover import Mover
-from bullpen.storage.memory import MemoryStorage
-from bullpen.storage.open import open_storage
-from bullpen.storage.port import Limit, Storage, TaskFilter
-from bullpen.storage.schedules import put
-from bullpen.tasks import planning
-from bullpen.tasks.ids import schedule_id
-from bullpen.tasks.moving import mark_of, marked, through_mark
-from bullpen.tasks.schedule import Schedule
-from bullpen.tasks.task import CANCELLED, FAILED, NEVER, PENDING, RUNNING, Task, cancel, fail, succeed
-from bullpen.tasks.unique import Duplicates
+from bullpen.errors import QueueError
+from bullpen.tasks.model import schedule_changes
+from bullpen.tasks.model.ids import schedule_id
+from bullpen.tasks.model.schedule import Schedule
+from bullpen.tasks.model.store_move import mark_of, marked, through_mark
+from bullpen.tasks.model.task import CANCELLED, FAILED, NEVER, PENDING, RUNNING, Task, cancel, fail, succeed
+from bullpen.tasks.model.unique import Duplicates
+from bullpen.tasks.storage import mover
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.mover import Mover
+from bullpen.tasks.storage.open import open_storage
+from bullpen.tasks.storage.port import Limit, Storage, TaskFilter
+from bullpen.tasks.storage.schedules import put
 from bullpen.testing.storage_contract.base import claim, error_of, ids, new_task, new_tasks, settle
 from bullpen.testing.storage_contract.links import new_chain, new_group
 from tests.scenarios.cli_support import command, environment, heeding_ctrl_c
@@ -211,8 +211,8 @@ async def test_a_schedule_that_is_changed_on_its_way_arrives_with_the_change_and
         await die_at("move.after_mark", source, destination)
         declared, paused, run = kept
         await put(source, replace(declared, max_retries=7))
-        await source.change([paused.id], through_mark(planning.paused))
-        await source.change([run.id], through_mark(planning.run_now))
+        await source.change([paused.id], through_mark(schedule_changes.paused))
+        await source.change([run.id], through_mark(schedule_changes.run_now))
         assert await claim(source, 10) == []
         await Mover(source, destination, "there").sweep()
         there = await everything(destination)
@@ -233,21 +233,21 @@ async def test_what_is_changed_after_it_has_arrived_arrives_again(urls: tuple[st
         async def change_first(tasks: Sequence[Task]) -> frozenset[str]:
             """Between the second step and the third."""
             if not removed:
-                await source.change([schedule.id], through_mark(planning.paused))
+                await source.change([schedule.id], through_mark(schedule_changes.paused))
                 assert ids(await claim(destination)) == [early.id]
                 again = [new_task(unique_key=key, payload=b"[2]") for key in ("late", "early")]
                 await source.add(again, Duplicates("replace"))
             removed.extend(tasks)
-            return await remove(tasks)
+            return await export_tasks(tasks)
 
-        remove, source.remove = source.remove, change_first  # type: ignore[method-assign]
+        export_tasks, source.export_tasks = source.export_tasks, change_first  # type: ignore[method-assign]
         moving = Mover(source, destination, "there")
         assert await moving.sweep() == 0
         assert await moving.sweep() == 2
         there = await everything(destination)
         assert there[schedule.id].hold == "paused"
         assert there[late.id].payload == b"[2]"
-        assert moving.left == {early.id: "it has begun there, and was replaced here since"}
+        assert moving.left == {early.id: "its copy has started at the destination, and it was replaced here since"}
         (left,) = (await everything(source)).values()
         assert (left.id, left.payload, ids(await claim(source))) == (early.id, b"[2]", [early.id])
 
@@ -259,7 +259,7 @@ async def test_what_runs_again_while_it_is_moved_arrives_in_its_new_state() -> N
     (mine,) = await claim(source)
     await settle(source, succeed(mine, b"1"))
     (over,) = (await everything(source)).values()
-    assert await destination.put([over]) == {over.id}  # and then somebody retries it
+    assert await destination.import_tasks([over]) == {over.id}  # and then somebody retries it
     await source.retry([over.id])
     await Mover(source, destination, "there").sweep()
     assert (await everything(destination))[over.id].status is PENDING
@@ -275,8 +275,12 @@ async def test_what_cannot_go_there_stays_and_can_start() -> None:
     await destination.add([new_task(unique_key="k"), *others])
     moving = Mover(source, destination, "there")
     assert await moving.sweep() == 1
-    taken = "another task has its id there"
-    assert moving.left == {over.id: taken, unique.id: "another task has its unique key there", same_id.id: taken}
+    taken = "another task at the destination has its id"
+    assert moving.left == {
+        over.id: taken,
+        unique.id: "another task at the destination has its unique key",
+        same_id.id: taken,
+    }
     here = await everything(source)
     assert (here[over.id].status, here[unique.id], here[same_id.id]) == (CANCELLED, unique, same_id)
     assert plain.id in await everything(destination)
@@ -313,9 +317,9 @@ async def test_whoever_waits_is_there_before_those_that_it_waits_for_could_end()
     put: list[list[str]] = []
 
     class Destination(MemoryStorage):
-        async def put(self, tasks: Sequence[Task]) -> frozenset[str]:
+        async def import_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
             put.append(ids(tasks))
-            return await super().put(tasks)
+            return await super().import_tasks(tasks)
 
     source = MemoryStorage()
     first, second, third, fourth = await new_chain(source, 4)
@@ -354,7 +358,7 @@ async def test_two_moves_do_not_get_into_each_others_way() -> None:
     source, destination = MemoryStorage(), MemoryStorage()
     (task,) = await source.add([new_task()])
     await die_at("move.after_put", source, MemoryStorage())
-    with pytest.raises(CommandError, match=f"task {task.id} is on its way to there: finish that move first"):
+    with pytest.raises(QueueError, match=f"task {task.id} is already moving to there; finish that move first"):
         await Mover(source, destination, "elsewhere").sweep()
     assert await everything(destination) == {}
     assert await Mover(source, destination, "elsewhere").give_up() == 1
@@ -403,9 +407,9 @@ def test_what_still_comes_in_is_moved_until_ctrl_c(files: tuple[str, str]) -> No
     ("words", "code", "said"),
     [
         (["move", "sqlite:///gone.db", "sqlite:///x.db"], 1, "there is no file"),
-        (["move", "memory://", "sqlite:///x.db"], 1, "memory:// is in the process that uses it"),
-        (["move", "{0}", "memory://"], 1, "memory:// is in the process that uses it"),
-        (["move", "{0}", "{0}"], 2, "both are the same store"),
+        (["move", "memory://", "sqlite:///x.db"], 1, "memory:// lives in one process"),
+        (["move", "{0}", "memory://"], 1, "memory:// lives in one process"),
+        (["move", "{0}", "{0}"], 2, "FROM and TO are the same store"),
         (["move", "{0}", "x.db"], 2, "did you mean sqlite:///x.db?"),
     ],
 )
@@ -421,7 +425,7 @@ def test_what_cannot_be_moved_is_said(
 KILLED = """
 import os, signal, sys
 from bullpen import primitives
-from bullpen.cli import mover
+from bullpen.tasks.storage import mover
 from bullpen.cli.main import main
 
 mover.BATCH, step, hits = 5, sys.argv[1], 1

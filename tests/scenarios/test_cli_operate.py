@@ -45,13 +45,13 @@ def test_all_that_match_are_changed_after_a_count(desk: Desk) -> None:
     assert desk.tell("tasks", "retry", "--error", "KeyError", "--dry-run") == "3 tasks match; nothing was changed\n"
     code, out, err = desk.run("tasks", "retry", "--error", "KeyError")
     assert (code, out) == (2, "")
-    assert "3 tasks match; say --yes to go on without being asked" in err
+    assert "3 tasks match; add --yes to change them without confirmation" in err
     assert desk.tell("tasks", "retry", "--error", "KeyError", "--yes") == "3 of 3 will run again\n"
     assert [str(job.status) for job in (*keys, *values)] == ["pending"] * 3 + ["failed"] * 2
     assert desk.json("tasks", "cancel", "--all", "-y") == {"matching": 3, "changed": 3}
-    assert desk.tell("tasks", "purge", "--status", "cancelled", "-y") == "3 of 3 forgotten\n"
+    assert desk.tell("tasks", "purge", "--status", "cancelled", "-y") == "3 of 3 purged\n"
     assert [task["id"] for task in desk.json("tasks")["tasks"]] == [job.id for job in values]
-    assert desk.tell("tasks", "purge", values[0].id) == "1 of 1 forgotten\n"
+    assert desk.tell("tasks", "purge", values[0].id) == "1 of 1 purged\n"
     assert desk.run("tasks", "purge", values[0].id)[0] == 3
 
 
@@ -64,7 +64,7 @@ def test_tasks_are_found_by_their_age_and_worker(desk: Desk) -> None:
     assert desk.json("tasks", "--older-than", "1h")["tasks"] == []
     assert len(desk.json("tasks", "--newer-than", "1h")["tasks"]) == 1
     assert desk.tell("tasks", "purge", "--older-than", "1h") == "0 tasks match; nothing was changed\n"
-    assert desk.tell("tasks", "purge", "--newer-than", "1h", "--yes") == "1 of 1 forgotten\n"
+    assert desk.tell("tasks", "purge", "--newer-than", "1h", "--yes") == "1 of 1 purged\n"
 
 
 def test_many_are_changed_in_batches(sqlite_desk: Desk) -> None:
@@ -81,12 +81,12 @@ def test_many_are_changed_in_batches(sqlite_desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("tasks retry", "which tasks? Name their ids"),
+        ("tasks retry", "no tasks chosen: give ids"),
         ("tasks retry abc --queue mail", "not both"),
-        ("tasks cancel --all --queue mail", "--all is without a filter"),
+        ("tasks cancel --all --queue mail", "--all cannot be combined with filters"),
         ("tasks retry --status pending", "--status may be success, failed, cancelled here, not pending"),
         ("tasks cancel --status failed -y", "--status may be pending, running here, not failed"),
-        ("tasks --older-than soon", "--older-than: must be a number of seconds, or like '250ms'"),
+        ("tasks --older-than soon", "--older-than: must be seconds, or a duration like '250ms'"),
         ("queues limit mail --rate 0", "--rate: must be a number from"),
         ("enqueue sqlite:///no.db f --eta soon", "--eta: must be a time like '2030-01-31T18:00'"),
         ("queues pause mail,x", "no task and no worker has the queue 'mail,x'"),
@@ -112,7 +112,7 @@ def test_people_at_a_terminal_are_asked_and_shown_how_far_it_is(sqlite_desk: Des
         os.write(session.master, b"y\n")
         assert session.ends() == 0
         assert "━" in session.shown
-        assert "600 of 600 cancelled, or asked to stop" in session.shown
+        assert "600 of 600 cancelled or asked to stop" in session.shown
 
 
 def test_ctrl_c_says_how_far_it_came(sqlite_desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_ctrl_c_says_how_far_it_came(sqlite_desk: Desk, monkeypatch: pytest.Monk
     monkeypatch.setattr(TaskQueue, "cancel", interrupted)
     code, out, err = sqlite_desk.run("tasks", "cancel", "--all", "--yes")
     assert (code, out) == (130, "")
-    assert "stopped: 400 of 500 were looked at, 400 cancelled, or asked to stop" in err
+    assert "interrupted after 400 of 500 tasks: 400 cancelled or asked to stop" in err
 
 
 # Queues.
@@ -171,7 +171,7 @@ def test_a_limit_goes_back_to_what_the_code_declares(
         assert main(["queues", "limit", "default", "--app", "limited_app", "--reset"]) == 0
         assert "at most 7 at once" in capsys.readouterr().out
         assert main(["queues", "limit", "default", "--app", "limited_app", "--reset", "--rate", "1"]) == 2
-        assert "give one or the other" in capsys.readouterr().err
+        assert "--reset cannot be combined" in capsys.readouterr().err
         assert main(["queues", "limit", "default", "--url", "sqlite:///jobs.db", "--reset"]) == 0
         assert "at most" not in capsys.readouterr().out
     finally:
@@ -223,7 +223,7 @@ def test_a_function_is_enqueued_by_its_name_and_the_store_alone(desk: Desk, caps
     assert main(["enqueue", desk.url, name, "x", "--unique-key", "k"]) == 0
     shown = capsys.readouterr()
     assert (first["is_new"], shown.out.strip()) == (True, first["id"])
-    assert "a task with this unique key is there already" in shown.err
+    assert "a task with this unique key exists; nothing was enqueued" in shown.err
 
 
 def test_a_function_is_enqueued_for_a_time_or_a_schedule(sqlite_desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bullpen.cli.supervisor import Supervisor
+from bullpen.cli.worker_process.supervisor import ProcessSupervisor
 from tests.scenarios.cli_support import PATIENCE, Folder, Worker, is_running
 from tests.scenarios.consumer_support import until
 from tests.scenarios.support import eventually
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Folder:
 
 def working(worker: Worker, processes: int) -> list[int]:
     """The pids of the processes, once all of them claim."""
-    worker.seen("runs default", processes)
+    worker.seen("serves default", processes)
     assert eventually(lambda: len(worker.children()) == processes, PATIENCE)
     return worker.children()
 
@@ -40,7 +40,7 @@ def test_all_work_and_all_end_with_one_signal(folder: Folder) -> None:
         napping = worker.seen(r"napping (\d+)", 2)
         assert {int(pid) for pid in napping} == set(pids)
         assert worker.stop() == 0
-        assert "a worker for app, 2 processes" in worker.told
+        assert "worker for app, 2 processes" in worker.told
         assert worker.told.count("functions  ") == 1  # it is introduced once
         for line in worker.err:
             if "INFO" in line:
@@ -74,7 +74,7 @@ def test_a_process_that_dies_is_replaced_and_its_task_runs_again_long_before_its
         lease_until = datetime.fromisoformat(folder.json("tasks", "show", task, "--app", "app")["task"]["lease_until"])
         assert lease_until > datetime.now(UTC) + timedelta(minutes=50)
         os.kill(victim, signal.SIGKILL)
-        worker.seen(r"worker-\d was killed by SIGKILL; another one is started in 0\.0 s")
+        worker.seen(r"worker-\d was killed by SIGKILL; starting another in 0\.0 s")
         worker.seen("lingering", 2)
         (folder.path / "enough").touch()
         new = [pid for pid in working(worker, 2) if pid not in pids]
@@ -90,7 +90,7 @@ def test_whoever_dies_again_and_again_is_replaced_ever_more_slowly(folder: Folde
         pids = working(worker, 2)
         (folder.path / "doomed").touch()
         os.kill(pids[0], signal.SIGKILL)
-        pauses = worker.seen(r"worker-\d ended with exit code 7; another one is started in ([\d.]+) s", 4)
+        pauses = worker.seen(r"worker-\d ended with exit code 7; starting another in ([\d.]+) s", 4)
         assert pauses[:4] == ["0.0", "0.0", "0.1", "0.2"]
         assert pids[1] in worker.children()  # the other one is not disturbed
         assert worker.stop() == 0
@@ -114,8 +114,8 @@ def test_a_signal_to_all_counts_once_and_the_second_releases(folder: Folder) -> 
         worker.seen("napping")
         for pid in (*pids, worker.process.pid):
             os.kill(pid, signal.SIGTERM)
-        worker.seen("SIGTERM: 2 processes stop when their tasks have ended")
-        worker.seen("SIGTERM: the worker stops when its tasks have ended", 2)
+        worker.seen("SIGTERM: 2 processes finish their tasks and exit")
+        worker.seen("SIGTERM: the worker finishes its tasks and exits", 2)
         time.sleep(0.3)
         assert worker.process.poll() is None
         worker.send(signal.SIGINT)
@@ -128,7 +128,7 @@ def test_a_signal_to_all_counts_once_and_the_second_releases(folder: Folder) -> 
 # Stands for a worker: says that it works, and ends when it is told something.
 SMALL = """\
 #!/bin/bash
-line=${BULLPEN_LEASH%%:*}
+line=${BULLPEN_PARENT_LINK%%:*}
 printf r >&$line
 head -c 1 <&$line >/dev/null
 """
@@ -141,7 +141,7 @@ async def test_a_process_that_cannot_be_started_is_tried_again(
     script, away = tmp_path / "small", tmp_path / "away"
     script.write_text(SMALL)
     script.chmod(0o755)
-    supervisor = Supervisor([str(script)], 2, grace=5.0)
+    supervisor = ProcessSupervisor([str(script)], 2, grace=5.0)
     running = asyncio.create_task(supervisor.run())
     await until(lambda: len(supervisor._children) == 2)
     script.rename(away)

@@ -18,19 +18,19 @@ def folder(tmp_path: Path) -> Folder:
 def test_new_code_runs_and_what_was_running_goes_on_with_nothing_counted(folder: Folder) -> None:
     app = folder.path / "app.py"
     with TaskQueue(f"sqlite:///{folder.path}/jobs.db") as queue, folder.worker("--reload", "--grace", "0.2") as worker:
-        worker.seen("runs default")
+        worker.seen("serves default")
         long = queue.enqueue("app.nap", (0.8,), elsewhere=True)
         worker.seen("napping")
         app.write_text(app.read_text() + "\n\n@queue.task\ndef fresh() -> str:\n    return 'fresh'\n")
-        worker.seen("app.py has changed: the worker starts again")
+        worker.seen("app.py has changed; restarting the worker")
         assert queue.enqueue("app.fresh", elsewhere=True).result(timeout=60) == "fresh"
         assert long.result(timeout=60) == 0.8
         task = long.info()
         assert (task.attempt, task.errors) == (2, ())  # released, and no crash
 
         app.write_text(app.read_text() + "\n\nthis is no Python\n")
-        worker.seen("the worker has ended; it is started again when a file changes")
+        worker.seen("the worker has exited; the next change of a file restarts it")
         assert "SyntaxError" in worker.told
         app.write_text(app.read_text().replace("this is no Python", ""))
-        worker.seen("runs default", times=3)
+        worker.seen("serves default", times=3)
         assert worker.stop() == 0

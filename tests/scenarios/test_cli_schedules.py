@@ -102,7 +102,7 @@ def test_pause_and_resume(bullpen: Any) -> None:
 def test_run_now(queue: TaskQueue, bullpen: Any) -> None:
     assert bullpen("schedules", "run", "app.report")[0] == 0
     with WorkerPool(queue, poll_interval=0.05):
-        while queue.schedules.get("app.report").runs == 0:
+        while queue.schedules.get("app.report").completed_runs == 0:
             time.sleep(0.01)
     assert "ago" in bullpen("schedules")[1]
 

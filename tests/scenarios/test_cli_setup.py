@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from bullpen import TaskQueue, WorkerPool
-from bullpen.cli import bench
+from bullpen.cli.commands import bench
 from bullpen.cli.main import main
-from bullpen.storage.open import open_storage
-from bullpen.storage.port import HasConcerns, HasSchema
-from bullpen.storage.postgres import schema as postgres_schema
-from bullpen.storage.sqlite import schema as sqlite_schema
+from bullpen.tasks.storage.open import open_storage
+from bullpen.tasks.storage.port import SupportsHealthChecks, SupportsMigrations
+from bullpen.tasks.storage.postgres import schema as postgres_schema
+from bullpen.tasks.storage.sqlite import schema as sqlite_schema
 from tests.postgres import run as run_sql
 from tests.scenarios.cli_stores import Desk, desk_at
 from tests.scenarios.cli_support import Folder
@@ -56,7 +56,7 @@ def test_the_doctor_sees_what_holds_a_queue_up(desk: Desk) -> None:
     assert kinds(1) == {"no_workers"}
     code_found, out, _ = desk.run("doctor")
     assert code_found == 1
-    assert "✕ 1 task waits, and no worker runs\n  start one: `bullpen worker APP`" in out
+    assert "✕ 1 task is pending, and no worker is up\n  start one: `bullpen worker APP`" in out
     desk.queue.pause("mail")
     assert kinds(code) == {"paused_queue"}
     desk.queue.resume("mail")
@@ -72,7 +72,7 @@ def test_nothing_wrong_is_said_too_and_a_warning_is_strict(tmp_path: Path, run: 
     with TaskQueue(url) as queue:
         queue.counts()
         code, out, _ = run("doctor", "--url", url)
-        assert (code, "✓ nothing is wrong" in out) == (0, True)
+        assert (code, "✓ no problems found" in out) == (0, True)
         (tmp_path / "jobs.db").chmod(0o644)
         assert run("doctor", "--url", url)[0] == 0
         code, out, _ = run("doctor", "--strict", "--url", url)
@@ -82,8 +82,8 @@ def test_nothing_wrong_is_said_too_and_a_warning_is_strict(tmp_path: Path, run: 
 @pytest.mark.parametrize(
     ("url", "advice"),
     [
-        ("redis://127.0.0.1:1/0", "is the address right, the server up"),
-        ("postgresql://postgres@127.0.0.1:1/test", "is the address right, the server up"),
+        ("redis://127.0.0.1:1/0", "check the address, the server"),
+        ("postgresql://postgres@127.0.0.1:1/test", "check the address, the server"),
         ("sqlite:///{folder}/letter.txt", "name another file"),
     ],
 )
@@ -98,8 +98,8 @@ def test_every_durable_store_can_be_examined(request: pytest.FixtureRequest, tmp
     for kind in KINDS:
         with new_store(kind, tmp_path, request) as url:
             storage = open_storage(url)
-            assert isinstance(storage, HasConcerns)
-            assert isinstance(storage, HasSchema) is (kind != "redis")
+            assert isinstance(storage, SupportsHealthChecks)
+            assert isinstance(storage, SupportsMigrations) is (kind != "redis")
 
 
 # Migrate.
@@ -107,14 +107,14 @@ def test_every_durable_store_can_be_examined(request: pytest.FixtureRequest, tmp
 
 def test_a_new_store_is_made_and_an_old_one_is_up_to_date(desk: Desk) -> None:
     if desk.url.startswith("redis"):
-        assert "has no tables: there is nothing to migrate" in desk.tell("migrate")
+        assert "has no schema: nothing to migrate" in desk.tell("migrate")
         return
     planned = desk.json("migrate", "--dry-run")
     assert (planned["found"], planned["pending"]) == (0, planned["known"])
     assert "CREATE TABLE" in planned["sql"][0]
     assert desk.tell("migrate", "--dry-run").splitlines()[1].startswith("CREATE")
     assert desk.json("migrate", "--dry-run")["found"] == 0
-    assert desk.tell("migrate").endswith("had nothing yet, and has version 1 now\n")
+    assert desk.tell("migrate").endswith("had no schema; it has version 1 now\n")
     assert desk.tell("migrate").endswith("is up to date: version 1\n")
     desk.work(desk.add.enqueue(1))
 
@@ -148,12 +148,12 @@ def test_a_new_version_is_migrated_to_and_a_newer_one_is_refused(
     monkeypatch.setattr(sqlite_schema, "MIGRATIONS", (*sqlite_schema.MIGRATIONS, second))
     monkeypatch.setattr(sqlite_schema, "VERSION", 2)
     code, out, _ = run("doctor", "--url", url)
-    assert (code, "it has version 1, and version 2 is needed\n  run `bullpen migrate`" in out) == (1, True)
+    assert (code, "the store has version 1; version 2 is required\n  run `bullpen migrate`" in out) == (1, True)
     assert "ADD COLUMN shoes" in run("migrate", "--dry-run", "--url", url)[1]
-    assert run("migrate", "--url", url)[1].endswith("had version 1, and has version 2 now\n")
+    assert run("migrate", "--url", url)[1].endswith("had version 1; it has version 2 now\n")
     monkeypatch.undo()
     code, out, _ = run("doctor", "--url", url)
-    assert (code, "a newer Bullpen has written it: upgrade this one" in out) == (1, True)
+    assert (code, "a newer Bullpen has created it: upgrade this installation" in out) == (1, True)
     assert run("migrate", "--url", url)[0] == 1
 
 
@@ -221,7 +221,7 @@ def test_tasks_that_the_new_code_cannot_run_are_found(
     assert (told["checked"], sum(one["tasks"] for one in told["misfits"])) == (6, 4)
     with TaskQueue("sqlite:///jobs.db") as queue:
         queue.cancel(*(task.id for task in queue.list() if task.name != "new_code.fine"))
-    assert run("check", "new_code")[:2] == (0, "1 queued task fits the code\n")
+    assert run("check", "new_code")[:2] == (0, "this code can run 1 queued task\n")
     assert run("check", "nowhere")[0] == 2
 
 
@@ -249,7 +249,7 @@ def test_two_measurements_do_not_spoil_each_other_and_leftovers_are_cleared_away
     with TaskQueue(url) as queue:
         queue.enqueue("bullpen.bench", elsewhere=True, queue=bench.QUEUE)
         code, _, err = run("bench", "--url", url)
-        assert (code, "somebody else measures" in err) == (1, True)
+        assert (code, "another measurement is running" in err) == (1, True)
         monkeypatch.setattr(bench, "FRESH", 0.0)
         code, out, _ = run("bench", "--tasks", "400", "--url", url)
         assert (code, "settle and claim, 100 at once" in out) == (0, True)

@@ -27,7 +27,7 @@ def test_define_enqueue_run_a_worker_and_see_the_result(folder: Folder) -> None:
         assert f"store      sqlite:///{folder.path}/jobs.db" in worker.told
         assert "lanes      default,mail:4@thread" in worker.told
         assert "functions  app.add, app.block, app.fail, app.nap, app.pid" in worker.told
-        assert "stop       Ctrl-C or SIGTERM: tasks get 25 s to end" in worker.told
+        assert "stop       Ctrl-C or SIGTERM. 1st signal: finish within 25 s." in worker.told
         assert worker.out == []  # stdout is the tasks' own
         assert "workers (1 idle" not in worker.told  # of the threads below it nobody wants to hear
 
@@ -64,7 +64,7 @@ def test_the_second_signal_releases_and_exits_and_the_third_is_immediate(folder:
     with folder.worker() as worker:
         worker.seen("napping")
         worker.send()
-        worker.seen("stops when its tasks have ended")
+        worker.seen("finishes its tasks and exits")
         worker.send()
         assert worker.ends() == 0
     assert folder.json("tasks", "show", task, "--app", "app")["task"]["status"] == "pending"
@@ -80,12 +80,12 @@ def test_the_second_signal_releases_and_exits_and_the_third_is_immediate(folder:
 def test_only_some_queues_and_lanes_of_ones_own(folder: Folder) -> None:
     folder.python("add.enqueue(1); pid.enqueue()")
     with folder.worker("--queues", "mail,post") as worker:
-        worker.seen(r"runs mail,post:10@thread")
-        worker.seen("no function here is of the queue 'post' by itself; there are default, mail")
+        worker.seen(r"serves mail,post:10@thread")
+        worker.seen("no registered function uses the queue 'post'; the registered functions use default, mail")
         folder.python("assert pid.enqueue().result(timeout=60)")
         assert worker.stop() == 0
     with folder.worker("--lane", "default:1", "--lane", "mail:2@thread", "--json") as worker:
-        worker.seen(r"runs default:1@thread mail:2@thread")
+        worker.seen(r"serves default:1@thread mail:2@thread")
         folder.python("assert add.enqueue(1).result(timeout=60) == 2")
         assert worker.stop() == 0
     lines = [json.loads(line) for line in worker.err]
@@ -101,18 +101,18 @@ def test_every_line_of_a_task_says_which_and_no_line_has_arguments(folder: Folde
     for attempt in (1, 2):
         about = where.format(attempt)
         assert f"WARNING {about}about to fail" in worker.told  # the task's own line
-    assert f"WARNING {where.format(1)}failed, tried again in " in worker.told
-    assert f"ERROR   {where.format(2)}failed, and has no tries left" in worker.told
+    assert f"WARNING {where.format(1)}failed; retrying in " in worker.told
+    assert f"ERROR   {where.format(2)}failed; it has no retries left" in worker.told
     assert f"DEBUG   {where.format(2)}settled as failed" in worker.told
     assert "s3cret" not in worker.told
     assert 'in fail\n    raise ValueError("as told")' in worker.told
-    assert "consumer/attempt.py" not in worker.told  # a traceback begins in the task's own code
+    assert "tasks/worker/attempt.py" not in worker.told  # a traceback begins in the task's own code
 
 
 def test_lines_as_json_have_the_task_in_fields(folder: Folder) -> None:
     with folder.worker("--json") as worker:
         folder.python("fail.enqueue('x')")
-        worker.seen("no tries left")
+        worker.seen("no retries left")
         assert worker.stop() == 0
     lines = [json.loads(line) for line in worker.err]
     of_task = [line for line in lines if "task_id" in line]
@@ -136,11 +136,11 @@ def test_what_a_worker_cannot_start_with(folder: Folder) -> None:
     assert "Traceback" not in done.stderr
     folder.write("alone.py", f"{head}q = TaskQueue('memory://')\n@q.task\ndef f() -> None: ...\n")
     with folder.worker(app="alone") as worker:
-        worker.seen("memory:// is in this process only: what others enqueue does not come here")
+        worker.seen("memory:// lives in this process only: tasks that other processes enqueue do not arrive here")
         worker.runs()
         assert worker.stop() == 0
     done = folder.run("worker")
-    assert (done.returncode, "which tasks?" in done.stderr) == (2, True)
+    assert (done.returncode, "no APP: " in done.stderr) == (2, True)
     with folder.worker("--import", "extra", app="empty") as worker:
         worker.runs()
         assert "functions  extra.found" in worker.told
@@ -149,9 +149,10 @@ def test_what_a_worker_cannot_start_with(folder: Folder) -> None:
 
 def test_a_function_under_another_name_of_its_module_is_told_by_the_log_and_by_why(folder: Folder) -> None:
     task = folder.python("print(queue.enqueue('shop.app.add', (1,), elsewhere=True).id)").strip()
-    said = "no such function is registered here (there is app.add: was it enqueued under another name of its module?)"
+    hint = "registered: app.add; was the task enqueued under another name of its module?"
+    said = f"no such function is registered here ({hint})"
     with folder.worker() as worker:
         worker.seen(re.escape(said))
         why = folder.tell("why", task, "--app", "app")
         assert worker.stop() == 0
-    assert "no function is registered as 'shop.app.add' (there is app.add: " in why
+    assert "no function is registered as 'shop.app.add' (registered: app.add; " in why

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import pytest
 
 from bullpen import AsyncWorkerPool, Job, LeaseLost, StorageError, TaskFailed, TaskQueue, current_task
-from bullpen.consumer.attempt import UNCOMMITTED
 from bullpen.errors import InvalidOptionType, NoCurrentTask
-from bullpen.storage.port import Hold
-from bullpen.tasks.context import CurrentTask
-from bullpen.tasks.task import SUCCESS, Task, TaskError, crash
+from bullpen.tasks.model.context import CurrentTask
+from bullpen.tasks.model.task import SUCCESS, Task, TaskError, crash
+from bullpen.tasks.storage.port import AttemptKey
+from bullpen.tasks.worker.attempt import UNCOMMITTED
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_transaction_that_nobody_commits_is_a_failed_attempt(
     info = job.info()
     assert str(info.status) == "failed"
     assert info.error is not None
-    assert info.error.message == "it completed itself in a transaction that was never committed"
+    assert info.error.message == "it called complete() in a transaction that was never committed"
     assert effects(path) == []
     assert "never committed" in caplog.text
 
@@ -201,7 +201,7 @@ def test_what_comes_after_the_commit_changes_nothing(
     assert job.result(timeout=1) == 7
     assert job.info().attempt == 1
     assert effects(path) == [(job.id, 1)]
-    assert "it had completed itself before: that stands" in caplog.text
+    assert "raised after complete(): the completion stands" in caplog.text
 
 
 def test_a_function_goes_on_after_its_commit_though_it_has_no_lease(queue: TaskQueue, path: Path) -> None:
@@ -248,7 +248,7 @@ def test_an_interval_completes_its_runs_so(queue: TaskQueue, path: Path) -> None
     asyncio.run(main())
     info = job.info()
     assert (str(info.status), info.errors, info.failures) == ("pending", (), 0)
-    assert effects(path) == [(job.id, number) for number in range(1, info.runs + 1)]
+    assert effects(path) == [(job.id, number) for number in range(1, info.completed_runs + 1)]
 
 
 def test_a_task_that_was_lost_learns_it_before_it_does_anything(queue: TaskQueue, path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_task_that_was_lost_learns_it_before_it_does_anything(queue: TaskQueue
             (held,) = await storage.get([task.id])
             assert held is not None
             assert await storage.rescue_expired(take_back, limit=1, dead_workers=[held.worker or ""])
-            assert (await storage.renew([Hold(task.id, 1)], 1.0)).lost
+            assert (await storage.renew([AttemptKey(task.id, 1)], 1.0)).lost
         connection = connect(path)
         try:
             with connection:

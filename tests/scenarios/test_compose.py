@@ -73,7 +73,7 @@ def test_a_chain_hands_results_on(queue: TaskQueue) -> None:
         assert job.result(timeout=PATIENCE) == 112
     assert [one.result() for one in job.members] == [2, 12, 112]
     info = job.members[1].info()
-    assert (info.then, info.after, info.waits_for) == (job.members[2].id, (job.members[0].id,), 0)
+    assert (info.next_task_id, info.after, info.waits_for) == (job.members[2].id, (job.members[0].id,), 0)
 
 
 def test_a_group_calls_back_with_all_results_in_order(queue: TaskQueue) -> None:

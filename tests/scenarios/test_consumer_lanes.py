@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from bullpen.consumer import lane
-from bullpen.consumer.options import Lane, read_lanes
-from bullpen.consumer.sync import WorkerPool
 from bullpen.errors import InvalidOption, InvalidOptionType
-from bullpen.tasks.task import FAILED, PENDING, RUNNING, SUCCESS
-from bullpen.telemetry.catalogue import Event, Kind
+from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS
+from bullpen.tasks.worker import lane
+from bullpen.tasks.worker.options import Lane, read_lanes
+from bullpen.tasks.worker.sync import WorkerPool
+from bullpen.telemetry import Kind, TelemetryEvent
 from tests.scenarios.consumer_support import Desk, OneLoopStorage, in_virtual_time, until
 from tests.scenarios.support import Blocker
 
@@ -163,7 +163,7 @@ def test_an_async_function_past_its_timeout_is_cancelled_and_tried_again() -> No
 def test_an_async_function_that_ignores_its_timeout_is_given_up_and_reported() -> None:
     async def main() -> None:
         desk = Desk(OneLoopStorage())
-        events = list[Event]()
+        events = list[TelemetryEvent]()
         let_go = asyncio.Event()
 
         async def stubborn() -> None:
@@ -222,7 +222,7 @@ def test_a_function_on_a_thread_past_its_timeout_is_abandoned_and_said_so(caplog
 def test_beyond_the_cap_the_worker_claims_nothing_and_is_not_ready() -> None:
     async def main() -> None:
         desk = Desk()
-        events = list[Event]()
+        events = list[TelemetryEvent]()
         with Blocker() as blocker:
 
             def block() -> None:
@@ -244,7 +244,7 @@ def test_beyond_the_cap_the_worker_claims_nothing_and_is_not_ready() -> None:
                 assert (await desk.ended(waiting)).status is SUCCESS
                 assert worker.ready
         kinds = [event.kind for event in events]
-        assert kinds.count(Kind.CONSUMER_STUCK) == kinds.count(Kind.CONSUMER_RECOVERED) == 1
+        assert kinds.count(Kind.TASK_WORKER_STUCK) == kinds.count(Kind.TASK_WORKER_RECOVERED) == 1
 
     asyncio.run(main())
 

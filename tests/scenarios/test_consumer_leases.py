@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from bullpen.consumer import identity
-from bullpen.consumer.upkeep import ROUNDS, TENDED
-from bullpen.storage.memory import MemoryStorage
-from bullpen.storage.port import WorkerRecord
-from bullpen.tasks.context import current_task
-from bullpen.tasks.task import CANCELLED, FAILED, PENDING, RUNNING, SUCCESS, Task
-from bullpen.telemetry.catalogue import Event, Kind
+from bullpen.tasks.model.context import current_task
+from bullpen.tasks.model.task import CANCELLED, FAILED, PENDING, RUNNING, SUCCESS, Task
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.port import WorkerRecord
+from bullpen.tasks.worker import identity
+from bullpen.tasks.worker.upkeep import ROUNDS, TENDED
+from bullpen.telemetry import Kind, TelemetryEvent
 from tests.scenarios.consumer_support import Desk, OneLoopStorage, in_virtual_time, killed_at_end, until
 from tests.scenarios.support import Blocker
 
@@ -109,10 +109,10 @@ async def nothing() -> str:
 def test_tasks_of_a_worker_that_died_on_this_host_run_again_within_two_seconds() -> None:
     async def main() -> None:
         desk = Desk(OneLoopStorage())
-        events = list[Event]()
+        events = list[TelemetryEvent]()
         name = desk.task(nothing)
         task = await claim(desk, name, "the-dead", lease=10_000)
-        await desk.storage.note_worker(dead_record("the-dead"))
+        await desk.storage.save_worker(dead_record("the-dead"))
         began = asyncio.get_running_loop().time()
         async with desk.worker(1, observer=events.append):
             task = await desk.ended(task.id)
@@ -130,7 +130,7 @@ def test_a_lease_of_another_host_is_waited_for() -> None:
         desk = Desk(OneLoopStorage())
         name = desk.task(nothing)
         task = await claim(desk, name, "far-away")
-        await desk.storage.note_worker(dead_record("far-away", boot_id="another/1"))
+        await desk.storage.save_worker(dead_record("far-away", boot_id="another/1"))
         began = asyncio.get_running_loop().time()
         async with desk.worker(1):
             task = await desk.ended(task.id)
@@ -150,7 +150,7 @@ def test_a_lease_that_ended_though_its_worker_is_there_counts_no_crash() -> None
         task = await claim(desk, name, "far-away")
         async with desk.worker(1):
             for _ in range(12):
-                await store.note_worker(dead_record("far-away", boot_id="another/1"))
+                await store.save_worker(dead_record("far-away", boot_id="another/1"))
                 await asyncio.sleep(2)
             task = await desk.ended(task.id)
         assert (task.status, task.attempt, task.errors) == (SUCCESS, 2, ())
@@ -192,7 +192,7 @@ def test_a_living_worker_that_never_renews_loses_its_task_in_the_end() -> None:
         task = await claim(desk, name, "stuck")
         pid = os.getppid()
         alive = dead_record("stuck", pid=pid, process_started=identity.machine.process_started(pid))
-        await desk.storage.note_worker(alive)
+        await desk.storage.save_worker(alive)
         began = asyncio.get_running_loop().time()
         async with desk.worker(1):
             task = await desk.ended(task.id)
@@ -209,7 +209,7 @@ def test_a_task_that_kills_its_workers_is_poison_after_three() -> None:
         name = desk.task(nothing)
         task = await claim(desk, name, "dead-1")
         for number in (1, 2, 3):
-            await desk.storage.note_worker(dead_record(f"dead-{number}"))
+            await desk.storage.save_worker(dead_record(f"dead-{number}"))
             async with desk.worker(1, lanes="elsewhere:1"):
                 await until(lambda: desk.storage._tasks[task.id].status is not RUNNING)
             if number < 3:
@@ -261,7 +261,7 @@ def test_at_most_once_is_never_run_again_after_a_crash() -> None:
         desk = Desk(OneLoopStorage())
         name = desk.task(nothing)
         task = await claim(desk, name, "the-dead", at_most_once=True)
-        await desk.storage.note_worker(dead_record("the-dead"))
+        await desk.storage.save_worker(dead_record("the-dead"))
         async with desk.worker(1):
             task = await desk.ended(task.id)
         assert (task.status, task.attempt) == (FAILED, 1)
@@ -273,14 +273,14 @@ def test_at_most_once_is_never_run_again_after_a_crash() -> None:
 
 def test_a_worker_that_has_stopped_in_this_process_is_dead() -> None:
     """Though its process lives: what it could not release is taken back at once."""
-    record = identity.introduce("gone", ("default",), 1, 0.0)
+    record = identity.register_worker("gone", ("default",), 1, 0.0)
     assert not identity.is_dead(record)
-    identity.bid_farewell("gone")
+    identity.unregister_worker("gone")
     assert identity.is_dead(record)
 
 
 def test_who_is_dead() -> None:
-    mine = identity.introduce("mine", ("default",), 1, 0.0)
+    mine = identity.register_worker("mine", ("default",), 1, 0.0)
     try:
         assert not identity.is_dead(mine)
         parent = os.getppid()
@@ -305,14 +305,14 @@ def test_who_is_dead() -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
     finally:
-        identity.bid_farewell("mine")
+        identity.unregister_worker("mine")
 
 
 def test_a_task_that_was_lost_is_stopped_and_its_writes_are_refused() -> None:
     async def main() -> None:
         desk = Desk(store := OneLoopStorage())
         stopped = asyncio.Event()
-        events = list[Event]()
+        events = list[TelemetryEvent]()
 
         async def work() -> None:
             try:
@@ -325,9 +325,9 @@ def test_a_task_that_was_lost_is_stopped_and_its_writes_are_refused() -> None:
             task_id = await desk.add(name)
             await until(lambda: worker.running == 1)
             await store.pause("default")
-            from bullpen.tasks.task import release
+            from bullpen.tasks.model.task import release
 
-            assert store._settle(release(await desk.get(task_id)), store._now())
+            assert store._settle_task(release(await desk.get(task_id)), store._now())
             began = asyncio.get_running_loop().time()
             await stopped.wait()
             assert asyncio.get_running_loop().time() - began <= 6
@@ -362,7 +362,7 @@ def test_a_running_task_is_cancelled_within_two_seconds(retries: int) -> None:
 
 def test_a_request_to_cancel_is_noticed_with_the_renewal_at_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of so many tasks not all are looked at each second."""
-    monkeypatch.setattr("bullpen.consumer.keeper.LOOKED_AT", 0)
+    monkeypatch.setattr("bullpen.tasks.worker.heartbeat.LOOKED_AT", 0)
 
     async def main() -> None:
         desk = Desk(store := OneLoopStorage())
@@ -444,7 +444,7 @@ def test_a_worker_has_a_record_with_a_heartbeat_while_it_runs() -> None:
 def test_upkeep_expires_and_prunes() -> None:
     async def main() -> None:
         desk = Desk(store := OneLoopStorage())
-        events = list[Event]()
+        events = list[TelemetryEvent]()
         name = desk.task(nothing)
         late = [await desk.add(name, queue="nobody", expires=store._now() + 5) for _ in range(3)]
         short = await desk.add(name, result_ttl=10.0)

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from bullpen import AsyncWorkerPool
-from bullpen.consumer.attempt import MESSAGE_KEPT, TRACEBACK_KEPT
 from bullpen.errors import Cancel, Retry, Snooze
-from bullpen.storage.port import Storage
-from bullpen.storage.sqlite.store import SqliteStorage
-from bullpen.tasks.context import current_task
-from bullpen.tasks.registry import Registry
-from bullpen.tasks.retry import Backoff
-from bullpen.tasks.task import CANCELLED, FAILED, PENDING, SUCCESS, Task
+from bullpen.tasks.model.context import current_task
+from bullpen.tasks.model.registry import TaskRegistry
+from bullpen.tasks.model.retry import Backoff
+from bullpen.tasks.model.task import CANCELLED, FAILED, PENDING, SUCCESS, Task
+from bullpen.tasks.storage.port import Storage
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
+from bullpen.tasks.worker.attempt import MESSAGE_KEPT, TRACEBACK_KEPT
 from tests.scenarios.consumer_support import Desk, OneLoopStorage, in_virtual_time, until
 from tests.scenarios.support import Blocker
 
@@ -123,7 +123,7 @@ def test_half_a_character_in_what_a_task_says_breaks_no_store(kind: str, tmp_pat
     async def main() -> None:
         storage = SqliteStorage(tmp_path / "jobs.db", synchronous="normal")
         await storage.open()
-        registry = Registry()
+        registry = TaskRegistry()
         odd = type("Odd", (Exception,), {"__module__": half})
 
         def speak() -> None:
@@ -149,7 +149,7 @@ def test_half_a_character_in_what_a_task_says_breaks_no_store(kind: str, tmp_pat
 
 
 class _Queue:
-    def __init__(self, storage: Storage, registry: Registry) -> None:
+    def __init__(self, storage: Storage, registry: TaskRegistry) -> None:
         self.storage = storage
         self.registry = registry
 
@@ -168,7 +168,7 @@ def test_the_traceback_begins_in_the_function() -> None:
             for name in (desk.task(fail), desk.task(fail_too)):
                 task = await desk.ended(await desk.add(name))
                 assert task.error is not None
-                assert "consumer/attempt.py" not in task.error.traceback
+                assert "tasks/worker/attempt.py" not in task.error.traceback
                 assert 'raise LookupError("here")' in task.error.traceback
 
     asyncio.run(main())
@@ -323,7 +323,7 @@ def test_one_that_returns_a_coroutine_has_not_done_its_work(kind: str) -> None:
         assert (task.status, task.attempt) == (FAILED, 1)
         assert task.error is not None
         assert task.error.type == "bullpen.errors.InvalidTask"
-        assert "work cannot be a task: it returned a coroutine that nobody has awaited" in task.error.message
+        assert "work cannot be a task: it returned a coroutine that was not awaited" in task.error.message
 
     asyncio.run(main())
 
@@ -402,7 +402,7 @@ def test_a_retry_that_is_asked_for_is_logged_quietly(caplog: pytest.LogCaptureFi
     lines = [record for record in caplog.records if "busy" in record.getMessage()]
     assert [record.levelno for record in lines] == [logging.INFO, logging.ERROR]
     assert all(record.exc_info is None for record in lines)
-    assert "tried again in 1 s" in lines[0].getMessage()
+    assert "retrying in 1 s" in lines[0].getMessage()
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from bullpen import primitives
-from bullpen.consumer.attempt import Interruption
-from bullpen.consumer.worker_pool import WorkerState
 from bullpen.errors import InvalidOption, PoolClosed
-from bullpen.tasks.context import current_task
-from bullpen.tasks.task import FAILED, PENDING, RUNNING, SUCCESS
-from bullpen.telemetry.catalogue import Event, Kind
+from bullpen.tasks.model.context import current_task
+from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS
+from bullpen.tasks.worker.attempt import Interruption
+from bullpen.tasks.worker.worker_pool import WorkerState
+from bullpen.telemetry import Kind, TelemetryEvent
 from tests.scenarios.consumer_support import Desk, OneLoopStorage, in_virtual_time, statuses, until
 from tests.scenarios.support import PATIENCE, Blocker
 
@@ -131,9 +131,9 @@ def test_a_worker_can_be_started_once() -> None:
 
 def test_a_worker_that_is_stopped_while_it_starts_stops() -> None:
     class Slow(OneLoopStorage):
-        async def note_worker(self, record: Any) -> None:
+        async def save_worker(self, record: Any) -> None:
             await asyncio.sleep(5)
-            await super().note_worker(record)
+            await super().save_worker(record)
 
     async def main() -> None:
         desk = Desk(Slow())
@@ -240,12 +240,12 @@ def test_what_returns_while_it_is_interrupted_has_succeeded() -> None:
 def test_what_is_interrupted_before_its_first_step_is_released_and_not_run() -> None:
     async def main() -> None:
         desk = Desk(OneLoopStorage())
-        events, ran = list[Event](), list[int]()
+        events, ran = list[TelemetryEvent](), list[int]()
 
         async def work() -> None:
             ran.append(current_task().attempt)
 
-        def observe(event: Event) -> None:
+        def observe(event: TelemetryEvent) -> None:
             events.append(event)
             if event.kind is Kind.TASK_CLAIMED and event.attempt == 1:
                 asyncio.get_running_loop().call_soon(worker._lanes[0].interrupt_all, Interruption.STOP)
@@ -289,7 +289,7 @@ def test_leases_are_kept_during_the_grace() -> None:
 def test_events_of_a_whole_life() -> None:
     async def main() -> None:
         desk = Desk(OneLoopStorage())
-        events = list[Event]()
+        events = list[TelemetryEvent]()
 
         async def work() -> None:
             pass
@@ -307,7 +307,7 @@ def test_events_of_a_whole_life() -> None:
         assert {(event.pool, event.worker, event.attempt, event.queue) for event in of_task} == {
             ("life", worker.id, 1, "default")
         }
-        states = [str(event.detail) for event in events if event.kind is Kind.CONSUMER_STATE]
+        states = [str(event.detail) for event in events if event.kind is Kind.TASK_WORKER_STATE]
         assert states == ["starting", "running", "stopping", "stopped"]
 
     in_virtual_time(main)
@@ -317,8 +317,8 @@ def test_events_of_a_whole_life() -> None:
 
 SCRIPT = """
 import asyncio, sys, time
-from bullpen.consumer.worker_pool import AsyncWorkerPool
-from bullpen.consumer.sync import WorkerPool
+from bullpen.tasks.worker.worker_pool import AsyncWorkerPool
+from bullpen.tasks.worker.sync import WorkerPool
 from tests.scenarios.consumer_support import Desk
 
 desk = Desk()
@@ -440,7 +440,7 @@ def test_handlers_are_put_back() -> None:
 def test_a_worker_that_is_left_running_at_exit_releases_what_it_holds() -> None:
     source = """
     import asyncio, atexit, time
-    from bullpen.consumer.sync import WorkerPool
+    from bullpen.tasks.worker.sync import WorkerPool
     from tests.scenarios.consumer_support import Desk
 
     desk = Desk()
@@ -488,7 +488,7 @@ def test_a_worker_may_stop_before_its_keeper_has_begun(monkeypatch: pytest.Monke
 
     def start(target: Any, name: str) -> Any:
         def late() -> None:
-            if name.endswith("-keeper"):
+            if name.endswith("-heartbeat"):
                 time.sleep(0.1)
             target()
 

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import pytest
 
 from bullpen import primitives
-from bullpen.consumer.worker_pool import AsyncWorkerPool
 from bullpen.errors import (
     NotABullpenFile,
     SchemaTooNew,
@@ -20,11 +19,12 @@ from bullpen.errors import (
     StorageUnavailable,
     TasksLeft,
 )
-from bullpen.storage.memory import MemoryStorage
-from bullpen.storage.port import Exchange
-from bullpen.tasks.context import current_task
-from bullpen.tasks.task import PENDING, RUNNING, SUCCESS
-from bullpen.telemetry.catalogue import Event, Kind
+from bullpen.tasks.model.context import current_task
+from bullpen.tasks.model.task import PENDING, RUNNING, SUCCESS
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.port import Exchange
+from bullpen.tasks.worker.worker_pool import AsyncWorkerPool
+from bullpen.telemetry import Kind, TelemetryEvent
 from tests.scenarios.consumer_support import (
     Desk,
     OneLoopStorage,
@@ -57,7 +57,7 @@ def test_each_task_runs_once_though_answers_are_lost(when: str, failures: int) -
 
     async def main() -> None:
         desk = Desk(store := OneLoopStorage())
-        counter, events = Counter(), list[Event]()
+        counter, events = Counter(), list[TelemetryEvent]()
         name = desk.task(counter.work, "work")
         ids = [await desk.add(name, number) for number in range(30)]
         failing = store.fail_before if when == "before" else store.fail_after
@@ -93,7 +93,7 @@ class ForgetfulStorage(OneLoopStorage):
 def test_what_a_store_has_forgotten_was_settled_though_the_answer_is_lost() -> None:
     async def main() -> None:
         desk = Desk(store := ForgetfulStorage())
-        counter, events = Counter(), list[Event]()
+        counter, events = Counter(), list[TelemetryEvent]()
         name = desk.task(counter.work, "work")
         for number in range(30):
             await desk.add(name, number, result_ttl=0.0)
@@ -341,7 +341,7 @@ def test_no_lane_waits_for_ever_for_one_answer(call: str) -> None:
 
 def test_a_worker_does_not_wait_for_ever_to_start() -> None:
     class Hanging(OneLoopStorage):
-        async def note_worker(self, *_: Any) -> None:
+        async def save_worker(self, *_: Any) -> None:
             await asyncio.sleep(1e9)
 
     async def main() -> None:
@@ -389,7 +389,7 @@ def test_the_keeper_leaves_a_claim_alone_that_its_lane_still_asks_about() -> Non
 def test_what_is_left_behind_when_the_store_is_away_is_said() -> None:
     async def main() -> None:
         desk = Desk(store := OneLoopStorage())
-        events = list[Event]()
+        events = list[TelemetryEvent]()
 
         async def work() -> None:
             await asyncio.sleep(1e6)
@@ -442,7 +442,7 @@ def test_a_run_that_ends_in_an_outage_with_nothing_in_hand_ends_in_order() -> No
 def test_a_settlement_that_is_refused_is_reported_as_lost() -> None:
     async def main() -> None:
         desk = Desk(store := OneLoopStorage())
-        events = list[Event]()
+        events = list[TelemetryEvent]()
         let_go = asyncio.Event()
 
         async def work() -> None:
@@ -453,9 +453,9 @@ def test_a_settlement_that_is_refused_is_reported_as_lost() -> None:
         async with desk.worker(1, observer=events.append) as worker:
             await until(lambda: worker.running == 1)
             task = await desk.get(task_id)
-            from bullpen.tasks.task import cancel
+            from bullpen.tasks.model.task import cancel
 
-            assert store._settle(cancel(task), 0.0)  # somebody else has ended this attempt
+            assert store._settle_task(cancel(task), 0.0)  # somebody else has ended this attempt
             let_go.set()
             await until(lambda: worker.running == 0)
         assert [event.kind for event in events if event.kind is Kind.TASK_LOST] == [Kind.TASK_LOST]
@@ -585,7 +585,7 @@ def test_stop_ends_though_the_store_is_away() -> None:
 
 def test_a_hint_that_comes_to_nothing_does_not_make_the_worker_spin() -> None:
     """A queue whose limit is reached has something due all the time."""
-    from bullpen.storage.port import Limit
+    from bullpen.tasks.storage.port import Limit
 
     async def main() -> None:
         desk = Desk(store := OneLoopStorage())
@@ -655,7 +655,7 @@ def test_failures_of_the_observer_are_logged_and_harmless(caplog: pytest.LogCapt
     async def main() -> None:
         desk = Desk(OneLoopStorage())
 
-        def observe(event: Event) -> None:
+        def observe(event: TelemetryEvent) -> None:
             raise RuntimeError("no")
 
         name = desk.task(Counter().work, "work")

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from bullpen import (
+    CallPolicy,
     DeadlineExceeded,
-    Event,
     Kind,
     Pool,
     PoolFailed,
     PoolState,
     QueueTimeout,
+    RestartPolicy,
     RunTimeout,
+    TelemetryEvent,
     WorkerBroken,
     WorkerLost,
 )
@@ -52,7 +54,7 @@ def test_an_idempotent_request_goes_again_to_another_worker_after_a_moment(by_ha
 @pytest.mark.parametrize("crash_retries", [0, 1, 3])
 def test_it_goes_again_as_often_as_it_may_and_is_lost_then(crash_retries: int, by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(1, runtime=runtime, clock=by_hand, crash_retries=crash_retries)
+    pool = Pool(1, runtime=runtime, clock=by_hand, calls=CallPolicy(crash_retries=crash_retries))
     future = pool.using(**ONCE_MORE).submit(int)
     for retry in range(crash_retries):
         runtime.die(runtime.worker_of(future))
@@ -110,7 +112,7 @@ def test_those_who_crashed_are_the_oldest_again(by_hand: ManualClock) -> None:
 
 def test_those_who_crash_again_are_in_their_first_order(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(1, capacity=2, crash_retries=9, runtime=runtime, clock=by_hand)
+    pool = Pool(1, capacity=2, calls=CallPolicy(crash_retries=9), runtime=runtime, clock=by_hand)
     first = pool.using(**ONCE_MORE).submit(int)
     runtime.die(runtime.worker_of(first))
     second = pool.using(**ONCE_MORE).submit(int)
@@ -157,7 +159,7 @@ def test_a_bounded_backlog_stays_within_its_bound(by_hand: ManualClock) -> None:
 
 
 def test_its_moves_are_reported(by_hand: ManualClock) -> None:
-    runtime, events = ScriptedRuntime(), list[Event]()
+    runtime, events = ScriptedRuntime(), list[TelemetryEvent]()
     pool = Pool(1, runtime=runtime, clock=by_hand, observer=events.append)
     future = pool.using(**ONCE_MORE).submit(int)
     runtime.die(runtime.worker_of(future))
@@ -387,7 +389,7 @@ def test_a_worker_that_breaks_in_a_request_within_a_request_is_replaced_after_it
         return threading.current_thread().name
 
     bound: dict[str, Any] = {"max_queue": 0, "when_full": "block"} if how == "submit" else {}
-    with Pool(1, min_workers=1, restart_limit=(0, 60), **bound) as pool:
+    with Pool(1, min_workers=1, restarts=RestartPolicy(limit=0, within=60), **bound) as pool:
         (before,) = pool.workers()
         assert pool.submit(outer).result(PATIENCE) == before.name
         assert pool.submit(int).result(PATIENCE) == 0
@@ -463,7 +465,7 @@ def test_many_crashes_under_load_lose_nothing_that_is_idempotent() -> None:
             raise WorkerBroken
         return number
 
-    with Pool(4, restart_limit=(1000, 1)) as pool:
+    with Pool(4, restarts=RestartPolicy(limit=1000, within=1)) as pool:
         again = pool.using(**ONCE_MORE)
         futures = [again.submit(work, number) for number in range(300)]
         assert [future.result(PATIENCE) for future in futures] == list(range(300))

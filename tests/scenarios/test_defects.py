@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bullpen import Pool, Timeout, WorkerLost, primitives
-from bullpen.core.dispatcher import Dispatcher
+from bullpen import Pool, RecyclePolicy, RestartPolicy, Timeout, WorkerLost, primitives
+from bullpen.pools.dispatch.dispatcher import Dispatcher
 
 from .support import PATIENCE, Blocker, eventually
 
@@ -32,14 +32,14 @@ def break_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"max_queue": 10}, {"capacity": 3}], ids=["unbounded", "bounded", "lanes"])
-@pytest.mark.parametrize("name", ["_take", "_rest", "_after", "tell_end", "_finished_aloud"])
+@pytest.mark.parametrize("name", ["_take", "_go_idle", "_after", "tell_end", "_finished_with_callbacks"])
 def test_a_worker_that_cannot_report_is_dead_and_replaced(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Pool(1, **options) as pool, Blocker() as blocker:
         futures = [pool.submit(blocker, 1)]
         blocker.wait_entered()
-        if name == "_finished_aloud":
+        if name == "_finished_with_callbacks":
             futures[0].add_done_callback(lambda _: None)
         break_once(monkeypatch, name)
         blocker.release()
@@ -68,11 +68,14 @@ def test_limits_are_kept_as_soon_as_somebody_can_watch_them(
     start_thread = primitives.start_thread
 
     def start(target: Callable[[], None], name: str) -> threading.Thread:
-        if name.endswith("supervisor"):
+        if name.endswith("timer"):
             raise error("can't start new thread")
         return start_thread(target, name)
 
-    with Blocker() as blocker, Pool(2, idle_timeout=None, reconcile_interval=None) as pool:
+    with (
+        Blocker() as blocker,
+        Pool(2, recycling=RecyclePolicy(idle_timeout=None), restarts=RestartPolicy(reconcile_interval=None)) as pool,
+    ):
         limited = pool.using(**{limit: 0.05})
         if limit != "run_timeout":
             blockers = [pool.submit(blocker, number) for number in range(2)]

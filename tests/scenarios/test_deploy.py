@@ -40,9 +40,9 @@ def probe(folder: Folder, *words: str) -> int:
 
 def test_a_probe_tells_whether_a_worker_is_well(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     assert probe(folder) == 1
-    assert "health; start one with --health" in capsys.readouterr().err
+    assert "health; start a worker with --health" in capsys.readouterr().err
     with folder.worker("--processes", "2", "--health", "health") as worker:
-        worker.seen("runs default", 2)
+        worker.seen("serves default", 2)
         assert eventually(lambda: probe(folder, "--ready") == 0)
         told = folder.tell("probe", "health")
         assert sorted(told.splitlines()) == ["worker-1: running, 0 running", "worker-2: running, 0 running"]
@@ -54,7 +54,7 @@ def test_a_probe_tells_whether_a_worker_is_well(folder: Folder, capsys: pytest.C
         os.kill(stands_still, signal.SIGSTOP)
         try:
             assert eventually(lambda: probe(folder, "--max-age", "2") == 1)
-            assert "worker-2 has not written for" in capsys.readouterr().err
+            assert "worker-2 has not written its health file for" in capsys.readouterr().err
         finally:
             os.kill(stands_still, signal.SIGCONT)
         assert worker.stop() == 0
@@ -69,7 +69,7 @@ def test_a_worker_that_stops_is_alive_but_not_ready(folder: Folder, capsys: pyte
         worker.send()
         assert eventually(lambda: probe(folder) == 0 and "worker-1: stopping" in capsys.readouterr().out)
         assert probe(folder, "--ready") == 1
-        assert "is stopping, and claims nothing" in capsys.readouterr().err
+        assert "is stopping and claims no tasks" in capsys.readouterr().err
         assert worker.ends() == 0
 
 
@@ -77,12 +77,12 @@ def test_a_folder_that_cannot_be_written_is_refused(folder: Folder) -> None:
     folder.write("health", "a file")
     done = folder.run("worker", "app", "--health", "health")
     assert done.returncode == 1
-    assert "--health health: nothing can be written there" in done.stderr
+    assert "--health health: cannot write there" in done.stderr
 
 
 def test_a_probe_needs_to_know_which_worker(folder: Folder) -> None:
     done = folder.run("probe")
-    assert (done.returncode, "which worker?" in done.stderr) == (2, True)
+    assert (done.returncode, "no FOLDER: " in done.stderr) == (2, True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd")

@@ -219,7 +219,7 @@ def test_a_cancelled_future_takes_no_result(single: Executor, blocker: Blocker) 
 def test_neither_executor_nor_future_can_be_pickled(executor: Executor) -> None:
     future = executor.submit(int)
     for thing in (executor, future):
-        with pytest.raises(TypeError, match="pickle"):
+        with pytest.raises((TypeError, AttributeError, pickle.PicklingError), match="pickle"):  # of checked locks, too
             pickle.dumps(thing)
 
 

@@ -18,11 +18,12 @@ def test_a_pool_that_was_never_used() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", ["", "min_workers=3", "max_queue=0", "idle_timeout=None", "max_queue=5, min_workers=1"]
+    "options",
+    ["", "min_workers=3", "max_queue=0", "recycling=RecyclePolicy(idle_timeout=None)", "max_queue=5, min_workers=1"],
 )
 def test_idle_workers(options: str) -> None:
     script = f"""
-        from bullpen import Pool
+        from bullpen import Pool, RecyclePolicy
         pool = Pool(3, {options})
         print(pool.submit(abs, -1).result())
         """
@@ -339,10 +340,10 @@ def test_a_pool_that_another_thread_holds_open(daemon: bool) -> None:
 def test_an_abandoned_thread_does_not_hold_up_the_exit() -> None:
     script = """
         import logging, threading, time
-        from bullpen import Pool, RunTimeout
+        from bullpen import CallPolicy, Pool, RestartPolicy, RunTimeout
 
         logging.disable(logging.CRITICAL)
-        pool = Pool(1, run_timeout=0.05, max_abandoned=1)
+        pool = Pool(1, calls=CallPolicy(run_timeout=0.05), restarts=RestartPolicy(max_abandoned=1))
         print(type(pool.submit(time.sleep, 3600).exception()).__name__)
         while not pool.stats().abandoned:
             time.sleep(0.01)
@@ -526,7 +527,7 @@ def test_close_in_a_callback_and_in_an_observer() -> None:
 
 FORK = """
     import os, sys
-    from bullpen import Pool, PoolClosed
+    from bullpen import CallPolicy, Pool, PoolClosed, RestartPolicy
 
     pool = Pool(2, name="press", {options})
     pool.submit(int).result()
@@ -551,7 +552,9 @@ FORK = """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.parametrize("options", ["", "max_queue=3", "run_timeout=30, max_abandoned=1"])
+@pytest.mark.parametrize(
+    "options", ["", "max_queue=3", "calls=CallPolicy(run_timeout=30), restarts=RestartPolicy(max_abandoned=1)"]
+)
 @pytest.mark.parametrize(("leave", "code"), [("sys.exit(4)", 4), ("sys.stdout.flush(); os._exit(5)", 5)])
 def test_a_forked_child_is_told_to_make_its_own_pool_and_exits_cleanly(options: str, leave: str, code: int) -> None:
     source = textwrap.dedent(FORK).format(options=options, leave=leave)
@@ -595,13 +598,19 @@ def test_a_child_forked_while_the_pool_is_busy_exits_cleanly() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize(
-    "options", ["", "max_queue=100", "scheduler='least_loaded'", "queue_timeout=60, run_timeout=60"]
+    "options",
+    [
+        "",
+        "max_queue=100",
+        "calls=CallPolicy(scheduler='least_loaded')",
+        "calls=CallPolicy(queue_timeout=60, run_timeout=60)",
+    ],
 )
 def test_a_forked_child_waits_for_no_lock_of_the_pool(options: str) -> None:
     """Every lock that the pool has is held by another thread of the parent when it forks."""
     script = f"""
         import _thread, faulthandler, gc, os, signal, sys, threading, types, warnings
-        from bullpen import Pool, PoolClosed
+        from bullpen import CallPolicy, Pool, PoolClosed
 
         warnings.simplefilter("ignore")  # Python 3.12 warns of every fork with threads
         signal.alarm(10)
@@ -701,7 +710,7 @@ def test_threads_that_cannot_be_started_are_told_in_words(count: int) -> None:
 def test_an_interrupt_while_a_worker_starts_leaves_the_pool_usable() -> None:
     script = """
         import logging, threading, time
-        from bullpen import Pool, primitives
+        from bullpen import Pool, RecyclePolicy, primitives
 
         logging.disable(logging.CRITICAL)
         start_thread = primitives.start_thread
@@ -711,7 +720,7 @@ def test_an_interrupt_while_a_worker_starts_leaves_the_pool_usable() -> None:
             primitives.start_thread = start_thread
             raise KeyboardInterrupt
 
-        with Pool(2, idle_timeout=None) as pool:
+        with Pool(2, recycling=RecyclePolicy(idle_timeout=None)) as pool:
             running = pool.submit(go.wait)
             while not running.running():
                 time.sleep(0.01)
@@ -729,7 +738,7 @@ def test_an_interrupt_while_a_worker_starts_leaves_the_pool_usable() -> None:
 def test_an_interrupt_in_the_moment_after_a_thread_has_started_is_not_lost() -> None:
     script = """
         import functools, threading
-        from bullpen import Pool
+        from bullpen import Pool, RecyclePolicy
 
         wait = threading.Event.wait
         go = threading.Event()
@@ -739,7 +748,7 @@ def test_an_interrupt_in_the_moment_after_a_thread_has_started_is_not_lost() -> 
             wait(event, timeout)
             raise KeyboardInterrupt
 
-        with Pool(1, idle_timeout=None) as pool:
+        with Pool(1, recycling=RecyclePolicy(idle_timeout=None)) as pool:
             threading.Event.wait = interrupt
             try:
                 pool.do(functools.partial(wait, go, 20))
@@ -757,15 +766,15 @@ def test_an_interrupt_while_main_begins_to_wait_locks_nobody_out() -> None:
         from bullpen import Pool, PoolFuture
 
         go = threading.Event()
-        make_audience = PoolFuture._has_audience
+        make_audience = PoolFuture._has_waiters
 
         def interrupt(self):
-            PoolFuture._has_audience = make_audience
+            PoolFuture._has_waiters = make_audience
             raise KeyboardInterrupt
 
         with Pool(1) as pool:
             future = pool.submit(go.wait, 20)
-            PoolFuture._has_audience = interrupt
+            PoolFuture._has_waiters = interrupt
             try:
                 future.result()
             except KeyboardInterrupt:
@@ -777,13 +786,13 @@ def test_an_interrupt_while_main_begins_to_wait_locks_nobody_out() -> None:
 
 
 def test_a_map_that_was_interrupted_while_it_was_made_goes_quietly() -> None:
-    assert printed("from bullpen.pool.mapping import MapIterator; MapIterator.__new__(MapIterator)") == ""
+    assert printed("from bullpen.pools.maps.iterator import MapIterator; MapIterator.__new__(MapIterator)") == ""
 
 
 def test_threads_that_cannot_be_started_any_more_leave_the_others_working() -> None:
     script = """
         import logging, threading
-        from bullpen import Pool, primitives
+        from bullpen import Pool, RecyclePolicy, primitives
 
         logging.disable(logging.CRITICAL)
 
@@ -791,7 +800,7 @@ def test_threads_that_cannot_be_started_any_more_leave_the_others_working() -> N
             raise RuntimeError("can't start new thread")
 
         go = threading.Event()
-        pool = Pool(2, idle_timeout=None)
+        pool = Pool(2, recycling=RecyclePolicy(idle_timeout=None))
         running = pool.submit(go.wait)
         while not running.running():
             pass
@@ -807,14 +816,14 @@ def test_threads_that_cannot_be_started_any_more_leave_the_others_working() -> N
 def test_a_cancelled_shell_in_the_backlog_does_not_make_failing_starts_endless() -> None:
     script = """
         import logging, time
-        from bullpen import Pool, primitives
+        from bullpen import Pool, RecyclePolicy, primitives
 
         logging.disable(logging.CRITICAL)
 
         def refuse(*_):
             raise RuntimeError("can't start new thread")
 
-        pool = Pool(2, idle_timeout=0.05)
+        pool = Pool(2, recycling=RecyclePolicy(idle_timeout=0.05))
         pool.submit(int).result()
         while pool.stats().workers:
             time.sleep(0.01)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import bullpen
-from bullpen import Explanation, InvalidOptionType, Pool, PoolState, Reason
-from bullpen.core.lifecycle import RequestState
+from bullpen import Explanation, InvalidOptionType, Pool, PoolState, Reason, RecyclePolicy, RestartPolicy
+from bullpen.pools.dispatch.states import RequestState
 from bullpen.testing import ManualClock, ScriptedRuntime
 
 from .support import PATIENCE, Background, Blocker, eventually
@@ -31,7 +31,7 @@ class Stage:
         self.runtime = ScriptedRuntime(
             auto_ready=auto_ready, capabilities=options.pop("capabilities", ("share_memory",))
         )
-        options.setdefault("idle_timeout", None)
+        options.setdefault("recycling", RecyclePolicy(idle_timeout=None))
         self.pool = Pool(workers, name="web", runtime=self.runtime, clock=self.clock, **options)
 
     def __enter__(self) -> Stage:
@@ -232,7 +232,7 @@ def test_it_runs_again_in_a_moment(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_it_waits_because_workers_die_too_often(caplog: pytest.LogCaptureFixture) -> None:
-    with Stage(1, restart_limit=(0, 60)) as stage:
+    with Stage(1, restarts=RestartPolicy(limit=0, within=60)) as stage:
         stage.pool.submit(fetch)
         waits = stage.pool.submit(fetch)
         stage.runtime.die(stage.runtime.workers[0])

@@ -10,9 +10,9 @@ import pytest
 from redis.asyncio import Redis
 
 from bullpen import AsyncWorkerPool, StorageUnavailable, TaskQueue
-from bullpen.storage.port import Handed
-from bullpen.storage.redis.store import RedisStorage
-from bullpen.tasks.task import PENDING, RUNNING, SUCCESS
+from bullpen.tasks.model.task import PENDING, RUNNING, SUCCESS
+from bullpen.tasks.storage.port import Handed
+from bullpen.tasks.storage.redis.store import RedisStorage
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bullpen.storage.open import open_storage
-from bullpen.storage.port import Limit, Storage
+from bullpen.tasks.storage.open import open_storage
+from bullpen.tasks.storage.port import Limit, Storage
 from bullpen.testing.storage_contract.base import claim, claimed_one, new_tasks
 from tests.stores import new_store
 

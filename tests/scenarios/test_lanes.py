@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bullpen import NestedWait, Pool, PoolFuture, WorkerBroken, WorkerLost, WorkerStartFailed, primitives
-from bullpen.core.worker import Worker
-from bullpen.runtimes.port import current_request, current_worker
-from bullpen.runtimes.thread import ThreadRuntime
+from bullpen.pools.dispatch.worker import Worker
+from bullpen.pools.runtimes.port import current_request, current_worker
+from bullpen.pools.runtimes.thread import ThreadRuntime
 from bullpen.testing import ScriptedRuntime
 from bullpen.testing.contracts import ReportLog, new_request, new_worker
 

@@ -9,12 +9,25 @@ from typing import Any
 
 import pytest
 
-from bullpen import Event, InvalidOption, Kind, Pool, PoolClosed, PoolFailed, PoolState, WorkerStartFailed
-from bullpen.core.worker import Worker
-from bullpen.pool.startup import STAGGER
-from bullpen.runtimes.port import WorkerEvents
+from bullpen import (
+    CallPolicy,
+    InvalidOption,
+    Kind,
+    Pool,
+    PoolClosed,
+    PoolFailed,
+    PoolState,
+    RecyclePolicy,
+    RestartPolicy,
+    StartupPolicy,
+    TelemetryEvent,
+    WorkerStartFailed,
+)
+from bullpen.pools.dispatch.worker import Worker
+from bullpen.pools.runtimes.port import WorkerEvents
+from bullpen.pools.supervision.startup import STAGGER
 from bullpen.testing import ManualClock, ScriptedRuntime
-from tests.scenarios.support import PATIENCE, Background, Blocker, advance, end, eventually, run_script, tick
+from tests.scenarios.support import PATIENCE, Background, Blocker, advance, end, eventually, in_groups, run_script, tick
 
 BROKEN = OSError("no licence")
 
@@ -24,7 +37,7 @@ BROKEN = OSError("no licence")
 
 def test_the_first_workers_start_in_batches(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(7, min_workers=7, startup_batch_size=3, startup_batch_delay=2, runtime=runtime, clock=by_hand)
+    pool = Pool(7, min_workers=7, startup=StartupPolicy(batch_size=3, batch_delay=2), runtime=runtime, clock=by_hand)
     assert len(runtime.workers) == 3, "the first batch is there at once"
     assert tick(pool) == 2
     assert advance(pool, 1.9) == pytest.approx(0.1)
@@ -41,26 +54,26 @@ def test_the_first_workers_start_in_batches(by_hand: ManualClock) -> None:
 
 
 def test_batches_without_a_delay_follow_each_other_at_once() -> None:
-    with Pool(25, min_workers=25, startup_batch_size=10) as pool:
+    with Pool(25, min_workers=25, startup=StartupPolicy(batch_size=10)) as pool:
         assert pool.wait_ready(PATIENCE)
         assert pool.stats().workers == 25
 
 
 def test_closing_during_the_start_cancels_the_batches_that_have_not_begun(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime(auto_ready=False)
-    pool = Pool(4, min_workers=4, startup_batch_size=2, startup_batch_delay=5, runtime=runtime, clock=by_hand)
+    pool = Pool(4, min_workers=4, startup=StartupPolicy(batch_size=2, batch_delay=5), runtime=runtime, clock=by_hand)
     pool.shutdown(wait=False)
     advance(pool, 100)
     assert len(runtime.workers) == 2
     end(pool, runtime)
     assert pool.stats().spawned == 2
     assert tick(pool) == float("inf")
-    assert len(pool._engine.time.agenda) == 0
+    assert len(pool._engine.timer.queue) == 0
 
 
 def test_who_waits_for_the_start_of_a_pool_that_closes_is_told_so() -> None:
     with Blocker() as starting:
-        pool = Pool(2, min_workers=2, startup_batch_size=1, startup_batch_delay=1000, initializer=starting)
+        pool = Pool(2, min_workers=2, startup=StartupPolicy(batch_size=1, batch_delay=1000), initializer=starting)
         starting.wait_entered()
         with Background(pool.wait_ready) as one, Background(pool.wait_ready) as other:
             assert eventually(lambda: pool._engine.startup.waiters == 2)
@@ -72,7 +85,14 @@ def test_who_waits_for_the_start_of_a_pool_that_closes_is_told_so() -> None:
 
 def test_waiters_go_on_one_after_another() -> None:
     runtime, clock = ScriptedRuntime(auto_ready=False), ManualClock()
-    pool = Pool(1, min_workers=1, runtime=runtime, clock=clock, idle_timeout=None, reconcile_interval=None)
+    pool = Pool(
+        1,
+        min_workers=1,
+        runtime=runtime,
+        clock=clock,
+        recycling=RecyclePolicy(idle_timeout=None),
+        restarts=RestartPolicy(reconcile_interval=None),
+    )
     with Background(pool.wait_ready) as one, Background(pool.wait_ready) as two, Background(pool.wait_ready) as three:
         waiters = [one, two, three]
         assert eventually(lambda: pool._engine.startup.waiters == 3)
@@ -89,7 +109,14 @@ def test_waiters_go_on_one_after_another() -> None:
 
 def test_waiters_go_on_in_the_order_in_which_they_came() -> None:
     runtime, clock = ScriptedRuntime(auto_ready=False), ManualClock()
-    pool = Pool(1, min_workers=1, runtime=runtime, clock=clock, idle_timeout=None, reconcile_interval=None)
+    pool = Pool(
+        1,
+        min_workers=1,
+        runtime=runtime,
+        clock=clock,
+        recycling=RecyclePolicy(idle_timeout=None),
+        restarts=RestartPolicy(reconcile_interval=None),
+    )
     waiters = list[Background]()
     for count in range(1, 4):
         waiters.append(Background(pool.wait_ready))
@@ -121,7 +148,7 @@ def test_a_pool_runs_with_those_that_started_and_goes_on_trying_the_rest(
     by_hand: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime = ScriptedRuntime(auto_ready=False)
-    pool = Pool(3, min_workers=3, restart_limit=(2, 60), runtime=runtime, clock=by_hand)
+    pool = Pool(3, min_workers=3, restarts=RestartPolicy(limit=2, within=60), runtime=runtime, clock=by_hand)
     for worker in runtime.starting[:2]:
         runtime.die(worker)
     assert len(runtime.workers) == 1, "nobody knows yet whether any can start"
@@ -159,7 +186,7 @@ def test_a_first_worker_that_cannot_start_leaves_the_others_of_its_batch_their_c
 
 def test_a_pool_none_of_whose_first_batch_starts_has_failed(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime(auto_ready=False)
-    pool = Pool(9, min_workers=9, startup_batch_size=2, startup_batch_delay=1, runtime=runtime, clock=by_hand)
+    pool = Pool(9, min_workers=9, startup=StartupPolicy(batch_size=2, batch_delay=1), runtime=runtime, clock=by_hand)
     for worker in runtime.starting:
         runtime.die(worker, BROKEN)
     assert pool.stats().state is PoolState.FAILED
@@ -193,7 +220,7 @@ class Delegate:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_no_worker_starts_before_the_pool_is_prepared(workers: int) -> None:
     delegate = Delegate()
-    with Pool(2, min_workers=workers, name="press", initialization=delegate) as pool:
+    with Pool(2, min_workers=workers, name="press", startup=StartupPolicy(delegate=delegate)) as pool:
         delegate.blocker.wait_entered()
         future = pool.submit(pow, 2, 3)
         late = pool.using(timeout=0.01).submit(int)
@@ -213,7 +240,7 @@ def test_no_worker_starts_before_the_pool_is_prepared(workers: int) -> None:
 
 def test_who_waits_for_a_pool_that_needs_no_workers_goes_on_once_it_is_prepared() -> None:
     delegate = Delegate()
-    with Pool(1, initialization=delegate) as pool:
+    with Pool(1, startup=StartupPolicy(delegate=delegate)) as pool:
         delegate.blocker.wait_entered()
         waiter = Background(pool.wait_ready)
         assert eventually(lambda: pool._engine.startup.waiters == 1)
@@ -226,7 +253,7 @@ def test_who_waits_for_a_pool_that_needs_no_workers_goes_on_once_it_is_prepared(
 @pytest.mark.parametrize("drain", [True, False])
 def test_closing_waits_until_nothing_is_prepared_any_more(drain: bool) -> None:
     delegate = Delegate()
-    pool = Pool(1, initialization=delegate)
+    pool = Pool(1, startup=StartupPolicy(delegate=delegate))
     delegate.blocker.wait_entered()
     with Background(lambda: pool.close(drain=drain)) as closing:
         assert eventually(lambda: pool.stats().state is PoolState.CLOSED), "nothing waits, so it is closed"
@@ -240,7 +267,7 @@ def test_closing_waits_until_nothing_is_prepared_any_more(drain: bool) -> None:
 def test_the_grace_is_kept_while_the_pool_is_prepared(waiting: bool, caplog: pytest.LogCaptureFixture) -> None:
     delegate = Delegate()
     with delegate.blocker:
-        pool = Pool(1, min_workers=1, initialization=delegate)
+        pool = Pool(1, min_workers=1, startup=StartupPolicy(delegate=delegate))
         delegate.blocker.wait_entered()
         futures = [pool.submit(int)] if waiting else []
         with Background(lambda: pool.close(grace=0.05)) as closing:
@@ -274,7 +301,7 @@ def test_the_grace_is_kept_while_a_worker_warms_up() -> None:
 
 def test_a_pool_that_cannot_be_prepared_has_failed(caplog: pytest.LogCaptureFixture) -> None:
     delegate = Delegate(BROKEN)
-    pool = Pool(2, min_workers=1, initialization=delegate)
+    pool = Pool(2, min_workers=1, startup=StartupPolicy(delegate=delegate))
     delegate.blocker.wait_entered()
     waiting = pool.submit(int)
     delegate.blocker.release()
@@ -289,7 +316,7 @@ def test_a_pool_that_cannot_be_prepared_has_failed(caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize("drain", [True, False])
 def test_a_pool_may_be_closed_while_it_is_prepared(drain: bool) -> None:
     delegate = Delegate()
-    pool = Pool(1, min_workers=1, initialization=delegate)
+    pool = Pool(1, min_workers=1, startup=StartupPolicy(delegate=delegate))
     delegate.blocker.wait_entered()
     waiting = pool.submit(pow, 2, 3)
     with Background(pool.wait_ready) as waiter, Background(lambda: pool.close(drain=drain)):
@@ -303,7 +330,7 @@ def test_a_pool_may_be_closed_while_it_is_prepared(drain: bool) -> None:
 
 def test_what_waits_while_the_preparation_of_a_closed_pool_fails_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     delegate = Delegate(BROKEN)
-    pool = Pool(1, initialization=delegate)
+    pool = Pool(1, startup=StartupPolicy(delegate=delegate))
     delegate.blocker.wait_entered()
     waiting = pool.submit(int)
     pool.shutdown(wait=False)
@@ -321,7 +348,7 @@ def test_a_delegate_that_fails_when_it_is_told_of_the_start_harms_nobody(caplog:
 
     delegate = Grumbler()
     delegate.blocker.release()
-    with Pool(1, min_workers=1, initialization=delegate) as pool:
+    with Pool(1, min_workers=1, startup=StartupPolicy(delegate=delegate)) as pool:
         assert delegate.told.wait(PATIENCE)
         assert pool.using(timeout=PATIENCE).do(abs, -1) == 1
     assert "no licence" in caplog.text
@@ -348,7 +375,7 @@ def test_what_cannot_start_is_not_started_without_end_however_much_is_asked_for(
 ) -> None:
     runtime = Hopeless()
     runtime.start_error = None
-    pool = Pool(4, restart_limit=(8, 60), runtime=runtime, clock=by_hand)
+    pool = Pool(4, restarts=RestartPolicy(limit=8, within=60), runtime=runtime, clock=by_hand)
     pool.submit(int)
     runtime.run_all()
     runtime.die(runtime.workers[0])
@@ -374,7 +401,7 @@ def test_what_cannot_start_is_not_started_without_end_however_much_is_asked_for(
 
 def test_the_slot_of_a_dead_worker_is_given_back_after_a_delay_that_doubles(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(1, restart_limit=(1, 60), runtime=runtime, clock=by_hand)
+    pool = Pool(1, restarts=RestartPolicy(limit=1, within=60), runtime=runtime, clock=by_hand)
     first, *others = [pool.submit(int) for _ in range(5)]
     runtime.die(runtime.worker_of(first))
     assert runtime.running == [others[0]], "at once"
@@ -392,9 +419,15 @@ def test_the_slot_of_a_dead_worker_is_given_back_after_a_delay_that_doubles(by_h
 def test_a_degraded_pool_says_so_once_and_recovers_when_its_workers_stay(
     by_hand: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runtime, events = ScriptedRuntime(), list[Event]()
+    runtime, events = ScriptedRuntime(), list[TelemetryEvent]()
     pool = Pool(
-        1, min_workers=1, restart_limit=(0, 30), runtime=runtime, clock=by_hand, observer=events.append, name="press"
+        1,
+        min_workers=1,
+        restarts=RestartPolicy(limit=0, within=30),
+        runtime=runtime,
+        clock=by_hand,
+        observer=events.append,
+        name="press",
     )
     for _ in range(3):
         runtime.die(runtime.workers[0])
@@ -417,7 +450,7 @@ def test_a_degraded_pool_says_so_once_and_recovers_when_its_workers_stay(
 
 def test_requests_that_wait_for_a_degraded_pool_keep_their_timeouts(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(1, restart_limit=(0, 60), runtime=runtime, clock=by_hand)
+    pool = Pool(1, restarts=RestartPolicy(limit=0, within=60), runtime=runtime, clock=by_hand)
     first, late = pool.submit(int), pool.using(queue_timeout=0.05).submit(int)
     runtime.die(runtime.worker_of(first))
     advance(pool, 0.05)
@@ -427,7 +460,7 @@ def test_requests_that_wait_for_a_degraded_pool_keep_their_timeouts(by_hand: Man
 
 def test_a_pool_that_closes_does_not_wait_for_slots_that_are_held(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(1, restart_limit=(0, 60), runtime=runtime, clock=by_hand)
+    pool = Pool(1, restarts=RestartPolicy(limit=0, within=60), runtime=runtime, clock=by_hand)
     first, waiting = pool.submit(int), pool.submit(int)
     runtime.die(runtime.worker_of(first))
     assert runtime.workers == []
@@ -439,7 +472,7 @@ def test_a_pool_that_closes_does_not_wait_for_slots_that_are_held(by_hand: Manua
 
 def test_a_slot_that_is_held_vanishes_if_the_pool_is_made_smaller(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(2, restart_limit=(0, 60), runtime=runtime, clock=by_hand)
+    pool = Pool(2, restarts=RestartPolicy(limit=0, within=60), runtime=runtime, clock=by_hand)
     futures = [pool.submit(int) for _ in range(4)]
     runtime.die(runtime.worker_of(futures[1]))
     pool.resize(1)
@@ -458,7 +491,7 @@ def test_a_bad_initializer_of_real_threads_is_no_fork_bomb(caplog: pytest.LogCap
         if not good.is_set():
             raise BROKEN
 
-    with Pool(4, min_workers=2, initializer=initialize, restart_limit=(5, 60)) as pool:
+    with Pool(4, min_workers=2, initializer=initialize, restarts=RestartPolicy(limit=5, within=60)) as pool:
         assert pool.wait_ready(PATIENCE)
         good.clear()
         attempts.clear()
@@ -487,9 +520,8 @@ def test_workers_that_vanished_without_a_word_are_replaced_a_batch_at_a_time(
     pool = Pool(
         6,
         min_workers=5,
-        reconcile_interval=60,
-        reconcile_batch_size=2,
-        idle_timeout=None,
+        restarts=RestartPolicy(reconcile_interval=60, reconcile_batch_size=2),
+        recycling=RecyclePolicy(idle_timeout=None),
         runtime=runtime,
         clock=by_hand,
     )
@@ -504,7 +536,7 @@ def test_workers_that_vanished_without_a_word_are_replaced_a_batch_at_a_time(
 
 def test_reconcile_starts_workers_for_what_waits(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(3, runtime=runtime, clock=by_hand, idle_timeout=None)
+    pool = Pool(3, runtime=runtime, clock=by_hand, recycling=RecyclePolicy(idle_timeout=None))
     running = [pool.submit(int) for _ in range(5)]
     lose_silently(pool, 2)
     advance(pool, 60)
@@ -520,13 +552,19 @@ def lose_silently(pool: Pool, count: int) -> None:
         with engine.lock:
             engine.registry.remove(worker)
             assert worker.slot is not None
-            engine.workforce._put_back(worker.slot)
+            engine.slots.give_back(worker.slot)
 
 
 @pytest.mark.parametrize("hindrance", ["paused", "draining", "held"])
 def test_reconcile_keeps_still_while(hindrance: str, by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(3, min_workers=2, runtime=runtime, clock=by_hand, restart_limit=(0, 10_000), reconcile_interval=0.01)
+    pool = Pool(
+        3,
+        min_workers=2,
+        runtime=runtime,
+        clock=by_hand,
+        restarts=RestartPolicy(limit=0, within=10_000, reconcile_interval=0.01),
+    )
     busy = pool.submit(int)
     if hindrance == "paused":
         pool.pause()
@@ -548,7 +586,7 @@ def test_reconcile_keeps_still_while(hindrance: str, by_hand: ManualClock) -> No
 
 def test_a_pool_at_rest_has_no_timer(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(2, runtime=runtime, clock=by_hand, idle_timeout=1)
+    pool = Pool(2, runtime=runtime, clock=by_hand, recycling=RecyclePolicy(idle_timeout=1))
     assert tick(pool) == float("inf")
     pool.submit(int)
     runtime.run_all()
@@ -567,7 +605,7 @@ def test_a_pool_at_rest_has_no_timer(by_hand: ManualClock) -> None:
 def test_a_pool_sums_up_when_it_closes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="bullpen")
     runtime = ScriptedRuntime()
-    pool = Pool(2, name="press", runtime=runtime, log_errors=False)
+    pool = Pool(2, name="press", runtime=runtime, calls=CallPolicy(log_errors=False))
     futures = [pool.submit(int) for _ in range(6)]
     runtime.finish(futures[0])
     runtime.fail(futures[1], ValueError())
@@ -605,30 +643,29 @@ def test_an_idle_pool_that_is_left_open_says_nothing_at_exit() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("initialization", object()),
-        ("startup_batch_size", 0),
-        ("startup_batch_size", "1"),
-        ("startup_batch_delay", -1),
-        ("startup_batch_delay", None),
-        ("restart_limit", 5),
-        ("restart_limit", (1,)),
-        ("restart_limit", (-1, 5)),
-        ("restart_limit", (1.5, 5)),
-        ("restart_limit", (1, 0)),
-        ("restart_limit", (1, None)),
-        ("reconcile_interval", 0),
-        ("reconcile_batch_size", 0),
-        ("taint_duration", 0),
-        ("taint_duration", None),
-        ("taint_on", "ValueError"),
-        ("taint_on", (int,)),
-        ("taint_on", (ValueError(),)),
-        ("max_requests", 0),
-        ("max_requests", True),
-        ("max_age", 0),
+        ("startup.delegate", object()),
+        ("startup.batch_size", 0),
+        ("startup.batch_size", "1"),
+        ("startup.batch_delay", -1),
+        ("startup.batch_delay", None),
+        ("restarts.limit", (1, 5)),
+        ("restarts.limit", -1),
+        ("restarts.limit", 1.5),
+        ("restarts.within", 0),
+        ("restarts.within", None),
+        ("restarts.reconcile_interval", 0),
+        ("restarts.reconcile_batch_size", 0),
+        ("recycling.taint_duration", 0),
+        ("recycling.taint_duration", None),
+        ("recycling.taint_on", "ValueError"),
+        ("recycling.taint_on", (int,)),
+        ("recycling.taint_on", (ValueError(),)),
+        ("recycling.max_requests", 0),
+        ("recycling.max_requests", True),
+        ("recycling.max_age", 0),
     ],
 )
 def test_an_option_is_checked(option: str, value: Any) -> None:
     with pytest.raises(InvalidOption, match=option) as caught:
-        Pool(1, **{option: value})
+        Pool(1, **in_groups({option: value}))
     assert caught.value.option == option

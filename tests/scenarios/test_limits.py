@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from bullpen import (
+    CallPolicy,
     DeadlineExceeded,
     InvalidOption,
     Pool,
@@ -27,6 +28,8 @@ from bullpen import (
     PoolSaturated,
     PoolState,
     QueueTimeout,
+    RecyclePolicy,
+    RestartPolicy,
     RunTimeout,
     WorkerAbandoned,
     primitives,
@@ -163,7 +166,7 @@ def test_do_in_time_gives_the_result_or_the_error() -> None:
 
 
 def test_an_infinite_limit_is_no_limit() -> None:
-    with Pool(1, queue_timeout=float("inf")) as pool:
+    with Pool(1, calls=CallPolicy(queue_timeout=float("inf"))) as pool:
         view = pool.using(timeout=float("inf"), run_timeout=float("inf"))
         assert view.do(abs, -4) == 4
         assert view.submit(abs, -4).result(PATIENCE) == 4
@@ -230,7 +233,7 @@ def test_a_served_request_whose_budget_passes_in_the_backlog_never_runs(blocker:
 
 
 def test_a_request_that_waits_too_long_expires(blocker: Blocker) -> None:
-    with Pool(1, queue_timeout=SHORT) as pool:
+    with Pool(1, calls=CallPolicy(queue_timeout=SHORT)) as pool:
         occupy(pool, blocker, 1)
         future = pool.submit(must_not_run)
         with pytest.raises(QueueTimeout) as caught:
@@ -244,12 +247,12 @@ def test_a_request_that_waits_too_long_expires(blocker: Blocker) -> None:
 
 
 def test_a_request_that_runs_is_out_of_the_reach_of_queue_timeout() -> None:
-    with Pool(1, queue_timeout=SHORT) as pool:
+    with Pool(1, calls=CallPolicy(queue_timeout=SHORT)) as pool:
         assert pool.submit(lambda: time.sleep(4 * SHORT) or 5).result(PATIENCE) == 5  # type: ignore[call-overload,func-returns-value]
 
 
 def test_using_overrides_the_default_of_the_pool(blocker: Blocker) -> None:
-    with Pool(1, queue_timeout=SHORT) as pool:
+    with Pool(1, calls=CallPolicy(queue_timeout=SHORT)) as pool:
         occupy(pool, blocker, 1)
         patient = pool.using(queue_timeout=None).submit(int)
         assert isinstance(pool.submit(int).exception(PATIENCE), QueueTimeout)
@@ -294,7 +297,7 @@ def test_an_expired_request_lets_go_of_its_arguments(blocker: Blocker) -> None:
 def test_a_run_that_takes_too_long_keeps_its_slot_by_default(
     blocker: Blocker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Pool(1, run_timeout=SHORT) as pool:
+    with Pool(1, calls=CallPolicy(run_timeout=SHORT)) as pool:
         future = pool.submit(blocker)
         with pytest.raises(RunTimeout) as caught:
             future.result(LONG)
@@ -327,7 +330,7 @@ def test_a_thread_that_is_abandoned_is_replaced_and_ends_when_its_function_retur
         threads.append(threading.current_thread())
         blocker()
 
-    with Pool(1, max_abandoned=1) as pool:
+    with Pool(1, restarts=RestartPolicy(max_abandoned=1)) as pool:
         hanging = pool.using(run_timeout=SHORT).submit(hang)
         waiting = pool.submit(threading.current_thread)
         assert waiting.result(PATIENCE) is not threads[0]
@@ -344,7 +347,7 @@ def test_a_thread_that_is_abandoned_is_replaced_and_ends_when_its_function_retur
 
 
 def test_no_more_threads_are_abandoned_at_once_than_allowed(blocker: Blocker) -> None:
-    with Pool(1, run_timeout=SHORT_BUT_STARTED, max_abandoned=1) as pool:
+    with Pool(1, calls=CallPolicy(run_timeout=SHORT_BUT_STARTED), restarts=RestartPolicy(max_abandoned=1)) as pool:
         first, second = pool.submit(blocker), pool.submit(blocker)
         blocker.wait_entered(2)
         assert isinstance(first.exception(PATIENCE), RunTimeout)
@@ -358,18 +361,18 @@ def test_no_more_threads_are_abandoned_at_once_than_allowed(blocker: Blocker) ->
 
 
 def test_an_abandoned_thread_that_returned_may_be_followed_by_another() -> None:
-    with Pool(1, run_timeout=SHORT_BUT_STARTED, max_abandoned=1) as pool:
+    with Pool(1, calls=CallPolicy(run_timeout=SHORT_BUT_STARTED), restarts=RestartPolicy(max_abandoned=1)) as pool:
         for round_ in (1, 2):
             with Blocker() as blocker:
                 assert isinstance(pool.submit(blocker).exception(PATIENCE), RunTimeout)
                 assert eventually(lambda round_=round_: pool.stats().abandoned == round_)  # type: ignore[misc]
                 assert eventually(lambda: pool.stats().workers == 0), "its slot is free"
-            assert eventually(lambda: not pool._engine.workforce._abandoned)
+            assert eventually(lambda: not pool._engine.registry.left_behind())
 
 
 @pytest.mark.parametrize("max_queue", [None, 5])
 def test_an_abandoned_thread_leaves_the_pool_with_its_minimum(blocker: Blocker, max_queue: int | None) -> None:
-    with Pool(2, min_workers=2, max_abandoned=1, max_queue=max_queue) as pool:
+    with Pool(2, min_workers=2, restarts=RestartPolicy(max_abandoned=1), max_queue=max_queue) as pool:
         assert pool.wait_ready(PATIENCE)
         assert isinstance(pool.using(run_timeout=SHORT).submit(blocker).exception(PATIENCE), RunTimeout)
         assert eventually(lambda: (pool.stats().abandoned, pool.stats().idle) == (1, 2), within=5)
@@ -393,7 +396,7 @@ def test_a_function_that_returns_while_its_thread_is_being_abandoned_uses_up_not
     handler = ReturnNow()
     logging.getLogger("bullpen").addHandler(handler)
     try:
-        with Blocker() as first, Blocker() as second, Pool(1, max_abandoned=1) as pool:
+        with Blocker() as first, Blocker() as second, Pool(1, restarts=RestartPolicy(max_abandoned=1)) as pool:
             assert isinstance(pool.using(run_timeout=SHORT).submit(hang).exception(PATIENCE), RunTimeout)
             assert eventually(lambda: not threads[0].is_alive())
             assert isinstance(pool.using(run_timeout=SHORT).submit(second).exception(PATIENCE), RunTimeout)
@@ -405,7 +408,7 @@ def test_a_function_that_returns_while_its_thread_is_being_abandoned_uses_up_not
 
 
 def test_a_pool_closes_without_its_abandoned_threads(blocker: Blocker) -> None:
-    pool = Pool(1, run_timeout=SHORT, max_abandoned=1)
+    pool = Pool(1, calls=CallPolicy(run_timeout=SHORT), restarts=RestartPolicy(max_abandoned=1))
     assert isinstance(pool.submit(blocker).exception(PATIENCE), RunTimeout)
     assert eventually(lambda: pool.stats().abandoned == 1)
     pool.close()
@@ -415,7 +418,7 @@ def test_a_pool_closes_without_its_abandoned_threads(blocker: Blocker) -> None:
 
 def test_a_submitter_that_waits_for_room_gets_the_slot_of_an_abandoned_thread(blocker: Blocker) -> None:
     ran = threading.Event()
-    with Pool(1, max_queue=0, when_full="block", max_abandoned=1) as pool:
+    with Pool(1, max_queue=0, when_full="block", restarts=RestartPolicy(max_abandoned=1)) as pool:
         pool.using(run_timeout=0.3).submit(blocker)
         with Background(lambda: pool.submit(ran.set)):
             served = ran.wait(5)
@@ -793,7 +796,7 @@ def test_resize_keeps_to_min_workers() -> None:
 
 
 def test_workers_that_are_not_needed_end(blocker: Blocker) -> None:
-    with Pool(5, idle_timeout=0.08) as pool:
+    with Pool(5, recycling=RecyclePolicy(idle_timeout=0.08)) as pool:
         occupy(pool, blocker, 5)
         assert pool.stats().workers == 5
         blocker.release()
@@ -812,7 +815,7 @@ def test_min_workers_stay_however_long_the_others_take_to_end(blocker: Blocker) 
         def close(self) -> None:
             closing()
 
-    with closing, Pool(5, worker=SlowToClose, min_workers=2, idle_timeout=0.08) as pool:
+    with closing, Pool(5, worker=SlowToClose, min_workers=2, recycling=RecyclePolicy(idle_timeout=0.08)) as pool:
         calls = [pool.submit("work") for _ in range(5)]
         blocker.wait_entered(5)
         blocker.release()
@@ -824,14 +827,14 @@ def test_min_workers_stay_however_long_the_others_take_to_end(blocker: Blocker) 
 
 
 def test_without_idle_timeout_workers_stay(blocker: Blocker) -> None:
-    with Pool(3, idle_timeout=None) as pool:
+    with Pool(3, recycling=RecyclePolicy(idle_timeout=None)) as pool:
         occupy(pool, blocker, 3)
         blocker.release()
         assert not eventually(lambda: pool.stats().workers < 3, within=0.3)
 
 
 def test_a_busy_worker_is_never_taken_for_an_idle_one(blocker: Blocker) -> None:
-    with Pool(2, idle_timeout=0.05) as pool:
+    with Pool(2, recycling=RecyclePolicy(idle_timeout=0.05)) as pool:
         future = pool.submit(blocker, 9)
         blocker.wait_entered()
         assert not eventually(lambda: pool.stats().workers == 0, within=0.4)

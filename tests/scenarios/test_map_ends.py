@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bullpen import Pool, PoolClosed, WorkerAbandoned
-from bullpen.core.lifecycle import PoolState
+from bullpen.pools.dispatch.states import PoolState
 from tests.scenarios.support import PATIENCE, Background, Blocker, eventually, printed, run_script
 
 Make = Callable[..., Pool]

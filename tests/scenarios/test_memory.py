@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import Pool, PoolFuture, PoolView, QueueTimeout, RunTimeout, WorkerBroken
+from bullpen import CallPolicy, Pool, PoolFuture, PoolView, QueueTimeout, RunTimeout, WorkerBroken
 from tests.scenarios.support import PATIENCE, Blocker, eventually
 
 
@@ -204,7 +204,7 @@ CALLS: list[Call] = [
 ]
 POOLS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "limited": {"max_queue": 9, "queue_timeout": PATIENCE},
+    "limited": {"max_queue": 9, "calls": CallPolicy(queue_timeout=PATIENCE, log_errors=False)},
     "lanes": {"capacity": 2, "max_workers": 1},
     "observed": {"observer": lambda event: None},
 }
@@ -218,7 +218,7 @@ def test_nothing_of_a_call_is_left_without_the_garbage_collector(call: Call, opt
     gc.collect()
     gc.disable()
     try:
-        with Pool(**{"max_workers": 1, "log_errors": False, **options}) as pool:
+        with Pool(**{"max_workers": 1, "calls": CallPolicy(log_errors=False), **options}) as pool:
             thing = Thing()
             gone = [weakref.ref(thing)]
             left = call(pool.using(), thing)

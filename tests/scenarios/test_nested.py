@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from bullpen import DeadlineExceeded, Event, Kind, NestedWait, Pool, RunTimeout, WorkerAbandoned
+from bullpen import (
+    CallPolicy,
+    DeadlineExceeded,
+    Kind,
+    NestedWait,
+    Pool,
+    RestartPolicy,
+    RunTimeout,
+    TelemetryEvent,
+    WorkerAbandoned,
+)
 
 from .support import PATIENCE, Background, Blocker, eventually, printed
 
@@ -98,7 +108,7 @@ def test_wait_nests(workers: int) -> None:
 def test_a_helper_that_is_about_to_end_keeps_nobody_from_waiting() -> None:
     with Blocker() as blocker:
 
-        def hold_helpers(event: Event) -> None:
+        def hold_helpers(event: TelemetryEvent) -> None:
             if event.kind is Kind.WORKER_STOPPING and event.worker is not None and "helper" in event.worker:
                 blocker()
 
@@ -530,7 +540,7 @@ def test_the_grace_is_kept_to_those_who_wait_for_what_runs_inline() -> None:
 
 def test_what_ends_on_an_abandoned_worker_is_counted() -> None:
     with Blocker() as blocker:
-        pool = Pool(1, run_timeout=0.05, max_abandoned=1)
+        pool = Pool(1, calls=CallPolicy(run_timeout=0.05), restarts=RestartPolicy(max_abandoned=1))
         inner: list[Future[Any]] = []
 
         def outer() -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bullpen import NestedWait, Pool, PoolFuture, PoolView
-from bullpen.core.worker import Worker
-from bullpen.pool.nested import awaited_by
-from bullpen.runtimes.port import current_worker
+from bullpen.pools.dispatch.worker import Worker
+from bullpen.pools.runtimes.port import current_worker
+from bullpen.pools.supervision.nested_waits import awaited_by
 from tests.scenarios.support import PATIENCE, Blocker, eventually
 
 BOUNDS: list[dict[str, Any]] = [{}, {"max_queue": 100}]

@@ -15,18 +15,21 @@ from typing import Any
 import pytest
 
 from bullpen import (
-    Event,
+    CallPolicy,
     Kind,
     Pool,
     PoolClosed,
     PoolFuture,
     PoolSaturated,
     PoolState,
+    RecyclePolicy,
+    RestartPolicy,
     RunTimeout,
+    TelemetryEvent,
     WorkerStatus,
     primitives,
 )
-from bullpen.core.lifecycle import POOL_MOVES, REQUEST_MOVES, WORKER_MOVES, Moves, RequestState
+from bullpen.pools.dispatch.states import POOL_MOVES, REQUEST_MOVES, WORKER_MOVES, Moves, RequestState
 from bullpen.testing import ManualClock, ScriptedRuntime
 
 from .support import PATIENCE, Background, Blocker, eventually
@@ -64,7 +67,7 @@ class Life:
         self.requests: set[int] = set()
         self._capacity = 1
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: TelemetryEvent) -> None:
         if event.kind in WORKER:
             self._is(WORKER[event.kind])
         if event.kind is Kind.WORKER_READY:
@@ -87,9 +90,9 @@ class Recorder:
     """An observer that keeps everything, and can rebuild who was in which state when."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[TelemetryEvent] = []
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: TelemetryEvent) -> None:
         self.events.append(event)
 
     def kinds(self) -> list[Kind]:
@@ -190,7 +193,7 @@ def test_workers_tell_that_they_stop(drain: bool) -> None:
 @pytest.mark.parametrize("options", [{}, {"max_queue": 100}], ids=["unbounded", "bounded"])
 def test_every_way_to_end_is_told_once(options: dict[str, Any]) -> None:
     recorder = Recorder()
-    with Blocker() as blocker, Pool(1, observer=recorder, log_errors=False, **options) as pool:
+    with Blocker() as blocker, Pool(1, observer=recorder, calls=CallPolicy(log_errors=False), **options) as pool:
         pool.submit(blocker)
         blocker.wait_entered()
         cancelled, expired, failed, done = (
@@ -223,7 +226,7 @@ def test_a_request_that_is_given_up_is_told_once_although_its_function_returns_l
     limit: str, max_abandoned: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = Recorder()
-    with Blocker() as blocker, Pool(1, observer=recorder, max_abandoned=max_abandoned) as pool:
+    with Blocker() as blocker, Pool(1, observer=recorder, restarts=RestartPolicy(max_abandoned=max_abandoned)) as pool:
         pool.using(**{limit: 0.2}).submit(blocker).exception(PATIENCE)
         blocker.release()
         pool.submit(int).result(PATIENCE)
@@ -430,7 +433,13 @@ def test_events_of_a_request_carry_its_session() -> None:
 def test_a_wild_history_is_legal_and_agrees_with_the_numbers(seed: int) -> None:
     recorder = Recorder()
     bounds: list[Mapping[str, Any]] = [{}, {"max_queue": 3}, {"max_queue": 2, "when_full": "block"}, {"max_queue": 0}]
-    pool = Pool(3, observer=recorder, log_errors=False, idle_timeout=0.05, **bounds[seed])
+    pool = Pool(
+        3,
+        observer=recorder,
+        calls=CallPolicy(log_errors=False),
+        recycling=RecyclePolicy(idle_timeout=0.05),
+        **bounds[seed],
+    )
 
     def submit(number: int) -> None:
         dice = random.Random(100 * seed + number)
@@ -462,7 +471,7 @@ def test_a_wild_history_is_legal_and_agrees_with_the_numbers(seed: int) -> None:
 
 
 def test_a_failing_observer_is_logged_and_harmless(caplog: pytest.LogCaptureFixture) -> None:
-    def observe(event: Event) -> None:
+    def observe(event: TelemetryEvent) -> None:
         raise LookupError(event.kind.value)
 
     with Pool(2, name="press", observer=observe) as pool:
@@ -477,11 +486,11 @@ def test_a_failing_observer_is_logged_and_harmless(caplog: pytest.LogCaptureFixt
 def test_an_observer_that_raises_the_exit_is_logged_and_harmless(
     error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def observe(event: Event) -> None:
+    def observe(event: TelemetryEvent) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise error(event.kind.value)
 
-    with Pool(2, name="press", observer=observe, run_timeout=0.05) as pool:
+    with Pool(2, name="press", observer=observe, calls=CallPolicy(run_timeout=0.05)) as pool:
         assert [pool.submit(abs, -1).result(PATIENCE) for _ in range(5)] == [1] * 5
         with Blocker() as blocker:
             assert isinstance(pool.submit(blocker).exception(PATIENCE), RunTimeout)  # told by the supervisor
@@ -490,7 +499,7 @@ def test_an_observer_that_raises_the_exit_is_logged_and_harmless(
 
 
 def test_an_interrupt_of_main_inside_the_observer_is_not_lost() -> None:
-    def observe(event: Event) -> None:
+    def observe(event: TelemetryEvent) -> None:
         if event.kind is Kind.REQUEST_QUEUED and event.request == 1:
             raise KeyboardInterrupt
 
@@ -506,11 +515,11 @@ def test_an_observer_may_look_at_the_pool(options: dict[str, Any]) -> None:
     pools: list[Pool] = []
     seen: list[object] = []
 
-    def observe(event: Event) -> None:
+    def observe(event: TelemetryEvent) -> None:
         if pools:
             seen.append((pools[0].stats(), pools[0].workers(), repr(pools[0])))
 
-    with Pool(2, observer=observe, idle_timeout=0.05, **options) as pool:
+    with Pool(2, observer=observe, recycling=RecyclePolicy(idle_timeout=0.05), **options) as pool:
         pools.append(pool)
         for _ in range(30):
             pool.submit(int)
@@ -526,14 +535,14 @@ def test_an_observer_may_submit_and_close() -> None:
     pools: list[Pool] = []
     extra: list[int] = []
 
-    def observe(event: Event) -> None:
+    def observe(event: TelemetryEvent) -> None:
         if event.kind is Kind.REQUEST_DONE and pools:
             if len(extra) < 5:
                 pools[0].submit(extra.append, 1)
             else:
                 pools[0].close()
 
-    pool = Pool(2, observer=observe, log_errors=False)
+    pool = Pool(2, observer=observe, calls=CallPolicy(log_errors=False))
     pools.append(pool)
     pool.submit(int)
     assert eventually(lambda: pool.stats().state is PoolState.CLOSED)
@@ -545,7 +554,7 @@ def test_a_pool_closes_while_it_is_observed_slowly() -> None:
     told = threading.Event()
     go_on = threading.Event()
 
-    def observe(event: Event) -> None:
+    def observe(event: TelemetryEvent) -> None:
         if event.kind is Kind.REQUEST_STARTED:
             told.set()
             go_on.wait(PATIENCE)
@@ -563,7 +572,7 @@ def test_a_pool_closes_while_it_is_observed_slowly() -> None:
 def test_errors_of_served_requests_are_logged_unless_that_is_off(
     log_errors: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Pool(1, name="press", log_errors=log_errors) as pool:
+    with Pool(1, name="press", calls=CallPolicy(log_errors=log_errors)) as pool:
         pool.serve(fail)
         pool.submit(fail)
     assert pool.stats().failed == 2

@@ -6,11 +6,12 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from bullpen import (
+    CallPolicy,
     ConfigurationError,
     InvalidOption,
     InvalidOptionType,
@@ -161,7 +162,7 @@ def test_streams_run_on_the_default_pool() -> None:
         names = list(pools.stream(here, 3))
         assert len(names) == 3
         assert all(name.startswith("default_") for name in names)
-        with pytest.raises(TypeError, match="a stream takes a generator"):
+        with pytest.raises(TypeError, match="needs a function that returns an iterable"):
             next(pools.stream(abs, -1))  # type: ignore[call-overload]
 
 
@@ -175,7 +176,7 @@ def test_verbs_have_the_signatures_of_a_pools(verb: str) -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [{"initializer": fail}, {"initializer": fail, "min_workers": 1}, {"scheduler": fail}],
+    [{"initializer": fail}, {"initializer": fail, "min_workers": 1}, {"calls": CallPolicy(scheduler=cast(Any, fail))}],
     ids=["a worker cannot start", "none can start", "it cannot be made"],
 )
 def test_a_broken_pool_leaves_the_others_serving(broken: dict[str, Any]) -> None:
@@ -194,7 +195,7 @@ def test_a_broken_pool_leaves_the_others_serving(broken: dict[str, Any]) -> None
 
 
 def test_the_default_may_be_the_broken_one() -> None:
-    with Pools(default={"scheduler": fail}, other={}) as pools:
+    with Pools(default={"calls": CallPolicy(scheduler=cast(Any, fail))}, other={}) as pools:
         with pytest.raises(PoolFailed):
             pools.do(int)
         assert pools.using(pool="other").do(int) == 0
@@ -202,7 +203,13 @@ def test_the_default_may_be_the_broken_one() -> None:
 
 def test_nothing_is_started_if_any_part_is_wrong() -> None:
     runtime = ScriptedRuntime()
-    for wrong in ({"max_workers": 0}, {"max_worker": 1}, {"runtime": "steam"}, {"idle_timeout": "soon"}, 3):
+    for wrong in (
+        {"max_workers": 0},
+        {"max_worker": 1},
+        {"runtime": "steam"},
+        {"recycling": {"idle_timeout": "soon"}},
+        3,
+    ):
         with pytest.raises(ConfigurationError, match="pool 'b'"):
             Pools(a={"runtime": runtime, "min_workers": 1}, b=wrong)
         assert runtime.workers == []
@@ -323,8 +330,8 @@ def test_pools_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
         [tool.bullpen.pools.gpu]
         max_workers = 1
-        queue_timeout = "250ms"
-        scheduler = "bullpen.core.ready:MostRecentlyUsed"
+        calls.queue_timeout = "250ms"
+        calls.scheduler = "bullpen.pools.dispatch.ready_queue:MostRecentlyUsed"
 
         [tool.bullpen.pools.web]
         max_workers = 3
@@ -351,7 +358,10 @@ def test_a_wrong_file_is_named_with_pool_and_option(tmp_path: Path) -> None:
 
 
 def test_pools_of_a_dictionary() -> None:
-    config: dict[str, dict[str, Any]] = {"a": {"max_workers": 2, "idle_timeout": "5m"}, "b": {"max_workers": 1}}
+    config: dict[str, dict[str, Any]] = {
+        "a": {"max_workers": 2, "recycling": {"idle_timeout": "5m"}},
+        "b": {"max_workers": 1},
+    }
     with Pools.from_config(config, default_pool="b") as pools:
         assert pools.do(where).startswith("b_")
         assert pools["a"]._engine.options.idle_timeout == 300

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import Pool, ProcessRuntime, RunTimeout, WorkerLost
+from bullpen import Pool, ProcessRuntime, RestartPolicy, RunTimeout, WorkerLost
 from tests.scenarios import process_support as work
 from tests.scenarios.process_support import PATIENCE, START_METHODS, eventually, is_alive, parent_of, read_pid
 
@@ -85,7 +85,7 @@ def test_what_dies_with_a_worker_that_hung_is_told_where_it_hung(tmp_path: Path)
 
 
 def test_workers_that_are_killed_for_their_requests_do_not_count_as_dying(tmp_path: Path) -> None:
-    with Pool(1, runtime=ProcessRuntime(cancel_grace=0.05), restart_limit=(1, 60.0)) as pool:
+    with Pool(1, runtime=ProcessRuntime(cancel_grace=0.05), restarts=RestartPolicy(limit=1, within=60.0)) as pool:
         for number in range(3):
             future = pool.submit(work.hold_the_gil, tmp_path / str(number))
             read_pid(tmp_path / str(number))
@@ -136,7 +136,7 @@ def test_a_closing_pool_does_not_wait_for_workers_that_only_start(
     hanging = ProcessRuntime(work.sleep_noting, (tmp_path / "pid",))
     if how == "module":
         hanging = ProcessRuntime(preload=["module_that_hangs_too"])
-    with Pool(2, min_workers=2, runtime=hanging, restart_limit=(1, 60.0)):
+    with Pool(2, min_workers=2, runtime=hanging, restarts=RestartPolicy(limit=1, within=60.0)):
         if how == "initializer":
             read_pid(tmp_path / "pid")
     assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == []
@@ -218,14 +218,14 @@ def test_nothing_is_alive_two_seconds_after_the_app_was_killed(tmp_path: Path, s
     pids = [read_pid(tmp_path / name) for name in ("gil", "stubborn", "worker")]
     pids += [int(path.name.partition("-")[2]) for path in tmp_path.glob("other-*")]
     assert len(pids) == 6
-    keeper = parent_of(pids[0])
-    assert all(is_alive(pid) for pid in (*pids, keeper))
+    forkserver = parent_of(pids[0])
+    assert all(is_alive(pid) for pid in (*pids, forkserver))
     app.kill()
     app.communicate()
     until = time.monotonic() + 2.0
-    while any(is_alive(pid) for pid in (*pids, keeper)) and time.monotonic() < until:
+    while any(is_alive(pid) for pid in (*pids, forkserver)) and time.monotonic() < until:
         time.sleep(0.01)
-    assert [pid for pid in (*pids, keeper) if is_alive(pid)] == []
+    assert [pid for pid in (*pids, forkserver) if is_alive(pid)] == []
 
 
 IMPORTS = """
@@ -240,7 +240,7 @@ time.sleep(600)
 HANGS = """
 import pathlib, time
 from tests.scenarios import process_support as work
-work.note_pid(pathlib.Path(__file__).with_name("keeper"))
+work.note_pid(pathlib.Path(__file__).with_name("forkserver"))
 time.sleep(600)
 """
 
@@ -248,13 +248,13 @@ time.sleep(600)
 def test_a_keeper_that_still_imports_ends_with_the_app(tmp_path: Path) -> None:
     (tmp_path / "module_that_hangs.py").write_text(HANGS)
     app = run_script(IMPORTS, tmp_path)
-    keeper = read_pid(tmp_path / "keeper")
+    forkserver = read_pid(tmp_path / "forkserver")
     app.kill()
     try:
-        eventually(lambda: not is_alive(keeper), 2.0)
+        eventually(lambda: not is_alive(forkserver), 2.0)
     finally:
-        if is_alive(keeper):
-            os.kill(keeper, signal.SIGKILL)
+        if is_alive(forkserver):
+            os.kill(forkserver, signal.SIGKILL)
         app.communicate()
 
 

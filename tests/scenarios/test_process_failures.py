@@ -21,11 +21,12 @@ from bullpen import (
     ProcessRuntime,
     ProgramRuntime,
     RemoteError,
+    RestartPolicy,
     WorkerLost,
     WorkerStartFailed,
 )
-from bullpen.runtimes.port import Listener
-from bullpen.runtimes.process import arena
+from bullpen.pools.runtimes.port import Listener
+from bullpen.pools.runtimes.process import arena
 from tests.scenarios import process_support as work
 from tests.scenarios.process_support import PATIENCE, START_METHODS, eventually
 
@@ -52,7 +53,7 @@ NAMED = {"argument pickled": "argument 1", "argument read": "the call"}
 
 @pytest.mark.parametrize("start", START_METHODS)
 def test_whatever_fails_wherever_it_is_the_failure_of_that_call(start: Any) -> None:
-    with Pool(1, runtime=ProcessRuntime(start=start), restart_limit=(100, 60.0)) as pool:
+    with Pool(1, runtime=ProcessRuntime(start=start), restarts=RestartPolicy(limit=100, within=60.0)) as pool:
         for (place, deed), (call, kind, worker) in GRID.items():
             row = f"{deed} when {place}"
             spawned = max(1, pool.stats().spawned)
@@ -124,7 +125,7 @@ def test_a_request_that_may_be_repeated_runs_again(tmp_path: Path) -> None:
 
 def test_a_worker_that_is_killed_while_it_starts_costs_nobody_anything(tmp_path: Path) -> None:
     """Another one is started, if workers have started before, and not too many have died of late."""
-    options: dict[str, Any] = {"initializer": work.be_killed_at_start, "restart_limit": (3, 60.0)}
+    options: dict[str, Any] = {"initializer": work.be_killed_at_start, "restarts": RestartPolicy(limit=3, within=60.0)}
     with Pool(1, runtime="process", initargs=(tmp_path, {2}), **options) as pool:
         crashing, *waiting = [pool.submit(work.crash), *(pool.submit(pow, number, 2) for number in range(5))]
         assert isinstance(crashing.exception(PATIENCE), WorkerLost)
@@ -249,7 +250,7 @@ def test_a_pool_whose_initializer_cannot_be_sent_can_be_closed() -> None:
 def test_a_start_without_enough_descriptors_leaves_none_behind(
     kind: str, needed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever is the first that is not to be had, of the worker's own and of its keeper's."""
+    """Whichever is the first that is not to be had, of the worker's own and of its forkserver's."""
     left = 0
 
     def scarce(real: Any) -> Any:
@@ -265,7 +266,7 @@ def test_a_start_without_enough_descriptors_leaves_none_behind(
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    with Pool(1, runtime=ProcessRuntime(preload=["json"])) as other:  # whoever serves processes is there, but no keeper
+    with Pool(1, runtime=ProcessRuntime(preload=["json"])) as other:  # the io thread runs, but no forkserver
         other.do(pow, 2, 2)
         before = descriptors()
         for owner, name in ((os, "pipe"), (os, "dup"), (os, "memfd_create"), (socket, "socketpair")):
@@ -309,7 +310,7 @@ def test_an_answer_that_cannot_be_taken_fails_its_call_only(monkeypatch: pytest.
         assert pool.stats().spawned == 1
 
 
-# A worker that is stopped, or whose keeper is killed, from outside.
+# A worker that is stopped, or whose forkserver is killed, from outside.
 
 
 def test_a_worker_that_was_stopped_is_killed_when_its_request_shall_end(tmp_path: Path) -> None:
@@ -326,8 +327,8 @@ def test_without_their_keeper_workers_die_and_others_come(tmp_path: Path) -> Non
     with Pool(1, runtime="process") as pool:
         future = pool.submit(work.hold_the_gil, tmp_path / "pid")
         pid = work.read_pid(tmp_path / "pid")
-        keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(keeper, signal.SIGKILL)
+        forkserver = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(forkserver, signal.SIGKILL)
         assert isinstance(future.exception(PATIENCE), WorkerLost)
         eventually(lambda: not work.is_alive(pid))
         assert pool.submit(pow, 2, 2).result(PATIENCE) == 4

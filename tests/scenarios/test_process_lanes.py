@@ -25,7 +25,7 @@ from bullpen import (
     TaskQueue,
     TaskStatus,
 )
-from bullpen.consumer import lane
+from bullpen.tasks.worker import lane
 from tests.scenarios import process_tasks as tasks
 from tests.scenarios.process_support import PATIENCE, eventually, is_alive, read_pid
 

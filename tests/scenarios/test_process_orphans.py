@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bullpen import Pool
-from bullpen.runtimes.process import orphans
+from bullpen.pools.runtimes.process import orphans
 from tests.scenarios.process_support import eventually, is_alive, read_pid
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -24,7 +24,7 @@ from bullpen import Pool
 
 def start_another(folder):
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    for name, pid in (("child", child.pid), ("worker", os.getpid()), ("keeper", os.getppid())):
+    for name, pid in (("child", child.pid), ("worker", os.getpid()), ("forkserver", os.getppid())):
         draft = Path(folder, f"{name}.draft")
         draft.write_text(str(pid))
         draft.rename(Path(folder, name))
@@ -44,20 +44,22 @@ class App:
         script = folder / "app.py"
         script.write_text(APP)
         self.process = subprocess.Popen([sys.executable, script, folder])
-        self.child, self.worker, self.keeper = (read_pid(folder / name) for name in ("child", "worker", "keeper"))
+        self.child, self.worker, self.forkserver = (
+            read_pid(folder / name) for name in ("child", "worker", "forkserver")
+        )
 
     def kill(self) -> None:
-        """With its keeper, which cannot tidy up then."""
-        os.kill(self.keeper, signal.SIGSTOP)
+        """With its forkserver, which cannot tidy up then."""
+        os.kill(self.forkserver, signal.SIGSTOP)
         self.process.kill()
         self.process.wait()
-        os.kill(self.keeper, signal.SIGKILL)
+        os.kill(self.forkserver, signal.SIGKILL)
         eventually(lambda: not is_alive(self.worker))
 
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
-        eventually(lambda: not is_alive(self.keeper))
+        eventually(lambda: not is_alive(self.forkserver))
         if is_alive(self.child):
             os.kill(self.child, signal.SIGKILL)
 
@@ -85,7 +87,7 @@ def test_the_next_start_ends_what_a_killed_app_has_left_and_nothing_of_a_living_
             time.sleep(0.2)
         assert is_alive(living.child)
         assert is_alive(living.worker)
-        assert is_alive(living.keeper)
+        assert is_alive(living.forkserver)
     finally:
         living.end()
         killed.end()

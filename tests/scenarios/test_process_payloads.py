@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bullpen import Pool, ProcessRuntime, WorkerLost
-from bullpen.runtimes.process import arena, pickling, wire
+from bullpen.pools.runtimes.process import arena, pickling, wire
 from tests.scenarios import process_support as work
 from tests.scenarios.process_support import PATIENCE, START_METHODS
 from tests.scenarios.support import eventually

@@ -17,6 +17,8 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from bullpen import (
+    CallPolicy,
+    CapacityPolicy,
     InvalidOption,
     InvalidOptionType,
     NestedWait,
@@ -25,12 +27,13 @@ from bullpen import (
     Pool,
     PoolSaturated,
     ProcessRuntime,
+    RecyclePolicy,
+    RestartPolicy,
     WorkerLost,
     WorkerStatus,
 )
-from bullpen.pool.mapping import MapWork
-from bullpen.runtimes.process.process import Process
-from bullpen.runtimes.process.runtime import Start
+from bullpen.pools.maps.map_work import MapWork
+from bullpen.pools.runtimes.process.process import Process, Start
 from tests.scenarios import process_support as work
 from tests.scenarios.process_support import PATIENCE, START_METHODS, eventually, read_pid
 from tests.scenarios.support import Background
@@ -69,21 +72,23 @@ def test_a_session_finds_its_instance_again() -> None:
 
 
 def test_an_instance_declares_the_capacity_of_its_worker(tmp_path: Path) -> None:
-    with Pool(1, worker=work.Counter, runtime="process", capacity=8, capacity_strategy="hybrid") as pool:
+    with Pool(1, worker=work.Counter, runtime="process", capacity=CapacityPolicy(limit=8, strategy="hybrid")) as pool:
         futures = [pool.submit("meet", tmp_path, 3) for _ in range(3)]
         assert len({future.result(PATIENCE) for future in futures}) == 3
         assert [worker.capacity for worker in pool.workers()] == [3]
 
 
 def test_a_declared_capacity_that_is_none_fails_the_worker() -> None:
-    with Pool(1, worker=work.Odd, runtime="process", capacity_strategy="profile", min_workers=0) as pool:
+    with Pool(
+        1, worker=work.Odd, runtime="process", capacity=CapacityPolicy(strategy="profile"), min_workers=0
+    ) as pool:
         error = pool.submit("method").exception(PATIENCE)
         assert error is not None
         assert "Odd.capacity must be a whole number" in str(error.__cause__)
 
 
 def test_a_wrapper_goes_around_methods_and_streams_there() -> None:
-    with Pool(1, worker=work.Counter, runtime="process", wrap=work.wrap_in_list) as pool:
+    with Pool(1, worker=work.Counter, runtime="process", calls=CallPolicy(wrap=work.wrap_in_list)) as pool:
         assert pool.do("add", 2) == [2]
         assert list(pool.stream("count", 3)) == [0, 1, 2]
 
@@ -135,7 +140,7 @@ def test_what_waits_behind_a_request_that_turns_out_slow_goes_to_others(tmp_path
 
 
 def test_a_crash_among_quick_requests_costs_one(tmp_path: Path) -> None:
-    with Pool(1, runtime="process", restart_limit=(1000, 60.0)) as pool:
+    with Pool(1, runtime="process", restarts=RestartPolicy(limit=1000, within=60.0)) as pool:
         for _ in range(5):
             futures = [pool.submit(work.identity, number) for number in range(200)]
             crash = pool.submit(work.crash)
@@ -166,11 +171,11 @@ def test_what_was_given_ahead_does_not_start_while_the_pool_is_paused(
         futures = [pool.submit(work.append_or_stop, tmp_path, number, stops) for number in range(1500)]
         for stop in stops:
             eventually((tmp_path / f"stopped-{stop}").exists)
-            if pool._engine.registry.snapshot()[0].ahead:
+            if pool._engine.registry.snapshot()[0].prefetched:
                 break
             (tmp_path / f"go-{stop}").touch()
         pool.pause()
-        eventually(lambda: not pool._engine.registry.snapshot()[0].ahead)
+        eventually(lambda: not pool._engine.registry.snapshot()[0].prefetched)
         (tmp_path / f"go-{stop}").touch()
         assert futures[stop].result(PATIENCE) == stop
         assert (pool.stats().running, pool.stats().queued) == (0, 1500 - stop - 1)
@@ -461,7 +466,7 @@ def test_items_that_cannot_be_read_by_the_worker_concern_no_other(tmp_path: Path
         results = pool.map(work.append_sized, [tmp_path / "runs"] * 6, items, chunksize=6)
         if read:
             assert next(results) == 0
-            with pytest.raises(NotPicklable, match="reading it raised ValueError") as caught:
+            with pytest.raises(NotPicklable, match="unpickling it raised ValueError") as caught:
                 next(results)
             assert not caught.value.ran
     assert (tmp_path / "runs").read_text().split() == ["0", "200000", "-1", "5"]
@@ -473,7 +478,7 @@ def test_a_chunk_whose_function_cannot_be_read_fails_once(tmp_path: Path) -> Non
     function = partial(work.identity, work.FailsWhenRead(work.fail))
     with Pool(1, runtime="process") as pool:
         results = pool.map(function, range(4), chunksize=4)
-        with pytest.raises(NotPicklable, match="reading it raised ValueError"):
+        with pytest.raises(NotPicklable, match="unpickling it raised ValueError"):
             next(results)
         assert pool.do(pow, 2, 2) == 4
 
@@ -555,7 +560,7 @@ def test_the_error_of_a_stream_comes_after_its_items() -> None:
         assert [next(stream) for _ in range(20)] == list(range(20))
         with pytest.raises(ValueError, match="on purpose"):
             next(stream)
-        with pytest.raises(TypeError, match="a stream takes a generator"):
+        with pytest.raises(TypeError, match="needs a function that returns an iterable"):
             list(pool.stream(cast(Any, work.pid)))
 
 
@@ -588,7 +593,7 @@ def test_many_large_calls_at_once_wait_for_room_and_arrive() -> None:
 
 
 def test_workers_are_replaced_after_so_many_requests() -> None:
-    with Pool(1, runtime="process", max_requests=3) as pool:
+    with Pool(1, runtime="process", recycling=RecyclePolicy(max_requests=3)) as pool:
         pids: set[int] = set()
         eventually(lambda: pids.add(pool.submit(work.pid).result(PATIENCE)) or len(pids) >= 3)  # type: ignore[func-returns-value]
 
@@ -602,8 +607,8 @@ def test_modules_are_imported_before_workers_begin() -> None:
 
 def test_workers_are_forked_by_a_process_of_one_thread() -> None:
     with Pool(1, runtime=ProcessRuntime(preload=["concurrent.futures.thread"])) as pool:
-        keeper = Path(f"/proc/{pool.do(work.pid)}/stat").read_text().rpartition(")")[2].split()[1]
-        assert len(list(Path(f"/proc/{keeper}/task").iterdir())) == 1
+        forkserver = Path(f"/proc/{pool.do(work.pid)}/stat").read_text().rpartition(")")[2].split()[1]
+        assert len(list(Path(f"/proc/{forkserver}/task").iterdir())) == 1
 
 
 def test_a_pool_serves_all_threads_also_after_the_one_that_made_it() -> None:
@@ -611,7 +616,7 @@ def test_a_pool_serves_all_threads_also_after_the_one_that_made_it() -> None:
 
     def make() -> None:
         made.append(Pool(2, runtime="process"))
-        made[0].do(pow, 2, 2)  # its keeper and a worker are started by this thread
+        made[0].do(pow, 2, 2)  # its forkserver and a worker are started by this thread
 
     maker = threading.Thread(target=make)
     maker.start()
@@ -665,7 +670,7 @@ def test_from_asyncio() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"start": "fork"}, InvalidOption, "start must be 'zygote' or 'spawn'"),
+        ({"start": "fork"}, InvalidOption, "start must be 'forkserver' or 'spawn'"),
         ({"preload": "numpy"}, InvalidOptionType, "preload must be a list of names of modules"),
         ({"preload": [1]}, InvalidOptionType, "preload must be a list of names of modules"),
         ({"cancel_grace": -1}, InvalidOption, "cancel_grace must be ≥ 0 seconds"),

@@ -78,7 +78,7 @@ def test_a_module_that_is_run_by_name_is_found_and_so_is_what_a_folder_runs(tmp_
     (tmp_path / "package" / "tool.py").write_text(SCRIPT)
     (tmp_path / "package" / "__main__.py").write_text(SCRIPT)
     ended = subprocess.run(
-        [sys.executable, *command, "zygote"],
+        [sys.executable, *command, "forkserver"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -217,7 +217,7 @@ def test_a_module_may_make_a_pool_that_its_workers_do_not_make_again(
     assert answers[0] == "6 4 [0, 1, 2]"
     assert answers[1:-1] == ([] if kind == "preload" else ["8"]), "a worker that uses it starts workers of its own"
     assert answers[-1] == "(1, 10)", "a pool that is made on purpose starts as everywhere"
-    assert int(imports) <= 8, "the app, its keepers and workers, and those that were wanted in workers"
+    assert int(imports) <= 8, "the app, its forkservers and workers, and those that were wanted in workers"
 
 
 USED_WHEN_IMPORTED = """
@@ -260,7 +260,7 @@ def test_what_was_typed_in_cannot_go_without_cloudpickle() -> None:
     ended = run("-", stdin="import sys\nsys.modules['cloudpickle'] = None\n" + TYPED)
     assert "NotPicklable" in ended.stderr
     assert "defined interactively" in ended.stderr
-    assert 'pip install "bullpen[pickle]"' in ended.stderr
+    assert 'pip install "pybullpen[pickle]"' in ended.stderr
 
 
 def test_a_lambda_cannot_go_without_cloudpickle() -> None:
@@ -268,7 +268,7 @@ def test_a_lambda_cannot_go_without_cloudpickle() -> None:
     script += "with Pool(1, runtime='process') as pool:\n    pool.do(lambda: 1)\n"
     ended = run("-", stdin=script)
     assert "NotPicklable: the function: function <lambda>" in ended.stderr
-    assert 'pip install "bullpen[pickle]"' in ended.stderr
+    assert 'pip install "pybullpen[pickle]"' in ended.stderr
 
 
 PRINTS = """

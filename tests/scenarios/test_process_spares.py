@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
 def spares_beside(*workers: int) -> set[int]:
-    """The processes that the keeper of these has besides them."""
+    """The processes that the forkserver of these has besides them."""
     return set(children_of(parent_of(workers[0]))) - set(workers)
 
 
@@ -53,7 +53,7 @@ def test_a_spare_that_is_killed_costs_nobody_anything() -> None:
         worker = pool.do(pid)
         spare = spare_beside(worker)
         os.kill(spare, signal.SIGKILL)
-        eventually(lambda: not spares_beside(worker))  # it is buried
+        eventually(lambda: not spares_beside(worker))  # the forkserver has reaped it
         assert replace_worker(pool) not in (worker, spare)
 
 
@@ -70,8 +70,8 @@ def test_orders_that_are_too_large_for_a_spare_are_carried_out(monkeypatch: pyte
 def test_a_spare_ends_with_its_keeper_whatever_has_ended_that() -> None:
     with Pool(1, runtime="process") as pool:
         worker = pool.do(pid)
-        keeper, spare = parent_of(worker), spare_beside(worker)
-        os.kill(keeper, signal.SIGKILL)
+        forkserver, spare = parent_of(worker), spare_beside(worker)
+        os.kill(forkserver, signal.SIGKILL)
         eventually(lambda: not is_alive(spare))
 
 
@@ -87,11 +87,11 @@ with Pool(1, runtime="process") as pool:
 def test_a_spare_ends_with_the_app_though_its_keeper_can_do_nothing(tmp_path: Path) -> None:
     app = subprocess.Popen([sys.executable, "-c", APP, tmp_path / "worker"], cwd=Path(__file__).parents[2])
     worker = read_pid(tmp_path / "worker")
-    keeper, spare = parent_of(worker), spare_beside(worker)
-    os.kill(keeper, signal.SIGSTOP)
+    forkserver, spare = parent_of(worker), spare_beside(worker)
+    os.kill(forkserver, signal.SIGSTOP)
     try:
         app.kill()
         app.wait()
         eventually(lambda: not is_alive(spare))
     finally:
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(forkserver, signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""Process pools while their workers, and sometimes the keeper of these, are killed at random: every request ends once,
-and nothing is left behind.
+"""Process pools while workers, and sometimes their forkserver, are killed at random: every request ends once, and no
+process is left behind.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from bullpen import Pool, PoolFuture, ProcessRuntime, RunTimeout, WorkerLost
-from bullpen.runtimes.process import orphans
+from bullpen import Pool, PoolFuture, ProcessRuntime, RestartPolicy, RunTimeout, WorkerLost
+from bullpen.pools.runtimes.process import orphans
 from tests.scenarios import process_support as work
 from tests.scenarios.process_support import PATIENCE, children_of, eventually
 
@@ -35,7 +35,7 @@ LARGE = bytes(200_000)  # goes through shared memory
 
 
 class Killer(threading.Thread):
-    """Sends signals to workers of this process's keepers, whatever they do just then; one in 30 to a keeper."""
+    """Sends signals to workers of this process's forkservers, whatever they do just then; one in 30 to a forkserver."""
 
     def __init__(self, seed: int, kills: int) -> None:
         super().__init__()
@@ -53,14 +53,14 @@ class Killer(threading.Thread):
             self.over = True
 
     def _kill_one(self) -> None:
-        keepers = children_of(os.getpid())
-        workers = [pid for keeper in keepers for pid in children_of(keeper)]
+        forkservers = children_of(os.getpid())
+        workers = [pid for forkserver in forkservers for pid in children_of(forkserver)]
         if not workers:
             return
         self._kills -= 1
         if self._luck.random() < 1 / 30:
             self.may_lose += WORKERS
-            kill(self._luck.choice(keepers), signal.SIGKILL)
+            kill(self._luck.choice(forkservers), signal.SIGKILL)
             return
         pid, number = self._luck.choice(workers), self._luck.choice(SIGNALS)
         self.may_lose += 1
@@ -88,7 +88,7 @@ class Traffic:
         self.ends: Counter[str] = Counter()
 
     def send_some(self) -> None:
-        """One request of each kind, and several of the kind that a quick worker is given ahead."""
+        """One request of each kind, and several that a quick worker prefetches."""
         once_or_lost = (WorkerLost,)
         for _ in range(12):
             self._send(work.append, self._runs, self.sent, result=self.sent, errors=once_or_lost)
@@ -136,7 +136,7 @@ def error_of(future: PoolFuture[Any]) -> BaseException | None:
 
 
 def processes_of_this_app() -> Iterator[int]:
-    """Its keepers and workers, and what these have started, wherever they are now."""
+    """Its forkservers and workers, and what these have started, wherever they are now."""
     me = orphans.mark().split("/")[:4]
     for pid in orphans._pids():
         try:
@@ -147,12 +147,18 @@ def processes_of_this_app() -> Iterator[int]:
             yield pid
 
 
-@pytest.mark.parametrize(("seed", "max_queue"), [(1, 100), (2, None)], ids=["bounded", "given ahead"])
+@pytest.mark.parametrize(("seed", "max_queue"), [(1, 100), (2, None)], ids=["bounded", "prefetched"])
 def test_a_storm_of_signals(tmp_path: Path, seed: int, max_queue: int | None, thorough: bool) -> None:
     killer = Killer(seed, kills=600 if thorough else 30)
     runtime = ProcessRuntime(preload=["tests.scenarios.process_support"], cancel_grace=0.02)
     full: Any = "reject" if max_queue is None else "block"
-    with Pool(WORKERS, runtime=runtime, restart_limit=(100_000, 60.0), max_queue=max_queue, when_full=full) as pool:
+    with Pool(
+        WORKERS,
+        runtime=runtime,
+        restarts=RestartPolicy(limit=100_000, within=60.0),
+        max_queue=max_queue,
+        when_full=full,
+    ) as pool:
         assert pool.submit(pow, 2, 2).result(PATIENCE) == 4, "a worker that is killed before is a bad start"
         killer.start()
         traffic = Traffic(pool, tmp_path)

@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 
 from bullpen import (
+    CallPolicy,
     CallProgress,
+    CapacityPolicy,
     DeadlineExceeded,
     InvalidOption,
     InvalidOptionType,
@@ -128,7 +130,7 @@ def test_the_example_in_javascript_runs_several_calls_at_once() -> None:
     if shutil.which("node") is None:
         pytest.skip("node is not installed")
     runtime = ProgramRuntime(COMMANDS["javascript"])
-    with Pool(1, runtime=runtime, capacity=4, capacity_strategy="hybrid") as pool:
+    with Pool(1, runtime=runtime, capacity=CapacityPolicy(limit=4, strategy="hybrid")) as pool:
         pool.wait_ready(PATIENCE)
         begun = time.monotonic()
         futures = [pool.submit("sleep", 0.5) for _ in range(4)]
@@ -199,7 +201,7 @@ def test_a_function_cannot_be_submitted() -> None:
 
 
 def test_what_a_program_has_no_use_for_is_refused() -> None:
-    for options in ({"initializer": print}, {"wrap": print}, {"worker": dict}):
+    for options in ({"initializer": print}, {"calls": CallPolicy(wrap=print)}, {"worker": dict}):
         with pytest.raises(InvalidOption, match=next(iter(options))):
             Pool(1, runtime=python(), **options)
 
@@ -303,7 +305,7 @@ def test_a_program_of_more_capacity_must_keep_to_what_it_is_asked_for(program: C
     with Pool(1, runtime=runtime, capacity=2) as pool, pool.stream("count") as stream:
         assert next(stream) == 0
         eventually(lambda: pool.stats().spawned == 2)
-        with pytest.raises(WorkerLost, match="more items of call 1 than it was asked for"):
+        with pytest.raises(WorkerLost, match="more items of call 1 than it has credit for"):
             list(stream)
 
 
@@ -316,7 +318,7 @@ MISDEEDS = {
     "an unknown type": ("say(type='dance', id=heard['id'])", "no message.*dance"),
     "a missing id": ("say(type='result', value=1)", "no message.*id"),
     "somebody else's id": ("say(type='result', id=77)", "result is for call 77"),
-    "an item for a plain call": ("say(type='item', id=heard['id'])", "wants one result"),
+    "an item for a plain call": ("say(type='item', id=heard['id'])", "which is no stream"),
     "a second ready": ("say(type='ready', protocol=1)", "twice"),
     "a pong for nobody": ("say(type='pong', id=5)", "ping 5"),
     "a line without end": ("sys.stdout.write('x' * 200_000); sys.stdout.flush()", "more than 100000 bytes"),
@@ -520,7 +522,7 @@ def test_a_program_that_does_not_stop_is_killed(program: Callable[..., ProgramRu
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ("hear(); say(type='ready', protocol=2)", "version 2 of the protocol, and this is version 1"),
+        ("hear(); say(type='ready', protocol=2)", "version 2 of the protocol, the app speaks version 1"),
         ("hear(); say(type='ready', protocol=1, capacity=0)", "capacity must be ≥ 1"),
         ("hear(); say(type='ready')", "protocol"),
         ("print('Loading model…', flush=True)", "Loading model"),
@@ -559,7 +561,7 @@ def test_a_program_that_is_not_there_fails_the_pool() -> None:
 def test_more_capacity_than_a_program_has_is_refused() -> None:
     with Pool(1, runtime=python(), capacity=2) as pool, pytest.raises(PoolFailed) as caught:
         pool.wait_ready(PATIENCE)
-    assert "worker.py runs no more at once" in str(caught.value.__cause__)
+    assert "the capacity of worker.py" in str(caught.value.__cause__)
 
 
 # The end of the app.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bullpen import InvalidOption, Retry, TaskQueue, WorkerPool, current_task
-from bullpen.storage.port import Limit
+from bullpen.tasks.storage.port import Limit
 
 PATIENCE = 60
 
@@ -49,7 +49,7 @@ def test_why_names_the_one_before(queue: TaskQueue) -> None:
     first, second = book.enqueue(), book.enqueue()
     causes = [cause for cause in second.why().causes if cause.kind == "limit"]
     assert causes[0].data["held_by"] == (first.id,)
-    assert first.id in causes[0].words
+    assert first.id in causes[0].message
     assert not [cause for cause in first.why().causes if cause.kind == "limit"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import Event, InvalidOptionType, Kind, TaskQueue, WorkerPool
+from bullpen import InvalidOptionType, Kind, TaskQueue, TelemetryEvent, WorkerPool
 from tests.scenarios.support import eventually
 
 
@@ -16,9 +16,9 @@ class Told:
     """What an observer was told."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[TelemetryEvent] = []
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: TelemetryEvent) -> None:
         self.events.append(event)
 
     def kinds(self) -> list[str]:
@@ -115,7 +115,7 @@ async def test_async_code_is_told_of_too(told: Told) -> None:
 
 
 def test_an_observer_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(event: Event) -> None:
+    def broken(event: TelemetryEvent) -> None:
         raise ZeroDivisionError
 
     with TaskQueue("memory://", observer=broken) as queue, caplog.at_level(logging.ERROR, "bullpen.queue"):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from bullpen import Pool, PoolState, WorkerStatus, primitives
+from bullpen import Pool, PoolState, RecyclePolicy, RestartPolicy, WorkerStatus, primitives
 from bullpen.testing import ManualClock, ScriptedRuntime
 from tests.moves import checked_moves
 from tests.scenarios.support import PATIENCE, advance, end, eventually, tick
@@ -18,7 +18,7 @@ def names(pool: Pool) -> list[str]:
 
 def test_a_worker_is_replaced_after_so_many_requests(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime(auto_ready=False)
-    pool = Pool(1, name="press", max_requests=2, runtime=runtime, clock=by_hand)
+    pool = Pool(1, name="press", recycling=RecyclePolicy(max_requests=2), runtime=runtime, clock=by_hand)
     futures = [pool.submit(int) for _ in range(5)]
     old = runtime.ready()
     runtime.finish_next()
@@ -45,7 +45,7 @@ def test_a_worker_is_replaced_after_so_many_requests(by_hand: ManualClock) -> No
 
 def test_an_idle_worker_is_replaced_at_once(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(1, max_requests=1, runtime=runtime, clock=by_hand)
+    pool = Pool(1, recycling=RecyclePolicy(max_requests=1), runtime=runtime, clock=by_hand)
     for number in range(1, 4):
         runtime.finish(pool.submit(int))
         tick(pool)
@@ -55,10 +55,12 @@ def test_an_idle_worker_is_replaced_at_once(by_hand: ManualClock) -> None:
 
 
 def test_workers_are_replaced_at_an_age_that_differs(by_hand: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    luck = iter([0.0, 1.0, *[0.5] * 10])
-    monkeypatch.setattr(primitives.random, "random", lambda: next(luck))
+    rolls = iter([0.0, 1.0, *[0.5] * 10])
+    monkeypatch.setattr(primitives.random, "random", lambda: next(rolls))
     runtime = ScriptedRuntime()
-    pool = Pool(2, min_workers=2, max_age=100, runtime=runtime, clock=by_hand, idle_timeout=None)
+    pool = Pool(
+        2, min_workers=2, recycling=RecyclePolicy(max_age=100, idle_timeout=None), runtime=runtime, clock=by_hand
+    )
     first, second = runtime.workers
     advance(pool, 89.9)
     assert runtime.workers == [first, second]
@@ -75,7 +77,7 @@ def test_workers_are_replaced_at_an_age_that_differs(by_hand: ManualClock, monke
 
 def test_one_worker_changes_at_a_time(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime(auto_ready=False)
-    pool = Pool(3, min_workers=3, max_requests=1, runtime=runtime, clock=by_hand)
+    pool = Pool(3, min_workers=3, recycling=RecyclePolicy(max_requests=1), runtime=runtime, clock=by_hand)
     for _ in range(3):
         runtime.ready()
     for future in [pool.submit(int) for _ in range(3)]:
@@ -84,7 +86,7 @@ def test_one_worker_changes_at_a_time(by_hand: ManualClock) -> None:
         tick(pool)
         assert len(runtime.starting) == 1
         assert len(runtime.workers) == 4
-        pool._engine.workforce.reconcile()
+        pool._engine.sizing.reconcile()
         assert len(runtime.workers) == 4, "neither a deficit nor a surplus"
         runtime.ready()
         assert pool.stats().recycled == number
@@ -96,7 +98,7 @@ def test_one_worker_changes_at_a_time(by_hand: ManualClock) -> None:
 
 def test_the_next_change_waits_until_the_last_one_is_over(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(2, max_requests=1, runtime=runtime, clock=by_hand)
+    pool = Pool(2, recycling=RecyclePolicy(max_requests=1), runtime=runtime, clock=by_hand)
     futures = [pool.submit(int) for _ in range(6)]
     runtime.finish(futures[0])
     runtime.finish(futures[1])
@@ -115,7 +117,14 @@ def test_a_successor_that_cannot_start_leaves_the_old_one_at_work_and_is_tried_a
     by_hand: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(1, max_requests=1, max_queue=3, restart_limit=(2, 60), runtime=runtime, clock=by_hand)
+    pool = Pool(
+        1,
+        recycling=RecyclePolicy(max_requests=1),
+        max_queue=3,
+        restarts=RestartPolicy(limit=2, within=60),
+        runtime=runtime,
+        clock=by_hand,
+    )
     runtime.finish(pool.submit(int))
     (old,) = runtime.workers
     runtime.start_error = OSError("no licence")
@@ -145,7 +154,7 @@ def test_a_successor_that_cannot_start_leaves_the_old_one_at_work_and_is_tried_a
 @pytest.mark.parametrize("when", ["starting", "ready"])
 def test_a_successor_takes_over_from_an_old_one_that_dies(when: str, by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime(auto_ready=False)
-    pool = Pool(1, max_requests=1, max_queue=2, runtime=runtime, clock=by_hand)
+    pool = Pool(1, recycling=RecyclePolicy(max_requests=1), max_queue=2, runtime=runtime, clock=by_hand)
     futures = [pool.submit(int) for _ in range(3)]
     old = runtime.ready()
     runtime.finish_next()
@@ -167,7 +176,7 @@ def test_a_successor_takes_over_from_an_old_one_that_dies(when: str, by_hand: Ma
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_successor_that_dies_leaves_its_slot_to_others(ready: bool, by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime(auto_ready=False)
-    pool = Pool(1, max_requests=1, max_queue=2, runtime=runtime, clock=by_hand)
+    pool = Pool(1, recycling=RecyclePolicy(max_requests=1), max_queue=2, runtime=runtime, clock=by_hand)
     futures = [pool.submit(int) for _ in range(3)]
     old = runtime.ready()
     runtime.finish_next()
@@ -192,7 +201,7 @@ def test_a_successor_that_dies_leaves_its_slot_to_others(ready: bool, by_hand: M
 def test_a_pool_may_close_during_a_change(ready: bool, queued: int, drain: bool, by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime(auto_ready=False)
     with checked_moves():
-        pool = Pool(1, max_requests=1, runtime=runtime, clock=by_hand)
+        pool = Pool(1, recycling=RecyclePolicy(max_requests=1), runtime=runtime, clock=by_hand)
         futures = [pool.submit(int) for _ in range(2 + queued)]
         runtime.ready()
         runtime.finish_next()
@@ -210,7 +219,7 @@ def test_a_pool_may_close_during_a_change(ready: bool, queued: int, drain: bool,
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_pool_that_is_made_smaller_during_a_change_has_its_number(ready: bool, by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime(auto_ready=False)
-    pool = Pool(2, min_workers=1, max_requests=1, runtime=runtime, clock=by_hand)
+    pool = Pool(2, min_workers=1, recycling=RecyclePolicy(max_requests=1), runtime=runtime, clock=by_hand)
     futures = [pool.submit(int) for _ in range(6)]
     runtime.ready()
     runtime.ready()
@@ -232,7 +241,7 @@ def test_a_pool_that_is_made_smaller_during_a_change_has_its_number(ready: bool,
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_successor_without_a_slot_brings_no_room_along(ready: bool, by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime(auto_ready=False)
-    pool = Pool(2, max_requests=1, max_queue=1, runtime=runtime, clock=by_hand)
+    pool = Pool(2, recycling=RecyclePolicy(max_requests=1), max_queue=1, runtime=runtime, clock=by_hand)
     for _ in range(2):
         pool.serve(int)
         runtime.ready()
@@ -262,7 +271,7 @@ def test_a_successor_without_a_slot_brings_no_room_along(ready: bool, by_hand: M
 
 def test_a_worker_whose_line_is_not_empty_runs_it_before_it_ends(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(1, max_requests=1, runtime=runtime, clock=by_hand)
+    pool = Pool(1, recycling=RecyclePolicy(max_requests=1), runtime=runtime, clock=by_hand)
     session = pool.using(session="u42", affinity="strict_queue")
     futures = [session.submit(int) for _ in range(4)]
     old = runtime.worker_of(futures[0])
@@ -277,7 +286,7 @@ def test_a_worker_whose_line_is_not_empty_runs_it_before_it_ends(by_hand: Manual
 
 
 def test_items_of_a_map_count() -> None:
-    with Pool(1, max_requests=10) as pool:
+    with Pool(1, recycling=RecyclePolicy(max_requests=10)) as pool:
         assert list(pool.map(abs, range(15))) == list(range(15))
         assert eventually(lambda: pool.stats().recycled == 1)
 
@@ -296,7 +305,7 @@ def test_threads_are_recycled_under_load_without_a_gap() -> None:
             at_once -= 1
         return number
 
-    with Pool(3, max_requests=20) as pool:
+    with Pool(3, recycling=RecyclePolicy(max_requests=20)) as pool:
         submitted = 0
         while submitted < 3000 or pool.stats().recycled < 2:
             futures = [pool.submit(work, number) for number in range(500)]
@@ -311,7 +320,7 @@ def test_threads_are_recycled_under_load_without_a_gap() -> None:
 def test_a_successor_whose_old_one_died_brings_room_before_it_is_ready(by_hand: ManualClock) -> None:
     """As any worker does that is being started: it has the slot now, in which else one would be started."""
     runtime = ScriptedRuntime(auto_ready=False)
-    pool = Pool(1, max_queue=0, max_requests=1, runtime=runtime, clock=by_hand)
+    pool = Pool(1, max_queue=0, recycling=RecyclePolicy(max_requests=1), runtime=runtime, clock=by_hand)
     assert pool.serve(int)
     old = runtime.ready()
     runtime.finish_next()

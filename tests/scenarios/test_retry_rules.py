@@ -25,7 +25,7 @@ def queue() -> Iterator[TaskQueue]:
         (Backoff(), [2, 4, 8, 16]),
         (Backoff(base=5, factor=1), [5, 5, 5, 5]),
         (Backoff(base=1, factor=3, max_delay=20), [3, 9, 20, 20]),
-        (Backoff(steps=(1, 5, 30)), [1, 5, 30, 30]),
+        (Backoff(delays=(1, 5, 30)), [1, 5, 30, 30]),
     ],
 )
 def test_a_backoff_says_how_long_to_wait(backoff: Backoff, delays: list[float]) -> None:
@@ -70,7 +70,7 @@ def test_each_exception_may_have_a_backoff_of_its_own(queue: TaskQueue) -> None:
         {"backoff": [1, -1]},
         {"backoff": Backoff(factor=0.5)},
         {"backoff": Backoff(jitter=2)},
-        {"backoff": Backoff(steps=(-1,))},
+        {"backoff": Backoff(delays=(-1,))},
         {"backoff": "fast"},
         {"backoff_for": {"ValueError": 1}},
         {"backoff_for": {ValueError: "x"}},

@@ -23,13 +23,13 @@ from bullpen import (
     TaskStatus,
     current_task,
 )
-from bullpen.consumer import keeper, schedules
-from bullpen.storage.memory import MemoryStorage
-from bullpen.storage.open import open_storage
-from bullpen.storage.port import Storage
-from bullpen.storage.schedules import all_schedules, declare
-from bullpen.storage.sqlite.store import SqliteStorage, storage_clock
-from bullpen.tasks.task import Task
+from bullpen.tasks.model.task import Task
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.open import open_storage
+from bullpen.tasks.storage.port import Storage
+from bullpen.tasks.storage.schedules import all_schedules, declare
+from bullpen.tasks.storage.sqlite.store import SqliteStorage, storage_clock
+from bullpen.tasks.worker import declarations, heartbeat
 from bullpen.testing import ManualClock, run_until_empty, running
 from tests.stores import KINDS, new_store
 
@@ -44,6 +44,7 @@ class Desk:
         self.clock = ManualClock(NOON.timestamp())
         self.queue = TaskQueue(storage or MemoryStorage(self.clock.monotonic))
         self.ran: list[str] = []  # the time that each run was for, and when it began
+        self.others: list[Desk] = []
 
     def __call__(self) -> None:
         """What the schedule runs."""
@@ -89,13 +90,16 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
         desk.queue = TaskQueue(storage)
     with desk.queue:
         yield desk
+    for other in desk.others:
+        other.queue.close()
     asyncio.run(desk.queue.storage.close())
 
 
 def another(desk: Desk) -> Desk:
     """The same store, with other code."""
     other = Desk(desk.queue.storage)
-    other.clock, other.ran = desk.clock, desk.ran
+    other.clock, other.ran, other.others = desk.clock, desk.ran, desk.others
+    desk.others.append(other)
     return other
 
 
@@ -106,7 +110,7 @@ def test_a_schedule_runs_at_its_times(desk: Desk) -> None:
     desk.task(cron="*/20 * * * *")
     desk.start()
     assert desk.work(HOUR) == ["12:20 at 12:20", "12:40 at 12:40", "13:00 at 13:00"]
-    assert desk.only.runs == 3
+    assert desk.only.completed_runs == 3
 
 
 def test_a_time_zone_is_that_of_the_schedule(desk: Desk) -> None:
@@ -210,7 +214,7 @@ def test_a_retry_is_never_too_late(desk: Desk) -> None:
 )
 def test_what_comes_while_it_runs(overlap: Any, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
-    monkeypatch.setattr(running._Clock, "time", desk.clock.monotonic)  # of whoever runs it
+    monkeypatch.setattr(running._InlineLoop, "time", desk.clock.monotonic)  # of whoever runs it
 
     def slow() -> None:
         desk()
@@ -229,11 +233,11 @@ def test_runs_that_may_overlap_are_tasks_of_their_own(desk: Desk) -> None:
     tasks = [task for task in desk.queue.list() if task.status is TaskStatus.SUCCESS]
     assert len(tasks) == 3
     assert {task.max_retries for task in tasks} == {2}
-    assert desk.only.runs == 3
+    assert desk.only.completed_runs == 3
 
 
 def test_a_run_of_its_own_is_started_once_however_often_it_is_tried(desk: Desk) -> None:
-    from bullpen.tasks.planning import occurrence
+    from bullpen.tasks.model.schedule_changes import occurrence
 
     desk.task(cron="*/20 * * * *", overlap="allow")
     desk.start()
@@ -253,7 +257,7 @@ def test_a_run_of_its_own_is_started_once_however_often_it_is_tried(desk: Desk) 
 
 
 def _taken_back(task: Task, now: float) -> Any:
-    from bullpen.tasks.task import TaskError, crash
+    from bullpen.tasks.model.task import TaskError, crash
 
     return crash(task, TaskError(kind="crash", attempt=task.attempt, at=now))
 
@@ -369,7 +373,7 @@ def test_a_changed_schedule_has_its_new_times_and_its_history(desk: Desk) -> Non
     newer.task(cron="15 * * * *", timezone="UTC", priority=7)
     newer.start()
     assert newer.work(HOUR) == ["13:15 at 13:15"]
-    assert (newer.only.cron, newer.only.runs) == ("15 * * * *", 2)
+    assert (newer.only.cron, newer.only.completed_runs) == ("15 * * * *", 2)
     assert newer.queue.list()[0].priority == 7
 
 
@@ -544,8 +548,8 @@ async def test_workers_bring_the_schedules_of_their_functions() -> None:
 
 @pytest.mark.anyio
 async def test_a_declared_schedule_that_goes_missing_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedules, "LOOK_EVERY", 0.05)
-    monkeypatch.setattr(keeper, "UPKEEP_EVERY", 0.02)
+    monkeypatch.setattr(declarations, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(heartbeat, "UPKEEP_EVERY", 0.02)
     queue = TaskQueue("memory://")
     queue.task(cron="@yearly", name="job")(lambda: None)
     async with queue, AsyncWorkerPool(queue):
@@ -561,12 +565,12 @@ async def test_a_declared_schedule_that_goes_missing_comes_back(monkeypatch: pyt
 def test_a_schedule_that_new_code_has_in_another_queue_is_not_brought_back_by_old_code(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedules, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(declarations, "LOOK_EVERY", 0.0)
 
-    def code(queue_name: str) -> schedules.DeclaredSchedules:
+    def code(queue_name: str) -> declarations.DeclaredSchedules:
         queue = TaskQueue("memory://")
         queue.task(cron="@yearly", name="job", queue=queue_name)(lambda: None)
-        return schedules.DeclaredSchedules(queue.registry, "worker")
+        return declarations.DeclaredSchedules(queue.registry, "worker")
 
     async def deploy(store: Storage, other: Storage) -> list[Task]:
         old, new = code("old"), code("new")

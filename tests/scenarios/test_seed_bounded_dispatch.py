@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bullpen.storage.port import Exchange
-from bullpen.tasks.task import FAILED, PENDING, SUCCESS
+from bullpen.tasks.model.task import FAILED, PENDING, SUCCESS
+from bullpen.tasks.storage.port import Exchange
 from tests.scenarios.consumer_support import Desk, OneLoopStorage, in_virtual_time, statuses, until
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bullpen import Pool, WorkerStatus
-from bullpen.core.worker import Worker
+from bullpen import CallPolicy, Pool, RecyclePolicy, WorkerStatus
+from bullpen.pools.dispatch.worker import Worker
 
 from .support import PATIENCE, Blocker, eventually
 
@@ -47,7 +47,7 @@ def test_rotation_uses_the_worker_that_was_idle_longest(max_queue: int | None) -
 
 
 def test_most_recently_used_keeps_to_one_worker() -> None:
-    with Pool(4, scheduler="most_recently_used") as pool:
+    with Pool(4, calls=CallPolicy(scheduler="most_recently_used")) as pool:
         warm(pool, 4)
         assert len({pool.do(who) for _ in range(40)}) == 1
 
@@ -59,7 +59,7 @@ def test_a_reserved_worker_is_returned_busy_with_the_request_on_it(blocker: Bloc
         first_in_line = dispatcher.ready.ids[0]  # type: ignore[attr-defined]
         pool.pause()
         future = pool.submit(blocker)
-        dispatcher.paused = False
+        dispatcher.status.change(paused=False)
         worker = dispatcher.reserve_ready_worker()
         assert worker is not None
         assert worker.id == first_in_line
@@ -147,7 +147,7 @@ def test_a_late_ready_never_revives_a_worker_that_stops() -> None:
 
 
 def test_an_exited_worker_gets_no_more_work_and_its_slot_is_used_again() -> None:
-    with Pool(1, idle_timeout=0.05) as pool:
+    with Pool(1, recycling=RecyclePolicy(idle_timeout=0.05)) as pool:
         pool.do(int)
         worker = engine_workers(pool)[0]
         assert eventually(lambda: pool.stats().workers == 0, within=10)
@@ -157,7 +157,7 @@ def test_an_exited_worker_gets_no_more_work_and_its_slot_is_used_again() -> None
 
 
 def test_counts_of_workers_that_are_gone_are_kept() -> None:
-    with Pool(3, idle_timeout=0.05) as pool:
+    with Pool(3, recycling=RecyclePolicy(idle_timeout=0.05)) as pool:
         for _ in range(3):
             warm(pool, 3)
             assert eventually(lambda: pool.stats().workers == 0, within=10)

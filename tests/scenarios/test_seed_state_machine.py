@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from bullpen import (
+    CallPolicy,
     DeadlineExceeded,
-    Event,
     InvalidOption,
     Kind,
     Pool,
@@ -28,15 +28,19 @@ from bullpen import (
     PoolSaturated,
     PoolState,
     QueueTimeout,
+    RecyclePolicy,
+    RestartPolicy,
     RunTimeout,
     SessionWorkerUnavailable,
+    StartupPolicy,
+    TelemetryEvent,
     WorkerBusy,
     WorkerInfo,
     WorkerLost,
     WorkerStatus,
 )
-from bullpen.core.lifecycle import RequestState
-from bullpen.core.worker import Worker
+from bullpen.pools.dispatch.states import RequestState
+from bullpen.pools.dispatch.worker import Worker
 from bullpen.testing import ManualClock, ScriptedRuntime
 from tests.docs.state_machines import DRIVEN
 from tests.docs.steps import END, START, Arrow
@@ -79,7 +83,9 @@ class Stage:
     def __init__(self, workers: int = 1, *, auto_ready: bool = True, auto_exit: bool = True, **options: Any) -> None:
         self.clock = ManualClock()
         self.runtime = ScriptedRuntime(auto_ready=auto_ready, auto_exit=auto_exit)
-        self.pool = Pool(workers, runtime=self.runtime, clock=self.clock, idle_timeout=None, **options)
+        self.pool = Pool(
+            workers, runtime=self.runtime, clock=self.clock, recycling=RecyclePolicy(idle_timeout=None), **options
+        )
 
     def __enter__(self) -> Stage:
         return self
@@ -248,7 +254,7 @@ def _() -> None:
 
 @drives("pool", "initializing", "initializing", "workers start in batches")
 def _() -> None:
-    with Stage(3, auto_ready=False, min_workers=3, startup_batch_size=2, startup_batch_delay=5) as stage:
+    with Stage(3, auto_ready=False, min_workers=3, startup=StartupPolicy(batch_size=2, batch_delay=5)) as stage:
         assert len(stage.runtime.starting) == 2
         assert stage.state() is PoolState.INITIALIZING
         assert stage.clock.wait_for_waiters()
@@ -259,7 +265,7 @@ def _() -> None:
 
 @drives("pool", "running", "running", "reconcile")
 def _() -> None:
-    with Stage(2, min_workers=1, reconcile_interval=60) as stage:
+    with Stage(2, min_workers=1, restarts=RestartPolicy(reconcile_interval=60)) as stage:
         first = stage.submit()
         engine = stage.pool._engine
         slot = engine.dispatcher.pop_slot()  # a slot that went astray, as no slot should
@@ -470,7 +476,7 @@ def _() -> None:
 @drives("execution", "check_queue", "wait_for_room", "full, and when_full is block")
 @drives("execution", "wait_for_room", "queued", "somebody left")
 def _() -> None:
-    events: list[Event] = []
+    events: list[TelemetryEvent] = []
     with Stage(max_queue=1, when_full="block", observer=events.append) as stage:
         stage.submit()
         stage.submit()
@@ -559,7 +565,7 @@ def _() -> None:
 @drives("execution", "crash_retry", "executing", "again, after a moment, on another worker")
 @drives("execution", "crash_retry", "lost", "crash_retries are used up")
 def _() -> None:
-    with Stage(crash_retries=1) as stage:
+    with Stage(calls=CallPolicy(crash_retries=1)) as stage:
         future = stage.submit(idempotent=True)
         first = stage.runtime.worker_of(future)
         stage.runtime.die(first)
@@ -830,7 +836,7 @@ def _() -> None:
         assert stage.submit().state is RequestState.QUEUED, "its place is free at once"
 
 
-@drives("queue", "waiting", "dropped", "nobody can run it")
+@drives("queue", "waiting", "dropped", "no worker can run it")
 def _() -> None:
     with Stage(2, auto_ready=False) as stage:
         waits = [stage.submit() for _ in range(3)]

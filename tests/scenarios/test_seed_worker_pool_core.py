@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from bullpen import primitives
-from bullpen.consumer.sync import WorkerPool
-from bullpen.consumer.worker_pool import WorkerState
-from bullpen.storage.memory import MemoryStorage
-from bullpen.tasks.retry import Backoff
-from bullpen.tasks.task import FAILED, PENDING, RUNNING, SUCCESS
+from bullpen.tasks.model.retry import Backoff
+from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.worker.sync import WorkerPool
+from bullpen.tasks.worker.worker_pool import WorkerState
 from tests.scenarios.consumer_support import Desk, OneLoopStorage, in_virtual_time, killed_at_end, statuses, until
 from tests.scenarios.support import Blocker, eventually
 
@@ -243,7 +243,7 @@ class TestIntervalSchedulingBehavior:
             name = desk.task(tick)
             task_id = await desk.add(name, interval=60.0)
             async with desk.worker(poll_interval=0.5):
-                await until(lambda: store._tasks[task_id].runs == 1)
+                await until(lambda: store._tasks[task_id].completed_runs == 1)
                 waiting = await desk.get(task_id)
                 assert waiting.status is PENDING
                 assert waiting.eta == pytest.approx(runs[0][1] + store.skew + 60, abs=0.01)
@@ -252,7 +252,7 @@ class TestIntervalSchedulingBehavior:
             for (_, ended), (began, _) in itertools.pairwise(runs):
                 assert ended + 59.999 <= began <= ended + 60.6
             assert len(store._tasks) == 1  # omniQ made a new task each time
-            assert (await desk.get(task_id)).runs == 4
+            assert (await desk.get(task_id)).completed_runs == 4
 
         in_virtual_time(main)
 
@@ -303,7 +303,7 @@ class TestSyncWorkerWrapper:
 
     def test_start_raises_what_the_store_raises_and_leaves_nothing(self) -> None:
         class Broken(MemoryStorage):
-            async def note_worker(self, record: Any) -> None:
+            async def save_worker(self, record: Any) -> None:
                 raise ConnectionRefusedError("nobody there")
 
         worker = WorkerPool(Desk(Broken()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import DeadlineExceeded, Pool, PoolClosed, PoolSaturated, PoolState
+from bullpen import CallPolicy, DeadlineExceeded, Pool, PoolClosed, PoolSaturated, PoolState, RecyclePolicy
 
 from .support import PATIENCE, Background, Blocker, eventually
 
@@ -102,7 +102,7 @@ def test_each_request_runs_on_one_of_at_most_that_many_threads() -> None:
 
 
 def test_idle_workers_are_cleaned_up_and_their_slots_used_again(blocker: Blocker) -> None:
-    with Pool(4, max_queue=0, idle_timeout=0.08) as pool:
+    with Pool(4, max_queue=0, recycling=RecyclePolicy(idle_timeout=0.08)) as pool:
         for _ in range(2):
             with Blocker() as round_:
                 assert all(pool.serve(round_) for _ in range(4))
@@ -146,7 +146,7 @@ def test_a_worker_function_wraps_every_call() -> None:
         finally:
             calls.append("after")
 
-    with Pool(1, max_queue=0, wrap=wrap) as pool:
+    with Pool(1, max_queue=0, calls=CallPolicy(wrap=wrap)) as pool:
         assert pool.do(abs, -1) == 1
         assert str(pool.do(lambda: 1 / 0)) == "rescued"
         assert eventually(lambda: pool.stats().idle)

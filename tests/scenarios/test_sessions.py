@@ -14,7 +14,6 @@ import pytest
 
 from bullpen import (
     DeadlineExceeded,
-    Event,
     InvalidOption,
     InvalidOptionType,
     Kind,
@@ -23,13 +22,17 @@ from bullpen import (
     PoolSaturated,
     PoolView,
     QueueTimeout,
+    RecyclePolicy,
+    RestartPolicy,
+    SessionPolicy,
     SessionWorkerUnavailable,
+    TelemetryEvent,
     TooManySessions,
     WorkerBusy,
     WorkerLost,
 )
-from bullpen.core.worker import Worker
-from bullpen.runtimes.port import current_worker
+from bullpen.pools.dispatch.worker import Worker
+from bullpen.pools.runtimes.port import current_worker
 from bullpen.testing import ManualClock, ScriptedRuntime
 from tests.mortal import Death, MortalRuntime
 from tests.scenarios.support import Background, Blocker, eventually, printed
@@ -45,7 +48,7 @@ class Script:
         self.auto_ready = options.pop("auto_ready", True)
         self.runtime = ScriptedRuntime(auto_ready=self.auto_ready)
         self.clock = ManualClock(now=0.0)
-        options.setdefault("idle_timeout", None)
+        options.setdefault("recycling", RecyclePolicy(idle_timeout=None))
         self.pool = Pool(workers, runtime=self.runtime, clock=self.clock, **options)
 
     def __enter__(self) -> Script:
@@ -66,7 +69,7 @@ class Script:
 
     def tick(self, seconds: float = 0.0) -> None:
         self.clock.advance(seconds)
-        self.pool._engine.time.tick(self.clock.monotonic())
+        self.pool._engine.timer.tick(self.clock.monotonic())
 
     def info(self, session: str = "s") -> Any:
         return next(info for info in self.pool.sessions() if info.id == session)
@@ -182,7 +185,7 @@ def test_when_its_worker_is_gone(affinity: str, go: Any) -> None:
 
 
 def test_a_session_whose_worker_is_gone_begins_anew_when_its_time_has_passed() -> None:
-    with Script(2, session_ttl=10.0) as script:
+    with Script(2, sessions=SessionPolicy(ttl=10.0)) as script:
         worker = script.bound()
         script.runtime.die(worker)
         script.clock.advance(9.0)
@@ -193,7 +196,7 @@ def test_a_session_whose_worker_is_gone_begins_anew_when_its_time_has_passed() -
 
 
 def test_a_long_request_that_is_lost_was_a_use_of_its_session() -> None:
-    with Script(2, session_ttl=10.0) as script:
+    with Script(2, sessions=SessionPolicy(ttl=10.0)) as script:
         future = script.view().submit(print)
         worker = script.runtime.worker_of(future)
         script.clock.advance(100.0)
@@ -274,7 +277,7 @@ def test_they_start_another_worker_if_none_is_on_its_way() -> None:
     with Script(2, auto_ready=False) as script:
         script.pool.pause()
         futures = [script.view().submit(print) for _ in range(2)]
-        script.pool._engine.dispatcher.paused = False
+        script.pool._engine.dispatcher.status.change(paused=False)
         assert script.runtime.starting == []
         futures.append(script.view().submit(print))
         assert len(script.runtime.starting) == 1
@@ -359,7 +362,7 @@ def test_a_worker_on_its_way_makes_no_room_in_the_lines_of_others(max_queue: int
         script.runtime.ready()
         for _ in range(max_queue):
             script.view().submit(print)
-        script.pool._engine.workforce._start_more(1)  # one that nobody waits for
+        script.pool._engine.sizing.start_more(1)  # one that nobody waits for
         with pytest.raises(PoolSaturated):
             script.view().submit(print)
         assert script.pool.stats().queued == max_queue
@@ -370,7 +373,7 @@ def test_a_worker_on_its_way_makes_no_room_in_the_lines_of_others(max_queue: int
         with pytest.raises(PoolSaturated):
             script.view().submit(print)
         assert script.pool._engine.bounded is not None
-        assert script.pool._engine.bounded.coming.value == 0
+        assert script.pool._engine.bounded.starting.value == 0
 
 
 def test_a_line_may_not_form_where_nothing_may_wait() -> None:
@@ -422,7 +425,7 @@ def test_a_request_of_a_session_keeps_to_its_run_timeout() -> None:
 
 
 def test_a_session_that_was_not_used_is_forgotten_after_its_time() -> None:
-    with Script(2, session_ttl=10.0) as script:
+    with Script(2, sessions=SessionPolicy(ttl=10.0)) as script:
         script.bound()
         script.clock.advance(9.0)
         assert script.info().idle == 9.0
@@ -432,7 +435,7 @@ def test_a_session_that_was_not_used_is_forgotten_after_its_time() -> None:
 
 
 def test_a_long_request_does_not_let_its_session_be_forgotten() -> None:
-    with Script(2, session_ttl=10.0) as script:
+    with Script(2, sessions=SessionPolicy(ttl=10.0)) as script:
         future = script.view().submit(print)
         worker = script.runtime.worker_of(future)
         script.clock.advance(100.0)
@@ -443,7 +446,7 @@ def test_a_long_request_does_not_let_its_session_be_forgotten() -> None:
 
 
 def test_too_many_sessions() -> None:
-    with Script(2, max_sessions=2) as script:
+    with Script(2, sessions=SessionPolicy(max_sessions=2)) as script:
         script.bound("a", "hint")
         script.bound("b")
         script.bound("c", "hint")
@@ -457,7 +460,7 @@ def test_too_many_sessions() -> None:
 
 
 def test_sessions_whose_requests_were_all_refused_do_not_fill_the_table() -> None:
-    with Script(1, max_sessions=2, max_queue=0) as script:
+    with Script(1, sessions=SessionPolicy(max_sessions=2), max_queue=0) as script:
         script.pool.submit(print)
         for number in range(10):
             with pytest.raises(PoolSaturated):
@@ -508,16 +511,16 @@ def test_options_are_checked() -> None:
     with pytest.raises(InvalidOption, match="affinity"):
         Pool(1, affinity="sticky")  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="max_sessions"):
-        Pool(1, max_sessions=0)
-    with pytest.raises(InvalidOption, match="session_ttl"):
-        Pool(1, session_ttl=0)
+        Pool(1, sessions=SessionPolicy(max_sessions=0))
+    with pytest.raises(InvalidOption, match=r"sessions\.ttl"):
+        Pool(1, sessions=SessionPolicy(ttl=0))
 
 
 # Shrinking.
 
 
 def test_a_strict_session_keeps_its_worker_from_being_shrunk() -> None:
-    with Script(3, idle_timeout=8.0, session_ttl=100.0) as script:
+    with Script(3, recycling=RecyclePolicy(idle_timeout=8.0), sessions=SessionPolicy(ttl=100.0)) as script:
         futures = [script.view(name).submit(print) for name in ("a", "b", "c")]
         workers = [script.runtime.worker_of(future) for future in futures]
         for future in futures:
@@ -533,7 +536,7 @@ def test_a_strict_session_keeps_its_worker_from_being_shrunk() -> None:
 
 
 def test_a_hint_keeps_nobody() -> None:
-    with Script(2, idle_timeout=8.0) as script:
+    with Script(2, recycling=RecyclePolicy(idle_timeout=8.0)) as script:
         script.bound(affinity="hint")
         for _ in range(20):
             script.tick(2.0)
@@ -657,7 +660,7 @@ def test_map_in_a_session_runs_on_its_worker() -> None:
 
 
 def test_events_tell_of_bindings_and_ends() -> None:
-    events: list[Event] = []
+    events: list[TelemetryEvent] = []
     with Script(2, observer=events.append) as script:
         worker = script.bound()
         script.bound()
@@ -676,8 +679,8 @@ def test_events_tell_of_sessions_that_are_forgotten() -> None:
     def ended() -> list[str | None]:
         return [event.session for event in events if event.kind is Kind.SESSION_ENDED]
 
-    events: list[Event] = []
-    with Script(1, session_ttl=10.0, max_sessions=3, observer=events.append) as script:
+    events: list[TelemetryEvent] = []
+    with Script(1, sessions=SessionPolicy(ttl=10.0, max_sessions=3), observer=events.append) as script:
         script.bound("old", "hint")
         script.bound("old and strict")
         script.clock.advance(5.0)
@@ -698,8 +701,8 @@ def test_events_tell_of_sessions_that_are_forgotten() -> None:
 
 
 def test_every_refusal_is_told_after_the_request_was_announced() -> None:
-    events: list[Event] = []
-    with Script(1, max_sessions=1, observer=events.append) as script:
+    events: list[TelemetryEvent] = []
+    with Script(1, sessions=SessionPolicy(max_sessions=1), observer=events.append) as script:
         worker = script.bound(affinity="strict_fail_fast")
         script.view().submit(print)
         with pytest.raises(WorkerBusy):
@@ -745,7 +748,7 @@ def test_thousands_of_requests_over_hundreds_of_sessions(affinity: str, max_queu
             if number % 50 == 0:
                 pool.serve(time.sleep, 0)
 
-    with Pool(6, idle_timeout=None, **options) as pool:
+    with Pool(6, recycling=RecyclePolicy(idle_timeout=None), **options) as pool:
         submitters = [Background(functools.partial(submit, names[part::4])) for part in range(4)]
         for submitter in submitters:
             assert submitter.join(60).error is None
@@ -786,7 +789,12 @@ def test_workers_die_under_load_and_their_sessions_with_them() -> None:
                 pool.end_session(name)
             outcomes.append(outcome)
 
-    with Pool(4, runtime=MortalRuntime(), idle_timeout=None, restart_limit=(10_000, 1.0)) as pool:
+    with Pool(
+        4,
+        runtime=MortalRuntime(),
+        recycling=RecyclePolicy(idle_timeout=None),
+        restarts=RestartPolicy(limit=10_000, within=1.0),
+    ) as pool:
         submitters = [Background(functools.partial(submit, part)) for part in range(4)]
         for submitter in submitters:
             assert submitter.join(60).error is None

@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from bullpen import InvalidOption, NoSuchMethod, NotCallable, Pool, PoolFailed, PoolSaturated
+from bullpen import (
+    CallPolicy,
+    CapacityPolicy,
+    InvalidOption,
+    NoSuchMethod,
+    NotCallable,
+    Pool,
+    PoolFailed,
+    PoolSaturated,
+    RecyclePolicy,
+)
 from bullpen.errors import InvalidOptionType
 from bullpen.testing import ScriptedRuntime
 
@@ -213,7 +223,7 @@ def test_people_see_class_and_method() -> None:
             return call()
 
         label = Slow.think.__qualname__
-        with Pool(1, worker=Slow) as plain, Pool(1, worker=Slow, wrap=wrap) as wrapped:
+        with Pool(1, worker=Slow) as plain, Pool(1, worker=Slow, calls=CallPolicy(wrap=wrap)) as wrapped:
             plain.using(context=True).submit("think")
             wrapped.using(context=True).submit("think")
             blocker.wait_entered(2)
@@ -248,10 +258,10 @@ def test_contexts_are_carried_to_methods() -> None:
     [
         ({}, 1),
         ({"capacity": 2}, 2),
-        ({"capacity_strategy": "profile"}, 3),
-        ({"capacity": 2, "capacity_strategy": "profile"}, 3),
-        ({"capacity": 2, "capacity_strategy": "hybrid"}, 2),
-        ({"capacity": 9, "capacity_strategy": "hybrid"}, 3),
+        ({"capacity": CapacityPolicy(strategy="profile")}, 3),
+        ({"capacity": CapacityPolicy(limit=2, strategy="profile")}, 3),
+        ({"capacity": CapacityPolicy(limit=2, strategy="hybrid")}, 2),
+        ({"capacity": CapacityPolicy(limit=9, strategy="hybrid")}, 3),
     ],
 )
 def test_the_strategy_says_whose_capacity_counts(options: dict[str, Any], capacity: int) -> None:
@@ -270,7 +280,7 @@ def test_a_capacity_that_is_none_fails_the_start(declared: Any) -> None:
     class Wrong:
         capacity = declared
 
-    with Pool(1, worker=Wrong, capacity_strategy="profile") as pool:
+    with Pool(1, worker=Wrong, capacity=CapacityPolicy(strategy="profile")) as pool:
         with pytest.raises(PoolFailed, match="capacity") as caught:
             pool.wait_ready(PATIENCE)
         assert isinstance(caught.value.__cause__, InvalidOption)
@@ -357,7 +367,7 @@ def test_what_no_worker_is_left_for_is_refused_at_interpreter_exit() -> None:
 
 
 def test_a_worker_that_is_replaced_closes_its_instance_and_a_new_one_is_made() -> None:
-    with Pool(2, worker=Model, min_workers=1, idle_timeout=0.05) as pool:
+    with Pool(2, worker=Model, min_workers=1, recycling=RecyclePolicy(idle_timeout=0.05)) as pool:
         assert pool.wait_ready(PATIENCE)
         pool.resize(1)
         assert pool.do("predict", 1) == 1

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from bullpen import NestedWait, Pool, PoolClosed, PoolSaturated, PoolState, Timeout
-from bullpen.core.lifecycle import RequestState
+from bullpen import CallPolicy, NestedWait, Pool, PoolClosed, PoolSaturated, PoolState, RecyclePolicy, Timeout
+from bullpen.pools.dispatch.states import RequestState
 
 from .support import PATIENCE, eventually
 
@@ -194,7 +194,7 @@ RAN = (RequestState.DONE, RequestState.FAILED)
 def test_a_storm(options: dict[str, Any], closing: bool, thorough: bool) -> None:
     seed = int(os.environ.get("BULLPEN_STORM_SEED", random.SystemRandom().randrange(10**6)))
     print(f"BULLPEN_STORM_SEED={seed} makes the same calls again")
-    pool = Pool(4, idle_timeout=0.05, log_errors=False, **options)
+    pool = Pool(4, recycling=RecyclePolicy(idle_timeout=0.05), calls=CallPolicy(log_errors=False), **options)
     storm = Storm(pool, 10_000 if thorough else 100, seed)
     rage(storm, closing)
     assert pool.stats().state is PoolState.CLOSED

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from bullpen import (
+    CallPolicy,
     DeadlineExceeded,
-    Event,
     InvalidOption,
     Kind,
     NestedWait,
@@ -27,13 +27,16 @@ from bullpen import (
     PoolClosed,
     PoolSaturated,
     QueueTimeout,
+    RecyclePolicy,
+    RestartPolicy,
     RunTimeout,
     Stream,
+    TelemetryEvent,
     WorkerBroken,
     WorkerLost,
     remaining,
 )
-from bullpen.pool import stream as streams
+from bullpen.pools.streams import stream as streams
 from bullpen.testing import ManualClock, ScriptedRuntime
 from tests.names import name_of
 
@@ -83,7 +86,9 @@ class Source:
 KINDS = ["endless", "aendless"]
 
 
-@pytest.mark.parametrize("options", [{}, {"max_queue": 5}, {"capacity": 2}, {"wrap": lambda call: call()}], ids=name_of)
+@pytest.mark.parametrize(
+    "options", [{}, {"max_queue": 5}, {"capacity": 2}, {"calls": CallPolicy(wrap=lambda call: call())}], ids=name_of
+)
 @pytest.mark.parametrize("fn", [count, acount, range, lambda end: list(range(end))])
 def test_items_arrive_in_order(fn: Callable[..., Any], options: dict[str, Any]) -> None:
     with Pool(2, **options) as pool:
@@ -354,7 +359,7 @@ def test_the_whole_generator_runs_in_the_context_and_in_the_wrapper(asynchronous
 
     token = variable.set(7)
     try:
-        with Pool(1, wrap=wrap) as pool:
+        with Pool(1, calls=CallPolicy(wrap=wrap)) as pool:
             fn: Any = aread if asynchronous else read
             assert list(pool.using(context=True).stream(fn)) == [(7, True)] * 3
     finally:
@@ -399,7 +404,7 @@ def read_until_lost(stream: Stream[int]) -> list[int]:
 @pytest.mark.parametrize("buffersize", [1, 2, 100])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"wrap": lambda call: call()}, {"max_queue": 5}, {"capacity": 2}],
+    [{}, {"calls": CallPolicy(wrap=lambda call: call())}, {"max_queue": 5}, {"capacity": 2}],
     ids=["", "wrap", "queue", "lanes"],
 )
 @pytest.mark.parametrize("context", [False, True])
@@ -491,7 +496,9 @@ def test_closing_ends_a_stream_whose_reader_has_stalled(kind: str, monkeypatch: 
 
 def test_closing_leaves_a_slow_reader_its_time() -> None:
     clock = ManualClock()
-    pool = Pool(1, clock=clock, idle_timeout=None, reconcile_interval=None)
+    pool = Pool(
+        1, clock=clock, recycling=RecyclePolicy(idle_timeout=None), restarts=RestartPolicy(reconcile_interval=None)
+    )
     made = list[int]()
 
     def note() -> Iterator[int]:
@@ -586,7 +593,9 @@ def test_an_unread_stream_keeps_no_interpreter_alive(kind: str, workers: int) ->
 # Workers that read streams of their own pool.
 
 
-@pytest.mark.parametrize("options", [{}, {"max_queue": 9}, {"wrap": lambda call: call()}, {"capacity": 2}], ids=name_of)
+@pytest.mark.parametrize(
+    "options", [{}, {"max_queue": 9}, {"calls": CallPolicy(wrap=lambda call: call())}, {"capacity": 2}], ids=name_of
+)
 @pytest.mark.parametrize("view", [{}, {"timeout": PATIENCE}, {"context": True}], ids=str)
 @pytest.mark.parametrize("fn", [count, acount])
 def test_a_worker_may_read_a_stream_of_its_own_pool(
@@ -792,7 +801,7 @@ def test_a_nested_stream_that_another_thread_closes_ends_on_its_reader() -> None
 
 
 def test_a_nested_stream_ends_once() -> None:
-    events: list[Event] = []
+    events: list[TelemetryEvent] = []
     with Pool(1, observer=events.append) as pool:
         pool.submit(lambda: list(pool.stream(count, 3))).result(PATIENCE)
     ends = [event.kind for event in events if event.request == 1 and event.kind is not Kind.REQUEST_QUEUED]

@@ -27,8 +27,8 @@ from bullpen import (
     WorkerPool,
     current_task,
 )
-from bullpen.storage.memory import MemoryStorage
-from bullpen.storage.port import WorkerRecord
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.port import WorkerRecord
 
 SECONDS = 10.0
 
@@ -141,7 +141,7 @@ def test_an_error_of_middleware_is_the_error_of_the_task_and_says_whose_it_is(
             job.result(SECONDS)
     assert "raised by the middleware" in failed.value.traceback
     assert "broken" in failed.value.traceback
-    assert "bullpen/consumer" not in failed.value.traceback.replace("\\", "/").split("contextlib")[0]
+    assert "bullpen/tasks/worker" not in failed.value.traceback.replace("\\", "/").split("contextlib")[0]
     assert told == ([] if when == "before" else ["task"])
 
 
@@ -297,7 +297,7 @@ def test_enqueue_middleware_that_raises_keeps_nothing_or_says_that_it_is_kept(qu
     with pytest.raises(LookupError, match="no log") as error:
         work.enqueue()
     (kept,) = queue.list()
-    assert error.value.__notes__[-1] == f"though the task is kept: {kept.id}"
+    assert error.value.__notes__[-1] == f"the task is kept nevertheless: {kept.id}"
 
 
 def test_wrong_headers_of_middleware_are_refused(queue: TaskQueue) -> None:
@@ -368,7 +368,7 @@ async def test_a_worker_whose_lifespan_fails_does_not_start(queue: TaskQueue, to
 
 
 class NoStore(MemoryStorage):
-    async def note_worker(self, record: WorkerRecord) -> None:
+    async def save_worker(self, record: WorkerRecord) -> None:
         raise ConnectionError("no store")
 
 
@@ -522,7 +522,7 @@ def test_a_direct_call_without_the_value_says_what_is_missing(queue: TaskQueue) 
     def look(*, session: Session = Inject(lambda: Session("x"))) -> bool:
         return session.is_open
 
-    with pytest.raises(AttributeError, match="workers inject; whoever calls the function directly has to give one"):
+    with pytest.raises(AttributeError, match="workers inject; a direct call of the function has to pass the value"):
         look()
 
 
@@ -566,8 +566,8 @@ def test_providers_that_make_no_sense_are_refused(queue: TaskQueue) -> None:
         return 0
 
     for provider, scope, why in (
-        (needs_more, "task", "nobody knows what its parameter 'url' is to be"),
-        (of_worker, "worker", "it lives as long as the worker, and its parameter 'number' as one task"),
+        (needs_more, "task", "its parameter 'url' has no default"),
+        (of_worker, "worker", "its scope is 'worker', but its parameter 'number' has the scope 'task'"),
         (circle, "task", "it needs itself"),
     ):
         queue = TaskQueue("memory://")

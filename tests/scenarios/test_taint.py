@@ -7,12 +7,22 @@ from collections.abc import Callable
 
 import pytest
 
-from bullpen import Event, InvalidOption, Kind, Pool, PoolState, SessionWorkerUnavailable, WorkerStatus
-from bullpen.core.worker import Worker
+from bullpen import (
+    InvalidOption,
+    Kind,
+    Pool,
+    PoolState,
+    RecyclePolicy,
+    RestartPolicy,
+    SessionWorkerUnavailable,
+    TelemetryEvent,
+    WorkerStatus,
+)
+from bullpen.pools.dispatch.worker import Worker
 from bullpen.testing import ManualClock, ScriptedRuntime
-from bullpen.testing.explore import Run, explore
 from tests.moves import checked_moves
 from tests.scenarios.support import PATIENCE, advance, end, eventually, tick
+from tests.tools.explore import Run, explore
 
 
 class Overheated(Exception):
@@ -20,8 +30,14 @@ class Overheated(Exception):
 
 
 def test_an_error_that_tells_of_the_worker_taints_it_for_a_while(by_hand: ManualClock) -> None:
-    runtime, events = ScriptedRuntime(), list[Event]()
-    pool = Pool(1, taint_on=(Overheated,), taint_duration=10, runtime=runtime, clock=by_hand, observer=events.append)
+    runtime, events = ScriptedRuntime(), list[TelemetryEvent]()
+    pool = Pool(
+        1,
+        recycling=RecyclePolicy(taint_on=(Overheated,), taint_duration=10),
+        runtime=runtime,
+        clock=by_hand,
+        observer=events.append,
+    )
     failed, waiting = pool.submit(int), pool.submit(int)
     runtime.fail(failed, Overheated())
     assert isinstance(failed.exception(0), Overheated)
@@ -43,7 +59,7 @@ def test_an_error_that_tells_of_the_worker_taints_it_for_a_while(by_hand: Manual
 
 def test_other_errors_say_nothing_about_the_worker(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(1, taint_on=Overheated, runtime=runtime, clock=by_hand)
+    pool = Pool(1, recycling=RecyclePolicy(taint_on=Overheated), runtime=runtime, clock=by_hand)
     runtime.fail(pool.submit(int), ValueError())
     runtime.finish(pool.submit(int), Overheated())
     assert pool.stats().tainted == 0
@@ -52,7 +68,7 @@ def test_other_errors_say_nothing_about_the_worker(by_hand: ManualClock) -> None
 
 def test_others_go_on_meanwhile_and_new_ones_start_where_there_is_room(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(2, taint_on=Overheated, runtime=runtime, clock=by_hand)
+    pool = Pool(2, recycling=RecyclePolicy(taint_on=Overheated), runtime=runtime, clock=by_hand)
     first = pool.submit(int)
     tainted = runtime.worker_of(first)
     runtime.fail(first, Overheated())
@@ -141,7 +157,7 @@ def test_requests_wait_if_all_are_tainted_and_keep_their_timeouts(by_hand: Manua
 @pytest.mark.parametrize("queued", [0, 2])
 def test_a_pool_that_drains_needs_everybody(queued: int, by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(1, min_workers=1, runtime=runtime, clock=by_hand, taint_on=Overheated)
+    pool = Pool(1, min_workers=1, runtime=runtime, clock=by_hand, recycling=RecyclePolicy(taint_on=Overheated))
     pool.taint(0, 1e6)
     waiting = [pool.submit(int) for _ in range(queued)]
     pool.shutdown(wait=False)
@@ -170,8 +186,8 @@ def test_strict_sessions_do_not_wait_for_a_tainted_worker_but_what_is_in_its_lin
 @pytest.mark.parametrize("capacity", [1, 2])
 def test_a_tainted_worker_that_has_to_go_runs_its_line_first(how: str, capacity: int, by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    recycling = {"max_requests": 1} if how == "recycle" else {}
-    pool = Pool(2, capacity=capacity, runtime=runtime, clock=by_hand, **recycling)  # type: ignore[arg-type]
+    recycling = RecyclePolicy(max_requests=1 if how == "recycle" else None)
+    pool = Pool(2, capacity=capacity, runtime=runtime, clock=by_hand, recycling=recycling)
     kept = [pool.submit(int) for _ in range(capacity)]
     view = pool.using(session="s", affinity="strict_queue")
     first = [view.submit(int) for _ in range(capacity)]
@@ -196,7 +212,7 @@ def test_a_tainted_worker_that_has_to_go_runs_its_line_first(how: str, capacity:
 
 def test_idle_tainted_workers_may_be_shrunk_away(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
-    pool = Pool(2, idle_timeout=8, runtime=runtime, clock=by_hand)
+    pool = Pool(2, recycling=RecyclePolicy(idle_timeout=8), runtime=runtime, clock=by_hand)
     futures = [pool.submit(int) for _ in range(2)]
     for future in futures:
         runtime.finish(future)
@@ -204,15 +220,15 @@ def test_idle_tainted_workers_may_be_shrunk_away(by_hand: ManualClock) -> None:
     for _ in range(40):
         advance(pool, 1)
     assert runtime.workers == []
-    assert pool._engine.workforce.suspects._until == {}
+    assert pool._engine.tainted_workers._until == {}
     end(pool, runtime)
 
 
 STEPS: dict[str, Callable[[Pool, ScriptedRuntime, Worker], object]] = {
-    "taint": lambda pool, runtime, worker: pool._engine.workforce.suspects.taint(worker, 1, because="test"),
-    "recover": lambda pool, runtime, worker: pool._engine.workforce.suspects._recover(worker),
+    "taint": lambda pool, runtime, worker: pool._engine.tainted_workers.taint(worker, 1, because="test"),
+    "recover": lambda pool, runtime, worker: pool._engine.tainted_workers._recover(worker),
     "finish": lambda pool, runtime, worker: runtime.run_all() if worker in runtime.workers else None,
-    "submit": lambda pool, runtime, worker: pool.submit(int) if not pool._engine.dispatcher.draining else None,
+    "submit": lambda pool, runtime, worker: pool.submit(int) if not pool._engine.status.draining else None,
     "stop": lambda pool, runtime, worker: pool._engine.dispatcher.stop(worker, when_idle=False),
     "die": lambda pool, runtime, worker: runtime.die(worker) if worker in runtime.workers else None,
     "drain": lambda pool, runtime, worker: pool.shutdown(wait=False),
@@ -242,14 +258,19 @@ def test_whatever_comes_in_whatever_order_every_move_is_in_the_table_and_nothing
 
 def test_no_schedule_loses_a_request_between_taint_recovery_and_the_end() -> None:
     def scenario(run: Run) -> None:
-        pool = Pool(1, min_workers=1, idle_timeout=None, reconcile_interval=None)
-        suspects = pool._engine.workforce.suspects
+        pool = Pool(
+            1,
+            min_workers=1,
+            recycling=RecyclePolicy(idle_timeout=None),
+            restarts=RestartPolicy(reconcile_interval=None),
+        )
+        tainted_workers = pool._engine.tainted_workers
         (worker,) = pool._engine.registry.snapshot()
         done = list[int]()
 
         def suspect() -> None:
-            suspects.taint(worker, 1e9, because="test")
-            suspects._recover(worker)
+            tainted_workers.taint(worker, 1e9, because="test")
+            tainted_workers._recover(worker)
 
         def use() -> None:
             for number in range(2):
@@ -271,7 +292,7 @@ def test_threads_are_tainted_too() -> None:
     def overheat() -> None:
         raise Overheated
 
-    with Pool(1, taint_on=Overheated, taint_duration=0.05) as pool:
+    with Pool(1, recycling=RecyclePolicy(taint_on=Overheated, taint_duration=0.05)) as pool:
         assert isinstance(pool.submit(overheat).exception(PATIENCE), Overheated)
         assert pool.submit(pow, 2, 3).result(PATIENCE) == 8
         assert eventually(lambda: pool.stats().idle == 1)
@@ -281,7 +302,7 @@ def test_an_item_of_a_map_taints_its_worker_too() -> None:
     def overheat(number: int) -> None:
         raise Overheated(number)
 
-    with Pool(1, taint_on=Overheated) as pool:
+    with Pool(1, recycling=RecyclePolicy(taint_on=Overheated)) as pool:
         with pytest.raises(Overheated):
             list(pool.map(overheat, range(3)))
         assert eventually(lambda: pool.stats().tainted == 1)
@@ -294,6 +315,6 @@ def test_a_request_that_runs_within_another_taints_its_worker_too() -> None:
     def outer() -> bool:
         return isinstance(pool.submit(overheat).exception(), Overheated)
 
-    with Pool(1, taint_on=Overheated) as pool:
+    with Pool(1, recycling=RecyclePolicy(taint_on=Overheated)) as pool:
         assert pool.submit(outer).result(PATIENCE)
         assert pool.stats().tainted == 1

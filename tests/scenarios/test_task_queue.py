@@ -37,11 +37,11 @@ from bullpen import (
     UnknownTask,
     current_task,
 )
-from bullpen.queue import store
-from bullpen.storage.memory import MemoryStorage
-from bullpen.storage.port import Hold, WorkerRecord
-from bullpen.tasks.task import Progress, TaskError, postpone
-from tests.unit.queue.support import ADDRESS, Server, work, work_now
+from bullpen.tasks.client import backend
+from bullpen.tasks.model.task import Progress, TaskError, postpone
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.port import AttemptKey, WorkerRecord
+from tests.unit.tasks.client.support import ADDRESS, Server, work, work_now
 
 
 class Now:
@@ -189,7 +189,8 @@ def test_payloads_have_a_limit(storage: MemoryStorage) -> None:
         queue.task(greet).enqueue("x" * 100)
     with pytest.raises(PayloadTooLarge):
         queue.enqueue("elsewhere.f", ["x" * 100], elsewhere=True)
-    assert queue.list() == []
+    with queue:
+        assert queue.list() == []
     for wrong in (0, -1, 1.5, None):
         with pytest.raises(InvalidOption):
             TaskQueue(storage, max_payload=wrong)  # type: ignore[arg-type]
@@ -356,7 +357,7 @@ async def test_a_task_with_an_interval_gives_the_result_of_its_next_run(queue: T
         await work(queue)
         assert await waiting == number
     info = await job.ainfo()
-    assert info.runs == 2
+    assert info.completed_runs == 2
     assert info.eta.timestamp() == now.seconds + 10
     waiting = asyncio.create_task(job.aresult())
     await asyncio.sleep(0.01)
@@ -456,7 +457,7 @@ def test_progress_is_seen(queue: TaskQueue, storage: MemoryStorage) -> None:
     async def claim() -> None:
         got = await storage.exchange((), worker="w", queues=("default",), limit=1, lease=15, claim_id="c")
         (task,) = got.claimed
-        await storage.note_progress(Hold(task.id, task.attempt), Progress(1, 2, "half"))
+        await storage.note_progress(AttemptKey(task.id, task.attempt), Progress(1, 2, "half"))
 
     asyncio.run(claim())
     assert job.progress == Progress(1, 2, "half")
@@ -500,9 +501,9 @@ def test_why_a_task_waits(queue: TaskQueue, storage: MemoryStorage, now: Now) ->
     later = function.using(delay=60).enqueue()
     assert causes(queue, job.id) == ["no_worker"]
     assert "no worker runs at all" in str(job.why())
-    asyncio.run(storage.note_worker(record(now, queues=("mail",))))
+    asyncio.run(storage.save_worker(record(now, queues=("mail",))))
     assert "there are workers for mail" in str(job.why())
-    asyncio.run(storage.note_worker(record(now)))
+    asyncio.run(storage.save_worker(record(now)))
     assert causes(queue, job.id) == ["in_line"]
     assert causes(queue, later.id) == ["eta"]
     assert "in 60.0 s, at 2030-01-01 00:01:00 UTC" in str(later.why())
@@ -532,7 +533,7 @@ def test_why_a_task_waits_for_its_function(queue: TaskQueue, storage: MemoryStor
         await storage.exchange([given_back], worker="w-1", queues=(), limit=0, lease=15, claim_id="")
 
     asyncio.run(try_it())
-    asyncio.run(storage.note_worker(record(now)))
+    asyncio.run(storage.save_worker(record(now)))
     assert causes(queue, job.id) == ["unknown_function", "eta"]
     assert "never heard of it, says the worker that tried it" in str(job.why())
     now.seconds += 2
@@ -540,7 +541,7 @@ def test_why_a_task_waits_for_its_function(queue: TaskQueue, storage: MemoryStor
 
 
 def test_why_a_task_waits_for_a_limit_and_who_holds_it(queue: TaskQueue, storage: MemoryStorage, now: Now) -> None:
-    asyncio.run(storage.note_worker(record(now)))
+    asyncio.run(storage.save_worker(record(now)))
     function = queue.task(add).using(concurrency_key="k")
     queue.set_limit(max_running=2, max_running_per_key=1)
     first, second = function.enqueue(1), function.enqueue(2)
@@ -580,7 +581,7 @@ def test_what_became_of_a_task(queue: TaskQueue, storage: MemoryStorage, now: No
 
 
 def test_when_a_task_with_an_interval_runs_again(queue: TaskQueue, storage: MemoryStorage, now: Now) -> None:
-    asyncio.run(storage.note_worker(record(now)))
+    asyncio.run(storage.save_worker(record(now)))
     job = queue.task(add).using(interval=60).enqueue(1)
     work_now(queue)
     assert causes(queue, job.id) == ["next_run"]
@@ -639,10 +640,9 @@ def test_sync_methods_on_a_file_need_no_event_loop(tmp_path: Path) -> None:
         with ThreadPoolExecutor(8) as threads:
             jobs = list(threads.map(function.enqueue, range(100)))
         assert len({job.id for job in jobs}) == 100
-        assert queue.counts()["default"] == {TaskStatus.PENDING: 100}
+        assert jobs[0].status is TaskStatus.PENDING
         assert not any(thread.name == "bullpen-portal" for thread in threading.enumerate())
-        with pytest.raises(ResultTimeout):
-            jobs[0].result(timeout=0.001)  # which waits for somebody else
+        assert queue.counts()["default"] == {TaskStatus.PENDING: 100}
         assert any(thread.name == "bullpen-portal" for thread in threading.enumerate())
     assert not any(thread.name.startswith("bullpen-") for thread in threading.enumerate())
 
@@ -713,16 +713,16 @@ def test_a_queue_in_memory_needs_no_thread_but_to_wait() -> None:
 
 
 def test_two_queues_in_memory_are_two() -> None:
-    one, other = TaskQueue("memory://"), TaskQueue("memory://")
-    one.task(add).enqueue(1)
-    assert other.counts() == {}
+    with TaskQueue("memory://") as one, TaskQueue("memory://") as other:
+        one.task(add).enqueue(1)
+        assert other.counts() == {}
 
 
 @pytest.mark.anyio
 async def test_a_sync_method_on_an_event_loop_works_and_warns_once(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_warned", False)
+    monkeypatch.setattr(backend, "_warned", False)
     with TaskQueue(ADDRESS) as queue:
         function = queue.task(add)
         with pytest.warns(
@@ -737,9 +737,9 @@ async def test_a_sync_method_on_an_event_loop_works_and_warns_once(
 
 FORK = """
 import os, sys, threading
-from bullpen.queue import clients
+from bullpen.tasks.client import clients
 from bullpen import TaskQueue
-from tests.unit.queue.support import ADDRESS, Server
+from tests.unit.tasks.client.support import ADDRESS, Server
 
 server = Server()
 clients.open_storage = server.open_storage

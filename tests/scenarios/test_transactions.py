@@ -22,8 +22,8 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from bullpen import AsyncWorkerPool, StorageError, TaskFailed, TaskNotFound, TaskQueue, current_task
 from bullpen.errors import InvalidOption, InvalidOptionType, QueueError, TaskExists
-from bullpen.storage.postgres.store import PostgresStorage
-from bullpen.tasks.task import SUCCESS
+from bullpen.tasks.model.task import SUCCESS
+from bullpen.tasks.storage.postgres.store import PostgresStorage
 from tests.postgres import new_schema, run
 
 PATIENCE = 60.0

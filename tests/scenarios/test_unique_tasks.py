@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bullpen import InvalidArgument, InvalidOption, TaskExists, TaskQueue, WorkerPool
-from bullpen.storage.memory import MemoryStorage
+from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.testing import ManualClock
 
 

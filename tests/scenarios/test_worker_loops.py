@@ -14,9 +14,9 @@ import uvloop
 
 from bullpen import MissingExtra, TaskQueue, WorkerPool
 from bullpen.cli.settings import LOOPS
-from bullpen.consumer.loops import LoopKind, new_runner
 from bullpen.errors import InvalidOption
-from bullpen.tasks.task import PENDING
+from bullpen.tasks.model.task import PENDING
+from bullpen.tasks.worker.loops import LoopKind, new_runner
 from tests.scenarios.cli_support import Folder
 from tests.scenarios.support import PATIENCE, eventually
 
@@ -66,7 +66,7 @@ def test_a_pool_runs_on_the_loop_that_is_asked_for(kind: LoopKind) -> None:
 def test_uvloop_is_not_needed_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)  # as if it were not installed
     assert loop_of(new_runner()) == loop_of(new_runner("asyncio")) == "asyncio"
-    with pytest.raises(MissingExtra, match=r"bullpen\[uvloop\]"):
+    with pytest.raises(MissingExtra, match=r"pybullpen\[uvloop\]"):
         new_runner("uvloop")
 
 
@@ -112,7 +112,7 @@ def test_a_coroutine_that_ignores_its_end_keeps_no_worker_from_ending(
     let_go.set()
     stopping.join()
     assert has_ended
-    assert "does not end, and is left behind" in caplog.text
+    assert "abandoned a coroutine that ignores its cancellation" in caplog.text
     assert job.status is PENDING
     queue.close()
 

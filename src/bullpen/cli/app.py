@@ -1,7 +1,7 @@
-"""APP, as it is written on the command line, and the TaskQueue that it stands for.
+"""Resolves APP of the command line to a TaskQueue.
 
-`shop.jobs:queue` is an attribute of a module, `jobs.py:queue` of a file. Without an attribute it is the only TaskQueue
-that is there. What lies in the current directory can be imported.
+`shop.jobs:queue` is an attribute of a module, `jobs.py:queue` an attribute of a file. Without an attribute, APP means
+the only TaskQueue of the module. Modules in the current folder can be imported.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from types import ModuleType
 
 from bullpen.cli.command import CommandError, ExitCode
 from bullpen.errors import BullpenError
-from bullpen.queue.function import TaskFunction
-from bullpen.queue.task_queue import TaskQueue
-from bullpen.storage.open import without_password
+from bullpen.tasks.client.function import TaskFunction
+from bullpen.tasks.client.task_queue import TaskQueue
+from bullpen.tasks.storage.open import without_password
 
 FILES_LOOKED_AT = 100
 SLOW_IMPORT = 5.0  # seconds
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _NOT_THEIRS = (_PACKAGE, str(Path(os.__file__).parent) + os.sep, "<")
-HOW = "APP is module:attribute or file.py:attribute, such as app:queue; without an attribute, the only TaskQueue there"
+HOW = "APP is module:attribute or file.py:attribute, such as app:queue; without an attribute, the only TaskQueue"
 
 
 class WrongApp(CommandError):
-    """APP leads to no TaskQueue; says what was tried."""
+    """APP names no TaskQueue. The message says where the command has searched."""
 
     def __init__(self, app: str, problem: str, hint: str = HOW) -> None:
         super().__init__(f"cannot use {app!r}: {problem}\n  {hint}", ExitCode.USAGE)
 
 
 class BrokenApp(CommandError):
-    """The code that APP stands for raised when it was imported."""
+    """The import of APP raised."""
 
 
 def load_queue(app: str) -> TaskQueue:
-    """The TaskQueue that APP stands for. Raises WrongApp and BrokenApp."""
+    """Import APP and return its TaskQueue. Raises WrongApp and BrokenApp."""
     if re.search("://|:.*@", app):
-        hint = "looking into a store needs --url; a worker needs the code of its tasks: APP, such as app:queue"
-        raise WrongApp(without_password(app), "it is the address of a store, not an APP", hint)
+        hint = "commands that read a store take --url; a worker needs the code of its tasks: APP, such as app:queue"
+        raise WrongApp(without_password(app), "this is the address of a store, not an APP", hint)
     where, colon, attribute = app.rpartition(":") if ":" in app else (app, "", "")
     if not where or (colon and not attribute):
         raise WrongApp(app, "one side of the colon is empty" if colon else "it is empty")
@@ -55,7 +55,7 @@ def load_queue(app: str) -> TaskQueue:
 
 
 def import_module(where: str, app: str) -> ModuleType:
-    """The module of this name, or in this file."""
+    """Import the module with this name, or from this file."""
     if where.endswith(".py") or "/" in where or os.sep in where:
         return _import_file(Path(where), app)
     _make_importable(Path.cwd())
@@ -64,7 +64,7 @@ def import_module(where: str, app: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if not _is_itself(error.name, where):
             raise _broken(app, error) from error
-        tried = f"there is no module {error.name!r} (looked in {Path.cwd()} and where Python finds its modules)"
+        tried = f"there is no module {error.name!r} in {Path.cwd()} or on sys.path"
         raise WrongApp(app, tried, _suggestion(where)) from None
 
 
@@ -81,8 +81,8 @@ def _import(name: str, app: str) -> ModuleType:
         raise
     except SystemExit as error:
         raise BrokenApp(
-            f"{app!r} ended the program when it was imported (exit code {error.code}); what only a script should do "
-            "belongs below: if __name__ == '__main__':"
+            f"{app!r} exited during its import (exit code {error.code}); put the code of the script below: "
+            "if __name__ == '__main__':"
         ) from None
     except Exception as error:
         raise _broken(app, error) from error
@@ -90,14 +90,14 @@ def _import(name: str, app: str) -> ModuleType:
 
 @contextmanager
 def _patience(app: str) -> Iterator[None]:
-    """Say where it hangs, if it hangs: a script that waits for a result, and for the worker that is importing it."""
+    """Print where a slow import hangs: a script may wait for a result of the worker that imports it."""
     main = threading.get_ident()
 
     def complain() -> None:
         frame = sys._current_frames().get(main)  # noqa: SLF001 — there is no other way
         where = [frame for frame in traceback.extract_stack(frame) if not frame.filename.startswith(_NOT_THEIRS)]
         place = f", at {where[-1].filename}:{where[-1].lineno}" if where else ""
-        message = f"bullpen: {app!r} is still being imported{place}. What only a script should do belongs below: "
+        message = f"bullpen: the import of {app!r} is still running{place}. Put the code of the script below: "
         print(message + "if __name__ == '__main__':", file=sys.stderr, flush=True)
 
     timer = threading.Timer(SLOW_IMPORT, complain)
@@ -111,8 +111,8 @@ def _patience(app: str) -> Iterator[None]:
 
 
 def _broken(app: str, error: BaseException) -> BrokenApp:
-    """With the part of the traceback that is not ours, nor that of the import system. An error of ours says all there
-    is to say: where it was raised helps nobody.
+    """With the frames of user code, without those of Bullpen and of the import system. An error of Bullpen needs no
+    frames of Bullpen.
     """
     frames = traceback.extract_tb(error.__traceback__)
     ours = _PACKAGE if isinstance(error, BullpenError) else __file__
@@ -126,7 +126,7 @@ def _is_itself(missing: str | None, wanted: str) -> bool:
 
 
 def _suggestion(where: str) -> str:
-    """What might have been meant."""
+    """A hint for a module that does not exist."""
     module, dot, attribute = where.rpartition(".")
     if dot and module in sys.modules and isinstance(getattr(sys.modules[module], attribute, None), TaskQueue):
         return f"did you mean {module}:{attribute}?"
@@ -134,11 +134,11 @@ def _suggestion(where: str) -> str:
     close = difflib.get_close_matches(where, [file.stem for file in queues], n=1)
     if close:
         return f"did you mean {close[0]}?"
-    return f"there is {', '.join(str(file) for file in queues[:5])}" if queues else HOW
+    return f"files with a TaskQueue: {', '.join(str(file) for file in queues[:5])}" if queues else HOW
 
 
 def _files_with_queues() -> list[Path]:
-    """Files in the current directory that seem to make a TaskQueue."""
+    """Files in the current folder that seem to create a TaskQueue."""
     found = []
     for file in sorted(Path().glob("*.py"))[:FILES_LOOKED_AT]:
         try:
@@ -150,7 +150,7 @@ def _files_with_queues() -> list[Path]:
 
 
 def _import_file(path: Path, app: str) -> ModuleType:
-    """Under the name that the functions of a script are registered with: that of the file, within its package."""
+    """Import a file under its module name, within its package: a script registers its functions under this name."""
     if not path.is_file():
         raise WrongApp(app, f"there is no file {path.absolute()}", _suggestion(path.stem))
     path = path.resolve()
@@ -180,7 +180,7 @@ def _attribute(module: ModuleType, attribute: str, app: str) -> TaskQueue:
         except AttributeError:
             problem = f"{module.__name__} ({module.__file__}) has no {attribute!r}"
             raise WrongApp(app, problem, _there_is(module)) from None
-        except Exception as error:  # a module may make it only now, as the one for Django does
+        except Exception as error:  # a module may create it on access, as the one for Django does
             raise _broken(app, error) from error
     if not isinstance(value, TaskQueue):
         kind = "a task" if isinstance(value, TaskFunction) else f"a {type(value).__name__}"
@@ -194,7 +194,7 @@ def _only_queue(module: ModuleType, app: str) -> TaskQueue:
         raise WrongApp(app, f"{module.__name__} ({module.__file__}) has no TaskQueue")
     if len({id(queue) for queue in queues.values()}) > 1:
         which = ", ".join(f"{app}:{name}" for name in queues)
-        raise WrongApp(app, "it has several TaskQueues", f"say which one: {which}")
+        raise WrongApp(app, "it has several TaskQueues", f"name one: {which}")
     return next(iter(queues.values()))
 
 

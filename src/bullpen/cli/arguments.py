@@ -1,4 +1,4 @@
-"""Values on the command line: what they are read as, and what is said about wrong ones."""
+"""Parsers for values on the command line, with their error messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TypeVar
 
-from bullpen.pool.written import duration
+from bullpen.pools.config_file import duration
 
 N = TypeVar("N", int, float)
 
@@ -42,13 +42,13 @@ def seconds(text: str) -> float:
         except ValueError:
             value = -1.0
     if not 0 <= value <= LONGEST:
-        message = f"must be a number of seconds, or like '250ms', '30s', '5m', '2h', '7d', got {text!r}"
+        message = f"must be seconds, or a duration like '250ms', '30s', '5m', '2h', '7d', got {text!r}"
         raise argparse.ArgumentTypeError(message)
     return value
 
 
 def instant(text: str) -> datetime:
-    """`2030-01-31T18:00`, on this machine's clock unless it says which."""
+    """`2030-01-31T18:00`, in local time unless it has an offset."""
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
@@ -60,7 +60,7 @@ def names(text: str) -> tuple[str, ...]:
     """`a,b` as ("a", "b")."""
     parts = tuple(part.strip() for part in text.split(","))
     if not all(parts):
-        raise argparse.ArgumentTypeError(f"must be names with commas between them, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be names separated by commas, got {text!r}")
     return parts
 
 

@@ -1,4 +1,4 @@
-"""One change for many tasks: those that are named, or all that match. They are counted before anything is changed."""
+"""One change for many tasks: the named ones, or all that match. The command counts them before it changes any."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from msgspec.structs import replace
 from bullpen.cli import store
 from bullpen.cli.command import CommandError, ExitCode
 from bullpen.cli.matching import Matching, add_filters
-from bullpen.cli.output import agrees, counted, show, show_json, text
-from bullpen.cli.progress import Progress
-from bullpen.queue.task_queue import TaskQueue
-from bullpen.tasks.task import TaskStatus
+from bullpen.cli.terminal.output import agrees, counted, show, show_json, text
+from bullpen.cli.terminal.progress import ProgressBar
+from bullpen.tasks.client.task_queue import TaskQueue
+from bullpen.tasks.model.task import TaskStatus
 
 BATCH = 200
 
 Statuses = Sequence[TaskStatus]
-Change = Callable[[TaskQueue, Sequence[str]], int]  # how many it has changed
+Change = Callable[[TaskQueue, Sequence[str]], int]  # returns how many it has changed
 
 
 def add_arguments(parser: argparse.ArgumentParser, statuses: Statuses, default: Statuses | None = None) -> None:
-    """`statuses`: those that the change is for; `default`: which of them, if nothing is said."""
+    """`statuses`: the change applies to these; `default`: the statuses without `--status`."""
     parser.add_argument(
-        "ids", nargs="*", default=[], metavar="ID", help="the ids of tasks; else all that match, as follows"
+        "ids", nargs="*", default=[], metavar="ID", help="ids of tasks; without ids, the filters below choose the tasks"
     )
     allowed = ", ".join(map(str, statuses))
     add_filters(parser, f"{allowed} (default: {', '.join(map(str, default)) if default else 'all of these'})")
-    parser.add_argument("--all", action="store_true", help="all of them, without a filter")
-    parser.add_argument("--dry-run", action="store_true", help="say how many match, and change nothing")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    parser.add_argument("--all", action="store_true", help="change all tasks, without a filter")
+    parser.add_argument("--dry-run", action="store_true", help="print how many tasks match; change nothing")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
     store.add_arguments(parser)
 
 
 def change_many(
     arguments: argparse.Namespace, statuses: Statuses, change: Change, done: str, default: Statuses | None = None
 ) -> int:
-    """`done`: what was done, in words."""
+    """`done`: how the message calls the change, such as "cancelled"."""
     matching = Matching.of(arguments)
     _check(arguments, matching, statuses)
     with store.open_queue(arguments) as queue:
@@ -55,11 +55,11 @@ def change_many(
 
 def _check(arguments: argparse.Namespace, matching: Matching, statuses: Statuses) -> None:
     if arguments.ids and (matching or arguments.all or arguments.dry_run):
-        raise CommandError("name tasks by their ids, or say which ones match, not both", ExitCode.USAGE)
+        raise CommandError("give ids or filters, not both", ExitCode.USAGE)
     if not (arguments.ids or matching or arguments.all):
-        raise CommandError("which tasks? Name their ids, or say which: --queue, --error, …, or --all", ExitCode.USAGE)
+        raise CommandError("no tasks chosen: give ids, or filters such as --queue or --error, or --all", ExitCode.USAGE)
     if matching and arguments.all:
-        raise CommandError("--all is without a filter; leave it out", ExitCode.USAGE)
+        raise CommandError("--all cannot be combined with filters", ExitCode.USAGE)
     wrong = set(matching.status or ()) - set(map(str, statuses))
     if wrong:
         allowed = ", ".join(map(str, statuses))
@@ -71,23 +71,23 @@ def _confirm(arguments: argparse.Namespace, many: int) -> None:
         return
     matching = counted(many, "task matches", "tasks match")
     if arguments.json or not sys.stdin.isatty():
-        raise CommandError(f"{matching}; say --yes to go on without being asked", ExitCode.USAGE)
+        raise CommandError(f"{matching}; add --yes to change them without confirmation", ExitCode.USAGE)
     if not agrees(f"{matching}. {arguments.command.name.capitalize()} {'it' if many == 1 else 'them all'}?"):
         raise CommandError("nothing was changed")
 
 
 def _change(arguments: argparse.Namespace, queue: TaskQueue, ids: Sequence[str], change: Change, done: str) -> int:
     changed = 0
-    with Progress(done, len(ids), quiet=arguments.json) as progress:
+    with ProgressBar(done, len(ids), quiet=arguments.json) as progress:
         try:
             for first in range(0, len(ids), BATCH):
                 batch = ids[first : first + BATCH]
                 changed += change(queue, batch)
                 progress.advance(len(batch))
         except KeyboardInterrupt:
-            message = f"stopped: {progress.done} of {len(ids)} were looked at, {changed} {done}"
+            message = f"interrupted after {progress.done} of {len(ids)} tasks: {changed} {done}"
             raise CommandError(message, ExitCode.INTERRUPTED) from None
-    others = "" if changed == len(ids) else "; the others were in another state by then"
+    others = "" if changed == len(ids) else "; the others have changed their status meanwhile"
     return _tell(arguments, len(ids), changed, f"{changed} of {len(ids)} {done}{others}")
 
 
@@ -100,11 +100,11 @@ def _tell(arguments: argparse.Namespace, matching: int, changed: int, words: str
 
 
 def _named(arguments: argparse.Namespace, changed: int, done: str) -> int:
-    """Whether all that were named have changed is also the exit code."""
+    """The exit code is 0 only if every named task has changed."""
     named = len(set(arguments.ids))
     if arguments.json:
         show_json({"named": named, "changed": changed})
     else:
-        others = "" if changed == named else "; the others are not there, or were not in a state for it"
+        others = "" if changed == named else "; the others do not exist, or their status does not allow it"
         show([text(f"{changed} of {named} {done}{others}")])
     return ExitCode.OK if changed == named else ExitCode.NOT_FOUND

@@ -1,15 +1,19 @@
-"""What `main` has to know about commands, and how they end."""
+"""The commands that `main` runs, and their exit codes."""
 
 from __future__ import annotations
 
 import argparse
 import enum
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 
 class ExitCode(enum.IntEnum):
-    """What every command of `bullpen` means by its exit code. Ended by a signal, it is 128 + the signal's number."""
+    """The exit codes of all commands. A command that a signal ends exits with 128 + the number of the signal."""
 
     OK = 0
     FAILED = 1
@@ -20,7 +24,7 @@ class ExitCode(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One word after `bullpen`, or after the word of its group. `run` returns the exit code."""
+    """A verb after `bullpen`, or after the name of its group. `run` returns the exit code."""
 
     name: str
     summary: str
@@ -29,8 +33,8 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """A word after `bullpen` that has commands of its own; the first of them is meant if none is named."""
+class CommandGroup:
+    """A word after `bullpen` with commands of its own. Without a verb, the first command runs."""
 
     name: str
     summary: str
@@ -38,8 +42,33 @@ class Group:
 
 
 class CommandError(Exception):
-    """A command cannot go on, and its user can do something about it: the message is all that is shown."""
+    """A command fails, and the user can fix the cause. `main` prints the message, without a traceback."""
 
     def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
         self.code = code
+
+
+class Stopped:
+    """Whether SIGINT or SIGTERM has come. The handler only sets a flag, so no exception interrupts a step."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    @contextmanager
+    def by_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._mark) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _mark(self, number: int, _: FrameType | None) -> None:
+        self.signal = number

@@ -1,4 +1,4 @@
-"""What is wrong with a queue, decided from what a look at its store has shown. Nothing is asked here."""
+"""Findings of `bullpen doctor`, decided from a snapshot of the store. This module reads no store."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from bullpen.cli.output import counted, duration
-from bullpen.consumer.identity import is_dead
-from bullpen.queue.why import STALE_AFTER
-from bullpen.storage.port import Concern, Schema, WorkerRecord
-from bullpen.tasks.moving import mark_of
-from bullpen.tasks.task import Task
+from bullpen.cli.terminal.output import counted, duration
+from bullpen.tasks.client.why import STALE_AFTER
+from bullpen.tasks.model.store_move import mark_of
+from bullpen.tasks.model.task import Task
+from bullpen.tasks.storage.port import HealthFinding, Schema, WorkerRecord
+from bullpen.tasks.worker.identity import is_dead
 
-MANY = 10_000  # tasks that wait in a queue …
-LONG = 60.0  # … and the oldest of them for so many seconds
+MANY = 10_000  # pending tasks in a queue …
+LONG = 60.0  # … and the age of the oldest in seconds
 SKEW, GREAT_SKEW = 2.0, 30.0
 OVERDUE = 30.0  # seconds after the end of a lease
 NAMED = 3
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """A store at one moment. Of tasks that wait, the first page of each queue."""
+    """A snapshot of a store. `oldest` has the first page of pending tasks of each queue."""
 
     now: float
-    ahead: float = 0.0  # by how many seconds its clock is ahead of ours
+    ahead: float = 0.0  # seconds that the clock of the store is ahead of this machine
     waiting: Mapping[str, int] = {}  # how many, by queue
     oldest: Mapping[str, Sequence[Task]] = {}  # by queue
     running: Sequence[Task] = ()
@@ -40,64 +40,66 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         return [task for task in self.oldest.get(queue, ()) if task.eta <= self.now]
 
 
-def problem(kind: str, words: str, advice: str) -> Concern:
-    return Concern(kind=kind, level="problem", words=words, advice=advice)
+def problem(kind: str, message: str, advice: str) -> HealthFinding:
+    return HealthFinding(kind=kind, level="problem", message=message, advice=advice)
 
 
-def warning(kind: str, words: str, advice: str) -> Concern:
-    return Concern(kind=kind, level="warning", words=words, advice=advice)
+def warning(kind: str, message: str, advice: str) -> HealthFinding:
+    return HealthFinding(kind=kind, level="warning", message=message, advice=advice)
 
 
-def of_schema(schema: Schema) -> list[Concern]:
+def of_schema(schema: Schema) -> list[HealthFinding]:
     if schema.is_too_new:
-        words = f"its tables have version {schema.found}, and this Bullpen knows {schema.known}"
-        return [problem("schema_too_new", words, "a newer Bullpen has written it: upgrade this one")]
+        message = f"the schema has version {schema.found}; this Bullpen knows version {schema.known}"
+        return [problem("schema_too_new", message, "a newer Bullpen has created it: upgrade this installation")]
     if schema.found < schema.known:
-        there = f"version {schema.found}" if schema.found else "no tables"
-        words = f"it has {there}, and version {schema.known} is needed"
-        return [problem("schema_too_old", words, "run `bullpen migrate`; `--dry-run` shows what it would do")]
+        existing = f"version {schema.found}" if schema.found else "no tables"
+        message = f"the store has {existing}; version {schema.known} is required"
+        return [problem("schema_too_old", message, "run `bullpen migrate`; `--dry-run` prints the SQL")]
     return []
 
 
-def diagnose(look: Look) -> list[Concern]:
-    """The worst first."""
+def diagnose(look: Look) -> list[HealthFinding]:
+    """All findings, problems before warnings."""
     found = [
-        *_nobody_works(look),
+        *_no_workers(look),
         *_stuck(look),
         *_unknown_functions(look),
         *_paused(look),
         *_lost_workers(look),
-        *_on_their_way(look),
+        *_moving(look),
         *_backlogs(look),
         *_clock(look),
     ]
     return sorted(found, key=lambda one: one.level != "problem")
 
 
-def _nobody_works(look: Look) -> Iterable[Concern]:
+def _no_workers(look: Look) -> Iterable[HealthFinding]:
     served = {queue for worker in look.up for queue in worker.queues}
     alone = [queue for queue in look.oldest if look.due(queue) and queue not in served and queue not in look.paused]
     if not look.up and alone:
         many = sum(look.waiting.get(queue, 0) for queue in alone)
-        yield problem("no_workers", f"{_waiting(many)}, and no worker runs", "start one: `bullpen worker APP`")
+        yield problem("no_workers", f"{_waiting(many)}, and no worker is up", "start one: `bullpen worker APP`")
     else:
         for queue in alone:
-            words = f"{_waiting(look.waiting.get(queue, 0))} in the queue {queue!r}, and no worker serves it"
-            yield problem("unserved_queue", words, f"start one: `bullpen worker APP --queues {queue}`")
+            message = f"{_waiting(look.waiting.get(queue, 0))} in the queue {queue!r}, and no worker serves it"
+            yield problem("unserved_queue", message, f"start one: `bullpen worker APP --queues {queue}`")
 
 
-def _stuck(look: Look) -> Iterable[Concern]:
+def _stuck(look: Look) -> Iterable[HealthFinding]:
     stuck = [task for task in look.running if task.lease_until is not None and look.now - task.lease_until > OVERDUE]
     if not stuck:
         return
-    words = f"{counted(len(stuck), 'task counts', 'tasks count')} as running, with a lease that is over: {_ids(stuck)}"
+    message = f"{counted(len(stuck), 'running task has', 'running tasks have')} an expired lease: {_ids(stuck)}"
     if look.up:
-        yield warning("expired_leases", words, "a worker takes them back soon; if this stays, see its log")
+        yield warning(
+            "expired_leases", message, "a worker takes them back soon; if this finding stays, read the worker's log"
+        )
     else:
-        yield problem("expired_leases", words, "start a worker: it takes them back and runs them again")
+        yield problem("expired_leases", message, "start a worker: it takes them back and runs them again")
 
 
-def _unknown_functions(look: Look) -> Iterable[Concern]:
+def _unknown_functions(look: Look) -> Iterable[HealthFinding]:
     unknown = Counter(
         task.func_path
         for tasks in look.oldest.values()
@@ -105,55 +107,61 @@ def _unknown_functions(look: Look) -> Iterable[Concern]:
         if task.error is not None and task.error.kind == "unknown_function"
     )
     for name, many in unknown.most_common():
-        words = f"{_waiting(many)} for the function {name}, which no worker has that tried"
-        yield problem("unknown_function", words, f"start a worker with it, or `bullpen tasks cancel --function {name}`")
+        message = f"{_waiting(many)} for the function {name}, which the workers do not know"
+        yield problem(
+            "unknown_function", message, f"start a worker with it, or `bullpen tasks cancel --function {name}`"
+        )
 
 
-def _paused(look: Look) -> Iterable[Concern]:
+def _paused(look: Look) -> Iterable[HealthFinding]:
     for queue in sorted(look.paused):
         if many := look.waiting.get(queue, 0):
-            words = f"{_waiting(many)} in the queue {queue!r}, which is paused"
-            yield warning("paused_queue", words, f"if that is not meant: `bullpen queues resume {queue}`")
+            message = f"{_waiting(many)} in the queue {queue!r}, which is paused"
+            yield warning("paused_queue", message, f"to continue: `bullpen queues resume {queue}`")
 
 
-def _lost_workers(look: Look) -> Iterable[Concern]:
+def _lost_workers(look: Look) -> Iterable[HealthFinding]:
     lost = [worker for worker in look.workers if worker not in look.up]
     if lost:
         names = ", ".join(worker.id for worker in lost[:NAMED]) + (", …" if len(lost) > NAMED else "")
-        words = (
-            f"{counted(len(lost), 'worker is', 'workers are')} dead, or silent for {STALE_AFTER:g} s and more: {names}"
+        message = (
+            f"{counted(len(lost), 'worker is', 'workers are')} dead, or silent for over {STALE_AFTER:g} s: {names}"
         )
-        yield warning("lost_workers", words, "their tasks go to others; see on their machines what has happened")
+        yield warning(
+            "lost_workers", message, "other workers run their tasks again; look for the cause on their machines"
+        )
 
 
-def _on_their_way(look: Look) -> Iterable[Concern]:
+def _moving(look: Look) -> Iterable[HealthFinding]:
     marks = [mark for tasks in look.oldest.values() for task in tasks if (mark := mark_of(task)) is not None]
     for to, many in Counter(mark.to for mark in marks).items():
-        words = f"{counted(many, 'task is', 'tasks are')} on the way to {to}"
-        yield warning("moving", words, "if no `bullpen move` runs, it was interrupted: run it again")
+        message = f"{counted(many, 'task is', 'tasks are')} moving to {to}"
+        yield warning("moving", message, "if no `bullpen move` is running, it was interrupted: run it again")
 
 
-def _backlogs(look: Look) -> Iterable[Concern]:
+def _backlogs(look: Look) -> Iterable[HealthFinding]:
     for queue, many in look.waiting.items():
         due = look.due(queue)
         if many >= MANY and due and queue not in look.paused:
             oldest = look.now - min(task.eta for task in due)
             if oldest >= LONG:
-                words = f"{_waiting(many)} in the queue {queue!r}, the oldest for {duration(oldest)}"
-                yield warning("backlog", words, "more workers, or more of `--concurrency`, if this goes on growing")
+                message = f"{_waiting(many)} in the queue {queue!r}, the oldest for {duration(oldest)}"
+                yield warning("backlog", message, "if it keeps growing, start more workers or raise `--concurrency`")
 
 
-def _clock(look: Look) -> Iterable[Concern]:
+def _clock(look: Look) -> Iterable[HealthFinding]:
     if abs(look.ahead) >= SKEW:
-        words = (
+        message = (
             f"the store's clock is {duration(look.ahead)} {'ahead of' if look.ahead > 0 else 'behind'} this machine's"
         )
         make = problem if abs(look.ahead) >= GREAT_SKEW else warning
-        yield make("clock", words, "`eta`, `expires` and schedules go by the store's clock: set both by NTP")
+        yield make(
+            "clock", message, "`eta`, `expires` and schedules use the store's clock: synchronise both clocks with NTP"
+        )
 
 
 def _waiting(many: int) -> str:
-    return counted(many, "task waits", "tasks wait")
+    return counted(many, "task is pending", "tasks are pending")
 
 
 def _ids(tasks: Sequence[Task]) -> str:

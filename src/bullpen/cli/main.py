@@ -1,6 +1,6 @@
-"""The console script: find the command, run it, turn its end into an exit code.
+"""The console script: finds the command, runs it, and returns its exit code.
 
-A new command is a file with a `Command` or a `Group`, and a place in `COMMANDS`.
+A new command is a file in `commands/` with a `Command` or a `CommandGroup`, and an entry in `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bullpen import __version__
-from bullpen.cli import (
+from bullpen.cli.command import Command, CommandError, CommandGroup, ExitCode
+from bullpen.cli.commands import (
     bench,
     check,
     completion,
@@ -33,7 +34,6 @@ from bullpen.cli import (
     worker,
     workers,
 )
-from bullpen.cli.command import Command, CommandError, ExitCode, Group
 from bullpen.errors import (
     BullpenError,
     ConfigurationError,
@@ -44,7 +44,7 @@ from bullpen.errors import (
     UnknownTask,
 )
 
-COMMANDS: tuple[Command | Group, ...] = (
+COMMANDS: tuple[Command | CommandGroup, ...] = (
     worker.COMMAND,
     enqueue.COMMAND,
     status.COMMAND,
@@ -61,19 +61,19 @@ COMMANDS: tuple[Command | Group, ...] = (
     bench.COMMAND,
     config.COMMAND,
     completion.COMMAND,
-    demo.GROUP,
+    demo.COMMAND,
 )
 
 NAME_A_STORE = ("status", "tasks", "why", "queues", "schedules", "workers", "doctor", "migrate", "bench")
 
 EXIT_CODES = """\
-exit codes: 0 done, 1 it failed, 2 the command line is wrong, 3 there is no such task, queue or schedule,
+exit codes: 0 done, 1 failed, 2 wrong command line, 3 no such task, queue or schedule,
             128 + n ended by signal n (130: Ctrl-C)
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in `argv`, by default that of the process; its exit code."""
+    """Run the command in `argv` (default: `sys.argv`) and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.USAGE
     try:
         arguments, unread = parser.parse_known_args(with_default(words))
-    except SystemExit as exit:  # argparse has said what there is to say
+    except SystemExit as exit:  # argparse has printed the message
         return exit.code if isinstance(exit.code, int) else ExitCode.USAGE
     if unread:
         print(not_understood(arguments.typed, unread), file=sys.stderr)
@@ -98,12 +98,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     command: Command = arguments.command
     arguments.words = words
+    arguments.commands = COMMANDS
     try:
         code = command.run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # whoever read the output, say `head`, has gone
+    except BrokenPipeError:  # the reader of the output, say `head`, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except (CommandError, BullpenError) as error:
@@ -124,14 +125,14 @@ def _code_of(error: CommandError | BullpenError) -> int:
 
 
 def wrong_command(words: Sequence[str]) -> str | None:
-    """What to tell somebody who asked for a command that does not exist; None if it does."""
+    """The message for a command that does not exist; None if it exists."""
     if words[0].startswith("-"):
         return None
-    commands: Mapping[str, Command | Group] = {command.name: command for command in COMMANDS}
+    commands: Mapping[str, Command | CommandGroup] = {command.name: command for command in COMMANDS}
     if words[0] not in commands:
         return _unknown("bullpen", words[0], list(commands))
     group = commands[words[0]]
-    if isinstance(group, Group) and len(words) > 1 and not words[1].startswith("-"):
+    if isinstance(group, CommandGroup) and len(words) > 1 and not words[1].startswith("-"):
         names = [command.name for command in group.commands]
         if words[1] not in names:
             return _unknown(f"bullpen {group.name}", words[1], names)
@@ -140,12 +141,16 @@ def wrong_command(words: Sequence[str]) -> str | None:
 
 def _unknown(typed: str, word: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, names, n=1)
-    hint = f"did you mean `{typed} {close[0]}`?" if close else f"there is {', '.join(names)}; see `{typed} --help`."
+    hint = (
+        f"did you mean `{typed} {close[0]}`?"
+        if close
+        else f"the commands are {', '.join(names)}; see `{typed} --help`."
+    )
     return f"{typed}: unknown command {word!r}: {hint}"
 
 
 def not_understood(typed: str, words: Sequence[str]) -> str:
-    """What to tell somebody who has typed more than a command takes."""
+    """The message for arguments that the command does not take."""
     names_a_store = typed.split(maxsplit=1)[0] in NAME_A_STORE and not words[0].startswith("-")
     option = "--url" if "://" in words[0] else "--app"
     hint = f"did you mean {option} {words[0]}?" if names_a_store else f"see `bullpen {typed} --help`."
@@ -153,8 +158,8 @@ def not_understood(typed: str, words: Sequence[str]) -> str:
 
 
 def with_default(words: Sequence[str]) -> list[str]:
-    """`words`, with the first command of a group if none of them is named: `tasks --json` is `tasks list --json`."""
-    group = next((group for group in COMMANDS if isinstance(group, Group) and group.name == words[0]), None)
+    """`words`, with the first command of a group if they name none: `tasks --json` is `tasks list --json`."""
+    group = next((group for group in COMMANDS if isinstance(group, CommandGroup) and group.name == words[0]), None)
     asks_for_help = len(words) > 1 and words[1] in ("-h", "--help")
     is_complete = group is None or asks_for_help or (len(words) > 1 and not words[1].startswith("-"))
     return list(words) if is_complete or group is None else [words[0], group.commands[0].name, *words[1:]]
@@ -163,14 +168,14 @@ def with_default(words: Sequence[str]) -> list[str]:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bullpen",
-        description="Durable tasks and warm workers.",
+        description="Durable tasks and worker pools.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"bullpen {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     for command in COMMANDS:
-        if isinstance(command, Group):
+        if isinstance(command, CommandGroup):
             named = commands.add_parser(command.name, help=command.summary, description=command.summary)
             inner = named.add_subparsers(title="commands", metavar="command", required=True)
             for part in command.commands:

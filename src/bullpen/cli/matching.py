@@ -1,4 +1,4 @@
-"""Which tasks: the filters of `bullpen tasks`, and all that they match, page by page."""
+"""The filters of `bullpen tasks`. Reads matching tasks page by page."""
 
 from __future__ import annotations
 
@@ -8,32 +8,37 @@ from collections.abc import Iterator
 import msgspec
 
 from bullpen.cli.arguments import names, seconds
-from bullpen.queue.task_queue import LARGEST_PAGE, TaskQueue
-from bullpen.tasks.info import TaskInfo, as_datetime
-from bullpen.tasks.task import FINAL, TaskStatus
+from bullpen.tasks.client.task_queue import LARGEST_PAGE, TaskQueue
+from bullpen.tasks.model.info import TaskInfo, as_datetime
+from bullpen.tasks.model.task import FINAL, TaskStatus
 
 
 def add_filters(parser: argparse.ArgumentParser, statuses: str = ", ".join(map(str, TaskStatus))) -> None:
-    parser.add_argument("--status", type=names, metavar="A,B", help=f"only these: {statuses}")
-    parser.add_argument("--queue", type=names, metavar="A,B", help="only of these queues")
-    parser.add_argument("--function", metavar="NAME", help="only of this function, by its whole name")
-    parser.add_argument("--worker", metavar="ID", help="only those that this worker runs, or ran last")
+    parser.add_argument("--status", type=names, metavar="A,B", help=f"only tasks with these statuses: {statuses}")
+    parser.add_argument("--queue", type=names, metavar="A,B", help="only tasks of these queues")
+    parser.add_argument("--function", metavar="NAME", help="only tasks of this function, by its full name")
+    parser.add_argument("--worker", metavar="ID", help="only tasks that this worker runs, or ran last")
     parser.add_argument(
         "--error",
         metavar="WHAT",
-        help="only those whose latest error is of this kind or type, such as timeout, crash or ConnectionError",
+        help="only tasks whose latest error has this kind or type, such as timeout, crash or ConnectionError",
     )
     parser.add_argument(
         "--older-than",
         type=seconds,
         metavar="AGE",
-        help="only those that ended, or if they have not, were enqueued, so long ago, such as 90s, 5m, 2h, 7d",
+        help="only tasks that ended at least this long ago, such as 90s, 5m, 2h, 7d; unfinished tasks: enqueued",
     )
-    parser.add_argument("--newer-than", type=seconds, metavar="AGE", help="… or not so long ago")
+    parser.add_argument(
+        "--newer-than",
+        type=seconds,
+        metavar="AGE",
+        help="only tasks that ended, or were enqueued, less than this long ago",
+    )
 
 
 class Matching(msgspec.Struct, frozen=True, kw_only=True):
-    """The filters that were typed."""
+    """The filters of one command line."""
 
     status: tuple[str, ...] | None = None
     queue: tuple[str, ...] | None = None
@@ -53,7 +58,7 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
     def find(
         self, queue: TaskQueue, now: float, *, limit: int | None = None, after: str | None = None
     ) -> list[TaskInfo]:
-        """At most `limit` of them, by their ids."""
+        """At most `limit` matching tasks, in the order of their ids."""
         found = []
         for task in self._candidates(queue, limit, after):
             if self._fits(task, now):
@@ -63,7 +68,7 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def _candidates(self, queue: TaskQueue, limit: int | None, after: str | None) -> Iterator[TaskInfo]:
-        """Those that the store finds by itself."""
+        """Tasks that match the filters of the store itself."""
         is_all = self.error is None and self.older_than is None and self.newer_than is None
         size = min(limit, LARGEST_PAGE) if limit is not None and is_all else LARGEST_PAGE
         while True:
@@ -91,6 +96,6 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _names_of(task: TaskInfo) -> set[str]:
-    """What its latest error may be called."""
+    """Names for its latest error: kind, type, and type without its module."""
     assert task.error is not None
     return {task.error.kind, task.error.type, task.error.type.rpartition(".")[2]} - {""}

@@ -7,13 +7,13 @@
         }
     }
 
-`OPTIONS` has the address of the store and what `TaskQueue` takes besides. The tasks of the module `tasks` of every
-installed app are run by
+`OPTIONS` has the address of the store and the other options of `TaskQueue`. This worker runs the tasks in the module
+`tasks` of every installed app:
 
     $ DJANGO_SETTINGS_MODULE=shop.settings bullpen worker bullpen.integrations.django:queue
 
-Arguments and results are what Django says: JSON, whatever the annotations are. Around every task old database
-connections are closed, as around a request.
+Arguments and results are JSON, as Django demands, whatever the annotations are. The worker closes old database
+connections before and after every task, as Django does for a request.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from django.db import close_old_connections
 from django.utils import timezone
 
 from bullpen.errors import InvalidOption
-from bullpen.queue.task_queue import TaskQueue
-from bullpen.storage.port import Storage
-from bullpen.tasks.context import current_task
-from bullpen.tasks.info import as_datetime
-from bullpen.tasks.task import RUNNING, SUCCESS
-from bullpen.tasks.task import Task as StoredTask
+from bullpen.tasks.client.task_queue import TaskQueue
+from bullpen.tasks.model.context import current_task
+from bullpen.tasks.model.info import as_datetime
+from bullpen.tasks.model.task import RUNNING, SUCCESS
+from bullpen.tasks.model.task import Task as StoredTask
+from bullpen.tasks.storage.port import Storage
 
 try:
     from django.tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
@@ -61,7 +61,7 @@ PRIORITY = "django-priority"  # a header: Bullpen has ten priorities, Django 201
 
 
 class BullpenBackend(BaseTaskBackend):  # type: ignore[misc]
-    """Enqueues Django's tasks as tasks of Bullpen. Django makes one for each thread; all share one `TaskQueue`."""
+    """Enqueues Django's tasks as tasks of Bullpen. Django makes a backend for each thread; all share a `TaskQueue`."""
 
     supports_defer = True
     supports_async_task = True
@@ -74,7 +74,7 @@ class BullpenBackend(BaseTaskBackend):  # type: ignore[misc]
         self.queue = self._shared.queue
 
     def validate_task(self, task: Any) -> None:
-        """Django calls this for every task that is defined, too: from then on workers know its function."""
+        """Registers the function for workers. Django also calls this for every task that is defined."""
         super().validate_task(task)
         self._shared.know(task)
 
@@ -96,7 +96,7 @@ class BullpenBackend(BaseTaskBackend):  # type: ignore[misc]
         return result
 
     def get_result(self, result_id: str) -> Any:
-        return self._result_of(self.queue._store.run("get_result", self._look(result_id)))
+        return self._result_of(self.queue._backend.run("get_result", self._look(result_id)))
 
     async def aget_result(self, result_id: str) -> Any:
         return self._result_of(await self._look(result_id))
@@ -109,7 +109,7 @@ class BullpenBackend(BaseTaskBackend):  # type: ignore[misc]
         return stored
 
     def _result_of(self, stored: StoredTask) -> Any:
-        """What the store has, in Django's words."""
+        """The stored task as a result of Django."""
         task = self._shared.tasks.get(stored.func_path)
         definition = self.queue.registry.get(stored.func_path)
         if task is None or definition is None:
@@ -135,7 +135,7 @@ class BullpenBackend(BaseTaskBackend):  # type: ignore[misc]
 
 
 class _Shared:
-    """The queue of one alias, and the tasks that are in it by name."""
+    """The queue of one alias, and its tasks by name."""
 
     _all: ClassVar[dict[str, _Shared]] = {}
     _lock = threading.Lock()
@@ -172,7 +172,7 @@ class _Shared:
 
 
 def _options(task: Any) -> Any:
-    """Of one call."""
+    """The options of one call."""
     options: dict[str, Any] = {
         "queue": task.queue_name,
         "priority": (task.priority + 100) * 10 // 201,
@@ -229,7 +229,7 @@ def _error(type_name: str, kind: str, told: str) -> Any:
 
 
 def _workers(stored: StoredTask) -> list[str]:
-    """One for each attempt, for Django counts them; "" where it is not known any more."""
+    """The worker of each attempt, because Django counts them; "" if it is no longer known."""
     known = [error.worker for error in stored.errors]
     if stored.status is RUNNING or stored.status is SUCCESS:
         known.append(stored.worker or "")
@@ -243,14 +243,14 @@ def _as_called_by_workers(alias: str, task: Any) -> Callable[..., Any]:
     """The function with Django's signals and context around it, and a signature without annotations."""
     function = task.func
 
-    def begin(args: Any, kwargs: Any) -> tuple[_End, tuple[Any, ...]]:
+    def begin(args: Any, kwargs: Any) -> tuple[_StoredOutcome, tuple[Any, ...]]:
         current = current_task()
         now, workers = timezone.now(), [""] * current.attempt
         result = _result(
             alias, task, current.id, args, kwargs, status=TaskResultStatus.RUNNING, started_at=now, worker_ids=workers
         )
         task_started.send(BullpenBackend, task_result=result)
-        return _End(result), (TaskContext(task_result=result), *args) if task.takes_context else args
+        return _StoredOutcome(result), (TaskContext(task_result=result), *args) if task.takes_context else args
 
     if inspect.iscoroutinefunction(function):
 
@@ -290,8 +290,8 @@ def _as_called_by_workers(alias: str, task: Any) -> Callable[..., Any]:
     return run
 
 
-class _End:
-    """How an attempt ends, for the signal `task_finished`, which is not sent if it is tried again."""
+class _StoredOutcome:
+    """The outcome of an attempt. `say` sends the signal `task_finished`, unless the task is retried."""
 
     def __init__(self, result: Any) -> None:
         self._result = result
@@ -313,7 +313,7 @@ class _End:
 
 
 def __getattr__(name: str) -> Any:
-    """`queue`: that of the default backend, with all tasks of the project. For `bullpen worker`."""
+    """`queue`: the queue of the default backend, with all tasks of the project, for `bullpen worker`."""
     if name != "queue":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import django

@@ -2,7 +2,7 @@
 
 For everybody:
 
-- `run_until_empty`, `inline`: run tasks without a worker. `assert_enqueued`, `enqueued`: what was enqueued.
+- `run_until_empty`, `inline`: run tasks without a worker. `assert_enqueued`, `enqueued`: the enqueued tasks.
 - `in_memory`: a queue with a store of its own for a test. The pytest plugin has it as the fixture `bullpen_queue`.
 - `simulate(seed, queue=…, start=…, kill=…)`: workers that die while they run your tasks; `may_die` says where.
 - `ScriptedRuntime`: workers that are driven by hand, so that a test decides what runs when, without threads.
@@ -18,8 +18,6 @@ For authors of runtimes and stores:
 For work on Bullpen:
 
 - `simulate(seed)`: workers and a store in a world where everything goes wrong; the history is checked.
-- `explore`: a module whose `explore` and `replay` run a piece of concurrent code under thousands of schedules.
-- `lock_order`: a module that raises on a lock taken out of order.
 
 Each is imported when it is first asked for.
 """
@@ -30,8 +28,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bullpen.testing import explore as explore
-    from bullpen.testing import lock_order as lock_order
     from bullpen.testing.checker import InvariantBroken as InvariantBroken
     from bullpen.testing.checker import Verdict as Verdict
     from bullpen.testing.checker import check as check
@@ -85,7 +81,6 @@ _HOMES = {
     "simulate": "simulation",
     "take_stock": "history",
 }
-_MODULES = ("explore", "lock_order")
 
 __all__ = [
     "Enqueued",
@@ -105,10 +100,8 @@ __all__ = [
     "assert_not_enqueued",
     "check",
     "enqueued",
-    "explore",
     "in_memory",
     "inline",
-    "lock_order",
     "may_die",
     "note_resources",
     "read_history",
@@ -119,8 +112,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -11,7 +11,7 @@ from bullpen.testing.lives import Course, Try
 
 A_HAIR = 1e-6  # seconds
 
-Found = Iterator[tuple[str, list[Record | None]]]  # what is broken, in words, and the records that show it
+Found = Iterator[tuple[str, list[Record | None]]]  # the violation in words, and the records that show it
 Span = tuple[float, float, Record]  # when something certainly held, and the record with which it began
 
 
@@ -79,7 +79,7 @@ def limits(course: Course) -> Found:
 
 
 def _end_of(course: Course, attempt: Try, claim: Record) -> float:
-    """Until when the task certainly was in its hands. Whoever took it back may have been killed before it said so."""
+    """Until when the attempt certainly held the task. Its rescuer may have died before it recorded the rescue."""
     if attempt.freed is not None:
         return attempt.freed.first
     rescues = [doubt.first for doubt in course.doubts["rescue"] if not course.before(doubt, claim)]

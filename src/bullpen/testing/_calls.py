@@ -1,4 +1,4 @@
-"""What the workers of `RuntimeContract` call: all of it can be pickled by name.
+"""The functions that the workers of `RuntimeContract` call. All of them can be pickled by name.
 
 Workers that are processes import this module, so it imports little itself.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bullpen.runtimes.port import current_worker
+from bullpen.pools.runtimes.port import current_worker
 
 PATIENCE = 30.0
 """Seconds after which something that has to happen has not."""

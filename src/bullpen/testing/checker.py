@@ -32,7 +32,7 @@ class InvariantBroken(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a checker found."""
+    """The result of a check."""
 
     records: int
     tasks: int

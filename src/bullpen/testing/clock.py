@@ -3,7 +3,7 @@
     clock = ManualClock()
     with Pool(1, clock=clock) as pool:
         late = pool.using(timeout=5).submit(release.wait)
-        clock.wait_for_waiters(1)  # the pool's supervisor sleeps until then
+        clock.wait_for_waiters(1)  # the pool's timer sleeps until then
         clock.advance(5)
         with pytest.raises(DeadlineExceeded):
             late.result()
@@ -15,7 +15,7 @@ Promises:
 - `advance` returns when every waiter whose time has come has left `wait`, the earliest first; each reads its own
   instant, or a later one, on the clock.
 - The clock never opens a gate, not even to wake a waiter: a gate is a plain lock, which cannot be opened twice, and
-  whoever it belongs to may open it at any moment, also while the waiter is about to wake.
+  its owner may open it at any moment, also while the waiter is about to wake.
 
 Nothing but its opening wakes a thread that is blocked at a plain lock. So a waiter with a time limit looks up every two
 milliseconds of real time; that decides how soon it notices that its time has come, never what it returns.

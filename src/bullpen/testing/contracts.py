@@ -1,4 +1,4 @@
-"""What every runtime must do, as one suite of pytest tests.
+"""The contract of every runtime, as one suite of pytest tests.
 
 The author of a runtime subclasses it:
 
@@ -26,13 +26,14 @@ from typing import Any
 import pytest
 
 from bullpen import primitives
-from bullpen.core.lifecycle import PoolState, RequestState
-from bullpen.core.request import DONE, FAILED, Request
-from bullpen.core.worker import Worker
 from bullpen.errors import DeadlineExceeded, PoolClosed, PoolError, PoolFailed, WorkerAbandoned, WorkerError, WorkerLost
-from bullpen.pool.future import PoolFuture
-from bullpen.pool.pool import Pool
-from bullpen.runtimes.port import CAPABILITIES, Runtime
+from bullpen.pools.dispatch.futures import PoolFuture
+from bullpen.pools.dispatch.request import DONE, FAILED, Request
+from bullpen.pools.dispatch.states import PoolState, RequestState
+from bullpen.pools.dispatch.worker import Worker
+from bullpen.pools.policies import CallPolicy, RecyclePolicy
+from bullpen.pools.pool import Pool
+from bullpen.pools.runtimes.port import CAPABILITIES, Runtime
 from bullpen.testing._calls import (
     PATIENCE,
     ContractError,
@@ -253,7 +254,7 @@ class RuntimeContract:
                 variable.set("nobody's")
 
     def test_a_wrapper_is_around_every_call(self) -> None:
-        with self.pool(1, wrap=twice) as pool:
+        with self.pool(1, calls=CallPolicy(wrap=twice)) as pool:
             assert describe(pool.submit(pow, 3, 2).result(PATIENCE)) == describe((9, 9))
             assert describe(pool.using(timeout=PATIENCE).do(pow, 2, exp=3)) == describe((8, 8))
 
@@ -346,7 +347,7 @@ class RuntimeContract:
                 pool.submit(do_nothing)
 
     def test_idle_workers_end_and_new_ones_come(self) -> None:
-        with self.pool(2, idle_timeout=0.05) as pool:
+        with self.pool(2, recycling=RecyclePolicy(idle_timeout=0.05)) as pool:
             assert pool.submit(pow, 2, 2).result(PATIENCE) == 4
             eventually(lambda: pool.stats().workers == 0)
             assert pool.submit(pow, 2, 3).result(PATIENCE) == 8
@@ -359,7 +360,7 @@ class RuntimeContract:
             eventually(lambda: pool.stats().workers == 1)
             assert pool.submit(pow, 2, 2).result(PATIENCE) == 4
 
-    # Cancelling and killing: what was promised, and nothing else.
+    # Cancelling and killing: the promised effects, and no others.
 
     def test_it_knows_what_it_can_do(self) -> None:
         runtime = self.make_runtime()

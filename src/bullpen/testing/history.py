@@ -23,9 +23,9 @@ from typing import Literal
 
 import msgspec
 
-from bullpen.storage.port import Storage, TaskFilter
-from bullpen.tasks.task import Task
-from bullpen.telemetry.catalogue import Event, Kind
+from bullpen.tasks.model.task import Task
+from bullpen.tasks.storage.port import Storage, TaskFilter
+from bullpen.telemetry import Kind, TelemetryEvent
 
 Op = Literal[
     # Of tasks, at the store.
@@ -44,7 +44,7 @@ Op = Literal[
     "begin",
     "end",
     "abandon",  # it is given up, and goes on
-    "return",  # what was given up has ended after all
+    "return",  # an abandoned function has returned after all
     "lose",  # it is out of its worker's hands, and the worker knows
     "effect",  # something that it did to the world
     # Of workers and queues.
@@ -52,7 +52,7 @@ Op = Literal[
     "limit",  # `permits`, `per_key` and `rate` of `queue`
     "pause",
     "resume",
-    "fault",  # `state`: what was done to the system; "calm" when that is over
+    "fault",  # `state`: the injected fault; "calm" when it is over
     # What there is in the end.
     "row",  # an effect that was committed together with the acknowledgement
     "kept",  # a task as the store has it
@@ -87,7 +87,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One event. Fields that say nothing for its kind are left out."""
 
-    at: float  # seconds, by a clock that all actors share and that nobody turns
+    at: float  # seconds, by a clock that all actors share and that is never adjusted
     actor: str
     op: Op
     outcome: Outcome = "ok"
@@ -97,13 +97,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     call: str = ""
     store_at: float | None = None  # by the store's clock, by which `eta` and `expires` are too
     lease: float | None = None  # seconds
-    late: bool = False  # a claim that was made when nobody waited for it any more
+    late: bool = False  # a claim whose caller had stopped waiting
     status: str = ""
     eta: float | None = None  # of a task that is to run
-    fire: float | None = None  # … and the time of its schedule that it is for
+    scheduled_at: float | None = None  # … and the time of its schedule that it is for
     failures: int = 0
     crashes: int = 0
-    runs: int = 0
+    completed_runs: int = 0
     error: str = ""  # the kind of it
     terms: Terms | None = None
     queue: str = ""
@@ -112,7 +112,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     rate: float = 0.0
     state: str = ""
     host: str = ""
-    owner: str = ""  # whom a task was taken back from, or who ran it last
+    owner: str = ""  # the worker that lost the task, or that ran it last
     reason: str = ""
     size: int = 0  # bytes of its arguments
     count: int = 0
@@ -176,7 +176,7 @@ def without_answered(records: Sequence[Record]) -> list[Record]:
 class HistoryObserver:
     """An observer of workers: `AsyncWorkerPool(queue, observer=HistoryObserver(write))`."""
 
-    _OPS: dict[Kind, Op] = {  # noqa: RUF012 — nobody writes to it
+    _OPS: dict[Kind, Op] = {  # noqa: RUF012 — it is never written to
         Kind.TASK_STARTED: "begin",
         Kind.TASK_ENDED: "end",
         Kind.TASK_ABANDONED: "abandon",
@@ -188,7 +188,7 @@ class HistoryObserver:
         self._write = write
         self._clock = clock
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: TelemetryEvent) -> None:
         op = self._OPS.get(event.kind)
         if op is not None:
             self._write(
@@ -201,7 +201,7 @@ class HistoryObserver:
                     queue=event.queue or "",
                 )
             )
-        elif event.kind is Kind.CONSUMER_STATE and str(event.detail) in ("running", "stopped"):
+        elif event.kind is Kind.TASK_WORKER_STATE and str(event.detail) in ("running", "stopped"):
             state = "started" if str(event.detail) == "running" else "stopped"
             self._write(Record(at=self._clock(), actor=event.worker or "", op="worker", state=state))
 
@@ -234,7 +234,7 @@ def _kept(task: Task, at: float, store_at: float) -> Record:
         eta=task.eta,
         failures=task.failures,
         crashes=task.crashes,
-        runs=task.runs,
+        completed_runs=task.completed_runs,
         error="" if error is None else error.kind,
         reason="" if error is None else error.message,
         owner=task.worker or "",

@@ -1,4 +1,4 @@
-"""What must hold in every history of tasks: one function for each invariant, which yields what breaks it.
+"""The invariants of every history of tasks: one function for each, which yields the violations.
 
 A record with an unknown outcome may count either way, so nothing is said to be broken that might not be.
 """
@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from bullpen.tasks.task import MAX_CRASHES
+from bullpen.tasks.model.task import MAX_CRASHES
 from bullpen.testing._at_once import A_HAIR, Found, first_excess, limits, permits
 from bullpen.testing.history import Record
 from bullpen.testing.lives import FINAL_STATUSES, Course, Life, Try
@@ -38,7 +38,7 @@ class Violation:
 def i1_every_enqueued_task_ends(course: Course) -> Found:
     """After the drain, whatever was acknowledged is final; what runs again and again waits for its next run."""
     if not course.others["counts"]:
-        return  # nobody looked
+        return  # not observed
     for life in course.lives.values():
         if life.enqueued is None:
             continue
@@ -56,7 +56,7 @@ def i2_nothing_runs_that_was_not_enqueued(course: Course) -> Found:
         for attempt in life.in_order():
             for begin in attempt.begins:
                 if not any(not course.before(begin, enqueue) for enqueue in life.enqueues):
-                    yield f"task {life.id} ran and nobody had enqueued it", [begin]
+                    yield f"task {life.id} ran and was never enqueued", [begin]
                 claimed = [claim for claim in attempt.claims if not course.before(begin, claim)]
                 if not claimed and not _may_be_claimed(course, begin):
                     yield f"attempt {attempt.number} of task {life.id} ran without a claim", [begin]
@@ -65,12 +65,12 @@ def i2_nothing_runs_that_was_not_enqueued(course: Course) -> Found:
 
 
 def _may_be_claimed(course: Course, by: Record) -> bool:
-    """Whether there is a claim whose answer nobody wrote down."""
+    """Whether there is a claim without a recorded answer."""
     return any(not course.before(by, doubt) for doubt in course.doubts["claim"])
 
 
 def i3_success_follows_execution(course: Course) -> Found:
-    """A success is of an attempt whose function began, and came to its end. What only starts others has none."""
+    """Only an attempt whose function returned succeeds. A task that only enqueues others has no function."""
     for life in course.lives.values():
         if life.terms.starts_others:
             continue
@@ -78,8 +78,10 @@ def i3_success_follows_execution(course: Course) -> Found:
         for record in life.moves:
             if record.op not in ("settle", "rescue"):
                 continue
-            completed = record.runs > runs and record.attempt == settled + 1  # else it may be an earlier one that did
-            runs, settled = record.runs, record.attempt
+            completed = (
+                record.completed_runs > runs and record.attempt == settled + 1
+            )  # else it may be an earlier one that did
+            runs, settled = record.completed_runs, record.attempt
             if not completed and record.status != "success":
                 continue
             attempt = life.tries[record.attempt]
@@ -110,7 +112,7 @@ def i4_attempts_count_without_gap_or_reuse(course: Course) -> Found:
             if missing and not _may_be_claimed(course, latest):
                 yield f"attempts {missing} of task {life.id} were never claimed", [*claims[-3:]]
         if life.kept is not None and life.kept.attempt > max(numbers, default=0) and not course.doubts["claim"]:
-            yield f"task {life.id} is in attempt {life.kept.attempt}, and nobody claimed that", [life.kept]
+            yield f"task {life.id} is in attempt {life.kept.attempt}, which was never claimed", [life.kept]
 
 
 def i5_one_unexpired_lease_per_task(course: Course) -> Found:
@@ -212,7 +214,7 @@ def i10_failures_and_crashes_are_counted_and_bounded(course: Course) -> Found:
                 yield f"task {life.id} failed {record.failures} times, with {terms.max_retries} retries", [record]
             if record.crashes > MAX_CRASHES:
                 yield f"task {life.id} crashed {record.crashes} workers, and {MAX_CRASHES} are too many", [record]
-            if record.attempt == settled + 1:  # else nobody knows what the attempt before it had counted
+            if record.attempt == settled + 1:  # else the count of the attempt before it is unknown
                 yield from _miscounted(life, record, failures, crashes)
             failures, crashes, settled = record.failures, record.crashes, record.attempt
         if terms.at_most_once:
@@ -306,11 +308,17 @@ def _times(life: Life) -> Found:
     """Times are those that it waits for, or is tried again for; each is over when it waits for another."""
     before: Record | None = None
     for record in life.moves:
-        if record.op not in ("enqueue", "settle", "rescue", "change") or not record.fire or record.status == "running":
+        if (
+            record.op not in ("enqueue", "settle", "rescue", "change")
+            or not record.scheduled_at
+            or record.status == "running"
+        ):
             continue
-        if before is not None and before.fire is not None:
-            has_run = record.runs > before.runs and record.op == "settle"
-            if record.fire < before.fire or (has_run and record.fire == before.fire and record.status == "pending"):
+        if before is not None and before.scheduled_at is not None:
+            has_run = record.completed_runs > before.completed_runs and record.op == "settle"
+            if record.scheduled_at < before.scheduled_at or (
+                has_run and record.scheduled_at == before.scheduled_at and record.status == "pending"
+            ):
                 yield f"schedule {life.id} goes back to a time that it has had", [before, record]
         before = record
 
@@ -320,10 +328,10 @@ def _runs(course: Course, life: Life, interval: float) -> Found:
     runs = 0
     for record in life.moves:
         if record.op == "settle":
-            if record.runs > runs + 1 and course.is_exact:
-                yield f"task {life.id} counts {record.runs} runs after {runs}", [done, record]
-            done = record if record.runs > runs else done
-            runs = record.runs
+            if record.completed_runs > runs + 1 and course.is_exact:
+                yield f"task {life.id} counts {record.completed_runs} runs after {runs}", [done, record]
+            done = record if record.completed_runs > runs else done
+            runs = record.completed_runs
         elif record.op == "redrive":
             done = None
         elif record.op == "claim" and done is not None:
@@ -333,7 +341,7 @@ def _runs(course: Course, life: Life, interval: float) -> Found:
 
 
 def i14_claims_are_in_order(course: Course) -> Found:
-    """A claim takes what is due in the order of priority, `eta` and id. Judged where the history is exact, and for
+    """A claim takes due tasks in the order of priority, `eta` and id. Judged where the history is exact, and for
     queues without limits.
     """
     if not course.is_exact:
@@ -377,7 +385,7 @@ def _out_of_order(course: Course, claims: list[Record], waiting: dict[str, Recor
 
 
 def i15_no_start_after_a_cancel(course: Course) -> Found:
-    """What was cancelled before it was claimed never begins; what was asked to stop is not started again."""
+    """A task that is cancelled before its claim never starts. A task that was asked to stop is not started again."""
     for life in course.lives.values():
         for cancel in life.cancels:
             if cancel.outcome != "ok":
@@ -450,7 +458,7 @@ def i17_a_worker_that_has_stopped_holds_nothing(course: Course) -> Found:
 
 
 def i18_an_effect_in_the_same_transaction_is_there_once(course: Course) -> Found:
-    """What was committed together with the acknowledgement is there once if the task succeeded, else not at all."""
+    """Effects that commit with the acknowledgement exist once if the task succeeded, and not at all otherwise."""
     for life in course.lives.values():
         if not life.terms.in_transaction:
             continue
@@ -461,7 +469,7 @@ def i18_an_effect_in_the_same_transaction_is_there_once(course: Course) -> Found
 
 
 def i19_what_is_given_up_as_poison_keeps_its_evidence(course: Course) -> Found:
-    """A task that nobody can run has a reason, its arguments as they came, and the worker that had it last."""
+    """A task that no worker can run has a reason, its original arguments, and the worker that held it last."""
     for life in course.lives.values():
         kept = life.kept
         if kept is None or kept.status != "failed" or kept.error not in ("poison", "unknown_function", "lost"):

@@ -1,4 +1,4 @@
-"""What was enqueued, for tests: whether it is there, and with which arguments."""
+"""Assertions about enqueued tasks: whether there is one, and with which arguments."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from bullpen.queue.function import TaskFunction
-from bullpen.storage.port import TaskFilter
-from bullpen.tasks.info import TaskInfo, info_of
-from bullpen.tasks.task import Task
+from bullpen.tasks.client.function import TaskFunction
+from bullpen.tasks.model.info import TaskInfo, info_of
+from bullpen.tasks.model.task import Task
+from bullpen.tasks.storage.port import TaskFilter
 
 _PAGE = 500
 
@@ -29,11 +29,11 @@ class Enqueued:
 
 def enqueued(task: TaskFunction[..., Any]) -> list[Enqueued]:
     """All calls of a task that are in the store, whatever became of them; oldest first."""
-    return task._store.run("enqueued", _enqueued(task))
+    return task._backend.run("enqueued", _enqueued(task))
 
 
 async def _enqueued(task: TaskFunction[..., Any]) -> list[Enqueued]:
-    storage = await task._store.clients.get()
+    storage = await task._backend.clients.get()
     found: list[Task] = []
     while page := await storage.list(
         TaskFilter(func_path=task.name), limit=_PAGE, after=found[-1].id if found else None

@@ -1,7 +1,7 @@
 """A history, sorted by tasks and workers, with the questions that its invariants ask.
 
 Records of several processes say only between which instants something happened, and a killed process leaves questions
-without an answer. So everything here is about what is certain.
+without an answer. So everything here states only certain facts.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Try:
 
     @property
     def may_be_freed(self) -> bool:
-        """Whether such a write was asked for, and nobody knows what came of it."""
+        """Whether such a write was sent, and its outcome is unknown."""
         return any(record.outcome == "unknown" for record in self.settles)
 
     @property
     def leased_until(self) -> float:
-        """Until when the task is certainly its own, if nobody frees it."""
+        """Until when the worker certainly holds the task, unless it is released."""
         until = -math.inf
         for record in (*self.claims, *self.renewals):
             if record.outcome == "ok" and record.lease is not None:
@@ -85,7 +85,7 @@ class Life:
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class WorkerLife:
     """Everything that happened to one worker."""
 
     id: str
@@ -127,8 +127,8 @@ class Course:
         self.records: Sequence[Record] = without_answered(list(records))
         self._place = {id(record): number for number, record in enumerate(self.records)}
         self.lives: dict[str, Life] = {}
-        self.workers: dict[str, Worker] = {}
-        self.doubts: dict[str, list[Record]] = defaultdict(list)  # what was asked about no task, with no answer, by op
+        self.workers: dict[str, WorkerLife] = {}
+        self.doubts: dict[str, list[Record]] = defaultdict(list)  # calls about no task that were never answered, by op
         self.others: dict[str, list[Record]] = defaultdict(list)  # about no task, by op
         for record in self.records:
             self._sort(record)
@@ -137,7 +137,7 @@ class Course:
     def _sort(self, record: Record) -> None:
         op = record.op
         if op == "worker":
-            self.workers.setdefault(record.actor, Worker(record.actor)).records.append(record)
+            self.workers.setdefault(record.actor, WorkerLife(record.actor)).records.append(record)
             return
         if not record.task:
             (self.doubts if record.outcome == "unknown" else self.others)[op].append(record)
@@ -175,7 +175,7 @@ class Course:
         return sum(redrive.outcome == "ok" and self.before(redrive, record) for redrive in life.redrives)
 
     def may_be_rescued(self, since: Record, until: Record) -> bool:
-        """Whether somebody may have taken tasks back in between, and was killed before it could say so."""
+        """Whether a worker may have rescued tasks in between, and died before it recorded that."""
         return any(not self.before(doubt, since) and not self.before(until, doubt) for doubt in self.doubts["rescue"])
 
     def holds(self, attempt: Try, at: Record) -> bool:

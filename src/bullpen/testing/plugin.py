@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from bullpen.queue.task_queue import TaskQueue
+    from bullpen.tasks.client.task_queue import TaskQueue
     from bullpen.testing.clock import ManualClock
 
 
@@ -35,7 +35,7 @@ def bullpen_clock() -> ManualClock:
 @pytest.fixture
 def bullpen_queue(bullpen_app: TaskQueue | None, bullpen_clock: ManualClock) -> Iterator[TaskQueue]:
     """`bullpen_app`, or a new queue, with an empty store in memory for each test."""
-    from bullpen.queue.task_queue import TaskQueue
+    from bullpen.tasks.client.task_queue import TaskQueue
     from bullpen.testing.isolation import in_memory
 
     with in_memory(bullpen_app or TaskQueue("memory://"), bullpen_clock) as queue:

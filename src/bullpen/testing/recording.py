@@ -1,4 +1,4 @@
-"""A store whose every change is recorded."""
+"""A store that records every change."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from bullpen.storage.port import (
+from bullpen.tasks.model.schedule_changes import starts_others
+from bullpen.tasks.model.task import FINAL, RUNNING, Progress, Settlement, Task
+from bullpen.tasks.model.unique import RETURN, Duplicates
+from bullpen.tasks.storage.port import (
+    AttemptKey,
     Counts,
     Decide,
     Exchange,
-    Hold,
     Limit,
     Move,
     Renewal,
@@ -20,15 +23,12 @@ from bullpen.storage.port import (
     TaskFilter,
     WorkerRecord,
 )
-from bullpen.tasks.planning import starts_others
-from bullpen.tasks.task import FINAL, RUNNING, Progress, Settlement, Task
-from bullpen.tasks.unique import RETURN, Duplicates
 from bullpen.testing.history import Op, Record, Terms, Write
 
 _numbers = itertools.count(1)
 
 
-class _Call(NamedTuple):
+class _StoreCall(NamedTuple):
     """Something that is asked of the store."""
 
     op: Op
@@ -64,7 +64,7 @@ class RecordingStorage:
         self._in_transaction = in_transaction
         self._name = "" if exact else f"{actor}/{os.getpid()}/{next(_numbers)}"
         self._calls = itertools.count(1)
-        self.late = False  # what is done now is done for somebody who has given up waiting
+        self.late = False  # the caller of this call has stopped waiting
         self.durable = storage.durable
 
     async def open(self) -> None:
@@ -89,11 +89,11 @@ class RecordingStorage:
     async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
         call = await self._ask("enqueue", [(task.id, 0) for task in tasks])
         kept = await self._storage.add(tasks, duplicates)
-        for task, there in zip(tasks, kept, strict=True):
+        for task, existing in zip(tasks, kept, strict=True):
             terms = self._terms(task)
-            is_old = there.attempt > 0 or there.is_final  # it was there, and stays as it is
-            when = {} if is_old else {"eta": _eta_of(there), "fire": there.fire}
-            self._answer(call, task.id, 0, refused=there.id != task.id, terms=terms, **when)
+            is_old = existing.attempt > 0 or existing.is_final  # it was there, and stays as it is
+            when = {} if is_old else {"eta": _eta_of(existing), "scheduled_at": existing.scheduled_at}
+            self._answer(call, task.id, 0, refused=existing.id != task.id, terms=terms, **when)
         return kept
 
     def _terms(self, task: Task) -> Terms:
@@ -132,20 +132,28 @@ class RecordingStorage:
         )
         after = await self._after(settlements)
         for one in settlements:
-            refused = Hold(one.id, one.attempt) in exchange.refused
+            refused = AttemptKey(one.id, one.attempt) in exchange.refused
             facts = _facts_of(after[one.id]) if one.id in after and not refused else _facts_of_settlement(settling, one)
             kind = "" if one.error is None else one.error.kind
             self._answer(settling, one.id, one.attempt, refused=refused, error=kind, **facts)
             for child in one.children:
                 eta = None if child.waits_for else child.eta or adding.store_at
-                self._answer(adding, child.id, 0, refused=refused, eta=eta, fire=child.fire, terms=self._terms(child))
+                self._answer(
+                    adding,
+                    child.id,
+                    0,
+                    refused=refused,
+                    eta=eta,
+                    scheduled_at=child.scheduled_at,
+                    terms=self._terms(child),
+                )
         for task in exchange.claimed:
             self._answer(claiming, task.id, task.attempt, lease=lease, late=self.late)
         self._answer_nothing(claiming, exchange.claimed)
         return exchange
 
     async def _after(self, settlements: Sequence[Settlement]) -> dict[str, Task]:
-        """Tasks as they are now, where it is sure that nobody has changed them since."""
+        """Tasks as they are now, where no other client can have changed them since."""
         if not self._exact or not settlements:
             return {}
         tasks = await self._storage.get([one.id for one in settlements])
@@ -154,14 +162,14 @@ class RecordingStorage:
     def add_in(
         self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN
     ) -> Sequence[str] | Awaitable[Sequence[str]]:
-        """Not written down: only whoever commits learns its outcome."""
+        """Not recorded: only the committing caller learns the outcome."""
         return self._storage.add_in(connection, tasks, duplicates)
 
     def now_in(self, connection: Any) -> float | Awaitable[float]:
         return self._storage.now_in(connection)
 
     def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
-        """Its outcome stays unknown: only whoever commits learns it."""
+        """The outcome stays unknown: only the committing caller learns it."""
         waiting = self._storage.settle_in(connection, settlement)
         asked = Record(
             at=self._clock(),
@@ -178,14 +186,14 @@ class RecordingStorage:
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         return await self._storage.find_claim(claim_id)
 
-    async def renew(self, holds: Sequence[Hold], lease: float) -> Renewal:
+    async def renew(self, holds: Sequence[AttemptKey], lease: float) -> Renewal:
         call = await self._ask("renew", [(hold.id, hold.attempt) for hold in holds])
         renewal = await self._storage.renew(holds, lease)
         for hold in holds:
             self._answer(call, hold.id, hold.attempt, refused=hold in renewal.lost, lease=lease)
         return renewal
 
-    async def note_progress(self, hold: Hold, progress: Progress) -> bool:
+    async def note_progress(self, hold: AttemptKey, progress: Progress) -> bool:
         call = await self._ask("progress", [(hold.id, hold.attempt)])
         applied = await self._storage.note_progress(hold, progress)
         self._answer(call, hold.id, hold.attempt, refused=not applied)
@@ -209,8 +217,8 @@ class RecordingStorage:
     async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
         await self._storage.wait_for_work(queues, timeout)
 
-    async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> Task | None:
-        return await self._storage.wait_for_result(task_id, runs, timeout)
+    async def wait_for_result(self, task_id: str, completed_runs: int, timeout: float) -> Task | None:
+        return await self._storage.wait_for_result(task_id, completed_runs, timeout)
 
     # People.
 
@@ -254,9 +262,9 @@ class RecordingStorage:
         changed = await change(ids)
         for task in changed:
             self._answer(call, task.id, task.attempt, **_facts_of(task))
-        there = {task.id for task in changed}
+        existing = {task.id for task in changed}
         for task_id in ids:
-            if task_id not in there:
+            if task_id not in existing:
                 self._answer(call, task_id, 0, refused=True)
         return changed
 
@@ -265,11 +273,11 @@ class RecordingStorage:
 
     # Moving tasks between stores, which is no part of a history.
 
-    async def put(self, tasks: Sequence[Task]) -> frozenset[str]:
-        return await self._storage.put(tasks)
+    async def import_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
+        return await self._storage.import_tasks(tasks)
 
-    async def remove(self, tasks: Sequence[Task]) -> frozenset[str]:
-        return await self._storage.remove(tasks)
+    async def export_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
+        return await self._storage.export_tasks(tasks)
 
     # Upkeep.
 
@@ -292,11 +300,11 @@ class RecordingStorage:
 
     # Workers, queues, limits.
 
-    async def note_worker(self, record: WorkerRecord) -> None:
-        await self._storage.note_worker(record)
+    async def save_worker(self, record: WorkerRecord) -> None:
+        await self._storage.save_worker(record)
 
-    async def drop_worker(self, worker: str) -> None:
-        await self._storage.drop_worker(worker)
+    async def delete_worker(self, worker: str) -> None:
+        await self._storage.delete_worker(worker)
 
     async def workers(self) -> Sequence[WorkerRecord]:
         return await self._storage.workers()
@@ -332,12 +340,12 @@ class RecordingStorage:
 
     # Records.
 
-    async def _ask(self, op: Op, about: Iterable[tuple[str, int]], actor: str = "", permits: int = 0) -> _Call:
+    async def _ask(self, op: Op, about: Iterable[tuple[str, int]], actor: str = "", permits: int = 0) -> _StoreCall:
         """Something is asked of the store, and may be done from now on."""
         actor = actor or self._actor
         if self._exact:
-            return _Call(op, actor, None, await self._storage.now(), "")
-        call = _Call(op, actor, self._clock(), await self._storage.now(), f"{self._name}/{next(self._calls)}")
+            return _StoreCall(op, actor, None, await self._storage.now(), "")
+        call = _StoreCall(op, actor, self._clock(), await self._storage.now(), f"{self._name}/{next(self._calls)}")
         for task, attempt in about:
             asked = Record(
                 at=self._clock(),
@@ -354,7 +362,7 @@ class RecordingStorage:
             self._write(asked)
         return call
 
-    def _answer(self, call: _Call, task: str, attempt: int, *, refused: bool = False, **facts: Any) -> None:
+    def _answer(self, call: _StoreCall, task: str, attempt: int, *, refused: bool = False, **facts: Any) -> None:
         """It was done, or refused."""
         self._write(
             Record(
@@ -371,7 +379,7 @@ class RecordingStorage:
             )
         )
 
-    def _answer_nothing(self, call: _Call, done: Sequence[object]) -> None:
+    def _answer_nothing(self, call: _StoreCall, done: Sequence[object]) -> None:
         """It was answered, and nothing was done."""
         if not done and not self._exact:
             self._answer(call, "", 0, refused=True)
@@ -383,23 +391,23 @@ def _eta_of(task: Task) -> float | None:
 
 
 def _facts_of(task: Task) -> dict[str, Any]:
-    """What a change made of a task."""
+    """The task after a change."""
     return {
         "status": str(task.status),
         "eta": None if task.status in FINAL else _eta_of(task),
-        "fire": task.fire,
+        "scheduled_at": task.scheduled_at,
         "failures": task.failures,
         "crashes": task.crashes,
-        "runs": task.runs,
+        "completed_runs": task.completed_runs,
     }
 
 
-def _facts_of_settlement(call: _Call, one: Settlement) -> dict[str, Any]:
+def _facts_of_settlement(call: _StoreCall, one: Settlement) -> dict[str, Any]:
     return {
         "status": str(one.status),
         "eta": call.store_at + one.delay if one.delay is not None else one.eta,
-        "fire": one.fire,
+        "scheduled_at": one.scheduled_at,
         "failures": one.failures,
         "crashes": one.crashes,
-        "runs": one.runs,
+        "completed_runs": one.completed_runs,
     }

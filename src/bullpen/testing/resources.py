@@ -1,4 +1,4 @@
-"""What a process holds, as a record of its history: for the invariant that everything is given back (I21)."""
+"""The resources of a process, as a record of its history, because of the invariant that all are released (I21)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def note_resources(
 ) -> None:
     """Record how many descriptors, threads and children this process has, and how many bytes of memory.
 
-    `before` once everything has been used, for a library loads and opens much when it is first used; `after` when it is
-    closed again. Raises OSError where there is no /proc.
+    Call it with `before` once everything has been used, because a library loads and opens much at its first use, and
+    with `after` when everything is closed again. Raises OSError where there is no /proc.
     """
     gc.collect()
     write(Record(at=clock(), actor=actor, op="resources", state=state, counts=_held()))

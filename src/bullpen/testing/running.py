@@ -1,4 +1,4 @@
-"""Tasks without a worker, in tests: what is enqueued runs when the test says so, or at once.
+"""Tasks without a worker, in tests: enqueued tasks run when the test says so, or at once.
 
     run_until_empty(queue)              # everything that is due
     with inline(queue):
@@ -18,23 +18,24 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from bullpen.consumer.attempt import Attempt
-from bullpen.consumer.options import Lane, WorkerOptions
-from bullpen.consumer.reports import Reports
-from bullpen.consumer.scope import WorkerScope
-from bullpen.queue.task_queue import TaskQueue
-from bullpen.storage.port import Storage
-from bullpen.tasks.hooks import Hook
-from bullpen.tasks.info import TaskInfo, info_of
-from bullpen.tasks.task import Settlement, Task, release
+from bullpen.tasks.client.task_queue import TaskQueue
+from bullpen.tasks.model.hooks import Hook
+from bullpen.tasks.model.info import TaskInfo, info_of
+from bullpen.tasks.model.task import Settlement, Task, release
+from bullpen.tasks.storage.port import Storage
+from bullpen.tasks.worker.attempt import AttemptId, TaskAttempt
+from bullpen.tasks.worker.options import Lane, WorkerOptions
+from bullpen.tasks.worker.poison_isolation import PoisonIsolation
+from bullpen.tasks.worker.reports import Reports
+from bullpen.tasks.worker.scope import WorkerScope
 
 T = TypeVar("T")
 NAME = "inline"
-LEASE = 3600.0  # nobody renews it
+LEASE = 3600.0  # it is never renewed
 
 
 def run_until_empty(queue: TaskQueue, *, limit: int = 1000, raises: bool = False) -> list[TaskInfo]:
-    """Run what is due, and what that enqueues, until nothing is; every attempt, in order, as the store has it then.
+    """Run due tasks, and the tasks that they enqueue, until none is due. Returns every attempt, in order, as stored.
 
     What waits for its time stays: with a `ManualClock`, `advance` it and call this again. `raises`: the first error of
     a task is raised, as it is. More than `limit` attempts are an AssertionError: tasks that go on for ever.
@@ -46,22 +47,26 @@ def run_until_empty(queue: TaskQueue, *, limit: int = 1000, raises: bool = False
 
 async def arun_until_empty(queue: TaskQueue, *, limit: int = 1000, raises: bool = False) -> list[TaskInfo]:
     """`run_until_empty`, for async tests."""
-    return await _Inline(queue, await queue.astorage()).run_all(limit, raises=raises)
+    return await _InlineLane(queue, await queue.astorage()).run_all(limit, raises=raises)
 
 
 @contextmanager
 def inline(queue: TaskQueue, *, raises: bool = False) -> Iterator[None]:
-    """Let every `enqueue` run what is due before it returns. `raises`: and raise the error of a task."""
+    """Let every `enqueue` run the due tasks before it returns. With `raises` it raises the error of a task."""
 
     async def run_at_once(_: object) -> AsyncIterator[None]:
         yield
-        if _get_running_loop() is not None:
-            await arun_until_empty(queue, raises=raises)
-        else:
+        await arun_until_empty(queue, raises=raises)
+
+    def run_at_once_blocking(_: object) -> Iterator[None]:
+        yield
+        if _get_running_loop() is None:
             run_until_empty(queue, raises=raises)
+        else:
+            queue._backend.run("enqueue", arun_until_empty(queue, raises=raises))
 
     hook = Hook(run_at_once, "inline mode")
-    hook.needs_loop = False
+    hook.blocking_form = Hook(run_at_once_blocking, "inline mode")
     around_enqueue = queue.registry.hooks.around_enqueue
     around_enqueue.insert(0, hook)
     try:
@@ -89,7 +94,7 @@ def _needs_loop(dependency: Any) -> bool:
     return dependency.scope == "worker" or dependency.hook.is_async or any(map(_needs_loop, dependency.needs.values()))
 
 
-class _Attempt(Attempt):
+class _InlineAttempt(TaskAttempt):
     """An attempt that remembers the error itself, and needs no process."""
 
     error: BaseException | None = None
@@ -102,7 +107,7 @@ class _Attempt(Attempt):
         return super()._raised(error)
 
 
-class _Clock:
+class _InlineLoop:
     """As much of an event loop as an attempt on the caller's thread needs."""
 
     time = staticmethod(time.monotonic)
@@ -111,7 +116,7 @@ class _Clock:
         """Nothing can end a function on this thread."""
 
     def create_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """What it does before and after the function; the store never lets it wait."""
+        """Its work before and after the function. The store never makes it wait."""
         try:
             coroutine.send(None)
         except StopIteration:
@@ -119,17 +124,19 @@ class _Clock:
         raise RuntimeError("a store that needs no loop had to wait")
 
 
-class _Inline:
+class _InlineLane:
     """As much of a worker's lane as an attempt needs; one attempt at a time."""
 
     def __init__(self, queue: TaskQueue, storage: Storage) -> None:
         self._storage = storage
-        self.loop: Any = _get_running_loop() or _Clock()
+        self.loop: Any = _get_running_loop() or _InlineLoop()
         self.lane = Lane(("default",), 1)
         self.registry = queue.registry
         self.scope = WorkerScope(queue.registry)
         self.worker = NAME
         self.reports = Reports(NAME, NAME, None, time.monotonic)
+        self.poison_isolation = PoisonIsolation(time.monotonic)
+        self.held = frozenset[AttemptId]()
         self.options = WorkerOptions.read(
             concurrency=1,
             lanes=None,
@@ -146,7 +153,7 @@ class _Inline:
         self._done: Callable[[], object] = lambda: None
 
     async def run_all(self, limit: int, *, raises: bool) -> list[TaskInfo]:
-        if not isinstance(self.loop, _Clock):
+        if not isinstance(self.loop, _InlineLoop):
             await self.scope.open()
         try:
             return await self._run_all(limit, raises)
@@ -159,7 +166,7 @@ class _Inline:
             if len(ran) == limit:
                 await self._settle(release(task))
                 raise AssertionError(f"{limit} attempts, and there is still something to run: {task.func_path}")
-            attempt = _Attempt(self, task, self.loop.time(), self.loop.time() + LEASE)  # type: ignore[arg-type]
+            attempt = _InlineAttempt(self, task, self.loop.time(), self.loop.time() + LEASE)  # type: ignore[arg-type]
             settlement = await self._run(attempt)
             if settlement is not None:
                 await self._settle(settlement)
@@ -184,9 +191,9 @@ class _Inline:
             [settlement], worker=NAME, queues=("default",), limit=0, lease=LEASE, claim_id=f"{NAME}/{id(self)}/settle"
         )
 
-    async def _run(self, attempt: Attempt) -> Settlement | None:
+    async def _run(self, attempt: TaskAttempt) -> Settlement | None:
         self._settlement = None
-        if not isinstance(self.loop, _Clock):
+        if not isinstance(self.loop, _InlineLoop):
             ended = asyncio.Event()
             self._done = ended.set
             attempt.begin()
@@ -199,7 +206,7 @@ class _Inline:
                 attempt.begin()
         return self._settlement
 
-    async def _on_loop(self, attempt: Attempt) -> None:
+    async def _on_loop(self, attempt: TaskAttempt) -> None:
         clock, self.loop = self.loop, asyncio.get_running_loop()
         try:
             await self._run(attempt)
@@ -208,7 +215,7 @@ class _Inline:
 
     # What an attempt calls.
 
-    def settle(self, attempt: Attempt, settlement: Settlement | None) -> None:
+    def settle(self, attempt: TaskAttempt, settlement: Settlement | None) -> None:
         if attempt.ended:
             return
         attempt.ended = True
@@ -216,8 +223,8 @@ class _Inline:
         self._settlement = settlement
         self._done()
 
-    def settle_from_thread(self, attempt: Attempt, settlement: Settlement | None) -> None:
-        if isinstance(self.loop, _Clock):
+    def settle_from_thread(self, attempt: TaskAttempt, settlement: Settlement | None) -> None:
+        if isinstance(self.loop, _InlineLoop):
             self.settle(attempt, settlement)
         else:
             self.loop.call_soon_threadsafe(self.settle, attempt, settlement)
@@ -228,11 +235,11 @@ class _Inline:
     def settle_in(self, connection: Any, settlement: Settlement) -> None:
         self._storage.settle_in(connection, settlement)
 
-    def run_on_thread(self, attempt: Attempt) -> None:
-        if isinstance(self.loop, _Clock):
+    def run_on_thread(self, attempt: TaskAttempt) -> None:
+        if isinstance(self.loop, _InlineLoop):
             attempt.run_on_thread()
         else:
             self.loop.run_in_executor(None, attempt.run_on_thread)
 
-    def abandon(self, attempt: Attempt) -> None:
+    def abandon(self, attempt: TaskAttempt) -> None:
         pass

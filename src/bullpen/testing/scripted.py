@@ -22,11 +22,11 @@ from collections.abc import Iterable
 from concurrent.futures import CancelledError
 from typing import Any
 
-from bullpen.core.lifecycle import RequestState
-from bullpen.core.request import DONE, FAILED, Request
-from bullpen.core.worker import Worker
-from bullpen.runtimes import port
-from bullpen.runtimes.port import WorkerEvents
+from bullpen.pools.dispatch.request import DONE, FAILED, Request
+from bullpen.pools.dispatch.states import RequestState
+from bullpen.pools.dispatch.worker import Worker
+from bullpen.pools.runtimes import port
+from bullpen.pools.runtimes.port import WorkerEvents
 
 
 class ScriptedRuntime:
@@ -143,7 +143,7 @@ class ScriptedRuntime:
         self._end(request, self._running.pop(request), FAILED, error)
 
     def finish_next(self, value: Any = None) -> Request:
-        """What has run for longest returns `value`."""
+        """The request that has run for longest returns `value`."""
         request, worker = self._running.popitem(last=False)
         self._end(request, worker, DONE, value)
         return request
@@ -236,7 +236,7 @@ class ScriptedRuntime:
 
 
 class _Handle:
-    """What the runtime keeps with a worker."""
+    """The runtime's record of a worker."""
 
     __slots__ = ("_runtime", "_worker", "events", "load")
 

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from bullpen.cli import completion
-from bullpen.cli.command import Group
+from bullpen.cli.command import CommandGroup
+from bullpen.cli.commands import completion
 from bullpen.cli.main import COMMANDS, main
 
 
@@ -42,7 +42,7 @@ def test_every_command_and_option_is_in_the_script(shell: str, capsys: pytest.Ca
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     for command in COMMANDS:
-        for part in command.commands if isinstance(command, Group) else (command,):
+        for part in command.commands if isinstance(command, CommandGroup) else (command,):
             assert part.name in script
             for option in completion.options_of(part):
                 assert all(name.lstrip("-") in script for name in option.names[-1:]), option

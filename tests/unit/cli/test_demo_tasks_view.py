@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from bullpen.cli import demo_tasks_view as view
-from bullpen.cli.output import show_json
-from bullpen.cli.terminal import plain, width_of
-from bullpen.storage.port import WorkerRecord
-from bullpen.tasks.info import info_of
-from bullpen.tasks.task import Progress, Task, TaskStatus
+from bullpen.cli.demo import view
+from bullpen.cli.terminal.output import show_json
+from bullpen.cli.terminal.screen import plain, width_of
+from bullpen.tasks.model.info import info_of
+from bullpen.tasks.model.task import Progress, Task, TaskStatus
+from bullpen.tasks.storage.port import WorkerRecord
 
-SUMMARY = view.Summary(
+SUMMARY = view.TasksSummary(
     url="sqlite:////tmp/x/jobs.db",
     folder="/tmp/x",
     seconds=4.0,
@@ -40,10 +40,10 @@ def worker(pid: int) -> WorkerRecord:
     )
 
 
-def snapshot() -> view.Snapshot:
+def snapshot() -> view.TasksSnapshot:
     report = Task(id="1", func_path="app.write_report", payload=b"", progress=Progress(6, 10, "pages"))
     totals = dict.fromkeys(TaskStatus, 0) | {TaskStatus.SUCCESS: 500, TaskStatus.PENDING: 480, TaskStatus.FAILED: 20}
-    return view.Snapshot(
+    return view.TasksSnapshot(
         folder="/tmp/x",
         elapsed=2.5,
         expected=1000,

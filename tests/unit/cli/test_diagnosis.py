@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from bullpen.cli.diagnosis import MANY, Look, diagnose, of_schema
-from bullpen.consumer.identity import machine
-from bullpen.storage.port import Schema, WorkerRecord
-from bullpen.tasks.moving import marked
-from bullpen.tasks.task import RUNNING, Task, TaskError
+from bullpen.tasks.model.store_move import marked
+from bullpen.tasks.model.task import RUNNING, Task, TaskError
+from bullpen.tasks.storage.port import Schema, WorkerRecord
+from bullpen.tasks.worker.identity import machine
 
 NOW = 10_000.0
 WORKER = WorkerRecord(
@@ -73,7 +73,7 @@ def test_what_needs_somebody_is_a_problem_and_comes_first() -> None:
 
 def test_what_to_do_is_said_with_the_names_in_it() -> None:
     (one,) = diagnose(look(task(queue="mail"), many=7))
-    assert one.words == "7 tasks wait in the queue 'mail', and no worker serves it"
+    assert one.message == "7 tasks are pending in the queue 'mail', and no worker serves it"
     assert one.advice == "start one: `bullpen worker APP --queues mail`"
 
 

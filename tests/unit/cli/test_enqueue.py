@@ -7,7 +7,7 @@ import pytest
 
 from bullpen import InvalidArgument, TaskQueue, UnknownTask
 from bullpen.cli.command import CommandError
-from bullpen.cli.enqueue import find, fitting, read
+from bullpen.cli.commands.enqueue import find, fitting, read
 
 queue = TaskQueue("memory://")
 
@@ -54,14 +54,14 @@ def test_words_that_do_not_fit_are_refused(words: list[str], said: str) -> None:
 
 
 def test_positions_stand_before_names() -> None:
-    with pytest.raises(CommandError, match="'b' stands behind arguments by name"):
+    with pytest.raises(CommandError, match="positional argument 'b' follows keyword arguments"):
         read(["a=1", "b"])
 
 
 def test_the_end_of_a_name_will_do() -> None:
     assert find(queue, "send") is send.definition
     assert find(queue, "shop.mail.pack") is pack_mail.definition
-    with pytest.raises(CommandError, match=r"'pack' may be shop.mail.pack or shop.other.pack"):
+    with pytest.raises(CommandError, match=r"'pack' is ambiguous: shop.mail.pack or shop.other.pack"):
         find(queue, "pack")
     with pytest.raises(UnknownTask, match=r"did you mean 'shop.mail.send'\?"):
         find(queue, "sned")

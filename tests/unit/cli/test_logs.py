@@ -5,9 +5,9 @@ import logging
 import sys
 from typing import Any
 
-from bullpen.cli.logs import JsonFormatter, TextFormatter, name_the_task
-from bullpen.tasks.context import CurrentTask, running
-from bullpen.tasks.task import Task
+from bullpen.cli.worker_process.logs import JsonFormatter, TextFormatter, name_the_task
+from bullpen.tasks.model.context import CurrentTask, running
+from bullpen.tasks.model.task import Task
 
 TASK = Task(id="0199", func_path="app.send", payload=b'{"args":["s3cret"]}', queue="mail", attempt=2)
 

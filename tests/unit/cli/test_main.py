@@ -31,19 +31,26 @@ def test_a_mistyped_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> 
 def test_for_an_unknown_command_the_known_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["xyzzy"]) == 2
     assert (
-        f"there is {', '.join(command.name for command in cli.COMMANDS)}; see `bullpen --help`"
+        f"the commands are {', '.join(command.name for command in cli.COMMANDS)}; see `bullpen --help`"
         in capsys.readouterr().err
     )
 
 
 @pytest.mark.parametrize(
-    "words", ["--seconds 0", "--seconds nan", "--seconds soon", "--workers 0", "--workers 65", "--workers 1.5"]
+    "words",
+    [
+        "demo --tasks 99",
+        "demo --tasks 1.5",
+        "worker app --grace -1",
+        "worker app --grace nan",
+        "worker app --grace soon",
+    ],
 )
 def test_a_wrong_number_is_refused_with_what_is_allowed(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "pool", *words.split()]) == 2
-    option, value = words.split()
+    assert cli.main(words.split()) == 2
+    *_, option, value = words.split()
     error = capsys.readouterr().err
-    assert f"argument {option}: must be a number from 1 to " in error
+    assert f"argument {option}: must be a number from " in error
     assert repr(value) in error
 
 
@@ -55,7 +62,7 @@ def test_a_wrong_number_is_refused_with_what_is_allowed(words: str, capsys: pyte
         ("why ID app:queue", "did you mean --app app:queue?"),
         ("tasks show ID --jsn", "bullpen tasks show: '--jsn' is not understood: see `bullpen tasks show --help`."),
         ("tasks shwo", "bullpen tasks: unknown command 'shwo': did you mean `bullpen tasks show`?"),
-        ("tasks app", "bullpen tasks: unknown command 'app': there is list, show, cancel, retry"),
+        ("tasks app", "bullpen tasks: unknown command 'app': the commands are list, show, cancel, retry"),
     ],
 )
 def test_what_is_not_understood_comes_with_a_hint(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +121,12 @@ def command(run: Callable[[argparse.Namespace], int]) -> Command:
 
 def test_a_command_waits_for_no_module_that_it_does_not_need() -> None:
     look = "import sys, bullpen.cli.main; print([m for m in sys.modules if m in sys.argv[1:]])"
-    others = ["bullpen.pool.engine", "bullpen.consumer.worker_pool", "bullpen.cli.serve", "bullpen.cli.demo_tasks"]
+    others = [
+        "bullpen.pools.supervision.engine",
+        "bullpen.tasks.worker.worker_pool",
+        "bullpen.cli.worker_process.serve",
+        "bullpen.cli.demo.tasks",
+    ]
     others += ["statistics"]
     done = subprocess.run([sys.executable, "-c", look, *others], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout == "[]\n"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bullpen.cli.meter import Meter
+from bullpen.cli.demo.tasks import Meter
 
 
 def test_a_meter_gives_one_rate_per_step() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bullpen.cli import output
-from bullpen.cli.terminal import Span, plain
-from bullpen.tasks.info import info_of
-from bullpen.tasks.task import Task, TaskError, TaskStatus
+from bullpen.cli.terminal import output
+from bullpen.cli.terminal.screen import StyledText, plain
+from bullpen.tasks.model.info import info_of
+from bullpen.tasks.model.task import Task, TaskError, TaskStatus
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -41,7 +41,10 @@ def test_instants_beside_now() -> None:
 
 
 def test_columns_are_as_wide_as_what_is_in_them_and_numbers_to_the_right() -> None:
-    rows = [[Span("a"), Span("7"), Span("x")], [Span("longer"), Span("1000"), Span("")]]
+    rows = [
+        [StyledText("a"), StyledText("7"), StyledText("x")],
+        [StyledText("longer"), StyledText("1000"), StyledText("")],
+    ]
     assert [plain(line) for line in output.table(("name", "n", "note"), rows)] == [
         "name       n  note",
         "a          7  x",
@@ -83,7 +86,7 @@ def test_json_has_iso_instants_and_seconds() -> None:
 def test_colours_are_for_terminals_that_want_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = (Span("bad", "bad"),)
+    line = (StyledText("bad", "bad"),)
     output.show([line])
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.delenv("NO_COLOR", raising=False)

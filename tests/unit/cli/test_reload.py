@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bullpen.cli.reload import differing, source_files
+from bullpen.cli.worker_process.reload import differing, source_files
 
 
 def test_only_source_files_are_looked_at(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def test_the_nearest_file_that_says_something_counts(folder: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("concurency = 3", "'concurency' is no setting; did you mean 'concurrency'?"),
-        ("zzz = 3", "'zzz' is no setting; there is app, url"),
+        ("concurency = 3", "'concurency' is not a setting; did you mean 'concurrency'?"),
+        ("zzz = 3", "'zzz' is not a setting; the settings are app, url"),
         ("grace = 'long'", "grace must be a number from 0 to 86400, got 'long'"),
         ("log_level = 'loud'", "log_level must be one of debug, info, warning, error, got 'loud'"),
     ],

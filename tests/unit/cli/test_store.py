@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from bullpen.cli.store import address_of
-from bullpen.storage.memory import MemoryStorage
-from bullpen.storage.open import open_storage
-from bullpen.storage.sqlite.store import SqliteStorage
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.open import open_storage
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
 
 
 class Elsewhere:

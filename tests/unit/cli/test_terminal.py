@@ -5,9 +5,21 @@ import os
 
 import pytest
 
-from bullpen.cli.terminal import Line, Screen, Span, bar, coloured, fit, is_live, pad, plain, sparkline, width_of
+from bullpen.cli.terminal.screen import (
+    Line,
+    Screen,
+    StyledText,
+    bar,
+    coloured,
+    fit,
+    is_live,
+    pad,
+    plain,
+    sparkline,
+    width_of,
+)
 
-LINE: Line = (Span("abc", "bad"), Span("def"))
+LINE: Line = (StyledText("abc", "bad"), StyledText("def"))
 
 
 def test_a_line_that_fits_stays_as_it_is() -> None:

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from bullpen import InvalidOption, TaskQueue
-from bullpen.cli import serve
 from bullpen.cli.main import main, make_parser
+from bullpen.cli.worker_process import serve
 
 queue = TaskQueue("memory://")
 
@@ -25,7 +25,7 @@ def parsed(*words: str) -> serve.Settings:
         ("-c 0", "--concurrency: must be a number from 1"),
         ("--grace -1", "--grace: must be a number from 0"),
         ("--processes none", "--processes: must be a number from 1"),
-        ("--queues a,,b", "--queues: must be names with commas"),
+        ("--queues a,,b", "--queues: must be names separated by commas"),
         ("--lane a:1 --queues a", "not allowed with argument"),
         ("--reload --processes 2", "not allowed with argument"),
         ("--log-level loud", "--log-level: invalid choice: 'loud'"),
@@ -67,4 +67,4 @@ def test_lanes_of_a_worker(words: list[str], lanes: str) -> None:
 def test_a_queue_that_no_function_is_of_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         serve.lanes_of(parsed("--queues", "mial"), queue)
-    assert "no function here is of the queue 'mial' by itself; there are default, mail" in caplog.text
+    assert "no registered function uses the queue 'mial'; the registered functions use default, mail" in caplog.text

@@ -12,7 +12,7 @@ import pytest
 
 from bullpen import primitives
 from bullpen.testing import ManualClock
-from bullpen.testing.explore import Run, explore
+from tests.tools.explore import Run, explore
 
 
 def closed_gate() -> primitives.Lock:

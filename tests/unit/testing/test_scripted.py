@@ -7,11 +7,11 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from bullpen import Pool
-from bullpen.core.lifecycle import PoolState, WorkerStatus
-from bullpen.core.request import Request
-from bullpen.core.worker import Worker
+from bullpen import Pool, RecyclePolicy
 from bullpen.errors import PoolFailed, WorkerAbandoned, WorkerLost
+from bullpen.pools.dispatch.request import Request
+from bullpen.pools.dispatch.states import PoolState, WorkerStatus
+from bullpen.pools.dispatch.worker import Worker
 from bullpen.testing import ManualClock, ScriptedRuntime
 
 
@@ -46,7 +46,7 @@ def test_run_next_really_calls_it() -> None:
 
 def test_what_was_given_up_is_not_called_but_keeps_its_worker() -> None:
     runtime, clock = ScriptedRuntime(), ManualClock()
-    with Pool(1, runtime=runtime, clock=clock, idle_timeout=None) as pool:
+    with Pool(1, runtime=runtime, clock=clock, recycling=RecyclePolicy(idle_timeout=None)) as pool:
         late = pool.using(timeout=1).submit(never)
         waiting = pool.submit(int)
         assert clock.wait_for_waiters(1)

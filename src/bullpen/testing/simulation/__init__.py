@@ -13,12 +13,12 @@ The tasks may be your own, to prove that it does no harm if they run again after
 
     run = simulate(seed, queue=queue, start=enqueue_some, kill=0.2)
 
-A seed always makes the same history, byte for byte. What is not simulated: threads, on which no function runs here, and
+A seed always makes the same history, byte for byte. Not simulated are threads, on which no function runs here, and
 stores on disks.
 """
 
 from __future__ import annotations
 
-from bullpen.testing.simulation.play import Plan, Run, may_die, simulate
+from bullpen.testing.simulation.play import Plan, SimulationRun, may_die, simulate
 
-__all__ = ["Plan", "Run", "may_die", "simulate"]
+__all__ = ["Plan", "SimulationRun", "may_die", "simulate"]

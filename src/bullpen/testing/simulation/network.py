@@ -10,19 +10,29 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from bullpen.storage.memory import MemoryStorage
-from bullpen.storage.port import Counts, Decide, Exchange, Hold, Limit, Move, Renewal, TaskFilter, WorkerRecord
-from bullpen.tasks.task import Progress, Settlement, Task
-from bullpen.tasks.unique import RETURN, Duplicates
+from bullpen.tasks.model.task import Progress, Settlement, Task
+from bullpen.tasks.model.unique import RETURN, Duplicates
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.port import (
+    AttemptKey,
+    Counts,
+    Decide,
+    Exchange,
+    Limit,
+    Move,
+    Renewal,
+    TaskFilter,
+    WorkerRecord,
+)
 from bullpen.testing.history import Write
 from bullpen.testing.recording import RecordingStorage
-from bullpen.testing.simulation.world import Loop, Process, World
+from bullpen.testing.simulation.world import Loop, SimulatedProcess, World
 
 T = TypeVar("T")
 
 
 class Network:
-    """What may happen to requests: each with `trouble`, a probability, and to all while the store is `away`."""
+    """The faults of requests: each with the probability `trouble`, and all of them while the store is `away`."""
 
     def __init__(self, world: World, store: MemoryStorage, write: Write) -> None:
         self.world = world
@@ -34,13 +44,15 @@ class Network:
         self.on_their_way = 0  # requests
         self.home: Loop = world.new_process("store", "store").new_loop()
 
-    def client(self, process: Process, actor: str) -> Client:
+    def client(self, process: SimulatedProcess, actor: str) -> Client:
         recording = RecordingStorage(
             self.store, self.write, actor, clock=lambda: self.world.now, exact=True, in_transaction=lambda _: False
         )
         return Client(self, process, recording)
 
-    async def call(self, process: Process, recording: RecordingStorage, request: Callable[[], Awaitable[T]]) -> T:
+    async def call(
+        self, process: SimulatedProcess, recording: RecordingStorage, request: Callable[[], Awaitable[T]]
+    ) -> T:
         world, random = self.world, self.world.random
         if process.gone:
             raise ConnectionError("it is gone")
@@ -63,9 +75,14 @@ class Network:
         return await self._slowly(process, recording, request, answered=kind == 2)
 
     async def _slowly(
-        self, process: Process, recording: RecordingStorage, request: Callable[[], Awaitable[T]], *, answered: bool
+        self,
+        process: SimulatedProcess,
+        recording: RecordingStorage,
+        request: Callable[[], Awaitable[T]],
+        *,
+        answered: bool,
     ) -> T:
-        """The request takes its time, and is applied though nobody may wait for it any more."""
+        """The request is delayed, and it is applied even if its caller has stopped waiting."""
         random, patience = self.world.random, self.patience
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
@@ -108,7 +125,7 @@ class Client:
 
     durable = False
 
-    def __init__(self, network: Network, process: Process, recording: RecordingStorage) -> None:
+    def __init__(self, network: Network, process: SimulatedProcess, recording: RecordingStorage) -> None:
         self._network = network
         self._process = process
         self._recording = recording
@@ -161,10 +178,10 @@ class Client:
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         return await self._call(lambda: self._recording.find_claim(claim_id))
 
-    async def renew(self, holds: Sequence[Hold], lease: float) -> Renewal:
+    async def renew(self, holds: Sequence[AttemptKey], lease: float) -> Renewal:
         return await self._call(lambda: self._recording.renew(holds, lease))
 
-    async def note_progress(self, hold: Hold, progress: Progress) -> bool:
+    async def note_progress(self, hold: AttemptKey, progress: Progress) -> bool:
         return await self._call(lambda: self._recording.note_progress(hold, progress))
 
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
@@ -177,8 +194,8 @@ class Client:
             await asyncio.get_running_loop().create_future()  # its answer is lost
         await self._network.store.wait_for_work(queues, timeout)
 
-    async def wait_for_result(self, task_id: str, runs: int, timeout: float) -> None:
-        await self._network.store.wait_for_result(task_id, runs, timeout)
+    async def wait_for_result(self, task_id: str, completed_runs: int, timeout: float) -> None:
+        await self._network.store.wait_for_result(task_id, completed_runs, timeout)
 
     async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
         return await self._call(lambda: self._recording.get(ids))
@@ -201,11 +218,11 @@ class Client:
     async def delete(self, ids: Sequence[str]) -> int:
         return await self._call(lambda: self._recording.delete(ids))
 
-    async def put(self, tasks: Sequence[Task]) -> frozenset[str]:
-        return await self._call(lambda: self._recording.put(tasks))
+    async def import_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
+        return await self._call(lambda: self._recording.import_tasks(tasks))
 
-    async def remove(self, tasks: Sequence[Task]) -> frozenset[str]:
-        return await self._call(lambda: self._recording.remove(tasks))
+    async def export_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
+        return await self._call(lambda: self._recording.export_tasks(tasks))
 
     async def expire(self, *, limit: int) -> Sequence[Task]:
         return await self._call(lambda: self._recording.expire(limit=limit))
@@ -213,11 +230,11 @@ class Client:
     async def prune(self, *, limit: int) -> int:
         return await self._call(lambda: self._recording.prune(limit=limit))
 
-    async def note_worker(self, record: WorkerRecord) -> None:
-        return await self._call(lambda: self._recording.note_worker(record))
+    async def save_worker(self, record: WorkerRecord) -> None:
+        return await self._call(lambda: self._recording.save_worker(record))
 
-    async def drop_worker(self, worker: str) -> None:
-        return await self._call(lambda: self._recording.drop_worker(worker))
+    async def delete_worker(self, worker: str) -> None:
+        return await self._call(lambda: self._recording.delete_worker(worker))
 
     async def workers(self) -> Sequence[WorkerRecord]:
         return await self._call(self._recording.workers)

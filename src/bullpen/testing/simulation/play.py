@@ -16,24 +16,24 @@ from typing import Any
 from unittest import mock
 
 from bullpen import primitives
-from bullpen.consumer import identity
-from bullpen.consumer.attempt import Attempt
-from bullpen.consumer.lane import LaneRunner
-from bullpen.consumer.schedules import DeclaredSchedules
-from bullpen.consumer.worker_pool import AsyncWorkerPool, WorkerState, queues_of
 from bullpen.errors import InvalidOption, InvalidOptionType, InvalidTask, TasksLeft
-from bullpen.queue.clients import Clients
-from bullpen.queue.task_queue import TaskQueue
-from bullpen.storage.memory import MemoryStorage
-from bullpen.tasks.info import TaskInfo, info_of
-from bullpen.tasks.planning import paused
-from bullpen.tasks.registry import Registry
-from bullpen.tasks.task import PENDING, Task
+from bullpen.tasks.client.clients import Clients
+from bullpen.tasks.client.task_queue import TaskQueue
+from bullpen.tasks.model.info import TaskInfo, info_of
+from bullpen.tasks.model.registry import TaskRegistry
+from bullpen.tasks.model.schedule_changes import paused
+from bullpen.tasks.model.task import PENDING, Task
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.worker import identity
+from bullpen.tasks.worker.attempt import TaskAttempt
+from bullpen.tasks.worker.declarations import DeclaredSchedules
+from bullpen.tasks.worker.lane import LaneRunner
+from bullpen.tasks.worker.worker_pool import AsyncWorkerPool, WorkerState, queues_of
 from bullpen.testing.checker import InvariantBroken, Verdict, check
 from bullpen.testing.history import HistoryObserver, Record, as_lines, take_stock
 from bullpen.testing.simulation.network import Client, Network
 from bullpen.testing.simulation.scripts import QUEUES, Stage, draw_options, draw_schedule, draw_script
-from bullpen.testing.simulation.world import Process, Vanished, World
+from bullpen.testing.simulation.world import SimulatedProcess, Vanished, World
 
 MOST_KILLS = 2  # of tasks of a user: so often, and one more, a task may crash before it is poison
 CALM_WITHIN = 150.0  # virtual seconds in which workers have to put everything in order
@@ -43,7 +43,7 @@ WHAT = ("kill", "kill", "freeze", "freeze", "cut", "away", "clock", "stop", "can
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a simulation may do. What is None is drawn from the seed."""
+    """The limits of a simulation. A value of None is drawn from the seed."""
 
     tasks: int | None = None
     workers: int | None = None
@@ -62,13 +62,13 @@ QUIET = Plan(trouble=0.0, faults=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulationRun:
     """What became of a simulation."""
 
     seed: int
     history: tuple[Record, ...]
     verdict: Verdict
-    defects: tuple[str, ...]  # what workers should never do: errors that nobody handled
+    defects: tuple[str, ...]  # errors that no worker handled
     steps: int
     tasks: tuple[TaskInfo, ...] = ()  # as they are in the end
 
@@ -98,7 +98,7 @@ def simulate(
     queue: TaskQueue | None = None,
     start: Callable[[], Awaitable[object]] | None = None,
     kill: float = 0.1,
-) -> Run:
+) -> SimulationRun:
     """Run the simulation of a seed, and check its history.
 
     With `queue` the tasks are those of a queue of yours, and `start` is an async function that enqueues some. The
@@ -115,7 +115,7 @@ def simulate(
             play.run()
         verdict = check(play.history)
     tasks = tuple(info_of(task) for task in play.kept())
-    return Run(seed, tuple(play.history), verdict, tuple(play.world.defects), play.world.steps, tasks)
+    return SimulationRun(seed, tuple(play.history), verdict, tuple(play.world.defects), play.world.steps, tasks)
 
 
 def may_die() -> None:
@@ -160,7 +160,7 @@ def _without_collector() -> Iterator[None]:
 
 @contextmanager
 def _replaced(play: _Play) -> Iterator[None]:
-    """This thread's event loop, luck, threads and failpoints are the play's, and nobody logs."""
+    """This thread's event loop, random numbers, threads and failpoints are the simulation's. Logging is off."""
     loop = events._get_running_loop()
     before = primitives.random, primitives.start_loop, primitives.failpoint, identity.machine
     logger = logging.getLogger("bullpen.worker")
@@ -168,11 +168,11 @@ def _replaced(play: _Play) -> Iterator[None]:
     primitives.random = Random(play.seed)
     primitives.start_loop = play.start_loop
     primitives.failpoint = play.failpoint
-    identity.machine = _Machine(play.world)
+    identity.machine = _SimulatedMachine(play.world)
     try:
         with (
             mock.patch.object(LaneRunner, "run_on_thread", _run_on_loop),
-            mock.patch.object(Attempt, "_run_in_process", lambda attempt: attempt._lane.run_on_thread(attempt)),
+            mock.patch.object(TaskAttempt, "_run_in_process", lambda attempt: attempt._lane.run_on_thread(attempt)),
             mock.patch.object(DeclaredSchedules, "_wanted", _nothing) if play.is_of_user else nullcontext(),
         ):
             yield
@@ -187,7 +187,7 @@ def _nothing(*_: object) -> list[Task]:
     return []
 
 
-def _run_on_loop(lane: LaneRunner, attempt: Attempt) -> None:
+def _run_on_loop(lane: LaneRunner, attempt: TaskAttempt) -> None:
     """A function that is not async, though there are no threads."""
     lane.loop.call_soon(attempt.run_on_thread)
 
@@ -199,20 +199,20 @@ def _own_store_afterwards(queue: TaskQueue | None) -> Iterator[None]:
         yield
     finally:
         if queue is not None and own is not None:
-            queue._clients = queue._store.clients = own
+            queue._clients = queue._backend.clients = own
 
 
 async def _begin(start: Callable[[], Awaitable[object]]) -> None:
     await start()
 
 
-class _Machine(identity.Machine):
+class _SimulatedMachine(identity.LocalMachine):
     """The host of whichever process asks."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def _current(self) -> Process:
+    def _current(self) -> SimulatedProcess:
         assert self._world.current is not None
         return self._world.current
 
@@ -234,16 +234,16 @@ class _Machine(identity.Machine):
 
 
 class _Ended:
-    """A thread that has ended when somebody joins it."""
+    """A thread that has ended when it is joined."""
 
     def join(self) -> None:
         pass
 
 
-class _Worker:
+class _SimulatedWorker:
     """One worker process."""
 
-    def __init__(self, process: Process, pool: AsyncWorkerPool) -> None:
+    def __init__(self, process: SimulatedProcess, pool: AsyncWorkerPool) -> None:
         self.process = process
         self.pool = pool
 
@@ -253,13 +253,13 @@ class _Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class _Queue:
+class _SimulatedQueue:
     storage: Client
-    registry: Registry
+    registry: TaskRegistry
 
 
 class _Play:
-    """The whole piece: who is in it, what happens to them, and the notes that are taken."""
+    """The whole simulation: its processes, their faults, and the recorded history."""
 
     def __init__(self, seed: int, plan: Plan, cast: _Cast | None = None) -> None:
         self.seed = seed
@@ -283,13 +283,13 @@ class _Play:
         self._network.patience = self._lease * 2 / 3
         self._network.trouble = random.choice((0.0, 0.02, 0.1, 0.3)) if plan.trouble is None else plan.trouble
         self._stage = Stage(self.world, self._note, self._kill)
-        self._registry = Registry() if cast is None else cast.queue.registry
+        self._registry = TaskRegistry() if cast is None else cast.queue.registry
         self._queues = QUEUES if cast is None else queues_of(self._registry)
         if cast is None:
             self._registry.register(self._stage.play, name="play")
         else:
             self._deaths = cast.kill if plan.deaths is None else plan.deaths
-        self._workers: list[_Worker] = []
+        self._workers: list[_SimulatedWorker] = []
         self._enqueues: list[asyncio.Task[None]] = []
         self._ids = 0
         self._calm = False
@@ -344,7 +344,7 @@ class _Play:
             failure = worker.pool._failure
             if failure is not None and not isinstance(failure, TasksLeft) and not worker.process.gone:
                 world.defects.append(f"{worker.process.name} has failed: {failure!r}")
-            identity.bid_farewell(worker.pool.id)
+            identity.unregister_worker(worker.pool.id)
         world.bury()
 
     def _at(self, when: float, action: Callable[[], object]) -> None:
@@ -355,7 +355,7 @@ class _Play:
         producer.new_loop()
         if self._cast is not None:
             queue = self._cast.queue  # also what tasks enqueue goes this way
-            queue._clients = queue._store.clients = Clients(self._network.client(producer, "producer"))
+            queue._clients = queue._backend.clients = Clients(self._network.client(producer, "producer"))
             self._enqueues.append(producer.start(_begin(self._cast.start)))
             return
         queue = TaskQueue(self._network.client(producer, "producer"), new_ids=self._new_ids)
@@ -374,13 +374,15 @@ class _Play:
                 when = start + self._random.random() * (end - start) / 2
                 self._at(when, lambda args=(queue, producer, "play", script, options): self._enqueue(*args))  # type: ignore[misc]
 
-    def _enqueue(self, queue: TaskQueue, producer: Process, name: str, script: Any, options: dict[str, Any]) -> None:
+    def _enqueue(
+        self, queue: TaskQueue, producer: SimulatedProcess, name: str, script: Any, options: dict[str, Any]
+    ) -> None:
         async def enqueue() -> None:
             try:
                 async with asyncio.timeout(self._lease):
                     await queue.aenqueue(name, [script], elsewhere=True, **options)
             except (ConnectionError, TimeoutError):
-                pass  # nobody knows whether it is there
+                pass  # it is unknown whether it exists
 
         if not producer.gone:
             self._enqueues.append(producer.start(enqueue()))
@@ -396,7 +398,7 @@ class _Play:
         process.new_loop()
         self.world.current = process
         pool = AsyncWorkerPool(
-            _Queue(self._network.client(process, process.name), self._registry),
+            _SimulatedQueue(self._network.client(process, process.name), self._registry),
             self._concurrency,
             lanes=[f"{','.join(self._queues)}:{self._concurrency}"],
             name=process.name,
@@ -408,7 +410,7 @@ class _Play:
         )
         pool.id = process.name
         self.world.current = None
-        self._workers.append(_Worker(process, pool))
+        self._workers.append(_SimulatedWorker(process, pool))
         self.history.append(
             Record(
                 at=self.world.now,
@@ -421,7 +423,7 @@ class _Play:
         )
         process.start(self._live(process, pool))
 
-    async def _live(self, process: Process, pool: AsyncWorkerPool) -> None:
+    async def _live(self, process: SimulatedProcess, pool: AsyncWorkerPool) -> None:
         try:
             await pool.start()
         except Exception:
@@ -429,8 +431,8 @@ class _Play:
             return
         await pool.wait_stopped()
 
-    def _restart(self, process: Process) -> None:
-        """Whoever looks after processes starts another one."""
+    def _restart(self, process: SimulatedProcess) -> None:
+        """The process supervisor starts another process."""
 
         def start() -> None:
             if not self._ending:
@@ -438,7 +440,7 @@ class _Play:
 
         self._at(self.world.now + self._random.random() * 4, start)
 
-    def _kill(self, process: Process, where: str) -> None:
+    def _kill(self, process: SimulatedProcess, where: str) -> None:
         if process.gone or self._ending:
             return
         self.history.append(Record(at=self.world.now, actor=process.name, op="worker", state="crashed", reason=where))
@@ -482,7 +484,7 @@ class _Play:
         self.history.append(Record(at=self.world.now, actor="nemesis", op="fault", state=what))
 
     def _operate(self, what: str) -> None:
-        """Somebody cancels tasks, or lets them run again."""
+        """A client cancels tasks, or retries them."""
         client = self._network.client(self._network.home.process, "operator")
         ids = [f"task-{number:03d}" for number in range(self._ids) if self._random.random() < 0.4]
 
@@ -494,7 +496,7 @@ class _Play:
 
         self._network.home.create_task(operate())
 
-    def _stop(self, process: Process) -> None:
+    def _stop(self, process: SimulatedProcess) -> None:
         """As SIGTERM does."""
         (worker,) = (one for one in self._workers if one.process is process)
         if worker.pool.state is WorkerState.RUNNING:
@@ -506,7 +508,7 @@ class _Play:
     def _become_calm(self) -> None:
         world = self.world
         self._calm = True
-        world.skew = self._latest_skew  # what is to start at an instant does so when the clock says so
+        world.skew = self._latest_skew  # scheduled tasks start by the clock
         self._network.trouble = 0.0
         self._network.away_until = world.now
         for process in world.processes.values():
@@ -539,7 +541,7 @@ class _Play:
                 worker.process.loops[0].call_soon(worker.pool.begin_stop, 1.0)
 
     def _look(self, everything: bool) -> None:
-        """What the store has in the end."""
+        """The content of the store at the end."""
         if not everything:
             self._fault("it was not put in order in time")
         self.world.run(lambda: False, self.world.now)

@@ -1,4 +1,4 @@
-"""What the tasks of a simulation do: each has a script, with one act for every attempt at it."""
+"""The functions of a simulation: each task has a script, with one act for every attempt."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 from bullpen.errors import Cancel, Retry, Snooze
-from bullpen.tasks.context import current_task
-from bullpen.tasks.retry import Backoff
+from bullpen.tasks.model.context import current_task
+from bullpen.tasks.model.retry import Backoff
 from bullpen.testing.history import Record, Write
-from bullpen.testing.simulation.world import Process, Vanished, World
+from bullpen.testing.simulation.world import SimulatedProcess, Vanished, World
 
 QUEUES = ("default", "side")
 Script = list[str]  # acts, written as "kind:seconds"; the last one is repeated
@@ -82,7 +82,7 @@ def draw_schedule(random: Random, number: int) -> dict[str, Any]:
 class Stage:
     """Where scripts are played. One simulation at a time."""
 
-    def __init__(self, world: World, write: Write, kill: Callable[[Process, str], object]) -> None:
+    def __init__(self, world: World, write: Write, kill: Callable[[SimulatedProcess, str], object]) -> None:
         self._world = world
         self._write = write
         self._kill = kill
@@ -122,7 +122,7 @@ class Stage:
         return kind
 
     async def _stay(self, seconds: float) -> None:
-        """Do not end, whoever wants it."""
+        """Ignore every request to end."""
         until = self._world.now + seconds
         process = self._world.current
         assert process is not None

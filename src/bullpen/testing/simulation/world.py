@@ -1,8 +1,8 @@
-"""Processes, event loops and time, all on one thread: who goes on next is drawn from a seed.
+"""Processes, event loops and time, all on one thread: the seed decides which one runs next.
 
 A process has one event loop or several, as a worker has one for its tasks and one for its leases. Within a loop,
 callbacks run in their order, as asyncio promises; between loops any order is possible. One callback is one step, and
-takes `STEP` seconds of virtual time. When nobody can go on, time jumps to the next timer.
+takes `STEP` seconds of virtual time. When none can run, time jumps to the next timer.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class World:
         self.now = 1000.0
         self.skew = EPOCH  # of the store's clock
         self.steps = 0
-        self.processes: dict[int, Process] = {}  # by pid
-        self.current: Process | None = None
+        self.processes: dict[int, SimulatedProcess] = {}  # by pid
+        self.current: SimulatedProcess | None = None
         self.defects: list[str] = []
         self._loops: list[Loop] = []
         self._timers: list[tuple[float, int, asyncio.TimerHandle, Loop]] = []  # a heap
@@ -44,15 +44,15 @@ class World:
     def store_time(self) -> float:
         return self.now + self.skew
 
-    def new_process(self, name: str, host: str) -> Process:
-        process = Process(self, name, host, pid=100 + len(self.processes))
+    def new_process(self, name: str, host: str) -> SimulatedProcess:
+        process = SimulatedProcess(self, name, host, pid=100 + len(self.processes))
         self.processes[process.pid] = process
         return process
 
     def add_loop(self, loop: Loop) -> None:
         self._loops.append(loop)
 
-    def drop(self, process: Process) -> None:
+    def drop(self, process: SimulatedProcess) -> None:
         """None of its loops goes on."""
         self._loops = [loop for loop in self._loops if loop.process is not process]
 
@@ -128,7 +128,7 @@ class World:
         loop.pending.clear()
 
 
-class Process:
+class SimulatedProcess:
     """Something that can vanish, or stand still, as a whole."""
 
     def __init__(self, world: World, name: str, host: str, pid: int) -> None:
@@ -162,7 +162,7 @@ class Process:
 class Loop(asyncio.BaseEventLoop):
     """An event loop whose steps are made by a `World`."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: SimulatedProcess) -> None:
         super().__init__()
         self.process = process
         self.blocked_until = -math.inf

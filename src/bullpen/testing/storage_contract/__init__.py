@@ -1,4 +1,4 @@
-"""What every store must do, as one suite of pytest tests.
+"""The contract of every store, as one suite of pytest tests.
 
 The author of a store subclasses it:
 
@@ -18,9 +18,9 @@ what has to come is waited for, so that no test depends on how fast the machine 
 has no address for other processes, is spared the tests that would need it.
 
 base.py       what the tests share
-adding.py     what is added is kept as it is, once
-unique.py     who has a unique key, for how long, and what becomes of those who come with it
-claiming.py   who gets which tasks, in which order
+adding.py     an added task is stored unchanged, once
+unique.py     which task holds a unique key, for how long, and what happens to duplicates
+claiming.py   which worker gets which tasks, in which order
 settling.py   what becomes of tasks: every move, and every write that comes too late
 leases.py     leases, rescue, progress
 links.py      tasks that wait for others, and tasks that come with the success of another

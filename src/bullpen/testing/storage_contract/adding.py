@@ -1,14 +1,14 @@
-"""What is added is kept as it is, once."""
+"""An added task is stored unchanged, once."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from bullpen.storage.port import Storage, TaskFilter
-from bullpen.tasks.retry import Backoff
-from bullpen.tasks.schedule import Schedule
-from bullpen.tasks.task import PENDING, Task, cancel, fail, succeed
+from bullpen.tasks.model.retry import Backoff
+from bullpen.tasks.model.schedule import Schedule
+from bullpen.tasks.model.task import PENDING, Task, cancel, fail, succeed
+from bullpen.tasks.storage.port import Storage, TaskFilter
 from bullpen.testing.storage_contract.base import (
     FAR,
     Span,
@@ -48,9 +48,9 @@ class AddingTests(StoreTests):
                 misfire_grace=2.25,
                 overlap="queue",
             ),
-            fire=now + FAR + 0.5,
+            scheduled_at=now + FAR + 0.5,
             max_retries=1_000_000,
-            backoff=Backoff(base=0.5, max_delay=7.25, factor=1.5, jitter=0.25, steps=(1.0, 2.5)),
+            backoff=Backoff(base=0.5, max_delay=7.25, factor=1.5, jitter=0.25, delays=(1.0, 2.5)),
             timeout=2.5,
             expires=now + 2 * FAR,
             at_most_once=True,
@@ -101,7 +101,7 @@ class AddingTests(StoreTests):
         assert list(await store.list(TaskFilter(), limit=10)) == []
 
     async def test_an_id_that_is_there_stays_as_it_is(self, store: Storage) -> None:
-        """So that whoever never learned whether a task was added can add it again."""
+        """A caller that never learned the outcome can add the task again."""
         first = await added(store, payload=b"first")
         other = new_task()
         assert list(await store.add([other, replace(first, payload=b"second")])) == [await get(store, other), first]

@@ -1,4 +1,4 @@
-"""What the tests share: a store, tasks for it, and short words for its verbs."""
+"""Shared by the tests: a store, tasks for it, and short names for its verbs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from bullpen.storage.port import Hold, Storage
-from bullpen.tasks.task import Settlement, Task, TaskError, crash
+from bullpen.tasks.model.task import Settlement, Task, TaskError, crash
+from bullpen.tasks.storage.port import AttemptKey, Storage
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ async def claimed_one(store: Storage, **fields: Any) -> Task:
     return mine
 
 
-async def settle(store: Storage, *settlements: Settlement) -> frozenset[Hold]:
+async def settle(store: Storage, *settlements: Settlement) -> frozenset[AttemptKey]:
     """Those that were refused."""
     exchange = await store.exchange(settlements, worker="w", queues=(), limit=0, lease=FAR, claim_id="none")
     assert exchange.claimed == ()
@@ -117,8 +117,8 @@ def still(task: Task | None) -> Task | None:
     return None if task is None else replace(task, lease_until=None)
 
 
-def hold(task: Task) -> Hold:
-    return Hold(task.id, task.attempt)
+def hold(task: Task) -> AttemptKey:
+    return AttemptKey(task.id, task.attempt)
 
 
 def ids(tasks: Sequence[Task]) -> list[str]:
@@ -130,7 +130,7 @@ def error_of(task: Task, message: str = "it broke") -> TaskError:
 
 
 def take_back(task: Task, now: float) -> Settlement:
-    """What upkeep makes of a task whose worker is gone."""
+    """The task after upkeep has rescued it from a dead worker."""
     return crash(task, TaskError(kind="crash", attempt=task.attempt, at=now, message="gone", worker=task.worker or ""))
 
 

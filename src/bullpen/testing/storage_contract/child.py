@@ -1,4 +1,4 @@
-"""The other process: `python -m bullpen.testing.storage_contract.child ADDRESS VERB`. What it was told it prints."""
+"""The other process: `python -m bullpen.testing.storage_contract.child ADDRESS VERB`. It prints the answer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import sys
 import uuid
 
-from bullpen.storage.open import open_storage
-from bullpen.storage.port import Exchange, Storage
-from bullpen.tasks.task import Task, succeed
+from bullpen.tasks.model.task import Task, succeed
+from bullpen.tasks.storage.open import open_storage
+from bullpen.tasks.storage.port import Exchange, Storage
 
 LEASE = 60.0
 
@@ -30,7 +30,7 @@ async def exchange(store: Storage, done: tuple[Task, ...], limit: int) -> Exchan
 
 
 async def work(store: Storage) -> None:
-    """Add, claim and settle until somebody kills us."""
+    """Add, claim and settle until this process is killed."""
     held: tuple[Task, ...] = ()
     while True:
         new = [Task(id=str(uuid.uuid4()), func_path="f", payload=b"[]") for _ in range(3)]

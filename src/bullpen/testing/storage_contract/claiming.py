@@ -1,9 +1,9 @@
-"""Who gets which tasks, in which order."""
+"""Which worker gets which tasks, in which order."""
 
 from __future__ import annotations
 
-from bullpen.storage.port import Storage
-from bullpen.tasks.task import PENDING, RUNNING, Progress, claimed, release, succeed
+from bullpen.tasks.model.task import PENDING, RUNNING, Progress, claimed, release, succeed
+from bullpen.tasks.storage.port import Storage
 from bullpen.testing.storage_contract.base import (
     FAR,
     SOON,
@@ -136,7 +136,7 @@ class ClaimingTests(StoreTests):
         assert (again.progress, again.worker, again.claim_id) == (None, "other", "again")
         assert (await get(store, task)).progress is None
 
-    # A claim whose answer was lost.
+    # Lost answers of claims.
 
     async def test_a_claim_can_be_asked_for(self, store: Storage) -> None:
         await store.add(new_tasks(5))

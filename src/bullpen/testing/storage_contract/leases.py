@@ -1,12 +1,12 @@
-"""Leases: who holds a task and until when, who takes it back, and how far it says it is."""
+"""Leases: which worker holds a task and until when, rescue after a lease, and progress."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from bullpen.storage.port import Hold, Storage
-from bullpen.tasks.task import CANCELLED, FAILED, PENDING, RUNNING, SUCCESS, Progress, Settlement, Task, succeed
+from bullpen.tasks.model.task import CANCELLED, FAILED, PENDING, RUNNING, SUCCESS, Progress, Settlement, Task, succeed
+from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.testing.storage_contract.adding import STRANGE
 from bullpen.testing.storage_contract.base import (
     FAR,
@@ -47,7 +47,7 @@ class LeaseTests(StoreTests):
         asked_to_stop, settled_already = mine[::7], mine[1::7]
         await store.cancel(ids(asked_to_stop))
         await settle(store, *[succeed(task, None) for task in settled_already])
-        never = Hold("nobody", 1)
+        never = AttemptKey("nobody", 1)
         renewal = await store.renew([*map(hold, mine), never], FAR)
         assert renewal.lost == {never, *map(hold, settled_already)}
         assert renewal.cancelled == set(map(hold, asked_to_stop))

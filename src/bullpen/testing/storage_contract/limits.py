@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from bullpen.storage.port import Limit, Storage
-from bullpen.tasks.ids import schedule_id
-from bullpen.tasks.planning import run_now
-from bullpen.tasks.task import RUNNING, fail, release, succeed
+from bullpen.tasks.model.ids import schedule_id
+from bullpen.tasks.model.schedule_changes import run_now
+from bullpen.tasks.model.task import RUNNING, fail, release, succeed
+from bullpen.tasks.storage.port import Limit, Storage
 from bullpen.testing.storage_contract.base import (
     FAR,
     RESOLUTION,

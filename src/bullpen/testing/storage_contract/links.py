@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bullpen.storage.port import Hold, Storage, TaskFilter
-from bullpen.tasks.task import (
+from bullpen.tasks.model.task import (
     CANCELLED,
     FAILED,
     NEVER,
     PENDING,
     RUNNING,
     SUCCESS,
-    Follows,
+    DependsOn,
     Settlement,
     Task,
     TaskStatus,
@@ -29,7 +28,8 @@ from bullpen.tasks.task import (
     release,
     succeed,
 )
-from bullpen.tasks.unique import Duplicates
+from bullpen.tasks.model.unique import Duplicates
+from bullpen.tasks.storage.port import AttemptKey, Storage, TaskFilter
 from bullpen.testing.storage_contract.base import (
     A_MOMENT,
     FAR,
@@ -52,17 +52,19 @@ from bullpen.testing.storage_contract.waiting import waits
 async def new_chain(store: Storage, length: int = 3, **fields: Any) -> list[Task]:
     tasks = new_tasks(length, **fields)
     for number in range(1, length):
-        tasks[number - 1] = replace(tasks[number - 1], then=tasks[number].id)
-        tasks[number] = replace(tasks[number], follows=Follows(ids=(tasks[number - 1].id,), place="0"), waits_for=1)
+        tasks[number - 1] = replace(tasks[number - 1], next_task_id=tasks[number].id)
+        tasks[number] = replace(
+            tasks[number], depends_on=DependsOn(ids=(tasks[number - 1].id,), place="0"), waits_for=1
+        )
     return list(await store.add(tasks))
 
 
-async def new_group(store: Storage, size: int = 3, *, anyway: bool = False, **fields: Any) -> list[Task]:
+async def new_group(store: Storage, size: int = 3, *, run_always: bool = False, **fields: Any) -> list[Task]:
     """The members, and last the one that waits for them."""
     members = new_tasks(size, **fields)
-    follows = Follows(ids=tuple(ids(members)), many=True, anyway=anyway)
-    last = new_task(follows=follows, waits_for=size, **fields)
-    return list(await store.add([*(replace(member, then=last.id) for member in members), last]))
+    depends_on = DependsOn(ids=tuple(ids(members)), many=True, run_always=run_always)
+    last = new_task(depends_on=depends_on, waits_for=size, **fields)
+    return list(await store.add([*(replace(member, next_task_id=last.id) for member in members), last]))
 
 
 async def statuses(store: Storage, tasks: list[Task]) -> list[TaskStatus]:
@@ -81,19 +83,19 @@ ENDINGS: dict[str, tuple[Callable[[Task], Settlement], TaskStatus]] = {
 class LinkTests(StoreTests):
     async def test_one_that_is_replaced_follows_whom_it_followed(self, store: Storage) -> None:
         first, last = new_tasks(1)[0], new_task(unique_key="k")
-        follows = Follows(ids=(first.id,), place="0", many=True, anyway=True)
-        await store.add([replace(first, then=last.id), replace(last, follows=follows, waits_for=1)])
+        depends_on = DependsOn(ids=(first.id,), place="0", many=True, run_always=True)
+        await store.add([replace(first, next_task_id=last.id), replace(last, depends_on=depends_on, waits_for=1)])
         (kept,) = await store.add([new_task(unique_key="k", payload=b"[2]")], Duplicates("replace"))
-        assert (kept.id, kept.payload, kept.follows, kept.waits_for) == (last.id, b"[2]", follows, 1)
-        assert (await get(store, last)).follows == follows
+        assert (kept.id, kept.payload, kept.depends_on, kept.waits_for) == (last.id, b"[2]", depends_on, 1)
+        assert (await get(store, last)).depends_on == depends_on
 
     async def test_links_come_back_as_they_were_given(self, store: Storage) -> None:
         first, last = await new_chain(store, 2)
-        assert (first.then, first.follows, first.waits_for) == (last.id, None, 0)
-        assert (last.then, last.waits_for, last.eta) == (None, 1, NEVER)
-        assert last.follows == Follows(ids=(first.id,), place="0")
+        assert (first.next_task_id, first.depends_on, first.waits_for) == (last.id, None, 0)
+        assert (last.next_task_id, last.waits_for, last.eta) == (None, 1, NEVER)
+        assert last.depends_on == DependsOn(ids=(first.id,), place="0")
         assert list(await store.get([first.id, last.id])) == [first, last]
-        group = await new_group(store, 40, anyway=True, queue="many")
+        group = await new_group(store, 40, run_always=True, queue="many")
         assert list(await store.get(ids(group))) == group
 
     async def test_who_waits_for_the_last_of_a_chain_is_brought_it_as_it_is(self, store: Storage) -> None:
@@ -103,7 +105,7 @@ class LinkTests(StoreTests):
         async with waits(store.wait_for_result(last.id, 0, FAR)) as waiting:
             await settle(store, succeed(task, b"2"))
         kept = await get(store, last)
-        assert kept.follows == Follows(ids=(first.id,), place="0")
+        assert kept.depends_on == DependsOn(ids=(first.id,), place="0")
         assert waiting.result() in (None, kept)
 
     async def test_what_waits_for_another_is_not_claimed(self, store: Storage) -> None:
@@ -125,8 +127,8 @@ class LinkTests(StoreTests):
 
     async def test_a_chain_may_lead_through_several_queues(self, store: Storage) -> None:
         first, second = new_task(queue="a"), new_task(queue="b")
-        second = replace(second, follows=Follows(ids=(first.id,)), waits_for=1)
-        await store.add([replace(first, then=second.id), second])
+        second = replace(second, depends_on=DependsOn(ids=(first.id,)), waits_for=1)
+        await store.add([replace(first, next_task_id=second.id), second])
         (mine,) = await claim(store, 5, queues=("a", "b"))
         assert ids(await claim(store, 5, succeed(mine, None), queues=("b",))) == [second.id]
 
@@ -155,7 +157,7 @@ class LinkTests(StoreTests):
         mine = await claim(store, 10)
         done = succeed(mine[0], b"0")
         assert await settle(store, done) == frozenset()
-        assert await settle(store, done) == {Hold(mine[0].id, 1)}
+        assert await settle(store, done) == {AttemptKey(mine[0].id, 1)}
         await settle(store, succeed(mine[1], b"1"), succeed(mine[1], b"1"))
         assert (await get(store, last)).waits_for == 1
 
@@ -188,8 +190,10 @@ class LinkTests(StoreTests):
 
     async def test_those_that_people_cancel_are_so_in_the_order_they_are_given(self, store: Storage) -> None:
         chain = [new_task(queue=queue) for queue in ("a", "b", "a")]
-        chain = [replace(task, then=behind.id) for task, behind in pairwise(chain)] + chain[-1:]
-        chain[1:] = [replace(task, follows=Follows(ids=(before.id,)), waits_for=1) for before, task in pairwise(chain)]
+        chain = [replace(task, next_task_id=behind.id) for task, behind in pairwise(chain)] + chain[-1:]
+        chain[1:] = [
+            replace(task, depends_on=DependsOn(ids=(before.id,)), waits_for=1) for before, task in pairwise(chain)
+        ]
         await store.add(chain)
         first, second, third = ids(chain)
         assert ids(await store.cancel([third, first, second])) == [third, first]
@@ -197,7 +201,7 @@ class LinkTests(StoreTests):
         assert [None if error is None else error.kind for error in errors] == [None, "upstream", None]
 
     async def test_a_task_is_shown_as_it_was_when_people_cancelled_it(self, store: Storage) -> None:
-        first, second, last = await new_group(store, 2, anyway=True)
+        first, second, last = await new_group(store, 2, run_always=True)
         assert [task.waits_for for task in await store.cancel([first.id, last.id, second.id])] == [0, 1, 0]
         assert (await get(store, last)).waits_for == 1
 
@@ -211,8 +215,8 @@ class LinkTests(StoreTests):
 
     async def test_one_that_is_not_started_in_time_takes_those_behind_it_along(self, store: Storage) -> None:
         chain = new_tasks(2)
-        first = replace(chain[0], then=chain[1].id, expires=await store.now() - 1.0)
-        await store.add([first, replace(chain[1], follows=Follows(ids=(first.id,)), waits_for=1)])
+        first = replace(chain[0], next_task_id=chain[1].id, expires=await store.now() - 1.0)
+        await store.add([first, replace(chain[1], depends_on=DependsOn(ids=(first.id,)), waits_for=1)])
         assert ids(await store.expire(limit=10)) == [first.id]
         assert await statuses(store, chain) == [FAILED, CANCELLED]
 
@@ -225,10 +229,12 @@ class LinkTests(StoreTests):
 
     async def test_one_that_waits_may_be_too_late_itself(self, store: Storage) -> None:
         chain = new_tasks(3)
-        chain[0] = replace(chain[0], then=chain[1].id)
+        chain[0] = replace(chain[0], next_task_id=chain[1].id)
         soon = await store.now() - 1.0
-        chain[1] = replace(chain[1], follows=Follows(ids=(chain[0].id,)), waits_for=1, then=chain[2].id, expires=soon)
-        chain[2] = replace(chain[2], follows=Follows(ids=(chain[1].id,)), waits_for=1)
+        chain[1] = replace(
+            chain[1], depends_on=DependsOn(ids=(chain[0].id,)), waits_for=1, next_task_id=chain[2].id, expires=soon
+        )
+        chain[2] = replace(chain[2], depends_on=DependsOn(ids=(chain[1].id,)), waits_for=1)
         await store.add(chain)
         await store.expire(limit=10)
         assert await statuses(store, chain) == [PENDING, FAILED, CANCELLED]
@@ -246,7 +252,7 @@ class LinkTests(StoreTests):
     @pytest.mark.parametrize("ending", ENDINGS)
     async def test_who_asks_for_it_runs_whatever_became_of_the_others(self, store: Storage, ending: str) -> None:
         end, _ = ENDINGS[ending]
-        *_, last = await new_group(store, 3, anyway=True)
+        *_, last = await new_group(store, 3, run_always=True)
         mine = await claim(store, 10)
         await settle(store, end(mine[0]), end(mine[1]))
         assert (await get(store, last)).waits_for == 1
@@ -303,11 +309,11 @@ class LinkTests(StoreTests):
         back = await get(store, last)
         assert (back.status, back.waits_for) == (PENDING, 30)
 
-    @pytest.mark.parametrize("anyway", [False, True])
+    @pytest.mark.parametrize("run_always", [False, True])
     async def test_one_that_is_run_again_before_the_others_are_done_is_waited_for_again(
-        self, store: Storage, anyway: bool
+        self, store: Storage, run_always: bool
     ) -> None:
-        *members, last = await new_group(store, 2, anyway=anyway)
+        *members, last = await new_group(store, 2, run_always=run_always)
         mine = await claim(store, 10)
         await settle(store, succeed(mine[0], None))
         await store.retry([members[0].id])
@@ -343,8 +349,8 @@ class LinkTests(StoreTests):
 
     async def test_nobody_is_called_back_whose_unique_key_another_one_has(self, store: Storage) -> None:
         chain = new_tasks(2)
-        first = replace(chain[0], then=chain[1].id)
-        await store.add([first, replace(chain[1], follows=Follows(ids=(first.id,)), waits_for=1, unique_key="k")])
+        first = replace(chain[0], next_task_id=chain[1].id)
+        await store.add([first, replace(chain[1], depends_on=DependsOn(ids=(first.id,)), waits_for=1, unique_key="k")])
         await store.cancel([first.id])
         await added(store, unique_key="k", eta=await store.now() + FAR)
         assert ids(await store.retry([first.id])) == [first.id]
@@ -393,12 +399,12 @@ class LinkTests(StoreTests):
         await settle(store, release(parent))
         (again,) = await claim(store)
         late = succeed(parent, b"late", children=(new_task(),))
-        assert await settle(store, late) == {Hold(parent.id, 1)}
+        assert await settle(store, late) == {AttemptKey(parent.id, 1)}
         assert len(await store.list(TaskFilter(), limit=10)) == 1
         child = new_task()
         done = succeed(again, b"1", children=(child,))
         assert await settle(store, done) == frozenset()
-        assert await settle(store, done) == {Hold(parent.id, 2)}
+        assert await settle(store, done) == {AttemptKey(parent.id, 2)}
         assert ids(await claim(store, 10)) == [child.id]
 
     async def test_a_parent_and_others_are_settled_together(self, store: Storage) -> None:
@@ -419,7 +425,7 @@ class LinkTests(StoreTests):
             lease=FAR,
             claim_id="c",
         )
-        assert exchange.refused == {Hold(third.id, 1)}
+        assert exchange.refused == {AttemptKey(third.id, 1)}
         assert ids(exchange.claimed) == [child.id, third.id]
         assert await statuses(store, [first, second, fourth]) == [SUCCESS, SUCCESS, FAILED]
 
@@ -442,8 +448,8 @@ class LinkTests(StoreTests):
     async def test_a_child_may_be_a_chain(self, store: Storage) -> None:
         parent = await claimed_one(store)
         first, second = new_task(), new_task(queue="mail")
-        first = replace(first, then=second.id)
-        second = replace(second, follows=Follows(ids=(first.id,)), waits_for=1)
+        first = replace(first, next_task_id=second.id)
+        second = replace(second, depends_on=DependsOn(ids=(first.id,)), waits_for=1)
         (mine,) = await claim(store, 5, succeed(parent, None, children=(first, second)), queues=("default", "mail"))
         assert mine.id == first.id
         assert ids(await claim(store, 5, succeed(mine, None), queues=("mail",))) == [second.id]

@@ -1,4 +1,4 @@
-"""What comes from another store, and what goes to one."""
+"""Tasks that are imported from another store, and tasks that are exported to one."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bullpen.storage.port import Storage, TaskFilter
-from bullpen.tasks.retry import Backoff
-from bullpen.tasks.schedule import Schedule
-from bullpen.tasks.task import (
+from bullpen.tasks.model.retry import Backoff
+from bullpen.tasks.model.schedule import Schedule
+from bullpen.tasks.model.task import (
     CANCELLED,
     FAILED,
     FINAL,
     PENDING,
     SUCCESS,
-    Follows,
+    DependsOn,
     Progress,
     Task,
     TaskError,
     TaskStatus,
     succeed,
 )
+from bullpen.tasks.storage.port import Storage, TaskFilter
 from bullpen.testing.storage_contract.base import (
     FAR,
     StoreTests,
@@ -61,14 +61,14 @@ def with_a_past(now: float, status: TaskStatus, **fields: Any) -> Task:
         unique_until=now + FAR,
         concurrency_key="key",
         headers={"trace": "1", "ü": "\x00"},
-        then="behind",
-        follows=Follows(ids=("before", "beside"), place="1", many=True, anyway=True),
+        next_task_id="behind",
+        depends_on=DependsOn(ids=("before", "beside"), place="1", many=True, run_always=True),
         waits_for=2,
         attempt=5,
         failures=2,
         crashes=1,
-        runs=6,
-        fire=now - 20.5,
+        completed_runs=6,
+        scheduled_at=now - 20.5,
         hold="paused",
         worker="somebody",
         cancel_requested=True,
@@ -92,7 +92,7 @@ class MovingTests(StoreTests):
         usual = Task(id="", func_path="", payload=b"")
         same = {name for name in Task.__struct_fields__ if getattr(task, name) == getattr(usual, name)}
         assert same - OF_THOSE_THAT_RUN <= {"status", "finished_at"}, "give the task above an unusual value for these"
-        assert await store.put([task]) == {task.id}
+        assert await store.import_tasks([task]) == {task.id}
         assert await get(store, task) == task
         assert (await store.counts())["mail"][status] == 1
         assert ids(await store.list(TaskFilter(statuses=(status,)), limit=10)) == [task.id]
@@ -102,7 +102,7 @@ class MovingTests(StoreTests):
         first = with_a_past(now, PENDING, eta=now - 5, cancel_requested=False, unique_key=None)
         later = with_a_past(now, PENDING, eta=now + FAR, cancel_requested=False, unique_key="later")
         newcomer = await added(store, queue="mail", priority=3)
-        await store.put([later, first])
+        await store.import_tasks([later, first])
         claimed = await claim(store, 5, queues=("mail",))
         assert [(task.id, task.attempt) for task in claimed] == [(first.id, 6), (newcomer.id, 1)]
 
@@ -111,9 +111,9 @@ class MovingTests(StoreTests):
         old = with_a_past(now, SUCCESS, finished_at=now - 10, result_ttl=5.0, unique_key=None, unique_until=None)
         fresh = with_a_past(now, SUCCESS, finished_at=now - 10, result_ttl=FAR, unique_key=None)
         forever = with_a_past(now, SUCCESS, finished_at=now - 10, result_ttl=None, unique_key=None)
-        assert await store.put([old, fresh, forever]) == {old.id, fresh.id, forever.id}
+        assert await store.import_tasks([old, fresh, forever]) == {old.id, fresh.id, forever.id}
         assert await store.prune(limit=10) == 1
-        assert await store.put([old]) == {old.id}
+        assert await store.import_tasks([old]) == {old.id}
 
     async def test_what_is_there_already_or_runs_is_left_out(self, store: Storage) -> None:
         now = await store.now()
@@ -121,18 +121,20 @@ class MovingTests(StoreTests):
         other = with_a_past(now, PENDING, unique_key="k", unique_scope="alive", unique_until=None)
         over = with_a_past(now, SUCCESS, unique_key="k", unique_until=now - 1)
         mine = await claimed_one(store)
-        assert await store.put([replace(there, priority=9), other, over, replace(mine, id="another")]) == {over.id}
+        assert await store.import_tasks([replace(there, priority=9), other, over, replace(mine, id="another")]) == {
+            over.id
+        }
         assert await get(store, there) == there
         assert list(await store.get([other.id, "another"])) == [None, None]
-        assert await store.put([]) == frozenset()
+        assert await store.import_tasks([]) == frozenset()
 
     async def test_what_is_put_has_its_unique_key_for_as_long_as_it_would_have_had(self, store: Storage) -> None:
         now = await store.now()
         over = with_a_past(now, SUCCESS, unique_key="k")
-        assert await store.put([over]) == {over.id}
+        assert await store.import_tasks([over]) == {over.id}
         (there,) = await store.add([new_task(queue="mail", unique_key="k")])
         assert there.id == over.id
-        assert await store.put([with_a_past(now, SUCCESS, unique_key="k")]) == frozenset()
+        assert await store.import_tasks([with_a_past(now, SUCCESS, unique_key="k")]) == frozenset()
 
     async def test_of_two_with_one_unique_key_the_first_is_put(self, store: Storage) -> None:
         now = await store.now()
@@ -140,7 +142,7 @@ class MovingTests(StoreTests):
         first, second = (with_a_past(now, status, unique_key="j") for status in (PENDING, CANCELLED))
         again = with_a_past(now, PENDING, id=there.id, unique_key="i")
         third = with_a_past(now, PENDING, unique_key="i")
-        assert await store.put([first, second, again, third]) == {first.id, third.id}
+        assert await store.import_tasks([first, second, again, third]) == {first.id, third.id}
         assert await get(store, there) == there
 
     async def test_what_is_still_the_same_is_removed(self, store: Storage) -> None:
@@ -148,27 +150,27 @@ class MovingTests(StoreTests):
         over = await claimed_one(store)
         await settle(store, succeed(over, b"1"))
         over = await get(store, over)
-        assert await store.remove([waiting, over]) == {waiting.id, over.id}
+        assert await store.export_tasks([waiting, over]) == {waiting.id, over.id}
         assert list(await store.get([waiting.id, over.id])) == [None, None]
         assert not any(any(by_status.values()) for by_status in (await store.counts()).values())
-        assert await store.remove([waiting, over]) == frozenset()
+        assert await store.export_tasks([waiting, over]) == frozenset()
         (anew,) = await store.add([new_task(unique_key="k")])
         assert anew.unique_key == "k"
 
     async def test_what_has_moved_meanwhile_is_not_removed(self, store: Storage) -> None:
         claimed_meanwhile = await added(store)
         mine = (await claim(store))[0]
-        assert await store.remove([claimed_meanwhile, mine]) == frozenset()
+        assert await store.export_tasks([claimed_meanwhile, mine]) == frozenset()
         await settle(store, succeed(mine, b"1"))
         over = await get(store, mine)
         await store.retry([over.id])
-        assert await store.remove([over]) == frozenset()
+        assert await store.export_tasks([over]) == frozenset()
         again = await get(store, mine)
         await store.cancel([again.id])
-        assert await store.remove([again]) == frozenset()
+        assert await store.export_tasks([again]) == frozenset()
         assert (await get(store, mine)).status is CANCELLED
         waits = await added(store, headers={"a": "1"}, eta=await store.now() + FAR)
         await store.change([waits.id], lambda task, _: replace(task, headers={"a": "2"}))
-        assert await store.remove([waits]) == frozenset()
-        assert await store.remove([await get(store, waits)]) == {waits.id}
-        assert await store.remove([]) == frozenset()
+        assert await store.export_tasks([waits]) == frozenset()
+        assert await store.export_tasks([await get(store, waits)]) == {waits.id}
+        assert await store.export_tasks([]) == frozenset()

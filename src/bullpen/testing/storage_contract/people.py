@@ -1,12 +1,11 @@
-"""What people ask for: get, list, counts, cancel, retry, delete."""
+"""The verbs of operators: get, list, counts, cancel, retry, delete."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from bullpen.storage.port import Storage, TaskFilter
-from bullpen.tasks.task import (
+from bullpen.tasks.model.task import (
     CANCELLED,
     FAILED,
     PENDING,
@@ -20,6 +19,7 @@ from bullpen.tasks.task import (
     release,
     succeed,
 )
+from bullpen.tasks.storage.port import Storage, TaskFilter
 from bullpen.testing.storage_contract.base import (
     FAR,
     Span,

@@ -7,11 +7,10 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from bullpen.storage.port import Storage
-from bullpen.tasks.ids import schedule_id
-from bullpen.tasks.retry import Backoff
-from bullpen.tasks.schedule import Schedule
-from bullpen.tasks.task import (
+from bullpen.tasks.model.ids import schedule_id
+from bullpen.tasks.model.retry import Backoff
+from bullpen.tasks.model.schedule import Schedule
+from bullpen.tasks.model.task import (
     NEVER,
     PENDING,
     RUNNING,
@@ -23,6 +22,7 @@ from bullpen.tasks.task import (
     release,
     succeed,
 )
+from bullpen.tasks.storage.port import Storage
 from bullpen.testing.storage_contract.adding import STRANGE
 from bullpen.testing.storage_contract.base import (
     FAR,
@@ -43,12 +43,12 @@ CRON = Schedule(key="nightly", cron="0 3 * * *")
 
 def next_run(task: Task, eta: float) -> Settlement:
     """It has completed a run, and waits for the next."""
-    return replace(succeed(replace(task, interval=1.0), b"run"), delay=None, eta=eta, fire=eta, next_run=True)
+    return replace(succeed(replace(task, interval=1.0), b"run"), delay=None, eta=eta, scheduled_at=eta, next_run=True)
 
 
 async def held(store: Storage, kind: ScheduleHold, **fields: object) -> Task:
     """A running schedule that was then paused or changed; as its worker knows it."""
-    task = await claimed_one(store, schedule=CRON, fire=5.0, **fields)
+    task = await claimed_one(store, schedule=CRON, scheduled_at=5.0, **fields)
     (changed,) = await store.change([task.id], lambda task, _: replace(task, hold=kind))
     assert still(changed) == still(replace(task, hold=kind))
     return task
@@ -66,12 +66,12 @@ class ScheduleTests(StoreTests):
         other = await added(store)
 
         def move(task: Task, now: float) -> Task | None:
-            return replace(task, eta=now - 1.0, fire=now, hold="paused") if task.schedule is not None else None
+            return replace(task, eta=now - 1.0, scheduled_at=now, hold="paused") if task.schedule is not None else None
 
         async with Span(store) as span:
             (changed,) = await store.change([other.id, "nobody", task.id], move)
-        assert changed.fire in span
-        assert changed == replace(task, eta=changed.eta, fire=changed.fire, hold="paused")
+        assert changed.scheduled_at in span
+        assert changed == replace(task, eta=changed.eta, scheduled_at=changed.scheduled_at, hold="paused")
         assert await get(store, task) == changed
         assert await get(store, other) == other
         assert ids(await claim(store, 5)) == [task.id, other.id]
@@ -119,7 +119,7 @@ class ScheduleTests(StoreTests):
         task = await held(store, "paused")
         assert not await settle(store, next_run(task, await store.now()))
         after = await get(store, task)
-        assert (after.status, after.eta, after.hold, after.runs) == (PENDING, NEVER, "paused", 1)
+        assert (after.status, after.eta, after.hold, after.completed_runs) == (PENDING, NEVER, "paused", 1)
         assert await claim(store) == []
 
     async def test_a_paused_run_is_not_tried_again(self, store: Storage) -> None:
@@ -134,14 +134,14 @@ class ScheduleTests(StoreTests):
             assert not await settle(store, next_run(task, await store.now() + FAR))
         after = await get(store, task)
         assert after.eta in span
-        assert (after.fire, after.hold, after.result) == (UNPLANNED, "", b"run")
+        assert (after.scheduled_at, after.hold, after.result) == (UNPLANNED, "", b"run")
         assert ids(await claim(store)) == [task.id]
 
     async def test_a_run_that_began_before_a_change_goes_on(self, store: Storage) -> None:
         task = await held(store, "changed")
-        assert not await settle(store, replace(release(task, FAR), fire=5.0))
+        assert not await settle(store, replace(release(task, FAR), scheduled_at=5.0))
         after = await get(store, task)
-        assert (after.fire, after.hold) == (5.0, "changed")
+        assert (after.scheduled_at, after.hold) == (5.0, "changed")
         assert after.eta > await store.now() + FAR / 2
 
     async def test_a_request_to_stop_comes_before_a_hold(self, store: Storage) -> None:
@@ -152,17 +152,17 @@ class ScheduleTests(StoreTests):
             assert (await get(store, task)).is_final
 
     async def test_none_of_many_changes_at_once_is_lost(self, store: Storage) -> None:
-        task = await added(store, schedule=CRON, fire=0.0, eta=await store.now() + FAR)
+        task = await added(store, schedule=CRON, scheduled_at=0.0, eta=await store.now() + FAR)
 
         def move(task: Task, _: float) -> Task:
-            return replace(task, fire=(task.fire or 0.0) + 1.0, eta=task.eta + 1.0)
+            return replace(task, scheduled_at=(task.scheduled_at or 0.0) + 1.0, eta=task.eta + 1.0)
 
         await asyncio.gather(*[store.change([task.id], move) for _ in range(10)])
-        assert (await get(store, task)).fire == 10.0
+        assert (await get(store, task)).scheduled_at == 10.0
 
     async def test_a_pause_and_a_change_at_once_are_both_there(self, store: Storage) -> None:
         for _ in range(5):
-            task = await claimed_one(store, schedule=CRON, fire=5.0)
+            task = await claimed_one(store, schedule=CRON, scheduled_at=5.0)
             await asyncio.gather(
                 store.change([task.id], lambda task, _: replace(task, hold="paused")),
                 store.change([task.id], lambda task, _: replace(task, payload=b"new", hold=task.hold or "changed")),

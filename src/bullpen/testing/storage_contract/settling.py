@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
-from bullpen.storage.port import Hold, Storage
-from bullpen.tasks.task import (
+from bullpen.tasks.model.task import (
     CANCELLED,
     ERRORS_KEPT,
     FAILED,
@@ -29,6 +28,7 @@ from bullpen.tasks.task import (
     settled,
     succeed,
 )
+from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.testing.storage_contract.adding import STRANGE
 from bullpen.testing.storage_contract.base import (
     FAR,
@@ -73,9 +73,9 @@ SETTLEMENTS: dict[str, Move] = {
     "released": release,
     "released for later": lambda task: release(task, FAR),
     "cancelled": cancel,
-    "until a time": lambda task: replace(release(task), delay=None, eta=AT, fire=AT, next_run=True),
+    "until a time": lambda task: replace(release(task), delay=None, eta=AT, scheduled_at=AT, next_run=True),
     "a run until a time": lambda task: replace(
-        succeed(replace(task, interval=1.0), b"run"), delay=None, eta=AT, fire=AT - 1.5, next_run=True
+        succeed(replace(task, interval=1.0), b"run"), delay=None, eta=AT, scheduled_at=AT - 1.5, next_run=True
     ),
 }
 
@@ -230,14 +230,14 @@ class SettlingTests(StoreTests):
         task = await claimed_one(store, interval=SOON, max_retries=3)
         await settle(store, succeed(task, b"first"))
         waiting = await get(store, task)
-        assert (waiting.status, waiting.runs, waiting.result) == (PENDING, 1, b"first")
+        assert (waiting.status, waiting.completed_runs, waiting.result) == (PENDING, 1, b"first")
         (task,) = await eventually(lambda: claim(store))
         await settle(store, fail(task, error_of(task), 0.0, after=0.0))
         assert (await get(store, task)).result == b"first"
         (task,) = await claim(store)
         await settle(store, succeed(task, b"second"))
         waiting = await get(store, task)
-        assert (waiting.runs, waiting.result, waiting.failures, waiting.attempt) == (2, b"second", 0, 3)
+        assert (waiting.completed_runs, waiting.result, waiting.failures, waiting.attempt) == (2, b"second", 0, 3)
 
     async def test_the_latest_errors_are_kept_oldest_first(self, store: Storage) -> None:
         task = await claimed_one(store, max_retries=1000)
@@ -275,7 +275,7 @@ class SettlingTests(StoreTests):
 
     async def test_a_task_that_waits_is_nobodys_to_settle(self, store: Storage) -> None:
         task = await added(store)
-        assert await settle(store, succeed(task, b"x")) == {Hold(task.id, 0)}
+        assert await settle(store, succeed(task, b"x")) == {AttemptKey(task.id, 0)}
         assert await get(store, task) == task
 
     @pytest.mark.parametrize("count", [2, 11, 130])

@@ -1,4 +1,4 @@
-"""Several clients at once, on threads and in processes: nothing is lost, and nobody gets what another has."""
+"""Several clients at once, on threads and in processes: no task is lost, and no task is claimed twice."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import pytest
 
-from bullpen.storage.port import Limit, Storage, TaskFilter, WorkerRecord
-from bullpen.tasks.task import CANCELLED, PENDING, RUNNING, SUCCESS, Task, succeed
+from bullpen.tasks.model.task import CANCELLED, PENDING, RUNNING, SUCCESS, Task, succeed
+from bullpen.tasks.storage.port import Limit, Storage, TaskFilter, WorkerRecord
 from bullpen.testing.storage_contract.base import (
     FAR,
     PATIENCE,
@@ -195,7 +195,7 @@ class TogetherTests(StoreTests):
         await store.pause("mail")
         await store.set_limit(Limit(queue="mail", max_running=2))
         record = WorkerRecord(id="w", host="h", pid=1, boot_id="", process_started=0.0, queues=("a",), concurrency=1)
-        await store.note_worker(record)
+        await store.save_worker(record)
         before = await self.everything(store)
         await store.close()
         store = self.make_storage()

@@ -1,4 +1,4 @@
-"""Who has a unique key, for how long, and what becomes of those who come with it."""
+"""Which task holds a unique key, for how long, and what happens to duplicates."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from bullpen.errors import TaskExists
-from bullpen.storage.port import Storage, TaskFilter
-from bullpen.tasks.task import CANCELLED, PENDING, RUNNING, fail, release, succeed
-from bullpen.tasks.unique import Duplicates
+from bullpen.tasks.model.task import CANCELLED, PENDING, RUNNING, fail, release, succeed
+from bullpen.tasks.model.unique import Duplicates
+from bullpen.tasks.storage.port import Storage, TaskFilter
 from bullpen.testing.storage_contract.base import (
     A_MOMENT,
     FAR,
@@ -179,7 +179,7 @@ class UniqueTests(StoreTests):
         assert await store.get(ids(batch)) == [None] * 4
         await store.cancel([first.id])
         assert ids(await store.add(batch, REJECT)) == ids(batch)
-        assert ids(await store.add(batch, REJECT)) == ids(batch)  # whoever did not learn that it was done
+        assert ids(await store.add(batch, REJECT)) == ids(batch)  # the caller did not learn the outcome
 
     async def test_one_key_twice_in_a_batch_is_rejected(self, store: Storage) -> None:
         batch = [new_task(unique_key="k"), new_task(unique_key="k")]

@@ -1,4 +1,4 @@
-"""Upkeep: what was not started in time, what was kept for long enough, and the records of workers."""
+"""Upkeep: expired tasks, results past their retention, and the records of workers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 
 from msgspec.structs import replace
 
-from bullpen.storage.port import Hold, Storage, TaskFilter, WorkerRecord
-from bullpen.tasks.task import FAILED, PENDING, RUNNING, SUCCESS, Task, cancel, fail, release, succeed
+from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS, Task, cancel, fail, release, succeed
+from bullpen.tasks.storage.port import AttemptKey, Storage, TaskFilter, WorkerRecord
 from bullpen.testing.storage_contract.base import (
     A_MOMENT,
     FAR,
@@ -104,7 +104,7 @@ class UpkeepTests(StoreTests):
         unique = await claimed_one(store, result_ttl=0.0, unique_key="k", unique_until=await store.now() + FAR)
         endings = (succeed(done, b"1"), fail(failed, error_of(failed), 0.0), release(again, FAR), succeed(unique, b"1"))
         assert not await settle(store, *endings)
-        assert await settle(store, succeed(done, b"2")) == {Hold(done.id, done.attempt)}
+        assert await settle(store, succeed(done, b"2")) == {AttemptKey(done.id, done.attempt)}
         await store.prune(limit=10)
         assert await store.get([done.id, failed.id]) == [None, None]
         assert [(await get(store, task)).status for task in (again, unique)] == [PENDING, SUCCESS]
@@ -147,23 +147,23 @@ class UpkeepTests(StoreTests):
             seen_at=1.0,
         )
         async with Span(store) as span:
-            await store.note_worker(record)
-            await store.note_worker(replace(record, id="other", queues=()))
+            await store.save_worker(record)
+            await store.save_worker(replace(record, id="other", queues=()))
         by_id = {seen.id: seen for seen in await store.workers()}
         assert set(by_id) == {"w", "other"}
         assert by_id["w"] == replace(record, seen_at=by_id["w"].seen_at)
         assert by_id["w"].seen_at in span
         async with Span(store) as span:
-            await store.note_worker(replace(record, running=0, stopping=True))
+            await store.save_worker(replace(record, running=0, stopping=True))
         by_id = {seen.id: seen for seen in await store.workers()}
         assert (by_id["w"].running, by_id["w"].stopping) == (0, True)
         assert by_id["w"].seen_at in span
-        await store.drop_worker("w")
-        await store.drop_worker("never was")
+        await store.delete_worker("w")
+        await store.delete_worker("never was")
         assert [seen.id for seen in await store.workers()] == ["other"]
 
     async def test_a_worker_that_leaves_keeps_its_tasks_until_they_are_taken_back(self, store: Storage) -> None:
         task = await claimed_one(store)
-        await store.drop_worker("w")
+        await store.delete_worker("w")
         assert (await get(store, task)).status is RUNNING
         assert await settle(store, succeed(task, None)) == frozenset()

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bullpen.storage.port import Limit, Storage, TaskFilter
-from bullpen.tasks.task import cancel, fail, release, succeed
+from bullpen.tasks.model.task import cancel, fail, release, succeed
+from bullpen.tasks.storage.port import Limit, Storage, TaskFilter
 from bullpen.testing.storage_contract.base import (
     FAR,
     PATIENCE,
@@ -31,7 +31,7 @@ from bullpen.testing.storage_contract.base import (
 
 @asynccontextmanager
 async def waits(wait: Awaitable[T]) -> AsyncIterator[asyncio.Future[T]]:
-    """Somebody who waits while a block runs, at the end of which there is a reason to wake."""
+    """A client that waits while a block runs. The end of the block is a reason to wake it."""
     waiting = asyncio.ensure_future(wait)
     try:
         await asyncio.sleep(SOON)  # a wake-up that comes before it waits would be no test
@@ -44,7 +44,7 @@ async def waits(wait: Awaitable[T]) -> AsyncIterator[asyncio.Future[T]]:
 
 
 async def times_woken(wait: Callable[[float], Awaitable[object]], seconds: float = 0.1) -> int:
-    """How often somebody who looks again and again is woken too early."""
+    """How often a polling client is woken too early."""
     deadline = time.monotonic() + seconds
     count = 0
     while (left := deadline - time.monotonic()) > 0:

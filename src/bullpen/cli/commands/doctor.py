@@ -1,0 +1,123 @@
+"""`bullpen doctor`: finds problems of a store, its queues and workers, and says how to fix them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from bullpen.cli import store
+from bullpen.cli.command import Command, ExitCode
+from bullpen.cli.diagnosis import Look, diagnose, of_schema, problem
+from bullpen.cli.terminal.output import indented, show, show_json, text
+from bullpen.cli.terminal.screen import Line, StyledText
+from bullpen.errors import (
+    BullpenError,
+    NotABullpenFile,
+    StorageBusy,
+    StorageCorrupt,
+    StorageError,
+    StorageFull,
+    StorageReadOnly,
+    StorageUnavailable,
+    UnsafeFile,
+)
+from bullpen.tasks.model.task import PENDING, RUNNING
+from bullpen.tasks.storage.port import HealthFinding, Storage, SupportsHealthChecks, SupportsMigrations, TaskFilter
+
+PAGE = 1000
+PATIENCE = 15.0  # seconds until a server that does not answer counts as unreachable
+WHAT = "the server or file, its version, settings, disk and clock; workers, queues, leases, functions, backlog"
+
+ADVICE: dict[type[StorageError], str] = {
+    StorageUnavailable: "check the address, the server, the password and the firewall",
+    StorageBusy: "another program keeps the store locked: find and stop it",
+    StorageFull: "free space on its disk or in its memory",
+    StorageReadOnly: "give this user write access to the file and its folder",
+    StorageCorrupt: "restore it from a backup; Bullpen repairs and replaces nothing",
+    NotABullpenFile: "name another file",
+    UnsafeFile: "put the database on a local disk, as a regular file",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--strict", action="store_true", help="exit with 1 on warnings, too")
+    store.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    logging.getLogger("bullpen.storage").setLevel(logging.CRITICAL)  # the findings repeat it
+    with store.find_queue(arguments) as queue:
+        store.refuse_what_is_not_there(queue.storage)
+        address = store.address_of(queue.storage)
+        found = asyncio.run(examine(queue.storage.another() or queue.storage))
+    bad = any(one.level == "problem" or arguments.strict for one in found)
+    if arguments.json:
+        show_json({"store": address, "ok": not found, "findings": found})
+    else:
+        show([(StyledText(address, "strong"),), ()])
+        show(_picture(found))
+    return ExitCode.FAILED if bad else ExitCode.OK
+
+
+async def examine(storage: Storage) -> list[HealthFinding]:
+    """All findings, as far as the store can be reached."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            if isinstance(storage, SupportsMigrations) and (found := of_schema(await storage.look_at_schema())):
+                return found
+            concerns = list(await storage.check_health()) if isinstance(storage, SupportsHealthChecks) else []
+            if any(one.kind == "eviction" for one in concerns):
+                return concerns  # the adapter refuses to open such a store
+            try:
+                await storage.open()
+                return [*concerns, *diagnose(await look_at(storage))]
+            finally:
+                await storage.close()
+    except TimeoutError as error:
+        words = str(error) or f"the store did not answer within {PATIENCE:g} s"
+        return [problem("unreachable", words, ADVICE[StorageUnavailable])]
+    except StorageError as error:
+        advice = next(
+            (ADVICE[kind] for kind in type(error).__mro__ if kind in ADVICE), "the message above names the cause"
+        )
+        return [problem("unreachable", str(error), advice)]
+    except BullpenError as error:
+        return [problem("unusable", str(error), "the message above names the cause")]
+
+
+async def look_at(storage: Storage) -> Look:
+    began = time.time()
+    now = await storage.now()
+    ahead = now - (began + time.time()) / 2
+    counts = await storage.counts()
+    waiting = {queue: by_status[PENDING] for queue, by_status in counts.items() if by_status.get(PENDING)}
+    return Look(
+        now=now,
+        ahead=ahead,
+        waiting=waiting,
+        oldest={
+            queue: await storage.list(TaskFilter(queues=(queue,), statuses=(PENDING,)), limit=PAGE) for queue in waiting
+        },
+        running=await storage.list(TaskFilter(statuses=(RUNNING,)), limit=PAGE),
+        paused=await storage.paused(),
+        workers=await storage.workers(),
+    )
+
+
+def _picture(found: Sequence[HealthFinding]) -> list[Line]:
+    if not found:
+        return [
+            (StyledText("✓ ", "good"), StyledText("no problems found")),
+            *indented([text(f"checked {WHAT}", style="quiet")]),
+        ]
+    lines: list[Line] = []
+    for one in found:
+        mark = StyledText("✕ ", "bad") if one.level == "problem" else StyledText("! ", "late")
+        lines += [(mark, StyledText(one.message)), *indented([text(one.advice, style="quiet")])]
+    return lines
+
+
+COMMAND = Command("doctor", "Find problems and say how to fix them.", add_arguments, run)

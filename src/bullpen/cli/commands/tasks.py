@@ -1,0 +1,180 @@
+"""`bullpen tasks`: lists, shows, cancels, retries and purges tasks."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from datetime import datetime
+
+from bullpen.cli import bulk, store
+from bullpen.cli.arguments import whole
+from bullpen.cli.command import Command, CommandGroup, ExitCode
+from bullpen.cli.matching import Matching, add_filters
+from bullpen.cli.terminal.output import facts, indented, show, show_json, state, table, text, when
+from bullpen.cli.terminal.screen import Line, StyledText
+from bullpen.tasks.client.task_queue import LARGEST_PAGE
+from bullpen.tasks.client.why import Why
+from bullpen.tasks.model.info import TaskInfo, as_datetime
+from bullpen.tasks.model.task import TaskError, TaskStatus
+
+SHOWN = 50
+MESSAGE = 60  # characters of an error in a list
+
+
+# List.
+
+
+def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    add_filters(parser)
+    parser.add_argument(
+        "--limit", type=whole(1, LARGEST_PAGE), default=SHOWN, metavar="N", help=f"at most N tasks (default: {SHOWN})"
+    )
+    parser.add_argument("--after", metavar="ID", help="only tasks after this one: the next page")
+    store.add_arguments(parser)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    with store.open_queue(arguments) as queue:
+        moment = store.now(queue)
+        found = Matching.of(arguments).find(queue, moment, limit=arguments.limit, after=arguments.after)
+    now = as_datetime(moment)
+    following = found[-1].id if len(found) == arguments.limit else None
+    if arguments.json:
+        show_json({"tasks": found, "next": following})
+    elif not found:
+        show([text("no tasks", style="quiet")])
+    else:
+        show(table(("id", "function", "state", "queue", "tries", "", "error"), [_row(task, now) for task in found]))
+        if following is not None:
+            show([text(f"next page: --after {following}", style="quiet")])
+    return ExitCode.OK
+
+
+def _row(task: TaskInfo, now: datetime) -> Sequence[StyledText]:
+    return (
+        StyledText(task.id),
+        StyledText(task.name),
+        state(task, now),
+        StyledText(task.queue),
+        StyledText(str(task.attempt)),
+        StyledText(when(_moment(task, now), now), "quiet"),
+        StyledText(_in_short(task.error) if task.error is not None else "", "quiet"),
+    )
+
+
+def _moment(task: TaskInfo, now: datetime) -> datetime:
+    """The time to print for a task: when it starts, has started or has ended."""
+    if task.status is TaskStatus.PENDING:
+        return task.eta if task.eta > now else task.created_at
+    return task.finished_at or task.started_at or task.created_at
+
+
+def _in_short(error: TaskError) -> str:
+    said = f"{error.type or error.kind}: {error.message}" if error.message else error.type or error.kind
+    line = said.splitlines()[0]
+    return line if len(line) <= MESSAGE else line[: MESSAGE - 1] + "…"
+
+
+# Show.
+
+
+def _add_id(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", help="id of a task")
+    store.add_arguments(parser)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    with store.open_queue(arguments) as queue:
+        job = queue.job(arguments.id)
+        task, why, now = job.info(), job.why(), as_datetime(store.now(queue))
+    if arguments.json:
+        show_json({"task": task, "why": why})
+    else:
+        show(_described(task, why, now))
+    return ExitCode.OK
+
+
+def _described(task: TaskInfo, why: Why, now: datetime) -> list[Line]:
+    def instant(value: datetime | None) -> str:
+        return "" if value is None else f"{value:%Y-%m-%d %H:%M:%S} UTC ({when(value, now)})"
+
+    rules = {
+        "at most once": task.at_most_once,
+        f"up to {task.max_retries} retries": task.max_retries,
+        f"repeats {task.interval} after each run": task.interval,
+        f"timeout {task.timeout}": task.timeout,
+        f"unique by {task.unique_key!r}": task.unique_key,
+        f"limited by {task.concurrency_key!r}": task.concurrency_key,
+    }
+    lines = [
+        (StyledText(task.name, "strong"), StyledText("  "), state(task, now)),
+        *facts(
+            [
+                ("id", task.id),
+                ("queue", task.queue + (f", priority {task.priority}" if task.priority else "")),
+                ("rules", ", ".join(words for words, holds in rules.items() if holds)),
+                ("tries", f"{task.attempt}, of which {task.failures} failed and {task.crashes} crashed"),
+                ("runs", str(task.completed_runs) if task.interval is not None else ""),
+                ("created", instant(task.created_at)),
+                ("not before", instant(task.eta) if task.status is TaskStatus.PENDING and task.eta > now else ""),
+                ("expires", instant(task.expires) if task.status is TaskStatus.PENDING else ""),
+                ("started", instant(task.started_at)),
+                ("finished", instant(task.finished_at)),
+                ("worker", task.worker or ""),
+                ("progress", "" if task.progress is None else str(task.progress)),
+                ("result", f"not kept: {task.result_dropped}" if task.result_dropped else ""),
+                ("why", "; ".join(cause.message for cause in why.causes)),
+            ]
+        ),
+    ]
+    for error in task.errors:
+        lines += [(), text(f"attempt {error.attempt}: {error.kind}", style="bad")]
+        told = error.traceback or f"{error.type}: {error.message}" if error.type else error.message
+        lines += indented(text(line) for line in told.splitlines())
+    return lines
+
+
+# Change.
+
+
+ALIVE = (TaskStatus.PENDING, TaskStatus.RUNNING)
+OVER = (TaskStatus.SUCCESS, TaskStatus.FAILED, TaskStatus.CANCELLED)
+
+
+def _add_cancel_arguments(parser: argparse.ArgumentParser) -> None:
+    bulk.add_arguments(parser, ALIVE)
+
+
+def _cancel(arguments: argparse.Namespace) -> int:
+    return bulk.change_many(arguments, ALIVE, lambda queue, ids: queue.cancel(*ids), "cancelled or asked to stop")
+
+
+def _add_retry_arguments(parser: argparse.ArgumentParser) -> None:
+    bulk.add_arguments(parser, OVER, default=(TaskStatus.FAILED,))
+
+
+def _retry(arguments: argparse.Namespace) -> int:
+    return bulk.change_many(
+        arguments, OVER, lambda queue, ids: queue.retry(*ids), "will run again", default=(TaskStatus.FAILED,)
+    )
+
+
+def _add_purge_arguments(parser: argparse.ArgumentParser) -> None:
+    bulk.add_arguments(parser, OVER)
+
+
+def _purge(arguments: argparse.Namespace) -> int:
+    return bulk.change_many(arguments, OVER, lambda queue, ids: queue.delete(*ids), "purged")
+
+
+GROUP = CommandGroup(
+    "tasks",
+    "List, show, cancel, retry and purge tasks.",
+    (
+        Command("list", "List tasks, oldest first.", _add_list_arguments, _list),
+        Command("show", "Show a task with its errors, without its arguments.", _add_id, _show),
+        Command("cancel", "Cancel pending tasks; ask running tasks to stop.", _add_cancel_arguments, _cancel),
+        Command("retry", "Run finished tasks again, with all their retries.", _add_retry_arguments, _retry),
+        Command("purge", "Delete finished tasks and their results.", _add_purge_arguments, _purge),
+    ),
+)

@@ -1,0 +1,131 @@
+"""The output of commands: tables and states for people, one JSON document for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from bullpen.cli.terminal.screen import Line, StyledText, coloured, plain, width_of
+from bullpen.tasks.model.info import TaskInfo, as_datetime
+from bullpen.tasks.model.task import TaskError, TaskStatus
+
+STATUSES = {
+    TaskStatus.PENDING: StyledText("○ pending"),
+    TaskStatus.RUNNING: StyledText("◐ running", "running"),
+    TaskStatus.SUCCESS: StyledText("✓ success", "good"),
+    TaskStatus.FAILED: StyledText("✕ failed", "bad"),
+    TaskStatus.CANCELLED: StyledText("⊘ cancelled", "quiet"),
+}
+
+
+def show(lines: Iterable[Line]) -> None:
+    """Print lines, in colours if stdout is a terminal that supports them."""
+    render = coloured if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else plain
+    for line in lines:
+        print(render(line).rstrip())
+
+
+def text(*parts: str, style: str = "") -> Line:
+    return tuple(StyledText(part, style) for part in parts)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[StyledText]]) -> list[Line]:
+    """Columns as wide as their cells; numbers are aligned to the right."""
+    titled = [[StyledText(title, "quiet") for title in header], *rows]
+    widths = [max(len(row[column].text) for row in titled) for column in range(len(header))]
+    numbers = [bool(rows) and all(row[column].text.isdecimal() for row in rows) for column in range(len(header))]
+    return [tuple(_aligned(row, widths, numbers)) for row in titled]
+
+
+def _aligned(row: Sequence[StyledText], widths: Sequence[int], numbers: Sequence[bool]) -> Iterable[StyledText]:
+    for column, span in enumerate(row):
+        gap = " " * (widths[column] - len(span.text))
+        apart = "  " if column else ""
+        yield StyledText(apart + (gap if numbers[column] else ""))
+        yield span
+        yield StyledText("" if numbers[column] else gap)
+
+
+def facts(pairs: Iterable[tuple[str, str | StyledText]]) -> list[Line]:
+    """Names and values, with the values in one column."""
+    known = [(name, value if isinstance(value, StyledText) else StyledText(value)) for name, value in pairs if value]
+    width = max((len(name) for name, _ in known), default=0)
+    return [(StyledText(f"{name:<{width}}  ", "quiet"), value) for name, value in known]
+
+
+def indented(lines: Iterable[Line], by: int = 2) -> list[Line]:
+    return [(StyledText(" " * by), *line) if width_of(line) else line for line in lines]
+
+
+def state(task: TaskInfo, now: datetime) -> StyledText:
+    """Its status; of a pending task, whether it waits for a retry or for its time."""
+    if task.status is TaskStatus.PENDING:
+        if task.failures:
+            return StyledText("↻ retrying", "late")
+        if task.eta > now:
+            return StyledText("◷ scheduled", "accent")
+    if task.status is TaskStatus.RUNNING and task.cancel_requested:
+        return StyledText("◐ stopping", "late")
+    return STATUSES[task.status]
+
+
+def agrees(question: str) -> bool:
+    """Ask the user at the terminal."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def counted(many: int, one: str, more: str) -> str:
+    """`1 task waits`, `3 tasks wait`."""
+    return f"{many} {one if many == 1 else more}"
+
+
+def duration(seconds: float) -> str:
+    """A duration in one unit, such as `250 ms`, `3.5 s` or `5 min`."""
+    seconds = abs(seconds)
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def when(instant: datetime, now: datetime) -> str:
+    """`5 min ago`, `in 3 s`."""
+    apart = (instant - now).total_seconds()
+    return f"in {duration(apart)}" if apart > 0 else f"{duration(apart)} ago"
+
+
+def show_json(value: object) -> None:
+    print(json.dumps(as_json(value), ensure_ascii=False, indent=None if isinstance(value, str) else 2))
+
+
+def as_json(value: object) -> Any:
+    """Structs as objects, instants in ISO 8601, durations in seconds."""
+    match value:
+        case TaskError():
+            return {**_fields(value), "at": as_json(as_datetime(value.at))}
+        case msgspec.Struct():
+            return _fields(value)
+        case datetime():
+            return value.isoformat(timespec="milliseconds")
+        case timedelta():
+            return value.total_seconds()
+        case TaskStatus():
+            return str(value)
+        case Mapping():
+            return {str(key): as_json(item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [as_json(item) for item in value]
+    return value
+
+
+def _fields(struct: msgspec.Struct) -> dict[str, Any]:
+    return {name: as_json(getattr(struct, name)) for name in struct.__struct_fields__}

@@ -1,0 +1,56 @@
+"""The parts of reading `[tool.bullpen]`: its files, durations like "30s", and suggestions for misspelled names."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bullpen.errors import ConfigurationError
+
+FILE = "pyproject.toml"
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)")
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(option: str, written: str) -> float:
+    """Seconds, from something like "250ms", "30s", "1.5 h"."""
+    found = _DURATION.fullmatch(written.strip())
+    if found is None:
+        raise ValueError(f"{option} must be a number of seconds, or like '250ms', '30s', '5m', '2h', got {written!r}")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def did_you_mean(wrong: object, right: Iterable[str]) -> str:
+    close = closest(wrong, right)
+    return "" if close is None else f"; did you mean {close!r}?"
+
+
+def closest(wrong: object, right: Iterable[str]) -> str | None:
+    """The name that was probably meant."""
+    return next(iter(difflib.get_close_matches(str(wrong), list(right), n=1)), None)
+
+
+def candidates() -> list[Path]:
+    """Each `pyproject.toml`, here and above, the nearest one first."""
+    here = Path.cwd()
+    return [folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file()]
+
+
+def section_of(path: Path) -> Mapping[str, Any]:
+    """`[tool.bullpen]`; empty if there is none."""
+    try:
+        found: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"it cannot be read: {error}", source=str(path)) from error
+    except ValueError as error:  # no TOML, or no UTF-8
+        raise ConfigurationError(f"it is not valid TOML: {error}", source=str(path)) from error
+    for key in ("tool", "bullpen"):
+        found = found.get(key, {})
+        if not isinstance(found, Mapping):
+            raise ConfigurationError(f"{key!r} has to be a table, and is {found!r}", source=str(path))
+    return found

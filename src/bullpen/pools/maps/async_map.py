@@ -1,0 +1,205 @@
+"""`AsyncPool.map`: results in order, never more than a window of calls under way or unread.
+
+The reader takes the items, half a window at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from bullpen.pools.async_calls import AsyncCall, ReaderWakeup
+from bullpen.pools.dispatch.request import CANCELLED, DONE, QUEUED, CallTraits, TimeLimits
+
+if TYPE_CHECKING:
+    from bullpen.pools.async_sides import Side
+
+T = TypeVar("T")
+Args = tuple[Any, ...]
+_NO_KWARGS: dict[str, Any] = {}
+Source = tuple[Iterable[Any] | AsyncIterable[Any], ...]
+
+
+class AsyncMap(Generic[T]):
+    """The results of one `map`. No call starts before the first result is asked for. The error of a call, or of an
+    iterable, is raised after all earlier results and ends the map.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_deadline",
+        "_error",
+        "_fn",
+        "_held",
+        "_items",
+        "_keeper",
+        "_limits",
+        "_low",
+        "_reading",
+        "_side",
+        "_traits",
+        "_wakeup",
+        "_window",
+    )
+
+    def __init__(
+        self,
+        side: Side,
+        limits: TimeLimits,
+        traits: CallTraits | None,
+        fn: Callable[..., Any],
+        iterables: Source,
+        deadline: float | None,
+        window: int,
+        keeper: object,
+    ) -> None:
+        self._side = side
+        self._limits = limits
+        self._traits = traits
+        self._fn = fn
+        self._items: Iterator[Args] | None = self._begin(iterables)
+        self._held: AsyncCall | None = None  # a call for which there was no room
+        self._error: BaseException | None = None  # of the iterables, or that the pool is closed
+        self._deadline = deadline
+        self._window = window
+        self._low = window // 2  # refill when no more calls than this are left
+        self._keeper = keeper  # a reference to the pool: an unreferenced pool drains
+        self._calls: deque[AsyncCall] = deque()
+        self._wakeup = ReaderWakeup()
+        self._reading = False
+
+    def _begin(self, iterables: Source) -> Iterator[Args] | None:
+        return zip(*cast("tuple[Iterable[Any], ...]", iterables), strict=False)
+
+    def __aiter__(self) -> AsyncMap[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        if self._reading:
+            raise RuntimeError("another task is already waiting for the next result of this map")
+        calls = self._calls
+        if len(calls) > self._low and calls[0].state is DONE and self._deadline is None:  # the usual case
+            return calls.popleft().value  # type: ignore[no-any-return]
+        self._reading = True
+        try:
+            if self._deadline is None:
+                return await self._next()
+            async with asyncio.timeout(self._deadline - self._side.engine.clock.monotonic()):
+                return await self._next()
+        except BaseException:
+            await self.aclose()  # an error or the cancellation of the reader ends the map
+            raise
+        finally:
+            self._reading = False
+
+    async def _next(self) -> T:
+        calls = self._calls
+        if len(calls) <= self._low:
+            self._fill()
+        if not calls:
+            await self._start_held()
+        await self._ended(calls[0])
+        return self._result(calls.popleft())
+
+    async def _ended(self, call: AsyncCall) -> None:
+        while not call.ended:
+            if call.state is QUEUED:
+                self._side.awaited(call)
+            await self._wakeup.wait_for(call, self._side.bridge.loop)
+
+    def _result(self, call: AsyncCall) -> T:
+        if call.state is DONE:
+            return call.value  # type: ignore[no-any-return]
+        if call.state is CANCELLED:
+            raise asyncio.CancelledError
+        if isinstance(call.value, StopIteration | StopAsyncIteration):  # it would look like the end of the results
+            raise RuntimeError(f"the function of a map raised {type(call.value).__name__}") from call.value
+        raise call.value
+
+    def _fill(self) -> None:
+        """Start calls until the window or the pool is full."""
+        if self._items is None:
+            return
+        side, limits, traits = self._side, self._limits, self._traits
+        try:
+            if side.wrap is None and side.engine.bounded is None and not limits.any and traits is None:
+                self._fill_plainly(self._items)
+            else:
+                self._fill_if_admitted(self._items)
+        except Exception as error:
+            self._items = self._held = None
+            self._error = error
+
+    def _fill_plainly(self, items: Iterator[Args]) -> None:
+        """Start calls without limits or traits in a pool without `max_queue`."""
+        side, calls, fn, wakeup = self._side, self._calls, self._fn, self._wakeup
+        kind, dispatcher, offer = side.plain, side.dispatcher, side.offer
+        for args in itertools.islice(items, self._window - len(calls)):
+            call = kind(side, fn, args, _NO_KWARGS, wakeup)
+            if dispatcher.status.phase.draining or not offer(call):
+                raise side.engine.too_late()
+            calls.append(call)
+        if len(calls) < self._window:
+            self._items, self._low = None, 0
+
+    def _fill_if_admitted(self, items: Iterator[Args]) -> None:
+        side, calls, limits = self._side, self._calls, self._limits
+        while len(calls) < self._window:
+            call = self._held
+            if call is None:
+                args = next(items, None)
+                if args is None:
+                    self._items, self._low = None, 0
+                    return
+                call = side.new_call(self._fn, args, {}, self._wakeup, self._traits)
+            self._held = call
+            if not side.admit(call, limits):
+                return
+            self._held = None
+            calls.append(call)
+
+    async def _start_held(self) -> None:
+        """No call is under way: wait for room for the held call, or end the map."""
+        call, self._held = self._held, None
+        if call is not None:
+            await submit_item(self._side, call, self._limits)
+            self._calls.append(call)
+        elif self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        else:
+            raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Start no further call, and cancel the calls that were started."""
+        self._drop()
+
+    def _drop(self) -> None:
+        self._items = self._held = self._error = None
+        calls, self._calls = self._calls, deque()
+        _give_up(self._side, calls)
+
+    def __del__(self) -> None:
+        # This may run inside the garbage collector, on any thread, inside any critical section: it takes no lock.
+        calls: deque[AsyncCall] | None = getattr(self, "_calls", None)
+        if calls:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._side.bridge.loop.call_soon_threadsafe(_give_up, self._side, calls)
+
+
+async def submit_item(side: Side, call: AsyncCall, limits: TimeLimits) -> None:
+    """Admit a call, and wait for room if necessary. A call of a session is rejected instead of waiting."""
+    if call.traits is None or call.traits.session is None:
+        await side.submit_when_room(call, limits)
+    elif not side.admit(call, limits):
+        raise side.engine.saturated_error()
+
+
+def _give_up(side: Side, calls: Iterable[AsyncCall]) -> None:
+    for call in calls:
+        if not call.ended:
+            side.give_up(call)

@@ -1,0 +1,207 @@
+"""Shared memory for large pieces of frames, which do not go through the socket.
+
+The app and a worker share one memory file for each direction. The sender copies a piece into the file and sends the
+offset. The receiver maps that place, without another copy. The object that is made of the piece keeps the mapping
+alive: an array that a function keeps, or a result that the caller keeps, stays valid even after the worker has ended.
+When the object is deleted, the receiver tells the sender, which then reuses the place. The mapping is private: a write
+to it changes neither the file nor a forked process. A forked child inherits the mappings of its parent and may keep
+them for any time, so a place that was mapped during a fork is never reused.
+
+The file has no name. The kernel deletes it when both processes have closed it and no mapping is left.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+LEAST = 128 * 1024  # bytes; smaller pieces are faster through the socket
+MOST_LENT = 8  # pieces that the receiver may keep; each costs a file descriptor
+KEEP = 256 * 1024 * 1024  # bytes; an unused file that is larger is truncated
+
+READ_ONLY, WRITABLE = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
+INLINE = -1  # in place of an offset: the piece comes through the socket
+
+
+def new_files() -> list[int]:
+    """Descriptors of two new memory files, for calls and results; none where the system has no memory files."""
+    if not hasattr(os, "memfd_create"):
+        return []
+    calls_file = os.memfd_create("bullpen-call")
+    try:
+        return [calls_file, os.memfd_create("bullpen-result")]
+    except OSError:
+        os.close(calls_file)
+        raise
+
+
+class Outbox:
+    """The sender's side. It owns its descriptor. Any thread may use it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+        self._writers = 0  # threads that write now
+        self._closed = False
+        self._used: dict[int, int] = {}  # sizes by offset, of the pieces that the receiver has
+        self._end = 0  # of the file
+
+    def place(self, pieces: Sequence[Any]) -> tuple[bytes, list[Any]]:
+        """Copy large pieces into the file: a description for `Inbox.collect`, and the pieces for the socket.
+        The description has the offset and the size of each piece; the complement of the size if it is read-only.
+        """
+        places: list[int] = []
+        inline: list[Any] = []
+        for piece in pieces:
+            view = memoryview(piece)
+            offset = self._put(view) if view.nbytes >= LEAST else INLINE
+            places += (offset, ~view.nbytes if view.readonly else view.nbytes)
+            if offset == INLINE:
+                inline.append(piece)
+        return struct.pack(f"<{len(places)}q", *places), inline
+
+    def _put(self, view: memoryview) -> int:
+        with self._lock:
+            if self._closed or len(self._used) >= MOST_LENT:
+                return INLINE
+            offset = self._gap(view.nbytes)
+            self._used[offset] = view.nbytes
+            self._writers += 1
+        try:
+            self._write(view, offset)
+        except BaseException as error:
+            with self._lock:
+                del self._used[offset]
+            if not isinstance(error, OSError):
+                raise
+            return INLINE  # there is no memory
+        finally:
+            self._wrote()
+        return offset
+
+    def _wrote(self) -> None:
+        with self._lock:
+            self._writers -= 1
+            if self._closed and not self._writers:
+                os.close(self._fd)
+
+    def _gap(self, size: int) -> int:
+        """The offset of the first free place that is large enough, at the start of a page."""
+        offset = 0
+        for start, length in sorted(self._used.items()):
+            if start - offset >= size:
+                break
+            offset = _to_page(start + length)
+        self._end = max(self._end, _to_page(offset + size))
+        return offset
+
+    def _write(self, view: memoryview, offset: int) -> None:
+        written = 0
+        with view.cast("B") as data:
+            while written < len(data):
+                written += os.pwrite(self._fd, data[written:], offset + written)
+
+    def freed(self, data: Any) -> None:
+        """The receiver no longer uses these places."""
+        with self._lock:
+            for (offset,) in struct.iter_unpack("<q", data):
+                self._used.pop(offset, None)
+            if not self._used and self._end > KEEP and not self._closed:
+                os.ftruncate(self._fd, 0)
+                self._end = 0
+
+    def close(self) -> None:
+        """From now on all pieces go through the socket. The last thread that writes closes the descriptor, so that none
+        writes into another file with the same number.
+        """
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                if not self._writers:
+                    os.close(self._fd)
+
+
+class Inbox:
+    """The receiver's side. It owns its descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.freed: deque[int] = deque()  # offsets that this process no longer uses, and the sender does not know
+
+    def collect(self, description: Any, inline: Sequence[Any]) -> list[Any]:
+        """The pieces that `Outbox.place` got. If there is no memory for them, it raises, and their places are free.
+
+        A read-only piece, such as the pickle, is mapped read-only and so does not count as private memory, which
+        `memory_limit` limits. The other pieces count, and so do the unpickled objects.
+        """
+        came = iter(inline)
+        places = deque(struct.iter_unpack("<qq", description))
+        pieces: list[Any] = []
+        try:
+            while places:
+                offset, size = places[0]
+                pieces.append(next(came) if offset == INLINE else self._map(offset, size))
+                places.popleft()
+        finally:
+            self.freed.extend(offset for offset, _ in places if offset != INLINE)
+        return pieces
+
+    def _map(self, offset: int, size: int) -> mmap.mmap | bytearray:
+        protection, size = (READ_ONLY, ~size) if size < 0 else (WRITABLE, size)
+        try:
+            piece = mmap.mmap(self._fd, size, flags=mmap.MAP_PRIVATE, prot=protection, offset=offset)
+        except OSError:  # there is no descriptor left for the mapping
+            copied = self._copy(offset, size)
+            self.freed.append(offset)
+            return copied
+        weakref.finalize(piece, self._let_go, offset, _forks).atexit = False
+        return piece
+
+    def _let_go(self, offset: int, forks: int) -> None:
+        """A mapping was deleted. Its place is free, unless this process has forked since it was mapped."""
+        if forks == _forks:
+            self.freed.append(offset)
+
+    def _copy(self, offset: int, size: int) -> bytearray:
+        piece = bytearray(size)
+        with memoryview(piece) as view:
+            done = 0
+            while done < size:
+                count = os.preadv(self._fd, [view[done:]], offset + done)
+                if not count:
+                    raise EOFError(f"{size - done} bytes of a piece are missing")
+                done += count
+        return piece
+
+    def take_freed(self) -> bytes:
+        """Take the offsets of the free places, for `Outbox.freed`."""
+        offsets = []
+        while self.freed:
+            offsets.append(self.freed.popleft())
+        return struct.pack(f"<{len(offsets)}q", *offsets)
+
+    def close(self) -> None:
+        """Collect no more. The collected pieces stay valid."""
+        os.close(self._fd)
+
+
+def _to_page(offset: int) -> int:
+    return -(-offset // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+
+
+_forks = 0  # of this process; each counts twice, before and after, because a piece may be mapped in between
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603 — one process, one count
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)

@@ -1,0 +1,260 @@
+"""Frames: the messages on the sockets between the app, its workers and their forkserver.
+
+A frame is a header, a pickle and any number of buffers (pickle protocol 5). The header has the request's id, so a
+frame that cannot be unpickled concerns that request only. Large pieces are in shared memory (see `arena.py`). Where
+there is none, buffers are copied into the socket and out of it, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import signal
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bullpen.pools.runtimes.process.arena import LEAST, Inbox, Outbox
+
+Frame = tuple[int, int, Any, tuple[Any, ...]]  # kind, id, pickle, buffers
+
+# From the app to a worker.
+BEGIN, CAPACITY, CALL, CANCEL, CREDIT, STOP, MAIN, RECALL = range(1, 9)
+# From a worker to the app.
+READY, DONE, QUICK, FAILED, REFUSED, BROKEN, ITEM, NOT_BEGUN, NEWS = range(20, 29)  # QUICK: DONE within QUICK_SECONDS
+# In both directions: places in shared memory that the sender of the frame no longer uses. A kind with SHARED has pieces
+# in shared memory.
+FREED = 50
+SHARED = 0x80
+# Between the app and the forkserver.
+START, STARTED, EXITED, START_FAILED = range(40, 44)
+
+# Signals for workers: read your socket while a request runs; write your stacks to stderr. Where the system has
+# real-time signals, these are two that programs rarely use.
+NUDGE = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 2) - 2
+DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR1 + 3) - 3
+
+HEADER = struct.Struct("<BxHxxxxQQ")  # kind, number of buffers, id, length of the pickle
+MOST_BUFFERS = 256  # of a frame; further ones go into the pickle
+LEAST_BUFFER = 32 * 1024  # bytes; smaller ones go into the pickle
+JOIN_BELOW = 64 * 1024  # bytes; a shorter pickle is sent in one piece with its header
+CHUNK = 128 * 1024
+QUICK_SECONDS = 0.0002  # a request that takes longer is not quick
+
+
+def dumps(value: Any) -> tuple[bytes, list[Any]]:
+    """A pickle, and its large buffers. `cloudpickle`, if installed, pickles what `pickle` cannot."""
+    value = lifted(value)
+    buffers: list[Any] = []
+    try:
+        return pickle.dumps(value, 5, buffer_callback=collect_into(buffers)), buffers
+    except Exception:
+        cloudpickle = by_value_pickler()
+        if cloudpickle is None:
+            raise
+        buffers.clear()
+        return cloudpickle.dumps(value, 5, buffer_callback=collect_into(buffers)), buffers
+
+
+class Lifted:
+    """Bytes that travel as a buffer and arrive as bytes, so that the sender copies them once, not twice.
+
+    Only an argument or a result itself is lifted. Bytes inside a list or another object are part of the pickle.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: bytes | bytearray) -> None:
+        self.value = value
+
+    def __reduce_ex__(self, _: Any) -> tuple[type, tuple[pickle.PickleBuffer]]:
+        return type(self.value), (pickle.PickleBuffer(memoryview(self.value).toreadonly()),)
+
+
+def lifted(value: Any) -> Any:
+    """`value`, lifted if it is large bytes."""
+    return Lifted(value) if type(value) in (bytes, bytearray) and len(value) >= LEAST else value
+
+
+def collect_into(buffers: list[Any]) -> Callable[[pickle.PickleBuffer], bool]:
+    """A `buffer_callback` for a pickler: it collects large buffers; True puts a buffer into the pickle."""
+
+    def in_band(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < LEAST_BUFFER or len(buffers) == MOST_BUFFERS:
+            return True
+        buffers.append(view)
+        return False
+
+    return in_band
+
+
+def by_value_pickler() -> Any:
+    """`cloudpickle`, which pickles functions by value; None if it is not installed."""
+    try:
+        return importlib.import_module("cloudpickle")
+    except ImportError:
+        return None
+
+
+def loads(data: Any, buffers: Sequence[Any]) -> Any:
+    return pickle.loads(data, buffers=buffers) if buffers else pickle.loads(data)
+
+
+def size(data: Any, buffers: Sequence[Any]) -> int:
+    """Their bytes together."""
+    return len(data) + sum(map(len, buffers))
+
+
+def pack(kind: int, id: int, data: bytes = b"", buffers: Sequence[Any] = ()) -> list[Any]:
+    """A frame, in pieces that are sent in this order."""
+    header = HEADER.pack(kind, len(buffers), id, len(data))
+    if buffers:
+        sizes = struct.pack(f"<{len(buffers)}Q", *(view.nbytes for view in buffers))
+        return [header + sizes, data, *buffers]
+    return [header + data] if len(data) < JOIN_BELOW else [header, data]
+
+
+def pack_shared(kind: int, id: int, data: bytes, buffers: Sequence[Any], outbox: Outbox | None) -> list[Any]:
+    """A frame in pieces, with the large ones in shared memory, if there is any."""
+    if outbox is None or (len(data) < LEAST and not buffers):
+        return pack(kind, id, data, buffers)
+    description, inline = outbox.place([data, *buffers])
+    return pack(kind | SHARED, id, description, [memoryview(piece) for piece in inline])
+
+
+def unpack_shared(frame: Frame, inbox: Inbox | None) -> Frame:
+    """The frame that `pack_shared` got."""
+    kind, id, data, buffers = frame
+    if not kind & SHARED:
+        return frame
+    assert inbox is not None
+    data, *pieces = inbox.collect(data, buffers)
+    return kind & ~SHARED, id, data, tuple(pieces)
+
+
+def send_all(sock: socket.socket, pieces: list[Any]) -> None:
+    """Send a frame on a blocking socket."""
+    if len(pieces) == 1:
+        sock.sendall(pieces[0])
+        return
+    while pieces:
+        pieces = without(pieces, sock.sendmsg(pieces))
+
+
+def without(pieces: list[Any], sent: int) -> list[Any]:
+    """The rest of `pieces` after the first `sent` bytes."""
+    for index, piece in enumerate(pieces):
+        size = len(piece)
+        if sent < size:
+            return [memoryview(piece)[sent:], *pieces[index + 1 :]]
+        sent -= size
+    return []
+
+
+class FrameReader:
+    """Reads frames from a stream socket."""
+
+    __slots__ = ("_body", "_data", "_used", "_view")
+
+    def __init__(self) -> None:
+        self._data = bytearray(CHUNK)
+        self._view = memoryview(self._data)
+        self._used = 0
+        self._body: _FrameBody | None = None  # a frame that has arrived in part
+
+    def read(self, sock: socket.socket) -> list[Frame]:
+        """Read once; the frames that are complete now. `EOFError` if the other process has closed the socket."""
+        body = self._body
+        if body is not None:
+            count = sock.recv_into(body.space())
+            if not count:
+                raise EOFError
+            if not body.advance(count):
+                return []
+            self._body = None
+            return [body.frame()]
+        count = sock.recv_into(self._view[self._used :])
+        if not count:
+            raise EOFError
+        return self._parse(self._used + count)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The same for `data` that was read elsewhere, at most `JOIN_BELOW` bytes."""
+        frames: list[Frame] = []
+        if self._body is not None:
+            taken = self._body.fill(memoryview(data))
+            if not self._body.complete:
+                return []
+            frames.append(self._body.frame())
+            self._body = None
+            data = data[taken:]
+        self._view[self._used : self._used + len(data)] = data
+        return frames + self._parse(self._used + len(data))
+
+    def _parse(self, end: int) -> list[Frame]:
+        frames: list[Frame] = []
+        at = 0
+        while end - at >= HEADER.size:
+            kind, count, id, length = HEADER.unpack_from(self._data, at)
+            start = at + HEADER.size
+            if not count and start + length <= end:
+                at = start + length
+                frames.append((kind, id, self._data[start:at], ()))
+                continue
+            table = start + 8 * count
+            if table > end:
+                break
+            body = _FrameBody(kind, id, (length, *struct.unpack_from(f"<{count}Q", self._data, start)))
+            at = table + body.fill(self._view[table:end])
+            if not body.complete:
+                self._body = body
+                break
+            frames.append(body.frame())
+        self._used = end - at
+        if at and self._used:
+            self._data[: self._used] = self._data[at:end]
+        return frames
+
+
+class _FrameBody:
+    """The pickle and the buffers of a frame that arrives in parts."""
+
+    __slots__ = ("_id", "_index", "_kind", "_offset", "_parts")
+
+    def __init__(self, kind: int, id: int, sizes: Sequence[int]) -> None:
+        self._kind = kind
+        self._id = id
+        self._parts = [bytearray(size) for size in sizes]
+        self._index = 0  # of the part that arrives next
+        self._offset = 0  # bytes of that part that have arrived
+        self.advance(0)
+
+    @property
+    def complete(self) -> bool:
+        return self._index == len(self._parts)
+
+    def space(self) -> memoryview:
+        return memoryview(self._parts[self._index])[self._offset :]
+
+    def advance(self, count: int) -> bool:
+        self._offset += count
+        while self._index < len(self._parts) and self._offset == len(self._parts[self._index]):
+            self._index += 1
+            self._offset = 0
+        return self.complete
+
+    def fill(self, data: memoryview) -> int:
+        """Take the bytes of this frame from `data`; their number."""
+        taken = 0
+        while taken < len(data) and not self.complete:
+            space = self.space()
+            count = min(len(space), len(data) - taken)
+            space[:count] = data[taken : taken + count]
+            taken += count
+            self.advance(count)
+        return taken
+
+    def frame(self) -> Frame:
+        return self._kind, self._id, self._parts[0], tuple(self._parts[1:])

@@ -1,0 +1,428 @@
+"""Builds the machinery behind one `Pool` and connects its parts.
+
+Every part gets the functions, values and other parts that it needs, and knows nothing of the engine. They are built in
+an order in which each finds what it needs; where two need each other, one gets a `lambda` that looks later.
+
+Workers know these parts, not the pool, so a pool to which no reference is left can be collected; it then drains by
+itself.
+"""
+
+# ruff: noqa: PLW0108 — these lambdas look for parts that are built later
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+
+from bullpen import primitives
+from bullpen.errors import NestedWait
+from bullpen.pools.dispatch.backlog import Backlog, BoundedBacklog
+from bullpen.pools.dispatch.dispatcher import Dispatcher
+from bullpen.pools.dispatch.pool_status import PoolStatus
+from bullpen.pools.dispatch.states import PoolState
+from bullpen.pools.dispatch.tally import Counts
+from bullpen.pools.dispatch.worker import PoolContext
+from bullpen.pools.instances import Instances
+from bullpen.pools.options import PoolOptions
+from bullpen.pools.runtimes.port import (
+    DecidesPrestart,
+    LimitsMemory,
+    Runtime,
+    SharesReportThread,
+    by_name_only,
+    is_reporter,
+)
+from bullpen.pools.supervision import at_exit
+from bullpen.pools.supervision.abandonment import Abandonment
+from bullpen.pools.supervision.admission import Admission
+from bullpen.pools.supervision.deaths import Deaths
+from bullpen.pools.supervision.expiry import Expiry
+from bullpen.pools.supervision.feeding import Maps
+from bullpen.pools.supervision.nested_waits import NestedWaits
+from bullpen.pools.supervision.outcomes import ForcedOutcomes
+from bullpen.pools.supervision.pausing import Pausing
+from bullpen.pools.supervision.recycling import Recycling
+from bullpen.pools.supervision.reports import PoolReports
+from bullpen.pools.supervision.restarts import Restarts
+from bullpen.pools.supervision.retries import Retries
+from bullpen.pools.supervision.shutdown import DrainWatch, OpenStream, Shutdown
+from bullpen.pools.supervision.sizing import Sizing
+from bullpen.pools.supervision.slots import Slots
+from bullpen.pools.supervision.starting import WorkerStarter
+from bullpen.pools.supervision.startup import Startup
+from bullpen.pools.supervision.taint import TaintedWorkers
+from bullpen.pools.supervision.timer import PoolTimer, Timer
+from bullpen.pools.supervision.workforce import Workforce
+
+# So many that a thread which loses the interpreter while it holds one hardly ever blocks another.
+STATE_LOCKS = 4096
+
+LEAST_RESTARTS = 8  # the default of `restart_limit`: twice as many as there may be workers, at least so many
+
+
+class Engine:
+    """The parts of one pool."""
+
+    def __init__(
+        self,
+        options: PoolOptions,
+        runtime: Runtime,
+        clock: primitives.Clock,
+        instances: Instances | None,
+        new_timer: Callable[[Callable[[float], float]], Timer] | None = None,
+        call_on_loop: Callable[[Callable[[], object]], object] | None = None,
+    ) -> None:
+        """With `call_on_loop` everything that happens to requests happens on one thread: it makes a call there."""
+        if isinstance(runtime, DecidesPrestart) and not runtime.can_prestart():
+            options = dataclasses.replace(options, min_workers=0)
+        self.options = options
+        self.name = name = options.name
+        self.runtime = runtime
+        self.clock = clock
+        self.instances = instances
+        self.by_name_only = by_name_only(runtime)
+        self._reports_here: Callable[[], bool] = (
+            runtime.reports_here if isinstance(runtime, SharesReportThread) else _nowhere
+        )
+        watched = options.max_requests is not None or bool(options.taint_on)
+        self.counts_items = watched or options.observer is not None  # items of maps are requests, one by one
+        self.lock = lock = primitives.pool_lock()  # for the pool's status, its slots and which workers there are
+        locks = itertools.starmap(primitives.state_lock, itertools.repeat((), STATE_LOCKS))
+        self.state_lock = itertools.cycle(locks).__next__  # makes that many, then deals out the same again
+
+        # State, time and dispatch.
+        self.status = status = PoolStatus(name)
+        self.counts = counts = Counts()
+        now = clock.monotonic
+        self.reports = PoolReports(name, status, now, options.observer, log_errors=options.log_errors)
+        report = self.reports.report
+        self.bounded = None if options.max_queue is None else BoundedBacklog(options.max_queue, options.capacity)
+        self.backlog = Backlog() if self.bounded is None else self.bounded
+        self.timer = PoolTimer(
+            clock,
+            name,
+            status,
+            expire=lambda request, now: self.expiry.judge(request, now),
+            help_waiting=lambda: self.nested.help(),
+            new_timer=new_timer,
+        )
+        self.dispatcher = dispatcher = Dispatcher(
+            self.backlog,
+            options.new_scheduler(),
+            status,
+            spawn=lambda slot: self.starter.spawn(slot),
+            watch=self.timer.watch,
+            now=now,
+            complain=self.reports.complain,
+            report=None if options.observer is None else report,
+            capacity=options.capacity,
+            session_ttl=options.session_ttl,
+            max_sessions=options.max_sessions,
+        )
+        self.registry = dispatcher.registry
+        self.sessions = dispatcher.sessions
+        self.pausing = Pausing(lock, status, dispatcher)
+        self.drain_watch = DrainWatch(
+            lock=lock,
+            status=status,
+            dispatcher=dispatcher,
+            runtime=runtime,
+            counts=counts,
+            report_state=self.reports.report_state,
+            wake=self.timer.wake,
+            retrying=lambda: len(self.retries),
+        )
+        closed_if_done = self.drain_watch.closed_if_done
+
+        # Requests that do not end by their functions.
+        self.retries = Retries(
+            status=status,
+            dispatcher=dispatcher,
+            timer=self.timer,
+            now=now,
+            counts=counts,
+            report=report,
+            closed_if_done=closed_if_done,
+        )
+        self.outcomes = ForcedOutcomes(
+            status=status,
+            dispatcher=dispatcher,
+            runtime=runtime,
+            retries=self.retries,
+            counts=counts,
+            report=report,
+            closed_if_done=closed_if_done,
+        )
+
+        # Workers.
+        self.slots = Slots(dispatcher.free, options.max_workers)
+        limit = options.restart_limit
+        limit = max(LEAST_RESTARTS, 2 * options.max_workers) if limit is None else limit
+        self.restarts = Restarts(limit, options.restart_window)
+        self.starter = WorkerStarter(
+            lock=lock,
+            status=status,
+            slots=self.slots,
+            dispatcher=dispatcher,
+            runtime=runtime,
+            report=report,
+            clock=clock,
+            context=PoolContext(clock, options.worker),
+            name_prefix=options.thread_name_prefix or name,
+        )
+        self.sizing = Sizing(
+            name=name,
+            lock=lock,
+            status=status,
+            slots=self.slots,
+            dispatcher=dispatcher,
+            starter=self.starter,
+            timer=self.timer,
+            restarts=self.restarts,
+            start_failed=lambda worker, error: self.deaths.start_failed(worker, error),
+            min_workers=options.min_workers,
+            startup_batch=(options.startup_batch_size, options.startup_batch_delay),
+            reconcile_batch_size=options.reconcile_batch_size,
+            reconcile_interval=options.reconcile_interval,
+            idle_timeout=options.idle_timeout,
+        )
+        self.startup = Startup(
+            name=name,
+            lock=lock,
+            status=status,
+            slots=self.slots,
+            sizing=self.sizing,
+            dispatcher=dispatcher,
+            outcomes=self.outcomes,
+            timer=self.timer,
+            clock=clock,
+            report_state=self.reports.report_state,
+            check_may_wait=self.check_may_wait,
+            min_workers=options.min_workers,
+            delegate=options.initialization,
+            call_on_loop=call_on_loop,
+        )
+        self.tainted_workers = TaintedWorkers(
+            name=name,
+            lock=lock,
+            dispatcher=dispatcher,
+            timer=self.timer,
+            now=now,
+            report=report,
+            errors=options.taint_on,
+            duration=options.taint_duration,
+        )
+        self.recycling = Recycling(
+            lock=lock,
+            status=status,
+            dispatcher=dispatcher,
+            starter=self.starter,
+            timer=self.timer,
+            max_requests=options.max_requests,
+            max_age=options.max_age,
+        )
+        self.deaths = Deaths(
+            name=name,
+            lock=lock,
+            status=status,
+            slots=self.slots,
+            dispatcher=dispatcher,
+            runtime=runtime,
+            now=now,
+            report=report,
+            counts=counts,
+            timer=self.timer,
+            restarts=self.restarts,
+            retries=self.retries,
+            outcomes=self.outcomes,
+            starter=self.starter,
+            sizing=self.sizing,
+            startup=self.startup,
+            recycling=self.recycling,
+            tainted_workers=self.tainted_workers,
+            instances=instances,
+            closed_if_done=closed_if_done,
+        )
+        self.abandonment = Abandonment(
+            name=name,
+            limit=options.max_abandoned,
+            lock=lock,
+            slots=self.slots,
+            dispatcher=dispatcher,
+            runtime=runtime,
+            report=report,
+            counts=counts,
+            outcomes=self.outcomes,
+            sizing=self.sizing,
+            recycling=self.recycling,
+            tainted_workers=self.tainted_workers,
+            closed_if_done=closed_if_done,
+        )
+        self.workforce = self.starter.events = Workforce(
+            lock=lock,
+            dispatcher=dispatcher,
+            now=now,
+            report=report,
+            restarts=self.restarts,
+            starter=self.starter,
+            sizing=self.sizing,
+            startup=self.startup,
+            recycling=self.recycling,
+            tainted_workers=self.tainted_workers,
+            deaths=self.deaths,
+            instances=instances,
+            closed_if_done=closed_if_done,
+            may_prefetch=not (
+                watched
+                or options.max_age is not None
+                or (isinstance(runtime, LimitsMemory) and runtime.max_rss is not None)
+            ),
+            watched=watched or options.max_abandoned > 0,
+        )
+
+        # Callers.
+        self.expiry = Expiry(
+            dispatcher,
+            counts,
+            withdrawn=self.outcomes.withdrawn,
+            cancel=runtime.cancel,
+            abandon=self.abandonment.abandon,
+        )
+        self.nested = NestedWaits(
+            name=name,
+            slots=self.slots,
+            dispatcher=dispatcher,
+            report=report,
+            tainted_workers=self.tainted_workers,
+            ends=self.deaths,
+            instances=instances,
+            withdrawn=self.outcomes.withdrawn,
+            wake=self.timer.wake,
+            start_helper=self.starter.start_helper,
+            runs_inline="run_inline" in runtime.capabilities,
+        )
+        self.admission = Admission(
+            name=name,
+            status=status,
+            dispatcher=dispatcher,
+            bounded=self.bounded,
+            timer=self.timer,
+            clock=clock,
+            counts=counts,
+            reports=self.reports,
+            expiry=self.expiry,
+            nested=self.nested,
+            reports_here=self._reports_here,
+            closed_if_done=closed_if_done,
+            queued=self.queued,
+            rejects=options.when_full == "reject",
+            max_sessions=options.max_sessions,
+        )
+        self.maps = Maps(name, lock, status, end_if_fed=lambda: self.shutdown.end_if_fed())
+        self.streams: dict[int, OpenStream] = {}  # those that have not ended; changed without a lock
+        self.shutdown = Shutdown(
+            name=name,
+            lock=lock,
+            status=status,
+            clock=clock,
+            dispatcher=dispatcher,
+            runtime=runtime,
+            timer=self.timer,
+            report_state=self.reports.report_state,
+            reports_here=self._reports_here,
+            queued=self.queued,
+            forget=self._forget,
+            drain_watch=self.drain_watch,
+            pausing=self.pausing,
+            outcomes=self.outcomes,
+            retries=self.retries,
+            startup=self.startup,
+            starter=self.starter,
+            deaths=self.deaths,
+            abandonment=self.abandonment,
+            tainted_workers=self.tainted_workers,
+            nested=self.nested,
+            maps=self.maps,
+            streams=self.streams,
+        )
+
+        # What futures, maps, streams and pools call on their engine.
+        self.admit = self.admission.admit
+        self.submit_runner = self.admission.submit_runner
+        self.too_late = self.admission.too_late
+        self.saturated_error = self.admission.saturated_error
+        self.end_session = self.admission.end_session
+        self.not_open = status.not_open
+        self.check_open = status.check_open
+        self.cancel = self.outcomes.cancel
+        self.cancel_queued = self.outcomes.cancel_queued
+        self.interrupt = self.outcomes.interrupt
+        self.started_by_hand = self.outcomes.started_by_hand
+        self.ended_by_hand = self.outcomes.ended_by_hand
+        self.report_end = dispatcher.report_end
+        self.wait_ready = self.startup.wait_ready
+        self.most_at_once = self.sizing.most_at_once
+        self.pause = self.pausing.pause
+        self.resume = self.pausing.resume
+        self.close = self.shutdown.close
+        self.cut_short = self.shutdown.cut_short
+        self.refuse_work = self.shutdown.refuse_work
+        self.cancel_waiting = self.shutdown.cancel_waiting
+        self.opens_when_closed = self.drain_watch.opens_when_closed
+
+    def start(self) -> None:
+        """Accept requests; start the workers that have to be there from the beginning."""
+        self.status.change(PoolState.INITIALIZING)
+        self.reports.report_state()
+        at_exit.watch(self.shutdown, self.clock)
+        self.startup.begin()
+
+    def resize(self, max_workers: int) -> None:
+        """From now on at most `max_workers`."""
+        self.sizing.resize(max_workers)
+        self.maps.resized()
+
+    @property
+    def state(self) -> PoolState:
+        return self.status.state
+
+    @property
+    def max_workers(self) -> int:
+        return self.slots.limit
+
+    def queued(self) -> int:
+        """How many requests, and items of maps, wait."""
+        return max(0, self.maps.waiting + self.dispatcher.queued() - self.counts.runners_queued.value)
+
+    def check_may_wait(self, timeout: float | None = None) -> None:
+        """Raise if results, of this pool or of others for which its work may wait, arrive on this very thread. To look
+        without waiting is allowed.
+        """
+        if (timeout is None or timeout > 0) and (self._reports_here() or is_reporter()):
+            raise NestedWait(
+                f"a callback waits for pool {self.name!r} on the thread on which results arrive: none does before the "
+                "callback has returned; wait on another thread",
+                pool=self.name,
+            )
+
+    def _forget(self) -> None:
+        """This is a forked child. Locks are made anew, their holders may not exist here."""
+        primitives.renew_lock(self.lock)
+        self.dispatcher.free.clear()
+        self.maps.forget()
+        self.counts.renew()
+        for _ in range(STATE_LOCKS):  # these are where they are, in futures
+            primitives.renew_lock(self.state_lock())
+        self.backlog.forget()
+        self.registry.forget()
+        self.sessions.forget()
+        self.deaths.forget()
+        self.startup.forget()
+        self.retries.forget()
+        self.timer.forget()
+
+
+def _nowhere() -> bool:
+    """Most runtimes report on the threads of their workers, which the port knows."""
+    return False

@@ -1,0 +1,164 @@
+"""Requests whose worker died and which may run again: on another one, and after a moment.
+
+What has killed one worker may kill the next, so there is a delay before each new try, and a number of tries. Until
+its delay is over a request stays *running*, as far as its caller, its deadline and the counts are concerned; it is on
+no worker then, only here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bullpen import primitives
+from bullpen.pools.dispatch.dispatcher import Dispatcher, Report
+from bullpen.pools.dispatch.pool_status import PoolStatus
+from bullpen.pools.dispatch.request import FAILED, RUNNING, Request
+from bullpen.pools.dispatch.tally import Counts
+from bullpen.pools.supervision.restarts import jittered
+from bullpen.pools.supervision.timer import PoolTimer
+from bullpen.telemetry import Kind
+
+FIRST_DELAY = 0.05  # seconds, doubled with each crash of the same request
+
+
+class Retries:
+    """The requests of one pool that wait for another try."""
+
+    def __init__(
+        self,
+        *,
+        status: PoolStatus,
+        dispatcher: Dispatcher,
+        timer: PoolTimer,
+        now: Callable[[], float],
+        counts: Counts,
+        report: Report,
+        closed_if_done: Callable[[], None],
+    ) -> None:
+        self._status = status
+        self._dispatcher = dispatcher
+        self._timer = timer
+        self._now = now
+        self._counts = counts
+        self._report = report
+        self._closed_if_done = closed_if_done
+        self._lock = primitives.leaf_lock()
+        self._waiting: set[Request] = set()
+        self._moving = 0  # on their way back to the backlog
+        self.over = False  # the pool runs nothing more
+
+    def __len__(self) -> int:
+        """How many requests are here; a pool that drains is not done before there are none."""
+        return len(self._waiting) + self._moving
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._waiting
+
+    @property
+    def running(self) -> int:
+        """How many of them have not been given up."""
+        with self._lock:
+            return sum(request.state is RUNNING for request in self._waiting)
+
+    def keep(self, requests: tuple[Request, ...]) -> list[Request]:
+        """The worker of `requests` died: keep those that may run again; the others, which are lost, are returned."""
+        lost, again = list[Request](), list[Request]()
+        for request in sorted(requests, key=lambda request: request.number):
+            if _may_run_again(request):
+                self._prepare(request)
+                again.append(request)
+            else:
+                lost.append(request)
+        with self._lock:
+            if self.over or self._status.ended:
+                return [*lost, *again]
+            self._waiting.update(again)
+        if self._status.draining:  # the caller of `close` waits for them
+            self._fire(again)
+        elif again:
+            delay = FIRST_DELAY * 2 ** (max(request.crashes for request in again) - 1)
+            again_later = functools.partial(self._fire, again)
+            self._timer.call_later(jittered(delay, primitives.random.random()), again_later)
+        return lost
+
+    def _prepare(self, request: Any) -> None:  # of any of the kinds that have terms
+        request.crashes += 1
+        timing = request.interrupted()
+        if timing is not None and self._timer.deadlines.arm_again(timing, timing.deadline):
+            self._timer.wake()
+
+    def _fire(self, due: Sequence[Request]) -> None:
+        """Put those of `due` that still wait here back into the backlog, where they are the oldest again."""
+        with self._lock:
+            requests = [request for request in due if request in self._waiting]
+            self._waiting.difference_update(requests)
+            self._moving += len(requests)
+        for request in reversed(requests):
+            self._requeue(request)
+        with self._lock:
+            self._moving -= len(requests)
+        if requests:
+            self._dispatcher.pair_waiting_with_ready()
+            self._dispatcher.use_new_room()
+            self._closed_if_done()
+
+    def _requeue(self, request: Request) -> None:
+        timing = request.timing
+        if timing is not None:
+            timing.wait_again(self._now())
+        if not request.requeue():
+            return  # its time was up, or it was given up
+        self._counts.retried.add()
+        self._report(Kind.REQUEST_REQUEUED, None, request)
+        self._dispatcher.backlog.put_back(request)
+        if timing is not None and self._timer.deadlines.arm_again(timing, timing.start_by):
+            self._timer.wake()
+
+    def fire_all(self) -> None:
+        """The pool drains: do not wait any longer."""
+        self._fire(sorted(self._waiting, key=lambda request: request.number))
+
+    def cancel(self, request: Request) -> bool:
+        """Cancel `request` if it is here."""
+        with self._lock:
+            if request not in self._waiting:
+                return False
+            self._waiting.discard(request)
+        if not request.cancel_retry():
+            return False
+        self.count_cancelled(request)
+        return True
+
+    def count_cancelled(self, request: Request) -> None:
+        self._counts.cancelled.add()
+        self._dispatcher.report_end(request, None)
+
+    def cancel_all(self) -> None:
+        """The pool closes and runs nothing more: neither what is here nor what might still come."""
+        self.over = True
+        for request in list(self._waiting):
+            self.cancel(request)
+
+    def refuse_all(self, error: BaseException) -> None:
+        """The pool has failed: no worker can run them."""
+        with self._lock:
+            requests, self._waiting = self._waiting, set()
+        for request in requests:
+            if request.settle_and_call_back(FAILED, error):
+                self._counts.refused.add()
+                self._dispatcher.report_end(request, None)
+
+    def forget(self) -> None:
+        """This is a forked child. The lock is made anew, its holder may not exist here."""
+        self._lock = primitives.leaf_lock()
+        self._waiting = set()
+
+
+def _may_run_again(request: Request) -> bool:
+    """Whether a crash of its worker costs `request` only time. A strict session lives and dies with its worker."""
+    traits = request.traits
+    if traits is None or not traits.idempotent or traits.strict or request.ended:
+        return False
+    return request.crashes < traits.crash_retries

@@ -1,4 +1,0 @@
-local function now()
-    local t = redis.call('TIME')
-    return tonumber(t[1]) + tonumber(t[2]) / 1000000
-end

@@ -1,5 +1,0 @@
--- KEYS: a tag. ARGV: ids. Returns 1 for each that is here, else 0.
--- WITH clock basics
-local found = values(KEYS[1] .. ':state', ARGV)
-for i = 1, #ARGV do found[i] = found[i] and 1 or 0 end
-return found

@@ -1,0 +1,603 @@
+"""TaskQueue: functions become tasks, and people look after them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+
+import msgspec
+
+from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, UnknownTask
+from bullpen.tasks.client.backend import NewTasks, QueueBackend
+from bullpen.tasks.client.clients import Clients
+from bullpen.tasks.client.function import AsyncTaskFunction, SyncTaskFunction, TaskFunction, enqueue, enqueue_blocking
+from bullpen.tasks.client.ids import new_ids as _new_ids
+from bullpen.tasks.client.job import Job
+from bullpen.tasks.client.schedules import Schedules
+from bullpen.tasks.client.watch import Observer, Watch
+from bullpen.tasks.model.codec import MAX_PAYLOAD, MAX_RESULT, CallCodec
+from bullpen.tasks.model.context import CurrentTask
+from bullpen.tasks.model.hooks import Hook
+from bullpen.tasks.model.info import TaskInfo, info_of
+from bullpen.tasks.model.options import (
+    CALL_NAMES,
+    FUNCTION_NAMES,
+    SHARED_NAMES,
+    EnqueueOptions,
+    FunctionOptions,
+    Seconds,
+    SharedOptions,
+    TaskOptions,
+    queue_name,
+    seconds,
+    whole,
+)
+from bullpen.tasks.model.registry import TaskRegistry, is_async, task_name
+from bullpen.tasks.model.task import FINAL, TaskStatus
+from bullpen.tasks.storage.port import Counts, Limit, Storage, TaskFilter, WorkerRecord
+from bullpen.telemetry import Kind
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Middleware = TypeVar("Middleware", bound=Callable[[CurrentTask], Any])
+EnqueueMiddleware = TypeVar("EnqueueMiddleware", bound=Callable[[NewTasks], Any])
+Lifespan = TypeVar("Lifespan", bound=Callable[[], Any])
+List = list  # in the class, `list` is a method
+
+Status = TaskStatus | Literal["pending", "running", "success", "failed", "cancelled"]
+
+LARGEST_PAGE = 1000
+_PURGE_PAGE = 500
+_GIBIBYTE = 1 << 30
+
+
+class LimitTerms(TypedDict, total=False):
+    """What a queue may be limited to."""
+
+    max_running: int | None
+    max_running_per_key: int | None
+    rate: float | None
+    in_order: bool
+
+
+class _TaskDecorator:
+    """`@queue.task(...)`, waiting for its function."""
+
+    def __init__(self, make: Callable[[Callable[..., Any]], Any]) -> None:
+        self._make = make
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]]
+    ) -> AsyncTaskFunction[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> SyncTaskFunction[P, R]: ...
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        return self._make(function)
+
+
+class TaskQueue:
+    """Tasks that survive: they are kept in a store, and workers run them.
+
+        queue = TaskQueue("sqlite:///jobs.db")
+
+        @queue.task(max_retries=5, timeout=30)
+        async def send_email(to: str) -> str: ...
+
+        job = send_email.enqueue("a@example.org")
+        job.result(timeout=10)
+
+    `url_or_storage` is an address, or a storage object, which is then used as it is. Options are defaults for all
+    tasks. Nothing is opened before it is needed. All methods may be called from any thread; those for async code begin
+    with an `a`. `observer` is called with a `TelemetryEvent` for every change that is made through this object, and for
+    whatever its workers do in this process that have no observer of their own.
+    """
+
+    def __init__(
+        self,
+        url_or_storage: str | Storage,
+        *,
+        max_payload: int = MAX_PAYLOAD,
+        max_result: int = MAX_RESULT,
+        new_ids: Callable[[int], Sequence[str]] = _new_ids,
+        observer: Observer | None = None,
+        **options: Unpack[SharedOptions],
+    ) -> None:
+        allowed = "a number of bytes from 1 to a gibibyte"
+        self._max_payload = whole("max_payload", max_payload, 1, _GIBIBYTE, allowed)
+        whole("max_result", max_result, 1, _GIBIBYTE, allowed)
+        self._options = TaskOptions().using(SHARED_NAMES, "TaskQueue()", options)
+        self.registry = TaskRegistry(max_payload=max_payload, max_result=max_result)
+        self._clients = Clients(url_or_storage)
+        self._watch = Watch(observer)
+        self._declared_limits: dict[str, Limit] = {}
+        self._backend = QueueBackend(self._clients, self.registry, new_ids, self._watch)
+        self.schedules = Schedules(self._backend)
+
+    # Functions.
+
+    @overload
+    def task(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTaskFunction[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> SyncTaskFunction[P, R]: ...
+    @overload
+    def task(self, *, name: str | None = None, **options: Unpack[FunctionOptions]) -> _TaskDecorator: ...
+    def task(  # type: ignore[misc]
+        self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any
+    ) -> Any:
+        """Let a function run as a task: `@queue.task`, or `@queue.task(max_retries=5)`.
+
+        Its name is that of its module and its own, unless `name` gives another.
+        """
+        checked = self._options.using(FUNCTION_NAMES, "task()", options)
+
+        def make(function: Callable[..., Any]) -> TaskFunction[..., Any]:
+            if isinstance(function, TaskFunction):
+                function = function.definition.function  # of another queue
+            definition = self.registry.register(function, checked, name)
+            kind = AsyncTaskFunction if is_async(function) else SyncTaskFunction
+            return kind(self._backend, definition)
+
+        return _TaskDecorator(make) if function is None else make(function)
+
+    # What surrounds tasks.
+
+    def middleware(self, function: Middleware) -> Middleware:
+        """Have `function` called around every attempt at a task, with the `CurrentTask`: `@queue.middleware`.
+
+            @queue.middleware
+            def timed(task):
+                began = time.perf_counter()
+                yield                                    # here the task runs
+                observe(task.name, time.perf_counter() - began)
+
+        It may be async, and without a `yield` it is called before. The first one that is added is the outermost. What
+        it raises is the task's error; it may raise another error than the task did, but swallows none.
+        """
+        hook = Hook(function, "middleware")
+        hook.check_parameters(1, "the task")
+        self.registry.hooks.around_tasks.append(hook)
+        return function
+
+    def enqueue_middleware(self, function: EnqueueMiddleware) -> EnqueueMiddleware:
+        """Have `function` called around every `enqueue`, with the `NewTasks`, whose headers it may change.
+
+        In the caller's context, not always on the caller's thread. What it raises before its `yield` is raised by
+        `enqueue`, and nothing is kept.
+        """
+        hook = Hook(function, "middleware")
+        hook.check_parameters(1, "the new tasks")
+        self.registry.hooks.around_enqueue.append(hook)
+        return function
+
+    def lifespan(self, function: Lifespan) -> Lifespan:
+        """Have `function` called around the life of every worker: `@queue.lifespan`.
+
+        What comes before its `yield` is done before the worker claims anything; what it raises, `start` raises. What
+        comes after is done when all tasks have ended.
+        """
+        hook = Hook(function, "lifespan")
+        hook.check_parameters(0, "nothing")
+        self.registry.hooks.lifespans.append(hook)
+        return function
+
+    @contextmanager
+    def override(self, provider: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
+        """Inject what `replacement` makes, wherever it would be `provider`: for tests."""
+        replaced = self.registry.hooks.replaced
+        before = replaced.get(provider)
+        hook = Hook(replacement, "provider")
+        hook.check_parameters(0, "nothing")
+        replaced[provider] = hook
+        try:
+            yield
+        finally:
+            if before is None:
+                del replaced[provider]
+            else:
+                replaced[provider] = before
+
+    # Enqueueing by name.
+
+    def enqueue(
+        self,
+        func_path: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        elsewhere: bool = False,
+        **options: Unpack[EnqueueOptions],
+    ) -> Job[Any]:
+        """Enqueue a function by its name. `elsewhere`: it is not registered here, only where workers run.
+
+        Raises UnknownTask if it is registered nowhere, as far as is known.
+        """
+        made, payload, keys = self._call(func_path, args, kwargs, elsewhere, options)
+        return enqueue_blocking(self._backend, made, func_path, payload, keys)
+
+    async def aenqueue(
+        self,
+        func_path: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        elsewhere: bool = False,
+        **options: Unpack[EnqueueOptions],
+    ) -> Job[Any]:
+        """`enqueue`, for async code."""
+        made, payload, keys = self._call(func_path, args, kwargs, elsewhere, options)
+        return await enqueue(self._backend, made, func_path, payload, keys)
+
+    def _call(
+        self,
+        func_path: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        elsewhere: bool,
+        options: EnqueueOptions,
+    ) -> tuple[TaskOptions, bytes, Mapping[str, str] | None]:
+        if not isinstance(func_path, str):
+            raise InvalidOptionType("func_path", func_path, "the name of a task, a string")
+        if isinstance(args, str | bytes) or not isinstance(args, Sequence):
+            raise InvalidArgument(f"is {args!r:.80}; it must be a list or tuple", function=func_path, path="args")
+        if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
+            raise InvalidArgument(f"is {kwargs!r:.80}; it must be a dict by name", function=func_path, path="kwargs")
+        definition = self.registry.get(func_path)
+        if definition is not None:
+            base, codec = definition.options, definition.codec
+        elif elsewhere:
+            task_name("func_path", func_path)
+            base, codec = self._options, CallCodec(None, func_path, max_payload=self._max_payload)
+        else:
+            known = self.registry.names()
+            near = difflib.get_close_matches(func_path, known, 1)
+            raise UnknownTask(name=func_path, known=known, suggestion=near[0] if near else None)
+        made, payload = base.using(CALL_NAMES, "enqueue()", options), codec.encode(args, kwargs or {})
+        templates = None if definition is None or definition.keys is None else definition.keys.without(made)
+        return made, payload, None if templates is None else templates.of_call(args, kwargs or {})
+
+    # Looking.
+
+    def job(self, task_id: str) -> Job[Any]:
+        """A handle for a task by its id. The store is not asked."""
+        return Job(self._backend, _id(task_id))
+
+    def get(self, task_id: str) -> TaskInfo:
+        """What is known about a task. Raises TaskNotFound."""
+        return info_of(self._backend.task_blocking("get", _id(task_id)))
+
+    async def aget(self, task_id: str) -> TaskInfo:
+        return info_of(await self._backend.task(_id(task_id)))
+
+    def list(
+        self,
+        *,
+        status: Status | Iterable[Status] | None = None,
+        queue: str | Iterable[str] | None = None,
+        name: str | None = None,
+        worker: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> List[TaskInfo]:
+        """Tasks that fit all that is given, oldest first. `after` is the id of the last one of the page before."""
+        which = _filter(status, queue, name, worker, limit, after)
+        return self._backend.run("list", self._list(which, limit, after))
+
+    async def alist(
+        self,
+        *,
+        status: Status | Iterable[Status] | None = None,
+        queue: str | Iterable[str] | None = None,
+        name: str | None = None,
+        worker: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> List[TaskInfo]:
+        """`list`, for async code."""
+        return await self._list(_filter(status, queue, name, worker, limit, after), limit, after)
+
+    async def _list(self, which: TaskFilter, limit: int, after: str | None) -> List[TaskInfo]:
+        storage = await self._clients.get()
+        return [info_of(task) for task in await storage.list(which, limit=limit, after=after)]
+
+    def counts(self) -> Counts:
+        """How many tasks there are, by queue and status."""
+        return self._backend.run("counts", self.acounts())
+
+    async def acounts(self) -> Counts:
+        counts = await (await self._clients.get()).counts()
+        return {queue: dict(statuses) for queue, statuses in counts.items()}
+
+    def workers(self) -> Sequence[WorkerRecord]:
+        """The workers that run, as they say."""
+        return self._backend.run("workers", self.aworkers())
+
+    async def aworkers(self) -> Sequence[WorkerRecord]:
+        return await (await self._clients.get()).workers()
+
+    # Changing.
+
+    def cancel(self, *task_ids: str) -> int:
+        """Cancel tasks that wait, and ask those that run to stop; how many this changed."""
+        return self._backend.run("cancel", self.acancel(*task_ids))
+
+    async def acancel(self, *task_ids: str) -> int:
+        ids = [_id(task_id) for task_id in task_ids]
+        return await self._backend.cancel(ids)
+
+    def retry(self, *task_ids: str) -> int:
+        """Let tasks that are over run again, with all their tries; how many this changed."""
+        return self._backend.run("retry", self.aretry(*task_ids))
+
+    async def aretry(self, *task_ids: str) -> int:
+        ids = [_id(task_id) for task_id in task_ids]
+        return await self._backend.retry(ids)
+
+    def retry_all(
+        self,
+        *,
+        status: Status | Iterable[Status] = "failed",
+        queue: str | Iterable[str] | None = None,
+        name: str | None = None,
+        error_type: str | None = None,
+    ) -> int:
+        """Let all tasks run again that are over and fit all that is given, with all their tries; how many.
+
+        `error_type`: the type of their latest error, as `TaskError.type` has it.
+        """
+        return self._backend.run(
+            "retry_all", self.aretry_all(status=status, queue=queue, name=name, error_type=error_type)
+        )
+
+    async def aretry_all(
+        self,
+        *,
+        status: Status | Iterable[Status] = "failed",
+        queue: str | Iterable[str] | None = None,
+        name: str | None = None,
+        error_type: str | None = None,
+    ) -> int:
+        """`retry_all`, for async code."""
+        which = _filter(status, queue, name, None, _PURGE_PAGE, None)
+        if not FINAL.issuperset(which.statuses or ()):
+            raise InvalidOption("status", status, "success, failed or cancelled: others are not over")
+        storage = await self._clients.get()
+        count, after = 0, None
+        while page := await storage.list(which, limit=_PURGE_PAGE, after=after):
+            after = page[-1].id
+            fitting = [
+                task.id
+                for task in page
+                if error_type is None or (task.error is not None and task.error.type == error_type)
+            ]
+            count += await self._backend.retry(fitting) if fitting else 0
+        return count
+
+    def delete(self, *task_ids: str) -> int:
+        """Forget tasks that are over, and their results; how many. Those that wait or run stay."""
+        return self._backend.run("delete", self.adelete(*task_ids))
+
+    async def adelete(self, *task_ids: str) -> int:
+        ids = [_id(task_id) for task_id in task_ids]
+        forgotten = await (await self._clients.get()).delete(ids)
+        self._watch.forgotten(forgotten)
+        return forgotten
+
+    def purge(
+        self,
+        *,
+        status: Status | Iterable[Status] | None = None,
+        queue: str | Iterable[str] | None = None,
+        older_than: Seconds = 0.0,
+    ) -> int:
+        """Forget tasks that are over, at least for `older_than`; how many. Those that wait or run stay."""
+        return self._backend.run("purge", self.apurge(status=status, queue=queue, older_than=older_than))
+
+    async def apurge(
+        self,
+        *,
+        status: Status | Iterable[Status] | None = None,
+        queue: str | Iterable[str] | None = None,
+        older_than: Seconds = 0.0,
+    ) -> int:
+        age = seconds("older_than", older_than)
+        which = _filter(status or tuple(FINAL), queue, None, None, _PURGE_PAGE, None)
+        if not FINAL.issuperset(which.statuses or ()):
+            raise InvalidOption("status", status, "success, failed or cancelled: others are not over")
+        storage = await self._clients.get()
+        before, forgotten, after = await storage.now() - age, 0, None
+        while page := await storage.list(which, limit=_PURGE_PAGE, after=after):
+            after = page[-1].id
+            old = [task.id for task in page if task.finished_at is None or task.finished_at <= before]
+            forgotten += await storage.delete(old) if old else 0
+        self._watch.forgotten(forgotten)
+        return forgotten
+
+    def pause(self, queue: str = "default") -> None:
+        """Let no task of a queue start, in any worker. Those that run go on."""
+        self._backend.run("pause", self.apause(queue))
+
+    async def apause(self, queue: str = "default") -> None:
+        name = queue_name("queue", queue)
+        await (await self._clients.get()).pause(name)
+        self._watch.changed(Kind.QUEUE_PAUSED, name)
+
+    def resume(self, queue: str = "default") -> None:
+        """Let tasks of a queue start again."""
+        self._backend.run("resume", self.aresume(queue))
+
+    async def aresume(self, queue: str = "default") -> None:
+        name = queue_name("queue", queue)
+        await (await self._clients.get()).resume(name)
+        self._watch.changed(Kind.QUEUE_RESUMED, name)
+
+    def paused(self) -> frozenset[str]:
+        """The queues that are paused."""
+        return self._backend.run("paused", self.apaused())
+
+    async def apaused(self) -> frozenset[str]:
+        return await (await self._clients.get()).paused()
+
+    def declare_limit(self, queue: str = "default", **terms: Unpack[LimitTerms]) -> None:
+        """Limit a queue in the code, beside the functions: workers set it when they start.
+
+        What `set_limit` has set stands above it, until `reset_limit`. Nothing is written here.
+        """
+        limit = _limit(queue, terms)
+        self._declared_limits[limit.queue] = msgspec.structs.replace(limit, declared=True)
+
+    @property
+    def declared_limits(self) -> Sequence[Limit]:
+        """What the code declares, for workers."""
+        return tuple(self._declared_limits.values())
+
+    def set_limit(self, queue: str = "default", **terms: Unpack[LimitTerms]) -> None:
+        """Limit a queue over all workers, from now on: how many tasks run at once (`max_running`), with each
+        `concurrency_key` (`max_running_per_key`), how many start in a second (`rate`), and whether the tasks of a key
+        run one by one as they were enqueued (`in_order`). What is left out has no limit.
+        """
+        limit = _limit(queue, terms)
+        self._backend.run("set_limit", self._set_limit(limit))
+
+    async def aset_limit(self, queue: str = "default", **terms: Unpack[LimitTerms]) -> None:
+        """`set_limit`, for async code."""
+        await self._set_limit(_limit(queue, terms))
+
+    def reset_limit(self, queue: str = "default") -> None:
+        """Back to what the code declares, or to no limit."""
+        self._backend.run("reset_limit", self.areset_limit(queue))
+
+    async def areset_limit(self, queue: str = "default") -> None:
+        """`reset_limit`, for async code."""
+        name = queue_name("queue", queue)
+        await self._set_limit(self._declared_limits.get(name, Limit(queue=name)))
+
+    async def _set_limit(self, limit: Limit) -> None:
+        await (await self._clients.get()).set_limit(limit)
+        self._watch.changed(Kind.QUEUE_LIMITED, limit.queue, limit)
+
+    def limits(self) -> Sequence[Limit]:
+        return self._backend.run("limits", self.alimits())
+
+    async def alimits(self) -> Sequence[Limit]:
+        return await (await self._clients.get()).limits()
+
+    # The store, for workers and tools.
+
+    @property
+    def observer(self) -> Observer | None:
+        """What is called with every event."""
+        return self._watch.observer
+
+    @property
+    def storage(self) -> Storage:
+        """The storage object that was given; for an address one that is not open, to make clients with `another()`."""
+        return self._clients.root
+
+    async def astorage(self) -> Storage:
+        """The client of the running event loop, open. It is closed by `aclose`."""
+        return await self._clients.get()
+
+    # The end.
+
+    def close(self) -> None:
+        """Close what the sync methods have opened. Another call opens it again."""
+        self._clients.close()
+
+    async def aclose(self) -> None:
+        """Close what was opened on this event loop. Another call opens it again."""
+        await self._clients.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<TaskQueue with {len(self.registry)} tasks>"  # no address: it may hold a password
+
+
+def _id(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidOptionType("task_id", value, "the id of a task, a string")
+    return value
+
+
+def _filter(
+    status: Status | Iterable[Status] | None,
+    queue: str | Iterable[str] | None,
+    name: str | None,
+    worker: str | None,
+    limit: int,
+    after: str | None,
+) -> TaskFilter:
+    whole("limit", limit, 1, LARGEST_PAGE, f"a whole number from 1 to {LARGEST_PAGE}")
+    if after is not None:
+        _id(after)
+    for option, value in (("name", name), ("worker", worker)):
+        if value is not None and not isinstance(value, str):
+            raise InvalidOptionType(option, value, "a string, or None for any")
+    queues = None if queue is None else _one_or_many("queue", queue, "the name of a queue, several, or None for all")
+    statuses = None if status is None else _one_or_many("status", status, "a status, several, or None for all")
+    return TaskFilter(
+        queues=None if queues is None else tuple(queue_name("queue", one) for one in queues),
+        statuses=None if statuses is None else tuple(_status(one) for one in statuses),
+        func_path=name,
+        worker=worker,
+    )
+
+
+def _one_or_many(option: str, value: object, allowed: str) -> Iterable[Any]:
+    if isinstance(value, str):  # as a status is
+        return (value,)
+    if not isinstance(value, Iterable):
+        raise InvalidOptionType(option, value, allowed)
+    return value
+
+
+def _status(value: str) -> TaskStatus:
+    try:
+        return TaskStatus(value)
+    except ValueError:
+        raise InvalidOption("status", value, "one of " + ", ".join(map(str, TaskStatus))) from None
+
+
+def _limit(queue: str, terms: LimitTerms) -> Limit:
+    for name in terms:
+        if name not in LimitTerms.__annotations__:
+            raise InvalidOptionType("limit", name, "one of " + ", ".join(sorted(LimitTerms.__annotations__)))
+    allowed = "a whole number ≥ 1, or None for any number"
+    most, per_key, rate = terms.get("max_running"), terms.get("max_running_per_key"), terms.get("rate")
+    for name, value in (("max_running", most), ("max_running_per_key", per_key)):
+        if value is not None:
+            whole(name, value, 1, 1_000_000_000, allowed)
+    if rate is not None:
+        if isinstance(rate, bool) or not isinstance(rate, int | float):
+            raise InvalidOptionType("rate", rate, "a number of starts in a second, or None")
+        if not 0 < rate <= 1_000_000_000:
+            raise InvalidOption("rate", rate, "> 0 starts in a second, or None for no limit")
+        rate = float(rate)
+    in_order = terms.get("in_order", False)
+    if not isinstance(in_order, bool):
+        raise InvalidOptionType("in_order", in_order, "True or False")
+    if in_order and per_key is not None:
+        raise InvalidOption("max_running_per_key", per_key, "left out with in_order: tasks of a key run one by one")
+    return Limit(
+        queue=queue_name("queue", queue), max_running=most, max_running_per_key=per_key, rate=rate, in_order=in_order
+    )

@@ -1,0 +1,275 @@
+"""Why a task is not done: in words for people, and as data for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from bullpen.tasks.model.info import as_datetime
+from bullpen.tasks.model.store_move import mark_of
+from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS, Task, TaskStatus
+from bullpen.tasks.storage.port import Limit, Storage, TaskFilter, WorkerRecord
+
+STALE_AFTER = 30.0  # a worker that said nothing for so long does not count
+_HOLDERS_NAMED = 5
+
+CauseKind = Literal[
+    "succeeded",
+    "failed",
+    "cancelled",
+    "running",
+    "cancel_requested",
+    "lease_over",
+    "retry",
+    "next_run",
+    "unknown_function",
+    "moving",
+    "eta",
+    "expired",
+    "paused",
+    "no_worker",
+    "waits_for",
+    "limit",
+    "rate",
+    "in_line",
+]
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """One thing that a task waits for, or what became of it."""
+
+    kind: CauseKind
+    message: str
+    data: Mapping[str, Any] = {}
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a task is not done, or what became of it. `str()` is the words."""
+
+    id: str
+    name: str
+    status: TaskStatus
+    causes: tuple[Cause, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.status}: " + "; ".join(cause.message for cause in self.causes)
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is around a task that waits."""
+
+    now: float
+    paused: bool = False
+    workers: Sequence[WorkerRecord] = ()  # all there are
+    limit: Limit | None = None  # of its queue
+    running: Sequence[Task] = ()  # in its queue; only needed if there is a limit
+    waiting: int = 0  # in its queue, this one included
+    before: Sequence[Task] = ()  # those that it waits for
+    earlier: Task | None = None  # with its key, in a queue that keeps their order
+
+
+async def explain_task(storage: Storage, task: Task) -> Why:
+    """Ask the store for what is around a task, and explain it."""
+    around = Surroundings(now=await storage.now())
+    if task.status is PENDING:
+        limit = next((limit for limit in await storage.limits() if limit.queue == task.queue), None)
+        running = TaskFilter(queues=(task.queue,), statuses=(RUNNING,))
+        counts = await storage.counts()
+        around = Surroundings(
+            now=around.now,
+            paused=task.queue in await storage.paused(),
+            workers=await storage.workers(),
+            limit=limit,
+            running=() if limit is None else await storage.list(running, limit=1000),
+            waiting=counts.get(task.queue, {}).get(PENDING, 0),
+            before=await _before(storage, task),
+            earlier=await _earlier(storage, task) if limit is not None and limit.in_order else None,
+        )
+    elif task.status is RUNNING:
+        around = Surroundings(now=around.now, workers=await storage.workers())
+    return explain(task, around)
+
+
+async def _earlier(storage: Storage, task: Task) -> Task | None:
+    """The task that is first with its key, of the oldest that there are."""
+    if task.concurrency_key is None or task.repeats:
+        return None
+    alive = TaskFilter(queues=(task.queue,), statuses=(PENDING, RUNNING))
+    existing = await storage.list(alive, limit=1000)
+    same = [one for one in existing if one.concurrency_key == task.concurrency_key and not one.repeats]
+    first = min(same, key=lambda one: (one.created_at, one.id), default=task)
+    return None if first.id == task.id else first
+
+
+async def _before(storage: Storage, task: Task) -> list[Task]:
+    if task.depends_on is None or task.waits_for <= 0:
+        return []
+    return [member for member in await storage.get(task.depends_on.ids) if member is not None]
+
+
+def explain(task: Task, around: Surroundings) -> Why:
+    """The decision behind it, without a store."""
+    if task.status is PENDING and task.waits_for > 0:
+        causes = [_waits_for_members(task, around)]
+    elif task.status is PENDING:
+        causes = [*_waits_for_code(task), *_waits_for_time(task, around.now), *_waits_for_others(task, around)]
+        causes = causes or [_in_line(task, around)]
+    elif task.status is RUNNING:
+        causes = list(_runs(task, around))
+    else:
+        causes = [_is_over(task)]
+    return Why(id=task.id, name=task.func_path, status=task.status, causes=tuple(causes))
+
+
+def _waits_for_members(task: Task, around: Surroundings) -> Cause:
+    missing = [member for member in around.before if not member.is_final]
+    many = "" if task.depends_on is None else f" of {len(task.depends_on.ids)}"
+    message = f"it waits for {task.waits_for}{many} before it: {_named(missing)}"
+    return Cause("waits_for", message, {"before": tuple(member.id for member in missing), "waits_for": task.waits_for})
+
+
+def _waits_for_code(task: Task) -> list[Cause]:
+    if task.error is None or task.error.kind != "unknown_function":
+        return []
+    message = f"{task.error.message}, says the worker that tried it: start one with that code"
+    return [Cause("unknown_function", message, {"worker": task.error.worker, "since": task.error.at})]
+
+
+def _waits_for_time(task: Task, now: float) -> list[Cause]:
+    mark = mark_of(task)
+    if mark is not None:
+        message = f"it is on its way to {mark.to}; if no `bullpen move` runs, run it again"
+        return [Cause("moving", message, {"to": mark.to, "since": mark.at})]
+    if task.expires is not None and task.expires <= now:
+        return [Cause("expired", "it was not started in time, and will not be", {"expires": task.expires})]
+    if task.hold == "paused" and task.eta > now:
+        key = task.schedule.key if task.schedule is not None and task.schedule.key else task.id
+        return [Cause("paused", f"the schedule {key!r} is paused", {"schedule": key})]
+    if task.eta <= now:
+        return []
+    wait = f"{_until(task.eta, now)}"
+    data: dict[str, Any] = {"eta": task.eta, "seconds": task.eta - now}
+    error = task.error
+    if task.failures and error is not None:
+        said = f"{error.type}: {error.message}" if error.type else error.message or error.kind
+        tries = f"try {task.failures + 1} of {task.max_retries + 1} is due {wait}"
+        message = f"its attempt {error.attempt} failed with {said}, {tries}"
+        return [Cause("retry", message, data | {"error": error, "failures": task.failures})]
+    if task.completed_runs:
+        return [
+            Cause(
+                "next_run",
+                f"it has run {task.completed_runs} times, and runs again {wait}",
+                data | {"completed_runs": task.completed_runs},
+            )
+        ]
+    return [Cause("eta", f"it is due {wait}", data)]
+
+
+def _waits_for_others(task: Task, around: Surroundings) -> list[Cause]:
+    causes = []
+    if around.paused:
+        causes.append(Cause("paused", f"the queue {task.queue!r} is paused", {"queue": task.queue}))
+    if not _serving(task.queue, around):
+        causes.append(_no_worker(task, around))
+    if around.limit is not None:
+        causes += _limits(task, around.limit, around)
+    return causes
+
+
+def _serving(queue: str, around: Surroundings) -> list[WorkerRecord]:
+    return [
+        worker
+        for worker in around.workers
+        if queue in worker.queues and not worker.stopping and around.now - worker.seen_at < STALE_AFTER
+    ]
+
+
+def _no_worker(task: Task, around: Surroundings) -> Cause:
+    others = tuple(sorted({queue for worker in around.workers for queue in worker.queues}))
+    silent = [worker.id for worker in around.workers if task.queue in worker.queues]
+    if silent:
+        hint = f"; {', '.join(silent)} did, but said nothing for {STALE_AFTER:g} s or is stopping"
+    elif others:
+        hint = f"; there are workers for {', '.join(others)}"
+    else:
+        hint = "; no worker runs at all"
+    message = f"no worker serves the queue {task.queue!r}{hint}"
+    return Cause("no_worker", message, {"queue": task.queue, "served": others, "silent": tuple(silent)})
+
+
+def _limits(task: Task, limit: Limit, around: Surroundings) -> list[Cause]:
+    causes = []
+    if limit.max_running is not None and len(around.running) >= limit.max_running:
+        message = f"{len(around.running)} of at most {limit.max_running} tasks of {task.queue!r} run: "
+        causes.append(Cause("limit", message + _named(around.running), _holders(around.running, limit.max_running)))
+    if limit.max_running_per_key is not None and task.concurrency_key is not None:
+        key, most = task.concurrency_key, limit.max_running_per_key
+        same = [other for other in around.running if other.concurrency_key == key]
+        if len(same) >= most:
+            message = f"{len(same)} of at most {most} tasks with the key {key!r} run: "
+            causes.append(Cause("limit", message + _named(same), _holders(same, most) | {"key": key}))
+    if around.earlier is not None and task.concurrency_key is not None:
+        first = around.earlier
+        message = (
+            f"tasks with the key {task.concurrency_key!r} run in their order, and before it comes {_named([first])}"
+        )
+        data = {"key": task.concurrency_key, "held_by": (first.id,), "in_order": True}
+        causes.append(Cause("limit", f"{message}, which is {first.status}", data))
+    if not causes and limit.rate is not None:
+        message = f"at most {limit.rate:g} tasks of {task.queue!r} start in a second, and {around.waiting} wait"
+        causes.append(Cause("rate", message, {"rate": limit.rate, "waiting": around.waiting}))
+    return causes
+
+
+def _holders(running: Sequence[Task], most: int) -> dict[str, Any]:
+    return {"max_running": most, "held_by": tuple(task.id for task in running)}
+
+
+def _named(running: Sequence[Task]) -> str:
+    named = ", ".join(f"{task.func_path} {task.id}" for task in running[:_HOLDERS_NAMED])
+    more = len(running) - _HOLDERS_NAMED
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def _in_line(task: Task, around: Surroundings) -> Cause:
+    workers = [worker.id for worker in _serving(task.queue, around)]
+    message = f"it is due, and waits for its turn among {around.waiting} in {task.queue!r}"
+    return Cause("in_line", message, {"waiting": around.waiting, "workers": tuple(workers)})
+
+
+def _runs(task: Task, around: Surroundings) -> list[Cause]:
+    since = task.started_at if task.started_at is not None else around.now
+    host = next((worker.host for worker in around.workers if worker.id == task.worker), None)
+    where = f"worker {task.worker}" + (f" on {host}" if host else "")
+    message = f"attempt {task.attempt} runs on {where} for {around.now - since:.1f} s"
+    if task.progress is not None:
+        message += f", {task.progress}"
+    data = {"worker": task.worker, "host": host, "since": since, "attempt": task.attempt}
+    causes = [Cause("running", message, data)]
+    if task.cancel_requested:
+        causes.append(Cause("cancel_requested", "it was asked to stop, and has not stopped yet"))
+    if task.lease_until is not None and task.lease_until <= around.now:
+        late = around.now - task.lease_until
+        message = f"its worker should have reported {late:.1f} s ago: it will run again elsewhere"
+        causes.append(Cause("lease_over", message, {"lease_until": task.lease_until}))
+    return causes
+
+
+def _is_over(task: Task) -> Cause:
+    at = "" if task.finished_at is None else f" at {as_datetime(task.finished_at):%Y-%m-%d %H:%M:%S} UTC"
+    data = {"finished_at": task.finished_at}
+    if task.status is SUCCESS:
+        dropped = f", but its result was not kept: {task.result_dropped}" if task.result_dropped else ""
+        return Cause("succeeded", f"it succeeded{at}{dropped}", data)
+    if task.status is FAILED:
+        error = task.error
+        said = "" if error is None else f" with {error.type or error.kind}: {error.message}"
+        return Cause("failed", f"it failed{at}{said}", data | {"error": error})
+    return Cause("cancelled", f"it was cancelled{at}", data)
+
+
+def _until(eta: float, now: float) -> str:
+    return f"in {eta - now:.1f} s, at {as_datetime(eta):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,219 @@
+"""`current_task()`: a running task reads its own data, and reports progress."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar
+
+from bullpen.errors import Cancel, InvalidOption, InvalidOptionType, NoCurrentTask
+from bullpen.tasks.model.task import Progress, Task, scheduled_time_of, writable
+
+J = TypeVar("J")
+J_co = TypeVar("J_co", covariant=True)
+
+
+class Work(Protocol[J_co]):
+    """Anything that can be enqueued: a call, a chain, a group."""
+
+    def children(self, now: float) -> tuple[Sequence[Task], J_co]:
+        """Its tasks, with `now` by the store's clock, and the job that `enqueue` returns."""
+
+
+class CurrentTask:
+    """The task that runs here. Every method may be called from any thread.
+
+    The worker makes it. `report` takes progress and returns at once. `cancelled` says whether the task was asked to
+    stop. `complete` settles the task in a transaction; if its third argument says that the caller can await, it may
+    return an awaitable. `adopt` passes the store's time to a function that makes new tasks, and adds them with the
+    success of this one.
+    """
+
+    __slots__ = ("_adopt", "_cancelled", "_complete", "_report", "_task", "deadline")
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        deadline: datetime | None = None,
+        report: Callable[[Progress], object] = lambda _: None,
+        cancelled: Callable[[], bool] = lambda: False,
+        complete: Callable[[Any, Any, bool], Awaitable[None] | None] | None = None,
+        adopt: Callable[[Callable[[float], Sequence[Task]]], None] | None = None,
+    ) -> None:
+        self._task = task
+        self._report = report
+        self._cancelled = cancelled
+        self._complete = complete
+        self._adopt = adopt
+        self.deadline = deadline  # when this attempt times out
+
+    @property
+    def id(self) -> str:
+        """The same in every attempt: use it as idempotency key."""
+        return self._task.id
+
+    @property
+    def name(self) -> str:
+        return self._task.func_path
+
+    @property
+    def queue(self) -> str:
+        return self._task.queue
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first attempt; every start raises it, for whatever reason."""
+        return self._task.attempt
+
+    @property
+    def failures(self) -> int:
+        """How often this run has failed so far."""
+        return self._task.failures
+
+    @property
+    def max_retries(self) -> int:
+        return self._task.max_retries
+
+    @property
+    def scheduled_at(self) -> datetime | None:
+        """The time of the schedule that this run is for; None without cron, and for a run that was started by hand."""
+        scheduled_at = scheduled_time_of(self._task)
+        return None if scheduled_at is None else datetime.fromtimestamp(scheduled_at, UTC)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._task.headers
+
+    @property
+    def fencing_token(self) -> str:
+        """Identifies this attempt. A system that has seen a later attempt can reject writes of an earlier one."""
+        return f"{self._task.id}:{self._task.attempt}"
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the task was asked to stop. A function on a thread has to check it: a thread cannot be stopped."""
+        return self._cancelled()
+
+    def stop_if_cancelled(self) -> None:
+        """Raises Cancel if the task was asked to stop."""
+        if self._cancelled():
+            raise Cancel("it was asked to stop")
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """The ids of the tasks that it depends on, in a chain or a group."""
+        return () if self._task.depends_on is None else self._task.depends_on.ids
+
+    def enqueue(self, work: Work[J]) -> J:
+        """Enqueue tasks together with the success of this one, in one step: if this task fails, or its worker dies,
+        none is enqueued; if it succeeds, all are.
+
+            current_task().enqueue(resize.call(path))
+            current_task().enqueue(group(resize.call(path) for path in paths).then(report.call()))
+
+        The tasks of the returned jobs exist as soon as this task has succeeded.
+        """
+        if self._adopt is None:
+            raise NoCurrentTask("no worker runs this task here, so there is no success to enqueue others with")
+        make = getattr(work, "children", None)
+        if not callable(make):
+            raise InvalidOptionType("work", work, "a call, a chain or a group: send_email.call(…)")
+        tasks: list[Task] = []
+        jobs: list[J] = []
+
+        def of(now: float) -> Sequence[Task]:
+            made, job = work.children(now)
+            tasks.extend(made)
+            jobs.append(job)
+            return tasks
+
+        self._adopt(of)
+        return jobs[0]
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Report progress. It is cheap: only the latest report is kept, and the worker writes it once a second."""
+        _number("done", done)
+        if total is not None:
+            _number("total", total)
+        if not isinstance(note, str):
+            raise InvalidOptionType("note", note, "a string")
+        self._report(Progress(done, total, writable(note)))
+
+    def complete(self, connection: Any, result: Any = None) -> None:
+        """Settle the task as a success inside your own transaction: your writes and the success are committed together,
+        or neither is.
+
+            with sqlite3.connect("jobs.db") as connection:      # the file that the tasks are in
+                current_task().complete(connection)
+                connection.execute("UPDATE account SET balance = balance - ? WHERE name = ?", (amount, name))
+
+        Call it first: it begins a transaction if there is none, and raises LeaseLost if the task went to another worker
+        meanwhile. `result` is the result of the task; the return value of the function is ignored. If the function
+        returns and the transaction was not committed, the attempt has failed.
+        """
+        if self._complete is None:
+            raise NoCurrentTask("no worker runs this task, so there is nothing to complete")
+        self._complete(connection, result, False)
+
+    async def acomplete(self, connection: Any, result: Any = None) -> None:
+        """`complete`, for async code: with a connection of asyncpg, or an async one of psycopg or SQLAlchemy.
+
+        async with connection.transaction():
+            await current_task().acomplete(connection)
+            await connection.execute("UPDATE account SET balance = balance - $1 WHERE name = $2", amount, name)
+        """
+        if self._complete is None:
+            raise NoCurrentTask("no worker runs this task, so there is nothing to complete")
+        waiting = self._complete(connection, result, True)
+        if waiting is not None:
+            await waiting
+
+    def __repr__(self) -> str:
+        return f"<task {self.name} {self.id}, attempt {self.attempt}>"
+
+
+def _number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidOptionType(name, value, "a number")
+    if not value - value == 0 or value < 0:
+        raise InvalidOption(name, value, "a number ≥ 0, and finite")
+
+
+_current: ContextVar[CurrentTask | Callable[[], CurrentTask]] = ContextVar("bullpen_current_task")
+
+
+def current_task() -> CurrentTask:
+    """The task that runs on this thread or in this coroutine. Raises NoCurrentTask if there is none.
+
+    def import_rows(path: str) -> None:
+        task = current_task()
+        for number, row in enumerate(rows := read(path)):
+            task.progress(number, len(rows))
+            task.stop_if_cancelled()
+            insert(row, idempotency_key=f"{task.id}:{number}")
+    """
+    current = _current.get(None)
+    if current is None:
+        raise NoCurrentTask(
+            "no task runs here: current_task() is for functions that a worker runs; a thread that a task starts has to "
+            "be given the context, as with contextvars.copy_context().run"
+        )
+    return current if isinstance(current, CurrentTask) else current()
+
+
+def enter(make: Callable[[], CurrentTask]) -> None:
+    """Let `make` make the current task of this coroutine when it is first asked for."""
+    _current.set(make)
+
+
+@contextmanager
+def running(current: CurrentTask) -> Iterator[None]:
+    """Make it the current task of this thread or coroutine."""
+    token = _current.set(current)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,0 +1,158 @@
+"""A task as users see it: instants are datetimes, and the arguments are left out, because they may be secrets."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from bullpen.tasks.model.schedule import Misfire, Overlap, Schedule, describe_schedule
+from bullpen.tasks.model.schedule_changes import next_times
+from bullpen.tasks.model.task import OnFailure, Progress, Task, TaskError, TaskStatus
+
+
+class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of a task."""
+
+    id: str
+    name: str
+    queue: str
+    priority: int
+    status: TaskStatus
+    attempt: int  # how often it was started
+    failures: int  # … and failed, in this run
+    crashes: int  # … and its worker died, in this run
+    completed_runs: int  # completed runs of a task with an interval or cron
+    max_retries: int
+    eta: datetime  # not before
+    interval: timedelta | None
+    timeout: timedelta | None
+    expires: datetime | None
+    at_most_once: bool
+    unique_key: str | None
+    concurrency_key: str | None
+    headers: dict[str, str]
+    next_task_id: str | None  # the task that depends on this one, in a chain or a group
+    after: tuple[str, ...]  # the tasks that this one depends on
+    waits_for: int  # how many of them are not done
+    worker: str | None  # the worker that runs it, or ran it last
+    lease_until: datetime | None
+    cancel_requested: bool
+    progress: Progress | None
+    result_dropped: str  # why its result could not be kept, if it could not
+    errors: tuple[TaskError, ...]  # of the latest attempts that failed, oldest first
+    created_at: datetime
+    started_at: datetime | None  # of the latest attempt
+    finished_at: datetime | None
+
+    @property
+    def error(self) -> TaskError | None:
+        """Why it failed, or why its latest attempt did."""
+        return self.errors[-1] if self.errors else None
+
+
+class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of a schedule. `str()` describes it."""
+
+    key: str  # of one without, the id of its task
+    id: str  # of its task, which is always the same
+    name: str
+    queue: str
+    interval: timedelta | None
+    cron: str | None
+    timezone: str
+    misfire: Misfire
+    misfire_grace: timedelta
+    overlap: Overlap
+    on_failure: OnFailure
+    declared: bool  # on its function, in the code
+    paused: bool
+    status: TaskStatus
+    next_run: datetime | None  # None if it is paused, or goes by an interval and runs
+    completed_runs: int
+    started_at: datetime | None  # of the latest attempt
+    finished_at: datetime | None  # of the latest run
+    error: TaskError | None  # of the latest attempt that failed
+    description: str
+
+    def __str__(self) -> str:
+        """`nightly: At 02:30 every day (Europe/Berlin), next 2026-11-17 02:30 CET`"""
+        when = f"next {self.next_run:%Y-%m-%d %H:%M:%S %Z}" if self.next_run else "paused" if self.paused else "runs"
+        return f"{self.key}: {self.description}, {when}"
+
+
+def schedule_info_of(task: Task, now: float) -> ScheduleInfo:
+    terms = task.schedule or Schedule()
+    times = next_times(task, now, 1)
+    return ScheduleInfo(
+        key=terms.key or task.id,
+        id=task.id,
+        name=task.func_path,
+        queue=task.queue,
+        interval=None if task.interval is None else timedelta(seconds=task.interval),
+        cron=terms.cron,
+        timezone=terms.timezone,
+        misfire=terms.misfire,
+        misfire_grace=timedelta(seconds=terms.misfire_grace),
+        overlap=terms.overlap,
+        on_failure=task.on_failure,
+        declared=terms.declared,
+        paused=task.hold == "paused",
+        status=task.status,
+        next_run=in_zone(task, times[0]) if times else None,
+        completed_runs=task.completed_runs,
+        started_at=_maybe(task.started_at),
+        finished_at=_maybe(task.finished_at),
+        error=task.error,
+        description=describe_schedule(task.schedule, task.interval),
+    )
+
+
+def in_zone(task: Task, epoch: float) -> datetime:
+    """An instant in the time zone of the schedule."""
+    zone = "UTC" if task.schedule is None else task.schedule.timezone
+    return as_datetime(epoch) if zone == "UTC" else as_datetime(epoch).astimezone(ZoneInfo(zone))
+
+
+def info_of(task: Task) -> TaskInfo:
+    return TaskInfo(
+        id=task.id,
+        name=task.func_path,
+        queue=task.queue,
+        priority=task.priority,
+        status=task.status,
+        attempt=task.attempt,
+        failures=task.failures,
+        crashes=task.crashes,
+        completed_runs=task.completed_runs,
+        max_retries=task.max_retries,
+        eta=as_datetime(task.eta),
+        interval=None if task.interval is None else timedelta(seconds=task.interval),
+        timeout=None if task.timeout is None else timedelta(seconds=task.timeout),
+        expires=_maybe(task.expires),
+        at_most_once=task.at_most_once,
+        unique_key=task.unique_key,
+        concurrency_key=task.concurrency_key,
+        headers=dict(task.headers),
+        next_task_id=task.next_task_id,
+        after=() if task.depends_on is None else task.depends_on.ids,
+        waits_for=max(task.waits_for, 0),
+        worker=task.worker,
+        lease_until=_maybe(task.lease_until),
+        cancel_requested=task.cancel_requested,
+        progress=task.progress,
+        result_dropped=task.result_dropped,
+        errors=task.errors,
+        created_at=as_datetime(task.created_at),
+        started_at=_maybe(task.started_at),
+        finished_at=_maybe(task.finished_at),
+    )
+
+
+def as_datetime(epoch: float) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=epoch)
+
+
+def _maybe(epoch: float | None) -> datetime | None:
+    return None if epoch is None else as_datetime(epoch)

@@ -1,0 +1,30 @@
+"""How long a failed task waits before it is tried again."""
+
+from __future__ import annotations
+
+import msgspec
+
+JITTER = 0.1
+_LARGEST_EXPONENT = 60
+
+
+class Backoff(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """After the n-th failure: `base * factor**n` seconds, plus a random share of up to `jitter`; at most `max_delay`.
+
+    A `factor` of 1 is a constant delay. `delays` are explicit delays, one after the other; the last one
+    repeats.
+    """
+
+    base: float = 1.0
+    max_delay: float = 3600.0
+    factor: float = 2.0
+    jitter: float = JITTER
+    delays: tuple[float, ...] = ()
+
+    def delay(self, failures: int, random: float) -> float:
+        """Seconds to wait after this number of failures; `random` is a random number from 0 to 1."""
+        if self.delays:
+            plain = self.delays[min(max(failures, 1), len(self.delays)) - 1]
+        else:
+            plain = self.base * self.factor ** min(failures, _LARGEST_EXPONENT)
+        return min(plain * (1.0 + self.jitter * random), self.max_delay)

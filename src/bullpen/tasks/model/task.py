@@ -1,0 +1,497 @@
+"""The value of a task, and all its moves. Pure: time and random numbers are arguments, and nothing is stored here.
+
+A move of a running task is a value, a `Settlement`. The functions below make them, and contain all policy: retry or
+give up, when to run again, what a crash means. A store applies a settlement in one atomic step if the task is still
+running in that attempt; it knows no policy.
+
+The values here contain only values, so the garbage collector need not track them (`gc=False`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from bullpen.tasks.model.retry import JITTER, Backoff
+from bullpen.tasks.model.schedule import Schedule, latest_fire_time, next_fire_time
+
+
+class TaskStatus(enum.StrEnum):
+    """A string as well: `job.status == "success"`."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCESS = "success"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+PENDING = TaskStatus.PENDING
+RUNNING = TaskStatus.RUNNING
+SUCCESS = TaskStatus.SUCCESS
+FAILED = TaskStatus.FAILED
+CANCELLED = TaskStatus.CANCELLED
+
+FINAL = frozenset({SUCCESS, FAILED, CANCELLED})
+
+TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
+    PENDING: frozenset({RUNNING, CANCELLED, FAILED}),  # FAILED: it expired
+    RUNNING: frozenset({SUCCESS, FAILED, CANCELLED, PENDING}),
+    SUCCESS: frozenset({PENDING}),  # an operator runs it again
+    FAILED: frozenset({PENDING}),
+    CANCELLED: frozenset({PENDING}),
+}
+
+# Why a task failed. An exception of its function is "exception"; the others need no traceback.
+# "upstream": a task that it depends on did not succeed; "input": the result of such a task no longer exists.
+ErrorKind = (
+    Literal["exception", "timeout", "crash", "expired", "poison", "unknown_function", "lost", "cancelled"]
+    | Literal["upstream", "input"]
+)
+
+OnFailure = Literal["fail", "continue"]
+UniqueScope = Literal["alive", "waiting"]
+
+# The requests of operators to a schedule. "changed": its terms changed while it ran, and the settlement of that run
+# plans the next one anew.
+ScheduleHold = Literal["", "paused", "changed"]
+
+MAX_CRASHES = 3
+ERRORS_KEPT = 10
+LONGEST_POSTPONEMENT = 60.0
+LOWEST_PRIORITY, HIGHEST_PRIORITY = 0, 9
+NEVER = 253_402_214_400.0  # the last day of the year 9999: the `eta` of a schedule that is paused
+UNPLANNED = 0.0  # the `scheduled_at` of a schedule without a planned next run
+
+NOT_IN_TIME = "it was not started in time"
+_POSTPONED = "postponed"  # the type of the error that records since when a task waits for a worker with its function
+
+
+class TaskError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One failed attempt, as data: no exception is ever rebuilt from it."""
+
+    kind: ErrorKind
+    attempt: int
+    at: float  # seconds since the epoch, by the store's clock
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    worker: str = ""
+
+
+def writable(text: str) -> str:
+    """The text as every store can keep it: a lone surrogate, which UTF-8 cannot encode, is escaped. All text that
+    becomes part of a task goes through this.
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
+class Progress(msgspec.Struct, frozen=True, gc=False):
+    """The progress that a running task has reported."""
+
+    done: float
+    total: float | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        """`3 of 10 done (rows)`"""
+        of = "" if self.total is None else f" of {self.total:g}"
+        return f"{self.done:g}{of} done" + (f" ({self.note})" if self.note else "")
+
+
+class DependsOn(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """The tasks that a task depends on, and the argument that gets their results."""
+
+    ids: tuple[str, ...]
+    place: str = ""  # the position or name of the argument that gets their result; "": none
+    many: bool = False  # they are a group: the result is a list
+    run_always: bool = False  # it runs when they are final, whether they succeeded or not
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A task as a store keeps it. Instants are seconds since the epoch, by the store's clock."""
+
+    id: str
+    func_path: str  # the name in the registry
+    payload: bytes  # the arguments, encoded
+    codec: str = "json"
+    queue: str = "default"
+    priority: int = 0
+    status: TaskStatus = PENDING
+    eta: float = 0.0  # not before
+    interval: float | None = None
+    schedule: Schedule | None = None
+    max_retries: int = 0
+    backoff: Backoff = Backoff()
+    timeout: float | None = None
+    expires: float | None = None  # not started after
+    at_most_once: bool = False
+    on_failure: OnFailure = "fail"  # of a task with an interval, or a schedule
+    result_ttl: float | None = 86_400.0
+    unique_key: str | None = None
+    unique_scope: UniqueScope = "alive"  # holds its key until it is final, or until it starts
+    unique_until: float | None = None  # … and at least until then
+    concurrency_key: str | None = None
+    headers: dict[str, str] = {}
+    next_task_id: str | None = None  # the task that depends on this one
+    depends_on: DependsOn | None = None
+    waits_for: int = 0  # how many of the tasks in depends_on are not done; see links.py
+
+    attempt: int = 0  # rises with every claim, and fences every write after it
+    failures: int = 0  # in this run: exceptions and timeouts
+    crashes: int = 0  # in this run: how often its worker died
+    completed_runs: int = 0  # completed runs of a task with an interval, or a schedule
+    scheduled_at: float | None = None  # the time of its schedule that this run is for
+    hold: ScheduleHold = ""
+
+    worker: str | None = None
+    claim_id: str | None = None
+    lease_until: float | None = None
+    cancel_requested: bool = False
+    progress: Progress | None = None
+
+    result: bytes | None = None
+    result_dropped: str = ""  # why the result could not be stored
+    errors: tuple[TaskError, ...] = ()  # the latest attempts that failed, oldest first
+
+    created_at: float = 0.0
+    started_at: float | None = None
+    finished_at: float | None = None
+
+    @property
+    def error(self) -> TaskError | None:
+        """Why it failed, or why its latest attempt did."""
+        return self.errors[-1] if self.errors else None
+
+    @property
+    def is_final(self) -> bool:
+        return self.status in FINAL
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it runs again after it has succeeded."""
+        return self.interval is not None or self.cron is not None
+
+    @property
+    def cron(self) -> str | None:
+        return None if self.schedule is None else self.schedule.cron
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The outcome of an attempt. A store applies it only while the task runs in this `attempt`.
+
+    PENDING means that the task runs again: `delay` seconds after the store has applied this, or at `eta`. For a
+    schedule, `scheduled_at` is the time that it runs for, and `next_run` says whether this begins another run.
+    """
+
+    id: str
+    attempt: int
+    status: TaskStatus
+    delay: float | None = None
+    eta: float | None = None
+    scheduled_at: float | None = None
+    next_run: bool = False
+    failures: int = 0
+    crashes: int = 0
+    completed_runs: int = 0
+    result: bytes | None = None
+    result_dropped: str = ""
+    error: TaskError | None = None  # added to the task's errors
+    linked: bool = False  # another task depends on this one
+    forgotten: bool = False  # a success that a store may delete at once, if no caller waits for it
+    children: tuple[Task, ...] = ()  # of a success: new tasks that are added in the same step
+
+    @property
+    def is_final(self) -> bool:
+        return self.status in FINAL
+
+
+# Moves of a running task, made by the worker that runs it.
+
+
+def succeed(
+    task: Task,
+    result: bytes | None,
+    result_dropped: str = "",
+    *,
+    now: float = 0.0,
+    children: tuple[Task, ...] = (),
+) -> Settlement:
+    """Its function returned. A task with an interval waits for its next run, counted from now; one with cron text for
+    its next time, after `now` by the store's clock.
+    """
+    done = Settlement(
+        id=task.id,
+        attempt=task.attempt,
+        status=SUCCESS,
+        scheduled_at=task.scheduled_at,
+        completed_runs=task.completed_runs + 1,
+        result=result,
+        result_dropped=result_dropped,
+        linked=task.next_task_id is not None,
+        forgotten=task.result_ttl == 0 and task.next_task_id is None and not task.repeats,
+        children=children,
+    )
+    return _followed(done, task, now) if task.repeats and not task.cancel_requested else done
+
+
+def fail(task: Task, error: TaskError, random: float, *, retry: bool = True, after: float | None = None) -> Settlement:
+    """Its function raised or timed out: retry it at most `max_retries` times.
+
+    `random` is a random number from 0 to 1. `retry` is False if the error must not be retried. `after` is a delay that
+    the function asked for.
+    """
+    failures = task.failures + 1
+    if task.cancel_requested:
+        return cancel(task)
+    if retry and not task.at_most_once and failures <= task.max_retries:
+        delay = task.backoff.delay(failures, random) if after is None else after
+        return _again(task, delay, failures=failures, crashes=task.crashes, error=error)
+    return _give_up(task, error, failures=failures, crashes=task.crashes)
+
+
+def crash(task: Task, error: TaskError) -> Settlement:
+    """Its worker died or lost its lease. This is not a failure of the task, but after `MAX_CRASHES` the task fails."""
+    crashes = task.crashes + 1
+    if task.cancel_requested:
+        return cancel(task)
+    if (other := instead_of_run(task)) is not None:
+        return other
+    if task.at_most_once:
+        return _give_up(task, msgspec.structs.replace(error, kind="lost"), failures=task.failures, crashes=crashes)
+    if crashes >= MAX_CRASHES:
+        poison = msgspec.structs.replace(error, kind="poison")
+        return _give_up(task, poison, failures=task.failures, crashes=crashes)
+    return _again(task, 0.0, failures=task.failures, crashes=crashes, error=error)
+
+
+def reject(task: Task, error: TaskError) -> Settlement:
+    """No worker can run it: its arguments cannot be decoded, or its function stayed unknown."""
+    return Settlement(
+        id=task.id,
+        attempt=task.attempt,
+        status=FAILED,
+        failures=task.failures,
+        crashes=task.crashes,
+        completed_runs=task.completed_runs,
+        error=error,
+    )
+
+
+def postpone(task: Task, error: TaskError, random: float, *, give_up_after: float) -> Settlement:
+    """Its function is unknown here: maybe another worker knows it, or this one after the next deployment.
+
+    It waits as long again as it has waited for its function, at most `LONGEST_POSTPONEMENT` seconds, with nothing
+    counted. `error` is kept once, as the mark of when this began; after `give_up_after` seconds the task is rejected.
+    """
+    if task.cancel_requested:
+        return cancel(task)
+    mark = task.error
+    waits_already = mark is not None and mark.kind == "unknown_function" and mark.type == _POSTPONED
+    waited = max(error.at - mark.at, 0.0) if mark is not None and waits_already else 0.0
+    if waited >= give_up_after:
+        return reject(task, error)
+    delay = min(max(waited, 1.0), LONGEST_POSTPONEMENT) * (1.0 + JITTER * random)
+    postponed = None if waits_already else msgspec.structs.replace(error, type=_POSTPONED)
+    return _again(task, delay, failures=task.failures, crashes=task.crashes, error=postponed)
+
+
+def release(task: Task, delay: float = 0.0) -> Settlement:
+    """It was claimed, but has not run to its end: the attempt is not counted."""
+    if task.cancel_requested:
+        return cancel(task)
+    if (other := instead_of_run(task)) is not None:
+        return other
+    return _again(task, delay, failures=task.failures, crashes=task.crashes)
+
+
+def cancel(task: Task) -> Settlement:
+    """The task was cancelled while it ran, or raised Cancel."""
+    return Settlement(
+        id=task.id,
+        attempt=task.attempt,
+        status=CANCELLED,
+        failures=task.failures,
+        crashes=task.crashes,
+        completed_runs=task.completed_runs,
+    )
+
+
+def instead_of_run(task: Task) -> Settlement | None:
+    """The settlement of a claimed schedule that must not run now: its next time is planned. None if it runs."""
+    skips = task.schedule is not None and task.schedule.misfire == "skip" and _is_late(task)
+    if not skips and task.scheduled_at != UNPLANNED:
+        return None
+    planned = Settlement(id=task.id, attempt=task.attempt, status=CANCELLED, completed_runs=task.completed_runs)
+    return _followed(planned, task, task.started_at or 0.0) if task.repeats else planned
+
+
+def scheduled_time_of(task: Task) -> float | None:
+    """The time of the schedule that a claimed task runs for: the latest one, if it is late and others have passed."""
+    if task.schedule is None or task.scheduled_at is None or not _is_late(task):
+        return task.scheduled_at
+    return latest_fire_time(task.schedule, task.scheduled_at, task.started_at or 0.0) or task.scheduled_at
+
+
+def _is_late(task: Task) -> bool:
+    """Whether a run starts later than the misfire grace. A retry is not late: its `eta` is not the scheduled time."""
+    if (
+        task.schedule is None
+        or task.schedule.cron is None
+        or task.scheduled_at is None
+        or task.eta != task.scheduled_at
+    ):
+        return False
+    return (task.started_at or 0.0) - task.scheduled_at > task.schedule.misfire_grace
+
+
+def _followed(settlement: Settlement, task: Task, now: float) -> Settlement:
+    """The settlement with the next run: after the interval, or at the next time of the schedule. No time comes twice,
+    even if the clock is set back. Of the times that passed meanwhile none runs, or the latest with `overlap="queue"`.
+    """
+    schedule = task.schedule
+    if schedule is None or schedule.cron is None:
+        return msgspec.structs.replace(
+            settlement, status=PENDING, delay=task.interval, scheduled_at=None, next_run=True
+        )
+    since = scheduled_time_of(task) or task.started_at or now
+    if schedule.overlap == "queue" and settlement.status is not CANCELLED:
+        missed = latest_fire_time(schedule, since, now)
+        if missed is not None:
+            return msgspec.structs.replace(settlement, status=PENDING, delay=0.0, scheduled_at=missed, next_run=True)
+    at = next_fire_time(schedule, max(since, now))
+    if at is None:
+        return settlement
+    return msgspec.structs.replace(settlement, status=PENDING, eta=at, scheduled_at=at, next_run=True)
+
+
+def _again(task: Task, delay: float, *, failures: int, crashes: int, error: TaskError | None = None) -> Settlement:
+    return Settlement(
+        id=task.id,
+        attempt=task.attempt,
+        status=PENDING,
+        delay=delay,
+        scheduled_at=scheduled_time_of(task),
+        failures=failures,
+        crashes=crashes,
+        completed_runs=task.completed_runs,
+        error=error,
+    )
+
+
+def _give_up(task: Task, error: TaskError, *, failures: int, crashes: int) -> Settlement:
+    """The run has failed for good. A task with an interval or a schedule may continue with the next run."""
+    given_up = Settlement(
+        id=task.id,
+        attempt=task.attempt,
+        status=FAILED,
+        scheduled_at=task.scheduled_at,
+        failures=failures,
+        crashes=crashes,
+        completed_runs=task.completed_runs,
+        error=error,
+    )
+    if not task.repeats or task.on_failure != "continue":
+        return given_up
+    return _followed(msgspec.structs.replace(given_up, failures=0, crashes=0), task, error.at)
+
+
+# How a move changes a task: the same in every store.
+
+
+def new_as_kept(task: Task, now: float) -> Task:
+    """A new task as it is stored: due now if it has no `eta`, and not due while it waits for others."""
+    eta = NEVER if task.waits_for > 0 else max(task.eta, 0.0) or now
+    return msgspec.structs.replace(task, created_at=now, eta=eta)
+
+
+def claimed(task: Task, *, worker: str, claim_id: str, now: float, lease_until: float) -> Task:
+    """PENDING → RUNNING."""
+    return msgspec.structs.replace(
+        task,
+        status=RUNNING,
+        attempt=task.attempt + 1,
+        worker=worker,
+        claim_id=claim_id,
+        lease_until=lease_until,
+        started_at=now,
+        progress=None,
+    )
+
+
+def settled(task: Task, settlement: Settlement, now: float) -> Task:
+    """RUNNING → the status of the settlement. The caller has checked that it applies.
+
+    The worker may not have known that the task was asked to stop: then the task does not run again. Nor that its
+    schedule was paused: then it is not due; or changed: then it is due now, to be planned anew.
+    """
+    waits = settlement.status is PENDING
+    completed = settlement.status is SUCCESS or (waits and settlement.completed_runs > task.completed_runs)
+    again = waits and not task.cancel_requested
+    replanned = again and task.hold == "changed" and settlement.next_run
+    stopped = SUCCESS if completed else CANCELLED
+    eta, scheduled_at = task.eta, task.scheduled_at
+    if replanned:
+        eta, scheduled_at = now, UNPLANNED
+    elif again:
+        eta = settlement.eta if settlement.eta is not None else now + (settlement.delay or 0.0)
+        eta, scheduled_at = NEVER if task.hold == "paused" else eta, settlement.scheduled_at
+    return msgspec.structs.replace(
+        task,
+        status=stopped if waits and not again else settlement.status,
+        eta=eta,
+        scheduled_at=scheduled_at,
+        hold="" if replanned else task.hold,
+        failures=settlement.failures,
+        crashes=settlement.crashes,
+        completed_runs=settlement.completed_runs,
+        result=settlement.result if completed else task.result,
+        result_dropped=settlement.result_dropped if completed else task.result_dropped,
+        errors=(*task.errors, settlement.error)[-ERRORS_KEPT:] if settlement.error is not None else task.errors,
+        worker=None if again else task.worker,
+        claim_id=None,
+        lease_until=None,
+        finished_at=None if again and not completed else now,
+    )
+
+
+def applies(task: Task, settlement: Settlement) -> bool:
+    """Whether `task` is still in the attempt of the settlement."""
+    return task.status is RUNNING and task.attempt == settlement.attempt
+
+
+def cancelled_by_operator(task: Task, now: float) -> Task | None:
+    """PENDING → CANCELLED; a running task is asked to stop. None if the task is final."""
+    if task.status is PENDING:
+        return msgspec.structs.replace(task, status=CANCELLED, finished_at=now)
+    if task.status is RUNNING:
+        return msgspec.structs.replace(task, cancel_requested=True)
+    return None
+
+
+def redriven(task: Task, now: float) -> Task | None:
+    """A final state → PENDING: an operator retries it, with all retries. None if the task is not final."""
+    if not task.is_final:
+        return None
+    return msgspec.structs.replace(
+        task,
+        status=PENDING,
+        eta=now,
+        failures=0,
+        crashes=0,
+        expires=None,
+        cancel_requested=False,
+        finished_at=None,
+        worker=None,
+    )
+
+
+def expired(task: Task, now: float) -> Task | None:
+    """PENDING → FAILED: the task was not started in time. None if it may still start."""
+    if task.status is not PENDING or task.expires is None or now < task.expires:
+        return None
+    error = TaskError(kind="expired", attempt=task.attempt, at=now, message=NOT_IN_TIME)
+    return msgspec.structs.replace(task, status=FAILED, errors=(*task.errors, error)[-ERRORS_KEPT:], finished_at=now)

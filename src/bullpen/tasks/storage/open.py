@@ -1,0 +1,179 @@
+"""Makes a store from its address."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from bullpen.errors import InvalidOption, MissingExtra
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.port import Storage
+
+ALLOWED = (
+    "memory://, sqlite:///relative.db, sqlite:////absolute/path.db (with ?synchronous=full or normal, "
+    "?busy_timeout=seconds), postgresql://user@host/database (with ?schema=, ?notify=, ?listen_url=, ?prepared=, "
+    "?migrate=, ?connections=, ?timeout=seconds), redis://host/number or redis+cluster://host:port,host:port (with "
+    "?prefix=)"
+)
+_HOST = r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:(?P<port>[0-9]*))?"
+_POSTGRES = (
+    "postgresql://user:password@host:port/database, with a port from 1 to 65535; in a name or a password, write @ as "
+    "%40, / as %2F, # as %23, ? as %3F, [ as %5B, and % as %25"
+)
+# Options of other PostgreSQL clients that are ignored: `timeout` detects a server that does not answer.
+_KEEPALIVES = {"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"}
+_REFUSED_UNLESS_OFF = {"channel_binding", "gssencmode"}
+_REDIS = {
+    "redis": "redis",
+    "rediss": "rediss",
+    "valkey": "redis",
+    "valkeys": "rediss",
+}  # scheme: the driver's name for it
+
+
+def open_storage(url: str) -> Storage:
+    """The store at `url`, not connected yet: `await storage.open()` connects."""
+    if not isinstance(url, str) or "://" not in url:
+        raise _wrong(url)
+    scheme = url.partition("://")[0].lower()
+    if scheme == "memory":
+        if url.lower() != "memory://":
+            raise _wrong(url)
+        return MemoryStorage()
+    if scheme == "sqlite":
+        return _open_sqlite(url)
+    if scheme in ("postgresql", "postgres"):
+        return _open_postgres(url)
+    server, _, cluster = scheme.partition("+")
+    if server in _REDIS and cluster in ("", "cluster"):
+        return _open_redis(f"{_REDIS[server]}{url[len(scheme) :]}", cluster=bool(cluster))
+    raise _wrong(url)
+
+
+def _open_sqlite(url: str) -> Storage:
+    from bullpen.tasks.storage.sqlite.store import SqliteStorage
+
+    parts = urlsplit(url)
+    path = unquote(parts.path.removeprefix("/"))
+    if parts.netloc or parts.fragment or not path or path.endswith("/") or path == ":memory:" or "\0" in path:
+        raise _wrong(url)
+    synchronous, busy_timeout = "full", SqliteStorage.busy_timeout
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name == "synchronous":
+            synchronous = value
+        elif name == "busy_timeout":
+            busy_timeout = _seconds(name, value)
+        else:
+            raise _wrong(url)
+    return SqliteStorage(path, synchronous=synchronous, busy_timeout=busy_timeout)
+
+
+def _open_postgres(url: str) -> Storage:
+    if importlib.util.find_spec("asyncpg") is None:
+        raise MissingExtra("a store on PostgreSQL", "postgres")
+    from bullpen.tasks.storage.postgres.store import PostgresStorage
+
+    parts = _parts_of_postgres(url)
+    ours: dict[str, Any] = {}
+    others = []  # for the driver, for example sslmode
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name in ("schema", "listen_url"):
+            ours[name] = value
+        elif name in ("notify", "prepared", "migrate"):
+            ours[name] = _flag(name, value)
+        elif name == "connections":
+            ours[name] = _count(name, value)
+        elif name in ("timeout", "connect_timeout"):
+            ours[name] = _seconds(name, value, above=0.0)
+        elif name in _REFUSED_UNLESS_OFF:
+            if value not in ("disable", "prefer"):
+                raise InvalidOption(name, value, "disable or prefer: the driver, asyncpg, does not support more")
+        elif name not in _KEEPALIVES:
+            others.append((name, value))
+    if "listen_url" in ours:
+        _parts_of_postgres(ours["listen_url"], "listen_url")
+    return PostgresStorage(urlunsplit(parts._replace(query=urlencode(others))), **ours)
+
+
+def _parts_of_postgres(url: str, option: str = "url") -> SplitResult:
+    """Rejects addresses that the driver would misread, because its error could show a part of the password."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _unreadable(option) from None
+    credentials, _, place = parts.netloc.rpartition("@")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    hosts = [*place.split(","), *options.get("host", "").split(",")]
+    hosts += [f":{port}" for port in options.get("port", "").split(",")]
+    are_hosts = all(map(_is_host, hosts))
+    are_options = not any("@" in name for name in options)
+    is_postgres = parts.scheme in ("postgresql", "postgres")
+    if parts.fragment or "@" in parts.path + credentials or not (is_postgres and are_hosts and are_options):
+        raise _unreadable(option)
+    return parts
+
+
+def _is_host(text: str) -> bool:
+    """A host, with or without a port, or the directory of a Unix socket."""
+    found = re.fullmatch(_HOST, text)
+    return text.startswith("/") or (found is not None and (not found["port"] or 1 <= int(found["port"]) <= 65535))
+
+
+def _unreadable(option: str) -> InvalidOption:
+    """Shows no part of the address, because any part may be the password."""
+    return InvalidOption(option, "postgresql://…", _POSTGRES)
+
+
+def _open_redis(url: str, *, cluster: bool) -> Storage:
+    if importlib.util.find_spec("redis") is None:
+        raise MissingExtra("a store on Redis or Valkey", "redis")
+    from bullpen.tasks.storage.redis.address import split_address
+    from bullpen.tasks.storage.redis.store import RedisStorage
+
+    parts = split_address(url)
+    words = parse_qsl(parts.query, keep_blank_values=True)
+    ours = {name: value for name, value in words if name == "prefix"}
+    others = [(name, value) for name, value in words if name not in ours]  # for the driver
+    return RedisStorage(urlunsplit(parts._replace(query=urlencode(others))), cluster=cluster, **ours)
+
+
+def _flag(name: str, value: str) -> bool:
+    if value not in ("true", "false"):
+        raise InvalidOption(name, value, "true or false")
+    return value == "true"
+
+
+def _count(name: str, value: str) -> int:
+    if not value.isdecimal() or not 1 <= int(value) <= 1000:
+        raise InvalidOption(name, value, "a whole number from 1 to 1000")
+    return int(value)
+
+
+def _seconds(name: str, value: str, *, above: float = -1.0) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not (0 <= seconds < 1e6 and seconds > above):
+        raise InvalidOption(name, value, "a number of seconds")
+    return seconds
+
+
+def _wrong(url: object) -> InvalidOption:
+    if not isinstance(url, str):
+        return InvalidOption("url", url, ALLOWED)
+    path = url.removeprefix("sqlite://")
+    is_path = "://" not in path and "@" not in path and path.endswith((".db", ".sqlite", ".sqlite3"))
+    hint = f" (did you mean sqlite:///{path}?)" if is_path and url != f"sqlite:///{path}" else ""
+    return InvalidOption("url", without_password(url), ALLOWED + hint)
+
+
+def without_password(url: str) -> str:
+    """The address for logs and errors. In a malformed address, everything before the @ may be the password."""
+    hidden, at, place = url.rpartition("@")
+    if at:
+        scheme, user = re.match(r"(\w[\w+.-]*://)?(?:([^:/?#@]+):[^/?#@]*$)?", hidden).groups("")  # type: ignore[union-attr]
+        hidden = f"{scheme}{user}:***" if scheme and user else f"{scheme}***"
+    return re.sub(r"(password=|listen_url=)[^&]*", r"\1***", f"{hidden}{at}{place}")

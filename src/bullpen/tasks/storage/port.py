@@ -1,0 +1,363 @@
+"""The storage port: a store keeps tasks, hands them to workers, and applies their settlements. It decides nothing.
+
+- Atomic: every method is one step. The store applies the whole batch or nothing, even if a process dies in between.
+- Durable: a task is stored when `add` returns, and stays until it is pruned. A store with `durable` keeps it across a
+  crash. A task with a `result_ttl` of 0 may be deleted as soon as it succeeds.
+- Exclusive: one worker at a time has a task. Each claim raises `attempt` by one. From then on the store applies only
+  writes with that attempt; it refuses a write of an earlier attempt, which then changes nothing.
+- Ordered: claims go by priority (highest first), then `eta`, then id. The store never claims a task before its `eta`,
+  from a paused queue, or beyond a limit.
+- Idempotent: a caller that did not learn the outcome of a call may repeat it. Adding an existing id, or settling an
+  attempt again, changes nothing. The outcome of a claim can be asked for by its `claim_id`.
+- Time: instants are by the store's clock. A lease is a duration, and the store decides when it has expired.
+- Callers: a storage object belongs to one event loop, and any coroutine there may call it. Only `add_in`, `now_in` and
+  `settle_in` run on the caller's thread, whichever that is. Producers, workers and operators each use
+  their own section of `Storage`; none of them needs a lock.
+
+`tasks/storage/memory.py` is the readable reference. The contract suite, `bullpen.testing.StorageContract`, runs on
+every store.
+
+**Where the rules are written.** The moves of one task are written once, as pure functions in `tasks/model`. The rules
+by which a store applies them are in `rules.py`, for memory and SQLite. A server decides where the tasks are, so a
+server store writes some of these rules again in its own language: PostgreSQL in SQL functions, Redis in Lua scripts.
+The files of the contract suite (`bullpen/testing/storage_contract`) hold every store to each of them:
+
+| rule | in Python | written again by | contract |
+|---|---|---|---|
+| the running attempt settles | `applies`, `settled` | PostgreSQL, Redis; SQLite for plain successes | settling.py |
+| the order of claims, leases, `attempt` + 1 | `claimed` | SQLite, PostgreSQL, Redis | claiming.py, leases.py |
+| limits, rates, order within a key | `rules.QueueRoom` | PostgreSQL, Redis | limits.py |
+| which task has a unique key | `has_key` | PostgreSQL, Redis | unique.py |
+| duplicates of a unique key | `meet`, `rules._add_task` | Redis | unique.py |
+| the end of a task changes those behind it | `followed`, `rules._keep` | PostgreSQL, Redis | links.py |
+| a task that comes back changes those behind it | `called_back`, `rules._keep` | Redis | links.py |
+| children come with their settlement | `rules._settle_task` | PostgreSQL, Redis | links.py |
+| cancel, retry | `cancelled_by_operator`, `redriven_behind` | Redis | people.py |
+| the time to start | `expired` | Redis | upkeep.py |
+| the time to live | `rules.prune_at` | PostgreSQL, Redis; SQLite for plain successes | upkeep.py |
+| schedules | `schedule_changes`, through `change` | no store | schedules.py |
+
+Beside the contracts, `tests/properties/test_storage_model.py` compares random histories of memory and SQLite with a
+model of a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+from bullpen.tasks.model.task import Progress, Settlement, Task, TaskStatus
+from bullpen.tasks.model.unique import RETURN, Duplicates
+
+
+class AttemptKey(msgspec.Struct, frozen=True, gc=False):
+    """One attempt of a task: a worker holds it, and it fences the worker's writes."""
+
+    id: str
+    attempt: int
+
+
+class Exchange(msgspec.Struct, frozen=True, gc=False):
+    """The outcome of `exchange`."""
+
+    claimed: tuple[Task, ...]
+    refused: frozenset[AttemptKey] = frozenset()  # settlements of attempts that are no longer current
+
+
+class Handed(msgspec.Struct, frozen=True, gc=False):
+    """The outcome of `wait_to_claim`."""
+
+    claimed: tuple[Task, ...] = ()
+    after: float = 0.0  # seconds from the call to the claim, at least
+
+
+class Renewal(msgspec.Struct, frozen=True, gc=False):
+    """The outcome of `renew`."""
+
+    lost: frozenset[AttemptKey] = frozenset()  # attempts that are no longer current
+    cancelled: frozenset[AttemptKey] = frozenset()  # a caller has asked these tasks to stop
+
+
+class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Selects the tasks that match every condition that is given."""
+
+    ids: tuple[str, ...] | None = None
+    queues: tuple[str, ...] | None = None
+    statuses: tuple[TaskStatus, ...] | None = None
+    func_path: str | None = None
+    worker: str | None = None
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker process, as it registers itself in the store."""
+
+    id: str
+    host: str
+    pid: int
+    boot_id: str  # identifies the boot of the machine; a pid is unique only within one boot
+    process_started: float
+    queues: tuple[str, ...]
+    concurrency: int
+    running: int = 0
+    started_at: float = 0.0
+    seen_at: float = 0.0  # by the store's clock
+    stopping: bool = False
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a queue: `max_running` tasks at once, `max_running_per_key` of each concurrency key, and `rate`
+    starts per second.
+
+    `in_order`: the tasks of a concurrency key run one at a time, in the order in which they were added, whatever their
+    priority. Each waits until all before it are final, also while one of them waits for a retry. A schedule is never
+    final, so it has no place in that order: its runs wait only for the running task of the key, and a run that has not
+    started delays no task. `declared`: the limit comes from the code, and no operator has set another one since.
+    """
+
+    queue: str
+    max_running: int | None = None
+    max_running_per_key: int | None = None
+    rate: float | None = None
+    in_order: bool = False
+    declared: bool = False
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether any limit is set."""
+        terms = (self.max_running, self.max_running_per_key, self.rate)
+        return self.in_order or terms != (None, None, None)
+
+
+class Schema(msgspec.Struct, frozen=True, kw_only=True):
+    """The tables of a store: the version that was found, the version that this Bullpen knows, and the migrations
+    between them.
+    """
+
+    found: int  # 0: there are no tables yet
+    oldest: int | None = None  # clients of this version and later can use the tables; None: only of `found`
+    known: int
+    migrations: tuple[str, ...] = ()  # as SQL, one for each missing version
+
+    @property
+    def is_too_new(self) -> bool:
+        """Whether this Bullpen cannot use it."""
+        return self.found > self.known and (self.oldest is None or self.oldest > self.known)
+
+
+class HealthFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting or state of a store that needs attention, its meaning, and advice."""
+
+    kind: str
+    level: Literal["problem", "warning"]
+    message: str
+    advice: str
+
+
+Counts = Mapping[str, Mapping[TaskStatus, int]]  # by queue and status
+# Returns the settlement of a task with an expired lease at that instant; None: leave the task alone. Pure and quick,
+# because a store may call it on any thread and under its lock.
+Decide = Callable[[Task, float], Settlement | None]
+# Returns the changed task at that instant; None: no change. Pure and quick too, and a store may call it more than once.
+Move = Callable[[Task, float], Task | None]
+
+
+class Storage(Protocol):
+    """A store of tasks. The object belongs to one event loop; `another` makes one for another loop."""
+
+    durable: bool  # tasks survive the process
+
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+
+    def another(self) -> Storage | None:
+        """A client of the same store for another event loop, not open yet; None if the store has only one client."""
+
+    async def now(self) -> float:
+        """The time by the store's clock."""
+
+    # Producers.
+
+    async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
+        """Add `tasks`, and return each as it is stored. A task with an existing id is not changed: the stored one is
+        returned. If another task of the queue holds its unique key, `duplicates` says what happens.
+        """
+
+    def add_in(
+        self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN
+    ) -> Sequence[str] | Awaitable[Sequence[str]]:
+        """`add` in a transaction of the user's own, on a connection to the same database and on the caller's thread.
+        Returns the ids under which the tasks are stored. They exist when the user commits. With an async connection it
+        returns an awaitable, and does nothing before that is awaited.
+        """
+
+    def now_in(self, connection: Any) -> float | Awaitable[float]:
+        """The time by the store's clock, read on that connection."""
+
+    # Workers.
+
+    async def exchange(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        worker: str,
+        queues: Sequence[str],
+        limit: int,
+        lease: float,
+        claim_id: str,
+    ) -> Exchange:
+        """Apply `settlements`, then claim at most `limit` due tasks of `queues`, in one step."""
+
+    def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
+        """Apply `settlement` in a transaction of the user's own, as `add_in` does. Raises LeaseLost if the attempt is
+        no longer current.
+        """
+
+    async def find_claim(self, claim_id: str) -> Sequence[Task]:
+        """The running tasks of a claim, for a worker that did not get its answer. A `wait_to_claim` with this id claims
+        nothing from now on.
+        """
+
+    async def renew(self, holds: Sequence[AttemptKey], lease: float) -> Renewal:
+        """Extend the leases of these attempts to `lease` seconds from now."""
+
+    async def note_progress(self, hold: AttemptKey, progress: Progress) -> bool:
+        """Store the progress of a task. False if the attempt is no longer current."""
+
+    async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
+        """Settle running tasks with an expired lease or a worker in `dead_workers`, as `decide` says: at most
+        `limit`. Returns them as they are then.
+        """
+
+    async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
+        """Return when a task of `queues` may start, or after `timeout` seconds. It is a hint and may return early, but
+        not because of tasks that a pause or a limit holds back.
+        """
+
+    # Results.
+
+    async def wait_for_result(self, task_id: str, completed_runs: int, timeout: float) -> Task | None:
+        """Return when the task may be final, or may have completed more than `completed_runs` runs, or after `timeout`
+        seconds. Returns the task if the notification has brought it.
+        """
+
+    # Operators.
+
+    async def get(self, ids: Sequence[str]) -> Sequence[Task | None]: ...
+
+    async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
+        """Tasks in the order of their ids, starting behind the id `after`."""
+
+    async def counts(self) -> Counts: ...
+
+    async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
+        """Cancel pending tasks, and ask running ones to stop, in the order of `ids`. Returns those that this changed;
+        not those that were cancelled because they depend on one before them.
+        """
+
+    async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
+        """Make final tasks pending again, unless another task holds the unique key. Returns those that changed."""
+
+    async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
+        """Replace tasks by the result of `move`, whatever their status. Returns those that changed. `move` may change
+        the terms that a task was added with, and the fields that operators may change. It may not change the id,
+        queue, unique key, attempt, worker or lease.
+        """
+
+    async def delete(self, ids: Sequence[str]) -> int:
+        """Delete final tasks. Returns how many."""
+
+    # Moving tasks between stores.
+
+    async def import_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
+        """Store pending and final tasks as they are, with their history. Returns the ids of those that were stored. A
+        running task is left out, and so is one with an existing id or a held unique key.
+        """
+
+    async def export_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
+        """Delete pending and final tasks that still have the status, attempt, `eta` and headers of the given ones.
+        Returns the ids of those that were deleted.
+        """
+
+    # Upkeep.
+
+    async def expire(self, *, limit: int) -> Sequence[Task]:
+        """Fail pending tasks that were not started before `expires`. Returns them as they are then."""
+
+    async def prune(self, *, limit: int) -> int:
+        """Delete final tasks after their `result_ttl`. Returns how many."""
+
+    # Workers, queues, limits.
+
+    async def save_worker(self, record: WorkerRecord) -> None: ...
+    async def delete_worker(self, worker: str) -> None: ...
+    async def workers(self) -> Sequence[WorkerRecord]: ...
+    async def pause(self, queue: str) -> None: ...
+    async def resume(self, queue: str) -> None: ...
+    async def paused(self) -> frozenset[str]: ...
+    async def set_limit(self, limit: Limit) -> None: ...
+    async def limits(self) -> Sequence[Limit]:
+        """In the order of queues."""
+
+
+@runtime_checkable
+class SupportsMigrations(Protocol):
+    """A store with tables. `open` migrates them, unless the address says `migrate=false`."""
+
+    async def look_at_schema(self) -> Schema:
+        """The version that is there, and the migrations that are missing. Changes nothing."""
+
+    async def upgrade_schema(self) -> None:
+        """Apply the missing migrations in one transaction. Several clients may do so at once. Raises SchemaTooNew."""
+
+
+@runtime_checkable
+class SupportsHealthChecks(Protocol):
+    """A store that can check its settings."""
+
+    async def check_health(self) -> Sequence[HealthFinding]:
+        """The settings and states that need attention."""
+
+
+@runtime_checkable
+class SupportsBlockingCalls(Protocol):
+    """A store that can also answer on the calling thread, whether or not an event loop runs there.
+
+    Each method blocks its thread until the step is done, and does the same as the coroutine of that name. Any number
+    of threads may call at the same time.
+    """
+
+    def another_blocking(self) -> SupportsBlockingCalls | None:
+        """A client of the same store for blocking calls, not open yet; None if it has no such client."""
+
+    def open_blocking(self) -> None: ...
+    def close_blocking(self) -> None: ...
+    def now_blocking(self) -> float: ...
+    def add_blocking(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]: ...
+    def get_blocking(self, ids: Sequence[str]) -> Sequence[Task | None]: ...
+
+    def check_reentry(self) -> None:
+        """Raises StorageBusy if this thread is inside a call of the store that a signal handler has interrupted: the
+        handler would wait for that call, which cannot continue before the handler returns.
+        """
+
+
+@runtime_checkable
+class SupportsDirectClaim(Protocol):
+    """A store that claims on behalf of a waiting worker, which saves a round trip after the notification."""
+
+    async def wait_to_claim(
+        self, queues: Sequence[str], timeout: float, *, worker: str, lease: float, claim_id: str
+    ) -> Handed:
+        """Like `wait_for_work`, but the store may claim a task that comes meanwhile, as `exchange` does. If this fails
+        or is cancelled, the worker asks `find_claim` for the outcome.
+        """
+
+
+@runtime_checkable
+class SupportsCrossQueueLinks(Protocol):
+    """A store that may keep its queues on several nodes."""
+
+    def check_reach(self, queues: Sequence[str]) -> None:
+        """Raises StorageError if tasks of these queues cannot depend on each other."""

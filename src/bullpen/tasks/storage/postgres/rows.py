@@ -1,0 +1,347 @@
+"""A task as a row of the task table, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from bullpen.tasks.model.retry import Backoff
+from bullpen.tasks.model.schedule import Schedule
+from bullpen.tasks.model.task import NEVER, DependsOn, Progress, Settlement, Task, TaskError, TaskStatus
+
+NEW = {  # the columns that are written when a task is added
+    "id": "text",
+    "queue": "text",
+    "priority": "smallint",
+    "eta": "float8",
+    "expires": "float8",
+    "unique_key": "text",
+    "unique_scope": "text",
+    "unique_until": "float8",
+    "concurrency_key": "text",
+    "func_path": "text",
+    "codec": "text",
+    "repeats": "float8",
+    "max_retries": "integer",
+    "backoff": "text",
+    "timeout": "float8",
+    "at_most_once": "boolean",
+    "on_failure": "text",
+    "schedule": "text",
+    "scheduled_at": "float8",
+    "result_ttl": "float8",
+    "headers": "text",
+    "next_task_id": "text",
+    "depends_on": "text",
+    "waits_for": "integer",
+    "payload": "bytea",
+}
+CHANGING = {  # the columns that `change`, `cancel`, `retry` and `expire` write
+    "status": "text",
+    "eta": "float8",
+    "expires": "float8",
+    "failures": "integer",
+    "crashes": "integer",
+    "scheduled_at": "float8",
+    "hold": "text",
+    "waits_for": "integer",
+    "worker": "text",
+    "cancel_requested": "boolean",
+    "finished_at": "float8",
+    "prune_at": "float8",
+    "errors": "text[]",
+}
+RAN = {  # the columns that only an attempt writes
+    "attempt": "integer",
+    "completed_runs": "integer",
+    "claim_id": "text",
+    "lease_until": "float8",
+    "started_at": "float8",
+    "progress": "text",
+    "result": "bytea",
+    "result_dropped": "text",
+    "created_at": "float8",
+}
+_NO_FIELDS = ("prune_at", "awaited")  # columns that are no fields of a task
+# The columns that a task is made of.
+READ = {name: kind for name, kind in {**NEW, **CHANGING, **RAN}.items() if name not in _NO_FIELDS}
+# Everything that is read, by name: a migration may add columns, and `*` would then return other rows.
+COLUMNS = ", ".join((*READ, *_NO_FIELDS))
+# The columns that a claim returns: without those that the client knows already. A column with its default is NULL.
+_SET_BY_CLAIM = ("status", "worker", "claim_id", "lease_until", "started_at", "progress")
+CLAIMED = {name: kind for name, kind in READ.items() if name not in _SET_BY_CLAIM}
+DEFAULTS = {
+    "queue": "'default'",
+    "priority": "0",
+    "unique_scope": "'alive'",
+    "codec": "'json'",
+    "max_retries": "0",
+    "at_most_once": "false",
+    "on_failure": "'fail'",
+    "waits_for": "0",
+    "failures": "0",
+    "crashes": "0",
+    "hold": "''",
+    "cancel_requested": "false",
+    "errors": "'{}'",
+    "completed_runs": "0",
+    "result_dropped": "''",
+}
+# The columns of `NEW` that stay when the terms of a task change.
+FIXED = ("id", "queue", "eta", "expires", "unique_key", "scheduled_at", "next_task_id", "depends_on", "waits_for")
+TERMS = tuple(name for name in NEW if name not in FIXED)
+
+SETTLED = {  # the columns of a settlement
+    "id": "text",
+    "attempt": "integer",
+    "status": "text",
+    "delay": "float8",
+    "eta": "float8",
+    "scheduled_at": "float8",
+    "next_run": "boolean",
+    "failures": "integer",
+    "crashes": "integer",
+    "completed_runs": "integer",
+    "result": "bytea",
+    "result_dropped": "text",
+    "error": "text",
+}
+
+FORGOTTEN = "forgotten"  # the status in a settlement of a task that succeeded and is not kept
+
+_DEFAULT_BACKOFF = Backoff()
+
+
+def json_of(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def headers_of(task: Task) -> str | None:
+    return json_of(task.headers) if task.headers else None
+
+
+def new_row(task: Task) -> tuple[Any, ...]:
+    """The values of `NEW`. An `eta` of NULL means now."""
+    return (
+        task.id,
+        to_text(task.queue),
+        task.priority,
+        NEVER if task.waits_for > 0 else task.eta if task.eta > 0 else None,
+        task.expires,
+        to_text(task.unique_key),
+        task.unique_scope,
+        task.unique_until,
+        to_text(task.concurrency_key),
+        to_text(task.func_path),
+        task.codec,
+        task.interval,
+        task.max_retries,
+        None if task.backoff == _DEFAULT_BACKOFF else json_of(task.backoff),
+        task.timeout,
+        task.at_most_once,
+        task.on_failure,
+        None if task.schedule is None else json_of(task.schedule),
+        task.scheduled_at,
+        task.result_ttl,
+        headers_of(task),
+        task.next_task_id,
+        None if task.depends_on is None else json_of(task.depends_on),
+        task.waits_for,
+        task.payload,
+    )
+
+
+def terms_row(task: Task) -> tuple[Any, ...]:
+    """The values of `TERMS`."""
+    return tuple(value for name, value in zip(NEW, new_row(task), strict=True) if name not in FIXED)
+
+
+def changed_row(task: Task) -> tuple[Any, ...]:
+    """The values of `CHANGING`, and the id."""
+    return (
+        task.status.value,
+        task.eta,
+        task.expires,
+        task.failures,
+        task.crashes,
+        task.scheduled_at,
+        task.hold,
+        task.waits_for,
+        to_text(task.worker),
+        task.cancel_requested,
+        task.finished_at,
+        _prune_at(task),
+        [json_of(error) for error in task.errors],
+        task.id,
+    )
+
+
+def whole_row(task: Task) -> dict[str, Any]:
+    """Every column of a task that is not running, as JSON values."""
+    return {
+        **dict(zip(NEW, new_row(task), strict=True)),
+        **dict(zip(CHANGING, changed_row(task), strict=False)),
+        "prune_at": _as_json(_prune_at(task)),
+        "payload": _hex(task.payload),
+        "result": _hex(task.result),
+        "result_dropped": to_text(task.result_dropped),
+        "attempt": task.attempt,
+        "completed_runs": task.completed_runs,
+        "progress": None if task.progress is None else json_of(task.progress),
+        "created_at": task.created_at,
+        "started_at": task.started_at,
+        "awaited": False,
+    }
+
+
+def _as_json(number: float | None) -> float | str | None:
+    return "Infinity" if number == math.inf else number
+
+
+def _hex(data: bytes | None) -> str | None:
+    return None if data is None else f"\\x{data.hex()}"
+
+
+def settled_row(one: Settlement) -> tuple[Any, ...]:
+    """The values of `SETTLED`."""
+    return (
+        one.id,
+        one.attempt,
+        FORGOTTEN if one.forgotten else one.status.value,
+        one.delay,
+        one.eta,
+        one.scheduled_at,
+        one.next_run,
+        one.failures,
+        one.crashes,
+        one.completed_runs,
+        one.result,
+        to_text(one.result_dropped),
+        None if one.error is None else json_of(one.error),
+    )
+
+
+# Arrays go to the server as text: it parses that faster than the driver checks the elements of a list.
+
+
+def arrays(columns: Mapping[str, str], rows: Iterable[tuple[Any, ...]]) -> list[str]:
+    """One array literal for each column."""
+    lists: Iterable[tuple[Any, ...]] = zip(*rows, strict=True)
+    literals = [_LITERALS[kind](values) for kind, values in zip(columns.values(), lists, strict=False)]
+    return literals or ["{}"] * len(columns)
+
+
+def array_places(columns: Mapping[str, str], first: int = 1) -> str:
+    """The parameters for them in a statement."""
+    return ", ".join(f"${place}::text::{kind}[]" for place, kind in enumerate(columns.values(), start=first))
+
+
+def _texts(values: Iterable[str | None]) -> str:
+    return "{" + ",".join(["NULL" if value is None else _quoted(value) for value in values]) + "}"
+
+
+def _quoted(value: str) -> str:
+    if "\\" in value or '"' in value:
+        value = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{value}"'
+
+
+def _numbers(values: Iterable[float | None]) -> str:
+    return "{" + ",".join(["NULL" if value is None else repr(value) for value in values]) + "}"
+
+
+def _bytes(values: Iterable[bytes | None]) -> str:
+    return "{" + ",".join(["NULL" if value is None else f'"\\\\x{value.hex()}"' for value in values]) + "}"
+
+
+_LITERALS: dict[str, Callable[[Iterable[Any]], str]] = {
+    "text": _texts,
+    "bytea": _bytes,
+    "smallint": _numbers,
+    "integer": _numbers,
+    "float8": _numbers,
+    "boolean": _numbers,
+}
+
+
+def new_json(tasks: Sequence[Task]) -> str:
+    """The parameter of `add_all`."""
+    return json_of([dict(zip(NEW, map(_bytes_as_hex, new_row(task)), strict=True)) for task in tasks])
+
+
+def settlement_json(settlement: Settlement) -> str:
+    """The parameter of `settle`."""
+    return json_of([dict(zip(SETTLED, map(_bytes_as_hex, settled_row(settlement)), strict=True))])
+
+
+def _bytes_as_hex(value: Any) -> Any:
+    return f"\\x{value.hex()}" if isinstance(value, bytes) else value
+
+
+def task_of(row: Iterable[Any]) -> Task:
+    """From a row of `COLUMNS`."""
+    return Task(**_fields(READ_AS, row))
+
+
+def claimed_task(row: Iterable[Any], **set_by_claim: Any) -> Task:
+    """From a row of `CLAIMED`, and the fields that the claim has set."""
+    return Task(**_fields(CLAIMED_AS, row), **set_by_claim)
+
+
+def _fields(names: Iterable[str], row: Iterable[Any]) -> dict[str, Any]:
+    """NULL means the default of the field; in `result_ttl` it means None."""
+    fields = {name: value for name, value in zip(names, row, strict=False) if value is not None}
+    fields.setdefault("result_ttl", None)
+    for name, decode in _DECODED:
+        if name in fields:
+            fields[name] = decode(fields[name])
+    return fields
+
+
+def _prune_at(task: Task) -> float | None:
+    if not task.is_final or task.finished_at is None:
+        return None
+    return math.inf if task.result_ttl is None else max(task.finished_at + task.result_ttl, task.unique_until or 0.0)
+
+
+# PostgreSQL does not store NUL in a text. JSON escapes it; elsewhere it is written as two characters.
+
+
+def to_text(text: Any) -> Any:
+    if text is not None and ("\0" in text or "\x1a" in text):
+        return text.replace("\x1a", "\x1a1").replace("\0", "\x1a0")
+    return text
+
+
+def from_text(text: Any) -> Any:
+    if text is not None and "\x1a" in text:
+        return text.replace("\x1a0", "\0").replace("\x1a1", "\x1a")
+    return text
+
+
+def _as_fields(columns: Iterable[str]) -> tuple[str, ...]:
+    return tuple({"repeats": "interval"}.get(name, name) for name in columns)
+
+
+READ_AS, CLAIMED_AS = _as_fields(READ), _as_fields(CLAIMED)
+
+_decode_error = msgspec.json.Decoder(TaskError).decode
+_DECODED: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("func_path", from_text),
+    ("queue", from_text),
+    ("status", {status.value: status for status in TaskStatus}.__getitem__),
+    ("schedule", msgspec.json.Decoder(Schedule).decode),
+    ("backoff", msgspec.json.Decoder(Backoff).decode),
+    ("unique_key", from_text),
+    ("concurrency_key", from_text),
+    ("headers", msgspec.json.Decoder(dict[str, str]).decode),
+    ("depends_on", msgspec.json.Decoder(DependsOn).decode),
+    ("worker", from_text),
+    ("claim_id", from_text),
+    ("progress", msgspec.json.Decoder(Progress).decode),
+    ("result_dropped", from_text),
+    ("errors", lambda errors: tuple(map(_decode_error, errors))),
+)

@@ -1,0 +1,14 @@
+-- The clock, and the isolation level that the functions need.
+
+CREATE FUNCTION {schema}.now() RETURNS float8 LANGUAGE sql VOLATILE AS
+    $$ SELECT extract(epoch FROM clock_timestamp())::float8 $$;
+
+-- Raises unless the transaction is READ COMMITTED. In any other, a statement that has waited for a lock does not see
+-- the rows that were committed while it waited.
+CREATE FUNCTION {schema}.check_isolation(need text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION '% need a transaction that is READ COMMITTED, not %', need,
+            upper(current_setting('transaction_isolation')) USING ERRCODE = 'invalid_transaction_state';
+    END IF;
+END $$;

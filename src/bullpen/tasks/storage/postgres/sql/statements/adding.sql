@@ -1,0 +1,25 @@
+-- Adding tasks, with and without unique keys, and moving them between stores.
+
+-- name: add
+SELECT added_id, added_at FROM {schema}.add({new_arrays}, {notifies_after_new});
+
+-- name: lock_keys
+SELECT set_config('lock_timeout', $3, true), {schema}.lock_keys($1, $2);
+
+-- name: key_holder
+SELECT {columns} FROM {schema}.holder($1, $2, $3);
+
+-- name: replace
+UPDATE {schema}.task SET ({new}, failures, crashes) = ROW ({new_values}, 0, 0) WHERE id = $1;
+
+-- name: import_tasks
+INSERT INTO {schema}.task ({columns})
+SELECT {columns} FROM json_populate_recordset(NULL::{schema}.task, $1)
+ON CONFLICT DO NOTHING RETURNING id;
+
+-- name: export_tasks
+DELETE FROM {schema}.task t
+USING unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::text[]) AS g (id, status, attempt, eta, headers)
+WHERE t.id = g.id AND t.status || '' = g.status AND t.attempt = g.attempt AND t.eta = g.eta
+    AND t.headers IS NOT DISTINCT FROM g.headers
+RETURNING t.id;

@@ -1,0 +1,35 @@
+-- Claims, leases and settlements.
+
+-- name: exchange
+SELECT {claimed}, claim_cursor FROM {schema}.exchange({settled_arrays}, $14, $15, $16, $17, $18, $19, $20, $21);
+
+-- name: settle
+SELECT id, attempt FROM {schema}.exchange({settled_arrays}, '', '{}', 0, 0, '', '{}', '{}', 0);
+
+-- name: find_claim
+SELECT {columns} FROM {schema}.task WHERE status = 'running' AND claim_id = $1 ORDER BY priority DESC, eta, id;
+
+-- A task whose row is locked counts as renewed: its own function is settling it, maybe for long, and no other worker
+-- takes a locked row.
+-- name: renew
+WITH held AS (
+    SELECT t.id, t.attempt, t.cancel_requested FROM {schema}.task t
+    JOIN unnest($1::text[], $2::integer[]) AS h (id, attempt) ON t.id = h.id AND t.attempt = h.attempt
+    WHERE t.status || '' = 'running'
+), free AS (
+    SELECT t.id FROM {schema}.task t WHERE t.id = ANY ($1) FOR UPDATE SKIP LOCKED
+), renewed AS (
+    UPDATE {schema}.task t SET lease_until = {schema}.now() + $3 FROM held JOIN free ON free.id = held.id
+    WHERE t.id = held.id AND t.attempt = held.attempt AND t.status || '' = 'running' RETURNING t.id
+)
+SELECT held.id, held.attempt, held.cancel_requested
+FROM held LEFT JOIN free ON free.id = held.id LEFT JOIN renewed ON renewed.id = held.id
+WHERE free.id IS NULL OR renewed.id IS NOT NULL;
+
+-- name: save_progress
+UPDATE {schema}.task SET progress = $3 WHERE id = $1 AND attempt = $2 AND status || '' = 'running' RETURNING 1;
+
+-- name: lock_lost
+SELECT {columns} FROM {schema}.task
+WHERE status = 'running' AND id > $1 AND (worker = ANY ($2) OR lease_until <= $3)
+ORDER BY id LIMIT $4 FOR UPDATE SKIP LOCKED;

@@ -1,0 +1,92 @@
+"""The statements that the store executes, by name; their text is in `sql/statements/`.
+
+`{schema}` is still in them: whatever executes one puts its own schema there (`in_schema`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from bullpen.tasks.storage.postgres.rows import CHANGING, CLAIMED, COLUMNS, NEW, SETTLED, TERMS, array_places
+from bullpen.tasks.storage.postgres.sql_files import fill_placeholders, read_statements
+
+
+def in_schema(statement: str, schema: str) -> str:
+    return statement.replace("{schema}", schema)
+
+
+def _values(columns: Collection[str]) -> str:
+    return ", ".join(f"${number}" for number in range(1, len(columns) + 1))
+
+
+_PLACEHOLDERS = {
+    "schema": "{schema}",
+    "columns": COLUMNS,
+    "claimed": ", ".join(CLAIMED),
+    "settled_arrays": array_places(SETTLED),
+    "new": ", ".join(NEW),
+    "new_values": _values(NEW),
+    "new_arrays": array_places(NEW),
+    "notifies_after_new": f"${len(NEW) + 1}",
+    "changing": ", ".join(CHANGING),
+    "changing_values": _values(CHANGING),
+    "id_after_changing": f"${len(CHANGING) + 1}",
+    "terms": ", ".join(TERMS),
+    "terms_values": _values(TERMS),
+    "id_after_terms": f"${len(TERMS) + 1}",
+}
+
+
+def _read(concept: str) -> dict[str, str]:
+    found = read_statements(f"statements/{concept}.sql")
+    return {name: fill_placeholders(statement, _PLACEHOLDERS) for name, statement in found.items()}
+
+
+_tasks = _read("tasks")
+GET = _tasks["get"]
+COUNT = _tasks["count"]
+DELETE = _tasks["delete"]
+LOCK = _tasks["lock"]
+LOCK_LINKED = _tasks["lock_linked"]
+LOCK_FOLLOWER = _tasks["lock_follower"]
+LOCK_MEMBERS = _tasks["lock_members"]
+UPDATE = _tasks["update"]
+UPDATE_TERMS = _tasks["update_terms"]
+
+_adding = _read("adding")
+ADD = _adding["add"]
+LOCK_KEYS = _adding["lock_keys"]
+KEY_HOLDER = _adding["key_holder"]
+REPLACE = _adding["replace"]
+IMPORT_TASKS = _adding["import_tasks"]
+EXPORT_TASKS = _adding["export_tasks"]
+
+_claims = _read("claims")
+EXCHANGE = _claims["exchange"]
+SETTLE = _claims["settle"]
+FIND_CLAIM = _claims["find_claim"]
+RENEW = _claims["renew"]
+SAVE_PROGRESS = _claims["save_progress"]
+LOCK_LOST = _claims["lock_lost"]
+
+_queues = _read("queues")
+REWIND = _queues["rewind"]
+PAUSE = _queues["pause"]
+RESUME = _queues["resume"]
+PAUSED = _queues["paused"]
+SET_LIMIT = _queues["set_limit"]
+LIMITS = _queues["limits"]
+
+_workers = _read("workers")
+SAVE_WORKER = _workers["save_worker"]
+DELETE_WORKER = _workers["delete_worker"]
+WORKERS = _workers["workers"]
+
+_upkeep = _read("upkeep")
+LOCK_EXPIRED = _upkeep["lock_expired"]
+PRUNE = _upkeep["prune"]
+
+_connection = _read("connection")
+WRONG_SETTINGS = _connection["wrong_settings"]
+HAS_VERSION_TABLE = _connection["has_version_table"]
+IS_SQL_KEYWORD = _connection["is_sql_keyword"]

@@ -1,0 +1,454 @@
+"""The storage port on a PostgreSQL server. Adding, claiming and settling take one round trip each.
+
+`tasks/model/task.py` decides what a task becomes. The function `exchange` repeats its rules in SQL, for many tasks at
+once. The clock is the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+import msgspec
+
+from bullpen.errors import InvalidOption, LeaseLost, TaskExists
+from bullpen.tasks.model.task import (
+    PENDING,
+    RUNNING,
+    Progress,
+    Settlement,
+    Task,
+    TaskStatus,
+    cancelled_by_operator,
+    expired,
+    redriven,
+)
+from bullpen.tasks.model.unique import RETURN, Duplicates
+from bullpen.tasks.storage.notifications import RESULT, WORK
+from bullpen.tasks.storage.port import (
+    AttemptKey,
+    Counts,
+    Decide,
+    Exchange,
+    Limit,
+    Move,
+    Renewal,
+    TaskFilter,
+    WorkerRecord,
+)
+from bullpen.tasks.storage.postgres import statements
+from bullpen.tasks.storage.postgres.claim_cursor import ClaimCursor, Floors
+from bullpen.tasks.storage.postgres.client import PostgresClient
+from bullpen.tasks.storage.postgres.rows import (
+    COLUMNS,
+    SETTLED,
+    arrays,
+    claimed_task,
+    from_text,
+    headers_of,
+    json_of,
+    new_json,
+    settled_row,
+    settlement_json,
+    task_of,
+    to_text,
+    whole_row,
+)
+from bullpen.tasks.storage.postgres.task_table import PostgresTaskTable
+from bullpen.tasks.storage.postgres.user_transaction import (
+    aask,
+    acheck_in_transaction,
+    ask,
+    check_in_transaction,
+    is_async,
+)
+
+T = TypeVar("T")
+
+COPIED = 200  # from so many tasks on, COPY is faster than INSERT, although it takes more round trips
+RESCUE_BATCH = 500
+
+# A connection of the user may encode a parameter of type json once more; it sends a text as it is.
+_AS_JSON = "CAST(CAST({} AS text) AS json)"
+
+_decode_worker = msgspec.json.Decoder(WorkerRecord).decode
+_decode_cursor = msgspec.json.Decoder(tuple[Floors, float, bool]).decode
+_decode_ids = msgspec.json.Decoder(list[str]).decode
+
+
+class PostgresStorage(PostgresClient):
+    """A store in one schema of a PostgreSQL database."""
+
+    @cached_property
+    def claim_cursors(self) -> dict[tuple[str, ...], ClaimCursor]:
+        """By the queues that a worker claims from together."""
+        return {}
+
+    def _cursor(self, queues: Sequence[str]) -> ClaimCursor:
+        return self.claim_cursors.setdefault(tuple(queues), ClaimCursor(queues))
+
+    # Producers.
+
+    async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
+        if not tasks:
+            return []
+        if any(task.unique_key is not None for task in tasks):
+            return await self._add_with_keys(tasks, duplicates)
+        return await super().add(tasks)
+
+    async def _add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        import asyncpg
+
+        async def add(connection: Any) -> Sequence[Task]:
+            if len(tasks) >= COPIED:
+                try:
+                    async with self._transaction_on(connection) as table:
+                        return await table.copy(tasks)
+                except asyncpg.UniqueViolationError:
+                    pass  # an id exists: `add` leaves that task as it is, and returns it
+            return await self._table(connection).add(tasks)
+
+        return await self._ask(add, again=True)
+
+    async def _add_with_keys(self, tasks: Sequence[Task], duplicates: Duplicates) -> Sequence[Task]:
+        """In a transaction that locks the unique keys."""
+        keyed = [task for task in tasks if task.unique_key is not None]
+
+        async def add(table: PostgresTaskTable) -> Sequence[Task]:
+            await table.lock_keys(keyed)
+            return await table.add_keyed(tasks, duplicates)
+
+        return await self._transact(add, again=True)
+
+    def now_in(self, connection: Any) -> float | Awaitable[float]:
+        return self._in(connection, f"SELECT CAST({self.schema}.now() AS text) || {{}}", "", float)
+
+    def add_in(
+        self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN
+    ) -> Sequence[str] | Awaitable[Sequence[str]]:
+        def check(kept: str) -> Sequence[str]:
+            ids = _decode_ids(kept)
+            for task, existing in zip(tasks, ids, strict=True):
+                if rejects and existing != task.id:
+                    raise TaskExists(key=task.unique_key or "", task=existing)
+            return ids
+
+        if duplicates.policy == "replace":
+            raise InvalidOption("on_duplicate", "replace", "'return' or 'reject', with a connection of PostgreSQL")
+        rejects = duplicates.policy == "reject"
+        statement = f"SELECT {self.schema}.add_all({_AS_JSON}, {self.notify}, {rejects})"
+        return self._in(connection, statement, new_json(tasks), check)
+
+    def _in(self, connection: Any, statement: str, parameter: str, then: Callable[[str], T]) -> T | Awaitable[T]:
+        """Execute a statement in the user's transaction, and return what `then` makes of its value."""
+        if is_async(connection):
+            return self._ain(connection, statement, parameter, then)
+        return then(ask(connection, statement, parameter, self.schema))
+
+    async def _ain(self, connection: Any, statement: str, parameter: str, then: Callable[[str], T]) -> T:
+        return then(await aask(connection, statement, parameter, self.schema))
+
+    # Workers.
+
+    async def exchange(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        worker: str,
+        queues: Sequence[str],
+        limit: int,
+        lease: float,
+        claim_id: str,
+    ) -> Exchange:
+        if any(one.children for one in settlements):
+            lost = await self._settle_with_children(settlements)
+            rest = await self.exchange([], worker=worker, queues=queues, limit=limit, lease=lease, claim_id=claim_id)
+            return Exchange(rest.claimed, lost)
+        loop = asyncio.get_running_loop()
+        names = [to_text(name) for name in dict.fromkeys(queues)] if limit > 0 else []
+        cursor = self._cursor(names)
+        began = loop.time()
+        rows = await self._fetch(
+            statements.EXCHANGE,
+            *arrays(SETTLED, map(settled_row, settlements)),
+            to_text(worker),
+            names,
+            limit,
+            lease,
+            to_text(claim_id),
+            *cursor.floors(),
+            cursor.swept_by(began),
+        )
+        refused = set()
+        claimed = []
+        set_by_claim: dict[str, Any] = {}
+        for row in rows:
+            if row["claim_cursor"] is not None:
+                floors, now, from_front = _decode_cursor(row["claim_cursor"])
+                cursor.advance(floors)
+                if from_front:
+                    cursor.record_sweep(now, began, loop.time())
+                set_by_claim = {
+                    "status": RUNNING,
+                    "worker": worker,
+                    "claim_id": claim_id,
+                    "started_at": now,
+                    "lease_until": now + lease,
+                }
+            elif row["func_path"] is None:
+                refused.add(AttemptKey(row["id"], row["attempt"]))
+            else:
+                claimed.append(claimed_task(row, **set_by_claim))
+        return Exchange(tuple(claimed), frozenset(refused))
+
+    async def _settle_with_children(self, settlements: Sequence[Settlement]) -> frozenset[AttemptKey]:
+        """Apply settlements and add their children, in one transaction. Returns the refused ones; their children
+        are not added.
+        """
+        keyed = [child for one in settlements for child in one.children if child.unique_key is not None]
+
+        async def settle(table: PostgresTaskTable) -> frozenset[AttemptKey]:
+            await table.lock_keys(keyed)
+            rows = await table.settle(settlements)
+            refused = frozenset(AttemptKey(row["id"], row["attempt"]) for row in rows)
+            children = [
+                child for one in settlements if AttemptKey(one.id, one.attempt) not in refused for child in one.children
+            ]
+            plain = [child for child in children if child.unique_key is None]
+            if plain:
+                await table.add(plain)
+            await table.add_keyed([child for child in children if child.unique_key is not None], RETURN)
+            return refused
+
+        return await self._transact(settle)
+
+    def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
+        statement = f"SELECT {self.schema}.settle({_AS_JSON})"
+        if is_async(connection):
+            return self._asettle_in(connection, statement, settlement)
+        check_in_transaction(connection)
+        _check_settled(settlement, ask(connection, statement, settlement_json(settlement), self.schema))
+        if settlement.children:
+            self.add_in(connection, settlement.children)
+        return None
+
+    async def _asettle_in(self, connection: Any, statement: str, settlement: Settlement) -> None:
+        await acheck_in_transaction(connection)
+        _check_settled(settlement, await aask(connection, statement, settlement_json(settlement), self.schema))
+        if settlement.children:
+            adding = self.add_in(connection, settlement.children)
+            assert isinstance(adding, Awaitable)
+            await adding
+
+    async def find_claim(self, claim_id: str) -> Sequence[Task]:
+        return [task_of(row) for row in await self._fetch(statements.FIND_CLAIM, to_text(claim_id))]
+
+    async def renew(self, holds: Sequence[AttemptKey], lease: float) -> Renewal:
+        rows = await self._fetch(
+            statements.RENEW,
+            [hold.id for hold in holds],
+            [hold.attempt for hold in holds],
+            lease,
+        )
+        kept = {AttemptKey(row["id"], row["attempt"]): row["cancel_requested"] for row in rows}
+        return Renewal(
+            frozenset(hold for hold in holds if hold not in kept),
+            frozenset(hold for hold, wanted in kept.items() if wanted),
+        )
+
+    async def note_progress(self, hold: AttemptKey, progress: Progress) -> bool:
+        return bool(await self._fetch(statements.SAVE_PROGRESS, hold.id, hold.attempt, json_of(progress)))
+
+    async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
+        dead = [to_text(worker) for worker in dead_workers]
+
+        async def rescue(table: PostgresTaskTable) -> Sequence[Task]:
+            settlements: list[Settlement] = []
+            after = ""
+            now = await table.now()
+            while len(settlements) < limit:
+                rows = await table.fetch(statements.LOCK_LOST, after, dead, now, RESCUE_BATCH)
+                for row in rows:
+                    settlement = decide(task_of(row), now)
+                    if settlement is not None and len(settlements) < limit:
+                        settlements.append(settlement)
+                if len(rows) < RESCUE_BATCH:
+                    break
+                after = rows[-1]["id"]
+            if not settlements:
+                return []
+            await table.settle(settlements)
+            return await table.get([one.id for one in settlements])
+
+        return await self._transact(rescue)
+
+    # Waiting.
+
+    async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
+        names = [to_text(queue) for queue in dict.fromkeys(queues)]
+        next_work = "SELECT {schema}.next_work($1, $2, $3)"
+        cursor = self._cursor(names)
+        clock = asyncio.get_running_loop().time
+
+        async def soonest() -> float | None:
+            return cursor.seconds_until_claim(await self._fetchval(next_work, names, *cursor.search_floors()), clock())
+
+        await self._wait(self._listen, timeout, [WORK + name for name in names], soonest)
+
+    async def wait_for_result(self, task_id: str, completed_runs: int, timeout: float) -> None:
+        async def is_there() -> float | None:
+            return await self._fetchval("SELECT {schema}.await_end($1, $2)", task_id, completed_runs, again=True)  # type: ignore[no-any-return]
+
+        await self._wait(self._listen, timeout, [RESULT + task_id], is_there)
+
+    # Operators.
+
+    async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
+        rows = await self._fetch(statements.GET, list(ids), again=True)
+        by_id = {row["id"]: row for row in rows}
+        return [task_of(by_id[task_id]) if task_id in by_id else None for task_id in ids]
+
+    async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
+        conditions: list[str] = []
+        values: list[Any] = []
+
+        def add(condition: str, value: Any) -> None:
+            values.append(value)
+            conditions.append(condition.format(f"${len(values)}"))
+
+        if which.ids is not None:
+            add("id = ANY ({})", list(which.ids))
+        if which.queues is not None:
+            add("queue = ANY ({})", [to_text(queue) for queue in which.queues])
+        if which.statuses is not None:
+            add("status = ANY ({})", [status.value for status in which.statuses])
+        if which.func_path is not None:
+            add("func_path = {}", to_text(which.func_path))
+        if which.worker is not None:
+            add("worker = {}", to_text(which.worker))
+        if after is not None:
+            add("id > {}", after)
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        values.append(limit)
+        rows = await self._fetch(
+            f"SELECT {COLUMNS} FROM {{schema}}.task {where} ORDER BY id LIMIT ${len(values)}", *values, again=True
+        )
+        return [task_of(row) for row in rows]
+
+    async def counts(self) -> Counts:
+        counts: dict[str, dict[TaskStatus, int]] = {}
+        for queue, status, count in await self._fetch(statements.COUNT, again=True):
+            counts.setdefault(from_text(queue), {})[TaskStatus(status)] = count
+        return counts
+
+    async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
+        return await self.change(ids, cancelled_by_operator)
+
+    async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
+        return await self.change(ids, redriven)
+
+    async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
+        return await self._transact(lambda table: table.change(ids, move))
+
+    async def delete(self, ids: Sequence[str]) -> int:
+        return len(await self._fetch(statements.DELETE, list(ids)))
+
+    # Moving tasks between stores.
+
+    async def import_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
+        async def import_all(table: PostgresTaskTable) -> frozenset[str]:
+            await table.lock_keys([task for task in tasks if task.unique_key is not None])
+            given = await table.importable(tasks)
+            rows = await table.fetch(statements.IMPORT_TASKS, json_of(list(map(whole_row, given))))
+            kept = frozenset(row["id"] for row in rows)
+            for queue in {task.queue for task in given if task.id in kept and task.status is PENDING}:
+                await table.rewind(queue)
+                await table.send_notification(WORK + to_text(queue))
+            return kept
+
+        return await self._transact(import_all)
+
+    async def export_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
+        given = [task for task in tasks if task.status is not RUNNING]
+        rows = await self._fetch(
+            statements.EXPORT_TASKS,
+            [task.id for task in given],
+            [task.status.value for task in given],
+            [task.attempt for task in given],
+            [task.eta for task in given],
+            [headers_of(task) for task in given],
+        )
+        return frozenset(row["id"] for row in rows)
+
+    # Upkeep.
+
+    async def expire(self, *, limit: int) -> Sequence[Task]:
+        async def expire(table: PostgresTaskTable) -> Sequence[Task]:
+            late = await table.fetch(statements.LOCK_EXPIRED, limit)
+            return await table.change([row["id"] for row in late], expired) if late else []
+
+        return await self._transact(expire)
+
+    async def prune(self, *, limit: int) -> int:
+        return len(await self._fetch(statements.PRUNE, limit))
+
+    # Workers, queues, limits.
+
+    async def save_worker(self, record: WorkerRecord) -> None:
+        await self._fetch(statements.SAVE_WORKER, to_text(record.id), json_of(record))
+
+    async def delete_worker(self, worker: str) -> None:
+        await self._fetch(statements.DELETE_WORKER, to_text(worker))
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        rows = await self._fetch(statements.WORKERS, again=True)
+        return [msgspec.structs.replace(_decode_worker(record), seen_at=seen_at) for record, seen_at in rows]
+
+    async def pause(self, queue: str) -> None:
+        await self._fetch(statements.PAUSE, to_text(queue))
+
+    async def resume(self, queue: str) -> None:
+        async def resume(table: PostgresTaskTable) -> None:
+            await table.execute(statements.RESUME, to_text(queue))
+            await table.send_notification(WORK + to_text(queue))
+
+        await self._transact(resume)
+
+    async def paused(self) -> frozenset[str]:
+        return frozenset(from_text(row["name"]) for row in await self._fetch(statements.PAUSED, again=True))
+
+    async def set_limit(self, limit: Limit) -> None:
+        async def set_limit(table: PostgresTaskTable) -> None:
+            await table.execute(
+                statements.SET_LIMIT,
+                to_text(limit.queue),
+                limit.is_limit,
+                limit.max_running,
+                limit.max_running_per_key,
+                limit.rate,
+                limit.in_order,
+                limit.declared,
+            )
+            await table.send_notification(WORK + to_text(limit.queue))
+
+        await self._transact(set_limit)
+
+    async def limits(self) -> Sequence[Limit]:
+        return [
+            Limit(
+                queue=from_text(row["name"]),
+                max_running=row["max_running"],
+                max_running_per_key=row["max_running_per_key"],
+                rate=row["rate"],
+                in_order=row["in_order"],
+                declared=row["declared"],
+            )
+            for row in await self._fetch(statements.LIMITS, again=True)
+        ]
+
+
+def _check_settled(settlement: Settlement, refused: str) -> None:
+    if _decode_ids(refused):
+        raise LeaseLost(task=settlement.id, attempt=settlement.attempt)

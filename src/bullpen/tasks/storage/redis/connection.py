@@ -1,0 +1,164 @@
+"""Running commands and scripts on a server.
+
+A lost connection never repeats a command that is not safe to repeat. The three kinds of connection are in
+`loop_connection.py`, `blocking_connection.py` and `cluster_connection.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from bullpen.errors import InvalidOption
+from bullpen.tasks.storage.notifications import Hear
+from bullpen.tasks.storage.redis.raw_connection import (
+    HEALTH_CHECK,
+)
+
+_pack_command: Callable[[tuple[Any, ...]], bytes] | None
+try:
+    from hiredis import pack_command as _pack_command
+except ImportError:  # the extra installs hiredis, but redis-py works without it
+    _pack_command = None
+
+BATCH = 100  # commands that are sent before their replies are read
+
+
+class RedisConnection:
+    """The common part. redis-py is configured never to repeat a command by itself."""
+
+    def __init__(self) -> None:
+        from redis import exceptions
+
+        self._errors = exceptions
+        self._idle: list[Any] = []  # connections
+
+    async def execute(self, *words: Any) -> Any:
+        """Run one command and return the reply of the server."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    async def execute_after_subscribers(self, *words: Any) -> Any:
+        """Run a command so that the server writes to its subscribers before it replies, if this connection can."""
+        return await self.execute(*words)
+
+    async def run(
+        self, script: str, keys: Sequence[str], words: Sequence[Any], *, once: bool = False, others_first: bool = False
+    ) -> Any:
+        """Run a script. If the connection is lost, it runs again, unless `once` says that this is not safe.
+        `others_first`: subscribers to what the script publishes are served before the caller.
+        """
+        execute = self.execute_after_subscribers if others_first else self.execute
+        try:
+            return await self._run(execute, script, keys, words)
+        except self._errors.ConnectionError:
+            if once:
+                raise
+            return await self._run(execute, script, keys, words)
+
+    async def _run(
+        self, execute: Callable[..., Awaitable[Any]], script: str, keys: Sequence[str], words: Sequence[Any]
+    ) -> Any:
+        try:
+            return await execute("EVALSHA", _digest(script), len(keys), *keys, *words)
+        except self._errors.NoScriptError:
+            return await execute("EVAL", script, len(keys), *keys, *words)
+
+    async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+        """Run a script that is safe to repeat, once for each key."""
+        if len(calls) == 1:
+            ((key, words),) = calls
+            return [await self.run(script, [key], words)]
+        answers = await self._answers([("EVALSHA", _digest(script), 1, key, *words) for key, words in calls])
+        for number, (key, words) in enumerate(calls):
+            if isinstance(answers[number], self._errors.NoScriptError):
+                answers[number] = await self.run(script, [key], words)
+        return _unless_error(answers)
+
+    async def execute_many(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run several commands that are safe to repeat."""
+        return _unless_error(await self._answers(commands))
+
+    async def _answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        answers: list[Any] = []
+        for start in range(0, len(commands), BATCH):
+            some = [pack_command(words) for words in commands[start : start + BATCH]]
+            try:
+                answers += await self._execute_packed(some)
+            except self._errors.ConnectionError:
+                answers += await self._execute_packed(some)
+        return answers
+
+    async def _execute_packed(self, packed: Sequence[bytes]) -> list[Any]:
+        """Send packed commands at once. Error replies are returned, not raised."""
+        raise NotImplementedError
+
+    def _replica_error(self, answers: Sequence[Any]) -> Exception | None:
+        """The error of a server that has become a replica, if one is among the replies. A new connection may reach the
+        primary.
+        """
+        for answer in answers:
+            if isinstance(answer, self._errors.ResponseError) and (
+                isinstance(answer, self._errors.ReadOnlyError | self._errors.MasterDownError)
+                or "-READONLY" in str(answer)  # the error of a script, up to Redis 6
+            ):
+                return answer
+        return None
+
+    async def execute_on_all_nodes(self, *words: Any) -> list[Any]:
+        """Run one command on each server of a cluster, or on the only one."""
+        return [await self.execute(*words)]
+
+    async def now(self) -> float:
+        seconds, microseconds = await self.execute("TIME")
+        return float(seconds) + float(microseconds) / 1e6
+
+    async def listen(self, channels: Sequence[str], begin: Callable[[], None], hear: Hear) -> None:
+        """Subscribe to channels until the connection is lost, as `notifications.Listen` says."""
+        raise NotImplementedError
+
+
+def _unless_error(answers: list[Any]) -> list[Any]:
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+def new_client(kind: Any, retry: Any, url: str, **options: Any) -> Any:
+    """A client of redis-py that has checked its options, but is not connected."""
+    from redis.backoff import NoBackoff
+
+    try:
+        client = kind.from_url(url, health_check_interval=HEALTH_CHECK, retry=retry(NoBackoff(), 0), **options)
+        if hasattr(client, "connection_pool"):  # a cluster client makes one for each node later
+            new_connection(client)
+    except (TypeError, ValueError) as error:
+        names = ", ".join(name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True))
+        allowed = f"redis://host/number, with ?prefix= and options of redis-py, which says: {error}"
+        raise InvalidOption("url", f"?{names}", allowed) from error
+    return client
+
+
+def new_connection(client: Any) -> Any:
+    """A connection that the pool of redis-py does not count, because the pool would not learn of its end."""
+    pool = client.connection_pool
+    return pool.connection_class(**pool.connection_kwargs)
+
+
+def pack_command(words: tuple[Any, ...]) -> bytes:
+    """Encode a command."""
+    if _pack_command is not None:
+        return _pack_command(words)
+    encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
+
+
+@cache
+def _digest(script: str) -> str:
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()

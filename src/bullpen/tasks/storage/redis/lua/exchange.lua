@@ -1,0 +1,158 @@
+-- Settle tasks and claim others, in one step: a worker never holds more than it asked for.
+-- KEYS: the tags of the settled tasks, of their children and of the queues to claim from, each once. ARGV: {channel,
+-- worker, limit, lease, claim id, names of the queues, numbers of the queues to claim from, settlements as
+-- `rows.settlement_of` packs them, number of the argument that has the state of a new task}, then results and bodies.
+-- Returns id and attempt of each settlement that was refused; the end of the new leases; for each claimed task the
+-- number of its queue, id, state, body, result and dependencies; and the rows of the tasks that were settled by their
+-- lease.
+-- Repeats `model.task.applies`, `settled` and `claimed`, and `model.links`. Held by ClaimingTests, SettlingTests,
+-- LimitTests, LinkTests and the model in tests/properties/test_server_storage_model.py.
+-- WITH clock
+local channel, worker, limit, lease, claim_id, names, wanted, settlements, new_state = unpack(cmsgpack.unpack(ARGV[1]))
+
+-- A lone success without children, keys and dependencies, with nothing to claim, is what a waiting client is most often
+-- waiting for. It is written out here; the general case below would do the same.
+local one = settlements[1]
+if #settlements == 1 and limit == 0 and one[4] == 'success' and not one[14] and not one[15] and #one[16] == 0 then
+    local tag, id, result = KEYS[one[1]], one[2], one[12] and ARGV[one[12]]
+    local state = redis.call('HGET', tag .. ':state', id)
+    local task = state and cmsgpack.unpack(state)
+    if task and task[STATUS] == 'running' and task[ATTEMPT] == one[3] and task[CONCURRENCY_KEY] == ''
+        and task[NEXT_TASK_ID] == '' and task[DEPENDS_ON] == 0 then
+        local now = server_time()
+        redis.call('ZREM', tag .. ':running', id)  -- before what needs memory: see `parts/write_when_full.lua`
+        task[STATUS], task[FAILURES], task[CRASHES], task[COMPLETED_RUNS] = 'success', one[9], one[10], one[11]
+        task[CLAIM_ID], task[FINISHED_AT] = '', now
+        if result then
+            redis.call('HSET', tag .. ':result', id, result)
+        elseif task[HAS_RESULT] then
+            redis.call('HDEL', tag .. ':result', id)
+        end
+        task[HAS_RESULT], task[RESULT_DROPPED] = result and true or false, one[13]
+        local packed, prune_at = cmsgpack.pack(task), 'inf'
+        if task[RESULT_TTL] >= 0 then
+            prune_at = string.format('%.17g', math.max(now + task[RESULT_TTL], task[UNIQUE_UNTIL]))
+        end
+        redis.call('ZADD', tag .. ':finished', prune_at, id)
+        redis.call('HSET', tag .. ':state', id, packed)
+        redis.call('HINCRBY', tag .. ':counts', 'success', 1)
+        if task[AWAITED] == true then
+            redis.call('PUBLISH', channel .. ':ends', 'r' .. id)
+        elseif task[AWAITED] then
+            local body, attachment = redis.call('HGET', tag .. ':body', id), ''
+            if body and #body + #packed + #(result or '') < MAX_ATTACHMENT - 1000 then
+                attachment = '\0' .. #id .. ':' .. id .. #packed .. ':' .. packed .. #body .. ':' .. body
+                    .. (result and #result .. ':' .. result or '-1:') .. '-1:-1:'
+            end
+            redis.call('PUBLISH', task[AWAITED], 'r' .. id .. attachment)
+        end
+        if redis.call('EXISTS', tag .. ':limits') == 1 then redis.call('PUBLISH', channel, 'w' .. names[one[1]]) end
+        return {{}, '0', {}, {}}
+    end
+end
+
+-- WITH common write_when_full indexes pick claim task_rows attachment
+local now = server_time()
+if #settlements > 0 then allow_writes_when_full(KEYS[1] .. ':state') end
+local queues, freed, again_in, refused, ended, awaited = {}, {}, {}, {}, {}, {}
+local ids, tasks, by_lease = {}, {}, {}
+for number, tag in ipairs(KEYS) do queues[number], ids[number] = changes(tag), {} end
+for _, one in ipairs(settlements) do table.insert(ids[one[1]], one[2]) end
+for number, some in ipairs(ids) do
+    local found, by_id = read(KEYS[number], some), {}
+    for i, id in ipairs(some) do by_id[id] = by_id[id] or found[i] end
+    tasks[number] = by_id
+end
+for _, one in ipairs(settlements) do
+    local number, id, attempt, status, delay, eta, scheduled_at, next_run = one[1], one[2], one[3], one[4], one[5], one[6],
+        one[7], one[8]
+    local failures, crashes, completed_runs, result, dropped, problem, lease_until = one[9], one[10], one[11], one[12], one[13],
+        one[14], one[15]
+    local task, queue = tasks[number][id], queues[number]
+    if not task or task[STATUS] ~= 'running' or task[ATTEMPT] ~= attempt or (lease_until
+        and tonumber(redis.call('ZSCORE', queue.tag .. ':running', id) or 0) ~= lease_until) then
+        refused[#refused + 1] = id
+        refused[#refused + 1] = attempt
+    else
+        leave(queue, id, task)
+        local waits = status == 'pending'
+        local completed = status == 'success' or (waits and completed_runs > task[COMPLETED_RUNS])
+        local again = waits and not task[CANCEL_REQUESTED]
+        if waits and not again then status = completed and 'success' or 'cancelled' end
+        task[STATUS], task[FAILURES], task[CRASHES], task[COMPLETED_RUNS] = status, failures, crashes, completed_runs
+        task[CLAIM_ID], task[FINISHED_AT] = '', (again and not completed) and 0 or now
+        if again then
+            task[WORKER] = ''
+            if task[HOLD] == 'changed' and next_run then
+                task[ETA], task[SCHEDULED_AT], task[HOLD] = now, UNPLANNED, ''
+            else
+                task[ETA], task[SCHEDULED_AT] = task[HOLD] == 'paused' and LAST_DAY or eta or now + delay, scheduled_at
+            end
+        end
+        if completed then
+            if result then
+                local results = queue.results
+                results[#results + 1] = id
+                results[#results + 1] = ARGV[result]
+            elseif task[HAS_RESULT] then
+                redis.call('HDEL', queue.tag .. ':result', id)
+            end
+            task[HAS_RESULT], task[RESULT_DROPPED] = result and true or false, dropped
+        end
+        if problem then add_error(task, problem) end
+        local packed = enter(queue, id, task)
+        if task[AWAITED] and (not again or completed) then
+            awaited[#awaited + 1] = {queue.tag, id, task, packed, completed and result and ARGV[result]}
+        end
+        if again then again_in[number] = true end
+        freed[number] = (freed[number] or 0) + 1
+        if lease_until then put(by_lease, number, id) end
+        if (task[NEXT_TASK_ID] ~= '' and not again) or #one[16] > 0 then
+            ended[#ended + 1] = {queue.tag, id, task, one[16]}
+        end
+    end
+end
+for _, queue in ipairs(queues) do flush(queue) end
+for _, one in ipairs(awaited) do
+    local tag, id, task, packed, result = unpack(one, 1, 5)
+    local body, rows = task[AWAITED] ~= true and redis.call('HGET', tag .. ':body', id), {}
+    if body then append_row(tag, rows, id, task, packed, body, result) end
+    publish_end(channel, id, task, body and as_attachment(rows, 6))
+end
+if #ended > 0 then
+-- WITH queue_list dependencies add_tasks
+    for _, one in ipairs(ended) do
+        local tag, id, task, children = one[1], one[2], one[3], one[4]
+        if is_final(task[STATUS]) then update_followers(tag, id, task, nil, now, channel) end
+        if #children > 0 then
+            local to = to_add_to(KEYS, children)
+            add(to, children, ARGV[new_state], 'return', -1, now)
+            for _, queue in ipairs(to) do
+                if #queue.all > 0 then
+                    list_queue(queue.tag)
+                    publish_work(channel, queue.tag)
+                end
+            end
+        end
+    end
+end
+local claimed = {}
+if limit > 0 and #wanted > 0 then
+    local tags, number_of = {}, {}
+    for i, number in ipairs(wanted) do tags[i], number_of[KEYS[number]] = KEYS[number], number end
+    claimed = claim(tags, limit, now, worker, lease, claim_id)
+    for i = 1, #claimed, 6 do
+        local number = number_of[claimed[i]]
+        claimed[i] = number
+        freed[number] = (freed[number] or 0) - 1
+    end
+end
+-- Notify other workers of tasks that are due again, and of room in a limited queue that this claim did not use.
+for number, queue in ipairs(queues) do
+    if again_in[number] or ((freed[number] or 0) > 0 and redis.call('EXISTS', queue.tag .. ':limits') == 1) then
+        redis.call('PUBLISH', channel, 'w' .. names[number])
+    end
+end
+local taken = {}
+for number, some in pairs(by_lease) do taken[#taken + 1] = {number, rows_of(KEYS[number], some)} end
+return {refused, exact(now + lease), claimed, taken}

@@ -1,0 +1,13 @@
+-- Find running tasks whose lease has ended, or whose worker is dead. It changes nothing: `exchange.lua` settles them.
+-- KEYS: a tag. ARGV: dead workers. Returns the time, and rows. Held by LeaseTests.
+-- WITH clock common task_rows
+local tag, now = KEYS[1], server_time()
+local late = redis.call('ZRANGEBYSCORE', tag .. ':running', '-inf', now)
+if #ARGV > 0 then
+    local dead, ids = {}, redis.call('ZRANGEBYSCORE', tag .. ':running', '(' .. exact(now), 'inf')
+    for _, worker in ipairs(ARGV) do dead[worker] = true end
+    for i, task in ipairs(read(tag, ids)) do
+        if task and dead[task[WORKER]] then late[#late + 1] = ids[i] end
+    end
+end
+return {exact(now), rows_of(tag, late)}

@@ -1,0 +1,16 @@
+-- Read one page of a queue, in the order of ids.
+-- KEYS: a tag. ARGV: size of the page, the id to start after or '', '1' for running tasks only. Returns rows.
+-- Held by PeopleTests.
+-- WITH clock common task_rows
+local tag, most, after = KEYS[1], tonumber(ARGV[1]), ARGV[2]
+if ARGV[3] ~= '1' then
+    local start = after == '' and '-' or '(' .. after
+    return rows_of(tag, redis.call('ZRANGEBYLEX', tag .. ':ids', start, '+', 'LIMIT', 0, most))
+end
+local ids = {}
+for _, id in ipairs(redis.call('ZRANGE', tag .. ':running', 0, -1)) do
+    if id > after then ids[#ids + 1] = id end
+end
+table.sort(ids)
+for i = #ids, most + 1, -1 do ids[i] = nil end
+return rows_of(tag, ids)

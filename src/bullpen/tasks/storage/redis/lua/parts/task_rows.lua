@@ -1,0 +1,30 @@
+-- A row is a task in six words: id, state, body, result, dependencies, lease. `rows.task_of` reads it.
+
+-- `result`: if the script has it.
+local function append_row(tag, rows, id, task, packed, body, result)
+    local n = #rows
+    rows[n + 1], rows[n + 2], rows[n + 3] = id, packed, body
+    rows[n + 4] = task[HAS_RESULT] and (result or redis.call('HGET', tag .. ':result', id))
+    rows[n + 5] = task[DEPENDS_ON] > 0 and redis.call('HGET', tag .. ':depends_on', id)
+    rows[n + 6] = task[STATUS] == 'running' and redis.call('ZSCORE', tag .. ':running', id)
+end
+
+-- The ids of the running tasks of a claim.
+local function claimed_as(tag, claim_id)
+    local found, ids = {}, redis.call('ZRANGE', tag .. ':running', 0, -1)
+    for i, task in ipairs(read(tag, ids)) do
+        if task and task[CLAIM_ID] == claim_id then found[#found + 1] = ids[i] end
+    end
+    return found
+end
+
+-- The rows of the tasks that exist.
+local function rows_of(tag, ids)
+    local rows = {}
+    if #ids == 0 then return rows end
+    local states, bodies = values(tag .. ':state', ids), values(tag .. ':body', ids)
+    for i, id in ipairs(ids) do
+        if states[i] and bodies[i] then append_row(tag, rows, id, cmsgpack.unpack(states[i]), states[i], bodies[i]) end
+    end
+    return rows
+end

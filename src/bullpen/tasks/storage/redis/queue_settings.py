@@ -1,0 +1,73 @@
+"""Records of workers, and the pause and limits of queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from bullpen.tasks.storage.port import Limit, WorkerRecord
+from bullpen.tasks.storage.redis import scripts
+from bullpen.tasks.storage.redis.client import RedisClient
+from bullpen.tasks.storage.redis.failures import translated_errors
+
+_decode_worker = msgspec.json.Decoder(WorkerRecord).decode
+
+
+class QueueSettings(RedisClient):
+    """Values that are stored beside the tasks."""
+
+    async def save_worker(self, record: WorkerRecord) -> None:
+        seen = msgspec.structs.replace(record, seen_at=await self.now())
+        with translated_errors(self.name):
+            connection = await self._connected()
+            words = [record.id, msgspec.json.encode(seen)]
+            await connection.run(scripts.SAVE_WORKER, [f"{self.prefix}:workers"], words)
+
+    async def delete_worker(self, worker: str) -> None:
+        await self._execute("HDEL", f"{self.prefix}:workers", worker)
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        records = await self._execute("HVALS", f"{self.prefix}:workers")
+        return sorted(map(_decode_worker, records), key=lambda record: record.id)
+
+    async def pause(self, queue: str) -> None:
+        await self._list_first([queue])
+        await self._run(scripts.SET_LIMITS, queue, [self._channel, queue, "paused", "1"])
+
+    async def resume(self, queue: str) -> None:
+        await self._run(scripts.SET_LIMITS, queue, [self._channel, queue, "paused", ""])
+
+    async def paused(self) -> frozenset[str]:
+        names = await self._queues()
+        answers = await self._execute_for_queues(names, "HEXISTS", "limits", "paused")
+        return frozenset(name for name, is_paused in zip(names, answers, strict=True) if is_paused)
+
+    async def set_limit(self, limit: Limit) -> None:
+        terms = {
+            "max_running": limit.max_running,
+            "max_running_per_key": limit.max_running_per_key,
+            "rate": None if limit.rate is None else repr(float(limit.rate)),
+            "in_order": 1 if limit.in_order else None,
+            "declared": 1 if limit.declared and limit.is_limit else None,
+        }
+        await self._list_first([limit.queue])
+        given = [word for name, term in terms.items() for word in (name, "" if term is None else term)]
+        await self._run(scripts.SET_LIMITS, limit.queue, [self._channel, limit.queue, *given])
+
+    async def limits(self) -> Sequence[Limit]:
+        limits = []
+        queues = await self._queues()
+        terms = Limit.__struct_fields__[1:]
+        for queue, words in zip(queues, await self._execute_for_queues(queues, "HMGET", "limits", *terms), strict=True):
+            most, per_key, rate, in_order, declared = words
+            limit = Limit(
+                queue=queue,
+                max_running=None if most is None else int(most),
+                max_running_per_key=None if per_key is None else int(per_key),
+                rate=None if rate is None else float(rate),
+                in_order=in_order is not None,
+                declared=declared is not None,
+            )
+            limits += [limit] if limit.is_limit else []
+        return limits

@@ -1,0 +1,91 @@
+"""Reading tasks: by id, by filter, by claim, and how many there are."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+from bullpen.tasks.model.task import RUNNING, Task, TaskStatus
+from bullpen.tasks.storage.port import Counts, TaskFilter
+from bullpen.tasks.storage.redis import scripts
+from bullpen.tasks.storage.redis.client import RedisClient
+from bullpen.tasks.storage.redis.rows import task_of
+
+Tasks = list[Task]  # because `list` is a verb of the store
+PAGE = 200  # tasks that one script reads
+
+
+class TaskReading(RedisClient):
+    """The verbs that change nothing."""
+
+    async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
+        by_queue = await self._by_queue(ids)
+        found: dict[str, Task] = {}
+        for queue, words in zip(by_queue, await self._run_each(scripts.GET_TASKS, list(by_queue.items())), strict=True):
+            found |= {task.id: task for task in self._tasks(queue, words)}
+        return [found.get(task_id) for task_id in ids]
+
+    async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
+        if which.ids is not None:
+            tasks = [task for task in await self.get(list(dict.fromkeys(which.ids))) if task is not None]
+            fitting = [task for task in tasks if _fits(task, which) and (after is None or task.id > after)]
+            return sorted(fitting, key=lambda task: task.id)[:limit]
+        found: Tasks = []
+        for queue in await self._queues():
+            if which.queues is None or queue in which.queues:
+                found += await self._list_queue(queue, which, limit, after)
+        return heapq.nsmallest(limit, found, key=lambda task: task.id)
+
+    async def _list_queue(self, queue: str, which: TaskFilter, limit: int, after: str | None) -> Tasks:
+        found: Tasks = []
+        only_running = "1" if which.statuses == (RUNNING,) else "0"
+        while len(found) < limit:
+            rows = await self._run(scripts.LIST_TASKS, queue, [str(PAGE), after or "", only_running])
+            page = self._tasks(queue, rows)
+            found += [task for task in page if _fits(task, which)]
+            if len(page) < PAGE:
+                break
+            after = page[-1].id
+        return found[:limit]
+
+    async def counts(self) -> Counts:
+        queues = await self._queues()
+        answers = await self._run_each(scripts.COUNT, [(queue, list(TaskStatus)) for queue in queues])
+        counts = {}
+        for queue, found in zip(queues, answers, strict=True):
+            of_queue = {status: int(count) for status, count in zip(TaskStatus, found, strict=True) if int(count or 0)}
+            if of_queue:
+                counts[queue] = of_queue
+        return counts
+
+    async def find_claim(self, claim_id: str) -> Sequence[Task]:
+        queues = await self._queues()
+        answers = await self._run_each(scripts.FIND_CLAIM, [(queue, [claim_id]) for queue in queues])
+        found = [task for queue, words in zip(queues, answers, strict=True) for task in self._tasks(queue, words)]
+        return sorted(found, key=lambda task: (-task.priority, task.eta, task.id))
+
+    def _tasks(self, queue: str, words: Sequence[Any]) -> Tasks:
+        """The tasks of rows, as `parts/task_rows.lua` has them."""
+        tasks = []
+        for at in range(0, len(words), 6):
+            *stored, lease = words[at : at + 6]
+            tasks.append(task_of(queue, None if lease is None else float(lease), *stored))
+        return tasks
+
+    def _changed(self, queues: Sequence[str], words: Sequence[Any]) -> Tasks:
+        """The tasks of rows with the number of their queue before each, as `parts/change_each.lua` has them."""
+        return [
+            task
+            for at in range(0, len(words), 7)
+            for task in self._tasks(queues[int(words[at]) - 1], words[at + 1 : at + 7])
+        ]
+
+
+def _fits(task: Task, which: TaskFilter) -> bool:
+    return (
+        (which.queues is None or task.queue in which.queues)
+        and (which.statuses is None or task.status in which.statuses)
+        and (which.func_path is None or task.func_path == which.func_path)
+        and (which.worker is None or task.worker == which.worker)
+    )

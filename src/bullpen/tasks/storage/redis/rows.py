@@ -1,0 +1,387 @@
+"""A task as two packed values, and back: `TaskBody`, which no script reads, and `TaskState`, the rest.
+
+Both are arrays in msgpack. Scripts read and write states. Lua has no None in an array: a state has 0, -1 or an empty
+text instead. New fields go to the end and have a default, because older tasks do not have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from bullpen.tasks.model.ids import is_schedule
+from bullpen.tasks.model.retry import Backoff
+from bullpen.tasks.model.schedule import Schedule
+from bullpen.tasks.model.task import (
+    NEVER,
+    DependsOn,
+    OnFailure,
+    Progress,
+    ScheduleHold,
+    Settlement,
+    Task,
+    TaskError,
+    TaskStatus,
+)
+from bullpen.tasks.model.task_batch import TaskBatch, ids_of, templates_of
+
+
+class TaskBody(msgspec.Struct, array_like=True, gc=False):
+    func_path: str
+    payload: bytes
+    codec: str
+    interval: float | None
+    max_retries: int
+    backoff: Backoff
+    timeout: float | None
+    at_most_once: bool
+    on_failure: OnFailure
+    headers: dict[str, str]
+    schedule: Schedule | None = None
+
+
+class TaskState(msgspec.Struct, array_like=True, gc=False):
+    """Scripts use the names of the fields in capitals."""
+
+    status: str = "pending"
+    attempt: int = 0
+    priority: int = 0
+    eta: float = 0.0
+    failures: int = 0
+    crashes: int = 0
+    completed_runs: int = 0
+    worker: str = ""
+    claim_id: str = ""
+    created_at: float = 0.0
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    expires: float = 0.0
+    result_ttl: float = -1.0
+    unique_key: str = ""
+    concurrency_key: str = ""
+    cancel_requested: bool = False
+    awaited: bool | str = False  # the channel of the client that waits for the end, or True for several clients
+    has_result: bool = False
+    result_dropped: str = ""
+    progress: str = ""  # JSON
+    errors: list[str] = []  # each JSON
+    scheduled_at: float = -1.0
+    hold: ScheduleHold = ""
+    unique_until: float = 0.0
+    keeps_key: bool = True  # whether it holds its unique key after it has started
+    next_task_id: str = ""
+    waits_for: int = 0
+    run_always: bool = False  # even if a dependency fails
+    depends_on: int = 0  # how many; their ids are in a hash of their own
+    many: bool = False
+    place: str = ""
+
+
+pack = msgspec.msgpack.Encoder().encode
+_HEAD = 1  # bytes before the first field of an array with fewer than 16 fields
+NEW_STATE = pack(TaskState())
+_NO_DEPENDENCIES = DependsOn(ids=())
+
+_statuses = {status.value: status for status in TaskStatus}
+_decode_state = msgspec.msgpack.Decoder(TaskState).decode
+_decode_body = msgspec.msgpack.Decoder(TaskBody).decode
+_decode_ids = msgspec.msgpack.Decoder(tuple[str, ...]).decode
+_decode_progress = msgspec.json.Decoder(Progress).decode
+_decode_error = msgspec.json.Decoder(TaskError).decode
+
+
+def body_of(task: Task) -> bytes:
+    return pack(_body_of(task))
+
+
+def ids_and_bodies(tasks: Sequence[Task]) -> list[Any]:
+    """The id and body of each task. Of a batch, only the payloads are packed one by one."""
+    words: list[Any] = []
+    if type(tasks) is TaskBatch:
+        before, behind = _around_payload(tasks.template)
+        for task_id, payload in zip(tasks.ids, tasks.payloads, strict=True):
+            words += (task_id, before + pack(payload) + behind)
+    else:
+        for task in tasks:
+            words += (task.id, body_of(task))
+    return words
+
+
+_latest_around: tuple[Task | None, tuple[bytes, bytes]] = (None, (b"", b""))
+
+
+def _around_payload(task: Task) -> tuple[bytes, bytes]:
+    """The bytes of a body before and after the payload. The last answer is kept, because most calls repeat it."""
+    global _latest_around  # noqa: PLW0603
+    latest, around = _latest_around
+    if latest is not task:
+        body = _body_of(task)
+        whole = pack(body)
+        before = _HEAD + len(pack(body.func_path))
+        around = whole[:before], whole[before + len(pack(body.payload)) :]
+        _latest_around = task, around
+    return around
+
+
+def _body_of(task: Task) -> TaskBody:
+    return TaskBody(
+        task.func_path,
+        task.payload,
+        task.codec,
+        task.interval,
+        task.max_retries,
+        task.backoff,
+        task.timeout,
+        task.at_most_once,
+        task.on_failure,
+        task.headers,
+        task.schedule,
+    )
+
+
+def state_of(task: Task) -> bytes:
+    """The packed state of a task that does not run."""
+    state = TaskState(
+        task.status.value,
+        task.attempt,
+        task.priority,
+        task.eta,
+        task.failures,
+        task.crashes,
+        task.completed_runs,
+        task.worker or "",
+        task.claim_id or "",
+        task.created_at,
+        task.started_at or 0.0,
+        task.finished_at or 0.0,
+        task.expires or 0.0,
+        _or_none(task.result_ttl),
+        task.unique_key or "",
+        task.concurrency_key or "",
+        task.cancel_requested,
+        False,
+        task.result is not None,
+        task.result_dropped,
+        "" if task.progress is None else _json(task.progress),
+        list(map(_json, task.errors)),
+        _or_none(task.scheduled_at),
+        task.hold,
+        task.unique_until or 0.0,
+        task.unique_scope == "alive",
+        *_links_of(task),
+    )
+    return pack(state)
+
+
+def _links_of(task: Task) -> tuple[str, int, bool, int, bool, str]:
+    depends_on = task.depends_on or _NO_DEPENDENCIES
+    return (
+        task.next_task_id or "",
+        task.waits_for,
+        depends_on.run_always,
+        len(depends_on.ids),
+        depends_on.many,
+        depends_on.place,
+    )
+
+
+def dependency_ids(task: Task) -> tuple[str, ...]:
+    """The ids that a task depends on. They are kept apart from the state, which is rewritten as each of them ends."""
+    return () if task.depends_on is None else task.depends_on.ids
+
+
+def _depends_on(state: TaskState, ids: bytes | None) -> DependsOn | None:
+    if ids is None:
+        return None
+    return DependsOn(ids=_decode_ids(ids), place=state.place, many=state.many, run_always=state.run_always)
+
+
+def new_task(task: Task, queue: int, body: int) -> tuple[Any, ...]:
+    """A new task for scripts. `queue`: the number of its tag; `body`: the number of the argument that has its body."""
+    return (
+        queue,
+        task.id,
+        task.priority,
+        NEVER if task.waits_for > 0 else task.eta,
+        task.expires or 0.0,
+        _or_none(task.result_ttl),
+        task.unique_key or "",
+        task.concurrency_key or "",
+        _or_none(task.scheduled_at),
+        task.unique_until or 0.0,
+        task.unique_scope == "alive",
+        body,
+        *_links_of(task),
+        dependency_ids(task),
+    )
+
+
+def plain_state(tasks: Sequence[Task], awaited: str | None = None) -> tuple[Any, ...] | None:
+    """The arguments of `add_plain.lua` for new tasks of one queue that share them: priority, eta or '', and the state
+    in three parts, cut at the eta and at the time of creation. None if the tasks differ or are not plain. `awaited`:
+    the channel of a client that waits for the end.
+    """
+    looked_at = templates_of(tasks)
+    first = looked_at[0]
+    priority, eta, result_ttl = first.priority, first.eta, first.result_ttl
+    if any(map(is_schedule, ids_of(tasks))):
+        return None
+    for task in looked_at:
+        if (
+            task.unique_key is not None
+            or task.concurrency_key is not None
+            or task.expires is not None
+            or task.scheduled_at is not None
+            or task.depends_on is not None
+            or task.next_task_id is not None
+            or task.unique_scope != "alive"
+            or task.unique_until is not None
+            or task.priority != priority
+            or task.eta != eta
+            or task.result_ttl != result_ttl
+        ):
+            return None
+    return (priority, repr(eta) if eta > 0 else "", *_plain_parts(priority, _or_none(result_ttl), awaited))
+
+
+@lru_cache(maxsize=100)
+def _plain_parts(priority: int, result_ttl: float, awaited: str | None) -> tuple[bytes, ...]:
+    here = -2.0  # a value that no other field has
+    state = TaskState(priority=priority, result_ttl=result_ttl, eta=here, created_at=here, awaited=awaited or False)
+    before, between, behind = pack(state).split(pack(here))
+    return before, between, behind
+
+
+def settlement_of(
+    one: Settlement, queue: int, result: int | None, lease_until: float | None, children: Sequence[Any]
+) -> tuple[Any, ...]:
+    """A settlement for `exchange.lua`. `result`: the number of the argument that has the result; `lease_until`: the
+    lease that the task must still have; `children`: as `new_task` packs them.
+    """
+    return (
+        queue,
+        one.id,
+        one.attempt,
+        one.status.value,
+        one.delay,
+        one.eta,
+        _or_none(one.scheduled_at),
+        one.next_run,
+        one.failures,
+        one.crashes,
+        one.completed_runs,
+        result,
+        one.result_dropped,
+        None if one.error is None else _json(one.error),
+        lease_until,
+        children,
+    )
+
+
+def change_of(before: Task, after: Task, body: int | None) -> tuple[Any, ...]:
+    """A change for `change.lua`: fields of the task as it was, a new error, and the new values. `body`: the number of
+    the argument that has the new body, if it differs.
+    """
+    is_new = after.errors[-1:] != before.errors[-1:] or len(after.errors) > len(before.errors)
+    return (
+        before.id,
+        before.status.value,
+        before.attempt,
+        before.eta,
+        before.hold,
+        _json(after.errors[-1]) if after.errors and is_new else None,
+        after.status.value,
+        after.eta,
+        after.expires or 0.0,
+        after.failures,
+        after.crashes,
+        after.worker or "",
+        after.cancel_requested,
+        after.finished_at or 0.0,
+        _or_none(after.scheduled_at),
+        after.hold,
+        after.priority,
+        _or_none(after.result_ttl),
+        after.concurrency_key or "",
+        body,
+        before.waits_for,
+    )
+
+
+def task_of(
+    queue: str,
+    lease_until: float | None,
+    task_id: bytes,
+    packed: bytes,
+    body: bytes,
+    result: bytes | None,
+    followed: bytes | None,
+) -> Task:
+    given, state = _decode_body(body), _decode_state(packed)
+    return Task(
+        id=task_id.decode(),
+        func_path=given.func_path,
+        payload=given.payload,
+        codec=given.codec,
+        queue=queue,
+        priority=state.priority,
+        status=_statuses[state.status],
+        eta=state.eta,
+        interval=given.interval,
+        schedule=given.schedule,
+        max_retries=given.max_retries,
+        backoff=given.backoff,
+        timeout=given.timeout,
+        expires=state.expires or None,
+        at_most_once=given.at_most_once,
+        on_failure=given.on_failure,
+        result_ttl=None if state.result_ttl < 0 else state.result_ttl,
+        unique_key=state.unique_key or None,
+        unique_scope="alive" if state.keeps_key else "waiting",
+        unique_until=state.unique_until or None,
+        concurrency_key=state.concurrency_key or None,
+        headers=given.headers,
+        next_task_id=state.next_task_id or None,
+        depends_on=_depends_on(state, followed),
+        waits_for=state.waits_for,
+        attempt=state.attempt,
+        failures=state.failures,
+        crashes=state.crashes,
+        completed_runs=state.completed_runs,
+        scheduled_at=None if state.scheduled_at < 0 else state.scheduled_at,
+        hold=state.hold,
+        worker=state.worker or None,
+        claim_id=state.claim_id or None,
+        lease_until=lease_until,
+        cancel_requested=state.cancel_requested,
+        progress=_decode_progress(state.progress) if state.progress else None,
+        result=result,
+        result_dropped=state.result_dropped,
+        errors=tuple(map(_decode_error, state.errors)) if state.errors else (),
+        created_at=state.created_at,
+        started_at=state.started_at or None,
+        finished_at=state.finished_at or None,
+    )
+
+
+def words_in(attachment: bytes) -> list[bytes | None]:
+    """The words of an attachment, as `parts/attachment.lua` writes it."""
+    words: list[bytes | None] = []
+    at = 0
+    while at < len(attachment):
+        begin = attachment.index(b":", at) + 1
+        length = int(attachment[at : begin - 1])
+        words.append(None if length < 0 else attachment[begin : begin + length])
+        at = begin + max(length, 0)
+    return words
+
+
+def _or_none(number: float | None) -> float:
+    return -1.0 if number is None else number
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,149 @@
+"""The Lua scripts, and the keys that they read and write.
+
+Why scripts
+    A verb of the store changes several keys: a claim moves a task from one index to another, rewrites its state and
+    counts it elsewhere. Redis runs a script alone, from its first command to its last. So every verb is one script, and
+    a client never sees half of a verb. A script also reads the clock of the server, so clocks of hosts do not matter.
+    Redis does not roll a failed script back. A script can fail if the memory of the server is full, but Redis refuses
+    only its first write, so either all writes happen or none (`parts/write_when_full.lua` uses that).
+    Scripts are safe to repeat if the connection is lost, except `exchange.lua`: a repeated claim would claim more.
+    After a lost reply, a worker asks `find_claim.lua` for the tasks of its claim id.
+
+Rules
+    `tasks/model/task.py` decides what a task becomes. A script repeats a rule only where the decision needs values that
+    must not change before the write. The head of each script names the rule, and the tests that hold the script to it:
+    classes of `bullpen.testing.storage_contract`, unless it says otherwise.
+
+Keys
+    All keys of a queue begin with its tag, `{prefix:queue}`. The tag is the first key of every script.
+
+    :body         hash by id: `rows.TaskBody`, packed. Scripts copy it, but never read it
+    :state        hash by id: `rows.TaskState`, packed. Scripts read and write it
+    :result       hash by id: the result
+    :depends_on   hash by id: the ids that the task depends on, packed. Ended ones are counted in the state only
+    :ids          all ids, in order
+    :ready:P      pending tasks of priority P without a concurrency key, by eta
+    :keyed:P      pending tasks of priority P with a concurrency key, by eta
+    :keyed:P:KEY  those of one concurrency key, without schedules
+    :keys:P       the concurrency keys that have a :keyed:P:KEY
+    :regular:P    pending schedules of priority P with a concurrency key, by eta
+    :running      running tasks, by the end of their lease. The lease is kept nowhere else
+    :finished     finished tasks, by the time at which they may be pruned
+    :expiring     pending tasks with a deadline for their start, by that
+    :busy         hash by concurrency key: how many tasks run
+    :order:KEY    unfinished tasks of a concurrency key, by the time of their creation, without schedules
+    :unique       hash by unique key: the last task that held it
+    :counts       hash by status: how many tasks there are. Running tasks are counted by :running
+    :limits       hash: the limits of the queue, and whether it is paused
+    :starts       recent starts by time, in a queue with a rate
+    :offers       offers of waiting workers, by the time at which they end
+
+    prefix:queues   the names of all queues. The script that writes the first task, limit or offer of a queue adds it
+    prefix:workers  hash by worker id: `port.WorkerRecord`
+    prefix:news     channel: `w` and the name of a queue in which a task may start
+    prefix:news:ends, prefix:news:ID:ends, prefix:news:ID:claims
+                    channels: `r` and the id of a task that has ended; `c` and a claim id. ID is one client's own
+
+Writers
+    Producers (`add*.lua`) write :body, :state, :ids and the indexes of a pending task. Workers (`exchange.lua`,
+    `renew_leases.lua`) write :state, :result and the indexes. `parts/indexes.lua` is the only place that knows which
+    indexes a state belongs to; `add_one.lua`, `add_plain.lua` and the head of `exchange.lua` write out its simplest
+    cases. Clients write no key of a task without a script.
+
+Packed values
+    A state is an array in msgpack, in the order of the fields of `rows.TaskState`. Scripts use the fields' names in
+    capitals, and this module replaces them with numbers. Lua has no None in arrays, so a state has 0, -1 or '' instead.
+    Lua's msgpack does not tell bytes from text, so bytes are arguments of their own.
+    Times are written with 17 digits (`exact`), so that a score is the same number as the field.
+
+Clusters
+    A cluster keeps all keys with the same text in curly brackets on one node, and a script may touch keys of one node
+    only. So each queue is on one node, with all its tasks. The prefix may have curly brackets itself: then the tag is
+    `prefix:queue`, and all queues are on the same node. The list of queues may be on another node than a queue; then a
+    script cannot write it, says so, and the client does. Tasks can depend on each other only on one node.
+
+Cost
+    A call from Lua to Redis costs more than Lua itself, so a script touches each key once for all tasks. A local
+    function costs time whenever a script starts, so a part that is seldom needed stands in the branch that needs it.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+from bullpen.tasks.model.ids import SCHEDULES
+from bullpen.tasks.model.links import GIVEN_UP
+from bullpen.tasks.model.task import ERRORS_KEPT, NEVER, NOT_IN_TIME, UNPLANNED
+from bullpen.tasks.storage.redis.rows import TaskState
+
+# The values of names in scripts. A local variable would cost time whenever a script starts.
+_CONSTANTS: dict[str, object] = {
+    **{name.upper(): number for number, name in enumerate(TaskState.__struct_fields__, start=1)},
+    "ERRORS_KEPT": ERRORS_KEPT,
+    "UNPLANNED": UNPLANNED,
+    "LAST_DAY": NEVER,
+    "GIVEN_UP": GIVEN_UP,
+    "SCHEDULES": f"'{SCHEDULES}'",
+    "NOT_IN_TIME": f"'{NOT_IN_TIME}'",
+    "MAX_ATTACHMENT": 65_536,  # bytes
+}
+_NAME = re.compile(rf"\b({'|'.join(_CONSTANTS)})\b")
+
+_WITH = re.compile(r"^ *-- WITH (.+)$", re.MULTILINE)
+
+_LUA = files(__package__).joinpath("lua")
+
+
+def _script(name: str) -> str:
+    """The text of a script: each line `-- WITH part part …` is replaced by these parts, in this order."""
+
+    def parts(found: re.Match[str]) -> str:
+        return "\n".join(_text(f"parts/{part}.lua") for part in found[1].split())
+
+    return _NAME.sub(lambda found: str(_CONSTANTS[found[0]]), _WITH.sub(parts, _text(f"{name}.lua")))
+
+
+def _text(path: str) -> str:
+    return (_LUA / path).read_text("utf-8")
+
+
+# Producers.
+ADD = _script("add")
+ADD_ONE = _script("add_one")
+ADD_PLAIN = _script("add_plain")
+
+# Workers.
+EXCHANGE = _script("exchange")
+FIND_CLAIM = _script("find_claim")
+NEXT_START = _script("next_start")
+OFFER_TO_CLAIM = _script("offer_to_claim")
+FIND_LOST = _script("find_lost")
+PREVIEW_CLAIM = _script("preview_claim")
+SAVE_PROGRESS = _script("save_progress")
+RENEW_LEASES = _script("renew_leases")
+WITHDRAW_OFFER = _script("withdraw_offer")
+
+# Reading and changing tasks.
+WAIT_FOR_RESULT = _script("wait_for_result")
+CANCEL = _script("cancel")
+CHANGE = _script("change")
+COUNT = _script("count")
+DELETE = _script("delete")
+LIST_TASKS = _script("list_tasks")
+RETRY = _script("retry")
+GET_TASKS = _script("get_tasks")
+LOCATE = _script("locate")
+
+# Moving tasks between stores.
+IMPORT_TASKS = _script("import_tasks")
+EXPORT_TASKS = _script("export_tasks")
+
+# Worker records and limits of queues.
+SET_LIMITS = _script("set_limits")
+SAVE_WORKER = _script("save_worker")
+
+# Upkeep.
+QUEUES_DUE = _script("queues_due")
+EXPIRE = _script("expire")
+PRUNE = _script("prune")

@@ -1,0 +1,135 @@
+"""The part that all stores on a server share: one client per process, batched adds, and waiting for notifications."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from bullpen.errors import StorageClosed
+from bullpen.tasks.model.task import Task
+from bullpen.tasks.storage.add_batcher import AddBatcher
+from bullpen.tasks.storage.notifications import Listen, NotificationListener
+from bullpen.tasks.storage.port import HealthFinding
+from bullpen.tasks.storage.single_flight import SingleFlight
+
+C = TypeVar("C")
+
+
+class ServerStorage(Generic[C]):
+    """Owns the client that `_connect` makes and `_disconnect` closes, its listeners and its batcher.
+
+    The first call connects. A forked process connects again, because it must not use the connections of its parent.
+    """
+
+    durable = True
+    notify = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # for errors and logs; without a password
+        self._client: C | None = None
+        self._opening = SingleFlight()
+        self._listeners: dict[Listen, NotificationListener] = {}
+        self._batcher: AddBatcher | None = None
+        self._pid = 0
+        self._closed = False
+
+    async def _connect(self) -> C:
+        raise NotImplementedError
+
+    async def _disconnect(self, client: C) -> None:
+        raise NotImplementedError
+
+    async def _add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        """Add the tasks of one or more callers in one step."""
+        raise NotImplementedError
+
+    async def open(self) -> None:
+        """Connect and check the store. Without it, the first call does so."""
+        self._closed = False
+        await self._connected()
+
+    async def close(self) -> None:
+        """Wait for adds that have begun, then disconnect."""
+        self._closed = True
+        is_own = self._pid == os.getpid()
+        if self._batcher is not None and is_own:
+            await self._batcher.close()
+        client, self._client = self._client, None
+        listeners, self._listeners, self._batcher = self._listeners, {}, None
+        if is_own:
+            for listener in listeners.values():
+                await listener.close()
+        if client is not None and is_own:
+            await self._disconnect(client)
+
+    async def _connected(self) -> C:
+        client = self._client
+        if client is not None and self._pid == os.getpid():
+            return client
+        if self._closed:
+            raise StorageClosed("the store was closed", storage=self.name)
+        await self._opening.run(self._open_client)
+        assert self._client is not None
+        return self._client
+
+    async def _open_client(self) -> None:
+        if self._client is None or self._pid != os.getpid():
+            self._client = await self._connect()
+            self._pid = os.getpid()
+            self._listeners, self._batcher = {}, None
+
+    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        """Add tasks, in one batch with concurrent callers."""
+        batcher = self._batcher
+        if batcher is None or self._pid != os.getpid():
+            await self._connected()
+            batcher = self._batcher = self._batcher or AddBatcher(self._add)
+        return await batcher.add(tasks)
+
+    async def _wait(
+        self,
+        listen: Listen,
+        timeout: float,
+        notifications: Iterable[str],
+        seconds_until: Callable[[], Awaitable[float | None]],
+    ) -> bytes:
+        """`NotificationListener.wait`. All callers with the same `listen` share one connection."""
+        listener = await self._listening(listen)
+        subscription = listener.expect(notifications)
+        try:
+            return await listener.wait(timeout, subscription, seconds_until)
+        finally:
+            listener.forget(subscription)
+
+    async def _listening(self, listen: Listen) -> NotificationListener:
+        await self._connected()
+        listener = self._listeners.get(listen)
+        if listener is None:
+            listener = self._listeners[listen] = NotificationListener(listen, self.name)
+        if self.notify:
+            await listener.listen()
+        return listener
+
+
+def in_the_clear(url: str) -> list[HealthFinding]:
+    """The finding for a connection without TLS to another machine."""
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2] or dict(parse_qsl(parts.query)).get("host", "")
+    if all(is_local(urlsplit(f"//{unquote(host)}").hostname) for host in hosts.split(",")):
+        return []
+    message = "the connection is not encrypted: arguments and results cross the network in the clear"
+    advice = "use TLS: sslmode=verify-full for PostgreSQL, rediss:// for Redis, unless the network is yours alone"
+    return [HealthFinding(kind="no_tls", level="warning", message=message, advice=advice)]
+
+
+def is_local(host: str | None) -> bool:
+    """Whether the host is this machine. No host means a Unix socket."""
+    if not host or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,257 @@
+"""The file: which ones are refused, how it is opened, one writer at a time, and what its faults are called.
+
+Beside `jobs.db` SQLite keeps `jobs.db-wal` and `jobs.db-shm`; Bullpen keeps the folder `jobs.db-bullpen`, with the lock
+that writers take and the sockets on which processes wake each other. All are for the owner alone.
+
+Why a lock of our own, when SQLite has one: before SQLite 3.51.3 a checkpoint that runs while another connection commits
+can lose that commit (https://sqlite.org/wal.html#the_wal_reset_bug). So no connection of ours checkpoints by itself;
+whoever has just written does it, before it lets go of the lock. And a process that waits for this lock gets it
+within two milliseconds, where SQLite's own waiting sleeps for up to a hundred.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import stat
+import time
+from pathlib import Path
+
+from bullpen.errors import (
+    NotABullpenFile,
+    StorageBusy,
+    StorageCorrupt,
+    StorageError,
+    StorageFull,
+    StorageReadOnly,
+    UnsafeFile,
+)
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows: SQLite's own lock has to do
+    fcntl = None  # type: ignore[assignment]
+
+OLDEST_SQLITE = (3, 35, 0)
+_MAGIC = b"SQLite format 3\0"
+_NETWORK = frozenset(
+    "9p afs beegfs ceph cifs coda fuse.ceph fuse.glusterfs fuse.s3fs fuse.sshfs glusterfs gpfs lustre ncpfs nfs nfs4 "
+    "ocfs2 smb3 smbfs".split()
+)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_LONGEST_NAP = 0.002
+
+
+def resolve(path: Path) -> Path:
+    """The file itself, which all who share it have to agree on. Another user's link is not followed."""
+    found = _stat(path, follow=False)
+    if found is not None and stat.S_ISLNK(found.st_mode) and found.st_uid != _own_id(found.st_uid):
+        raise UnsafeFile("it is a link that belongs to somebody else", storage=str(path))
+    return Path(os.path.realpath(path))
+
+
+def _own_id(other: int) -> int:
+    return os.geteuid() if hasattr(os, "geteuid") else other
+
+
+def _stat(path: Path, *, follow: bool = True) -> os.stat_result | None:
+    try:
+        return os.stat(path, follow_symlinks=follow)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise translated_error(error, str(path)) from error
+
+
+def check_file(path: Path, mounts: Path = Path("/proc/mounts")) -> None:
+    """Refuse what is not safe, or not ours, before SQLite sees it. An absent or empty file is fine."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        needed = ".".join(map(str, OLDEST_SQLITE))
+        raise StorageError(f"needs SQLite {needed}, this Python has {sqlite3.sqlite_version}", storage=str(path))
+    folder = path.parent
+    if not folder.is_dir():
+        raise StorageError(f"there is no folder {folder}", storage=str(path))
+    _check_kind(path)
+    kind = _file_system(folder, mounts)
+    if kind in _NETWORK:
+        raise UnsafeFile(
+            f"it is on a network file system ({kind}), where SQLite cannot keep it whole; "
+            "use a local disk, or postgresql:// for several machines",
+            storage=str(path),
+        )
+    _check_header(path)
+
+
+def _check_kind(path: Path) -> None:
+    found = _stat(path)
+    if found is None:
+        return
+    if not stat.S_ISREG(found.st_mode):
+        raise NotABullpenFile("it is not a file", storage=str(path))
+    if found.st_nlink > 1:
+        raise UnsafeFile("it has several names (hard links), and each would have a log of its own", storage=str(path))
+
+
+def _file_system(folder: Path, mounts: Path) -> str:
+    """The kind of the file system that `folder` is on, "" if nobody can tell."""
+    try:
+        lines = mounts.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return ""
+    best, kind = -1, ""
+    for group_commit in lines:
+        _, place, this_kind, *_ = group_commit.split(" ")
+        place = place.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+        if folder.is_relative_to(place) and len(place) >= best:  # a later mount hides an earlier one
+            best, kind = len(place), this_kind
+    return kind
+
+
+def _check_header(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(len(_MAGIC))
+    except FileNotFoundError:
+        beginning = b""
+    except PermissionError as error:
+        raise StorageReadOnly("it may not be read", storage=str(path)) from error
+    if not beginning:
+        log = path.with_name(path.name + "-wal")
+        if log.exists() and log.stat().st_size:
+            raise StorageCorrupt(f"it is empty, but {log.name} is not: the file has been lost", storage=str(path))
+    elif beginning != _MAGIC:
+        raise NotABullpenFile("it is not a database", storage=str(path))
+
+
+def create_file(path: Path) -> None:
+    """Only its owner may read it. One that is there already keeps its permissions."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise translated_error(error, str(path)) from error
+
+
+def folder_of(path: Path) -> Path:
+    """Where the lock and the sockets are."""
+    return path.with_name(path.name + "-bullpen")
+
+
+def create_folder(path: Path) -> Path:
+    folder = folder_of(path)
+    try:
+        folder.mkdir(0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise translated_error(error, str(path)) from error
+    file = _stat(path)
+    owners = {_own_id(found.st_uid), *([] if file is None else [file.st_uid])}
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
+        raise UnsafeFile(f"{folder.name} beside it is no folder of ours", storage=str(path))
+    return folder
+
+
+def connect(path: Path, *, synchronous: str, busy_timeout: float) -> sqlite3.Connection:
+    """A connection that commits only when told, never checkpoints by itself, and may move between threads."""
+    db = sqlite3.connect(
+        path, timeout=busy_timeout, isolation_level=None, check_same_thread=False, cached_statements=256
+    )
+    try:
+        db.execute(f"PRAGMA synchronous = {synchronous}")
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        db.execute("PRAGMA cache_size = -16384")
+        db.execute("PRAGMA temp_store = MEMORY")
+        db.execute("PRAGMA trusted_schema = OFF")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+class DatabaseFile:
+    """A file that is used, and how."""
+
+    def __init__(self, path: Path, synchronous: str, busy_timeout: float) -> None:
+        self.path = path
+        self.synchronous = synchronous
+        self.busy_timeout = busy_timeout
+        self._name = str(path)  # to look at it often
+        self._identity: tuple[int, int] | None = None
+
+    def connect(self) -> sqlite3.Connection:
+        return connect(self.path, synchronous=self.synchronous, busy_timeout=self.busy_timeout)
+
+    @property
+    def was_opened(self) -> bool:
+        return self._identity is not None
+
+    def check_still_there(self) -> None:
+        """What is written into a file that was removed would be lost without a word."""
+        try:
+            found = os.stat(self._name)
+        except OSError as error:
+            raise StorageCorrupt("the file was removed while it was in use", storage=str(self.path)) from error
+        identity = (found.st_dev, found.st_ino)
+        if self._identity is None:
+            self._identity = identity
+        elif self._identity != identity:
+            raise StorageCorrupt("the file was replaced while it was in use", storage=str(self.path))
+
+
+class WriteLock:
+    """One writer among all processes that use the file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | _NO_LINK, 0o600)
+
+    def acquire(self, timeout: float) -> bool:
+        if fcntl is None:  # pragma: no cover - Windows
+            return True
+        deadline, nap = 0.0, _LONGEST_NAP / 16
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                now = time.monotonic()
+                deadline = deadline or now + timeout
+                if now >= deadline:
+                    return False
+            time.sleep(nap)
+            nap = min(nap * 2, _LONGEST_NAP)
+
+    def release(self) -> None:
+        if fcntl is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def translated_error(error: sqlite3.Error | OSError, storage: str) -> StorageError:
+    """The same fault as an error of ours."""
+    if isinstance(error, OSError):
+        return _OS_KINDS.get(error.errno or 0, StorageError)(str(error), storage=storage)
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extended part
+    kind, text = _KINDS.get(code, (StorageError, "the store failed"))
+    return kind(f"{text} ({error})", storage=storage)
+
+
+_OS_KINDS: dict[int, type[StorageError]] = {
+    errno.EROFS: StorageReadOnly,
+    errno.EACCES: StorageReadOnly,
+    errno.EPERM: StorageReadOnly,
+    errno.ENOSPC: StorageFull,
+    errno.EDQUOT: StorageFull,
+}
+_KINDS: dict[int, tuple[type[StorageError], str]] = {
+    sqlite3.SQLITE_BUSY: (StorageBusy, "others held the file for too long"),
+    sqlite3.SQLITE_LOCKED: (StorageBusy, "others held a table for too long"),
+    sqlite3.SQLITE_FULL: (StorageFull, "there is no space left"),
+    sqlite3.SQLITE_READONLY: (StorageReadOnly, "it cannot be written"),
+    sqlite3.SQLITE_PERM: (StorageReadOnly, "it may not be written"),
+    sqlite3.SQLITE_CANTOPEN: (StorageError, "it cannot be opened"),
+    sqlite3.SQLITE_IOERR: (StorageError, "reading or writing the disk failed"),
+    sqlite3.SQLITE_CORRUPT: (StorageCorrupt, "it is damaged"),
+    sqlite3.SQLITE_NOTADB: (StorageCorrupt, "it is damaged, or not a database"),
+}

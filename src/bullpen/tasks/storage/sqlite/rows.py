@@ -1,0 +1,305 @@
+"""A task as a row, and back.
+
+What is asked for, or changes often, has a column. Options that only the worker reads are one value, which most tasks of
+a function share: it is encoded and decoded once for all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bullpen.tasks.model.retry import Backoff
+from bullpen.tasks.model.schedule import Schedule
+from bullpen.tasks.model.task import PENDING, DependsOn, OnFailure, Progress, Task, TaskError, TaskStatus, UniqueScope
+from bullpen.tasks.storage.rules import prune_at
+
+Row = tuple[Any, ...]
+
+COLUMNS = (
+    "id, queue, priority, status, eta, expires, unique_key, concurrency_key, attempt, failures, crashes, "
+    "completed_runs, scheduled_at, hold, unique_until, next_task_id, depends_on, waits_for, worker, claim_id, "
+    "lease_until, cancel_requested, created_at, started_at, finished_at, result_ttl, func_path, options, "
+    "headers, progress, errors, result_dropped, payload, result"
+)
+# Of tasks that are new, and need nothing else; those enqueued together differ in the last two only. To bind a value
+# takes longer than to store it, so nothing is bound that need not be.
+SHARED = "queue, priority, eta, created_at, result_ttl, func_path, options"
+PLAIN = f"{SHARED}, id, payload"
+CHANGING = (
+    "status, eta, expires, attempt, failures, crashes, completed_runs, scheduled_at, hold, waits_for, worker, "
+    "claim_id, lease_until, cancel_requested, started_at, finished_at, prune_at, progress, errors, "
+    "result_dropped, result"
+)
+TERMS = "priority, concurrency_key, result_ttl, func_path, options, headers, payload"  # changed by people, if at all
+
+
+class _Options(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What never changes, and no statement asks for."""
+
+    codec: str = "json"
+    interval: float | None = None
+    max_retries: int = 0
+    backoff: Backoff = Backoff()
+    timeout: float | None = None
+    at_most_once: bool = False
+    on_failure: OnFailure = "fail"
+    schedule: Schedule | None = None
+    unique_scope: UniqueScope = "alive"
+
+
+_REMEMBERED = 1000
+_encoded: dict[tuple[Any, ...], bytes] = {}
+_decoded: dict[bytes, _Options] = {}
+_encode = msgspec.msgpack.encode
+_decode_options = msgspec.msgpack.Decoder(_Options).decode
+_decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
+_decode_depends_on = msgspec.msgpack.Decoder(DependsOn).decode
+_decode_progress = msgspec.msgpack.Decoder(Progress).decode
+_decode_errors = msgspec.msgpack.Decoder(tuple[TaskError, ...]).decode
+_statuses = {status.value: status for status in TaskStatus}
+
+
+def row_of(task: Task, ahead: float) -> Row:
+    """`COLUMNS` and `prune_at`. `ahead`: by how much the wall clock is ahead of the clock of leases."""
+    return (
+        task.id,
+        task.queue,
+        task.priority,
+        task.status.value,
+        task.eta,
+        task.expires,
+        task.unique_key,
+        task.concurrency_key,
+        task.attempt,
+        task.failures,
+        task.crashes,
+        task.completed_runs,
+        task.scheduled_at,
+        task.hold,
+        task.unique_until,
+        task.next_task_id,
+        None if task.depends_on is None else _encode(task.depends_on),
+        task.waits_for,
+        task.worker,
+        task.claim_id,
+        None if task.lease_until is None else task.lease_until - ahead,
+        task.cancel_requested,
+        task.created_at,
+        task.started_at,
+        task.finished_at,
+        task.result_ttl,
+        task.func_path,
+        _options_of(task),
+        headers_of(task),
+        None if task.progress is None else _encode(task.progress),
+        _encode(task.errors) if task.errors else None,
+        task.result_dropped,
+        task.payload,
+        task.result,
+        prune_at(task),
+    )
+
+
+def headers_of(task: Task) -> bytes | None:
+    return _encode(task.headers) if task.headers else None
+
+
+def is_plain(task: Task) -> bool:
+    """Whether `PLAIN` says everything about it."""
+    return (
+        task.expires is None
+        and task.unique_key is None
+        and task.concurrency_key is None
+        and not task.headers
+        and task.next_task_id is None
+        and task.waits_for == 0
+        and task.attempt == 0
+        and task.completed_runs == 0
+        and task.scheduled_at is None
+        and not task.hold
+        and task.status is PENDING
+        and task.started_at is None
+        and task.finished_at is None
+        and task.result is None
+        and not task.errors
+        and not task.cancel_requested
+        and not task.result_dropped
+    )
+
+
+def shared_of(task: Task) -> Row:
+    """`SHARED`."""
+    return (
+        task.queue,
+        task.priority,
+        task.eta,
+        task.created_at,
+        task.result_ttl,
+        task.func_path,
+        _options_of(task),
+    )
+
+
+def changes_of(task: Task, ahead: float) -> Row:
+    """`CHANGING`."""
+    return (
+        task.status.value,
+        task.eta,
+        task.expires,
+        task.attempt,
+        task.failures,
+        task.crashes,
+        task.completed_runs,
+        task.scheduled_at,
+        task.hold,
+        task.waits_for,
+        task.worker,
+        task.claim_id,
+        None if task.lease_until is None else task.lease_until - ahead,
+        task.cancel_requested,
+        task.started_at,
+        task.finished_at,
+        prune_at(task),
+        None if task.progress is None else _encode(task.progress),
+        _encode(task.errors) if task.errors else None,
+        task.result_dropped,
+        task.result,
+    )
+
+
+def terms_of(task: Task) -> Row:
+    """`TERMS`."""
+    return (
+        task.priority,
+        task.concurrency_key,
+        task.result_ttl,
+        task.func_path,
+        _options_of(task),
+        headers_of(task),
+        task.payload,
+    )
+
+
+class DamagedRow(Exception):
+    """A row that this module cannot have written."""
+
+
+def task_of(row: Row, ahead: float) -> Task:
+    """A row of `COLUMNS` as a task."""
+    try:
+        return _task_of(row, ahead)
+    except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise DamagedRow(f"task {row[0]!r} cannot be read: {error!r}") from error
+
+
+def _task_of(row: Row, ahead: float) -> Task:
+    (
+        task_id,
+        queue,
+        priority,
+        status,
+        eta,
+        expires,
+        unique_key,
+        concurrency_key,
+        attempt,
+        failures,
+        crashes,
+        completed_runs,
+        scheduled_at,
+        hold,
+        unique_until,
+        next_task_id,
+        depends_on,
+        waits_for,
+        worker,
+        claim_id,
+        lease_until,
+        cancel_requested,
+        created_at,
+        started_at,
+        finished_at,
+        result_ttl,
+        func_path,
+        packed,
+        headers,
+        progress,
+        errors,
+        result_dropped,
+        payload,
+        result,
+    ) = row
+    options = _decoded.get(packed) or _remember(packed)
+    return Task(
+        id=task_id,
+        func_path=func_path,
+        payload=payload,
+        codec=options.codec,
+        queue=queue,
+        priority=priority,
+        status=_statuses[status],
+        eta=eta,
+        interval=options.interval,
+        schedule=options.schedule,
+        max_retries=options.max_retries,
+        backoff=options.backoff,
+        timeout=options.timeout,
+        expires=expires,
+        at_most_once=options.at_most_once,
+        on_failure=options.on_failure,
+        result_ttl=result_ttl,
+        unique_key=unique_key,
+        unique_scope=options.unique_scope,
+        unique_until=unique_until,
+        concurrency_key=concurrency_key,
+        headers={} if headers is None else _decode_headers(headers),
+        next_task_id=next_task_id,
+        depends_on=None if depends_on is None else _decode_depends_on(depends_on),
+        waits_for=waits_for,
+        attempt=attempt,
+        failures=failures,
+        crashes=crashes,
+        completed_runs=completed_runs,
+        scheduled_at=scheduled_at,
+        hold=hold,
+        worker=worker,
+        claim_id=claim_id,
+        lease_until=None if lease_until is None else lease_until + ahead,
+        cancel_requested=cancel_requested != 0,
+        progress=None if progress is None else _decode_progress(progress),
+        result=result,
+        result_dropped=result_dropped,
+        errors=() if errors is None else _decode_errors(errors),
+        created_at=created_at,
+        started_at=started_at,
+        finished_at=finished_at,
+    )
+
+
+def _options_of(task: Task) -> bytes:
+    key = (
+        task.codec,
+        task.interval,
+        task.max_retries,
+        task.backoff,
+        task.timeout,
+        task.at_most_once,
+        task.on_failure,
+        task.schedule,
+        task.unique_scope,
+    )
+    packed = _encoded.get(key)
+    if packed is None:
+        if len(_encoded) >= _REMEMBERED:
+            _encoded.clear()
+        packed = _encoded[key] = _encode(_Options(*key))
+    return packed
+
+
+def _remember(packed: bytes) -> _Options:
+    if len(_decoded) >= _REMEMBERED:
+        _decoded.clear()
+    options = _decoded[packed] = _decode_options(packed)
+    return options

@@ -1,0 +1,133 @@
+"""The tables, and how older ones become them.
+
+A claim reads one of two indexes, `ready` or `ready_keyed`: tasks that wait, of one queue and priority, by `eta`. So it
+never sees what is not due, and tasks with a concurrency key, which a limit may hold back, stand in nobody else's way.
+All other indexes cover few rows, or are written once in the life of a task.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from bullpen.errors import NotABullpenFile, SchemaTooNew
+
+APPLICATION_ID = 0x62756C6C  # "bull"
+
+_FIRST = """
+CREATE TABLE bullpen_task (
+    id               TEXT PRIMARY KEY NOT NULL,
+    queue            TEXT NOT NULL,
+    priority         INTEGER NOT NULL,
+    status           TEXT NOT NULL DEFAULT 'pending',
+    eta              REAL NOT NULL,            -- seconds since the epoch, as all instants but lease_until
+    expires          REAL,
+    unique_key       TEXT,                     -- in its queue
+    unique_until     REAL,
+    concurrency_key  TEXT,
+    next_task_id     TEXT,                     -- the task that waits for this one
+    depends_on       BLOB,                     -- those that it waits for; msgpack
+    waits_for        INTEGER NOT NULL DEFAULT 0,
+    attempt          INTEGER NOT NULL DEFAULT 0,
+    failures         INTEGER NOT NULL DEFAULT 0,
+    crashes          INTEGER NOT NULL DEFAULT 0,
+    completed_runs   INTEGER NOT NULL DEFAULT 0,
+    scheduled_at     REAL,
+    hold             TEXT NOT NULL DEFAULT '',
+    worker           TEXT,
+    claim_id         TEXT,
+    lease_until      REAL,                     -- seconds since the machine was booted
+    cancel_requested INTEGER NOT NULL DEFAULT 0,
+    created_at       REAL NOT NULL,
+    started_at       REAL,
+    finished_at      REAL,
+    result_ttl       REAL,
+    prune_at         REAL,                     -- of final tasks; infinite without result_ttl
+    func_path        TEXT NOT NULL,
+    options          BLOB NOT NULL,            -- msgpack, as are progress, errors and headers
+    headers          BLOB,
+    progress         BLOB,
+    errors           BLOB,
+    result_dropped   TEXT NOT NULL DEFAULT '',
+    payload          BLOB NOT NULL,
+    result           BLOB
+);
+CREATE INDEX bullpen_ready ON bullpen_task (queue, priority, eta, id, expires)
+    WHERE status = 'pending' AND concurrency_key IS NULL;
+CREATE INDEX bullpen_ready_keyed ON bullpen_task (queue, priority, eta, id, expires)
+    WHERE status = 'pending' AND concurrency_key IS NOT NULL;
+CREATE INDEX bullpen_ready_by_key ON bullpen_task (queue, concurrency_key, priority, eta, id, expires)
+    WHERE status = 'pending' AND concurrency_key IS NOT NULL;
+CREATE INDEX bullpen_in_order ON bullpen_task (queue, concurrency_key, created_at, id)
+    WHERE concurrency_key IS NOT NULL AND status IN ('pending', 'running') AND substr(id, 1, 8) <> 'ffffffff';
+CREATE INDEX bullpen_running ON bullpen_task (queue, concurrency_key) WHERE status IN ('running');
+CREATE INDEX bullpen_finished ON bullpen_task (prune_at, queue, status) WHERE prune_at IS NOT NULL;
+CREATE INDEX bullpen_failed ON bullpen_task (id) WHERE status IN ('failed');
+CREATE INDEX bullpen_expiring ON bullpen_task (expires) WHERE status = 'pending' AND expires IS NOT NULL;
+CREATE INDEX bullpen_unique ON bullpen_task (unique_key, queue)
+    WHERE unique_key IS NOT NULL AND (status IN ('pending', 'running') OR unique_until IS NOT NULL);
+
+CREATE TABLE bullpen_worker (id TEXT PRIMARY KEY NOT NULL, seen_at REAL NOT NULL, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE bullpen_paused (queue TEXT PRIMARY KEY NOT NULL) WITHOUT ROWID;
+CREATE TABLE bullpen_limit (queue TEXT PRIMARY KEY NOT NULL, terms BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE bullpen_start (  -- in queues with a rate
+    queue TEXT NOT NULL,
+    at    REAL NOT NULL       -- seconds since the machine was booted
+);
+CREATE INDEX bullpen_start_at ON bullpen_start (queue, at);
+CREATE TABLE bullpen_boot (
+    boot TEXT NOT NULL        -- the one that those seconds are counted from
+);
+"""
+
+MIGRATIONS = (_FIRST,)  # the n-th makes version n + 1 of version n; never change one that was released
+VERSION = len(MIGRATIONS)
+
+
+def pending_migrations(found: int) -> tuple[str, ...]:
+    """What leads from the version that was found to the present one."""
+    return tuple(
+        f"{MIGRATIONS[version]}PRAGMA user_version = {version + 1};\nPRAGMA application_id = {APPLICATION_ID};\n"
+        for version in range(found, VERSION)
+    )
+
+
+def version_of(db: sqlite3.Connection, storage: str) -> int:
+    """The version of the schema there, 0 for an empty file; refuses files that are not ours."""
+    application, version = _pragma(db, "application_id"), _pragma(db, "user_version")
+    if application != APPLICATION_ID:
+        if application or version or _pragma(db, "schema_version"):
+            raise NotABullpenFile("it is a database of something else", storage=storage)
+        return 0
+    return version
+
+
+def check(db: sqlite3.Connection, storage: str) -> int:
+    """The same; also refuses one that is too new."""
+    version = version_of(db, storage)
+    if version > VERSION:
+        raise SchemaTooNew(storage=storage, found=version, known=VERSION)
+    return version
+
+
+def migrate(db: sqlite3.Connection, storage: str, boot: str) -> None:
+    """Bring the schema up to date, and end the leases of an earlier boot; in the caller's transaction."""
+    for version in range(check(db, storage), VERSION):
+        for statement in MIGRATIONS[version].split(";\n"):
+            if statement.strip():
+                db.execute(statement)
+        db.execute(f"PRAGMA user_version = {version + 1}")
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    if not is_current_boot(db, boot):
+        db.execute("UPDATE bullpen_task SET lease_until = 0 WHERE status = 'running'")
+        db.execute("DELETE FROM bullpen_start")
+        db.execute("DELETE FROM bullpen_boot")
+        db.execute("INSERT INTO bullpen_boot VALUES (?)", (boot,))
+
+
+def is_current_boot(db: sqlite3.Connection, boot: str) -> bool:
+    return bool(db.execute("SELECT boot FROM bullpen_boot").fetchone() == (boot,))
+
+
+def _pragma(db: sqlite3.Connection, name: str) -> int:
+    (value,) = db.execute(f"PRAGMA {name}").fetchone()
+    return int(value)

@@ -1,0 +1,331 @@
+"""The default store: tasks in one SQLite file, for any number of processes of one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bullpen.errors import InvalidOption, StorageClosed
+from bullpen.tasks.model.task import Progress, Settlement, Task
+from bullpen.tasks.model.unique import RETURN, Duplicates
+from bullpen.tasks.storage.port import (
+    AttemptKey,
+    Counts,
+    Decide,
+    Exchange,
+    HealthFinding,
+    Limit,
+    Move,
+    Renewal,
+    Schema,
+    TaskFilter,
+    WorkerRecord,
+)
+from bullpen.tasks.storage.sqlite import shared as files
+from bullpen.tasks.storage.sqlite.file import folder_of
+from bullpen.tasks.storage.sqlite.group_commit import Work, WorkItem
+from bullpen.tasks.storage.sqlite.health_checks import look_at_schema, run_health_checks
+from bullpen.tasks.storage.sqlite.shared import SharedFile
+from bullpen.tasks.storage.sqlite.task_table import StoreClock
+from bullpen.tasks.storage.sqlite.transaction import add_in, settle_in
+from bullpen.tasks.storage.sqlite.wakeups import WakeupListener
+
+T = TypeVar("T")
+
+_A_LITTLE_LATER = 0.001  # than the instant itself: a timer may be early by a hair
+_LOOK_AGAIN = 0.5  # seconds, in case that nobody told
+
+
+class SqliteStorage:
+    """Keeps tasks in the file at `path`, which is made if there is none.
+
+    `synchronous`: "full" (what is acknowledged survives a power cut) or "normal" (a power cut, though no crash of a
+    process, may take the latest tasks and results with it; many times faster one by one). `busy_timeout`: how long
+    to wait for others who write, before `StorageBusy`.
+    """
+
+    durable = True
+    busy_timeout = 5.0
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        synchronous: str = "full",
+        busy_timeout: float = busy_timeout,
+        clock: StoreClock | None = None,
+    ) -> None:
+        if synchronous not in ("full", "normal"):
+            raise InvalidOption("synchronous", synchronous, '"full" or "normal"')
+        self.path = Path(path).absolute()
+        self.synchronous = synchronous
+        self.busy_timeout = busy_timeout
+        self._clock = clock or StoreClock()
+        self._file: SharedFile | None = None
+        self._listeners: list[WakeupListener] = []  # one for each event loop on which somebody has waited
+        self._pid = 0
+        self._closed = False
+
+    async def open(self) -> None:
+        """Open the file, make it or bring it up to date. Also done by whatever is called first."""
+        self._closed = False
+        if not self._shared().writer.is_connected:  # else another store of this process has done so
+            await self._write(lambda _: None)
+
+    async def close(self) -> None:
+        """Wait for what was begun, and let go of the file."""
+        shared = self._detach()
+        if shared is not None:
+            await shared.close()
+
+    def _detach(self) -> SharedFile | None:
+        """The file, if this store was the last one of the process that used it."""
+        self._closed = True
+        if self._pid != os.getpid():
+            return None
+        shared, self._file = self._file, None
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        return shared if shared is not None and files.release(shared) else None
+
+    def another(self) -> SqliteStorage:
+        """For another event loop; those of one process share the threads and connections."""
+        return SqliteStorage(self.path, synchronous=self.synchronous, busy_timeout=self.busy_timeout, clock=self._clock)
+
+    async def now(self) -> float:
+        return self._clock.now()
+
+    # For blocking callers.
+
+    def another_blocking(self) -> SqliteStorage:
+        return self.another()
+
+    def open_blocking(self) -> None:
+        self._closed = False
+        if not self._shared().writer.is_connected:
+            self._write_blocking(lambda _: None)
+
+    def close_blocking(self) -> None:
+        shared = self._detach()
+        if shared is not None:
+            shared.close_blocking()
+
+    def now_blocking(self) -> float:
+        return self._clock.now()
+
+    def add_blocking(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
+        if duplicates is not RETURN:
+            return self._write_blocking(lambda table: table.add(tasks, duplicates))
+        return self._shared().writer.run_blocking(WorkItem(self._clock, tasks=tasks))  # type: ignore[no-any-return]
+
+    def get_blocking(self, ids: Sequence[str]) -> Sequence[Task | None]:
+        if not self._is_ready():
+            self.open_blocking()
+        return self._shared().reader.run_blocking(WorkItem(self._clock, lambda table: table.find(ids)))  # type: ignore[no-any-return]
+
+    def check_reentry(self) -> None:
+        shared = self._shared()
+        shared.writer.check_reentry()
+        shared.reader.check_reentry()
+
+    def _write_blocking(self, work: Work[T]) -> T:
+        return self._shared().writer.run_blocking(WorkItem(self._clock, work))  # type: ignore[no-any-return]
+
+    async def look_at_schema(self) -> Schema:
+        return look_at_schema(self.path)
+
+    async def upgrade_schema(self) -> None:
+        await self.open()
+
+    async def check_health(self) -> Sequence[HealthFinding]:
+        return run_health_checks(self.path, self.synchronous)
+
+    # Producers.
+
+    async def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
+        if duplicates is not RETURN:
+            return await self._write(lambda table: table.add(tasks, duplicates))
+        return await self._shared().writer.submit(self._clock, tasks=tasks)  # type: ignore[no-any-return]
+
+    def add_in(self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[str]:
+        return add_in(connection, self.path, tasks, duplicates, self._clock)
+
+    def now_in(self, connection: Any) -> float:  # noqa: ARG002
+        return self._clock.now()
+
+    # Workers.
+
+    async def exchange(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        worker: str,
+        queues: Sequence[str],
+        limit: int,
+        lease: float,
+        claim_id: str,
+    ) -> Exchange:
+        return await self._write(
+            lambda table: table.exchange(
+                settlements, worker=worker, queues=queues, limit=limit, lease=lease, claim_id=claim_id
+            ),
+            durable=bool(settlements),
+        )
+
+    def settle_in(self, connection: Any, settlement: Settlement) -> None:
+        settle_in(connection, self.path, settlement, self._clock)
+
+    async def find_claim(self, claim_id: str) -> Sequence[Task]:
+        return await self._read(lambda table: table.find_claim(claim_id))
+
+    async def renew(self, holds: Sequence[AttemptKey], lease: float) -> Renewal:
+        return await self._write(lambda table: table.renew(holds, lease), durable=False)
+
+    async def note_progress(self, hold: AttemptKey, progress: Progress) -> bool:
+        return await self._write(lambda table: table.note_progress(hold, progress), durable=False)
+
+    async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
+        if not await self._read(lambda table: table.to_rescue(dead_workers)):
+            return []
+        return await self._write(lambda table: table.rescue_expired(decide, limit, dead_workers))
+
+    async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
+        if not self._is_ready():
+            await self.open()
+        with self._own_listener().listening(queues=frozenset(queues)) as waiting:
+            left = await self._read(lambda table: table.next_work(queues) - table.now)
+            if left > 0 and timeout > 0:
+                await waiting.heard(min(left + _A_LITTLE_LATER, timeout))
+
+    # Results.
+
+    async def wait_for_result(self, task_id: str, completed_runs: int, timeout: float) -> None:
+        if not self._is_ready():
+            await self.open()
+        deadline = time.monotonic() + timeout
+        with self._own_listener().listening(task=task_id) as waiting:
+            while not await self._read(lambda table: table.has_result(task_id, completed_runs)):
+                left = deadline - time.monotonic()
+                if left <= 0 or await waiting.heard(min(left, _LOOK_AGAIN)):
+                    return
+
+    # People.
+
+    async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
+        return await self._read(lambda table: table.find(ids))
+
+    async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
+        return await self._read(lambda table: table.page(which, limit, after))
+
+    async def counts(self) -> Counts:
+        return await self._read(lambda table: table.counts())
+
+    async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
+        return await self._write(lambda table: table.cancel(ids))
+
+    async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
+        return await self._write(lambda table: table.retry(ids))
+
+    async def change(self, ids: Sequence[str], move: Move) -> Sequence[Task]:
+        return await self._write(lambda table: table.change(ids, move))
+
+    async def delete(self, ids: Sequence[str]) -> int:
+        return await self._write(lambda table: table.delete(ids))
+
+    # Moving tasks between stores.
+
+    async def import_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
+        return await self._write(lambda table: table.import_tasks(tasks))
+
+    async def export_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
+        return await self._write(lambda table: table.export_tasks(tasks))
+
+    # Upkeep.
+
+    async def expire(self, *, limit: int) -> Sequence[Task]:
+        if not await self._read(lambda table: table.to_expire(1)):
+            return []
+        return await self._write(lambda table: table.expire(limit))
+
+    async def prune(self, *, limit: int) -> int:
+        if not await self._read(lambda table: table.is_something_to_prune()):
+            return 0
+        return await self._write(lambda table: table.prune(limit))
+
+    # Workers, queues, limits.
+
+    async def save_worker(self, record: WorkerRecord) -> None:
+        await self._write(lambda table: table.save_worker(record), durable=False)
+
+    async def delete_worker(self, worker: str) -> None:
+        await self._write(lambda table: table.delete_worker(worker))
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        return await self._read(lambda table: table.workers())
+
+    async def pause(self, queue: str) -> None:
+        await self._write(lambda table: table.pause(queue))
+
+    async def resume(self, queue: str) -> None:
+        await self._write(lambda table: table.resume(queue))
+
+    async def paused(self) -> frozenset[str]:
+        return await self._read(lambda table: table.paused())
+
+    async def set_limit(self, limit: Limit) -> None:
+        await self._write(lambda table: table.set_limit(limit))
+
+    async def limits(self) -> Sequence[Limit]:
+        return await self._read(lambda table: table.limits())
+
+    # The file.
+
+    def _write(self, work: Work[T], *, durable: bool = True) -> Awaitable[T]:
+        return self._shared().writer.submit(self._clock, work, durable=durable)
+
+    def _read(self, work: Work[T]) -> Awaitable[T]:
+        return self._shared().reader.submit(self._clock, work) if self._is_ready() else self._open_and_read(work)
+
+    async def _open_and_read(self, work: Work[T]) -> T:
+        await self.open()
+        return await self._read(work)
+
+    def _is_ready(self) -> bool:
+        """Whether the file is open in this process, so that its tables are there."""
+        return self._closed or (self._file is not None and self._pid == os.getpid())
+
+    def _shared(self) -> SharedFile:
+        if self._closed:
+            raise StorageClosed("it was closed", storage=str(self.path))
+        shared = self._file
+        if shared is None or self._pid != os.getpid():  # the threads of a forked child are gone
+            with files.files_lock:  # several threads may be the first
+                shared = self._file
+                if shared is None or self._pid != os.getpid():
+                    self._listeners.clear()
+                    shared = self._file = files.acquire(self.path, self.synchronous, self.busy_timeout)
+                    self._pid = os.getpid()
+        return shared
+
+    def _own_listener(self) -> WakeupListener:
+        shared = self._shared()
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners[:]:
+            if listener.loop is loop:
+                return listener
+            if listener.loop.is_closed():
+                self._listeners.remove(listener)
+                listener.close()
+        listener = WakeupListener(shared.waker, folder_of(shared.path))
+        self._listeners.append(listener)
+        return listener
+
+
+def storage_clock(now: Callable[[], float]) -> StoreClock:
+    """One clock for everything, for tests."""
+    return StoreClock(now=now, elapsed=now, boot=lambda: "")

@@ -1,0 +1,492 @@
+"""The moves of tasks, as statements inside a transaction that somebody else begins and commits."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
+from typing import TypeVar
+
+import msgspec
+
+from bullpen import primitives
+from bullpen.tasks.model.links import redriven_behind
+from bullpen.tasks.model.task import (
+    FAILED,
+    RUNNING,
+    SUCCESS,
+    Progress,
+    Settlement,
+    Task,
+    TaskStatus,
+    cancelled_by_operator,
+    claimed,
+    expired,
+)
+from bullpen.tasks.model.task_batch import TaskBatch, batches_of
+from bullpen.tasks.model.unique import RETURN, Duplicates, has_key
+from bullpen.tasks.storage.port import AttemptKey, Decide, Exchange, Limit, Move, Renewal, TaskFilter, WorkerRecord
+from bullpen.tasks.storage.rules import StoreRules
+from bullpen.tasks.storage.sqlite import claims
+from bullpen.tasks.storage.sqlite.rows import (
+    CHANGING,
+    COLUMNS,
+    PLAIN,
+    SHARED,
+    TERMS,
+    Row,
+    changes_of,
+    headers_of,
+    is_plain,
+    row_of,
+    shared_of,
+    task_of,
+    terms_of,
+)
+
+T = TypeVar("T")
+
+_GET = f"SELECT {COLUMNS} FROM bullpen_task WHERE id = ?"
+_WITH_KEY = (
+    f"SELECT {COLUMNS} FROM bullpen_task INDEXED BY bullpen_unique WHERE unique_key = ? AND queue = ? "
+    "AND (status IN ('pending', 'running') OR unique_until IS NOT NULL)"
+)
+_ADD = (
+    f"INSERT INTO bullpen_task ({COLUMNS}, prune_at) VALUES ({', '.join('?' * (COLUMNS.count(',') + 2))}) "
+    "ON CONFLICT DO NOTHING"
+)
+
+
+@cache
+def _add_together(count: int) -> str:
+    """Many rows that have all but their ids and payloads in common."""
+    template = ", ".join("?" * (SHARED.count(",") + 1))
+    own = ", ".join(["(?, ?)"] * count)
+    return (
+        f"INSERT INTO bullpen_task ({PLAIN}) SELECT {template}, column1, column2 FROM (VALUES {own}) "
+        "WHERE true ON CONFLICT DO NOTHING"  # the condition, because ON might belong to the FROM
+    )
+
+
+# Many at once, for every statement that this thread executes gives others the chance to hold up the next one. Each
+# number of rows is a statement of its own, which SQLite prepares once.
+MOST_TOGETHER = 50
+_KEEP = f"UPDATE bullpen_task SET ({CHANGING}) = ({', '.join('?' * (CHANGING.count(',') + 1))}) WHERE id = ?"
+_KEEP_TERMS = f"UPDATE bullpen_task SET ({TERMS}) = ({', '.join('?' * (TERMS.count(',') + 1))}) WHERE id = ?"
+_CLAIM = (
+    "UPDATE bullpen_task SET status = 'running', attempt = attempt + 1, worker = ?, claim_id = ?, lease_until = ?, "
+    "started_at = ?, progress = NULL WHERE rowid IN (SELECT value FROM json_each(?))"
+)
+# Nobody who waits still needs its result.
+_UNAWAITED = (
+    "(next_task_id IS NULL OR NOT EXISTS (SELECT 1 FROM bullpen_task AS f WHERE f.id = bullpen_task.next_task_id "
+    "AND f.status IN ('pending', 'running')))"
+)
+_HELD = "WHERE id = ? AND attempt = ? AND status = 'running'"
+_RENEW = f"UPDATE bullpen_task SET lease_until = ? {_HELD}"
+
+# The same as `settled` makes of a success, without reading the task first.
+_SUCCEED = """
+UPDATE bullpen_task SET status = 'success', failures = done.column3, crashes = done.column4,
+    completed_runs = done.column5, result = done.column6, result_dropped = done.column7,
+    claim_id = NULL, lease_until = NULL, finished_at = done.column8,
+    prune_at = max(done.column8 + ifnull(result_ttl, 9e999), ifnull(unique_until, 0))
+FROM (VALUES {values}) AS done
+WHERE id = done.column1 AND attempt = done.column2 AND status = 'running'
+"""
+
+
+@cache
+def _succeed_together(count: int) -> str:
+    return _SUCCEED.format(values=", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * count))
+
+
+_decode_worker = msgspec.msgpack.Decoder(WorkerRecord).decode
+
+
+# Seconds since this machine was booted, its sleep included: leases are measured in them, because no adjustment of a
+# clock changes them. Where that clock does not exist, the wall clock has to do.
+_elapsed: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.time
+)
+
+
+class StoreClock(msgspec.Struct, frozen=True):
+    """The store's clocks: since the epoch, for people, and since the boot, for leases."""
+
+    now: Callable[[], float] = time.time
+    elapsed: Callable[[], float] = _elapsed
+    boot: Callable[[], str] = primitives.machine_boot
+
+    def table(self, db: sqlite3.Connection) -> SqliteTaskTable:
+        """The tables, at this instant."""
+        return SqliteTaskTable(db, self.now(), self.elapsed())
+
+
+class SqliteTaskTable(StoreRules):
+    """The tables of one transaction, at one instant: `now` by the wall clock, `elapsed` by the clock of leases."""
+
+    __slots__ = ("_ahead", "_db", "_limits", "changed_queues", "elapsed", "must_last", "now", "settled")
+
+    def __init__(self, db: sqlite3.Connection, now: float, elapsed: float) -> None:
+        self._db = db
+        self.now = now
+        self.elapsed = elapsed
+        self._ahead = now - elapsed
+        self._limits: Sequence[Limit] | None = None  # once they were asked for
+        self.changed_queues: set[str] = set()  # queues in which something may be due now
+        self.settled: set[str] = set()  # tasks whose result somebody may wait for
+        self.must_last = False  # a claim was made that must not be lost in a power cut
+
+    # Producers.
+
+    def add(self, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[Task]:
+        new = [batch.kept(self.now) for batch in batches_of(tasks)]
+        if all(is_plain(batch.template) for batch in new):
+            return self.add_plain(new[0]) if len(new) == 1 else [task for one in new for task in self.add_plain(one)]
+        self.changed_queues.update([batch.template.queue for batch in new])
+        kept = [task for batch in new for task in batch]
+        if all(batch.template.unique_key is None for batch in new):
+            added = self._db.executemany(_ADD, [row_of(task, self._ahead) for task in kept]).rowcount
+            return kept if added == len(kept) else [self.get(task.id) or task for task in kept]
+        existing = [self._add_task(task, duplicates, self.now) for task in kept]
+        latest = {task.id: task for task in existing}  # one may be replaced twice
+        return [latest[task.id] for task in existing]
+
+    def add_plain(self, kept: TaskBatch) -> Sequence[Task]:
+        """`add` for plain tasks, which are as they are kept already. Returns `kept` itself if all of them are new.
+
+        `sqlite3` looks for adapters of a value that is bytes, which takes longer than to store it; not of a bytearray.
+        """
+        self.changed_queues.add(kept.template.queue)
+        shared = shared_of(kept.template)
+        ids, payloads = kept.ids, kept.payloads
+        added = 0
+        for first in range(0, len(ids), MOST_TOGETHER):
+            some = ids[first : first + MOST_TOGETHER]
+            values = list(shared)
+            for own in zip(some, map(bytearray, payloads[first : first + MOST_TOGETHER]), strict=True):
+                values += own
+            added += self._db.execute(_add_together(len(some)), values).rowcount
+        return kept if added == len(ids) else [self.get(task.id) or task for task in kept]
+
+    # Workers.
+
+    def exchange(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        worker: str,
+        queues: Sequence[str],
+        limit: int,
+        lease: float,
+        claim_id: str,
+    ) -> Exchange:
+        refused = self.settle(settlements) if settlements else ()
+        taken = self._claim(worker, queues, limit, lease, claim_id) if limit > 0 else ()
+        return Exchange(taken, frozenset(refused))
+
+    def settle(self, settlements: Sequence[Settlement]) -> set[AttemptKey]:
+        """Apply them; those that were refused."""
+        successes = list(filter(_is_plain_success, settlements))
+        refused = self._succeed(successes)
+        if len(successes) < len(settlements):
+            for settlement in settlements:
+                if not _is_plain_success(settlement) and not self._settle_task(settlement, self.now):
+                    refused.add(AttemptKey(settlement.id, settlement.attempt))
+        self.settled.update([settlement.id for settlement in settlements])
+        self.changed_queues.update([limit.queue for limit in self.limits()])  # there may be room again
+        return refused
+
+    def _succeed(self, successes: Sequence[Settlement]) -> set[AttemptKey]:
+        refused = set()
+        for some in _in_portions(successes):
+            if not self._succeed_together(some):
+                refused |= {AttemptKey(one.id, one.attempt) for one in some if not self._succeed_together([one])}
+        return refused
+
+    def _succeed_together(self, some: Sequence[Settlement]) -> bool:
+        """All of them or none."""
+        values = [value for one in some for value in self._success(one)]
+        if len(some) == 1:
+            return self._db.execute(_succeed_together(1), values).rowcount == 1
+        self._db.execute("SAVEPOINT together")
+        all_applied = self._db.execute(_succeed_together(len(some)), values).rowcount == len(some)
+        if not all_applied:
+            self._db.execute("ROLLBACK TO together")
+        self._db.execute("RELEASE together")
+        return all_applied
+
+    def _success(self, one: Settlement) -> Row:
+        return (
+            one.id,
+            one.attempt,
+            one.failures,
+            one.crashes,
+            one.completed_runs,
+            one.result,
+            one.result_dropped,
+            self.now,
+        )
+
+    def _claim(self, worker: str, queues: Sequence[str], limit: int, lease: float, claim_id: str) -> tuple[Task, ...]:
+        now, elapsed, ahead = self.now, self.elapsed, self._ahead
+        rows = claims.claimable(self._db, queues, self.limits(), now, elapsed, limit)
+        taken = [
+            claimed(task_of(row[1:], ahead), worker=worker, claim_id=claim_id, now=now, lease_until=now + lease)
+            for row in rows
+        ]
+        if rows:
+            rowids = str([row[0] for row in rows])
+            self._db.execute(_CLAIM, (worker, claim_id, elapsed + lease, now, rowids))
+            claims.note_starts(self._db, rows, self.limits(), elapsed)
+            self.must_last |= True in [task.at_most_once for task in taken]
+        return tuple(taken)
+
+    def renew(self, holds: Sequence[AttemptKey], lease: float) -> Renewal:
+        lost, cancelled = set(), set()
+        for hold in holds:
+            if self._db.execute(_RENEW, (self.elapsed + lease, hold.id, hold.attempt)).rowcount == 0:
+                lost.add(hold)
+                continue
+            wanted = "SELECT cancel_requested FROM bullpen_task WHERE id = ?"
+            if self._db.execute(wanted, (hold.id,)).fetchone()[0]:
+                cancelled.add(hold)
+        return Renewal(frozenset(lost), frozenset(cancelled))
+
+    def note_progress(self, hold: AttemptKey, progress: Progress) -> bool:
+        note = f"UPDATE bullpen_task SET progress = ? {_HELD}"
+        return self._db.execute(note, (msgspec.msgpack.encode(progress), hold.id, hold.attempt)).rowcount > 0
+
+    def rescue_expired(self, decide: Decide, limit: int, dead_workers: Sequence[str]) -> Sequence[Task]:
+        rescued: list[Task] = []
+        for task_id in self.to_rescue(dead_workers):
+            task = self.get(task_id)
+            settlement = None if task is None else decide(task, self.now)
+            if settlement is not None and not self.settle([settlement]):
+                rescued += [after for after in self.find([task_id]) if after is not None]
+                if len(rescued) >= limit:
+                    break
+        return rescued
+
+    def to_rescue(self, dead_workers: Sequence[str]) -> list[str]:
+        dead = set(dead_workers)
+        running = "FROM bullpen_task INDEXED BY bullpen_running WHERE status IN ('running')"
+        return [
+            task_id
+            for task_id, worker, lease_until in self._db.execute(f"SELECT id, worker, lease_until {running}").fetchall()
+            if worker in dead or lease_until <= self.elapsed
+        ]
+
+    # People and upkeep.
+
+    def change(self, ids: Iterable[str], move: Move) -> list[Task]:
+        changed = []
+        for before, after in self._change_tasks(ids, move, self.now):
+            if terms_of(after) != terms_of(before):
+                self._db.execute(_KEEP_TERMS, (*terms_of(after), after.id))
+            changed.append(after)
+        self.settled.update(task.id for task in changed if task.is_final)
+        self.changed_queues.update(
+            task.queue for task in changed if task.concurrency_key is not None
+        )  # one less before others
+        return changed
+
+    def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
+        return self.change(ids, cancelled_by_operator)
+
+    def retry(self, ids: Sequence[str]) -> Sequence[Task]:
+        """Not those whose unique key another task has."""
+        return self.change(ids, lambda task, now: redriven_behind(task, self._members(task), now))
+
+    def delete(self, ids: Sequence[str]) -> int:
+        delete = (
+            f"DELETE FROM bullpen_task WHERE id = ? AND status IN ('success', 'failed', 'cancelled') AND {_UNAWAITED}"
+        )
+        return self._db.executemany(delete, [(task_id,) for task_id in ids]).rowcount if ids else 0
+
+    def import_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
+        return frozenset(task.id for task in tasks if self._import_task(task, self.now))
+
+    def export_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
+        remove = "DELETE FROM bullpen_task WHERE id = ? AND status = ? AND attempt = ? AND eta = ? AND headers IS ?"
+        gone = set()
+        for task in tasks:
+            as_given = (task.id, task.status.value, task.attempt, task.eta, headers_of(task))
+            if task.status is not RUNNING and self._db.execute(remove, as_given).rowcount == 1:
+                gone.add(task.id)
+        return frozenset(gone)
+
+    def expire(self, limit: int) -> Sequence[Task]:
+        return self.change(self.to_expire(limit), expired)
+
+    def to_expire(self, limit: int) -> list[str]:
+        late = (
+            "SELECT id FROM bullpen_task INDEXED BY bullpen_expiring WHERE status = 'pending' AND expires <= ? "
+            "ORDER BY expires LIMIT ?"
+        )
+        return [task_id for (task_id,) in self._db.execute(late, (self.now, limit)).fetchall()]
+
+    def prune(self, limit: int) -> int:
+        prune = (
+            "DELETE FROM bullpen_task WHERE rowid IN (SELECT rowid FROM bullpen_task INDEXED BY bullpen_finished "
+            f"WHERE prune_at <= ? AND {_UNAWAITED} ORDER BY prune_at LIMIT ?)"
+        )
+        return self._db.execute(prune, (self.now, limit)).rowcount
+
+    def is_something_to_prune(self) -> bool:
+        oldest = "SELECT min(prune_at) FROM bullpen_task INDEXED BY bullpen_finished WHERE prune_at IS NOT NULL"
+        (prune_at,) = self._db.execute(oldest).fetchone()
+        return prune_at is not None and bool(prune_at <= self.now)
+
+    # Workers, queues, limits.
+
+    def save_worker(self, record: WorkerRecord) -> None:
+        record = msgspec.structs.replace(record, seen_at=self.now)
+        note = "INSERT OR REPLACE INTO bullpen_worker VALUES (?, ?, ?)"
+        self._db.execute(note, (record.id, record.seen_at, msgspec.msgpack.encode(record)))
+
+    def delete_worker(self, worker: str) -> None:
+        self._db.execute("DELETE FROM bullpen_worker WHERE id = ?", (worker,))
+
+    def workers(self) -> list[WorkerRecord]:
+        return [_decode_worker(record) for (record,) in self._db.execute("SELECT record FROM bullpen_worker")]
+
+    def pause(self, queue: str) -> None:
+        self._db.execute("INSERT OR IGNORE INTO bullpen_paused VALUES (?)", (queue,))
+
+    def resume(self, queue: str) -> None:
+        self._db.execute("DELETE FROM bullpen_paused WHERE queue = ?", (queue,))
+        self.changed_queues.add(queue)
+
+    def paused(self) -> frozenset[str]:
+        return frozenset(queue for (queue,) in self._db.execute("SELECT queue FROM bullpen_paused"))
+
+    def set_limit(self, limit: Limit) -> None:
+        self._limits = None
+        put = "INSERT OR REPLACE INTO bullpen_limit VALUES (?, ?)"
+        self._db.execute(put, (limit.queue, msgspec.msgpack.encode(limit)))
+        self.changed_queues.add(limit.queue)
+
+    def limits(self) -> Sequence[Limit]:
+        if self._limits is None:
+            self._limits = claims.read_limits(self._db)
+        return self._limits
+
+    # Reading.
+
+    def get(self, task_id: str) -> Task | None:
+        row = self._db.execute(_GET, (task_id,)).fetchone()
+        return None if row is None else task_of(row, self._ahead)
+
+    def find(self, ids: Sequence[str]) -> Sequence[Task | None]:
+        return [self.get(task_id) for task_id in ids]
+
+    def find_claim(self, claim_id: str) -> Sequence[Task]:
+        running = "FROM bullpen_task INDEXED BY bullpen_running WHERE status IN ('running') AND claim_id = ?"
+        return self._tasks(f"SELECT {COLUMNS} {running} ORDER BY priority DESC, eta, id", (claim_id,))
+
+    def page(self, which: TaskFilter, limit: int, after: str | None) -> Sequence[Task]:
+        conditions, values = _conditions(which)
+        if after is not None:
+            conditions.append("id > ?")
+            values.append(after)
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        table = f"bullpen_task {_index_for(which)}"
+        return self._tasks(f"SELECT {COLUMNS} FROM {table} {where} ORDER BY id LIMIT ?", (*values, limit))
+
+    def counts(self) -> dict[str, dict[TaskStatus, int]]:
+        """Each from the index that has just those tasks."""
+        pending = "FROM bullpen_task INDEXED BY {} WHERE status = 'pending' AND concurrency_key {} GROUP BY queue"
+        parts = (
+            f"SELECT queue, 'pending', count(*) {pending.format('bullpen_ready', 'IS NULL')}",
+            f"SELECT queue, 'pending', count(*) {pending.format('bullpen_ready_keyed', 'IS NOT NULL')}",
+            "SELECT queue, status, count(*) FROM bullpen_task INDEXED BY bullpen_running WHERE status IN ('running') "
+            "GROUP BY queue",
+            "SELECT queue, status, count(*) FROM bullpen_task INDEXED BY bullpen_finished WHERE prune_at IS NOT NULL "
+            "GROUP BY queue, status",
+        )
+        counts: dict[str, dict[TaskStatus, int]] = {}
+        for queue, status, count in self._db.execute(" UNION ALL ".join(parts)):
+            of_queue = counts.setdefault(queue, {})
+            of_queue[TaskStatus(status)] = of_queue.get(TaskStatus(status), 0) + count
+        return counts
+
+    def next_work(self, queues: Sequence[str]) -> float:
+        """When something may be due: now, later or never (infinity)."""
+        if claims.claimable(self._db, queues, self.limits(), self.now, self.elapsed, 1):
+            return self.now
+        opened = claims.open_queues(self._db, queues)
+        limits = self.limits()
+        in_room = self.now + claims.next_room(self._db, opened, limits, self.elapsed) if limits else math.inf
+        return min(claims.next_eta(self._db, opened, self.now), in_room)
+
+    def has_result(self, task_id: str, completed_runs: int) -> bool:
+        """Whether it is final, or gone, or has completed more than `completed_runs` runs."""
+        found = self._db.execute("SELECT status, completed_runs FROM bullpen_task WHERE id = ?", (task_id,)).fetchone()
+        return found is None or found[0] not in ("pending", "running") or found[1] > completed_runs
+
+    def _tasks(self, statement: str, values: Sequence[object]) -> list[Task]:
+        return [task_of(row, self._ahead) for row in self._db.execute(statement, values)]
+
+    # How the rules read and write.
+
+    def _read(self, task_id: str) -> Task | None:
+        return self.get(task_id)
+
+    def _insert(self, task: Task, now: float) -> None:  # noqa: ARG002
+        self._db.execute(_ADD, row_of(task, self._ahead))
+        self.changed_queues.add(task.queue)
+
+    def _add_child(self, task: Task, now: float) -> None:  # noqa: ARG002
+        self.add([task])
+
+    def _write(self, task: Task, now: float) -> None:  # noqa: ARG002
+        self._db.execute(_KEEP, (*changes_of(task, self._ahead), task.id))
+        if task.is_final:
+            self.settled.add(task.id)
+        else:
+            self.changed_queues.add(task.queue)
+
+    def _drop(self, task: Task) -> None:
+        self._db.execute("DELETE FROM bullpen_task WHERE id = ?", (task.id,))
+
+    def _holder(self, task: Task, now: float) -> Task | None:
+        if task.unique_key is None:
+            return None
+        others = self._tasks(_WITH_KEY, (task.unique_key, task.queue))
+        return next((other for other in others if has_key(other, now)), None)
+
+
+def _is_plain_success(one: Settlement) -> bool:
+    """Whether it is of no concern to any other task."""
+    return one.status is SUCCESS and one.error is None and not one.linked and not one.children
+
+
+def _in_portions(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (all_of_them[first : first + MOST_TOGETHER] for first in range(0, len(all_of_them), MOST_TOGETHER))
+
+
+def _conditions(which: TaskFilter) -> tuple[list[str], list[object]]:
+    conditions, values = [], list[object]()
+    for column, allowed in (("id", which.ids), ("queue", which.queues)):
+        if allowed is not None:
+            conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
+            values.append(msgspec.json.encode(allowed).decode())
+    if which.statuses is not None:
+        statuses = ", ".join(f"'{status.value}'" for status in which.statuses)
+        conditions.append(f"status IN ({statuses})")
+    for column, value in (("func_path", which.func_path), ("worker", which.worker)):
+        if value is not None:
+            conditions.append(f"{column} = ?")
+            values.append(value)
+    return conditions, values
+
+
+def _index_for(which: TaskFilter) -> str:
+    """Those that are few among many have an index of their own."""
+    if which.statuses == (RUNNING,):
+        return "INDEXED BY bullpen_running"
+    return "INDEXED BY bullpen_failed" if which.statuses == (FAILED,) else ""

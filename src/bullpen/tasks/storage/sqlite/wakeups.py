@@ -1,0 +1,243 @@
+"""How processes wake each other: a datagram to a socket beside the file. Only hints, so losing one costs a delay.
+
+An event loop on which callers wait has one `WakeupListener`: a socket in the folder beside the file, read only while
+callers wait. A `Waker` tells all listeners, those of this process directly, what a commit may have changed: in which
+queues something may be due, and which tasks may have a result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+log = logging.getLogger("bullpen.storage")
+
+_ENDING = ".ear"
+_LONGEST_PATH = 100  # what a socket's address can hold, and some
+_MOST_IDS = 200  # more are told as "any"
+
+Message = tuple[list[str], list[str] | None]  # queues, and tasks or any
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.Decoder(Message).decode
+
+
+class Waker:
+    """Tells everybody who waits for something in the file. Any thread may ring it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._name = str(folder)  # to look at it often
+        self._listeners: set[WakeupListener] = set()
+        self._socket: socket.socket | None = None
+        self._listing: tuple[int, list[str]] = (0, [])  # when the folder was changed, and the sockets there were then
+        self._opening = threading.Lock()
+        self._is_closed = False
+
+    def wake_all(self, queues: Set[str], tasks: Set[str]) -> None:
+        listeners = list(self._listeners)
+        for listener in listeners:
+            listener.tell(queues, tasks)
+        listed = self._listed()
+        if not listed:
+            return
+        own = {listener.name for listener in listeners}
+        message = b""
+        for name in listed:
+            if name not in own:
+                message = message or _encode((list(queues), list(tasks) if len(tasks) <= _MOST_IDS else None))
+                self._send(message, name)
+
+    def _listed(self) -> list[str]:
+        """The sockets there are. The folder is read again only when something in it has changed."""
+        listed_at, listed = self._listing
+        try:
+            changed_at = os.stat(self._name).st_mtime_ns
+            if changed_at != listed_at:
+                listed = [name for name in os.listdir(self._name) if name.endswith(_ENDING)]
+                self._listing = (changed_at, listed)
+        except OSError:
+            return []
+        return listed
+
+    def _send(self, message: bytes, name: str) -> None:
+        if not hasattr(socket, "AF_UNIX"):
+            return
+        path = self._folder / name
+        try:
+            with _address(path) as address:
+                self._send_to(address, message)
+        except ConnectionRefusedError:  # its process was killed
+            path.unlink(missing_ok=True)
+        except OSError:  # gone, or full: then it has enough to wake up for
+            pass
+
+    def _send_to(self, address: str, message: bytes) -> None:
+        with self._opening:
+            if self._socket is None and not self._is_closed:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._socket.setblocking(False)
+            if self._socket is not None:
+                self._socket.sendto(message, address)
+
+    def forget(self) -> None:
+        """This is a forked child: the ears are the parent's, and only the copies of their sockets are closed here."""
+        self._opening = threading.Lock()
+        for listener in self._listeners:
+            listener.drop()
+        self.close()
+
+    def close(self) -> None:
+        with self._opening:
+            self._is_closed = True
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+
+    def add(self, listener: WakeupListener) -> None:
+        self._listeners.add(listener)
+
+    def remove(self, listener: WakeupListener) -> None:
+        self._listeners.discard(listener)
+
+
+class WakeupListener:
+    """Somebody who waits on an event loop. Used on that loop only, but for `tell`."""
+
+    def __init__(self, waker: Waker, folder: Path) -> None:
+        self.name = f"{secrets.token_hex(8)}{_ENDING}"  # a pid would not be unique: containers have their own
+        self._waker = waker
+        self._path = folder / self.name
+        self.loop = asyncio.get_running_loop()
+        self._waiting: set[Waiting] = set()
+        self._socket = self._open()
+        waker.add(self)
+
+    def _open(self) -> socket.socket | None:
+        """None where there is no such thing: then those who wait look from time to time."""
+        if not hasattr(socket, "AF_UNIX"):
+            return None
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            opened.setblocking(False)
+            with _address(self._path) as address:
+                opened.bind(address)
+            os.chmod(self._path, 0o600)
+        except OSError as error:
+            opened.close()
+            log.debug("%s: no socket to be woken by, polling instead: %s", self._path, error)
+            return None
+        return opened
+
+    @contextmanager
+    def listening(self, *, queues: Set[str] = frozenset(), task: str | None = None) -> Iterator[Waiting]:
+        """From now on nothing is missed."""
+        waiting = Waiting(queues, task)
+        if not self._waiting:
+            self._listen()
+        self._waiting.add(waiting)
+        try:
+            yield waiting
+        finally:
+            self._waiting.discard(waiting)
+            if not self._waiting and self._socket is not None:
+                self.loop.remove_reader(self._socket.fileno())
+
+    def _listen(self) -> None:
+        if self._socket is not None:
+            try:
+                self._read()  # what nobody waited for
+                self.loop.add_reader(self._socket.fileno(), self._read)  # the number: a loop looks for it by its repr
+            except NotImplementedError:  # an event loop without readers
+                self._socket.close()
+                self._socket = None
+
+    def _read(self) -> None:
+        while self._socket is not None:
+            try:
+                queues, tasks = _decode(self._socket.recv(1 << 16))
+            except msgspec.DecodeError:
+                continue
+            except OSError:
+                return
+            self._hear(frozenset(queues), None if tasks is None else frozenset(tasks))
+
+    def tell(self, queues: Set[str], tasks: Set[str]) -> None:
+        """From another thread."""
+        if self._waiting:
+            try:
+                self.loop.call_soon_threadsafe(self._hear, frozenset(queues), frozenset(tasks))
+            except RuntimeError:  # that loop is closed
+                pass
+
+    def _hear(self, queues: Set[str], tasks: Set[str] | None) -> None:
+        for waiting in self._waiting:
+            if tasks is None or waiting.task in tasks or not waiting.queues.isdisjoint(queues):
+                waiting.tell()
+
+    def close(self) -> None:
+        self._waker.remove(self)
+        if self._socket is not None:
+            if self._waiting and not self.loop.is_closed():
+                self.loop.remove_reader(self._socket.fileno())
+            self._path.unlink(missing_ok=True)
+            self.drop()
+
+    def drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class Waiting:
+    """What one caller waits for."""
+
+    def __init__(self, queues: Set[str], task: str | None) -> None:
+        self.queues = queues
+        self.task = task
+        self.is_news = False
+        self._future: asyncio.Future[None] | None = None
+
+    def tell(self) -> None:
+        """There is news."""
+        self.is_news = True
+        _end(self._future)
+
+    async def heard(self, timeout: float) -> bool:
+        """Until there is news, or for so long; whether there is."""
+        if not self.is_news:
+            loop = asyncio.get_running_loop()
+            self._future = loop.create_future()
+            timer = loop.call_later(timeout, _end, self._future)
+            try:
+                await self._future
+            finally:
+                timer.cancel()
+        is_news, self.is_news = self.is_news, False
+        return is_news
+
+
+def _end(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
+
+
+@contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """A socket's address is short; a path may be long."""
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

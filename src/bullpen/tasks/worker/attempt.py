@@ -1,0 +1,609 @@
+"""One attempt at one task, from its claim to its settlement.
+
+    resolve → decode → run → classify → settle
+
+An async function runs on the loop, in one asyncio task. A plain function runs on a thread of the lane's pool, with its
+middleware, or in a process of the lane. Each attempt has one settlement; later outcomes are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
+from concurrent.futures import CancelledError, Future
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import msgspec
+
+from bullpen import primitives
+from bullpen.errors import (
+    Cancel,
+    InvalidOptionType,
+    LeaseLost,
+    PoolError,
+    QueueError,
+    Retry,
+    Snooze,
+    WorkerError,
+    WorkerLost,
+)
+from bullpen.pools.dispatch.futures import PoolFuture
+from bullpen.pools.runtimes.port import Listener
+from bullpen.tasks.model.codec import fill
+from bullpen.tasks.model.context import CurrentTask, enter, running
+from bullpen.tasks.model.registry import TaskDefinition, TaskRegistry
+from bullpen.tasks.model.schedule_changes import occurrence, starts_others
+from bullpen.tasks.model.task import (
+    CANCELLED,
+    PENDING,
+    SUCCESS,
+    DependsOn,
+    ErrorKind,
+    Progress,
+    Settlement,
+    Task,
+    TaskError,
+    cancel,
+    crash,
+    fail,
+    instead_of_run,
+    postpone,
+    reject,
+    release,
+    succeed,
+    writable,
+)
+from bullpen.tasks.worker.in_process import Outcome, TaskRaised, TaskUnreadable
+from bullpen.tasks.worker.options import Lane, WorkerOptions
+from bullpen.tasks.worker.own_transaction import OwnTransaction
+from bullpen.tasks.worker.poison_isolation import PoisonIsolation
+from bullpen.tasks.worker.reports import Reports
+from bullpen.tasks.worker.scope import WorkerScope
+from bullpen.telemetry import Kind
+
+# Seconds for a function to end after an interruption; the short time applies when the worker stops or loses the lease.
+PATIENCE, SHORT_PATIENCE = 5.0, 0.5
+RESULTS_PAUSE = 1.0  # seconds until the next try, if the results of predecessors cannot be read
+MESSAGE_KEPT, TRACEBACK_KEPT = 2_000, 20_000  # characters
+AttemptId = tuple[str, int]  # of a task, and the number of the attempt
+UNCOMMITTED = "it called complete() in a transaction that was never committed"
+
+
+class Interruption(enum.Enum):
+    """Why a worker ends an attempt."""
+
+    TIMEOUT = "timeout"
+    CANCEL = "it was cancelled"
+    STOP = "the worker stops"
+    CUT_OFF = "the lease could not be renewed"
+    LOST = "the task went to another worker"
+
+
+_PATIENT = (Interruption.TIMEOUT, Interruption.CANCEL)
+# A thread cannot be ended. Its function may notice these itself; its outcome counts if the worker still has the task.
+_ONLY_SAID = (Interruption.CANCEL, Interruption.CUT_OFF)
+
+
+class AttemptLane(Protocol):
+    """The part of its lane that an attempt needs."""
+
+    lane: Lane
+    options: WorkerOptions
+    registry: TaskRegistry
+    scope: WorkerScope
+    worker: str
+    reports: Reports
+    poison_isolation: PoisonIsolation
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def held(self) -> Container[AttemptId]: ...
+    def run_on_thread(self, attempt: TaskAttempt, /) -> None: ...
+    def run_in_process(self, attempt: TaskAttempt, /) -> PoolFuture[Outcome]: ...
+    def no_process(self, attempt: TaskAttempt, error: BaseException, /) -> Settlement: ...
+    async def get(self, ids: Sequence[str], /) -> Sequence[Task | None]: ...
+    def settle_in(self, connection: Any, settlement: Settlement, /) -> Awaitable[None] | None: ...
+    def settle(self, attempt: TaskAttempt, settlement: Settlement | None, /) -> None: ...
+    def settle_from_thread(self, attempt: TaskAttempt, settlement: Settlement | None, /) -> None: ...
+    def abandon(self, attempt: TaskAttempt, /) -> None: ...
+
+
+class TaskAttempt:
+    """A claimed task of this worker. Methods run on the loop's thread unless they say otherwise."""
+
+    # Defaults on the class: most attempts never set these.
+    unit: asyncio.Task[None] | None = None
+    began = False  # the function may have been called
+    ended = False  # it has a settlement, or another worker has the task
+    interruption: Interruption | None = None
+    progress: Progress | None = None  # reported, and not written yet
+    repeated = False  # the store may have its settlement already
+    completion: Settlement | None = None  # written by `complete()` in a transaction of the function
+    returned = False  # the function has returned after `complete()`
+    _own_transaction: OwnTransaction | None = None  # the transaction of `complete()`
+    timer: asyncio.TimerHandle | None = None
+    _gives_up_at: float | None = None
+    _children: tuple[Task, ...] = ()
+    on_thread: PoolFuture[None] | None = None  # until it ends
+    _future: PoolFuture[Outcome] | None = None  # of one in a process
+    definition: TaskDefinition
+
+    def __init__(self, lane: AttemptLane, task: Task, claimed_at: float, expires_at: float) -> None:
+        self._lane = lane
+        self.task = task
+        self.key = (task.id, task.attempt)
+        self.claimed_at = claimed_at  # on the loop's clock
+        self.expires_at = expires_at  # the lease, on the loop's clock, with a margin; any thread may move it on
+
+    # The life of an attempt.
+
+    def begin(self) -> None:
+        """Resolve the function, and hand it to the loop or to a thread."""
+        task, lane = self.task, self._lane
+        if task.scheduled_at is not None and (instead := instead_of_run(task)) is not None:
+            self._log(logging.INFO, "skipped: planned for its next time")
+            lane.settle(self, instead)
+            return
+        if starts_others(task):
+            lane.settle(self, succeed(task, None, now=task.started_at or 0.0, children=(occurrence(task),)))
+            return
+        definition = lane.registry.get(task.func_path)
+        if definition is None:
+            lane.settle(self, self._unknown())
+            return
+        self.definition = definition
+        if task.depends_on is not None and task.depends_on.place:
+            self.unit = lane.loop.create_task(self._begin_with_results(task.depends_on))
+        else:
+            self._start()
+
+    def is_held(self) -> bool:
+        """Whether its settlement is not confirmed yet."""
+        return self.key in self._lane.held
+
+    def _start(self) -> None:
+        task, lane, definition = self.task, self._lane, self.definition
+        runs_apart = not definition.is_async and (definition.options.runtime or lane.lane.runtime) == "process"
+        if task.crashes and not runs_apart and not lane.poison_isolation.may_begin(task, self.is_held):
+            self._log(
+                logging.INFO, "released: another task that has lost its workers is running, and they run one at a time"
+            )
+            lane.settle(self, release(task, lane.poison_isolation.pause(primitives.random.random())))
+            return
+        if definition.is_async:
+            self.unit = lane.loop.create_task(self._run_on_loop())
+        else:
+            self.began = True
+            if runs_apart:
+                self._run_in_process()
+            else:
+                lane.run_on_thread(self)
+        if task.timeout is not None:
+            self.timer = lane.loop.call_later(task.timeout, self.interrupt, Interruption.TIMEOUT)
+
+    async def _begin_with_results(self, depends_on: DependsOn) -> None:
+        """Read the results of its predecessors, and put them into its arguments."""
+        lane = self._lane
+        try:
+            members = await lane.get(depends_on.ids)
+        except Exception as error:
+            self._log(logging.WARNING, "released: the results that it needs cannot be read (%s)", _type_of(error))
+            lane.settle(self, release(self.task, RESULTS_PAUSE))
+            return
+        self.unit = None
+        if self.interruption is not None:
+            lane.settle(self, self._interrupted(None))
+            return
+        missing = [
+            task_id for task_id, one in zip(depends_on.ids, members, strict=True) if not _has_result(one, depends_on)
+        ]
+        if missing:
+            why = f"the result of its predecessor {missing[0]} does not exist"
+            self._log(logging.ERROR, "failed: %s", why)
+            lane.settle(self, reject(self.task, self._error("input", None, why)))
+            return
+        results = [b"null" if one is None or one.result is None else one.result for one in members]
+        value = b"[" + b",".join(results) + b"]" if depends_on.many else results[0]
+        try:
+            payload = fill(self.task.payload, depends_on.place, value)
+        except Exception as error:
+            lane.settle(self, self._undecodable(error))
+            return
+        self.task = msgspec.structs.replace(self.task, payload=payload)
+        self._start()
+
+    async def _run_on_loop(self) -> None:
+        lane = self._lane
+        if self.interruption is not None:
+            lane.settle(self, self._interrupted(None))
+            return
+        self.began = True
+        primitives.failpoint("attempt.before")
+        if lane.reports.watched:
+            lane.reports.event(Kind.TASK_STARTED, self.task)
+        try:
+            args, kwargs = self.definition.decode(self.task.payload)
+        except BaseException as error:
+            lane.settle(self, self._undecodable(error))
+            return
+        enter(self._current)
+        try:
+            if lane.scope.surrounds(self.definition):
+                value = await lane.scope.call(self.definition, args, kwargs)
+            else:
+                value = await self.definition.function(*args, **kwargs)
+            self.definition.refuse_unawaited(value)
+        except BaseException as error:  # also SystemExit, which would end the loop: only this attempt failed
+            settlement = self._raised(error)
+        else:
+            settlement = self._returned(value)
+        primitives.failpoint("attempt.after")
+        self.unit = None  # its context refers to this attempt: this breaks the reference cycle
+        lane.settle(self, settlement)
+
+    def run_on_thread(self) -> None:
+        """On a thread of the lane's pool."""
+        lane = self._lane
+        primitives.failpoint("attempt.before")
+        if lane.reports.watched:
+            lane.reports.event(Kind.TASK_STARTED, self.task)
+        settlement: Settlement | None = None
+        try:
+            args, kwargs = self.definition.decode(self.task.payload)
+        except BaseException as error:
+            settlement = self._undecodable(error)
+        else:
+            try:
+                with running(self._current()):
+                    if lane.scope.surrounds(self.definition):
+                        value = lane.scope.call_on_thread(self.definition, args, kwargs)
+                    else:
+                        value = self.definition.function(*args, **kwargs)
+                    self.definition.refuse_unawaited(value)
+            except BaseException as error:
+                settlement = self._raised(error)
+            else:
+                settlement = self._returned(value)
+        primitives.failpoint("attempt.after")
+        lane.settle_from_thread(self, settlement)
+
+    def _run_in_process(self) -> None:
+        lane = self._lane
+        primitives.failpoint("attempt.before")
+        if lane.reports.watched:
+            lane.reports.event(Kind.TASK_STARTED, self.task)
+        try:
+            self._future = lane.run_in_process(self)
+        except Exception as error:
+            lane.settle(self, lane.no_process(self, error))
+
+    def has_run_in_process(self, future: Future[Outcome]) -> None:
+        """On any thread. The function has ended, also after an interruption: nothing is abandoned."""
+        error = CancelledError() if future.cancelled() else future.exception()
+        if error is None:
+            settlement = self._succeeded(*future.result())
+        elif isinstance(error, TaskUnreadable):
+            settlement = self._undecodable(_cause_of(error))
+        elif isinstance(error, TaskRaised):
+            settlement = self._raised_in_process(_cause_of(error))
+        else:
+            settlement = self._came_to_nothing(error)
+        primitives.failpoint("attempt.after")
+        self._lane.settle_from_thread(self, settlement)
+
+    def _raised_in_process(self, error: BaseException) -> Settlement | None:
+        if self.interruption is not None and not isinstance(error, Exception):
+            return self._interrupted(None)  # the interruption itself
+        return self._raised(error)
+
+    def _came_to_nothing(self, error: BaseException) -> Settlement | None:
+        """An error of the pool: the process died, none could start, or the task could not be sent."""
+        if self.interruption is not None:
+            return self._interrupted(None)
+        if isinstance(error, WorkerLost):
+            self._log(logging.ERROR, "crashed: its process died (%s)", error)
+            return crash(self.task, self._error("crash", error))
+        if isinstance(error, PoolError | WorkerError | CancelledError):
+            return self._lane.no_process(self, error)
+        return self._raised(error)
+
+    def deadline(self) -> datetime | None:
+        timeout, now = self.task.timeout, self.task.started_at
+        return None if timeout is None or now is None else datetime.fromtimestamp(now + timeout, UTC)
+
+    def _current(self) -> CurrentTask:
+        return CurrentTask(
+            self.task,
+            deadline=self.deadline(),
+            report=self.report,
+            cancelled=self._is_interrupted,
+            complete=self._complete,
+            adopt=self._adopt,
+        )
+
+    def _adopt(self, make: Callable[[float], Sequence[Task]]) -> None:
+        """On any thread: enqueue tasks together with the success."""
+        if self.completion is not None:
+            raise QueueError("the task has called complete(): enqueue before it")
+        self._children = (*self._children, *make(self._now()))
+
+    def report(self, progress: Progress) -> None:
+        """On any thread: the heartbeat writes the latest."""
+        self.progress = progress
+
+    def _is_interrupted(self) -> bool:
+        return self.interruption is not None
+
+    def _complete(self, connection: Any, value: Any, waits: bool) -> Awaitable[None] | None:
+        """On the thread of the function, in its transaction. Returns an awaitable if the connection is async."""
+        settlement = self._success(value)
+        if settlement is None:
+            raise LeaseLost(task=self.task.id, attempt=self.task.attempt)
+        primitives.failpoint("complete.before")
+        waiting = self._lane.settle_in(connection, settlement)
+        if waiting is not None:
+            if waits:
+                return self._complete_when(waiting, settlement)
+            if isinstance(waiting, Coroutine):
+                waiting.close()
+            raise InvalidOptionType("connection", connection, "a sync connection; with this one, await acomplete()")
+        self._own_transaction = OwnTransaction(connection)
+        self.completion = settlement
+        primitives.failpoint("complete.after")
+        return None
+
+    async def _complete_when(self, settled: Awaitable[None], settlement: Settlement) -> None:
+        await settled
+        self.completion = settlement
+        primitives.failpoint("complete.after")
+
+    # The outcome. On the thread that ran the function.
+
+    def _returned(self, value: Any) -> Settlement | None:
+        self._leave_transaction()
+        return self._success(value) if self.completion is None else self._uncommitted()
+
+    def _leave_transaction(self) -> None:
+        """Roll back an open transaction of the function: it would lock the store for all others."""
+        if self._own_transaction is not None:
+            self._own_transaction.leave()
+            self._own_transaction = None
+
+    def _uncommitted(self) -> Settlement:
+        """The settlement after `complete()`. If the function has committed, the store rejects this settlement."""
+        self.returned = True
+        error = self._error("exception", None, UNCOMMITTED)
+        return fail(self.task, error, primitives.random.random())
+
+    def _success(self, value: Any) -> Settlement | None:
+        try:
+            result, dropped = self.definition.keep_result(value)
+        except BaseException as error:  # also not an `Exception`, or nested too deeply
+            result, dropped = None, f"{_type_of(error)} while it was written"
+        return self._succeeded(result, dropped)
+
+    def _succeeded(self, result: bytes | None, dropped: str) -> Settlement | None:
+        if self.interruption is Interruption.LOST:
+            return None
+        if result is None:
+            self._log(logging.WARNING, "succeeded, but its result cannot be stored: %s", dropped)
+        return succeed(self.task, result, writable(dropped), now=self._now(), children=self._children)
+
+    def _raised(self, error: BaseException) -> Settlement | None:
+        self._leave_transaction()
+        try:
+            return self._classify(error)
+        except BaseException as broken:  # out of memory, or a log handler raised
+            failure = TaskError(kind="exception", attempt=self.task.attempt, at=self._now(), type=_type_of(error))
+            self._log(logging.ERROR, "failed; the error cannot be described (%s)", type(broken).__name__)
+            return fail(self.task, failure, primitives.random.random())
+
+    def _classify(self, error: BaseException) -> Settlement | None:
+        if self.interruption is not None:
+            return self._interrupted(error)
+        if isinstance(error, Snooze) and not self.task.at_most_once:
+            self._log(logging.INFO, "snoozed for %g s", error.delay)
+            return release(self.task, error.delay)
+        if isinstance(error, Cancel):
+            self._log(logging.INFO, "cancelled itself: %s", error)
+            return cancel(self.task)
+        retry = self.definition.options.may_retry(error)
+        after, random = error.after if isinstance(error, Retry) else None, primitives.random.random()
+        backoff = None if isinstance(error, Retry) else self.definition.options.backoff_of(error)
+        if backoff is not None:
+            after = backoff.delay(self.task.failures + 1, random)
+        settlement = fail(self.task, self._error("exception", error), random, retry=retry, after=after)
+        if isinstance(error, Retry):  # it has a reason: no traceback
+            self._log_failure(f"raised Retry ({error.reason})", settlement, None, quiet=True)
+        else:
+            self._log_failure("failed", settlement, error)
+        return settlement
+
+    def _interrupted(self, error: BaseException | None) -> Settlement | None:
+        """The worker has interrupted it. `error`: the exception of the function, if it raised one."""
+        why = self.interruption
+        assert why is not None
+        if why is Interruption.LOST:
+            return None
+        if why is Interruption.CANCEL:
+            self._log(logging.INFO, "cancelled")
+            return cancel(self.task)
+        if why is Interruption.TIMEOUT:
+            timeout = f"ran longer than its timeout of {self.task.timeout:g} s"
+            settlement = fail(self.task, self._error("timeout", error, timeout), primitives.random.random())
+            self._log_failure(timeout, settlement, None if isinstance(error, asyncio.CancelledError) else error)
+            return settlement
+        if self.task.at_most_once and self.began:
+            self._log(logging.ERROR, "lost: it was interrupted (%s) and must not run again", why.value)
+            return crash(self.task, self._error("lost", None, f"it was interrupted: {why.value}"))
+        self._log(logging.INFO, "released: %s", why.value)
+        return release(self.task)
+
+    def _unknown(self) -> Settlement:
+        hint = self._hint()
+        error = self._error("unknown_function", None, f"no function is registered as {self.task.func_path!r}{hint}")
+        after = self._lane.options.unknown_after
+        settlement = postpone(self.task, error, primitives.random.random(), give_up_after=after)
+        if settlement.is_final:
+            self._log(logging.ERROR, "failed: for %g s no such function was registered here%s", after, hint)
+        else:
+            then = f"; retrying in {settlement.delay:.3g} s"
+            self._log(logging.WARNING, "no such function is registered here%s%s", hint, then)
+        return settlement
+
+    def _hint(self) -> str:
+        """One function may have two names: `python shop/jobs.py` enqueues jobs.send, a worker has shop.jobs.send."""
+        own = self.task.func_path.rpartition(".")[2]
+        same = [name for name in self._lane.registry.names() if name.rpartition(".")[2] == own]
+        return (
+            f" (registered: {', '.join(same)}; was the task enqueued under another name of its module?)" if same else ""
+        )
+
+    def _undecodable(self, error: BaseException) -> Settlement:
+        self._log(
+            logging.ERROR, "failed: the stored arguments cannot be decoded (%s)", _type_of(error)
+        )  # never log arguments
+        return reject(self.task, self._error("poison", error))
+
+    def _error(self, kind: ErrorKind, error: BaseException | None, message: str = "") -> TaskError:
+        """A failure as data."""
+        if error is not None and (not message or not isinstance(error, asyncio.CancelledError)):
+            message = f"{message}; it raised {_text_of(error)}" if message else _text_of(error)
+        return TaskError(
+            kind=kind,
+            attempt=self.task.attempt,
+            at=self._now(),
+            type="" if error is None else _type_of(error),
+            message=writable(message)[:MESSAGE_KEPT],
+            traceback="" if error is None else writable(_traceback_of(error))[-TRACEBACK_KEPT:],
+            worker=self._lane.worker,
+        )
+
+    def _now(self) -> float:
+        """The store's clock, as estimated here."""
+        return (self.task.started_at or 0.0) + self._lane.loop.time() - self.claimed_at
+
+    def _log(self, level: int, message: str, *values: object) -> None:
+        self._lane.reports.log(level, self.task, message, *values)
+
+    def _log_failure(
+        self, what: str, settlement: Settlement, error: BaseException | None, *, quiet: bool = False
+    ) -> None:
+        retries = settlement.status is PENDING and not settlement.next_run
+        level = (logging.INFO if quiet else logging.WARNING) if retries else logging.ERROR
+        over = "was cancelled" if settlement.status is CANCELLED else "has no retries left"
+        if settlement.next_run:
+            over += "; its next run is planned"
+        then = f"; retrying in {settlement.delay:.3g} s" if retries else f"; it {over}"
+        self._lane.reports.log(level, self.task, "%s%s", what, then, error=error)
+
+    # Interruption.
+
+    def interrupt(self, why: Interruption) -> None:
+        """End it if possible. Its settlement is decided when it has ended or is abandoned."""
+        if self.ended:
+            return
+        if self.completion is not None and why in (Interruption.LOST, Interruption.CUT_OFF):
+            return  # a committed completion needs no lease; an uncommitted one cannot commit without it
+        if self.interruption is None or why is Interruption.LOST:
+            self.interruption = why
+        if self.unit is not None:
+            if self.began:
+                self.unit.cancel()
+            self._give_up_within(PATIENCE if why in _PATIENT else SHORT_PATIENCE)
+        elif self._future is not None:
+            self._future.engine.interrupt(self._future, kill=False)
+            self._give_up_within(PATIENCE if why in _PATIENT else SHORT_PATIENCE)
+        elif why is Interruption.STOP:
+            self._give_up_within(SHORT_PATIENCE)
+        elif why not in _ONLY_SAID:
+            self._give_up()
+
+    def note_cancel_request(self) -> None:
+        """A client has asked to cancel it. It is not retried."""
+        if not self.ended and not self.task.cancel_requested:
+            self.task = msgspec.structs.replace(self.task, cancel_requested=True)
+            self.interrupt(Interruption.CANCEL)
+
+    def _give_up_within(self, seconds: float) -> None:
+        at = self._lane.loop.time() + seconds
+        if self._gives_up_at is None or at < self._gives_up_at:
+            self.stop_timer()
+            self._gives_up_at = at
+            self.timer = self._lane.loop.call_at(at, self._give_up)
+
+    def _give_up(self) -> None:
+        """It does not end: settle it anyway, and abandon its function."""
+        if self.ended:
+            return
+        if self._future is not None:
+            self._future.engine.interrupt(self._future, kill=True)
+            return
+        self._lane.abandon(self)
+        self._lane.settle(self, self._interrupted(None))
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class ProgressOf(Listener):
+    """Receives progress from a process."""
+
+    __slots__ = ("_attempt",)
+
+    def __init__(self, attempt: TaskAttempt) -> None:
+        self._attempt = attempt
+
+    def hear(self, value: Any) -> None:
+        self._attempt.report(value)
+
+
+def _has_result(member: Task | None, depends_on: DependsOn) -> bool:
+    """Whether a predecessor has a result. A task with `run_always` accepts failed predecessors."""
+    if member is None or member.status is not SUCCESS:
+        return depends_on.run_always
+    return not member.result_dropped
+
+
+def _cause_of(error: BaseException) -> BaseException:
+    return error.__cause__ or error
+
+
+def _type_of(error: BaseException) -> str:
+    kind = type(error)
+    return writable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:
+        return f"<{type(error).__name__}: its __str__ raised>"
+
+
+def _traceback_of(error: BaseException) -> str:
+    """The traceback, from the function on."""
+    try:
+        frames = error.__traceback__
+        while frames is not None and _is_ours(frames):
+            frames = frames.tb_next
+        return "".join(traceback.format_exception(type(error), error, frames))
+    except BaseException:
+        return ""
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    """Decides by file name: frames from a process have little else."""
+    return frame.tb_frame.f_code.co_filename.startswith(_OURS)
+
+
+_PACKAGE = Path(__file__).parents[2]
+_OURS = tuple(str(_PACKAGE / layer) for layer in ("tasks/worker", "pools/runtimes"))

@@ -1,0 +1,189 @@
+"""Connects one lane with the store: sends settlements and receives claimed tasks.
+
+- One exchange is in flight at a time. Attempts that end meanwhile go with the next exchange, which begins at once.
+- The lane keeps a settlement until the store confirms it. The store rejects a repeated settlement by its attempt
+  number, so repeating is safe.
+- If the answer to a claim is lost, the store may have made the claim. `StoreExchange` asks the store by the claim's id
+  before it claims again. If the store does not know the id, the request may still be on its way: the claim is
+  *doubtful* for four leases, and the heartbeat releases its tasks if they appear.
+- A lane that holds no task may offer a claim id while it waits. A store that can claim directly then answers the wait
+  with a claimed task. It is a claim like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bullpen import primitives
+from bullpen.tasks.model.task import Settlement, Task
+from bullpen.tasks.storage.port import AttemptKey, Handed, Storage, SupportsDirectClaim
+from bullpen.tasks.worker.attempt import UNCOMMITTED, TaskAttempt
+from bullpen.tasks.worker.options import Lane, WorkerOptions
+from bullpen.tasks.worker.reports import Outage, Reports
+
+FIRST_PAUSE = 0.01  # seconds, after the second notification in a row without a claim
+DOUBTFUL_FOR = 4  # leases
+
+
+class ExchangeAnswer(NamedTuple):
+    """`sent`: when the request was sent, on the loop's clock; leases count from there."""
+
+    claimed: Sequence[Task]
+    sent: float
+    rejected: frozenset[AttemptKey] | None  # of the settlements; None: the store has not confirmed them
+
+
+class StoreExchange:
+    """The store, as one lane sees it. Every method runs on the loop's thread."""
+
+    def __init__(self, storage: Storage, lane: Lane, options: WorkerOptions, worker: str, reports: Reports) -> None:
+        self.doubtful: dict[str, float] = {}  # claim ids, and until when; other threads may copy it
+        self._storage = storage
+        self._direct = storage if isinstance(storage, SupportsDirectClaim) else None
+        self._queues = lane.queues
+        self._lease = options.lease
+        self._patience = options.store_patience
+        self._poll_interval = options.poll_interval
+        self._worker = worker
+        self._reports = reports
+        self._outage = Outage(reports, f"lane {lane}", longest=options.longest_pause)
+        self._loop = asyncio.get_running_loop()
+        self._claims = 0
+        self._misses = 0  # notifications in a row without a claim
+
+    @property
+    def claims_directly(self) -> bool:
+        return self._direct is not None
+
+    def new_claim_id(self) -> str:
+        self._claims += 1
+        return f"{self._worker}/{self._queues[0]}/{self._claims}"
+
+    # Settle and claim.
+
+    async def exchange(self, settlements: Sequence[Settlement], limit: int) -> ExchangeAnswer:
+        """Send settlements and claim at most `limit` tasks, in one transaction of the store."""
+        claim_id = self.new_claim_id()
+        sent = self._loop.time()
+        primitives.failpoint("exchange.before")
+        try:
+            async with asyncio.timeout(self._patience):
+                exchange = await self._storage.exchange(
+                    settlements,
+                    worker=self._worker,
+                    queues=self._queues,
+                    limit=limit,
+                    lease=self._lease,
+                    claim_id=claim_id,
+                )
+        except Exception as error:
+            return ExchangeAnswer(await self._resolve(claim_id, limit, sent, error), sent, None)
+        primitives.failpoint("exchange.after")
+        self._outage.over()
+        if exchange.claimed:
+            self._misses = 0
+        return ExchangeAnswer(exchange.claimed, sent, exchange.refused)
+
+    async def _resolve(self, claim_id: str, limit: int, sent: float, error: Exception) -> Sequence[Task]:
+        """The answer to an exchange is lost: find out what it has claimed. The lane repeats the settlements."""
+        await asyncio.sleep(self._outage.failed("exchange", error))
+        return await self.find_claim(claim_id, sent) if limit > 0 else ()
+
+    async def find_claim(self, claim_id: str, sent: float) -> Sequence[Task]:
+        """The tasks that this claim has got. Asks until the store answers."""
+        while True:
+            try:
+                async with asyncio.timeout(self._patience):
+                    found = await self._storage.find_claim(claim_id)
+            except Exception as error:
+                await asyncio.sleep(self._outage.failed("lookup of a claim", error))
+                continue
+            if not found:
+                self.doubtful[claim_id] = sent + DOUBTFUL_FOR * self._lease
+            return found
+
+    # Wait for work.
+
+    async def wait_for_work(self, offer: str | None) -> Handed | None:
+        """Wait until a task may be due, at most `poll_interval` seconds. `offer`: a claim id for a direct claim.
+
+        Returns None if the answer is lost: the store may have claimed a task for `offer`.
+        """
+        wait = self._poll_interval
+        if self._misses > 1:  # the store repeats the notification while the limit of a queue is reached
+            pause = min(FIRST_PAUSE * 2.0 ** min(self._misses - 2, 20), wait)
+            await asyncio.sleep(pause)
+            wait -= pause
+        if wait <= 0:
+            return Handed()
+        began = self._loop.time()
+        handed: Handed | None = None
+        try:
+            async with asyncio.timeout(wait + self._patience):
+                if self._direct is not None and offer is not None:
+                    handed = await self._direct.wait_to_claim(
+                        self._queues, wait, worker=self._worker, lease=self._lease, claim_id=offer
+                    )
+                else:
+                    await self._storage.wait_for_work(self._queues, wait)
+                    handed = Handed()
+        except Exception as error:
+            await asyncio.sleep(self._outage.failed("waiting for work", error))
+        if handed is not None and handed.claimed:
+            self._misses = 0
+        else:
+            self._misses = self._misses + 1 if self._loop.time() - began < wait else 0
+        return handed
+
+    # Reports.
+
+    async def report(self, attempt: TaskAttempt, settlement: Settlement, *, rejected: bool) -> None:
+        """Log the end of an attempt. A rejected settlement may have been applied before: then the store is asked."""
+        if attempt.completion is not None:
+            await self._report_completed(attempt, settlement, attempt.completion, rejected=rejected)
+        elif not rejected or (attempt.repeated and await self._was_applied(settlement)):
+            self._reports.settled(attempt.task, settlement)
+        else:
+            self._reports.lost(attempt.task, f"the store rejected {settlement.status}: another attempt has the task")
+
+    async def _report_completed(
+        self, attempt: TaskAttempt, after: Settlement, completion: Settlement, *, rejected: bool
+    ) -> None:
+        """The function has called `complete()`. If it has committed, the store rejects the settlement `after` it."""
+        task = attempt.task
+        if not rejected:
+            if attempt.returned:
+                self._reports.log(logging.ERROR, task, "failed: %s; now %s", UNCOMMITTED, after.status)
+            self._reports.settled(task, after)
+            return
+        now = await self._get(task.id)
+        if now is None or (
+            now.completed_runs > task.completed_runs and (now.attempt == task.attempt or now.interval is not None)
+        ):
+            if not attempt.returned:
+                self._reports.log(logging.WARNING, task, "raised after complete(): the completion stands")
+            self._reports.settled(task, completion)
+        else:
+            self._reports.lost(task, f"the store rejected {after.status}: another attempt has the task")
+
+    async def _was_applied(self, settlement: Settlement) -> bool:
+        """Whether the store has applied a settlement whose first answer was lost."""
+        try:
+            async with asyncio.timeout(self._patience):
+                (task,) = await self._storage.get([settlement.id])
+        except Exception:
+            return False
+        if task is None:
+            return settlement.forgotten
+        return task.attempt == settlement.attempt and task.status is settlement.status
+
+    async def _get(self, task_id: str) -> Task | None:
+        try:
+            async with asyncio.timeout(self._patience):
+                (task,) = await self._storage.get([task_id])
+        except Exception:
+            return None
+        return task

@@ -1,0 +1,262 @@
+"""The heartbeat of a worker: renews leases, notices requests to cancel, saves its record, maintains the store.
+
+It runs on its own thread, with its own connection to the store where the store allows one. So a task that blocks the
+worker's loop keeps its lease. If a lease cannot be renewed, the worker interrupts the task before the lease expires,
+by its own monotonic clock, counted from before the renewal was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from bullpen import primitives
+from bullpen.errors import StorageFull, StorageUnavailable
+from bullpen.tasks.model.task import release
+from bullpen.tasks.storage.port import AttemptKey, Storage, WorkerRecord
+from bullpen.tasks.worker.attempt import Interruption, TaskAttempt
+from bullpen.tasks.worker.declarations import DeclaredSchedules
+from bullpen.tasks.worker.identity import unregister_worker
+from bullpen.tasks.worker.lane import LaneRunner
+from bullpen.tasks.worker.options import WorkerOptions
+from bullpen.tasks.worker.reports import Outage, Reports, log_message
+from bullpen.tasks.worker.upkeep import Upkeep
+
+T = TypeVar("T")
+
+UPKEEP_EVERY, UPKEEP_SOON = 1.0, 0.05  # seconds
+BATCH = 500
+LOOKED_AT = 100  # tasks that one look between renewals reads
+
+
+class Heartbeat:
+    """Renews the leases of one worker, and does its share of maintenance."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        lanes: Iterable[LaneRunner],
+        options: WorkerOptions,
+        record: WorkerRecord,
+        reports: Reports,
+        schedules: DeclaredSchedules,
+        failed: Callable[[str, BaseException], None],
+    ) -> None:
+        self._home = asyncio.get_running_loop()
+        self._lanes = tuple(lanes)
+        self._options = options
+        self._record = record
+        self._reports = reports
+        self._schedules = schedules
+        self._failed = failed
+        self._own = storage.another()
+        self._storage = storage if self._own is None else self._own
+        self._upkeep = Upkeep(self._storage, options.lease, reports)
+        self._stopped: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: primitives.Joinable | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopping = False
+        self._has_to_stop = False
+        self._ended: asyncio.Future[None] = self._home.create_future()
+
+    # Its life, on the worker's loop.
+
+    def start(self) -> None:
+        if self._own is None:
+            self._task = self._home.create_task(self._run())
+        else:
+            self._thread = primitives.start_loop(self._run, f"{self._options.name}-heartbeat")
+
+    def say_stopping(self) -> None:
+        """Mark the worker's record as stopping with the next heartbeat."""
+        self._is_stopping = True
+
+    async def stop(self) -> None:
+        """End renewal and maintenance, and delete the worker's record."""
+        self._has_to_stop = True  # set first: a thread that has just begun sets `_stopped`, then reads this
+        if self._loop is not None and self._stopped is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._stopped.set)
+            except RuntimeError:  # its loop is closed
+                pass
+        await self._ended
+        if self._thread is not None:
+            self._thread.join()
+
+    async def _run(self) -> None:
+        try:
+            await self._keep()
+        except Exception as error:  # the store cannot be opened, or a defect: renewal has stopped
+            self._call_home(self._failed, "the heartbeat", error)
+        finally:
+            self._call_home(_end, self._ended)
+
+    async def _keep(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopped = asyncio.Event()
+        if self._has_to_stop:
+            self._stopped.set()
+        try:
+            await self._open()
+            keeping = (self._keep_leases(), self._keep_time(), self._maintain())
+            await asyncio.gather(*keeping)
+            await self._leave()
+        finally:
+            if self._own is not None:
+                await self._own.close()
+
+    async def _open(self) -> None:
+        """Open the store and raise its errors. An unreachable or full store is an outage: the next call retries."""
+        if self._own is not None:
+            with contextlib.suppress(TimeoutError, StorageFull, StorageUnavailable):  # StorageBusy is a TimeoutError
+                await self._within(self._own.open())
+
+    # Leases.
+
+    async def _keep_leases(self) -> None:
+        outage = Outage(self._reports, "leases", longest=1.0)
+        wait = self._options.renew_every
+        while not await self._pause(wait):
+            try:
+                await self.renew()
+                wait = self._options.renew_every
+                outage.over()
+            except Exception as error:
+                wait = outage.failed("renewal", error)
+
+    async def renew(self) -> None:
+        """Renew every lease, and save the worker's record."""
+        held = self._held()
+        for first in range(0, len(held), BATCH):
+            attempts = held[first : first + BATCH]
+            sent = self._now()
+            primitives.failpoint("renew.before")
+            renewal = await self._within(
+                self._storage.renew([AttemptKey(key[0], key[1]) for key, _ in attempts], self._options.lease)
+            )
+            primitives.failpoint("renew.after")
+            expires_at = sent + self._options.lease - self._options.margin
+            for (task_id, number), attempt in attempts:
+                hold = AttemptKey(task_id, number)
+                if hold in renewal.lost:
+                    if not attempt.ended:  # otherwise it is settled, or its settlement will be rejected
+                        self._call_home(attempt.interrupt, Interruption.LOST)
+                    continue
+                attempt.expires_at = expires_at
+                if hold in renewal.cancelled:
+                    self._call_home(attempt.note_cancel_request)
+        self._record = msgspec.structs.replace(self._record, running=len(held), stopping=self._is_stopping)
+        await self._within(self._storage.save_worker(self._record))
+
+    async def _keep_time(self) -> None:
+        """Interrupt attempts with a lease that could not be renewed in time. This needs no answer from the store."""
+        while not await self._pause(min(self._options.lease / 15, 1.0)):
+            for lane in self._lanes:
+                self._call_home(lane.release_unstarted)
+            now = self._now()
+            for _, attempt in self._held():
+                if now >= attempt.expires_at and not attempt.ended:
+                    self._call_home(attempt.interrupt, Interruption.CUT_OFF)
+
+    # Maintenance.
+
+    async def _maintain(self) -> None:
+        outage = Outage(self._reports, "upkeep", self._options.longest_pause)
+        mine = (self._look_at_schedules, self._write_progress, self._end_doubts)
+        wait = 0.0
+        while not await self._pause(wait):
+            wait = UPKEEP_EVERY * (0.9 + primitives.random.random() / 5)
+            for step in (self._upkeep.rescue, self._upkeep.expire, self._upkeep.prune, self._look, *mine):
+                try:
+                    if await self._within(step()):
+                        wait = UPKEEP_SOON
+                except Exception as error:
+                    wait = max(wait, outage.failed("maintenance", error))
+                    break
+            else:
+                outage.over()
+
+    async def _look(self) -> None:
+        """Notice requests to cancel and lost tasks before the next renewal. Reads only tasks that have run for 1 s."""
+        old = self._now() - UPKEEP_EVERY
+        asked = [attempt for _, attempt in self._held() if attempt.claimed_at <= old and not attempt.ended]
+        asked = asked[:LOOKED_AT]
+        if not asked:
+            return
+        for attempt, task in zip(asked, await self._storage.get([one.task.id for one in asked]), strict=True):
+            if task is None or task.attempt != attempt.task.attempt:
+                self._call_home(attempt.interrupt, Interruption.LOST)
+            elif task.cancel_requested:
+                self._call_home(attempt.note_cancel_request)
+
+    async def _look_at_schedules(self) -> None:
+        await self._schedules.look(self._storage)
+
+    async def _write_progress(self) -> None:
+        """Write the latest progress of each task, if it is new."""
+        for (task_id, number), attempt in self._held():
+            if attempt.progress is not None:
+                progress, attempt.progress = attempt.progress, None
+                await self._storage.note_progress(AttemptKey(task_id, number), progress)
+
+    async def _end_doubts(self) -> None:
+        """Release tasks of doubtful claims that the store has made after all."""
+        for lane in self._lanes:
+            for claim_id, until in lane.exchange.doubtful.copy().items():
+                found = await self._storage.find_claim(claim_id)
+                strays = [release(task) for task in found if (task.id, task.attempt) not in lane.held]
+                if strays:
+                    await self._storage.exchange(
+                        strays, worker=self._record.id, queues=(), limit=0, lease=0.0, claim_id=""
+                    )
+                if found or self._now() > until:
+                    self._call_home(lane.exchange.doubtful.pop, claim_id, None)
+
+    async def _leave(self) -> None:
+        """Delete the worker's record, so that other workers can take back its tasks at once."""
+        unregister_worker(self._record.id)
+        primitives.failpoint("worker.before_leave")
+        try:
+            await self._within(self._storage.delete_worker(self._record.id))
+        except Exception as error:
+            log_message(logging.WARNING, "%s: the worker's record could not be deleted (%s)", self._reports.name, error)
+
+    # Helpers.
+
+    def _held(self) -> list[tuple[tuple[str, int], TaskAttempt]]:
+        return [item for lane in self._lanes for item in lane.held.copy().items()]
+
+    def _now(self) -> float:
+        assert self._loop is not None
+        return self._loop.time()
+
+    async def _within(self, call: Awaitable[T]) -> T:
+        async with asyncio.timeout(self._options.store_patience):
+            return await call
+
+    async def _pause(self, seconds: float) -> bool:
+        """Wait. Returns True if the worker stops."""
+        assert self._stopped is not None
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
+        except TimeoutError:
+            pass
+        return self._stopped.is_set()
+
+    def _call_home(self, call: Callable[..., Any], *args: Any) -> None:
+        try:
+            self._home.call_soon_threadsafe(call, *args)
+        except RuntimeError:  # the worker's loop is closed
+            pass
+
+
+def _end(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

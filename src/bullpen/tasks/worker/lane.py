@@ -1,0 +1,376 @@
+"""A lane at work: its permits, the attempts that hold them, and the threads and processes that run functions.
+
+A permit comes before a claim: the lane claims no more tasks than it has free permits. A task holds its permit from the
+claim to the confirmed settlement, so the store never shows more running tasks than there are permits. `exchange.py`
+talks to the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from bullpen.errors import PoolFailed
+from bullpen.pools.dispatch.futures import PoolFuture
+from bullpen.pools.policies import CallPolicy
+from bullpen.pools.pool import Pool
+from bullpen.tasks.model.registry import TaskRegistry
+from bullpen.tasks.model.task import Settlement, Task, release
+from bullpen.tasks.storage.port import AttemptKey, Handed, Storage
+from bullpen.tasks.worker.attempt import AttemptId, Interruption, ProgressOf, TaskAttempt
+from bullpen.tasks.worker.exchange import StoreExchange
+from bullpen.tasks.worker.in_process import Outcome, TaskProcess, place_of
+from bullpen.tasks.worker.options import Lane, WorkerOptions
+from bullpen.tasks.worker.poison_isolation import PoisonIsolation
+from bullpen.tasks.worker.reports import Reports, log_message
+from bullpen.tasks.worker.scope import WorkerScope
+from bullpen.telemetry import Kind
+
+Ended = tuple[TaskAttempt, Settlement]
+
+START_PAUSE = 5.0  # seconds until a task without a thread is tried again
+CLOSE_GRACE = 0.2  # seconds for threads to exit after their functions
+
+
+class LaneRunner:
+    """Runs the tasks of one lane. Methods run on the loop's thread unless they say otherwise."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        options: WorkerOptions,
+        registry: TaskRegistry,
+        scope: WorkerScope,
+        storage: Storage,
+        worker: str,
+        reports: Reports,
+        poison_isolation: PoisonIsolation,
+    ) -> None:
+        self.lane = lane
+        self.poison_isolation = poison_isolation
+        self.options = options
+        self.registry = registry
+        self.scope = scope
+        self.worker = worker
+        self.reports = reports
+        self.loop = asyncio.get_running_loop()
+        self.held: dict[AttemptId, TaskAttempt] = {}  # one for each permit in use; other threads may copy it
+        self.abandoned: set[TaskAttempt] = set()  # settled, and still running
+        self.exchange = StoreExchange(storage, lane, options, worker, reports)
+        self._storage = storage
+        self._ended: list[Ended] = []
+        self._from_threads: collections.deque[tuple[TaskAttempt, Settlement | None]] = collections.deque()
+        self._threads_call = False  # a call of `_settle_from_threads` is under way
+        self._waiter: asyncio.Future[None] | None = None
+        self._stopping = False
+        self._stuck = False
+        self._idle = False  # the last claim got fewer tasks than it asked for
+        self._threads = _RenewedPool(self._new_threads)
+        self._processes = _RenewedPool(self._new_processes)
+
+    # Its life.
+
+    async def serve(self) -> None:
+        """Claim, run and settle until stopped, and then until everything held is settled."""
+        while True:
+            ended, self._ended = self._ended, []
+            limit = self._room(returning=len(ended))
+            if ended or (limit and not self._idle):
+                await self._exchange(ended, 0 if self._waits_next(ended) else limit)
+                await asyncio.sleep(0)  # attempts that end at once go with the next exchange
+            elif limit:
+                await self._wait_for_work(limit)
+                await asyncio.sleep(0)
+            elif self._stopping and not self.held:
+                return
+            else:
+                await self._woken()
+
+    def stop_claiming(self) -> None:
+        self._stopping = True
+        self._wake()
+
+    def interrupt_all(self, why: Interruption) -> None:
+        for attempt in list(self.held.values()):
+            attempt.interrupt(why)
+
+    def leave_behind(self) -> list[str]:
+        """The store does not answer, and the worker has to stop. Returns the ids of the tasks that it holds.
+
+        Other workers take them when their leases expire.
+        """
+        for attempt in self.held.values():
+            self.reports.lost(attempt.task, "the store does not answer; another worker runs it when its lease expires")
+        return [attempt.task.id for attempt in self.held.values()]
+
+    def close(self) -> None:
+        """Close the pools after every task is settled or abandoned. Abandoned threads keep running."""
+        self._threads.close()
+        self._processes.close()
+
+    @property
+    def claims(self) -> bool:
+        """Whether it claims tasks when it has free permits."""
+        return not self._stopping and not self._stuck
+
+    def _room(self, returning: int) -> int:
+        """Free permits, with those that the next exchange returns."""
+        if self._stopping or self._stuck:
+            return 0
+        return self.lane.concurrency - len(self.held) + returning
+
+    # Claims.
+
+    async def _exchange(self, ended: list[Ended], limit: int) -> None:
+        """Settle the ended attempts, and start the claimed tasks."""
+        answer = await self.exchange.exchange([settlement for _, settlement in ended], limit)
+        if answer.rejected is None:
+            for attempt, _ in ended:
+                attempt.repeated = True
+            self._ended[:0] = ended
+        else:
+            if limit:
+                self._idle = len(answer.claimed) < limit
+            if ended:
+                await self._settled(ended, answer.rejected)
+        if answer.claimed:
+            self._take(answer.claimed, limit, answer.sent)
+
+    def _waits_next(self, ended: list[Ended]) -> bool:
+        """Whether this settles the only task, which the store has handed over directly.
+
+        A settlement without a claim reaches the caller of `job.result()` sooner. The lane then waits in the store,
+        which answers at once if a task is due.
+        """
+        return self._idle and self.exchange.claims_directly and len(ended) == len(self.held)
+
+    async def _settled(self, ended: list[Ended], rejected: frozenset[AttemptKey]) -> None:
+        """The store has applied these settlements, apart from the rejected ones."""
+        reports_all = self.reports.tells_all()
+        for attempt, settlement in ended:
+            self.held.pop(attempt.key, None)
+            was_rejected = bool(rejected) and AttemptKey(*attempt.key) in rejected
+            if reports_all or was_rejected or attempt.completion is not None:
+                await self.exchange.report(attempt, settlement, rejected=was_rejected)
+
+    def _take(self, claimed: Sequence[Task], limit: int, sent: float) -> None:
+        """Start claimed tasks. Release them if the worker stops, or if the answer came after the lease's end."""
+        now = self.loop.time()
+        expires_at = sent + self.options.lease - self.options.margin
+        for number, task in enumerate(claimed):
+            attempt = TaskAttempt(self, task, now, expires_at)
+            self.held[attempt.key] = attempt
+            if self.reports.watched:
+                self.reports.event(Kind.TASK_CLAIMED, task)
+            if self._stopping or number >= limit or now >= expires_at:
+                self.settle(attempt, release(task))
+            else:
+                attempt.begin()
+
+    # Ended attempts.
+
+    def settle(self, attempt: TaskAttempt, settlement: Settlement | None) -> None:
+        """An attempt has ended or is abandoned. None: another worker has the task, and there is nothing to write."""
+        if attempt.ended:
+            self._returned(attempt)
+            return
+        attempt.ended = True
+        attempt.on_thread = None  # it refers to the attempt: this breaks the reference cycle
+        if attempt.timer is not None:
+            attempt.stop_timer()
+        if attempt.began and self.reports.watched:
+            self.reports.event(Kind.TASK_ENDED, attempt.task)
+        if settlement is None:
+            self.held.pop(attempt.key, None)
+            self.reports.lost(attempt.task, Interruption.LOST.value)
+        else:
+            self._ended.append((attempt, settlement))
+        if self._waiter is not None:
+            self._wake()
+
+    def settle_from_thread(self, attempt: TaskAttempt, settlement: Settlement | None) -> None:
+        """On any thread: call `settle` on the loop's thread. Attempts that end together share one wake-up."""
+        self._from_threads.append((attempt, settlement))
+        if not self._threads_call:  # checked after the append: a call that has not begun yet sees it
+            self._threads_call = True
+            try:
+                self.loop.call_soon_threadsafe(self._settle_from_threads)
+            except RuntimeError:  # the worker has stopped and has logged the task as lost
+                pass
+
+    def _settle_from_threads(self) -> None:
+        self._threads_call = False
+        while self._from_threads:
+            self.settle(*self._from_threads.popleft())
+
+    async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
+        """Read other tasks from the store."""
+        async with asyncio.timeout(self.options.store_patience):
+            return await self._storage.get(ids)
+
+    def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
+        """On any thread: settle in a transaction of the function."""
+        return self._storage.settle_in(connection, settlement)
+
+    def abandon(self, attempt: TaskAttempt) -> None:
+        """Count an attempt whose function keeps running. Beyond `max_abandoned` the lane claims nothing."""
+        self.abandoned.add(attempt)
+        self.reports.log(
+            logging.ERROR,
+            attempt.task,
+            "abandoned: its function keeps running (%s); %d abandoned on lane %s, limit %d",
+            attempt.interruption.value if attempt.interruption is not None else "",
+            len(self.abandoned),
+            self.lane,
+            self.options.max_abandoned,
+        )
+        self.reports.event(Kind.TASK_ABANDONED, attempt.task)
+        if len(self.abandoned) > self.options.max_abandoned and not self._stuck:
+            self._stuck = True
+            log_message(
+                logging.ERROR,
+                "%s: lane %s claims no tasks: too many abandoned functions keep running",
+                self.reports.name,
+                self.lane,
+            )
+            self.reports.event(Kind.TASK_WORKER_STUCK, detail=len(self.abandoned))
+
+    def _returned(self, attempt: TaskAttempt) -> None:
+        """The function of an abandoned attempt has ended."""
+        if attempt not in self.abandoned:
+            return
+        self.abandoned.discard(attempt)
+        self.reports.log(logging.WARNING, attempt.task, "ended after it was abandoned")
+        self.reports.event(Kind.TASK_RETURNED, attempt.task)
+        if self._stuck and len(self.abandoned) <= self.options.max_abandoned:
+            self._stuck = False
+            log_message(logging.WARNING, "%s: lane %s claims again", self.reports.name, self.lane)
+            self.reports.event(Kind.TASK_WORKER_RECOVERED, detail=len(self.abandoned))
+            self._wake()
+
+    # Where functions run.
+
+    def run_on_thread(self, attempt: TaskAttempt) -> None:
+        try:
+            attempt.on_thread = self._threads.submit(attempt.run_on_thread)
+        except Exception as error:
+            self.settle(attempt, self._released(attempt, "thread", error))
+
+    def release_unstarted(self) -> None:
+        """Release tasks for which the pool could not start a thread. The heartbeat calls this every second.
+
+        `TaskAttempt.run_on_thread` never raises, so an error of the future means that the attempt has not run. A
+        done-callback on every future would find this out at once, but it takes a fifth of the throughput.
+        """
+        for attempt in list(self.held.values()):
+            future = attempt.on_thread
+            if future is None or not future.done() or future.cancelled():
+                continue
+            if (error := future.exception()) is not None:
+                self.settle(attempt, self._released(attempt, "thread", error))
+
+    def run_in_process(self, attempt: TaskAttempt) -> PoolFuture[Outcome]:
+        place = place_of(attempt.definition)
+        future = self._processes.submit("run", place, attempt.task, attempt.deadline(), ProgressOf(attempt))
+        future.add_done_callback(attempt.has_run_in_process)
+        return future
+
+    def no_process(self, attempt: TaskAttempt, error: BaseException) -> Settlement:
+        """On any thread: the pool could not start a process for it."""
+        return self._released(attempt, "process", error)
+
+    def _released(self, attempt: TaskAttempt, missing: str, error: BaseException) -> Settlement:
+        """The attempt has not run: release it without counting it."""
+        message = "released: no %s could be started for it (%s)"
+        self.reports.log(logging.ERROR, attempt.task, message, missing, error)
+        return release(attempt.task, START_PAUSE)
+
+    def _new_threads(self) -> Pool:
+        return Pool(
+            self.lane.concurrency + self.options.max_abandoned + 1,
+            thread_name_prefix=f"{self.options.name}-{self.lane.queues[0]}",
+            name=f"{self.options.name} {self.lane}",
+        )
+
+    def _new_processes(self) -> Pool:
+        return Pool(
+            self.lane.concurrency,
+            runtime="process",
+            worker=TaskProcess,
+            min_workers=0,
+            name=f"{self.options.name} {self.lane}",
+            calls=CallPolicy(log_errors=False),
+        )
+
+    # Waiting.
+
+    async def _wait_for_work(self, limit: int) -> None:
+        """Wait until a task may be due, an attempt ends, or `poll_interval` has passed."""
+        offer = self.exchange.new_claim_id() if self.exchange.claims_directly and not self.held else None
+        began = self.loop.time()
+        woken = self._wake_up()
+        waiting = self.loop.create_task(self._wait_and_wake(offer))
+        handed: Handed | None = None
+        try:
+            await woken
+        finally:
+            self._waiter = None
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait((waiting,))
+            if not waiting.cancelled():
+                handed = waiting.result()
+        self._idle = handed is not None and bool(handed.claimed)  # the store has claimed this one task directly
+        if handed is not None:
+            if handed.claimed:
+                self._take(handed.claimed, limit, began + handed.after)
+        elif offer is not None:
+            self._take(await self.exchange.find_claim(offer, began), limit, began)
+
+    async def _wait_and_wake(self, offer: str | None) -> Handed | None:
+        """A done-callback would wake the lane one turn of the loop later."""
+        try:
+            return await self.exchange.wait_for_work(offer)
+        finally:
+            self._wake()
+
+    async def _woken(self) -> None:
+        woken = self._wake_up()
+        try:
+            await woken
+        finally:
+            self._waiter = None
+
+    def _wake_up(self) -> asyncio.Future[None]:
+        """A future that the next `_wake` ends."""
+        self._waiter = self.loop.create_future()
+        return self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _RenewedPool:
+    """A pool that starts on first use, and again after it has failed."""
+
+    def __init__(self, make: Callable[[], Pool]) -> None:
+        self._make = make
+        self._pool: Pool | None = None
+
+    def submit(self, fn: Any, /, *args: Any) -> PoolFuture[Any]:
+        if self._pool is not None:
+            try:
+                return self._pool.submit(fn, *args)
+            except PoolFailed:
+                self.close()
+        self._pool = self._make()
+        return self._pool.submit(fn, *args)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close(grace=CLOSE_GRACE)
+            self._pool = None

@@ -1,0 +1,144 @@
+"""The log lines and telemetry events of a worker: one of each for every change of a task.
+
+Every line has the task's id, its attempt and its queue, also as fields of the record. No line has arguments or results.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from bullpen import primitives
+from bullpen.tasks.model.task import CANCELLED, FAILED, SUCCESS, Settlement, Task
+from bullpen.tasks.storage.port import WorkerRecord
+from bullpen.telemetry import Kind, TelemetryEvent
+
+logger = logging.getLogger("bullpen.worker")
+
+SHORTEST_PAUSE = 0.05  # seconds before the next try
+
+
+def log_message(
+    level: int, message: str, *values: object, error: BaseException | None = None, **fields: object
+) -> None:
+    """Log a line. An error of a log handler does not end the worker."""
+    if logger.isEnabledFor(level):
+        try:
+            logger.log(level, message, *values, exc_info=error, extra=fields)
+        except Exception:  # a filter or a handler that raises
+            pass
+
+
+Observer = Callable[[TelemetryEvent], object]
+
+
+class Reports:
+    """Writes the log and calls the observer, on any thread. An error of the observer is logged."""
+
+    def __init__(self, name: str, worker: str, observer: Observer | None, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.worker = worker
+        self.watched = observer is not None
+        self._observer = observer
+        self._clock = clock
+
+    def event(self, kind: Kind, task: Task | None = None, detail: Any = None) -> None:
+        if self._observer is None:
+            return
+        if task is None:
+            event = TelemetryEvent(kind, self._clock(), self.name, self.worker, detail=detail)
+        else:
+            event = TelemetryEvent(
+                kind,
+                self._clock(),
+                self.name,
+                self.worker,
+                detail=detail,
+                task=task.id,
+                attempt=task.attempt,
+                queue=task.queue,
+            )
+        try:
+            self._observer(event)
+        except Exception as broken:
+            log_message(
+                logging.ERROR, "%s: observer %r failed on %s", self.name, self._observer, kind.value, error=broken
+            )
+
+    def log(self, level: int, task: Task, message: str, *values: object, error: BaseException | None = None) -> None:
+        log_message(
+            level,
+            "%s (task %s, attempt %d, queue %s): " + message,
+            task.func_path,
+            task.id,
+            task.attempt,
+            task.queue,
+            *values,
+            error=error,
+            task_id=task.id,
+            attempt=task.attempt,
+            queue=task.queue,
+        )
+
+    def tells_all(self) -> bool:
+        """Whether successful tasks are reported at all."""
+        return self.watched or logger.isEnabledFor(logging.DEBUG)
+
+    def settled(self, task: Task, settlement: Settlement) -> None:
+        """The store has applied the settlement of a task."""
+        if logger.isEnabledFor(logging.DEBUG):
+            self.log(logging.DEBUG, task, "settled as %s", settlement.status)
+        if self.watched:
+            self.event(_kind(task, settlement), task, settlement.delay)
+
+    def lost(self, task: Task, why: str) -> None:
+        self.log(logging.WARNING, task, "lost: %s", why)
+        self.event(Kind.TASK_LOST, task)
+
+    def rescued(self, task: Task, owner: str | None, record: WorkerRecord | None) -> None:
+        """The worker has taken `task` back from `owner`. `task.attempt` is the lost attempt."""
+        where = f" on {record.host}" if record is not None else ""
+        self.log(logging.WARNING, task, "taken back from worker %s%s, now %s", owner, where, task.status)
+        self.event(Kind.TASK_RESCUED, task, str(task.status))
+
+
+def _kind(task: Task, settlement: Settlement) -> Kind:
+    if settlement.status is SUCCESS or settlement.completed_runs > task.completed_runs:
+        return Kind.TASK_SUCCEEDED
+    if settlement.status is FAILED:
+        return Kind.TASK_FAILED
+    if settlement.status is CANCELLED:
+        return Kind.TASK_CANCELLED
+    return Kind.TASK_RELEASED if settlement.error is None else Kind.TASK_RETRYING
+
+
+class Outage:
+    """Failing calls of one user of the store: logs the first failure and the recovery, and sets the pauses between."""
+
+    def __init__(self, reports: Reports, user: str, longest: float) -> None:
+        self._reports = reports
+        self._user = user
+        self._longest = longest
+        self.failures = 0
+
+    def failed(self, what: str, error: BaseException) -> float:
+        """A call has failed. Returns the seconds to wait before the next try; they grow, with jitter."""
+        self.failures += 1
+        longest = min(SHORTEST_PAUSE * 2.0 ** min(self.failures, 30), self._longest)
+        pause = longest * (0.5 + primitives.random.random() / 2)
+        level = logging.WARNING if self.failures == 1 else logging.DEBUG
+        why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        message = "%s: %s: %s failed (%s); retrying in %.2g s"
+        log_message(level, message, self._reports.name, self._user, what, why, pause)
+        if self.failures == 1:
+            self._reports.event(Kind.STORE_LOST, detail=self._user)
+        return pause
+
+    def over(self) -> None:
+        """The store has answered."""
+        if self.failures:
+            message = "%s: %s: the store answers again after %d failures"
+            log_message(logging.WARNING, message, self._reports.name, self._user, self.failures)
+            self.failures = 0
+            self._reports.event(Kind.STORE_FOUND, detail=self._user)

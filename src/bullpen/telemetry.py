@@ -1,0 +1,134 @@
+"""Every event that pools, queues and workers report, by name. A checker can rebuild a whole history from them.
+
+Without an observer, reporting costs one comparison with None.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+logger = logging.getLogger("bullpen")
+
+
+class Kind(enum.Enum):
+    """The kind of an event. Values are stable names for exporters."""
+
+    REQUEST_QUEUED = "request.queued"
+    REQUEST_STARTED = "request.started"
+    REQUEST_DONE = "request.done"
+    REQUEST_FAILED = "request.failed"
+    REQUEST_CANCELLED = "request.cancelled"
+    REQUEST_EXPIRED = "request.expired"
+    REQUEST_LOST = "request.lost"
+    REQUEST_ABANDONED = "request.abandoned"
+    REQUEST_REFUSED = "request.refused"
+    REQUEST_RETURNED = "request.returned"
+    REQUEST_REQUEUED = "request.requeued"
+    WORKER_STARTING = "worker.starting"
+    WORKER_READY = "worker.ready"
+    WORKER_STOPPING = "worker.stopping"
+    WORKER_EXITED = "worker.exited"
+    WORKER_DEAD = "worker.dead"
+    WORKER_ABANDONED = "worker.abandoned"
+    WORKER_TAINTED = "worker.tainted"
+    WORKER_RECOVERED = "worker.recovered"
+    SESSION_BOUND = "session.bound"
+    SESSION_ENDED = "session.ended"
+    POOL_STATE = "pool.state"
+    POOL_DEGRADED = "pool.degraded"
+    POOL_RECOVERED = "pool.recovered"
+    TASK_ENQUEUED = "task.enqueued"
+    TASK_STOPPING = "task.stopping"
+    TASK_REDRIVEN = "task.redriven"
+    TASKS_FORGOTTEN = "tasks.forgotten"
+    QUEUE_PAUSED = "queue.paused"
+    QUEUE_RESUMED = "queue.resumed"
+    QUEUE_LIMITED = "queue.limited"
+    TASK_CLAIMED = "task.claimed"
+    TASK_STARTED = "task.started"
+    TASK_ENDED = "task.ended"
+    TASK_SUCCEEDED = "task.succeeded"
+    TASK_RETRYING = "task.retrying"
+    TASK_FAILED = "task.failed"
+    TASK_CANCELLED = "task.cancelled"
+    TASK_RELEASED = "task.released"
+    TASK_LOST = "task.lost"
+    TASK_ABANDONED = "task.abandoned"
+    TASK_RETURNED = "task.returned"
+    TASK_RESCUED = "task.rescued"
+    TASK_EXPIRED = "task.expired"
+    TASK_WORKER_STATE = "task_worker.state"
+    TASK_WORKER_STUCK = "task_worker.stuck"
+    TASK_WORKER_RECOVERED = "task_worker.recovered"
+    STORE_LOST = "store.lost"
+    STORE_FOUND = "store.found"
+
+    @classmethod
+    def of(cls, state: enum.Enum) -> Kind:
+        """The event of a request that ended in `state`."""
+        return cls(f"request.{state.value}")
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryEvent:
+    """One change of state."""
+
+    kind: Kind
+    at: float  # monotonic seconds
+    pool: str
+    worker: str | None = None
+    request: int | None = None  # its number within the pool
+    session: str | None = None  # of the request
+    detail: Any = None  # the new state of a pool, the capacity of a worker that is ready, the delay of a task
+    task: str | None = None  # its id
+    attempt: int | None = None  # of the task
+    queue: str | None = None  # of the task
+
+
+class LogObserver:
+    """Logs one line per event. The arguments and results of calls are never logged.
+
+    Each record has the event as `bullpen_event`, so that formatters can use its fields.
+    """
+
+    def __init__(self, logger: logging.Logger | None = None, level: int = logging.DEBUG) -> None:
+        self._logger = logging.getLogger("bullpen.events") if logger is None else logger
+        self._level = level
+
+    def __call__(self, event: TelemetryEvent) -> None:
+        if self._logger.isEnabledFor(self._level):
+            self._logger.log(self._level, "%s", describe(event), extra={"bullpen_event": event})
+
+
+def describe(event: TelemetryEvent) -> str:
+    """One line: the pool, the kind of event, and its subject. A detail that may be user data is left out."""
+    words = [f"{event.pool}: {event.kind.value}"]
+    if event.request is not None:
+        words.append(str(event.request))
+    if event.task is not None:
+        words.append(f"{event.task}, attempt {event.attempt}, queue {event.queue}")
+    if event.worker is not None:
+        words.append(event.worker if event.request is None and event.task is None else f"on {event.worker}")
+    if event.session is not None:
+        words.append(f"of session {event.session}")
+    if isinstance(event.detail, enum.Enum | int | float):
+        words.append(f"({event.detail})")
+    return " ".join(words)
+
+
+class Fanout:
+    """Calls several observers. If one raises, this is logged, and the others still get the event."""
+
+    def __init__(self, *observers: Callable[[TelemetryEvent], object]) -> None:
+        self._observers = observers
+
+    def __call__(self, event: TelemetryEvent) -> None:
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:
+                logger.exception("%s: observer %r failed on %s", event.pool, observer, event.kind.value)

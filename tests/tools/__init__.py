@@ -1,0 +1,1 @@
+"""What only the tests of Bullpen itself need: the schedule explorer and the lock-order checker."""

@@ -1,0 +1,238 @@
+"""First in, first out, and never more than the bound."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bullpen.pools.dispatch.backlog import Backlog, BoundedBacklog, Ticket
+from bullpen.pools.dispatch.request import Request
+from tests.unit.pools.dispatch.support import new_request
+
+
+def fill(backlog: BoundedBacklog, count: int) -> list[Request]:
+    requests: list[Request] = [new_request() for _ in range(count)]
+    assert all(backlog.put(request) for request in requests)
+    return requests
+
+
+def is_open(ticket: Ticket) -> bool:
+    """Whether its holder has been called; it goes through the gate, if so."""
+    return ticket.gate.acquire(False)
+
+
+@pytest.mark.parametrize("backlog", [Backlog(), BoundedBacklog(9)], ids=["unbounded", "bounded"])
+def test_the_oldest_comes_first(backlog: Backlog) -> None:
+    requests = [new_request() for _ in range(5)]
+    for request in requests:
+        backlog.append(request)
+    assert backlog.copy() == requests
+    assert [backlog.popleft() for _ in requests] == requests
+    with pytest.raises(IndexError):
+        backlog.popleft()
+
+
+def test_what_is_withdrawn_no_longer_counts_as_waiting_though_its_shell_is_there() -> None:
+    backlog = Backlog()
+    for _ in range(3):
+        backlog.append(new_request())
+    backlog.withdrawn()
+    assert (len(backlog), backlog.queued(skipped=0)) == (3, 2)
+    backlog.popleft()  # a worker skips the shell
+    assert (len(backlog), backlog.queued(skipped=1)) == (2, 2)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3, 2500])
+def test_the_bound_is_exact(limit: int) -> None:
+    backlog = BoundedBacklog(limit)
+    requests = fill(backlog, limit)
+    assert not backlog.put(new_request())
+    assert (len(backlog), backlog.queued(skipped=0)) == (limit, limit)
+    assert backlog.copy() == requests
+
+
+@pytest.mark.parametrize("leave", ["started", "withdrawn"])
+def test_who_leaves_makes_room_for_one(leave: str) -> None:
+    backlog = BoundedBacklog(2)
+    fill(backlog, 2)
+    if leave == "started":
+        backlog.popleft()
+        backlog.left()
+    else:
+        backlog.withdrawn()
+    assert backlog.put(new_request())
+    assert not backlog.put(new_request())
+    assert backlog.queued(skipped=0) == 2
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_a_worker_on_its_way_brings_a_place_for_the_request_it_will_take(limit: int) -> None:
+    backlog = BoundedBacklog(limit)
+    backlog.reserve_place()
+    fill(backlog, limit + 1)
+    assert not backlog.put(new_request())
+    backlog.popleft()  # it comes, takes one, and does not give back its place
+    assert not backlog.put(new_request())
+    assert backlog.queued(skipped=0) == limit
+
+
+def test_a_pledged_worker_that_found_nothing_takes_its_place_away_again() -> None:
+    backlog = BoundedBacklog(0)
+    backlog.reserve_place()
+    backlog.withdraw_place()
+    assert not backlog.put(new_request())
+
+
+def test_a_pledge_whose_place_is_taken_is_paid_back_by_the_next_who_leaves() -> None:
+    backlog = BoundedBacklog(1)
+    backlog.reserve_place()
+    fill(backlog, 2)
+    backlog.withdraw_place()  # the worker will not come
+    assert not backlog.put(new_request())
+    backlog.popleft()
+    backlog.left()
+    assert not backlog.put(new_request()), "one place less, as owed"
+    backlog.popleft()
+    backlog.left()
+    assert backlog.put(new_request())
+
+
+def test_a_pledge_is_not_paid_back_with_a_place_that_was_never_made() -> None:
+    backlog = BoundedBacklog(1)
+    backlog.reserve_place()
+    fill(backlog, 1)
+    backlog.withdraw_place()  # the worker will not come: what waits takes the only place there is
+    assert not backlog.put(new_request())
+
+
+def test_a_new_pledge_pays_what_is_owed_for_an_old_one() -> None:
+    backlog = BoundedBacklog(0)
+    backlog.reserve_place()
+    fill(backlog, 1)
+    backlog.withdraw_place()  # that worker will not come
+    backlog.reserve_place()  # another comes for the same request
+    assert not backlog.put(new_request())
+
+
+def test_the_place_of_whom_a_worker_comes_for_is_nobody_elses() -> None:
+    backlog = BoundedBacklog(0, per_worker=2)
+    assert backlog.reserve_place_for()
+    assert backlog.take_place(), "the second place of that worker"
+    assert not backlog.take_place()
+
+
+def test_whom_a_worker_comes_for_has_no_place_while_one_is_owed() -> None:
+    backlog = BoundedBacklog(0)
+    backlog.reserve_place()
+    fill(backlog, 1)
+    backlog.withdraw_place()  # that worker will not come
+    assert not backlog.reserve_place_for(), "another comes, for the request that waits"
+    assert backlog.reserve_place_for()
+
+
+def test_a_request_that_is_put_back_is_the_oldest_and_takes_its_place_again() -> None:
+    backlog = BoundedBacklog(2)
+    first, second = fill(backlog, 2)
+    assert backlog.popleft() is first
+    backlog.left()
+    backlog.put_back(first)
+    assert backlog.copy() == [first, second]
+    assert not backlog.put(new_request())
+
+
+def test_who_waits_for_room_is_served_in_order_and_newcomers_stand_behind() -> None:
+    backlog = BoundedBacklog(1)
+    fill(backlog, 1)
+    first, second = backlog.take_ticket(), backlog.take_ticket()
+    assert not is_open(first)
+    backlog.popleft()
+    backlog.left()
+    assert is_open(first)
+    assert not is_open(second)
+    assert not backlog.put(new_request()), "a newcomer does not overtake"
+    assert not backlog.put(new_request(), second), "nor does the second"
+    assert backlog.put(new_request(), first)
+    backlog.return_ticket(first)
+    assert is_open(second), "the next in line may try"
+    second.rearm()
+    assert not backlog.put(new_request(), second)
+    backlog.return_ticket(second)
+    assert not backlog.put(new_request())
+
+
+def test_who_gives_up_leaves_the_line_to_the_next() -> None:
+    backlog = BoundedBacklog(0)
+    first, second = backlog.take_ticket(), backlog.take_ticket()
+    backlog.return_ticket(first)
+    assert is_open(second)
+    backlog.return_ticket(second)
+
+
+def test_a_gate_is_opened_once_however_often_its_holder_is_called() -> None:
+    backlog = BoundedBacklog(0)
+    ticket = backlog.take_ticket()
+    backlog.call_next()
+    backlog.call_next()
+    backlog.call_all()
+    assert is_open(ticket)
+    assert not is_open(ticket)
+    ticket.rearm()
+    assert not is_open(ticket)
+    backlog.call_next()
+    assert is_open(ticket)
+
+
+def test_rearming_forgets_a_call_that_was_not_waited_for() -> None:
+    backlog = BoundedBacklog(0)
+    ticket = backlog.take_ticket()
+    backlog.call_next()
+    ticket.rearm()
+    assert not is_open(ticket)
+
+
+def test_when_the_pool_closes_everybody_in_line_is_called() -> None:
+    backlog = BoundedBacklog(0)
+    tickets = [backlog.take_ticket() for _ in range(3)]
+    backlog.call_next()
+    backlog.call_all()
+    assert all(is_open(ticket) for ticket in tickets)
+
+
+def test_a_worker_on_its_way_calls_who_waits_for_room() -> None:
+    backlog = BoundedBacklog(0)
+    ticket = backlog.take_ticket()
+    backlog.reserve_place()
+    assert is_open(ticket)
+    assert backlog.put(new_request(), ticket)
+
+
+@given(
+    st.integers(0, 3),
+    st.lists(st.sampled_from(["put", "put", "reserve", "take", "take reserved", "withdraw place", "withdraw"])),
+)
+def test_whatever_the_order_there_is_room_exactly_for_the_bound_and_those_that_workers_come_for(
+    limit: int, steps: list[str]
+) -> None:
+    backlog = BoundedBacklog(limit)
+    waiting = starting = 0
+    for step in steps:
+        if step == "put":
+            accepted = backlog.put(new_request())
+            assert accepted == (waiting - starting < limit)
+            waiting += accepted
+        elif step == "reserve":
+            backlog.reserve_place()
+            starting += 1
+        elif step == "take" and waiting:
+            backlog.left()
+            waiting -= 1
+        elif step == "withdraw" and waiting:
+            backlog.withdrawn()
+            waiting -= 1
+        elif step == "take reserved" and waiting and starting:
+            waiting -= 1
+            starting -= 1
+        elif step == "withdraw place" and starting:
+            backlog.withdraw_place()
+            starting -= 1

@@ -1,0 +1,74 @@
+"""Tasks that differ in their ids and payloads only."""
+
+from __future__ import annotations
+
+import pytest
+
+from bullpen.tasks.model.task import Task, new_as_kept
+from bullpen.tasks.model.task_batch import TaskBatch, batches_of, concatenate, join_batches, split_by_part
+
+SAME = Task(id="", func_path="app.send", payload=b"", priority=3)
+OTHER = Task(id="", func_path="app.receive", payload=b"")
+
+
+def task(same: Task, task_id: str, payload: bytes) -> Task:
+    return Task(id=task_id, func_path=same.func_path, payload=payload, priority=same.priority)
+
+
+def test_they_are_a_sequence_of_tasks() -> None:
+    alike = TaskBatch(SAME, ["a", "b"], [b"1", b"2"])
+    expected = [task(SAME, "a", b"1"), task(SAME, "b", b"2")]
+    assert list(alike) == expected
+    assert [alike[0], alike[-1]] == expected
+    assert alike[1:] == expected[1:]
+    assert len(alike) == 2
+
+
+def test_each_has_an_id_and_a_payload() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        list(TaskBatch(SAME, ["a", "b"], [b"1"]))
+
+
+def test_they_are_kept_as_a_single_task_is() -> None:
+    kept = TaskBatch(SAME, ["a"], [b"1"]).kept(now=5.0)
+    assert (kept[0].created_at, kept[0].eta, kept[0].id) == (5.0, 5.0, "a")
+
+
+def test_runs_of_tasks_keep_their_order() -> None:
+    tasks = [task(SAME, "a", b"1"), task(SAME, "b", b"2"), task(OTHER, "c", b"3"), task(SAME, "d", b"4")]
+    found = batches_of(tasks)
+    assert [list(run.ids) for run in found] == [["a", "b"], ["c"], ["d"]]
+    assert [one for run in found for one in run] == tasks
+    assert batches_of([]) == []
+
+
+def test_what_is_alike_is_joined_and_nothing_else() -> None:
+    one, another = TaskBatch(SAME, ["a"], [b"1"]), TaskBatch(task(SAME, "", b""), ["b"], [b"2"])
+    concatenate = join_batches([one, another])
+    assert concatenate is not None
+    assert list(concatenate) == [*one, *another]
+    assert list(one.ids) == ["a"]
+    assert join_batches([one, TaskBatch(OTHER, ["c"], [b"3"])]) is None
+
+
+def test_what_is_added_together_is_shared_out_again() -> None:
+    one, another, other = (
+        TaskBatch(SAME, ["a", "b"], [b"1", b"2"]),
+        TaskBatch(SAME, ["c"], [b"3"]),
+        [task(OTHER, "d", b"4")],
+    )
+    assert concatenate([other]) is other
+    for parts, is_batch in (([one, another], True), ([one, other, another], False)):
+        whole = concatenate(parts)
+        assert (type(whole) is TaskBatch) is is_batch
+        assert list(whole) == [each for part in parts for each in part]
+        kept = [new_as_kept(each, 5.0) for each in whole]
+        for answer in (kept, TaskBatch(new_as_kept(SAME, 5.0), [each.id for each in whole], [b"?"] * len(whole))):
+            if is_batch or answer is kept:
+                shown = [list(share) for share in split_by_part(answer, parts)]
+                assert shown == [[new_as_kept(each, 5.0) for each in part] for part in parts]
+
+
+def test_a_part_of_them_is_alike_too() -> None:
+    part = TaskBatch(SAME, ["a", "b", "c"], [b"1", b"2", b"3"]).part(1, 3)
+    assert list(part) == [task(SAME, "b", b"2"), task(SAME, "c", b"3")]

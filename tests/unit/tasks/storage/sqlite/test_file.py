@@ -1,0 +1,190 @@
+"""Which files are refused, and that none of them is touched."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from bullpen.errors import (
+    NotABullpenFile,
+    SchemaTooNew,
+    StorageBusy,
+    StorageCorrupt,
+    StorageError,
+    StorageFull,
+    StorageReadOnly,
+    UnsafeFile,
+)
+from bullpen.tasks.storage.sqlite import file, schema
+from bullpen.tasks.storage.sqlite.file import WriteLock, check_file, create_folder, translated_error
+from tests.unit.tasks.storage.sqlite.support import new_task, opened, raw
+
+pytestmark = pytest.mark.anyio
+
+
+async def refusal(path: Path) -> StorageError:
+    """Why the store refuses the file, which must stay as it is."""
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(StorageError) as refused:
+        async with opened(path):
+            pass
+    assert (path.read_bytes() if path.is_file() else None) == before
+    return refused.value
+
+
+async def test_all_is_for_the_owner_alone(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        async with opened(tmp_path / "jobs.db") as storage:
+            await storage.add([new_task()])
+            await storage.wait_for_work(["other"], 0.001)
+            for place in tmp_path.rglob("*"):
+                allowed = 0o700 if place.is_dir() else 0o600
+                assert stat.S_IMODE(place.lstat().st_mode) == allowed, place
+    finally:
+        os.umask(old)
+
+
+async def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other.db"
+    with raw(other) as db:
+        db.execute("CREATE TABLE customers (name)")
+    db.close()
+    assert isinstance(await refusal(other), NotABullpenFile)
+    with raw(other) as db:
+        db.execute("DROP TABLE customers")
+        db.execute("PRAGMA application_id = 7")
+    db.close()
+    assert isinstance(await refusal(other), NotABullpenFile)
+    other.write_text("Dear diary, this is not a database at all.")
+    assert isinstance(await refusal(other), NotABullpenFile)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert isinstance(await refusal(folder), NotABullpenFile)
+
+
+async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path) as storage:
+        await storage.add([new_task()])
+    with raw(path) as db:
+        db.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+    db.close()
+    error = await refusal(path)
+    assert isinstance(error, SchemaTooNew)
+    assert (error.found, error.known) == (schema.VERSION + 1, schema.VERSION)
+
+
+async def test_an_empty_file_is_used_but_not_one_that_was_lost(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    path.touch()
+    (tmp_path / "jobs.db-wal").write_bytes(b"the tasks are in here")
+    assert isinstance(await refusal(path), StorageCorrupt)
+    (tmp_path / "jobs.db-wal").unlink()
+    async with opened(path) as storage:
+        await storage.add([new_task()])
+
+
+async def test_a_truncated_file_is_refused_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path) as storage:
+        await storage.add([new_task()])
+    path.write_bytes(path.read_bytes()[:5000])
+    assert isinstance(await refusal(path), StorageCorrupt)
+    path.write_bytes(path.read_bytes()[:60])
+    assert isinstance(await refusal(path), StorageCorrupt | NotABullpenFile)
+
+
+async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    error = await refusal(tmp_path / "missing" / "jobs.db")
+    assert "there is no folder" in str(error)
+    assert str(tmp_path / "missing") in str(error)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a link away")
+async def test_a_link_that_belongs_to_somebody_else_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "jobs.db"
+    link.symlink_to(tmp_path / "elsewhere.db")
+    async with opened(link) as storage:  # an own one will do
+        await storage.add([new_task()])
+    os.lchown(link, 12345, 12345)
+    assert isinstance(await refusal(link), UnsafeFile)
+
+
+async def test_a_link_and_its_file_share_the_lock(tmp_path: Path) -> None:
+    link = tmp_path / "link.db"
+    link.symlink_to(tmp_path / "jobs.db")
+    async with opened(link) as storage:
+        await storage.add([new_task()])
+    assert [place.name for place in tmp_path.glob("*-bullpen")] == ["jobs.db-bullpen"]
+
+
+async def test_a_file_with_two_names_is_refused(tmp_path: Path) -> None:
+    """SQLite would keep a log for each."""
+    async with opened(tmp_path / "jobs.db") as storage:
+        await storage.add([new_task()])
+    (tmp_path / "other.db").hardlink_to(tmp_path / "jobs.db")
+    assert isinstance(await refusal(tmp_path / "other.db"), UnsafeFile)
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs"])
+async def test_a_network_file_system_is_refused(tmp_path: Path, kind: str) -> None:
+    share = tmp_path / "my share"
+    share.mkdir()
+    escaped = str(share).replace(" ", "\\040")
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/vda / ext4 rw 0 0\nserver:/x {escaped} {kind} rw 0 0\ntmpfs /tmp/other tmpfs rw 0 0\n")
+    check_file(tmp_path / "jobs.db", mounts)
+    with pytest.raises(UnsafeFile, match=kind):
+        check_file(share / "jobs.db", mounts)
+    mounts.write_text(mounts.read_text() + f"/dev/vdb {escaped} ext4 rw 0 0\n")  # a local disk over it
+    check_file(share / "jobs.db", mounts)
+
+
+async def test_nothing_is_made_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "_file_system", lambda *_: "nfs4")
+    assert isinstance(await refusal(tmp_path / "jobs.db"), UnsafeFile)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_stranger_beside_the_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    (tmp_path / "jobs.db-bullpen").symlink_to(tmp_path)
+    assert isinstance(await refusal(path), UnsafeFile)
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    folder = create_folder(tmp_path / "jobs.db")
+    one, other = WriteLock(folder), WriteLock(folder)
+    assert one.acquire(0)
+    assert not other.acquire(0.01)
+    one.release()
+    assert other.acquire(0)
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (sqlite3.SQLITE_BUSY, StorageBusy),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, StorageBusy),
+        (sqlite3.SQLITE_FULL, StorageFull),
+        (sqlite3.SQLITE_READONLY_DBMOVED, StorageReadOnly),
+        (sqlite3.SQLITE_CORRUPT, StorageCorrupt),
+        (sqlite3.SQLITE_NOTADB, StorageCorrupt),
+        (sqlite3.SQLITE_IOERR_FSYNC, StorageError),
+        (sqlite3.SQLITE_ERROR, StorageError),
+    ],
+)
+def test_faults_have_names(code: int, kind: type[StorageError]) -> None:
+    fault = sqlite3.OperationalError("as SQLite says")
+    fault.sqlite_errorcode = code
+    error = translated_error(fault, "jobs.db")
+    assert type(error) is kind
+    assert "jobs.db" in str(error)
+    assert "as SQLite says" in str(error)

@@ -1,0 +1,265 @@
+"""Addresses of stores."""
+
+from __future__ import annotations
+
+import importlib.util
+import traceback
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from bullpen.errors import InvalidOption, MissingExtra
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.open import open_storage
+from bullpen.tasks.storage.postgres.store import PostgresStorage
+from bullpen.tasks.storage.redis.store import RedisStorage
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
+
+
+def test_memory() -> None:
+    assert isinstance(open_storage("memory://"), MemoryStorage)
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///jobs.db", "jobs.db"),
+        ("sqlite:///sub/jobs.db", "sub/jobs.db"),
+        ("sqlite:////var/lib/jobs.db", "/var/lib/jobs.db"),
+        ("SQLite:///a%20b.db", "a b.db"),
+    ],
+)
+def test_paths_are_relative_with_three_slashes_and_absolute_with_four(url: str, path: str) -> None:
+    storage = open_storage(url)
+    assert isinstance(storage, SqliteStorage)
+    assert storage.path == Path.cwd() / path
+
+
+def test_a_plain_path_is_no_address_but_what_is_meant_is_clear() -> None:
+    for written in ("jobs.db", "sqlite://jobs.db"):
+        with pytest.raises(InvalidOption, match=r"did you mean sqlite:///jobs\.db\?"):
+            open_storage(written)
+
+
+@pytest.mark.anyio
+async def test_an_option_that_redis_does_not_know_is_refused_without_its_value() -> None:
+    storage = open_storage("redis://127.0.0.1:6379/0?prefx=secret")
+    with pytest.raises(InvalidOption, match=r"\?prefix= .*unexpected keyword argument 'prefx', got '\?prefx'$"):
+        await storage.open()
+
+
+def test_options_of_sqlite() -> None:
+    storage = open_storage("sqlite:///jobs.db?synchronous=normal&busy_timeout=0.5")
+    assert isinstance(storage, SqliteStorage)
+    assert (storage.synchronous, storage.busy_timeout) == ("normal", 0.5)
+    assert open_storage("sqlite:///jobs.db").synchronous == "full"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("redis://:s3cret@127.0.0.1:1/zero", "host:port/number"),
+        ("redis://:s3cret@127.0.0.1:1/0/1", "host:port/number"),
+        ("redis://:s3/cret@127.0.0.1:1/0", "%2F for /"),
+        ("redis://:1/s3cret@127.0.0.1:1/0", "%2F for /"),
+        ("redis://:s3#cret@127.0.0.1:1/0", "%23 for #"),
+        ("redis://:s3?cret@127.0.0.1:1/0", r"%3F for \?"),
+        ("redis://:s3[cret@127.0.0.1:1/0", r"%5B for \["),
+        ("redis://:s3cret@127.0.0.1:port/0", "host:port/number"),
+        ("redis+cluster://:s3cret@127.0.0.1:1,127.0.0.1:port", "host:port"),
+        ("redis://:s3cret@127.0.0.1:1/0?socket_timeout=-1", "seconds above 0"),
+        ("redis://:s3cret@127.0.0.1:1/0?socket_timeout=0", "seconds above 0"),
+        ("redis://:s3cret@127.0.0.1:1/0?socket_timeout=nan", "seconds above 0"),
+        ("redis://:s3cret@127.0.0.1:1/0?socket_timeout=soon", "seconds above 0"),
+        ("redis://:s3cret@127.0.0.1:1/0?decode_responses=true", "without it"),
+        ("redis://:s3cret@127.0.0.1:1/0?max_connections=1", "without it"),
+        ("redis+cluster://:s3cret@127.0.0.1:1?max_connections=1", "without it"),
+    ],
+)
+@pytest.mark.anyio
+async def test_an_address_that_redis_py_would_misunderstand_is_refused(address: str, words: str) -> None:
+    with pytest.raises(InvalidOption, match=words) as refused:
+        await open_storage(address).open()
+    shown = "".join(traceback.format_exception(refused.value))
+    assert "s3" not in shown
+    assert "cret" not in shown
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("jobs.db", "sqlite:///relative.db"),
+        ("", "memory://"),
+        (7, "memory://"),
+        (None, "memory://"),
+        ("mysql://host/db", "postgresql://"),
+        ("memory://name", "memory://"),
+        ("sqlite://jobs.db", "sqlite:///relative.db"),
+        ("sqlite:///", "sqlite:///relative.db"),
+        ("sqlite:///folder/", "sqlite:///relative.db"),
+        ("sqlite:///:memory:", "memory://"),
+        ("sqlite:///a%00b.db", "sqlite:///relative.db"),
+        ("sqlite:///jobs.db?sync=full", "synchronous"),
+        ("sqlite:///jobs.db?synchronous=off", '"full" or "normal"'),
+        ("sqlite:///jobs.db?busy_timeout=soon", "seconds"),
+        ("sqlite:///jobs.db?busy_timeout=nan", "seconds"),
+        ("sqlite:///jobs.db?busy_timeout=-1", "seconds"),
+        ("postgresql://host/db?schema=My-Schema", "lower-case"),
+        ("postgresql://host/db?schema=", "lower-case"),
+        ("postgresql://host/db?notify=maybe", "true or false"),
+        ("postgresql://host/db?connections=0", "whole number"),
+        ("postgresql://host/db?timeout=0", "seconds"),
+        ("redis://host/0?prefix=a{b", "in {}"),
+        ("redis://host/0?prefix=", "a few characters"),
+    ],
+)
+def test_a_wrong_address_is_refused_with_what_is_allowed(url: str, word: str) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        open_storage(url)
+    assert word in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresqll://me:s3cret@host/db", "postgresqll://me:***@host/db"),
+        ("postgresqll://s3cret@host/db", "postgresqll://***@host/db"),
+        ("postgresqll://me:s3cret@s3cret@host/db", "postgresqll://***@host/db"),
+        ("postgresqll://me:s3/cret@host/db", "postgresqll://***@host/db"),
+        ("postgresql:/root:s3cret@127.0.0.1/x", "***@127.0.0.1/x"),
+        ("redis:u:s3cret@h", "***@h"),
+        ("postgres//u:s3cret@h/x", "***@h/x"),
+        ("u:s3cret@h.db", "***@h.db"),
+        ("sqlite://u:s3cret@h.db", "sqlite://u:***@h.db"),
+        ("mysql://h/db?password=s3cret&user=me", "mysql://h/db?password=***&user=me"),
+        ("mysql://h/db?listen_url=postgresql%3A%2F%2Fu%3As3cret%40h", "mysql://h/db?listen_url=***"),
+    ],
+)
+def test_passwords_are_not_shown(url: str, shown: str) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        open_storage(url)
+    assert refused.value.value == shown
+    assert "s3" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "me:s3c/ret@host/db",
+        "me:s3c#ret@host/db",
+        "me:s3c?ret@host/db",
+        "me:s3c[ret@host/db",
+        "me:s3c]ret@host/db",
+        "me:p@s3c:ret@host/db",
+        "me:s3c@@host/db",
+        "s3c@ret@host",
+        "me:s3c@host:54x/db",
+        "me@host:54x/db?password=s3c",
+        "host:s3c",
+        "me:5432?s3c@host/db",
+        "me@host/db?listen_url=postgresql://me:p@s3c:ret@host/db",
+        "me@host/db?listen_url=postgresql:/me:s3c@host/db",
+        "me@host/db?listen_url=s3c:ret@host/db",
+        "me@host/db?listen_url=postgresql://me:s3c/ret@host/db",
+    ],
+)
+def test_an_address_that_postgres_cannot_read_is_refused_without_its_password(place: str) -> None:
+    with pytest.raises(InvalidOption, match="%2F") as refused:
+        open_storage(f"postgresql://{place}")
+    shown = "".join(traceback.format_exception(refused.value.with_traceback(None))) + repr(vars(refused.value))
+    assert "s3c" not in shown
+    assert "ret@" not in shown
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "u@127.0.0.1:99999/x",
+        "a:5432,b:65536/x",
+        "host:0/x",
+        "[::1]:99999/x",
+        "/x?host=a&port=99999",
+        "/x?host=a,b&port=5432,any",
+        "/x?host=a:99999",
+        "u@host/x?listen_url=postgresql://u@host:99999/x",
+    ],
+)
+def test_a_port_that_is_none_is_refused(place: str) -> None:
+    with pytest.raises(InvalidOption, match="a port from 1 to 65535") as refused:
+        open_storage(f"postgresql://{place}")
+    assert "9999" not in str(refused.value)  # without a host, what comes after the colon is a password
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "me:%2F%23%3F%40@host/db",
+        "[::1]:5432/db",
+        "me@/db?host=/tmp",
+        "me@%2Ftmp:5432/db",
+        "a:1,b:65535,c/db",
+        "/db?host=a,b&port=5432,5433",
+        "/db?host=a:1,b",
+        "/db?host=/cloudsql/project:region:name",
+        "host:/db?port=",
+        "/db?host=a&password=s3c%2F",
+        "host",
+    ],
+)
+def test_any_address_that_postgres_knows_is_taken(place: str) -> None:
+    storage = open_storage(f"postgresql://{place}")
+    assert isinstance(storage, PostgresStorage)
+    assert urlsplit(storage.url).netloc == urlsplit(f"postgresql://{place}").netloc
+
+
+def test_what_other_clients_of_postgres_take_is_no_setting_of_the_server() -> None:
+    known = "connect_timeout=3&keepalives=1&keepalives_idle=5&channel_binding=prefer&gssencmode=disable"
+    storage = open_storage(f"postgresql://host/db?{known}")
+    assert isinstance(storage, PostgresStorage)
+    assert (storage.url, storage.connect_timeout, storage.timeout) == ("postgresql://host/db", 3.0, 10.0)
+    with pytest.raises(InvalidOption, match="asyncpg"):
+        open_storage("postgresql://host/db?channel_binding=require")
+
+
+def test_options_of_postgres_are_taken_and_the_others_are_the_drivers() -> None:
+    storage = open_storage(
+        "postgresql://me:s3cret@host:5433/db?schema=jobs&sslmode=require&notify=false&prepared=false&connections=3&timeout=2.5"
+    )
+    assert isinstance(storage, PostgresStorage)
+    assert (storage.url, storage.schema) == ("postgresql://me:s3cret@host:5433/db?sslmode=require", "jobs")
+    assert (storage.notify, storage.prepared, storage.migrate, storage.connections) == (False, False, True, 3)
+    assert storage.timeout == 2.5
+    assert "s3cret" not in repr(storage)
+
+
+@pytest.mark.parametrize(
+    ("url", "driver"),
+    [
+        ("redis://:s3cret@host:6380/2?prefix=jobs&socket_timeout=5", "redis://:s3cret@host:6380/2?socket_timeout=5"),
+        ("rediss://host/0?prefix=jobs", "rediss://host/0"),
+        ("valkey://host?prefix=jobs", "redis://host"),
+        ("rediss+cluster://a:7000,b:7001?prefix=jobs", "rediss://a:7000,b:7001"),
+    ],
+)
+def test_options_of_redis_are_taken_and_the_others_are_the_drivers(url: str, driver: str) -> None:
+    storage = open_storage(url)
+    assert isinstance(storage, RedisStorage)
+    assert (storage.url, storage.prefix) == (driver, "jobs")
+    assert "s3cret" not in repr(storage)
+
+
+@pytest.mark.parametrize(
+    ("url", "package", "extra"),
+    [
+        ("postgresql://host/db", "asyncpg", "postgres"),
+        ("redis://host", "redis", "redis"),
+    ],
+)
+def test_a_missing_driver_is_named_with_what_to_install(
+    url: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    with pytest.raises(MissingExtra, match=rf'pip install "pybullpen\[{extra}\]"'):
+        open_storage(url)
