@@ -27,7 +27,7 @@ uvloop.new_event_loop().close()  # the first one opens descriptors that stay ope
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so does a shell that starts the tests in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 lock_order.install()
-forkserver_client.LINGER = 0.05  # the leak check waits for the keeper of worker processes
+forkserver_client.LINGER = 0.05  # the leak check waits for the forkserver
 
 settings.register_profile("default", deadline=None, max_examples=100, stateful_step_count=40, print_blob=True)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=5000, stateful_step_count=100)

@@ -156,7 +156,7 @@ class TestRedisStorage(StorageContract):
         async with asyncio.timeout(PATIENCE):
             assert [await store.wait_for_result(ended.id, 0, FAR)] == await store.get([ended.id])
 
-    async def test_a_wait_that_was_not_foreseen_is_none_the_worse(self, store: Storage) -> None:
+    async def test_a_wait_that_was_not_expected_gets_its_result_too(self, store: Storage) -> None:
         first = await claimed_one(store)
         async with waits(store.wait_for_result(first.id, 0, FAR)):
             await settle(store, succeed(first, b"1"))

@@ -18,7 +18,7 @@ from bullpen.tasks.model.task import PENDING, RUNNING
 from bullpen.tasks.storage.open import open_storage
 from bullpen.tasks.storage.port import Storage
 from bullpen.testing import HistoryFile, Record, check, read_history, take_stock
-from tests.faults.storm_worker import Ledger, new_queue
+from tests.faults.storm_worker import EffectTable, new_queue
 
 LEASE = 2.0
 WITHIN = 90.0
@@ -39,13 +39,13 @@ class Storm:
         self.luck = random.Random(seed)
         self.queue: TaskQueue = new_queue(address, self._write, "producer")
         self.storage: Storage = open_storage(address)
-        self.ledger = Ledger(address)
+        self.effects = EffectTable(address)
         self.kills = 0
 
     async def __aenter__(self) -> Storm:
         await self.storage.open()
-        if self.ledger.exists:
-            await asyncio.to_thread(self.ledger.create)
+        if self.effects.exists:
+            await asyncio.to_thread(self.effects.create)
         while len(self._workers) < self._count:
             self.start()
         return self
@@ -123,7 +123,7 @@ class Storm:
 
     async def enqueue(self, count: int) -> None:
         """Some of each kind, some of them one behind the other."""
-        names = ["nap", "nap", "grind", "stumble", "transfer"][: None if self.ledger.exists else -1]
+        names = ["nap", "nap", "grind", "stumble", "transfer"][: None if self.effects.exists else -1]
         for _ in range(count):
             name = self.luck.choice(names)
             argument = self.luck.randrange(3) if name == "stumble" else self.luck.choice([0.0, 0.02, 0.3])
@@ -152,8 +152,8 @@ class Storm:
     async def judged(self) -> list[Record]:
         """All that has happened, if no invariant is broken by it."""
         await take_stock(self.storage, self._write)
-        if self.ledger.exists:
-            for task, attempt in await asyncio.to_thread(self.ledger.rows):
+        if self.effects.exists:
+            for task, attempt in await asyncio.to_thread(self.effects.rows):
                 self._write(Record(at=time.monotonic(), actor="effects", op="row", task=task, attempt=attempt))
         records = read_history(*self._folder.glob("*.jsonl"))
         check(records).raise_for_violations()

@@ -29,8 +29,8 @@ from bullpen.testing import HistoryFile, HistoryObserver, Record, RecordingStora
 PERMITS = 4
 
 
-class Ledger:
-    """Effects of tasks, in a table beside those of the store; nowhere, if that has none."""
+class EffectTable:
+    """A table beside those of the store, with one row per effect of a task. Stores without tables have none."""
 
     def __init__(self, address: str) -> None:
         storage = open_storage(address)
@@ -73,7 +73,7 @@ def is_in_transaction(task: Task) -> bool:
 def new_queue(address: str, history: HistoryFile, name: str) -> TaskQueue:
     storage = open_storage(address)
     queue = TaskQueue(RecordingStorage(storage, history, name, in_transaction=is_in_transaction))
-    ledger = Ledger(address)
+    effects = EffectTable(address)
 
     @queue.task(name="nap")
     async def nap(seconds: float) -> float:
@@ -95,9 +95,9 @@ def new_queue(address: str, history: HistoryFile, name: str) -> TaskQueue:
     def transfer(seconds: float) -> None:
         """Its effect and its end are committed together."""
         time.sleep(seconds)
-        with ledger.transaction() as connection:
+        with effects.transaction() as connection:
             current_task().complete(connection)
-            ledger.note(connection, current_task().id, current_task().attempt)
+            effects.note(connection, current_task().id, current_task().attempt)
 
     return queue
 

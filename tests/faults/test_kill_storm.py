@@ -26,7 +26,7 @@ async def test_nothing_is_lost_in_a_storm(tmp_path: Path, address: str, thorough
         await storm.all_ended(WITHIN * (5 if thorough else 1))
         await storm.stop()
         records = await storm.judged()
-        has_effects = storm.ledger.exists
+        has_effects = storm.effects.exists
     ended = [record for record in records if record.op == "kept"]
     assert len(ended) == tasks
     assert sum(record.state == "crashed" for record in records) == kills

@@ -48,11 +48,11 @@ def storage(tmp_path: Path) -> Iterator[SqliteStorage]:
     storage.close_blocking()
 
 
-@pytest.mark.parametrize(("alike", "adds"), [(True, "SqliteTaskTable.add_plain"), (False, "SqliteTaskTable.add")])
-def test_a_leader_that_is_interrupted_leaves_nobody_behind(storage: SqliteStorage, alike: bool, adds: str) -> None:
+@pytest.mark.parametrize(("batched", "adds"), [(True, "SqliteTaskTable.add_plain"), (False, "SqliteTaskTable.add")])
+def test_a_leader_that_is_interrupted_leaves_nobody_behind(storage: SqliteStorage, batched: bool, adds: str) -> None:
     """Of tasks that one statement adds, and of those that take several, in a transaction."""
     where = list[str]()
-    while last := next(filter(None, (interrupted_at(len(where) + 1, storage, alike) for _ in range(TRIES))), ""):
+    while last := next(filter(None, (interrupted_at(len(where) + 1, storage, batched) for _ in range(TRIES))), ""):
         where.append(last)
     seen = {point.split(":")[0] for point in where}
     assert seen >= {
@@ -65,7 +65,7 @@ def test_a_leader_that_is_interrupted_leaves_nobody_behind(storage: SqliteStorag
     }
 
 
-def interrupted_at(count: int, storage: SqliteStorage, alike: bool) -> str:
+def interrupted_at(count: int, storage: SqliteStorage, batched: bool) -> str:
     """Lead a group with others in it, and be interrupted at the `count`-th point; where that was, "" if nowhere.
 
     That may also be because the thread of the group_commit, which the loop has woken, led instead.
@@ -77,7 +77,7 @@ def interrupted_at(count: int, storage: SqliteStorage, alike: bool) -> str:
     priorities = itertools.count()
 
     def new(name: str) -> Sequence[Task]:
-        return TaskBatch(COMMON, [name], [b"[]"]) if alike else [new_task(id=name, priority=next(priorities))]
+        return TaskBatch(COMMON, [name], [b"[]"]) if batched else [new_task(id=name, priority=next(priorities))]
 
     def add(name: str) -> None:
         added.extend(task.id for task in storage.add_blocking(new(name)))

@@ -1241,7 +1241,7 @@ def test_whoever_wants_to_leave_leaves_and_nobody_hangs(kind: str) -> None:
 # Looking at it, and changing it.
 
 
-def test_stats_tell_of_both_lanes_and_of_the_whole(run: Run) -> None:
+def test_stats_count_both_sides_and_the_whole(run: Run) -> None:
     async def main() -> None:
         door = Door()
         async with AsyncPool(2, threads=3, name="app") as pool:

@@ -348,7 +348,7 @@ def test_instances_on_the_loop_may_declare_their_capacity(run: Run) -> None:
 # Taint and recycling.
 
 
-def test_a_suspect_on_the_loop_gets_nothing_new_for_a_while(run: Run) -> None:
+def test_a_tainted_worker_on_the_loop_gets_no_new_request_for_a_while(run: Run) -> None:
     async def main() -> None:
         async with AsyncPool(2, worker=Client, recycling=RecyclePolicy(taint_on=Oops, taint_duration=3600)) as pool:
             await pool.wait_ready(PATIENCE)
@@ -632,7 +632,7 @@ def test_a_retry_is_explained(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     run(main())
 
 
-def test_sessions_of_both_lanes_are_told_and_ended(run: Run) -> None:
+def test_sessions_of_both_sides_are_listed_and_ended(run: Run) -> None:
     async def main() -> None:
         async with AsyncPool(2, threads=2) as pool:
             view = pool.using(session="ada", affinity="strict_queue")

@@ -15,8 +15,8 @@ import pytest
 
 from bullpen.cli.worker_process.supervisor import ProcessSupervisor
 from tests.scenarios.cli_support import PATIENCE, Folder, Worker, is_running
-from tests.scenarios.consumer_support import until
 from tests.scenarios.support import eventually
+from tests.scenarios.task_worker_support import until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 

@@ -813,7 +813,7 @@ def test_threads_that_cannot_be_started_any_more_leave_the_others_working() -> N
     assert printed(script, within=10) == "[0, 1, 2, 3, 4]\n"
 
 
-def test_a_cancelled_shell_in_the_backlog_does_not_make_failing_starts_endless() -> None:
+def test_a_tombstone_in_the_backlog_does_not_make_failing_starts_endless() -> None:
     script = """
         import logging, time
         from bullpen import Pool, RecyclePolicy, primitives

@@ -170,7 +170,7 @@ def test_what_a_killed_worker_has_started_dies_with_it(tmp_path: Path) -> None:
     eventually(lambda: not is_alive(other))
 
 
-def test_what_a_worker_has_started_dies_also_if_only_its_keeper_is_killed(tmp_path: Path) -> None:
+def test_processes_that_a_worker_has_started_die_also_if_only_its_forkserver_is_killed(tmp_path: Path) -> None:
     with Pool(1, runtime="process") as pool:
         future = pool.submit(work.start_one, tmp_path)
         other = read_pid(tmp_path / "other")
@@ -245,7 +245,7 @@ time.sleep(600)
 """
 
 
-def test_a_keeper_that_still_imports_ends_with_the_app(tmp_path: Path) -> None:
+def test_a_forkserver_that_still_imports_ends_with_the_app(tmp_path: Path) -> None:
     (tmp_path / "module_that_hangs.py").write_text(HANGS)
     app = run_script(IMPORTS, tmp_path)
     forkserver = read_pid(tmp_path / "forkserver")

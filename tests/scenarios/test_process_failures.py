@@ -323,7 +323,7 @@ def test_a_worker_that_was_stopped_is_killed_when_its_request_shall_end(tmp_path
         assert pool.submit(pow, 2, 2).result(PATIENCE) == 4
 
 
-def test_without_their_keeper_workers_die_and_others_come(tmp_path: Path) -> None:
+def test_workers_die_with_their_forkserver_and_are_replaced(tmp_path: Path) -> None:
     with Pool(1, runtime="process") as pool:
         future = pool.submit(work.hold_the_gil, tmp_path / "pid")
         pid = work.read_pid(tmp_path / "pid")

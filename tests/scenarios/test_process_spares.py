@@ -67,7 +67,7 @@ def test_orders_that_are_too_large_for_a_spare_are_carried_out(monkeypatch: pyte
         eventually(lambda: not is_alive(spare))
 
 
-def test_a_spare_ends_with_its_keeper_whatever_has_ended_that() -> None:
+def test_a_spare_ends_with_its_forkserver_whatever_has_ended_that() -> None:
     with Pool(1, runtime="process") as pool:
         worker = pool.do(pid)
         forkserver, spare = parent_of(worker), spare_beside(worker)
@@ -84,7 +84,7 @@ with Pool(1, runtime="process") as pool:
 """
 
 
-def test_a_spare_ends_with_the_app_though_its_keeper_can_do_nothing(tmp_path: Path) -> None:
+def test_a_spare_ends_with_the_app_though_its_forkserver_is_stopped(tmp_path: Path) -> None:
     app = subprocess.Popen([sys.executable, "-c", APP, tmp_path / "worker"], cwd=Path(__file__).parents[2])
     worker = read_pid(tmp_path / "worker")
     forkserver, spare = parent_of(worker), spare_beside(worker)

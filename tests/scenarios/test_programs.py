@@ -542,7 +542,7 @@ def test_a_program_that_cannot_start_fails_the_pool_and_says_why(
         assert re.search(told, str(caught.value.__cause__), re.DOTALL)
 
 
-def test_a_start_that_takes_too_long_is_told_also_if_not_even_the_keeper_has_begun(
+def test_a_start_that_takes_too_long_is_reported_also_if_not_even_the_forkserver_has_begun(
     program: Callable[..., ProgramRuntime],
 ) -> None:
     with Pool(1, runtime=program("time.sleep(600)", start_timeout=0.01)) as pool:

@@ -9,7 +9,7 @@ import pytest
 
 from bullpen.tasks.model.task import FAILED, PENDING, SUCCESS
 from bullpen.tasks.storage.port import Exchange
-from tests.scenarios.consumer_support import Desk, OneLoopStorage, in_virtual_time, statuses, until
+from tests.scenarios.task_worker_support import Desk, OneLoopStorage, in_virtual_time, statuses, until
 
 
 class Barrier:

@@ -16,8 +16,8 @@ from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS
 from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.tasks.worker.sync import WorkerPool
 from bullpen.tasks.worker.worker_pool import WorkerState
-from tests.scenarios.consumer_support import Desk, OneLoopStorage, in_virtual_time, killed_at_end, statuses, until
 from tests.scenarios.support import Blocker, eventually
+from tests.scenarios.task_worker_support import Desk, OneLoopStorage, in_virtual_time, killed_at_end, statuses, until
 
 
 class TestAsyncWorkerPoolExecution:

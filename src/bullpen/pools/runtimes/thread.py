@@ -1,7 +1,7 @@
 """Workers that are threads of this process.
 
 An idle worker waits at its gate. A thread that hands it a request, or None, wakes it. A worker with a capacity above
-one is a group of threads, its lanes, which start as they are needed. A thread cannot be killed, so this runtime
+one is a group of threads, which start as they are needed. A thread cannot be killed, so this runtime
 promises neither `cancel` nor `kill`. The threads are daemons. The pool waits for them itself, also at interpreter exit,
 except for those that it has abandoned.
 """
@@ -83,7 +83,7 @@ class _Starter:
 
 
 class _WorkerThread(_Starter):
-    """The thread of one worker, or its first lane."""
+    """The thread of one worker; the first one, if the worker has several."""
 
     __slots__ = ("_events", "_gate", "_inbox", "_runtime", "_worker")
 
@@ -153,8 +153,8 @@ class _WorkerThread(_Starter):
 class _ThreadGroup:
     """The threads of a worker that runs several requests at once. There are as many as it had requests at once so far.
 
-    An idle lane takes a request, or a new lane does. If there is neither, a lane that has just finished will look into
-    the inbox, because there are as many lanes as the worker may have requests. The first lane ends last.
+    An idle thread takes a request, or a new one does. If there is neither, a thread that has just finished will look
+    into the inbox, because there are as many threads as the worker may have requests. The first thread ends last.
     """
 
     __slots__ = (
@@ -176,15 +176,15 @@ class _ThreadGroup:
         self._worker = worker
         self._events = events
         self._first = first
-        self._more: list[_Starter] = []  # all lanes but the first
+        self._more: list[_Starter] = []  # all threads but the first
         self._lock = primitives.leaf_lock()
         self._inbox: list[Request] = []
-        self._idle: list[primitives.Lock] = []  # the gates of lanes that wait
-        self._open = 1  # lanes that have not ended
-        self._short = False  # a lane could not be started: requests may have to wait for another
+        self._idle: list[primitives.Lock] = []  # the gates of idle threads
+        self._open = 1  # threads that have not ended
+        self._short = False  # a thread could not be started: requests may have to wait for another
         self._ending = False
         self._failure: BaseException | None = None
-        self._only = primitives.gate()  # opens when no lane is left but the first
+        self._only = primitives.gate()  # opens when no thread is left but the first
         self._only.acquire()
 
     def hand(self, request: Request | None) -> None:
@@ -214,13 +214,13 @@ class _ThreadGroup:
             self._missed(thread, error)
 
     def _missed(self, thread: _Starter, error: Exception) -> None:
-        """The thread did not start, so one request fails. The request that follows it waits for another lane."""
+        """The thread did not start, so one request fails. The request that follows it waits for another thread."""
         worker = self._worker
         with self._lock:
             self._open -= 1
             self._more.remove(thread)
             self._short = True
-            request = self._inbox.pop() if self._inbox else None  # none if another lane has taken it
+            request = self._inbox.pop() if self._inbox else None  # none if another thread has taken it
         logger.error("worker %s could not start a thread: %r", worker.name, error)
         if request is not None:
             refusal = WorkerStartFailed(f"worker {worker.name} could not start a thread: {error!r}", worker=worker.name)
@@ -237,7 +237,7 @@ class _ThreadGroup:
             gate.release()
 
     def run_first(self) -> None:
-        """Run the first lane until all others have ended."""
+        """Run the first thread until all others have ended."""
         self._work(first=True)
         if not self._left():
             self._only.acquire()
@@ -257,13 +257,13 @@ class _ThreadGroup:
                 self._only.release()
 
     def _left(self) -> bool:
-        """A lane ends; True for the last one."""
+        """A thread ends; True for the last one."""
         with self._lock:
             self._open -= 1
             return self._open == 0
 
     def _work(self, *, first: bool = False) -> None:
-        """Run a lane until the worker ends."""
+        """Run one thread until the worker ends."""
         running = port.enter_thread_of(self._worker)
         try:
             if first:

@@ -33,13 +33,13 @@ def test_the_oldest_comes_first(backlog: Backlog) -> None:
         backlog.popleft()
 
 
-def test_what_is_withdrawn_no_longer_counts_as_waiting_though_its_shell_is_there() -> None:
+def test_a_withdrawn_request_no_longer_counts_as_waiting_though_its_tombstone_is_there() -> None:
     backlog = Backlog()
     for _ in range(3):
         backlog.append(new_request())
     backlog.withdrawn()
     assert (len(backlog), backlog.queued(skipped=0)) == (3, 2)
-    backlog.popleft()  # a worker skips the shell
+    backlog.popleft()  # a worker skips the tombstone
     assert (len(backlog), backlog.queued(skipped=1)) == (2, 2)
 
 
@@ -77,14 +77,14 @@ def test_a_worker_on_its_way_brings_a_place_for_the_request_it_will_take(limit: 
     assert backlog.queued(skipped=0) == limit
 
 
-def test_a_pledged_worker_that_found_nothing_takes_its_place_away_again() -> None:
+def test_a_worker_that_found_no_request_withdraws_its_reserved_place() -> None:
     backlog = BoundedBacklog(0)
     backlog.reserve_place()
     backlog.withdraw_place()
     assert not backlog.put(new_request())
 
 
-def test_a_pledge_whose_place_is_taken_is_paid_back_by_the_next_who_leaves() -> None:
+def test_the_debt_of_a_reserved_place_that_was_taken_is_paid_by_the_next_request_that_leaves() -> None:
     backlog = BoundedBacklog(1)
     backlog.reserve_place()
     fill(backlog, 2)
@@ -98,7 +98,7 @@ def test_a_pledge_whose_place_is_taken_is_paid_back_by_the_next_who_leaves() -> 
     assert backlog.put(new_request())
 
 
-def test_a_pledge_is_not_paid_back_with_a_place_that_was_never_made() -> None:
+def test_a_reserved_place_is_not_paid_with_a_place_that_was_never_made() -> None:
     backlog = BoundedBacklog(1)
     backlog.reserve_place()
     fill(backlog, 1)
@@ -106,7 +106,7 @@ def test_a_pledge_is_not_paid_back_with_a_place_that_was_never_made() -> None:
     assert not backlog.put(new_request())
 
 
-def test_a_new_pledge_pays_what_is_owed_for_an_old_one() -> None:
+def test_a_new_reservation_pays_the_debt_of_an_old_one() -> None:
     backlog = BoundedBacklog(0)
     backlog.reserve_place()
     fill(backlog, 1)
@@ -122,7 +122,7 @@ def test_the_place_of_whom_a_worker_comes_for_is_nobody_elses() -> None:
     assert not backlog.take_place()
 
 
-def test_whom_a_worker_comes_for_has_no_place_while_one_is_owed() -> None:
+def test_a_request_with_a_worker_on_its_way_has_no_place_while_there_is_a_debt() -> None:
     backlog = BoundedBacklog(0)
     backlog.reserve_place()
     fill(backlog, 1)

@@ -219,7 +219,7 @@ def test_only_an_idle_worker_that_no_strict_session_needs_is_shrunk() -> None:
     assert not bench.dispatcher.stop_one_idle()
 
 
-def test_a_shell_that_another_worker_finds_does_not_restart_the_clock_of_what_runs() -> None:
+def test_a_tombstone_that_another_worker_finds_does_not_restart_the_clock_of_a_running_request() -> None:
     bench = Bench(workers=0)
     session = bench.dispatcher.sessions.use(STRICT, 0.0)
     assert session is not None
@@ -233,7 +233,7 @@ def test_a_shell_that_another_worker_finds_does_not_restart_the_clock_of_what_ru
     assert second.timing is not None
     assert second.timing.run_until == 10.0
     bench.now = 5.0
-    bench.new_worker(1, 1)  # finds the shell of the second one
+    bench.new_worker(1, 1)  # finds the tombstone of the second one
     assert second.timing.run_until == 10.0
     assert bench.dispatcher.queued() == 0
 
@@ -272,7 +272,7 @@ def test_a_served_request_that_is_given_back_waits_again() -> None:
     assert request.start(worker)
 
 
-def test_shells_in_lines_do_not_hide_what_waits() -> None:
+def test_tombstones_in_lines_do_not_hide_waiting_requests() -> None:
     started: list[int] = []
     bench = Bench()
     bench.dispatcher._spawn = started.append

@@ -142,7 +142,7 @@ def test_what_waits_for_the_binding_goes_to_the_line_in_order() -> None:
     assert start(sessions, first, worker)
     assert sorted(worker.line) == [(2, second), (3, third)]
     assert second.pinned_to is third.pinned_to is worker
-    assert not start(sessions, second, ready_worker(1)), "another worker that finds its shell leaves it alone"
+    assert not start(sessions, second, ready_worker(1)), "another worker that finds its tombstone leaves it alone"
 
 
 def test_a_request_does_not_start_before_an_older_one_of_its_session() -> None:

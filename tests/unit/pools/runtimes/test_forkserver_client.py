@@ -19,7 +19,7 @@ from tests.scenarios.process_support import eventually
 PATIENCE = 30
 
 
-def test_descriptors_of_an_order_are_closed_once_though_the_keeper_ends_while_it_is_sent(
+def test_descriptors_of_an_order_are_closed_once_though_the_forkserver_ends_while_it_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     precious = tmp_path / "precious"

@@ -45,7 +45,7 @@ def test_ids_go_on_where_their_last_part_is_used_up(node: int, counts: list[int]
     assert all(str(uuid.UUID(one)) == one and uuid.UUID(one).version == 7 for one in made)
 
 
-def test_all_bits_of_luck_are_used() -> None:
+def test_all_random_bits_are_used() -> None:
     assert as_uuid7(next_ordinal(-1, 0, 2**74 - 1)) == "00000000-0000-7fff-bfff-ffffffffffff"
     assert as_uuid7(next_ordinal(-1, 0, 0)) == "00000000-0000-7000-8000-000000000000"
 

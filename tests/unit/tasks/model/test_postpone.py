@@ -53,7 +53,7 @@ def test_it_says_once_since_when_and_why() -> None:
     assert [(error.kind, error.at) for error in task.errors] == [("unknown_function", 1000.0)]
 
 
-def test_luck_adds_a_tenth_at_most() -> None:
+def test_jitter_adds_a_tenth_at_most() -> None:
     running = claim(Task(id="1", func_path="f", payload=b""), 1000.0)
     assert postpone(running, unknown(running, 1000.0), 1.0, give_up_after=60.0).delay == pytest.approx(1.1)
 

@@ -16,12 +16,12 @@ def task(same: Task, task_id: str, payload: bytes) -> Task:
 
 
 def test_they_are_a_sequence_of_tasks() -> None:
-    alike = TaskBatch(SAME, ["a", "b"], [b"1", b"2"])
+    batch = TaskBatch(SAME, ["a", "b"], [b"1", b"2"])
     expected = [task(SAME, "a", b"1"), task(SAME, "b", b"2")]
-    assert list(alike) == expected
-    assert [alike[0], alike[-1]] == expected
-    assert alike[1:] == expected[1:]
-    assert len(alike) == 2
+    assert list(batch) == expected
+    assert [batch[0], batch[-1]] == expected
+    assert batch[1:] == expected[1:]
+    assert len(batch) == 2
 
 
 def test_each_has_an_id_and_a_payload() -> None:
@@ -42,7 +42,7 @@ def test_runs_of_tasks_keep_their_order() -> None:
     assert batches_of([]) == []
 
 
-def test_what_is_alike_is_joined_and_nothing_else() -> None:
+def test_batches_with_one_template_are_joined_and_others_are_not() -> None:
     one, another = TaskBatch(SAME, ["a"], [b"1"]), TaskBatch(task(SAME, "", b""), ["b"], [b"2"])
     concatenate = join_batches([one, another])
     assert concatenate is not None
@@ -69,6 +69,6 @@ def test_what_is_added_together_is_shared_out_again() -> None:
                 assert shown == [[new_as_kept(each, 5.0) for each in part] for part in parts]
 
 
-def test_a_part_of_them_is_alike_too() -> None:
+def test_a_slice_of_a_batch_is_a_batch() -> None:
     part = TaskBatch(SAME, ["a", "b", "c"], [b"1", b"2", b"3"]).part(1, 3)
     assert list(part) == [task(SAME, "b", b"2"), task(SAME, "c", b"3")]

@@ -25,16 +25,16 @@ UNUSUAL = Task(
 
 
 @pytest.mark.parametrize("same", [PLAIN, UNUSUAL])
-def test_tasks_that_are_alike_have_the_bodies_that_each_alone_has(same: Task) -> None:
+def test_a_batch_has_the_bodies_of_its_tasks(same: Task) -> None:
     payloads = [b"", b"[]", b"x" * 255, b"y" * 256, b"z" * 70_000]
-    alike = TaskBatch(same, [f"task-{number}" for number in range(len(payloads))], payloads)
-    expected = [word for task in alike for word in (task.id, body_of(task))]
-    assert ids_and_bodies(alike) == ids_and_bodies(list(alike)) == expected
+    batch = TaskBatch(same, [f"task-{number}" for number in range(len(payloads))], payloads)
+    expected = [word for task in batch for word in (task.id, body_of(task))]
+    assert ids_and_bodies(batch) == ids_and_bodies(list(batch)) == expected
 
 
 @pytest.mark.parametrize("same", [PLAIN, UNUSUAL])
-def test_tasks_that_are_alike_are_as_plain_as_each_alone(same: Task) -> None:
-    alike = TaskBatch(same, ["a", "b"], [b"1", b"2"])
-    assert plain_state(alike, "ends") == plain_state(list(alike), "ends") is not None
+def test_a_batch_is_as_plain_as_each_of_its_tasks(same: Task) -> None:
+    batch = TaskBatch(same, ["a", "b"], [b"1", b"2"])
+    assert plain_state(batch, "ends") == plain_state(list(batch), "ends") is not None
     with_schedule = TaskBatch(same, ["a", schedule_id("nightly")], [b"1", b"2"])
     assert plain_state(with_schedule) is plain_state(list(with_schedule)) is None

@@ -13,8 +13,8 @@ from bullpen.tasks.worker import lane
 from bullpen.tasks.worker.options import Lane, read_lanes
 from bullpen.tasks.worker.sync import WorkerPool
 from bullpen.telemetry import Kind, TelemetryEvent
-from tests.scenarios.consumer_support import Desk, OneLoopStorage, in_virtual_time, until
 from tests.scenarios.support import Blocker
+from tests.scenarios.task_worker_support import Desk, OneLoopStorage, in_virtual_time, until
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class OneLoopStorage(MemoryStorage):
-    """A store with one client only, so that the keeper shares the worker's loop and its virtual time.
+    """A store with one client only, so that the heartbeat shares the worker's loop and its virtual time.
 
     The store's clock is the loop's, and `skew` seconds more. Calls can be made to fail, before or after they are done.
     """

@@ -21,8 +21,8 @@ from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS
 from bullpen.tasks.worker.attempt import Interruption
 from bullpen.tasks.worker.worker_pool import WorkerState
 from bullpen.telemetry import Kind, TelemetryEvent
-from tests.scenarios.consumer_support import Desk, OneLoopStorage, in_virtual_time, statuses, until
 from tests.scenarios.support import PATIENCE, Blocker
+from tests.scenarios.task_worker_support import Desk, OneLoopStorage, in_virtual_time, statuses, until
 
 
 async def sleep_long() -> None:
@@ -319,7 +319,7 @@ SCRIPT = """
 import asyncio, sys, time
 from bullpen.tasks.worker.worker_pool import AsyncWorkerPool
 from bullpen.tasks.worker.sync import WorkerPool
-from tests.scenarios.consumer_support import Desk
+from tests.scenarios.task_worker_support import Desk
 
 desk = Desk()
 
@@ -441,7 +441,7 @@ def test_a_worker_that_is_left_running_at_exit_releases_what_it_holds() -> None:
     source = """
     import asyncio, atexit, time
     from bullpen.tasks.worker.sync import WorkerPool
-    from tests.scenarios.consumer_support import Desk
+    from tests.scenarios.task_worker_support import Desk
 
     desk = Desk()
 
@@ -482,8 +482,8 @@ def test_running_tasks_are_seen_as_such() -> None:
     in_virtual_time(main)
 
 
-def test_a_worker_may_stop_before_its_keeper_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keeper's thread starts late; it must not miss that it is to end."""
+def test_a_worker_may_stop_before_its_heartbeat_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat's thread starts late. It must still notice the stop."""
     start_thread = primitives.start_thread
 
     def start(target: Any, name: str) -> Any:

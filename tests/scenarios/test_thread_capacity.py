@@ -48,21 +48,21 @@ def test_no_more_run_at_once_than_the_capacity_of_all_workers() -> None:
     assert pool.stats().completed == 200
 
 
-def test_lanes_are_started_as_they_are_needed_and_all_of_them_end() -> None:
+def test_threads_start_as_they_are_needed_and_all_of_them_end() -> None:
     before = threading.active_count()
     with Blocker() as blocker, Pool(1, capacity=50) as pool:
         assert pool.do(int) == 0
         held = [pool.submit(blocker) for _ in range(3)]
         blocker.wait_entered(3)
         names = [thread.name for thread in threading.enumerate() if thread.name.startswith(f"{pool.stats().name}_0")]
-        assert len(names) <= 4, "no more lanes than were needed at once"
+        assert len(names) <= 4, "no more threads than were needed at once"
         blocker.release()
         for future in held:
             future.result(PATIENCE)
     assert threading.active_count() == before
 
 
-def test_every_lane_is_its_worker_and_knows_its_own_request() -> None:
+def test_every_thread_knows_its_worker_and_its_own_request() -> None:
     together = threading.Barrier(3)
     futures: list[PoolFuture[Any]] = []
     known = threading.Event()
@@ -80,7 +80,7 @@ def test_every_lane_is_its_worker_and_knows_its_own_request() -> None:
     assert [own for _, own in seen] == [True] * 3
 
 
-def test_a_lane_that_cannot_be_started_costs_one_request_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_cannot_start_fails_one_request_and_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     log, worker = ReportLog(), new_worker(capacity=3)
     runtime = ThreadRuntime()
     runtime.start(worker, log)
@@ -102,13 +102,13 @@ def test_a_lane_that_cannot_be_started_costs_one_request_and_says_so(monkeypatch
         monkeypatch.setattr(primitives, "start_thread", start_thread)
         blocker.release()
         log.wait_for("finished", 3)
-        assert (following, 5) in [(request, value) for request, _, value in log.ends], "it waited for a lane"
+        assert (following, 5) in [(request, value) for request, _, value in log.ends], "it waited for a thread"
         worker.hand(None)
         assert runtime.join(worker, PATIENCE)
     assert log.kinds == ["ready", "finished", "finished", "finished", "exited"]
 
 
-def test_a_pool_whose_lanes_cannot_be_started_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_whose_threads_cannot_start_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with Blocker() as blocker, Pool(1, capacity=4) as pool:
         assert pool.do(int) == 0
         first = pool.submit(blocker)
@@ -143,7 +143,7 @@ def test_scripted_workers_declare_their_capacity() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"max_queue": 100}, {"max_queue": 0, "when_full": "block"}], ids=str)
 @pytest.mark.parametrize(("workers", "capacity"), [(1, 2), (2, 2), (1, 3)])
-def test_requests_nest_deeper_than_there_are_lanes(workers: int, capacity: int, options: dict[str, Any]) -> None:
+def test_requests_nest_deeper_than_there_are_threads(workers: int, capacity: int, options: dict[str, Any]) -> None:
     with Pool(workers, capacity=capacity, **options) as pool:
 
         def count(depth: int) -> int:
@@ -154,7 +154,7 @@ def test_requests_nest_deeper_than_there_are_lanes(workers: int, capacity: int, 
     assert pool.stats().completed == 121
 
 
-def test_a_lane_may_wait_for_another_lane_of_its_worker() -> None:
+def test_a_thread_may_wait_for_another_one_of_its_worker() -> None:
     with Blocker() as blocker, Pool(1, capacity=2) as pool:
         slow = pool.submit(blocker, 5)
         blocker.wait_entered()
@@ -165,7 +165,7 @@ def test_a_lane_may_wait_for_another_lane_of_its_worker() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_lanes_of_one_worker_that_wait_in_a_ring_are_told(length: int) -> None:
+def test_threads_of_one_worker_that_wait_in_a_ring_get_an_error(length: int) -> None:
     with Pool(1, capacity=length + 1) as pool:
         ring: list[PoolFuture[Any]] = []
         known = threading.Event()
@@ -182,7 +182,7 @@ def test_lanes_of_one_worker_that_wait_in_a_ring_are_told(length: int) -> None:
         assert pool.submit(int).result(PATIENCE) == 0
 
 
-def test_a_ring_by_way_of_a_request_that_runs_inline_on_a_lane_is_told() -> None:
+def test_a_ring_through_an_inline_call_on_a_thread_is_an_error() -> None:
     with Blocker() as blocker, Pool(1, capacity=2) as pool:
         outer_future: list[PoolFuture[Any]] = []
         known = threading.Event()
@@ -199,7 +199,7 @@ def test_a_ring_by_way_of_a_request_that_runs_inline_on_a_lane_is_told() -> None
         blocker.release()
 
 
-def test_lanes_of_two_pools_that_wait_for_each_other_never_hang_silently() -> None:
+def test_threads_of_two_pools_that_wait_for_each_other_never_hang_silently() -> None:
     with Pool(1, capacity=2) as first, Pool(1, capacity=2) as second:
 
         def there(depth: int) -> int:
@@ -213,7 +213,7 @@ def test_lanes_of_two_pools_that_wait_for_each_other_never_hang_silently() -> No
         assert all(error is None or isinstance(error, NestedWait) for error in outcomes)
 
 
-def test_each_lane_that_waits_in_foreign_code_has_a_helper_of_its_own() -> None:
+def test_each_thread_that_waits_in_foreign_code_has_a_helper_of_its_own() -> None:
     inner_together = threading.Barrier(2)
     outer_together = threading.Barrier(2)
 
@@ -240,7 +240,7 @@ def test_map_fills_the_capacity_of_all_workers(options: dict[str, Any]) -> None:
         assert list(pool.map(meet, range(12))) == list(range(12))
 
 
-def test_a_broken_worker_starts_no_lane_for_what_it_is_given_when_it_is_dying() -> None:
+def test_a_dying_broken_worker_starts_no_thread_for_a_late_request() -> None:
     """What was on its way to it is lost with it, so it must not run."""
 
     def break_down() -> Worker | None:
@@ -253,7 +253,7 @@ def test_a_broken_worker_starts_no_lane_for_what_it_is_given_when_it_is_dying() 
         (worker,) = workers
         assert worker is not None
         assert eventually(lambda: not worker.handle._open)
-        lanes = list(worker.handle._more)
+        threads = list(worker.handle._more)
         worker.hand(PoolFuture(pool._engine, int, (), {}))
-        assert worker.handle._more == lanes
+        assert worker.handle._more == threads
         assert not worker.handle._inbox

@@ -25,7 +25,8 @@ from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.tasks.storage.port import Exchange
 from bullpen.tasks.worker.worker_pool import AsyncWorkerPool
 from bullpen.telemetry import Kind, TelemetryEvent
-from tests.scenarios.consumer_support import (
+from tests.scenarios.support import Blocker
+from tests.scenarios.task_worker_support import (
     Desk,
     OneLoopStorage,
     in_virtual_time,
@@ -33,7 +34,6 @@ from tests.scenarios.consumer_support import (
     statuses,
     until,
 )
-from tests.scenarios.support import Blocker
 
 T = TypeVar("T")
 
@@ -223,7 +223,7 @@ def test_what_is_found_when_its_lease_is_nearly_over_is_not_started() -> None:
 
 
 class OneOnly(MemoryStorage):
-    """The second client, which is the keeper's, cannot be opened."""
+    """The second client, which is the heartbeat's, cannot be opened."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ class OneOnly(MemoryStorage):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_keeper_that_cannot_open_the_store_stops_the_worker(error: Exception) -> None:
+def test_a_heartbeat_that_cannot_open_the_store_stops_the_worker(error: Exception) -> None:
     async def main() -> None:
         worker = Desk(OneOnly(error)).worker(1)
         with pytest.raises(type(error)):
@@ -268,7 +268,7 @@ def test_a_worker_that_starts_on_a_full_disk_or_in_an_outage_goes_on(kind: type[
             assert str(worker.state) == "running"
             assert (await desk.ended(await desk.add(name, 1))).status is SUCCESS
             (record,) = await store.workers()
-            await until(lambda: store._workers[record.id].seen_at > record.seen_at)  # the keeper does its work
+            await until(lambda: store._workers[record.id].seen_at > record.seen_at)  # the heartbeat runs
 
     asyncio.run(main())
 
@@ -353,7 +353,7 @@ def test_a_worker_does_not_wait_for_ever_to_start() -> None:
     in_virtual_time(main)
 
 
-def test_the_keeper_leaves_a_claim_alone_that_its_lane_still_asks_about() -> None:
+def test_the_heartbeat_leaves_a_claim_alone_that_its_lane_still_asks_about() -> None:
     """Else it could release what the lane is about to start."""
 
     class Slow(OneLoopStorage):

@@ -20,8 +20,8 @@ from bullpen.tasks.storage.port import WorkerRecord
 from bullpen.tasks.worker import identity
 from bullpen.tasks.worker.upkeep import ROUNDS, TENDED
 from bullpen.telemetry import Kind, TelemetryEvent
-from tests.scenarios.consumer_support import Desk, OneLoopStorage, in_virtual_time, killed_at_end, until
 from tests.scenarios.support import Blocker
+from tests.scenarios.task_worker_support import Desk, OneLoopStorage, in_virtual_time, killed_at_end, until
 
 
 def test_a_lease_is_renewed_every_third_of_it() -> None:

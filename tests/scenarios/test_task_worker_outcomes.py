@@ -22,8 +22,8 @@ from bullpen.tasks.model.task import CANCELLED, FAILED, PENDING, SUCCESS, Task
 from bullpen.tasks.storage.port import Storage
 from bullpen.tasks.storage.sqlite.store import SqliteStorage
 from bullpen.tasks.worker.attempt import MESSAGE_KEPT, TRACEBACK_KEPT
-from tests.scenarios.consumer_support import Desk, OneLoopStorage, in_virtual_time, until
 from tests.scenarios.support import Blocker
+from tests.scenarios.task_worker_support import Desk, OneLoopStorage, in_virtual_time, until
 
 
 class Unprintable(Exception):
