@@ -13,7 +13,7 @@ from bullpen import primitives
 
 log = logging.getLogger("bullpen.storage")
 
-WORK, RESULT, CLAIM = "w", "r", "c"  # prefixes: a queue, the id of a task, or the id of a claim follows
+WORK, RESULT = "w", "r"  # prefixes: a queue or the id of a task follows
 POLL = 0.5  # seconds between two polls while the connection is down
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0  # seconds between attempts to listen again
 

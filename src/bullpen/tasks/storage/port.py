@@ -66,13 +66,6 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
     refused: frozenset[AttemptKey] = frozenset()  # settlements of attempts that are no longer current
 
 
-class Handed(msgspec.Struct, frozen=True, gc=False):
-    """The outcome of `wait_to_claim`."""
-
-    claimed: tuple[Task, ...] = ()
-    after: float = 0.0  # seconds from the call to the claim, at least
-
-
 class Renewal(msgspec.Struct, frozen=True, gc=False):
     """The outcome of `renew`."""
 
@@ -215,9 +208,7 @@ class Storage(Protocol):
         """
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
-        """The running tasks of a claim, for a worker that did not get its answer. A `wait_to_claim` with this id claims
-        nothing from now on.
-        """
+        """The running tasks of a claim, for a worker that did not get its answer."""
 
     async def renew(self, holds: Sequence[AttemptKey], lease: float) -> Renewal:
         """Extend the leases of these attempts to `lease` seconds from now."""
@@ -340,18 +331,6 @@ class SupportsBlockingCalls(Protocol):
     def check_reentry(self) -> None:
         """Raises StorageBusy if this thread is inside a call of the store that a signal handler has interrupted: the
         handler would wait for that call, which cannot continue before the handler returns.
-        """
-
-
-@runtime_checkable
-class SupportsDirectClaim(Protocol):
-    """A store that claims on behalf of a waiting worker, which saves a round trip after the notification."""
-
-    async def wait_to_claim(
-        self, queues: Sequence[str], timeout: float, *, worker: str, lease: float, claim_id: str
-    ) -> Handed:
-        """Like `wait_for_work`, but the store may claim a task that comes meanwhile, as `exchange` does. If this fails
-        or is cancelled, the worker asks `find_claim` for the outcome.
         """
 
 

@@ -6,8 +6,6 @@
 - If the answer to a claim is lost, the store may have made the claim. `StoreExchange` asks the store by the claim's id
   before it claims again. If the store does not know the id, the request may still be on its way: the claim is
   *doubtful* for four leases, and the heartbeat releases its tasks if they appear.
-- A lane that holds no task may offer a claim id while it waits. A store that can claim directly then answers the wait
-  with a claimed task. It is a claim like any other.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import NamedTuple
 
 from bullpen import primitives
 from bullpen.tasks.model.task import Settlement, Task
-from bullpen.tasks.storage.port import AttemptKey, Handed, Storage, SupportsDirectClaim
+from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.tasks.worker.attempt import UNCOMMITTED, TaskAttempt
 from bullpen.tasks.worker.options import Lane, WorkerOptions
 from bullpen.tasks.worker.reports import Outage, Reports
@@ -42,7 +40,6 @@ class StoreExchange:
     def __init__(self, storage: Storage, lane: Lane, options: WorkerOptions, worker: str, reports: Reports) -> None:
         self.doubtful: dict[str, float] = {}  # claim ids, and until when; other threads may copy it
         self._storage = storage
-        self._direct = storage if isinstance(storage, SupportsDirectClaim) else None
         self._queues = lane.queues
         self._lease = options.lease
         self._patience = options.store_patience
@@ -54,19 +51,12 @@ class StoreExchange:
         self._claims = 0
         self._misses = 0  # notifications in a row without a claim
 
-    @property
-    def claims_directly(self) -> bool:
-        return self._direct is not None
-
-    def new_claim_id(self) -> str:
-        self._claims += 1
-        return f"{self._worker}/{self._queues[0]}/{self._claims}"
-
     # Settle and claim.
 
     async def exchange(self, settlements: Sequence[Settlement], limit: int) -> ExchangeAnswer:
         """Send settlements and claim at most `limit` tasks, in one transaction of the store."""
-        claim_id = self.new_claim_id()
+        self._claims += 1
+        claim_id = f"{self._worker}/{self._queues[0]}/{self._claims}"
         sent = self._loop.time()
         primitives.failpoint("exchange.before")
         try:
@@ -90,9 +80,9 @@ class StoreExchange:
     async def _resolve(self, claim_id: str, limit: int, sent: float, error: Exception) -> Sequence[Task]:
         """The answer to an exchange is lost: find out what it has claimed. The lane repeats the settlements."""
         await asyncio.sleep(self._outage.failed("exchange", error))
-        return await self.find_claim(claim_id, sent) if limit > 0 else ()
+        return await self._find_claim(claim_id, sent) if limit > 0 else ()
 
-    async def find_claim(self, claim_id: str, sent: float) -> Sequence[Task]:
+    async def _find_claim(self, claim_id: str, sent: float) -> Sequence[Task]:
         """The tasks that this claim has got. Asks until the store answers."""
         while True:
             try:
@@ -107,36 +97,22 @@ class StoreExchange:
 
     # Wait for work.
 
-    async def wait_for_work(self, offer: str | None) -> Handed | None:
-        """Wait until a task may be due, at most `poll_interval` seconds. `offer`: a claim id for a direct claim.
-
-        Returns None if the answer is lost: the store may have claimed a task for `offer`.
-        """
+    async def wait_for_work(self) -> None:
+        """Wait until a task may be due, at most `poll_interval` seconds."""
         wait = self._poll_interval
         if self._misses > 1:  # the store repeats the notification while the limit of a queue is reached
             pause = min(FIRST_PAUSE * 2.0 ** min(self._misses - 2, 20), wait)
             await asyncio.sleep(pause)
             wait -= pause
         if wait <= 0:
-            return Handed()
+            return
         began = self._loop.time()
-        handed: Handed | None = None
         try:
             async with asyncio.timeout(wait + self._patience):
-                if self._direct is not None and offer is not None:
-                    handed = await self._direct.wait_to_claim(
-                        self._queues, wait, worker=self._worker, lease=self._lease, claim_id=offer
-                    )
-                else:
-                    await self._storage.wait_for_work(self._queues, wait)
-                    handed = Handed()
+                await self._storage.wait_for_work(self._queues, wait)
         except Exception as error:
             await asyncio.sleep(self._outage.failed("waiting for work", error))
-        if handed is not None and handed.claimed:
-            self._misses = 0
-        else:
-            self._misses = self._misses + 1 if self._loop.time() - began < wait else 0
-        return handed
+        self._misses = self._misses + 1 if self._loop.time() - began < wait else 0
 
     # Reports.
 

@@ -19,7 +19,7 @@ from bullpen.pools.policies import CallPolicy
 from bullpen.pools.pool import Pool
 from bullpen.tasks.model.registry import TaskRegistry
 from bullpen.tasks.model.task import Settlement, Task, release
-from bullpen.tasks.storage.port import AttemptKey, Handed, Storage
+from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.tasks.worker.attempt import AttemptId, Interruption, ProgressOf, TaskAttempt
 from bullpen.tasks.worker.exchange import StoreExchange
 from bullpen.tasks.worker.in_process import Outcome, TaskProcess, place_of
@@ -79,10 +79,10 @@ class LaneRunner:
             ended, self._ended = self._ended, []
             limit = self._room(returning=len(ended))
             if ended or (limit and not self._idle):
-                await self._exchange(ended, 0 if self._waits_next(ended) else limit)
+                await self._exchange(ended, limit)
                 await asyncio.sleep(0)  # attempts that end at once go with the next exchange
             elif limit:
-                await self._wait_for_work(limit)
+                await self._wait_for_work()
                 await asyncio.sleep(0)
             elif self._stopping and not self.held:
                 return
@@ -138,14 +138,6 @@ class LaneRunner:
                 await self._settled(ended, answer.rejected)
         if answer.claimed:
             self._take(answer.claimed, limit, answer.sent)
-
-    def _waits_next(self, ended: list[Ended]) -> bool:
-        """Whether this settles the only task, which the store has handed over directly.
-
-        A settlement without a claim reaches the caller of `job.result()` sooner. The lane then waits in the store,
-        which answers at once if a task is due.
-        """
-        return self._idle and self.exchange.claims_directly and len(ended) == len(self.held)
 
     async def _settled(self, ended: list[Ended], rejected: frozenset[AttemptKey]) -> None:
         """The store has applied these settlements, apart from the rejected ones."""
@@ -307,13 +299,10 @@ class LaneRunner:
 
     # Waiting.
 
-    async def _wait_for_work(self, limit: int) -> None:
+    async def _wait_for_work(self) -> None:
         """Wait until a task may be due, an attempt ends, or `poll_interval` has passed."""
-        offer = self.exchange.new_claim_id() if self.exchange.claims_directly and not self.held else None
-        began = self.loop.time()
         woken = self._wake_up()
-        waiting = self.loop.create_task(self._wait_and_wake(offer))
-        handed: Handed | None = None
+        waiting = self.loop.create_task(self._wait_and_wake())
         try:
             await woken
         finally:
@@ -321,19 +310,14 @@ class LaneRunner:
             if not waiting.done():
                 waiting.cancel()
                 await asyncio.wait((waiting,))
-            if not waiting.cancelled():
-                handed = waiting.result()
-        self._idle = handed is not None and bool(handed.claimed)  # the store has claimed this one task directly
-        if handed is not None:
-            if handed.claimed:
-                self._take(handed.claimed, limit, began + handed.after)
-        elif offer is not None:
-            self._take(await self.exchange.find_claim(offer, began), limit, began)
+        self._idle = False
+        if not waiting.cancelled():
+            waiting.result()
 
-    async def _wait_and_wake(self, offer: str | None) -> Handed | None:
+    async def _wait_and_wake(self) -> None:
         """A done-callback would wake the lane one turn of the loop later."""
         try:
-            return await self.exchange.wait_for_work(offer)
+            await self.exchange.wait_for_work()
         finally:
             self._wake()
 

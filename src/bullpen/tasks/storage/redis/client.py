@@ -43,8 +43,7 @@ class RedisClient(ServerStorage[RedisConnection]):
         self._is_blocking = False  # its coroutines, except the two waits, never wait for an event loop
         self._tag_of = "{}:{}" if "{" in prefix else "{{{}:{}}}"
         self._channel = f"{prefix}:news"
-        own = f"{prefix}:news:{uuid4().hex}"  # channels of this client alone
-        self._channel_of_ends, self._channel_of_claims = f"{own}:ends", f"{own}:claims"
+        self._channel_of_ends = f"{prefix}:news:{uuid4().hex}:ends"  # of this client alone
         self._queue_of: dict[str, str] = {}  # by task id; a cache, and schedules may have moved since
         self._listed: set[str] = set()  # queues that are known to be in the list of queues
         self._expected_result = ExpectedResult()
@@ -202,7 +201,7 @@ class RedisClient(ServerStorage[RedisConnection]):
 
     async def _listen_for_work(self, begin: Callable[[], None], hear: Hear) -> None:
         connection = await self._connected()
-        await connection.listen([self._channel, self._channel_of_claims], begin, hear)
+        await connection.listen([self._channel], begin, hear)
 
     async def _listen_for_ends(self, begin: Callable[[], None], hear: Hear) -> None:
         connection = await self._connected()

@@ -36,13 +36,12 @@ Keys
     :counts       hash by status: how many tasks there are. Running tasks are counted by :running
     :limits       hash: the limits of the queue, and whether it is paused
     :starts       recent starts by time, in a queue with a rate
-    :offers       offers of waiting workers, by the time at which they end
 
-    prefix:queues   the names of all queues. The script that writes the first task, limit or offer of a queue adds it
+    prefix:queues   the names of all queues. The script that writes the first task or limit of a queue adds it
     prefix:workers  hash by worker id: `port.WorkerRecord`
     prefix:news     channel: `w` and the name of a queue in which a task may start
-    prefix:news:ends, prefix:news:ID:ends, prefix:news:ID:claims
-                    channels: `r` and the id of a task that has ended; `c` and a claim id. ID is one client's own
+    prefix:news:ends, prefix:news:ID:ends
+                    channels: `r` and the id of a task that has ended. ID is one client's own
 
 Writers
     Producers (`add*.lua`) write :body, :state, :ids and the indexes of a pending task. Workers (`exchange.lua`,
@@ -117,12 +116,10 @@ ADD_PLAIN = _script("add_plain")
 EXCHANGE = _script("exchange")
 FIND_CLAIM = _script("find_claim")
 NEXT_START = _script("next_start")
-OFFER_TO_CLAIM = _script("offer_to_claim")
 FIND_LOST = _script("find_lost")
 PREVIEW_CLAIM = _script("preview_claim")
 SAVE_PROGRESS = _script("save_progress")
 RENEW_LEASES = _script("renew_leases")
-WITHDRAW_OFFER = _script("withdraw_offer")
 
 # Reading and changing tasks.
 WAIT_FOR_RESULT = _script("wait_for_result")

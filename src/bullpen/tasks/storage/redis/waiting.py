@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from bullpen.tasks.model.task import Task
-from bullpen.tasks.storage.notifications import CLAIM, RESULT, WORK
-from bullpen.tasks.storage.port import Handed
+from bullpen.tasks.storage.notifications import RESULT, WORK
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.failures import translated_errors
 from bullpen.tasks.storage.redis.reading import TaskReading
-from bullpen.tasks.storage.redis.rows import pack, words_in
+from bullpen.tasks.storage.redis.rows import words_in
 
 
 class TaskWaiting(TaskReading):
@@ -28,34 +27,6 @@ class TaskWaiting(TaskReading):
             return min((float(answer) for answer in answers if answer), default=None)
 
         await self._wait(self._listen_for_work, timeout, [WORK + name for name in names], soonest)
-
-    async def wait_to_claim(
-        self, queues: Sequence[str], timeout: float, *, worker: str, lease: float, claim_id: str
-    ) -> Handed:
-        if self.cluster:  # a node does not know the subscribers of another node
-            await self.wait_for_work(queues, timeout)
-            return Handed()
-        names = list(dict.fromkeys(queues))
-        tags = [self._tag(name) for name in names]
-        offer = pack((self._channel_of_claims, worker, lease, claim_id, tags))
-        offered_at: float | None = None  # by the clock of the server; a claim is later than that
-
-        async def soonest() -> float | None:
-            nonlocal offered_at
-            with translated_errors(self.name):
-                connection = await self._connected()
-                now, seconds = await connection.run(scripts.OFFER_TO_CLAIM, tags, [offer, repr(float(timeout))])
-            offered_at = offered_at or float(now)
-            return float(seconds) if seconds else None
-
-        notifications = [CLAIM + claim_id, *(WORK + name for name in names)]
-        words = words_in(await self._wait(self._listen_for_work, timeout, notifications, soonest))
-        if not words and offered_at is not None:
-            with translated_errors(self.name):
-                words = await (await self._connected()).run(scripts.WITHDRAW_OFFER, tags, [offer, claim_id])
-        claimed = tuple(self._changed(names, words))
-        self._remember({task.id: task.queue for task in claimed})
-        return Handed(claimed, (claimed[0].started_at or 0.0) - (offered_at or 0.0) if claimed else 0.0)
 
     async def wait_for_result(self, task_id: str, completed_runs: int, timeout: float) -> Task | None:
         self._expected_result.awaits(task_id)

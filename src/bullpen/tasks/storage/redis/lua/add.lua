@@ -5,7 +5,7 @@
 -- number and the id that it has. If the policy is `reject` and a key is taken: -1, the number of the task, the id of
 -- the holder.
 -- Repeats `model.task.new_as_kept` and `model.unique.meet`. Held by AddingTests, UniqueTests and LinkTests.
--- WITH clock common indexes queue_list add_tasks pick claim task_rows attachment offers
+-- WITH clock common indexes queue_list add_tasks
 local channel, policy, push_limit, tasks = unpack(cmsgpack.unpack(ARGV[1]))
 local now = server_time()
 local queues, was_empty, unlisted = to_add_to(KEYS, tasks), {}, {}
@@ -28,6 +28,6 @@ local others = add(queues, tasks, ARGV[2], policy, push_limit, now)
 for number, queue in ipairs(queues) do
     local added = queue.all
     if #added > 0 and was_empty[number] and not list_queue(queue.tag) then unlisted[#unlisted + 1] = number end
-    if #added > 2 or (#added == 2 and claim_for_offer(queue.tag, now) ~= added[2]) then publish_work(channel, queue.tag) end
+    if #added > 0 then publish_work(channel, queue.tag) end
 end
 return {exact(now), unlisted, others}

@@ -12,13 +12,12 @@ local function list_queue(tag)
     return type(redis.pcall('SADD', list, name)) == 'number'
 end
 
--- Remove a queue without tasks, limits and offers from the list. The next script that writes to it lists it again.
+-- Remove a queue without tasks and limits from the list. The next script that writes to it lists it again.
 local function unlist_if_unused(tag)
     if redis.call('EXISTS', tag .. ':ids', tag .. ':limits') > 0 then return end
-    if redis.call('ZCOUNT', tag .. ':offers', exact(server_time()), 'inf') > 0 then return end
     local list, name = list_of(tag)
     if type(redis.pcall('SREM', list, name)) == 'number' then
-        redis.call('DEL', tag .. ':counts', tag .. ':starts', tag .. ':offers')
+        redis.call('DEL', tag .. ':counts', tag .. ':starts')
     end
 end
 
