@@ -314,6 +314,8 @@ class PoolMachine(RuleBasedStateMachine):
         older = [other for other in older if not other.crashes]
         if self.capacity == 1:  # else those that are handed over come before the one that is returned
             overtaken = [other for other in older if other.may_start(now) and other.may_run_on(worker)]
+            if worker.status is WorkerStatus.STOPPING and call.pinned is worker:  # it takes nothing from the backlog
+                overtaken = [other for other in overtaken if other.pinned is worker]
             assert not overtaken, "an older request was overtaken"
         assert request.state is RequestState.RUNNING
         call.state = RUNNING

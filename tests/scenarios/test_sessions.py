@@ -574,6 +574,23 @@ def test_a_worker_that_is_resized_away_while_paused_runs_its_line_after() -> Non
         script.runtime.finish(blocked)
 
 
+def test_a_worker_that_ends_runs_its_line_and_leaves_older_requests_of_the_backlog_to_others() -> None:
+    with Script(2) as script:
+        blocked = script.pool.submit(print)
+        worker = script.bound()
+        script.pool.pause()
+        older = script.pool.submit(print)
+        pinned = script.view().submit(print)
+        script.pool.resize(1)
+        script.pool.resume()
+        assert script.runtime.running == [blocked, pinned]
+        script.runtime.finish(pinned)
+        assert worker not in script.runtime.workers
+        assert script.runtime.running == [blocked]
+        script.runtime.finish(blocked)
+        assert script.runtime.running == [older]
+
+
 @pytest.mark.parametrize("drain", [True, False])
 def test_close_runs_or_cancels_what_is_in_lines(drain: bool) -> None:
     ran: list[int] = []
