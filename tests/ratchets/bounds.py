@@ -22,7 +22,7 @@ JOURNEYS = {
     "crash": JourneyBound(calls=330, files=38, slack=30, aim=(250, 22)),
 }
 
-CYCLES = [2]
+CYCLES: list[int] = []
 """Sizes of the import cycles, the largest first. The aim is none."""
 
 OPTIONS = {"Pool": 20, "AsyncPool": 20}

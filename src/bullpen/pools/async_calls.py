@@ -266,6 +266,7 @@ class LoopCall(AsyncCall):
         self.kwargs = kwargs or None
         self.state = QUEUED
         self.timing = None
+        self.traits = None
         self.future = future
         self.context = copy_context()
 
@@ -331,6 +332,7 @@ class ThreadCall(AsyncCall):
         self.kwargs = kwargs or None
         self.state = QUEUED
         self.timing = None
+        self.traits = None
         self.future = future
 
     @property
@@ -372,18 +374,3 @@ class ThreadCall(AsyncCall):
         if self.future is not None:
             self.side.bridge.post(self)
         return True
-
-
-# The slots of traits are in classes of their own: in every call they would make plain calls of functions 6 % slower.
-
-
-class LoopCallWithTraits(LoopCall):
-    """A `LoopCall` with traits: of a session, or idempotent."""
-
-    __slots__ = ("binds", "crashes", "pinned_to", "traits")
-
-
-class ThreadCallWithTraits(ThreadCall):
-    """A `ThreadCall` with traits: of a session, or idempotent."""
-
-    __slots__ = ("binds", "crashes", "pinned_to", "traits")

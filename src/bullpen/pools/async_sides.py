@@ -20,14 +20,21 @@ from bullpen.pools.async_calls import (
     AsyncCall,
     AsyncFuture,
     LoopCall,
-    LoopCallWithTraits,
     ReaderWakeup,
     ThreadCall,
-    ThreadCallWithTraits,
 )
 from bullpen.pools.async_instances import LoopInstances, ThreadInstances
 from bullpen.pools.dispatch.backlog import BoundedBacklog
-from bullpen.pools.dispatch.request import QUEUED, RUNNING, CallTraits, Request, TimeLimits, Timing, WrappedCall
+from bullpen.pools.dispatch.request import (
+    QUEUED,
+    RUNNING,
+    CallTraits,
+    Request,
+    RequestTraits,
+    TimeLimits,
+    Timing,
+    WrappedCall,
+)
 from bullpen.pools.dispatch.states import PoolState
 from bullpen.pools.dispatch.worker import Worker
 from bullpen.pools.instances import Instances, no_workers_class
@@ -80,8 +87,7 @@ def is_async_generator_function(fn: Any) -> bool:
 class Side:
     """One engine, and how calls get into it."""
 
-    plain: ClassVar[Callable[..., AsyncCall]]  # the classes of its calls
-    with_traits: ClassVar[Callable[..., AsyncCall]]
+    new_request: ClassVar[Callable[..., AsyncCall]]  # the class of its calls
 
     def __init__(
         self,
@@ -115,10 +121,9 @@ class Side:
         """A call in the caller's context, which settles `future` when it ends."""
         if self.wrap is not None:
             fn, args, kwargs = self.wrap, (WrappedCall(fn, *args, **kwargs),), {}
-        if traits is None:
-            return self.plain(self, fn, args, kwargs, future)
-        call = self.with_traits(self, fn, args, kwargs, future)
-        traits.apply(call)
+        call = self.new_request(self, fn, args, kwargs, future)
+        if traits is not None:
+            call.traits = RequestTraits(traits)
         return call
 
     def admit(self, call: AsyncCall, limits: TimeLimits) -> bool:
@@ -175,7 +180,7 @@ class Side:
         engine = self.engine
         if engine.cancel_queued(call) or (len(engine.retries) and engine.retries.cancel(call)):
             return
-        worker = call.holder
+        worker: Worker | None = call.holder
         if worker is not None and call.cancel_running():
             engine.runtime.cancel(worker, call)
 
@@ -216,8 +221,7 @@ class Side:
 class CoroutineSide(Side):
     """Coroutines, each in a task of its own."""
 
-    plain = LoopCall
-    with_traits = LoopCallWithTraits
+    new_request = LoopCall
 
     def __init__(self, bridge: LoopBridge, options: PoolOptions) -> None:
         instances = None
@@ -266,8 +270,7 @@ class CoroutineSide(Side):
 class FunctionSide(Side):
     """Functions, on threads, in the contextvars of their callers; or in processes, or programs."""
 
-    plain = ThreadCall
-    with_traits = ThreadCallWithTraits
+    new_request = ThreadCall
 
     def __init__(self, bridge: LoopBridge, options: PoolOptions) -> None:
         runtime = open_runtime(options.runtime, options.initializer, options.initargs)

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from bullpen.errors import DeadlineExceeded, InvalidOption, NotCallable
 from bullpen.pools.checks import at_least
 from bullpen.pools.dispatch.futures import PoolFuture
-from bullpen.pools.dispatch.request import Request, RequestWithTraits, ServedRequest, WrappedCall
+from bullpen.pools.dispatch.request import Request, RequestTraits, ServedRequest, WrappedCall
 from bullpen.pools.instances import no_workers_class
 from bullpen.pools.maps.chunk_map import CallMany, ChunkIterator, ChunkMap, Columns
 from bullpen.pools.maps.iterator import MapIterator
@@ -237,16 +237,17 @@ class PoolView:
         call = self._bind(fn, args, kwargs, context)
         future: PoolFuture[Any] = PoolFuture(self._engine, *call)
         if self._traits is not None:
-            self._traits.apply(future)
+            future.traits = RequestTraits(self._traits)
         return future
 
     def _request(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         call = self._bind(fn, args, kwargs)
+        if self._traits is None and not self._limits.any:
+            return ServedRequest(*call)
+        request = Request(self._engine.state_lock(), *call)
         if self._traits is not None:
-            return RequestWithTraits(self._engine.state_lock(), self._traits, *call)
-        if self._limits.any:
-            return Request(self._engine.state_lock(), *call)
-        return ServedRequest(*call)
+            request.traits = RequestTraits(self._traits)
+        return request
 
     def _bind(
         self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: contextvars.Context | None = None

@@ -339,13 +339,15 @@ class Dispatcher:
         """How many requests wait for certain workers, without the tombstones of those that left."""
         return sum(not request.ended for worker in self.registry.snapshot() for _, request in list(worker.line))
 
-    def _start_at_once(self, worker: Worker, request: Any) -> Request | None:
+    def _start_at_once(self, worker: Worker, request: Request) -> Request | None:
         """Start `request` on `worker`, which has room for it and is locked; None if it is too late for that."""
+        assert request.traits is not None
+        assert request.timing is not None
         if request.traits.strict:
-            request.pinned_to = worker
+            request.traits.pinned_to = worker
         if self._start_timed(worker, request, request.timing):
             worker.add(request)
-            return request  # type: ignore[no-any-return]
+            return request
         worker.skipped += 1
         return None
 
@@ -801,7 +803,7 @@ class Dispatcher:
         if traits is None or traits.session is None:
             started = request.start(worker)
         else:
-            started = self.sessions.start(request, traits, worker, now)
+            started = self.sessions.start(request, worker, now)
         if started and timing.limits.run_timeout is not None:
             self._watch(request)
         return started

@@ -69,6 +69,7 @@ class PoolFuture(Request, Future[T]):
         self.lock = engine.state_lock()
         self.waiters = None
         self.timing = None
+        self.traits = None
 
     # The request's side: it wakes its waiters when it ends.
 
@@ -207,7 +208,7 @@ class PoolFuture(Request, Future[T]):
             if self.state is not QUEUED:
                 return False
             self.state = RUNNING
-            self.worker = None  # type: ignore[assignment]  # it has no holder
+            self.worker = None  # it has no holder
         self.engine.started_by_hand(self)
         return True
 

@@ -17,14 +17,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from bullpen import primitives
 from bullpen.errors import DeadlineExceeded, QueueTimeout, RunTimeout, Timeout
 from bullpen.pools.dispatch.states import RequestState
-
-if TYPE_CHECKING:
-    from bullpen.pools.dispatch.worker import Worker
 
 QUEUED = RequestState.QUEUED
 RUNNING = RequestState.RUNNING
@@ -58,26 +55,30 @@ class CallTraits:
         self.idempotent = idempotent
         self.crash_retries = crash_retries
 
-    def apply(self, request: Any) -> None:
-        """Give `request` these traits. Only the kinds of requests that have slots for them can take them."""
-        request.traits = self
-        request.binds = False
-        request.pinned_to = None
-        request.crashes = 0
-
     @property
     def strict(self) -> bool:
         """The session has to be served by its own worker and by no other."""
         return self.session is not None and self.affinity != "hint"
 
-    def once_only(self) -> CallTraits:
-        """These, for a call that has gone too far to run again."""
-        return CallTraits(self.session, self.affinity, idempotent=False) if self.idempotent else self
-
     @property
     def any(self) -> bool:
         """Something is asked for that a plain call does not."""
         return self.session is not None or self.idempotent
+
+
+class RequestTraits(CallTraits):
+    """The traits of one request, and what has become of it because of them."""
+
+    __slots__ = ("binds", "crashes", "pinned_to")
+
+    def __init__(self, asked: CallTraits) -> None:
+        self.session = asked.session
+        self.affinity = asked.affinity
+        self.idempotent = asked.idempotent
+        self.crash_retries = asked.crash_retries
+        self.binds = False  # it is the one with which its session came to its worker
+        self.pinned_to: Any = None  # the `Worker` in whose line it is, or was; no other may run it
+        self.crashes = 0  # how many workers have died with it
 
 
 class TimeLimits:
@@ -184,20 +185,16 @@ class Request:
     """A call that no caller waits for (`serve`). `PoolFuture` is one that a caller can wait for.
 
     To be cheap, a new request has only what every request needs: `number` is there once it is admitted, `worker`
-    once it runs, `value` once it has ended.
+    once it runs, `value` once it has ended. A worker knows its requests. A request only keeps its `Worker` for others.
     """
 
-    __slots__ = ("args", "fn", "kwargs", "lock", "number", "state", "timing", "value", "waiters", "worker")
+    __slots__ = ("args", "fn", "kwargs", "lock", "number", "state", "timing", "traits", "value", "waiters", "worker")
 
     attended: ClassVar[bool] = False  # whether a caller can see its outcome
-    traits: CallTraits | None = None  # what it asks for besides its limits in time; see `RequestWithTraits`
-    binds: bool = False  # it is the one with which its session came to its worker
-    pinned_to: Worker | None = None  # the worker in whose line it is, or was; no other may run it
-    crashes: int = 0  # how many workers have died with it
     context: Any = None  # the contextvars that a coroutine runs in, where there are any of its own
 
     number: int  # in the order of admission
-    worker: Worker
+    worker: Any
     value: Any  # the result, or the error
 
     def __init__(
@@ -210,8 +207,9 @@ class Request:
         self.state = QUEUED
         self.waiters: Waiters | None = None
         self.timing: Timing | None = None
+        self.traits: RequestTraits | None = None  # what it asks for besides its limits in time
 
-    def start(self, worker: Worker) -> bool:
+    def start(self, worker: Any) -> bool:
         """queued → running, on `worker`."""
         with self.lock:  # which no interrupt of a submitter leaves locked, as one after `acquire()` would
             if self.state is not QUEUED:
@@ -235,10 +233,10 @@ class Request:
                 self.timing = self.timing.interrupt(self)
             return self.timing
 
-    def once_only(self: Any) -> None:
+    def once_only(self) -> None:
         """It has gone too far to run again, whatever its traits were. To be called where it runs."""
         if self.traits is not None:
-            self.traits = self.traits.once_only()
+            self.traits.idempotent = False
 
     def settle(self, state: RequestState, value: Any) -> bool:
         """running → done or failed, for a worker inside its own lock: no foreign code runs.
@@ -344,9 +342,14 @@ class Request:
         return self.state is not QUEUED and self.state is not RUNNING
 
     @property
-    def holder(self) -> Worker | None:
-        """The worker it runs on, if it runs."""
+    def holder(self) -> Any:
+        """The `Worker` it runs on, if it runs."""
         return self.worker if self.state is RUNNING else None
+
+    @property
+    def pinned_to(self) -> Any:
+        """The `Worker` in whose line it is, or was."""
+        return None if self.traits is None else self.traits.pinned_to
 
     @property
     def function(self) -> Any:
@@ -364,13 +367,15 @@ class Request:
 
 
 class ServedRequest(Request):
-    """A request without limits in time that no caller waits for: no other thread knows it, so it needs no lock.
+    """A request without limits or traits that no caller waits for: no other thread knows it, so it needs no lock.
 
     While it waits it belongs to the thread that takes it out of the backlog; while it runs, to the holder of its
     worker's lock.
     """
 
     __slots__ = ()
+
+    traits: ClassVar[None] = None  # type: ignore[misc]
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.fn = fn
@@ -380,7 +385,7 @@ class ServedRequest(Request):
         self.waiters = None
         self.timing = None
 
-    def start(self, worker: Worker) -> bool:
+    def start(self, worker: Any) -> bool:
         self.state = RUNNING
         self.worker = worker
         return True
@@ -408,20 +413,3 @@ class ServedRequest(Request):
         if self.timing is not None:
             self.timing.request = None
         return True
-
-
-class RequestWithTraits(Request):
-    """A request with traits: of a session, or one that may run again if its worker dies."""
-
-    __slots__ = ("binds", "crashes", "pinned_to", "traits")
-
-    def __init__(
-        self,
-        lock: primitives.Lock,
-        traits: CallTraits,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> None:
-        super().__init__(lock, fn, args, kwargs)
-        traits.apply(self)

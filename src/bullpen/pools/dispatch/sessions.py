@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import Any
 
 from bullpen import primitives
 from bullpen.pools.dispatch.request import QUEUED, CallTraits, Request
@@ -127,17 +126,19 @@ class Sessions:
             if session.worker is gone and not session.strict:
                 session.worker = None
 
-    def start(self, request: Any, traits: CallTraits, worker: Worker, now: float) -> bool:
+    def start(self, request: Request, worker: Worker, now: float) -> bool:
         """Start `request` on `worker`, whose lock is held, if its session allows that.
 
         If the session has no worker, this one becomes it, and what waits for that goes to its line; if some of it is
         older, so does `request`, and does not start now.
         """
+        traits = request.traits
+        assert traits is not None
         assert traits.session is not None
         with self._lock:
             session = self._find(traits.session)
-            if request.pinned_to is not None:  # its session may have ended, and begun anew elsewhere
-                if request.pinned_to is not worker or not request.start(worker):
+            if traits.pinned_to is not None:  # its session may have ended, and begun anew elsewhere
+                if traits.pinned_to is not worker or not request.start(worker):
                     return False
             elif request.state is not QUEUED:
                 return False
@@ -156,7 +157,7 @@ class Sessions:
             if session is not None and session.worker is worker:
                 if not session.begun:
                     session.begun = True
-                    request.binds = True
+                    traits.binds = True
                 self._used(session, now)
             return True
 

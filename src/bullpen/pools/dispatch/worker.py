@@ -115,9 +115,10 @@ class Worker:
         elif self.requests and self.requests[0] is request:
             self.requests = ()
 
-    def line_up(self, request: Any) -> None:
+    def line_up(self, request: Request) -> None:
         """Let `request` wait for this worker and for no other. The caller holds the lock."""
-        request.pinned_to = self
+        assert request.traits is not None
+        request.traits.pinned_to = self
         if self.line is NO_LINE:
             self.line = []
         heapq.heappush(self.line, (request.number, request))

@@ -137,7 +137,7 @@ class AsyncMap(Generic[T]):
     def _fill_plainly(self, items: Iterator[Args]) -> None:
         """Start calls without limits or traits in a pool without `max_queue`."""
         side, calls, fn, wakeup = self._side, self._calls, self._fn, self._wakeup
-        kind, dispatcher, offer = side.plain, side.dispatcher, side.offer
+        kind, dispatcher, offer = side.new_request, side.dispatcher, side.offer
         for args in itertools.islice(items, self._window - len(calls)):
             call = kind(side, fn, args, _NO_KWARGS, wakeup)
             if dispatcher.status.phase.draining or not offer(call):

@@ -43,7 +43,7 @@ class ForcedOutcomes:
         """Cancel a waiting request; end a running one where the runtime can."""
         if self.cancel_queued(request) or (len(self._retries) and self._retries.cancel(request)):
             return True
-        worker = request.holder
+        worker: Worker | None = request.holder
         if worker is None or not self._runtime.capabilities & {"cancel_running", "kill_running"}:
             return False
         if not request.cancel_running():  # before the runtime ends it: a later report of it comes too late
@@ -65,7 +65,7 @@ class ForcedOutcomes:
         """End a running request where the runtime can; its caller is told when it has ended."""
         if self.cancel_queued(request):
             return True
-        worker = request.holder
+        worker: Worker | None = request.holder
         if worker is None:
             return False
         return self._runtime.kill(worker) if kill else self._runtime.cancel(worker, request)

@@ -44,8 +44,9 @@ class PoolReports:
             return
         name = None if worker is None else worker.name
         number = None if request is None else request.number
-        session = None if request is None or request.traits is None else request.traits.session
-        if kind is Kind.REQUEST_STARTED and request is not None and request.binds:
+        traits = None if request is None else request.traits
+        session = None if traits is None else traits.session
+        if kind is Kind.REQUEST_STARTED and traits is not None and traits.binds:
             self._observe(TelemetryEvent(Kind.SESSION_BOUND, self._now(), self._name, name, number, session))
         detail = worker.capacity if worker is not None and kind is Kind.WORKER_READY else None
         self._observe(TelemetryEvent(kind, self._now(), self._name, name, number, session, detail))

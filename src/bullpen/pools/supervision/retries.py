@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from bullpen import primitives
 from bullpen.pools.dispatch.dispatcher import Dispatcher, Report
@@ -78,13 +77,14 @@ class Retries:
         if self._status.draining:  # the caller of `close` waits for them
             self._fire(again)
         elif again:
-            delay = FIRST_DELAY * 2 ** (max(request.crashes for request in again) - 1)
+            delay = FIRST_DELAY * 2 ** (max(_crashes(request) for request in again) - 1)
             again_later = functools.partial(self._fire, again)
             self._timer.call_later(jittered(delay, primitives.random.random()), again_later)
         return lost
 
-    def _prepare(self, request: Any) -> None:  # of any of the kinds that have terms
-        request.crashes += 1
+    def _prepare(self, request: Request) -> None:
+        assert request.traits is not None
+        request.traits.crashes += 1
         timing = request.interrupted()
         if timing is not None and self._timer.deadlines.arm_again(timing, timing.deadline):
             self._timer.wake()
@@ -161,4 +161,8 @@ def _may_run_again(request: Request) -> bool:
     traits = request.traits
     if traits is None or not traits.idempotent or traits.strict or request.ended:
         return False
-    return request.crashes < traits.crash_retries
+    return traits.crashes < traits.crash_retries
+
+
+def _crashes(request: Request) -> int:
+    return 0 if request.traits is None else request.traits.crashes

@@ -16,7 +16,7 @@ from bullpen.pools.dispatch.request import (
     NO_LIMITS,
     CallTraits,
     Request,
-    RequestWithTraits,
+    RequestTraits,
     ServedRequest,
     TimeLimits,
     Timing,
@@ -25,6 +25,12 @@ from bullpen.pools.dispatch.states import WorkerStatus
 from bullpen.pools.dispatch.worker import Worker
 
 STRICT = CallTraits("s", "strict_queue")
+
+
+def strict_request() -> Request:
+    request = Request(primitives.state_lock(), print, (), {})
+    request.traits = RequestTraits(STRICT)
+    return request
 
 
 class Handle:
@@ -64,8 +70,8 @@ class Bench:
         self.dispatcher.started(worker)
         return worker
 
-    def request(self, limits: TimeLimits = NO_LIMITS) -> RequestWithTraits:
-        request = RequestWithTraits(primitives.state_lock(), STRICT, print, (), {})
+    def request(self, limits: TimeLimits = NO_LIMITS) -> Request:
+        request = strict_request()
         request.timing = Timing(request, self.now, limits)
         self.dispatcher.sessions.use(STRICT, self.now)
         self.dispatcher.register(request)
@@ -74,7 +80,7 @@ class Bench:
     def offer(self, worker: Worker, request: Request, *, line_up: bool = True) -> Pinned:
         return self.dispatcher.offer_pinned(worker, request, line_up=line_up)
 
-    def lined_up(self, worker: Worker) -> RequestWithTraits:
+    def lined_up(self, worker: Worker) -> Request:
         request = self.request()
         assert self.offer(worker, request) is Pinned.TAKEN
         return request
@@ -223,7 +229,7 @@ def test_a_tombstone_that_another_worker_finds_does_not_restart_the_clock_of_a_r
     bench = Bench(workers=0)
     session = bench.dispatcher.sessions.use(STRICT, 0.0)
     assert session is not None
-    first, second = (RequestWithTraits(primitives.state_lock(), STRICT, print, (), {}) for _ in range(2))
+    first, second = (strict_request() for _ in range(2))
     for request in (first, second):
         request.timing = Timing(request, 0.0, TimeLimits(run_timeout=10.0))
         bench.dispatcher.register(request)

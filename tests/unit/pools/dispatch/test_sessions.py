@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from bullpen import primitives
-from bullpen.pools.dispatch.request import DONE, NO_LIMITS, Affinity, CallTraits, RequestWithTraits, Timing
+from bullpen.pools.dispatch.request import DONE, NO_LIMITS, Affinity, CallTraits, Request, RequestTraits, Timing
 from bullpen.pools.dispatch.sessions import Session, SessionChanged, Sessions
 from bullpen.pools.dispatch.states import WorkerStatus
 from bullpen.pools.dispatch.tally import Tally
@@ -29,8 +29,9 @@ def ready_worker(id: int = 0) -> Worker:
     return new_worker(id, READY)
 
 
-def request_of(to: CallTraits, number: int = 0) -> RequestWithTraits:
-    request = RequestWithTraits(primitives.state_lock(), to, print, (), {})
+def request_of(to: CallTraits, number: int = 0) -> Request:
+    request = Request(primitives.state_lock(), print, (), {})
+    request.traits = RequestTraits(to)
     request.number = number
     request.timing = Timing(request, 0.0, NO_LIMITS)
     return request
@@ -42,17 +43,17 @@ def use(sessions: Sessions, to: CallTraits, now: float = 0.0) -> Session:
     return session
 
 
-def run(sessions: Sessions, to: CallTraits, worker: Worker, now: float = 0.0) -> RequestWithTraits:
+def run(sessions: Sessions, to: CallTraits, worker: Worker, now: float = 0.0) -> Request:
     """A request of the session comes in, starts on `worker` and stays there."""
     use(sessions, to, now)
     request = request_of(to)
     with worker.lock:
-        assert sessions.start(request, to, worker, now)
+        assert sessions.start(request, worker, now)
         worker.add(request)
     return request
 
 
-def end(sessions: Sessions, request: RequestWithTraits, now: float) -> None:
+def end(sessions: Sessions, request: Request, now: float) -> None:
     assert request.settle(DONE, None)
     request.worker.remove(request)
     assert request.traits is not None
@@ -60,14 +61,18 @@ def end(sessions: Sessions, request: RequestWithTraits, now: float) -> None:
     sessions.touch(request.traits.session, now)
 
 
+def binds(request: Request) -> bool:
+    assert request.traits is not None
+    return request.traits.binds
+
+
 def ids(sessions: Sessions, now: float = 0.0) -> set[str]:
     return {bound.id for bound in sessions.snapshot(now)}
 
 
-def start(sessions: Sessions, request: RequestWithTraits, worker: Worker) -> bool:
-    assert request.traits is not None
+def start(sessions: Sessions, request: Request, worker: Worker) -> bool:
     with worker.lock:
-        return sessions.start(request, request.traits, worker, 0.0)
+        return sessions.start(request, worker, 0.0)
 
 
 # Binding.
@@ -79,8 +84,8 @@ def test_a_session_is_bound_when_its_first_request_starts() -> None:
     assert session.worker is None
     request = run(sessions, traits(), worker)
     assert session.worker is worker
-    assert request.binds
-    assert not run(sessions, traits(), worker).binds
+    assert binds(request)
+    assert not binds(run(sessions, traits(), worker))
 
 
 def test_a_strict_request_starts_nowhere_else() -> None:
@@ -100,7 +105,7 @@ def test_a_hint_moves_to_another_worker_when_its_own_is_gone() -> None:
     sessions, worker, other, hint = table(), ready_worker(), ready_worker(1), traits(affinity="hint")
     run(sessions, hint, worker)
     worker.status = WorkerStatus.STOPPING
-    assert run(sessions, hint, other).binds
+    assert binds(run(sessions, hint, other))
     assert use(sessions, hint).worker is other
 
 
@@ -155,7 +160,7 @@ def test_a_request_does_not_start_before_an_older_one_of_its_session() -> None:
     assert session.worker is worker
     assert sorted(worker.line) == [(1, older), (2, younger)]
     assert start(sessions, older, worker)
-    assert older.binds
+    assert binds(older)
 
 
 def test_a_cancelled_request_binds_nothing() -> None:
@@ -202,7 +207,7 @@ def test_an_ended_session_begins_anew_anywhere() -> None:
     request = run(sessions, traits(), worker)
     assert sessions.end("s")
     assert not sessions.end("s")
-    assert run(sessions, traits(), other).binds
+    assert binds(run(sessions, traits(), other))
     end(sessions, request, 1.0)
     assert use(sessions, traits()).worker is other
 
@@ -218,7 +223,7 @@ def test_what_is_in_a_line_runs_there_after_the_end_too() -> None:
     assert not start(sessions, waiting, other)
     assert start(sessions, waiting, worker)
     assert use(sessions, traits()).worker is other
-    assert not waiting.binds
+    assert not binds(waiting)
 
 
 def test_what_waits_for_a_binding_stays_together_after_the_end() -> None:
