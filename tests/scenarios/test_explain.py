@@ -66,7 +66,7 @@ def test_it_waits_because_every_worker_is_busy() -> None:
         assert [(each.worker, each.label) for each in told.blocked_by] == [("web_0", "fetch"), ("web_1", "resize")]
         assert [each.seconds for each in told.blocked_by] == pytest.approx([14.2, 5.2])
         assert str(told.blocked_by[0]) == f"request {running.number} (fetch) on web_0 for 14 s"
-        assert told.advice == ("raise max_workers (now 2)", "bound what waits with max_queue")
+        assert told.advice == ("raise max_workers (now 2)", "limit the backlog with max_queue")
         assert str(pool.explain(older)).endswith("(the longest runs fetch for 14 s)")
         assert bullpen.explain(last) == told
         assert runtime.running
@@ -283,7 +283,8 @@ def test_a_pool_without_room_says_what_would_help() -> None:
         told = stage.pool.explain()
         assert str(told) == (
             "pool 'web' has no room: its only worker is busy (it runs fetch for 4.0 s); 2 requests wait, the oldest "
-            "for 4.0 s; the backlog is full. What would help: raise max_workers (now 1); send less, or shorter work"
+            "for 4.0 s; the backlog is full. What would help: raise max_workers (now 1); "
+            "submit fewer or shorter requests"
         )
         assert (told.reason, told.position, told.since) == (Reason.NO_ROOM, 2, 4)
 

@@ -516,13 +516,13 @@ def _say_what_pool_does(facts: PoolFacts, reason: Reason) -> str:
 def _advice(facts: PoolFacts, reason: Reason) -> Iterator[str]:
     """Advice, the most likely remedy first."""
     if reason is Reason.FAILED:
-        yield "repair what keeps workers from starting, and make a new pool"
+        yield "fix the error that keeps workers from starting, and create a new pool"
     if reason is Reason.PAUSED:
         yield "resume()"
     if reason is Reason.DEGRADED:
-        yield "see in the log why workers die"
+        yield "look in the log for the deaths of workers"
     if reason is Reason.TAINTED:
-        yield "wait until taint_duration is over, or see in the log why workers are suspected"
+        yield "wait until taint_duration is over, or look in the log for the errors that tainted the workers"
     if reason is Reason.PINNED:
         yield "affinity='hint' would let another worker run it"
         yield "spread the work over more sessions"
@@ -539,9 +539,9 @@ def _advice(facts: PoolFacts, reason: Reason) -> Iterator[str]:
         yield "every worker waits for another request: split the work over two pools"
     yield f"raise max_workers (now {facts.max_workers})"
     if facts.limit is None:
-        yield "bound what waits with max_queue"
+        yield "limit the backlog with max_queue"
     else:
-        yield "send less, or shorter work"
+        yield "submit fewer or shorter requests"
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,25 +1,25 @@
-"""Instruments for tests: of code that uses pools, of runtimes, and of Bullpen itself.
+"""Tools for tests: of code that uses pools or tasks, of runtimes and stores, and of Bullpen itself.
 
-For everybody:
+For all users:
 
 - `run_until_empty`, `inline`: run tasks without a worker. `assert_enqueued`, `enqueued`: the enqueued tasks.
 - `in_memory`: a queue with a store of its own for a test. The pytest plugin has it as the fixture `bullpen_queue`.
 - `simulate(seed, queue=…, start=…, kill=…)`: workers that die while they run your tasks; `may_die` says where.
-- `ScriptedRuntime`: workers that are driven by hand, so that a test decides what runs when, without threads.
+- `ScriptedRuntime`: workers without threads; the test decides when each request starts and ends.
 - `ManualClock`: time that moves only when the test says so.
 - `check`: judges a history of tasks. `RecordingStorage`, `HistoryObserver`, `HistoryFile`, `take_stock` and
   `note_resources` write one, `read_history` reads it.
 
 For authors of runtimes and stores:
 
-- `RuntimeContract`: what every runtime must do, as a base class of a pytest test class. It needs pytest.
-- `StorageContract`: what every store of tasks must do, in the same manner. It needs pytest and anyio.
+- `RuntimeContract`: the tests that every runtime must pass, as a base class of a pytest test class. It needs pytest.
+- `StorageContract`: the tests that every store must pass, as a base class, too. It needs pytest and anyio.
 
 For work on Bullpen:
 
-- `simulate(seed)`: workers and a store in a world where everything goes wrong; the history is checked.
+- `simulate(seed)`: workers and a store in a simulation that injects faults; `check` judges the history.
 
-Each is imported when it is first asked for.
+Each name is imported when it is first used.
 """
 
 from __future__ import annotations

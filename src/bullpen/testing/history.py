@@ -144,7 +144,7 @@ def as_lines(records: Iterable[Record]) -> bytes:
 class HistoryFile:
     """Appends to a file, each record whole: `write(2)` on a descriptor that appends is never mixed with another's.
 
-    What was written is there though the process is killed at the next instant.
+    A written record survives the death of the process.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

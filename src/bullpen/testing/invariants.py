@@ -1,6 +1,6 @@
 """The invariants of every history of tasks: one function for each, which yields the violations.
 
-A record with an unknown outcome may count either way, so nothing is said to be broken that might not be.
+A record with an unknown outcome counts in favour of the store, so every reported violation is certain.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bullpen.testing.history import Record
 from bullpen.testing.lives import FINAL_STATUSES, Course, Life, Try
 
 RECOVERY = 5.0  # seconds after the lease within which the tasks of a dead worker are taken back
-GROWTH, GROWTH_SHARE = 64 << 20, 0.25  # what a process may keep of its memory
+GROWTH, GROWTH_SHARE = 64 << 20, 0.25  # how much the memory of a process may grow: bytes, and a share of it
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """An invariant that does not hold, in words, and the records that show it."""
+    """An invariant that does not hold, a description, and the records that prove it."""
 
     invariant: str
     says: str
@@ -32,11 +32,11 @@ class Violation:
         return "\n".join([f"{self.invariant}: {self.says}", *(f"    {record}" for record in self.records)])
 
 
-# What is kept.
+# No task is lost.
 
 
 def i1_every_enqueued_task_ends(course: Course) -> Found:
-    """After the drain, whatever was acknowledged is final; what runs again and again waits for its next run."""
+    """After the drain, every acknowledged task is final, or is a schedule that waits for its next run."""
     if not course.others["counts"]:
         return  # not observed
     for life in course.lives.values():
@@ -51,7 +51,7 @@ def i1_every_enqueued_task_ends(course: Course) -> Found:
 
 
 def i2_nothing_runs_that_was_not_enqueued(course: Course) -> Found:
-    """What runs was enqueued before, and claimed by the worker that runs it."""
+    """Every attempt belongs to a task that was enqueued before, and that the same worker has claimed."""
     for life in course.lives.values():
         for attempt in life.in_order():
             for begin in attempt.begins:

@@ -37,8 +37,8 @@ LEASE = 3600.0  # it is never renewed
 def run_until_empty(queue: TaskQueue, *, limit: int = 1000, raises: bool = False) -> list[TaskInfo]:
     """Run due tasks, and the tasks that they enqueue, until none is due. Returns every attempt, in order, as stored.
 
-    What waits for its time stays: with a `ManualClock`, `advance` it and call this again. `raises`: the first error of
-    a task is raised, as it is. More than `limit` attempts are an AssertionError: tasks that go on for ever.
+    Tasks with a later `eta` stay pending: with a `ManualClock`, `advance` it and call this again. `raises`: the first
+    error of a task is raised unchanged. More than `limit` attempts raise AssertionError, because the tasks never end.
     """
     if _get_running_loop() is not None:
         raise RuntimeError("an event loop runs here: use await arun_until_empty(queue)")

@@ -1,4 +1,4 @@
-"""Workers that do nothing until a test says so, without a single thread.
+"""Workers without threads, which do nothing until the test tells them to.
 
     runtime = ScriptedRuntime()
     with Pool(1, runtime=runtime) as pool:
@@ -11,8 +11,8 @@
 
 A worker runs a request from the moment it has it until the test ends it, whether or not its caller still waits.
 
-Nothing here blocks, but a pool that is closed waits for what runs, hence forever for a script that cannot go on. End
-what runs first, give it up with `pool.close(grace=0)`, or watch it drain after `pool.shutdown(wait=False)`.
+Nothing here blocks. But a pool that closes waits for its running requests, and only the test can end those. End them
+first, give them up with `pool.close(grace=0)`, or end them after `pool.shutdown(wait=False)`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from bullpen.pools.runtimes.port import WorkerEvents
 
 
 class ScriptedRuntime:
-    """A `Runtime` whose workers are driven by hand. Made for one pool; drive it from one thread.
+    """A `Runtime` whose workers the test drives. Made for one pool; drive it from one thread.
 
     `auto_ready`: a worker is ready as soon as it is started, else when the test calls `ready`.
     `auto_exit`: a worker ends as soon as it is asked to, else when the test calls `exit_stopped`.
-    `capabilities`: what the pool is told it can do. With "cancel_running", a request that the pool cancels joins
+    `capabilities`: the capabilities that it declares. With "cancel_running", a request that the pool cancels joins
     `cancelling` and runs on until the test ends it; with "kill_running", a worker that is killed dies at once.
-    `capacities`: what the workers declare, one after the other as they get ready; those after them say nothing.
+    `capacities`: the capacities that the first workers declare, in the order in which they get ready.
     Set `start_error` to make every further start fail.
 
     It raises `AssertionError` in a pool that breaks the rules of the port: that hands a request to a worker without
@@ -100,27 +100,27 @@ class ScriptedRuntime:
 
     @property
     def starting(self) -> list[Worker]:
-        """Those that are not ready yet."""
+        """The workers that are not ready yet."""
         return list(self._starting.values())
 
     @property
     def stopped(self) -> list[Worker]:
-        """Those that were asked to end and have not, which takes `auto_exit=False`."""
+        """The workers that were asked to end and have not ended; only with `auto_exit=False`."""
         return list(self._stopped.values())
 
     @property
     def running(self) -> list[Request]:
-        """What runs, in the order in which it was started."""
+        """The running requests, in the order in which they started."""
         return list(self._running)
 
     def worker_of(self, request: Request) -> Worker:
         """The worker that runs `request`."""
         return self._running[request]
 
-    # What the test says.
+    # Commands of the test.
 
     def ready(self, worker: Worker | None = None) -> Worker:
-        """`worker`, or the first that is starting, has started."""
+        """`worker`, or the first starting one, becomes ready."""
         if worker is None:
             worker = next(iter(self._starting.values()))
         del self._starting[worker.id]
@@ -143,13 +143,13 @@ class ScriptedRuntime:
         self._end(request, self._running.pop(request), FAILED, error)
 
     def finish_next(self, value: Any = None) -> Request:
-        """The request that has run for longest returns `value`."""
+        """The request that started first returns `value`."""
         request, worker = self._running.popitem(last=False)
         self._end(request, worker, DONE, value)
         return request
 
     def run_next(self) -> Request:
-        """Really call what has run for longest, and report what it returns or raises."""
+        """Call the function of the request that started first, and report its result or error."""
         request = next(iter(self._running))
         worker = self._running[request]
         if request.ended:  # given up: its function is gone

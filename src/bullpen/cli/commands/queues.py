@@ -75,8 +75,8 @@ def _row(state: QueueState) -> Sequence[StyledText]:
         )
         for status in TaskStatus
     ]
-    nobody = not state.workers and state.counts[str(TaskStatus.PENDING)]
-    workers = StyledText(str(state.workers), "late" if nobody else "" if state.workers else "quiet")
+    lacks_workers = not state.workers and state.counts[str(TaskStatus.PENDING)]
+    workers = StyledText(str(state.workers), "late" if lacks_workers else "" if state.workers else "quiet")
     return (StyledText(state.name), *cells, workers, StyledText(", ".join(remarks(state.paused, state.limit)), "late"))
 
 

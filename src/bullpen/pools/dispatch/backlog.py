@@ -106,7 +106,7 @@ class Backlog:
         return True
 
     def forget(self) -> None:
-        """This is a forked child: what waits is the parent's. Locks are made anew, their holders may not exist here."""
+        """This is a forked child: the requests are the parent's. Locks are new, as their holders may not exist here."""
         self.entries.clear()
 
     def copy(self) -> list[Request]:
@@ -119,7 +119,7 @@ class Backlog:
 
 
 class Ticket:
-    """The place in line of a submitter that waits for room in the backlog."""
+    """The turn of a submitter that waits for room in the backlog."""
 
     __slots__ = ("called", "gate")
 
@@ -141,15 +141,15 @@ class Ticket:
 
 
 class BoundedBacklog(Backlog):
-    """At most `limit` requests wait; a worker that comes takes up to `per_worker` of them.
+    """At most `limit` requests wait; a starting worker takes up to `per_worker` of them.
 
     A request needs a *place* to wait in, and gives it back when it leaves. Places are tokens in a deque, so that
     neither taking nor giving back one needs a lock: with one, submitters and workers would block each other at every
     step.
 
-    A request for which a worker is on its way (reserved, or being started) does not count as waiting. So a worker on
-    its way brings places along; it is *pledged* to take that many requests without giving back their places. These are
-    not for what waits in the lines of other workers, so there the dispatcher keeps to the limit itself.
+    A request for which a worker is on its way (reserved, or starting) does not count as waiting. So a worker on its way
+    adds places, and takes that many requests without giving back their places. Requests in the lines of other workers
+    may not use these places; for them the dispatcher checks the limit itself.
     """
 
     def __init__(self, limit: int, per_worker: int = 1) -> None:
@@ -305,7 +305,7 @@ class BoundedBacklog(Backlog):
                 self._call_next()
 
     def pass_on(self, ticket: Ticket) -> None:
-        """What was there for the holder of `ticket` is no use to it: the one behind it is called."""
+        """The holder of `ticket` cannot use the room that it was called for: call the next submitter."""
         with self._lock:
             behind = itertools.dropwhile(lambda other: other is not ticket, self.tickets)
             following = next(itertools.islice(behind, 1, None), None)

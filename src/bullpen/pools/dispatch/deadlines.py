@@ -1,11 +1,10 @@
-"""When which request has to be looked at: no timer per request, and no lock to set one.
+"""The time limits of requests, without a timer per request, and without a lock to set one.
 
-Requests with the same limit come due in the order in which they were given it. So there is a line for each duration
-in use, to which arming appends, and only the heads of the lines are looked at. Durations beyond the first few dozen
-share a heap.
+Requests with the same limit come due in the order in which they got it. So there is one FIFO per duration: arming
+appends to it, and only its head is checked. Durations beyond the first few dozen share a heap.
 
-Nothing here keeps a finished request alive: what is kept is its timing, from which the request has been struck.
-Timings of finished requests are swept out when they may outnumber the rest.
+Nothing here keeps a finished request alive: only its timing stays, which no longer refers to the request. Timings of
+finished requests are removed when they may outnumber the rest.
 """
 
 from __future__ import annotations

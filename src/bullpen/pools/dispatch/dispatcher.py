@@ -221,7 +221,7 @@ class Dispatcher:
         slot = self.pop_slot() if self.free and may_grow and self._needs_more(self._waiting() + 1) else None
         admitted = slot is None and backlog.take_place(ticket)
         if not admitted and slot is None and self.free and may_grow:
-            slot = self.pop_slot()  # what waits for certain workers may have the places of those on their way
+            slot = self.pop_slot()  # pinned requests may hold the places of the starting workers
         try:
             if slot is not None:
                 admitted = backlog.reserve_place_for(ticket)
@@ -352,7 +352,7 @@ class Dispatcher:
         return None
 
     def start_out_of_turn(self, worker: Worker, request: Request) -> bool:
-        """Start `request` on `worker`, within what runs there now, if it still can start and may do so there."""
+        """Start `request` as an inline call on `worker`, if it still can start and may run there."""
         timing = request.timing
         if timing is None:
             return request.start(worker)
@@ -361,16 +361,16 @@ class Dispatcher:
         with worker.lock:
             if self._start_timed(worker, request, timing):
                 return True
-            # It may have gone to this worker's line just now, behind something older: which waits for it in turn.
+            # It may have gone to this worker's line just now, behind an older request, which waits for it in turn.
             return request.pinned_to is worker and self._start_timed(worker, request, timing)
 
     def serve_lines(self) -> None:
-        """Let workers take what waits for them alone: the pool was paused."""
+        """Let all workers take the requests in their lines, after a pause of the pool."""
         for worker in self.registry.snapshot():
             self._serve_line(worker)  # also if its line seems empty: a submitter may be about to line up
 
     def _serve_line(self, worker: Worker) -> None:
-        """Hand a worker what waits for it alone, as far as it has room."""
+        """Hand a worker the requests in its line, as far as it has room."""
         handed = []
         with worker.lock:
             lined_up = bool(worker.line)
@@ -392,7 +392,7 @@ class Dispatcher:
             self._tell_to_end(worker)
 
     def empty_line(self, worker: Worker) -> list[Request]:
-        """Take what waits for `worker`, which will not run it; oldest first."""
+        """Take all requests out of the line of `worker`, which will not run them; oldest first."""
         with worker.lock:
             line, worker.line = worker.line, []
             ending = bool(line) and worker.status is STOPPING and not worker.requests
@@ -437,9 +437,10 @@ class Dispatcher:
         return worker
 
     def _repair_after_interrupt(self, worker: Worker | None, before: tuple[Request, ...]) -> None:
-        """A submitter was interrupted while it had taken a ready `worker`, or any, out: see that no slot is lost.
+        """A submitter was interrupted after it took `worker`, or an unknown worker, out of the ready queue.
 
-        The worker gets what was started on it since it had only those `before`, and is listed again if it has room.
+        The worker gets the requests that were started on it and are not in `before`, and is listed again if it has
+        room, so that no slot is lost.
         """
         for each in self.registry.snapshot() if worker is None else (worker,):
             with each.lock:
@@ -764,9 +765,7 @@ class Dispatcher:
         return None
 
     def _take_own(self, worker: Worker) -> Request | None:
-        """As `_take`, for a worker that stops: it runs what waits for it alone, and nothing else. A tainted one runs
-        nothing.
-        """
+        """As `_take`, for a stopping worker: it runs only the requests in its line. A tainted one runs none."""
         while worker.line and not self.status.phase.paused and worker.status is STOPPING:
             _, request = heapq.heappop(worker.line)
             assert request.timing is not None
@@ -779,9 +778,9 @@ class Dispatcher:
         return None
 
     def _pop_oldest(self, worker: Worker) -> Request:
-        """Take the older of what comes next in the worker's line and in the backlog.
+        """Take the older one of the first requests in the worker's line and in the backlog.
 
-        If others take from the backlog at the same moment, it may be the one after that.
+        If other workers take from the backlog at the same moment, it may be the second one there.
         """
         with contextlib.suppress(IndexError):  # there is nothing in the backlog, or not any more
             while self.backlog.entries[0].number < worker.line[0][0]:
@@ -909,7 +908,7 @@ class Dispatcher:
             return True
 
     def resume(self, worker: Worker) -> None:
-        """`worker` has recovered: let it take what has waited meanwhile."""
+        """`worker` has recovered: let it take waiting requests."""
         if worker.line:
             self._serve_line(worker)
         self.pair_waiting_with_ready()
@@ -917,8 +916,8 @@ class Dispatcher:
     # Fewer workers.
 
     def stop(self, worker: Worker, *, when_idle: bool, unless_needed_at: float | None = None) -> bool:
-        """Ask `worker` to end: at once if it is idle, after what it runs now otherwise; only an idle one with
-        `when_idle`; none that a strict session needs with `unless_needed_at`, which is now.
+        """Ask `worker` to end: at once if it is idle, else after its running requests. `when_idle`: only if it is idle.
+        `unless_needed_at`, the time now: only if no strict session needs it.
         """
         with worker.lock:
             if ((worker.requests or worker.line) and when_idle) or worker.transient:

@@ -2,13 +2,13 @@
 
 A session is bound to a worker when its first request starts there. While that worker lives, *strict* requests of the
 session run nowhere else; for others it is the first choice. A strict request that comes before the session is bound
-waits in the backlog like any other and is noted here, so that the binding can send it to its worker's line. What is in
-a line belongs to that worker, whatever becomes of the session.
+waits in the backlog like any other and is noted here, so that the binding can send it to its worker's line. A request
+in a line belongs to that worker, also after the session has ended.
 
-The table is ordered by use, which is the start or the end of a request. What was not used for the time to live is
-forgotten when it is next met, or when other sessions are used, and the oldest ones make room when there are too many;
-but never a session for which something waits or runs, nor, to make room, one that is bound strictly: its worker may
-hold its state.
+The table is ordered by use, which is the start or the end of a request. A session that was not used for the time to
+live is removed when it is next looked up, or when other sessions are used. When there are too many, the oldest ones are
+removed. A session with a waiting or running request is never removed. A strictly bound one is not removed to make
+room, because its worker may hold its state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bullpen.pools.dispatch.worker import BUSY, READY, STOPPING, TAINTED, Worker
 
 
 class Session:
-    """One session: where it lives, and what waits for it to live somewhere."""
+    """One session: its worker, and the strict requests that wait until it has one."""
 
     __slots__ = ("begun", "id", "pending", "strict", "used_at", "worker")
 
@@ -129,8 +129,8 @@ class Sessions:
     def start(self, request: Request, worker: Worker, now: float) -> bool:
         """Start `request` on `worker`, whose lock is held, if its session allows that.
 
-        If the session has no worker, this one becomes it, and what waits for that goes to its line; if some of it is
-        older, so does `request`, and does not start now.
+        If the session has no worker, it is bound to this one, and its waiting requests go to the worker's line. If one
+        of them is older than `request`, then `request` goes to the line, too, and does not start now.
         """
         traits = request.traits
         assert traits is not None
@@ -162,8 +162,8 @@ class Sessions:
             return True
 
     def _bind(self, session: Session, worker: Worker, request: Request) -> bool:
-        """Make `worker` the session's, and send it what waits for that; True if this includes `request`, because
-        something older waits.
+        """Bind `session` to `worker`, and move its waiting requests to the worker's line; True if `request` went there,
+        too, because an older one waits.
         """
         session.worker = worker
         session.begun = False
@@ -185,7 +185,7 @@ class Sessions:
                 self._used(session, now)
 
     def end(self, session_id: str, now: float = -math.inf) -> bool:
-        """Forget a session; what waits for it stays together. False if there is none, or none any more."""
+        """Forget a session. Its waiting requests will still run on one worker. False if there is no such session."""
         with self._lock:
             session = self._find(session_id)
             if session is None:

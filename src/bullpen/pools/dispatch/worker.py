@@ -85,8 +85,8 @@ class Worker:
         self.lock = primitives.worker_lock()
         self.status = STARTING
         self.requests: tuple[Request, ...] = ()  # replaced as a whole, so that a reader needs no lock
-        self.prefetched: tuple[Request, ...] = ()  # what it was given to run after that, and has not begun
-        self.line = NO_LINE  # a heap of what waits for this very worker, by number
+        self.prefetched: tuple[Request, ...] = ()  # sent to it, and not started yet
+        self.line = NO_LINE  # a heap of the requests that are pinned to this worker, by number
         self.listed = False  # an entry for it is in the ready queue
         self.completed = 0
         self.failed = 0

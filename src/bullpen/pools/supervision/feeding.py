@@ -75,18 +75,18 @@ class Maps:
             self._unfinished[id(work)] = work
 
     def leave(self, work: UnfinishedMap) -> None:
-        """Nothing is left of a map that has to be known here. Takes no lock."""
+        """Forget a map that needs no feeder any more. Takes no lock."""
         self._unfinished.pop(id(work), None)
 
     def resized(self) -> None:
-        """More may run at once than before."""
+        """The pool has grown: let each map start more runners."""
         for work in list(self._unfinished.values()):
             work.resized()
 
     # Feeders.
 
     def see_to(self, work: UnfinishedMap) -> None:
-        """The reader of `work` has gone: do what is left to do. A draining pool feeds its maps itself."""
+        """The reader of `work` has gone: a feeder takes the remaining items. A draining pool feeds its maps itself."""
         with self._lock:
             if not work.needs_care:  # meanwhile every item has been taken, and the pool may have closed
                 return
@@ -158,10 +158,10 @@ class Maps:
             self._cut_unread.append(work.taken)
 
     def warn(self) -> None:
-        """Tell of maps that were cut short. Called without any lock."""
+        """Log the maps that were cut short. Called without any lock."""
         cut, self._cut_unread = self._cut_unread, []
         for taken in cut:
-            message = "%s: a map that nobody has read was cut short after %d items, as its input has no length"
+            message = "%s: the pool closed a map that was never read after %d items, because its input may be endless"
             logger.warning(message, self._name, taken)
 
     def give_up(self) -> None:

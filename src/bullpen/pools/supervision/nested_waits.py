@@ -1,8 +1,8 @@
-"""Workers that wait for requests of their own pool, without which it could stand still.
+"""Keeps a pool from deadlock when its workers wait for requests of the same pool.
 
-A worker that waits for a request that is still queued runs it itself. Where the pool cannot take the waiting over,
-as in `concurrent.futures.wait`, a helper runs what the worker waits for: one more worker, for that alone. A worker
-that waits, directly or by way of others, for itself is told so.
+A worker that waits for a queued request runs that request itself. Where the pool cannot take over the wait, as in
+`concurrent.futures.wait`, a helper runs the request: an extra worker for this purpose only. A request that would wait
+for itself, directly or through others, gets `NestedWait`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class WorkerEnds(Protocol):
-    """How a helper, and a request that runs inside another, tell of the end of their worker. `Deaths` is one."""
+    """How a helper, and an inline call, report the end of their worker. `Deaths` is one."""
 
     def exited(self, worker: Worker) -> None: ...
     def helper_died(self, worker: Worker, error: BaseException) -> None: ...
@@ -38,7 +38,7 @@ class WorkerEnds(Protocol):
 class NestedWaits:
     """Waits that happen on the workers of one pool.
 
-    `withdrawn()` is told of a waiting request that runs out of turn, `wake()` wakes the timer, which calls `help`, and
+    `withdrawn()` is called when a waiting request runs out of turn, `wake()` wakes the timer, which calls `help`, and
     `start_helper(events)` starts a worker without a slot.
     """
 
@@ -78,7 +78,7 @@ class NestedWaits:
     def wait(self, worker: Worker, future: PoolFuture[Any], timeout: float | None) -> bool:
         """Wait for `future` on the thread of `worker`; False when `timeout` seconds passed first."""
         if timeout is not None:
-            self.may_wait(worker, future)  # what runs here could not be left when the time is up
+            self.may_wait(worker, future)  # an inline call could not be left when the time is up
         elif self._inline and self.is_own(worker):
             if self.run_here(worker, future, queued=True):
                 return True
@@ -88,7 +88,7 @@ class NestedWaits:
 
     @contextmanager
     def awaiting(self, worker: Worker, future: PoolFuture[Any], *, checked: bool = True) -> Iterator[None]:
-        """Inside, what runs on the thread of `worker` waits for `future`; `checked`: unless that would never end."""
+        """Inside, the request on the thread of `worker` waits for `future`. `checked`: raises if it would never end."""
         waiting = current_request()
         if waiting is not None:
             _awaits[waiting] = future
@@ -101,7 +101,7 @@ class NestedWaits:
                 _awaits.pop(waiting, None)
 
     def run_here(self, worker: Worker, request: Request, *, queued: bool) -> bool:
-        """Run a request on the thread of `worker`, within what runs there now; False if it cannot start any more."""
+        """Run a request inline on the thread of `worker`; False if it cannot start any more."""
         if request.state is not QUEUED:
             return False
         with self.inline(request):  # a thread that gives the worker up sees the request even before it starts
@@ -118,7 +118,7 @@ class NestedWaits:
     @staticmethod
     @contextmanager
     def inline(request: Request) -> Iterator[None]:
-        """Inside, `request` runs within what runs on this thread, which goes on when it ends."""
+        """Inside, `request` is an inline call of the request that runs on this thread."""
         with inline(request) as outer:
             if outer is not None:
                 _runs_within[outer] = request
@@ -140,7 +140,7 @@ class NestedWaits:
         return True
 
     def settle(self, worker: Worker, request: Request, state: RequestState, value: Any) -> None:
-        """A request that ran within another has ended."""
+        """An inline call has ended."""
         if state is FAILED and isinstance(value, WorkerBroken):
             self._ends.broke(worker, request, value)
             return
@@ -156,7 +156,7 @@ class NestedWaits:
         self._dispatcher.tell_end(worker, request, settled)
 
     def _follow(self, worker: Worker, waiting: Request | None, future: PoolFuture[Any]) -> None:
-        """Follow what waits for what. If it leads to a queued request, have a worker run it; if back, raise."""
+        """Follow the chain of waits. If it ends at a queued request, a worker runs that; if it is a ring, raise."""
         circle = _circle(worker, waiting, future)
         if circle:
             raise NestedWait(
@@ -166,10 +166,10 @@ class NestedWaits:
             )
 
     def unblock(self, worker: Worker, waiting: Request | None, request: Request) -> None:
-        """`worker` waits, maybe by way of others, for a request that waits here: a worker has to run it.
+        """Have `request` run, which is queued here, and for which `worker` waits, maybe through others.
 
-        That is the worker itself, if it is one of this pool. Otherwise a helper, if every worker here waits too, maybe
-        for it. The worker that begins to wait last finds all others waiting, so no ring of pools stands still.
+        If `worker` is one of this pool, it runs the request. Otherwise a helper does, if every worker here waits too,
+        maybe for `worker`. The worker that begins to wait last finds all others waiting, so no ring of pools deadlocks.
         """
         if self.is_own(worker):
             self.run_here(worker, request, queued=True)
@@ -181,9 +181,9 @@ class NestedWaits:
     # Waiting in foreign code.
 
     def may_wait(self, worker: Worker, future: Request) -> None:
-        """Foreign code on `worker` looks at a request that has not ended, and may go on to wait for it.
+        """Foreign code on `worker` asks for the state of a request that has not ended, and may wait for it next.
 
-        It may hold the locks of other futures meanwhile, so no lower lock is taken here: the timer does the rest.
+        That code may hold the locks of other futures, so no lower lock is taken here: the timer does the rest.
         """
         if future.state is not QUEUED or not self.is_own(worker):
             return
@@ -209,7 +209,7 @@ class NestedWaits:
             self.want(worker, stream, stream)
 
     def _check_line(self, worker: Worker, request: Request) -> None:
-        """No helper may run what is pinned to the very worker that waits."""
+        """Raise if the request is pinned to the waiting worker: no helper may run it."""
         if request.pinned_to is worker and len(worker.requests) >= worker.capacity:
             raise NestedWait(
                 f"pool {self._name!r}: worker {worker.name} would wait for a request of a session that it "
@@ -218,7 +218,7 @@ class NestedWaits:
             )
 
     def _check_session(self, worker: Worker, request: Request) -> None:
-        """No helper becomes the worker of a new session; if all other workers wait too, none ever does."""
+        """Raise if `request` begins a session and all workers wait: a helper cannot become a session's worker."""
         traits = request.traits
         if traits is None or not traits.strict or request.state is not QUEUED or request.pinned_to is not None:
             return
@@ -234,13 +234,13 @@ class NestedWaits:
             )
 
     def _waits(self, request: Request, here: Request | None) -> bool:
-        """Whether what runs on a worker waits, or is about to: `here`, in one of its own calls, or for a helper."""
+        """Whether a running request waits: as `here`, which is about to, by a call to the pool, or for a helper."""
         innermost = _innermost(request)
         helper = self._helpers.get(innermost)
         return innermost is here or innermost in _awaits or (helper is not None and helper.busy)
 
     def want(self, worker: Worker, waiting: object, future: Request) -> None:
-        """Have a helper run `future`, for `waiting`, which runs on `worker`; all that `waiting` wants runs in turn."""
+        """Have a helper run `future` for `waiting`, which runs on `worker`. `waiting` has one helper for all."""
         self._wanted.append((worker, waiting, future))
         if not self._wake():
             raise NestedWait(
@@ -250,7 +250,7 @@ class NestedWaits:
             )
 
     def help(self) -> None:
-        """Have helpers run what workers wait for. Called by the timer thread."""
+        """Have helpers run the requests that workers wait for. Called by the timer thread."""
         while self._wanted:
             worker, waiting, request = self._wanted.popleft()
             helper = self._helpers.get(waiting)
@@ -267,18 +267,18 @@ class NestedWaits:
             del self._helpers[helper.waiting]
 
 
-# Which request waits for which, in all pools. A thread only ever sets and deletes the entries of what runs on it.
+# Which request waits for which, in all pools. A thread sets and deletes only the entries of its own requests.
 _awaits: dict[Request, Request] = {}
-_runs_within: dict[Request, Request] = {}  # what runs inline, by that which it runs in
+_runs_within: dict[Request, Request] = {}  # inline calls, by the request that made them
 
 
 def awaited_by(request: Request) -> Request | None:
-    """What `request`, or what runs within it, waits for."""
+    """The request that `request`, or its innermost inline call, waits for."""
     return _awaits.get(_innermost(request))
 
 
 def all_on(worker: Worker) -> Iterator[Request]:
-    """What runs on `worker`, also inline."""
+    """The requests that run on `worker`, inline calls included."""
     for request in worker.requests:
         each: Request | None = request
         while each is not None:
@@ -287,9 +287,9 @@ def all_on(worker: Worker) -> Iterator[Request]:
 
 
 def _circle(worker: Worker, waiting: Request | None, future: Request) -> list[str]:
-    """The workers by way of which `waiting`, on `worker`, would wait for itself; none if anything on the way can go on.
+    """The names of the workers in a ring of waits through `waiting`, on `worker`; empty if a request in it can go on.
 
-    What is queued on the way is seen to. Nothing is locked: whatever leads to one that waits cannot end meanwhile.
+    A queued request on the way gets a worker. No lock is needed: a request that waits cannot end meanwhile.
     """
     before: dict[Request, Request | None] = {future: None}
     held_by = {} if waiting is None else {waiting: worker}

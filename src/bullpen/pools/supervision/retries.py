@@ -1,8 +1,7 @@
-"""Requests whose worker died and which may run again: on another one, and after a moment.
+"""Crash retries: idempotent requests whose worker died, and which run again on another worker after a delay.
 
-What has killed one worker may kill the next, so there is a delay before each new try, and a number of tries. Until
-its delay is over a request stays *running*, as far as its caller, its deadline and the counts are concerned; it is on
-no worker then, only here.
+A request that killed one worker may kill the next, so there is a delay before each retry, and a limit of retries.
+During the delay a request stays *running* for its caller, its deadline and the counts, although no worker has it.
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ class Retries:
         self._dispatcher.report_end(request, None)
 
     def cancel_all(self) -> None:
-        """The pool closes and runs nothing more: neither what is here nor what might still come."""
+        """The pool closes and runs no retry: neither the waiting ones nor later ones."""
         self.over = True
         for request in list(self._waiting):
             self.cancel(request)

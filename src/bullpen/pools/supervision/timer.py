@@ -117,8 +117,8 @@ Action = Callable[[], object]
 class TimerQueue:
     """Actions by the instant at which they are due. All methods may be called from any thread.
 
-    An action that is due runs once, without any lock, on the thread that calls `run_due`. It cannot be
-    taken back: an action looks for itself whether there is still something to do.
+    A due action runs once, without any lock, on the thread that calls `run_due`. It cannot be removed, so an action
+    checks itself whether there is still something to do.
     """
 
     def __init__(self) -> None:
@@ -128,12 +128,12 @@ class TimerQueue:
         self._numbers = itertools.count()
 
     def add(self, when: float, action: Action) -> None:
-        """Do `action` at `when`; what was entered first for the same instant comes first."""
+        """Run `action` at `when`. Actions for the same instant run in the order in which they were added."""
         with self._lock:
             heapq.heappush(self._entries, (when, next(self._numbers), action))
 
     def add_once(self, when: float, action: Action) -> bool:
-        """Do `action` at `when`, unless it stands here already; whether it was entered."""
+        """Run `action` at `when`, unless it is already waiting here; whether it was added."""
         with self._lock:
             if action in self._waiting:
                 return False
@@ -148,12 +148,12 @@ class TimerQueue:
             return self._entries[0][0] if self._entries else math.inf
 
     def run_due(self, now: float) -> None:
-        """Do all that is due at `now`, the earliest first, also what is entered meanwhile. Errors are logged."""
+        """Run all actions due at `now`, the earliest first, also those added meanwhile. Errors are logged."""
         while (action := self._take_due(now)) is not None:
             try:
                 action()
-            except Exception:  # what is due next must not suffer
-                logger.exception("the timer failed at %r and goes on", action)
+            except Exception:  # the other actions still run
+                logger.exception("the timer action %r failed; the timer goes on", action)
 
     def _take_due(self, now: float) -> Action | None:
         with self._lock:

@@ -58,7 +58,7 @@ class NewTasks:
 
 
 class EnqueuePlan(Protocol):
-    """What is to be enqueued in one step, before it is tasks. `options`: one for each of the `new_tasks`.
+    """The calls that one `enqueue` stores atomically, before they are tasks. `options`: one for each of `new_tasks`.
 
     `connection`: the caller's own, if the tasks are to be added in its transaction.
     """

@@ -132,7 +132,7 @@ class Clients:
             return call
 
     async def aclose(self) -> None:
-        """Close the client of the running loop. What was given directly is its owner's to close."""
+        """Close the client of the running loop. A storage object that the user passed is the user's to close."""
         with self._lock:
             self._latest = (lambda: None, self.root)
             client = self._by_loop.pop(asyncio.get_running_loop(), None)
@@ -140,7 +140,7 @@ class Clients:
             await client.close()
 
     def close(self) -> None:
-        """Close what the blocking methods used. Calls of other threads that still wait are ended."""
+        """Close the client of the blocking methods. Calls of other threads that still wait raise QueueError."""
         with self._opening:
             blocking, self._blocking = self._blocking, None
         if blocking is not None:
@@ -168,7 +168,7 @@ class _StorageClient:
         self._life = self._live()
 
     async def open(self) -> None:
-        """Whoever comes while it is being opened waits for that."""
+        """Open it once; callers that arrive meanwhile wait for the same attempt."""
         await self._opening.run(self._open)
 
     async def _open(self) -> None:

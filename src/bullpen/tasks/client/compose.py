@@ -102,7 +102,7 @@ class ComposedJob(Job[R]):
         self.members = tuple(members)
 
     async def acancel(self) -> bool:
-        """Cancel whatever of it is not over."""
+        """Cancel every task of it that is not finished."""
         storage = await self._backend.clients.get()
         return bool(await storage.cancel([job.id for job in self.members]))
 
@@ -111,7 +111,7 @@ class Chain(Generic[R]):
     """Steps that run one after the other."""
 
     def __init__(self, parts: Sequence[ChainPart], *, run_always: bool = False) -> None:
-        self._size = len(_CompositionPlan(parts, run_always=run_always).nodes)  # what is wrong is said at once
+        self._size = len(_CompositionPlan(parts, run_always=run_always).nodes)  # raises for a wrong part
         self.parts = parts
         self.run_always = run_always
 

@@ -110,7 +110,7 @@ class Job(Generic[R]):
         return await storage.wait_for_result(self.id, completed_runs, seconds)
 
     async def _timeout(self, waited: float, task: Task) -> ResultTimeout:
-        """Whoever has waited wants to know what for; whoever has only looked does not."""
+        """The error for a caller whose time is up. It explains the task, except to a caller that did not wait."""
         why = await explain_task(await self._backend.clients.get(), task) if waited else None
         words = "" if why is None else "; ".join(cause.message for cause in why.causes)
         return ResultTimeout(seconds=waited, task=self.id, status=str(task.status), why=words)

@@ -32,14 +32,14 @@ class Portal:
         self._thread: threading.Thread | None = None
 
     def enter(self) -> None:
-        """Somebody needs it from now on."""
+        """Count one more user. The first one starts the thread."""
         with self._lock:
             if self._loop is None:
                 self._start()
             self._users += 1
 
     def leave(self) -> None:
-        """… and does not any more."""
+        """Count one user less. The last one ends the thread."""
         with self._lock:
             self._users -= 1
             if self._users == 0 and self._loop is not None and self._thread is not None:
@@ -76,12 +76,12 @@ class Portal:
         assert thread is not None
         if thread.ident == threading.get_ident():
             coroutine.close()
-            raise RuntimeError("a sync method of a TaskQueue was called by what runs on its own event loop")
+            raise RuntimeError("a sync method of a TaskQueue was called on the portal's event loop; use the async one")
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
 
 async def _end_tasks() -> None:
-    """Let what was cancelled come to its end."""
+    """Cancel all other tasks of the loop, and wait for their ends."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

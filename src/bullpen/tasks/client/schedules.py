@@ -1,4 +1,4 @@
-"""`queue.schedules`: what people do with tasks that run again and again."""
+"""`queue.schedules`: list, pause, resume, run and remove the schedules of a queue."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ class Schedules:
 
         queue.schedules.pause("app.cleanup")
 
-    One that was enqueued without a key has the id of its task instead. All but `list` raise ScheduleNotFound.
+    The key of a schedule that was enqueued without one is the id of its task. All methods but `list` raise
+    ScheduleNotFound.
     """
 
     def __init__(self, backend: QueueBackend) -> None:
         self._backend = backend
 
     def list(self) -> List[ScheduleInfo]:
-        """All there are, by their keys."""
+        """All schedules, sorted by key."""
         return self._backend.run("list", self.alist())
 
     async def alist(self) -> List[ScheduleInfo]:
@@ -44,7 +45,7 @@ class Schedules:
         return sorted((schedule_info_of(task, now) for task in await all_schedules(storage)), key=lambda one: one.key)
 
     def get(self, key: str) -> ScheduleInfo:
-        """What is known about one."""
+        """One schedule: its times, its last run, and whether it is paused."""
         return self._backend.run("get", self.aget(key))
 
     async def aget(self, key: str) -> ScheduleInfo:
@@ -52,7 +53,7 @@ class Schedules:
         return schedule_info_of(task, await (await self._backend.clients.get()).now())
 
     def next_times(self, key: str, count: int = 5) -> Sequence[datetime]:
-        """When it runs next, by its own wall clock. None while it is paused; one at most if it goes by an interval."""
+        """Its next times, in its own time zone. Empty while it is paused; at most one if it runs by an interval."""
         return self._backend.run("next_times", self.anext_times(key, count))
 
     async def anext_times(self, key: str, count: int = 5) -> Sequence[datetime]:
@@ -62,22 +63,22 @@ class Schedules:
         return [in_zone(task, at) for at in schedule_changes.next_times(task, now, count)]
 
     def pause(self, key: str) -> bool:
-        """Let no run of it begin; one that is on goes on. False if it was paused already. It outlives restarts."""
+        """Start no further run; a running one continues. False if it was paused already. A pause outlives restarts."""
         return self._backend.run("pause", self.apause(key))
 
     async def apause(self, key: str) -> bool:
         return await self._change(key, schedule_changes.paused)
 
     def resume(self, key: str) -> bool:
-        """Let it go on with its next time; what has passed is not made up for. False if it was not paused."""
+        """Continue with its next time. Times that passed during the pause are skipped. False if it was not paused."""
         return self._backend.run("resume", self.aresume(key))
 
     async def aresume(self, key: str) -> bool:
         return await self._change(key, schedule_changes.resumed)
 
     def run(self, key: str) -> Job[Any]:
-        """Have it run once at once, also if it is paused; its times stay as they are. If it runs, that is the run.
-        `result` of what is returned waits for its end.
+        """Run it once now, also if it is paused; its times do not change. If it is running already, no run is added.
+        `result` of the returned job waits for the end of that run.
         """
         return self._backend.run("run", self.arun(key))
 
@@ -93,9 +94,9 @@ class Schedules:
         )
 
     def remove(self, key: str) -> None:
-        """End it for good. A run that is on is asked to stop.
+        """End it for good. A running run is cancelled.
 
-        Raises InvalidOption for one that a function here is declared with: the next worker would bring it back.
+        Raises InvalidOption for a schedule that the code declares: the next worker would create it again.
         """
         self._backend.run("remove", self.aremove(key))
 

@@ -167,8 +167,8 @@ class TaskQueue:
     def enqueue_middleware(self, function: EnqueueMiddleware) -> EnqueueMiddleware:
         """Have `function` called around every `enqueue`, with the `NewTasks`, whose headers it may change.
 
-        In the caller's context, not always on the caller's thread. What it raises before its `yield` is raised by
-        `enqueue`, and nothing is kept.
+        It runs in the caller's context, not always on the caller's thread. If it raises before its `yield`, `enqueue`
+        raises that error and stores nothing.
         """
         hook = Hook(function, "middleware")
         hook.check_parameters(1, "the new tasks")
@@ -178,8 +178,8 @@ class TaskQueue:
     def lifespan(self, function: Lifespan) -> Lifespan:
         """Have `function` called around the life of every worker: `@queue.lifespan`.
 
-        What comes before its `yield` is done before the worker claims anything; what it raises, `start` raises. What
-        comes after is done when all tasks have ended.
+        The code before its `yield` runs before the worker claims a task; if it raises, `start` raises that error. The
+        code after its `yield` runs when all tasks of the worker have ended.
         """
         hook = Hook(function, "lifespan")
         hook.check_parameters(0, "nothing")
@@ -188,7 +188,7 @@ class TaskQueue:
 
     @contextmanager
     def override(self, provider: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
-        """Inject what `replacement` makes, wherever it would be `provider`: for tests."""
+        """Inject the value of `replacement` instead of the one of `provider`: for tests."""
         replaced = self.registry.hooks.replaced
         before = replaced.get(provider)
         hook = Hook(replacement, "provider")
@@ -268,7 +268,7 @@ class TaskQueue:
         return Job(self._backend, _id(task_id))
 
     def get(self, task_id: str) -> TaskInfo:
-        """What is known about a task. Raises TaskNotFound."""
+        """The state, outcome and options of a task. Raises TaskNotFound."""
         return info_of(self._backend.task_blocking("get", _id(task_id)))
 
     async def aget(self, task_id: str) -> TaskInfo:
@@ -453,13 +453,13 @@ class TaskQueue:
 
     @property
     def declared_limits(self) -> Sequence[Limit]:
-        """What the code declares, for workers."""
+        """The limits that the code declares. A worker stores them when it starts."""
         return tuple(self._declared_limits.values())
 
     def set_limit(self, queue: str = "default", **terms: Unpack[LimitTerms]) -> None:
         """Limit a queue over all workers, from now on: how many tasks run at once (`max_running`), with each
         `concurrency_key` (`max_running_per_key`), how many start in a second (`rate`), and whether the tasks of a key
-        run one by one as they were enqueued (`in_order`). What is left out has no limit.
+        run one by one as they were enqueued (`in_order`). A term that is left out has no limit.
         """
         limit = _limit(queue, terms)
         self._backend.run("set_limit", self._set_limit(limit))
@@ -469,7 +469,7 @@ class TaskQueue:
         await self._set_limit(_limit(queue, terms))
 
     def reset_limit(self, queue: str = "default") -> None:
-        """Back to what the code declares, or to no limit."""
+        """Set the limit back to the one that the code declares, or to none."""
         self._backend.run("reset_limit", self.areset_limit(queue))
 
     async def areset_limit(self, queue: str = "default") -> None:
@@ -491,7 +491,7 @@ class TaskQueue:
 
     @property
     def observer(self) -> Observer | None:
-        """What is called with every event."""
+        """The function that is called with every event."""
         return self._watch.observer
 
     @property
@@ -506,11 +506,11 @@ class TaskQueue:
     # The end.
 
     def close(self) -> None:
-        """Close what the sync methods have opened. Another call opens it again."""
+        """Close the connections of the sync methods. Another call opens them again."""
         self._clients.close()
 
     async def aclose(self) -> None:
-        """Close what was opened on this event loop. Another call opens it again."""
+        """Close the connections of this event loop. Another call opens them again."""
         await self._clients.aclose()
 
     def __enter__(self) -> Self:

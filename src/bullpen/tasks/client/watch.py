@@ -18,9 +18,9 @@ NAME = "queue"  # of the pool, in its events
 
 
 class Watch:
-    """Calls the observer of a queue, on the thread of whoever made the change, when the store has it.
+    """Calls the observer of a queue after the store has a change, on the thread that made the change.
 
-    An observer that raises is logged, never fatal: the change is made.
+    An error of the observer is logged and not raised, because the change is already stored.
     """
 
     def __init__(self, observer: Observer | None) -> None:

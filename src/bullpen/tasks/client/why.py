@@ -38,7 +38,7 @@ CauseKind = Literal[
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """One thing that a task waits for, or what became of it."""
+    """One thing that a task waits for, or the outcome of the task."""
 
     kind: CauseKind
     message: str
@@ -46,7 +46,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a task is not done, or what became of it. `str()` is the words."""
+    """Why a task is not finished, or its outcome. `str()` gives one line of text."""
 
     id: str
     name: str
@@ -58,20 +58,20 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is around a task that waits."""
+    """The facts outside a task that decide whether it may start."""
 
     now: float
     paused: bool = False
-    workers: Sequence[WorkerRecord] = ()  # all there are
+    workers: Sequence[WorkerRecord] = ()  # of the whole store
     limit: Limit | None = None  # of its queue
     running: Sequence[Task] = ()  # in its queue; only needed if there is a limit
     waiting: int = 0  # in its queue, this one included
-    before: Sequence[Task] = ()  # those that it waits for
+    before: Sequence[Task] = ()  # the tasks that it waits for
     earlier: Task | None = None  # with its key, in a queue that keeps their order
 
 
 async def explain_task(storage: Storage, task: Task) -> Why:
-    """Ask the store for what is around a task, and explain it."""
+    """Read the surroundings of a task from the store, and explain the task."""
     around = Surroundings(now=await storage.now())
     if task.status is PENDING:
         limit = next((limit for limit in await storage.limits() if limit.queue == task.queue), None)
@@ -93,7 +93,7 @@ async def explain_task(storage: Storage, task: Task) -> Why:
 
 
 async def _earlier(storage: Storage, task: Task) -> Task | None:
-    """The task that is first with its key, of the oldest that there are."""
+    """The oldest unfinished task with the same concurrency key, among the first 1000 of the queue."""
     if task.concurrency_key is None or task.repeats:
         return None
     alive = TaskFilter(queues=(task.queue,), statuses=(PENDING, RUNNING))
@@ -110,7 +110,7 @@ async def _before(storage: Storage, task: Task) -> list[Task]:
 
 
 def explain(task: Task, around: Surroundings) -> Why:
-    """The decision behind it, without a store."""
+    """The explanation itself; it reads no store."""
     if task.status is PENDING and task.waits_for > 0:
         causes = [_waits_for_members(task, around)]
     elif task.status is PENDING:

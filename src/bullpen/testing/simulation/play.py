@@ -448,7 +448,7 @@ class _Play:
         if process.name.startswith("worker"):
             self._restart(process)
 
-    # What is done to the system.
+    # Faults and operations.
 
     def _do_something(self) -> None:
         if self._calm:

@@ -13,24 +13,24 @@ The author of a store subclasses it:
         def address(self):
             return f"my:///{self.path}"
 
-Nothing in it knows a store. All tests run by the store's own clock: what has to lie in the future is an hour away, and
-what has to come is waited for, so that no test depends on how fast the machine is. A store that is not `durable`, or
-has no address for other processes, is spared the tests that would need it.
+The suite depends on no particular store. All tests use the store's own clock: a time in the future is an hour away, and
+the tests wait for events, so no test depends on the speed of the machine. Tests that need a `durable` store, or an
+address for other processes, are skipped for other stores.
 
 base.py       what the tests share
 adding.py     an added task is stored unchanged, once
 unique.py     which task holds a unique key, for how long, and what happens to duplicates
 claiming.py   which worker gets which tasks, in which order
-settling.py   what becomes of tasks: every move, and every write that comes too late
+settling.py   every settlement, and every write that comes too late
 leases.py     leases, rescue, progress
 links.py      tasks that wait for others, and tasks that come with the success of another
 limits.py     paused queues, limits
 moving.py     tasks that come from another store, or go to one
 people.py     get, list, counts, cancel, retry, delete
-schedules.py  what becomes of schedules that are paused or changed
+schedules.py  schedules that are paused or changed
 upkeep.py     expiry, retention, worker records
 waiting.py    wake-ups
-together.py   several threads, several processes, and what survives them
+together.py   several threads, several processes, and tasks that survive them
 child.py      the other process
 """
 

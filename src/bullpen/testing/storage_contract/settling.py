@@ -249,7 +249,7 @@ class SettlingTests(StoreTests):
         assert {len(error.traceback) for error in kept} == {20_000}
         assert [error.attempt for error in kept] == list(range(4, ERRORS_KEPT + 4))
 
-    # What comes too late.
+    # Late writes.
 
     @pytest.mark.parametrize("loss", LOSSES)
     async def test_a_lost_task_takes_no_write_of_its_old_attempt(self, store: Storage, loss: str) -> None:

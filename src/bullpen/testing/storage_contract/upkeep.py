@@ -99,7 +99,7 @@ class UpkeepTests(StoreTests):
         assert list(await store.list(TaskFilter(), limit=10)) == []
 
     async def test_a_success_that_is_kept_for_no_time_may_be_gone_at_once(self, store: Storage) -> None:
-        """At the latest it is gone with the next prune, as is what has ended in another way."""
+        """The next prune deletes it at the latest, and failed tasks that are kept for no time."""
         done, failed, again = [await claimed_one(store, result_ttl=0.0) for _ in range(3)]
         unique = await claimed_one(store, result_ttl=0.0, unique_key="k", unique_until=await store.now() + FAR)
         endings = (succeed(done, b"1"), fail(failed, error_of(failed), 0.0), release(again, FAR), succeed(unique, b"1"))

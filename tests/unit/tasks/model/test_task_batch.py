@@ -44,9 +44,9 @@ def test_runs_of_tasks_keep_their_order() -> None:
 
 def test_batches_with_one_template_are_joined_and_others_are_not() -> None:
     one, another = TaskBatch(SAME, ["a"], [b"1"]), TaskBatch(task(SAME, "", b""), ["b"], [b"2"])
-    concatenate = join_batches([one, another])
-    assert concatenate is not None
-    assert list(concatenate) == [*one, *another]
+    joined = join_batches([one, another])
+    assert joined is not None
+    assert list(joined) == [*one, *another]
     assert list(one.ids) == ["a"]
     assert join_batches([one, TaskBatch(OTHER, ["c"], [b"3"])]) is None
 

@@ -248,7 +248,7 @@ def _import_script(name: str, path: str, *argv: str) -> None:
     """Import the app's script, so that every worker has it from the start.
 
     If that fails, or if it has started threads, which a fork would lose, this process starts again without the script.
-    Then each worker imports it, and reports what is wrong with it.
+    Then each worker imports it, and reports its error.
     """
     try:
         sys.argv[:] = argv

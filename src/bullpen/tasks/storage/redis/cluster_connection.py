@@ -69,7 +69,7 @@ class ClusterConnection(RedisConnection):
         return float(seconds) + float(microseconds) / 1e6
 
     async def listen(self, channels: Sequence[str], begin: Callable[[], None], hear: Hear) -> None:
-        """Subscribe at one node. Cluster nodes forward what is published to all others."""
+        """Subscribe at one node. Cluster nodes forward every published message to all others."""
         await self._client.initialize()
         node = self._client.get_random_node()
         link = LoopConnection(with_host(self._url, f"{node.host}:{node.port}"))

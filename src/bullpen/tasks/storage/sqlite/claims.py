@@ -1,9 +1,9 @@
 """Which tasks may start now, without reading through those that may not.
 
-The tasks that wait are read as streams, each in the order of claims by itself: per queue those without a concurrency
-key and those with one. Within a stream each priority is a range of an index that ends at the present, so what is not
-due is never read. Paused queues, and those that have reached a limit, have no stream. Where a limit per key holds back
-more tasks in a row than there are keys, the stream is replaced by one stream for each key that has room.
+Pending tasks are read as streams, each in the order of claims by itself: per queue those without a concurrency key and
+those with one. Within a stream each priority is a range of an index that ends at the present, so a task that is not due
+is never read. Paused queues, and those that have reached a limit, have no stream. Where a limit per key holds back more
+tasks in a row than there are keys, the stream is replaced by one stream for each key that has room.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bullpen.tasks.storage.port import Limit
 from bullpen.tasks.storage.rules import QueueRoom, keys_limit, most_starts, rate_period
 from bullpen.tasks.storage.sqlite.rows import COLUMNS, Row
 
-READ_IN_VAIN = 100  # so many held-back tasks in a row, and reading by key is cheaper if there are less keys
+READ_IN_VAIN = 100  # after so many held-back tasks in a row, reading by key is cheaper if there are fewer keys
 
 _WAITING = "FROM bullpen_task INDEXED BY {index} WHERE status = 'pending' AND concurrency_key {keyed} AND queue = ?"
 _FREE = _WAITING.format(index="bullpen_ready", keyed="IS NULL")

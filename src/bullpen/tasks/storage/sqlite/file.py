@@ -1,12 +1,12 @@
-"""The file: which ones are refused, how it is opened, one writer at a time, and what its faults are called.
+"""The database file: which files the store rejects, how it opens one, the lock of writers, and the errors it raises.
 
 Beside `jobs.db` SQLite keeps `jobs.db-wal` and `jobs.db-shm`; Bullpen keeps the folder `jobs.db-bullpen`, with the lock
-that writers take and the sockets on which processes wake each other. All are for the owner alone.
+that writers take and the sockets on which processes wake each other. Only the owner may read or write them.
 
 Why a lock of our own, when SQLite has one: before SQLite 3.51.3 a checkpoint that runs while another connection commits
-can lose that commit (https://sqlite.org/wal.html#the_wal_reset_bug). So no connection of ours checkpoints by itself;
-whoever has just written does it, before it lets go of the lock. And a process that waits for this lock gets it
-within two milliseconds, where SQLite's own waiting sleeps for up to a hundred.
+can lose that commit (https://sqlite.org/wal.html#the_wal_reset_bug). So no connection of Bullpen checkpoints by itself;
+the writer does it after a commit, before it releases the lock. A process that waits for this lock polls it every two
+milliseconds; SQLite's own waiting sleeps for up to a hundred.
 """
 
 from __future__ import annotations
@@ -44,10 +44,13 @@ _LONGEST_NAP = 0.002
 
 
 def resolve(path: Path) -> Path:
-    """The file itself, which all who share it have to agree on. Another user's link is not followed."""
+    """The path without links, which is the same for all processes that share the file.
+
+    Raises UnsafeFile for a link of another user.
+    """
     found = _stat(path, follow=False)
     if found is not None and stat.S_ISLNK(found.st_mode) and found.st_uid != _own_id(found.st_uid):
-        raise UnsafeFile("it is a link that belongs to somebody else", storage=str(path))
+        raise UnsafeFile("it is a link that belongs to another user", storage=str(path))
     return Path(os.path.realpath(path))
 
 
@@ -65,18 +68,18 @@ def _stat(path: Path, *, follow: bool = True) -> os.stat_result | None:
 
 
 def check_file(path: Path, mounts: Path = Path("/proc/mounts")) -> None:
-    """Refuse what is not safe, or not ours, before SQLite sees it. An absent or empty file is fine."""
+    """Raise if the file is unsafe or not Bullpen's, before SQLite opens it. An absent or empty file is fine."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         needed = ".".join(map(str, OLDEST_SQLITE))
         raise StorageError(f"needs SQLite {needed}, this Python has {sqlite3.sqlite_version}", storage=str(path))
     folder = path.parent
     if not folder.is_dir():
-        raise StorageError(f"there is no folder {folder}", storage=str(path))
+        raise StorageError(f"there is no folder {folder}; create it first", storage=str(path))
     _check_kind(path)
     kind = _file_system(folder, mounts)
     if kind in _NETWORK:
         raise UnsafeFile(
-            f"it is on a network file system ({kind}), where SQLite cannot keep it whole; "
+            f"it is on a network file system ({kind}), where SQLite can corrupt it; "
             "use a local disk, or postgresql:// for several machines",
             storage=str(path),
         )
@@ -90,18 +93,21 @@ def _check_kind(path: Path) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise NotABullpenFile("it is not a file", storage=str(path))
     if found.st_nlink > 1:
-        raise UnsafeFile("it has several names (hard links), and each would have a log of its own", storage=str(path))
+        raise UnsafeFile(
+            "it has several names (hard links), and SQLite would use one log for each; remove the other names",
+            storage=str(path),
+        )
 
 
 def _file_system(folder: Path, mounts: Path) -> str:
-    """The kind of the file system that `folder` is on, "" if nobody can tell."""
+    """The kind of the file system that `folder` is on, "" if it is unknown."""
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return ""
     best, kind = -1, ""
-    for group_commit in lines:
-        _, place, this_kind, *_ = group_commit.split(" ")
+    for line in lines:
+        _, place, this_kind, *_ = line.split(" ")
         place = place.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
         if folder.is_relative_to(place) and len(place) >= best:  # a later mount hides an earlier one
             best, kind = len(place), this_kind
@@ -115,7 +121,7 @@ def _check_header(path: Path) -> None:
     except FileNotFoundError:
         beginning = b""
     except PermissionError as error:
-        raise StorageReadOnly("it may not be read", storage=str(path)) from error
+        raise StorageReadOnly("this user may not read it", storage=str(path)) from error
     if not beginning:
         log = path.with_name(path.name + "-wal")
         if log.exists() and log.stat().st_size:
@@ -125,7 +131,7 @@ def _check_header(path: Path) -> None:
 
 
 def create_file(path: Path) -> None:
-    """Only its owner may read it. One that is there already keeps its permissions."""
+    """Create the file for its owner alone. An existing file keeps its permissions."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
@@ -133,7 +139,7 @@ def create_file(path: Path) -> None:
 
 
 def folder_of(path: Path) -> Path:
-    """Where the lock and the sockets are."""
+    """The folder with the lock and the sockets."""
     return path.with_name(path.name + "-bullpen")
 
 
@@ -147,7 +153,7 @@ def create_folder(path: Path) -> Path:
     file = _stat(path)
     owners = {_own_id(found.st_uid), *([] if file is None else [file.st_uid])}
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
-        raise UnsafeFile(f"{folder.name} beside it is no folder of ours", storage=str(path))
+        raise UnsafeFile(f"{folder.name} beside it is not a folder of this user or of the file's", storage=str(path))
     return folder
 
 
@@ -169,13 +175,13 @@ def connect(path: Path, *, synchronous: str, busy_timeout: float) -> sqlite3.Con
 
 
 class DatabaseFile:
-    """A file that is used, and how."""
+    """An open file, and how to connect to it."""
 
     def __init__(self, path: Path, synchronous: str, busy_timeout: float) -> None:
         self.path = path
         self.synchronous = synchronous
         self.busy_timeout = busy_timeout
-        self._name = str(path)  # to look at it often
+        self._name = str(path)  # made once: `check_still_there` runs often
         self._identity: tuple[int, int] | None = None
 
     def connect(self) -> sqlite3.Connection:
@@ -186,7 +192,7 @@ class DatabaseFile:
         return self._identity is not None
 
     def check_still_there(self) -> None:
-        """What is written into a file that was removed would be lost without a word."""
+        """Raise StorageCorrupt if the file was removed or replaced: further writes would be lost silently."""
         try:
             found = os.stat(self._name)
         except OSError as error:
@@ -199,7 +205,7 @@ class DatabaseFile:
 
 
 class WriteLock:
-    """One writer among all processes that use the file."""
+    """The lock that allows one writer among all processes that use the file."""
 
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | _NO_LINK, 0o600)
@@ -229,7 +235,7 @@ class WriteLock:
 
 
 def translated_error(error: sqlite3.Error | OSError, storage: str) -> StorageError:
-    """The same fault as an error of ours."""
+    """The same fault as a `StorageError`."""
     if isinstance(error, OSError):
         return _OS_KINDS.get(error.errno or 0, StorageError)(str(error), storage=storage)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extended part
@@ -245,11 +251,11 @@ _OS_KINDS: dict[int, type[StorageError]] = {
     errno.EDQUOT: StorageFull,
 }
 _KINDS: dict[int, tuple[type[StorageError], str]] = {
-    sqlite3.SQLITE_BUSY: (StorageBusy, "others held the file for too long"),
-    sqlite3.SQLITE_LOCKED: (StorageBusy, "others held a table for too long"),
+    sqlite3.SQLITE_BUSY: (StorageBusy, "another connection locked the file for too long"),
+    sqlite3.SQLITE_LOCKED: (StorageBusy, "another connection locked a table for too long"),
     sqlite3.SQLITE_FULL: (StorageFull, "there is no space left"),
     sqlite3.SQLITE_READONLY: (StorageReadOnly, "it cannot be written"),
-    sqlite3.SQLITE_PERM: (StorageReadOnly, "it may not be written"),
+    sqlite3.SQLITE_PERM: (StorageReadOnly, "this user may not write it"),
     sqlite3.SQLITE_CANTOPEN: (StorageError, "it cannot be opened"),
     sqlite3.SQLITE_IOERR: (StorageError, "reading or writing the disk failed"),
     sqlite3.SQLITE_CORRUPT: (StorageCorrupt, "it is damaged"),

@@ -251,8 +251,8 @@ class GroupCommit:
         raise NotImplementedError
 
     def _give_back(self, group: list[WorkItem], own: WorkItem | None, error: BaseException) -> None:
-        """This thread was interrupted, so other leaders answer what is left. The thread of the group commit, which no
-        signal interrupts, has met a defect: its group fails.
+        """Return the unanswered items after an error. If a signal interrupted the calling thread, other leaders answer
+        them. The thread of the group commit gets no signals, so there the error is a defect, and the group fails.
         """
         if own is None:
             log.exception("%s: an unexpected error", self._storage)
@@ -271,7 +271,7 @@ class GroupCommit:
         self._announce(group)
 
     def _announce(self, group: list[WorkItem]) -> None:
-        """Wake those who wait for what the group has changed. Others may lead meanwhile."""
+        """Wake the workers and callers that wait for a change the group has made. Others may lead meanwhile."""
 
     def _hand_on(self) -> None:
         """Wake the caller of the first item that still waits: it leads next."""

@@ -1,4 +1,4 @@
-"""What may be wrong with a file: who may read it, how much room it has, and which version it is of."""
+"""Health checks of a file: its permissions, the free space on its disk, and the version of its tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG_LOG = 256 * MEBIBYTE
 
 
 def look_at_schema(path: Path) -> Schema:
-    """Also of a file that is too new. Raises NotABullpenFile, UnsafeFile and the like."""
+    """The version of the tables, also of a file that is too new. Raises NotABullpenFile, UnsafeFile and the like."""
     check_file(path)
     found = 0
     if path.exists() and path.stat().st_size:

@@ -1,7 +1,7 @@
 """A task as a row, and back.
 
-What is asked for, or changes often, has a column. Options that only the worker reads are one value, which most tasks of
-a function share: it is encoded and decoded once for all of them.
+A field that queries read, or that changes often, has a column. The options that only the worker reads are one value.
+Most tasks of a function share it, so it is encoded and decoded once for all of them.
 """
 
 from __future__ import annotations

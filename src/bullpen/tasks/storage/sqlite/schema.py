@@ -1,7 +1,7 @@
-"""The tables, and how older ones become them.
+"""The tables, and the migrations of older ones.
 
-A claim reads one of two indexes, `ready` or `ready_keyed`: tasks that wait, of one queue and priority, by `eta`. So it
-never sees what is not due, and tasks with a concurrency key, which a limit may hold back, stand in nobody else's way.
+A claim reads one of two indexes, `ready` or `ready_keyed`: pending tasks of one queue and priority, by `eta`. So it
+never reads a task that is not due, and tasks with a concurrency key that a limit holds back do not delay the others.
 All other indexes cover few rows, or are written once in the life of a task.
 """
 

@@ -19,7 +19,7 @@ from bullpen.tasks.storage.sqlite.writer import SqliteReader, SqliteWriter
 
 
 class SharedFile:
-    """One file."""
+    """One open file: its writer, its reader and its waker, for all stores of this process that use it."""
 
     def __init__(self, path: Path, synchronous: str, busy_timeout: float) -> None:
         self.path = path
@@ -28,27 +28,27 @@ class SharedFile:
         place = file.DatabaseFile(path, synchronous, busy_timeout)
         self.writer = SqliteWriter(place, self.waker)
         self.reader = SqliteReader(place)
-        self._lines: tuple[GroupCommit, ...] = (self.writer, self.reader)
+        self._group_commits: tuple[GroupCommit, ...] = (self.writer, self.reader)
 
     async def close(self) -> None:
-        for group_commit in self._lines:
+        for group_commit in self._group_commits:
             await group_commit.close()
         self.waker.close()
 
     def close_blocking(self) -> None:
-        for group_commit in self._lines:
+        for group_commit in self._group_commits:
             group_commit.close_blocking()
         self.waker.close()
 
     # Around a fork.
 
     def pause(self) -> None:
-        for group_commit in self._lines:
+        for group_commit in self._group_commits:
             group_commit.lock.acquire()
             group_commit.let_go()
 
     def go_on(self) -> None:
-        for group_commit in self._lines:
+        for group_commit in self._group_commits:
             group_commit.lock.release()
 
 

@@ -36,16 +36,16 @@ from bullpen.tasks.storage.sqlite.wakeups import WakeupListener
 
 T = TypeVar("T")
 
-_A_LITTLE_LATER = 0.001  # than the instant itself: a timer may be early by a hair
-_LOOK_AGAIN = 0.5  # seconds, in case that nobody told
+_A_LITTLE_LATER = 0.001  # seconds added to a wait, because a timer may fire slightly early
+_LOOK_AGAIN = 0.5  # seconds between polls, in case a wake-up was lost
 
 
 class SqliteStorage:
-    """Keeps tasks in the file at `path`, which is made if there is none.
+    """Keeps tasks in the file at `path`, and creates it if there is none.
 
-    `synchronous`: "full" (what is acknowledged survives a power cut) or "normal" (a power cut, though no crash of a
-    process, may take the latest tasks and results with it; many times faster one by one). `busy_timeout`: how long
-    to wait for others who write, before `StorageBusy`.
+    `synchronous`: "full" (acknowledged tasks and results survive a power cut) or "normal" (a power cut may lose the
+    latest ones, a crash of a process does not; single writes are many times faster). `busy_timeout`: seconds that a
+    call waits for other writers before it raises `StorageBusy`.
     """
 
     durable = True
@@ -66,18 +66,18 @@ class SqliteStorage:
         self.busy_timeout = busy_timeout
         self._clock = clock or StoreClock()
         self._file: SharedFile | None = None
-        self._listeners: list[WakeupListener] = []  # one for each event loop on which somebody has waited
+        self._listeners: list[WakeupListener] = []  # one for each event loop on which a caller has waited
         self._pid = 0
         self._closed = False
 
     async def open(self) -> None:
-        """Open the file, make it or bring it up to date. Also done by whatever is called first."""
+        """Open the file; create it, or migrate its tables, if needed. Any other method opens the file, too."""
         self._closed = False
         if not self._shared().writer.is_connected:  # else another store of this process has done so
             await self._write(lambda _: None)
 
     async def close(self) -> None:
-        """Wait for what was begun, and let go of the file."""
+        """Wait for calls in progress, and close the file."""
         shared = self._detach()
         if shared is not None:
             await shared.close()

@@ -1,4 +1,4 @@
-"""The moves of tasks, as statements inside a transaction that somebody else begins and commits."""
+"""The moves of tasks, as statements inside a transaction that the caller begins and commits."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _CLAIM = (
     "UPDATE bullpen_task SET status = 'running', attempt = attempt + 1, worker = ?, claim_id = ?, lease_until = ?, "
     "started_at = ?, progress = NULL WHERE rowid IN (SELECT value FROM json_each(?))"
 )
-# Nobody who waits still needs its result.
+# No unfinished task still needs its result.
 _UNAWAITED = (
     "(next_task_id IS NULL OR NOT EXISTS (SELECT 1 FROM bullpen_task AS f WHERE f.id = bullpen_task.next_task_id "
     "AND f.status IN ('pending', 'running')))"
@@ -137,7 +137,7 @@ class SqliteTaskTable(StoreRules):
         self._ahead = now - elapsed
         self._limits: Sequence[Limit] | None = None  # once they were asked for
         self.changed_queues: set[str] = set()  # queues in which something may be due now
-        self.settled: set[str] = set()  # tasks whose result somebody may wait for
+        self.settled: set[str] = set()  # tasks whose result a caller may wait for
         self.must_last = False  # a claim was made that must not be lost in a power cut
 
     # Producers.

@@ -1,11 +1,11 @@
-"""Tasks in a transaction of the user's own: what is enqueued there counts when the user commits, and the effects of a
-task and its end commit together.
+"""Tasks in the user's own transaction: tasks enqueued there exist once the user commits, and the effects of a task
+commit together with its settlement.
 
     with sqlite3.connect("jobs.db") as connection:
-        current_task().complete(connection)     # first: LeaseLost if the task is in other hands
+        current_task().complete(connection)     # first: it raises LeaseLost if another worker has the task
         connection.execute("UPDATE account SET ...")
 
-The connection has to be one to the very file that the tasks are in: SQLite commits one file atomically, not two.
+The connection has to be to the file that the tasks are in: SQLite commits one file atomically, not two.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def add_in(
 ) -> list[str]:
     """Add `tasks` in the transaction of `connection`, which the caller commits or rolls back; their ids there.
 
-    A transaction is begun if there is none; one that commits every statement by itself has committed this too. Nobody
-    can be told of the commit: workers see the tasks when they look.
+    A transaction is begun if there is none. On a connection that commits every statement by itself, it is committed
+    here. No worker is woken, because the store does not see the commit: workers find the tasks with their next poll.
     """
     with _table(connection, path, clock or StoreClock(), commits=_commits_by_itself(connection)) as table:
         return [task.id for task in table.add(tasks, duplicates)]
@@ -57,7 +57,10 @@ def settle_in(
 def _table(
     connection: sqlite3.Connection, path: Path, clock: StoreClock, *, commits: bool = False
 ) -> Iterator[SqliteTaskTable]:
-    """`commits`: the transaction, if it is begun here. What is raised leaves none behind: it would hold the file."""
+    """The task table in the transaction of `connection`, which is begun if there is none.
+
+    `commits`: commit a transaction that is begun here. After an error it is rolled back, so that it locks no file.
+    """
     _check_same_file(connection, path)
     begun = False
     try:
@@ -79,7 +82,7 @@ def _table(
 
 
 def _commits_by_itself(connection: object) -> bool:
-    """Every statement, where no transaction is begun. Whoever uses it so may never commit."""
+    """Whether `connection` is in autocommit mode. Its user may then never call `commit`."""
     autocommit = getattr(connection, "autocommit", None)  # Python 3.12
     return autocommit is True or getattr(connection, "isolation_level", "") is None
 

@@ -1,4 +1,4 @@
-"""How processes wake each other: a datagram to a socket beside the file. Only hints, so losing one costs a delay.
+"""How processes wake each other: a datagram to a socket beside the file. A lost datagram costs only a delay.
 
 An event loop on which callers wait has one `WakeupListener`: a socket in the folder beside the file, read only while
 callers wait. A `Waker` tells all listeners, those of this process directly, what a commit may have changed: in which
@@ -21,9 +21,9 @@ import msgspec
 
 log = logging.getLogger("bullpen.storage")
 
-_ENDING = ".ear"
-_LONGEST_PATH = 100  # what a socket's address can hold, and some
-_MOST_IDS = 200  # more are told as "any"
+_ENDING = ".wakeup"
+_LONGEST_PATH = 100  # bytes; the address of a socket holds little more
+_MOST_IDS = 200  # a message about more tasks says "any"
 
 Message = tuple[list[str], list[str] | None]  # queues, and tasks or any
 _encode = msgspec.msgpack.encode
@@ -31,14 +31,14 @@ _decode = msgspec.msgpack.Decoder(Message).decode
 
 
 class Waker:
-    """Tells everybody who waits for something in the file. Any thread may ring it."""
+    """Wakes the listeners of all processes that use the file. Any thread may use it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._name = str(folder)  # to look at it often
+        self._name = str(folder)  # made once: `_listed` runs after every commit
         self._listeners: set[WakeupListener] = set()
         self._socket: socket.socket | None = None
-        self._listing: tuple[int, list[str]] = (0, [])  # when the folder was changed, and the sockets there were then
+        self._listing: tuple[int, list[str]] = (0, [])  # the folder's time of change, and its sockets at that time
         self._opening = threading.Lock()
         self._is_closed = False
 
@@ -57,7 +57,7 @@ class Waker:
                 self._send(message, name)
 
     def _listed(self) -> list[str]:
-        """The sockets there are. The folder is read again only when something in it has changed."""
+        """The sockets in the folder, which is read again only after a change."""
         listed_at, listed = self._listing
         try:
             changed_at = os.stat(self._name).st_mtime_ns
@@ -77,7 +77,7 @@ class Waker:
                 self._send_to(address, message)
         except ConnectionRefusedError:  # its process was killed
             path.unlink(missing_ok=True)
-        except OSError:  # gone, or full: then it has enough to wake up for
+        except OSError:  # the socket is gone, or it is full and wakes its process anyway
             pass
 
     def _send_to(self, address: str, message: bytes) -> None:
@@ -89,7 +89,7 @@ class Waker:
                 self._socket.sendto(message, address)
 
     def forget(self) -> None:
-        """This is a forked child: the ears are the parent's, and only the copies of their sockets are closed here."""
+        """This is a forked child: the listeners are the parent's, so only the copies of their sockets are closed."""
         self._opening = threading.Lock()
         for listener in self._listeners:
             listener.drop()
@@ -110,7 +110,7 @@ class Waker:
 
 
 class WakeupListener:
-    """Somebody who waits on an event loop. Used on that loop only, but for `tell`."""
+    """The socket of one event loop, and the callers that wait there. Only `tell` may be called from other threads."""
 
     def __init__(self, waker: Waker, folder: Path) -> None:
         self.name = f"{secrets.token_hex(8)}{_ENDING}"  # a pid would not be unique: containers have their own
@@ -122,7 +122,7 @@ class WakeupListener:
         waker.add(self)
 
     def _open(self) -> socket.socket | None:
-        """None where there is no such thing: then those who wait look from time to time."""
+        """A bound socket; None where that is impossible, and then the callers poll."""
         if not hasattr(socket, "AF_UNIX"):
             return None
         opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -133,13 +133,13 @@ class WakeupListener:
             os.chmod(self._path, 0o600)
         except OSError as error:
             opened.close()
-            log.debug("%s: no socket to be woken by, polling instead: %s", self._path, error)
+            log.debug("%s: cannot bind the wake-up socket (%s); polling instead", self._path, error)
             return None
         return opened
 
     @contextmanager
     def listening(self, *, queues: Set[str] = frozenset(), task: str | None = None) -> Iterator[Waiting]:
-        """From now on nothing is missed."""
+        """Subscribe a caller. From here on it misses no wake-up."""
         waiting = Waiting(queues, task)
         if not self._waiting:
             self._listen()
@@ -154,8 +154,8 @@ class WakeupListener:
     def _listen(self) -> None:
         if self._socket is not None:
             try:
-                self._read()  # what nobody waited for
-                self.loop.add_reader(self._socket.fileno(), self._read)  # the number: a loop looks for it by its repr
+                self._read()  # discard datagrams from before
+                self.loop.add_reader(self._socket.fileno(), self._read)  # the number: a lookup by socket uses its repr
             except NotImplementedError:  # an event loop without readers
                 self._socket.close()
                 self._socket = None
@@ -171,7 +171,7 @@ class WakeupListener:
             self._hear(frozenset(queues), None if tasks is None else frozenset(tasks))
 
     def tell(self, queues: Set[str], tasks: Set[str]) -> None:
-        """From another thread."""
+        """Wake the callers that wait for one of these. Any thread may call it."""
         if self._waiting:
             try:
                 self.loop.call_soon_threadsafe(self._hear, frozenset(queues), frozenset(tasks))
@@ -198,7 +198,7 @@ class WakeupListener:
 
 
 class Waiting:
-    """What one caller waits for."""
+    """One waiting caller: the queues or the task that it waits for."""
 
     def __init__(self, queues: Set[str], task: str | None) -> None:
         self.queues = queues
@@ -207,12 +207,12 @@ class Waiting:
         self._future: asyncio.Future[None] | None = None
 
     def tell(self) -> None:
-        """There is news."""
+        """Wake the caller."""
         self.is_news = True
         _end(self._future)
 
     async def heard(self, timeout: float) -> bool:
-        """Until there is news, or for so long; whether there is."""
+        """Wait for a wake-up, at most `timeout` seconds; whether there was one."""
         if not self.is_news:
             loop = asyncio.get_running_loop()
             self._future = loop.create_future()
@@ -232,7 +232,7 @@ def _end(future: asyncio.Future[None] | None) -> None:
 
 @contextmanager
 def _address(path: Path) -> Iterator[str]:
-    """A socket's address is short; a path may be long."""
+    """An address for `path`, by a descriptor of its folder if the path is too long for an address."""
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         yield str(path)
         return

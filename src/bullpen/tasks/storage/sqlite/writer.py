@@ -221,8 +221,8 @@ class SqliteWriter(GroupCommit):
                 if table.changed_queues or table.settled:
                     try:
                         self._waker.wake_all(table.changed_queues, table.settled)
-                    except Exception:  # those who wait look again by themselves
-                        log.exception("%s: cannot wake those who wait; they poll", self._storage)
+                    except Exception:  # waiting workers and callers poll, too
+                        log.exception("%s: cannot wake waiting workers and callers; they poll", self._storage)
 
     def disconnect(self) -> None:
         super().disconnect()

@@ -82,7 +82,7 @@ def test_one_object_may_be_used_on_one_loop_after_the_other(tmp_path: Path) -> N
 
     asyncio.run(use())
     asyncio.run(use())
-    assert len(list(tmp_path.glob("jobs.db-bullpen/*.ear"))) == 1
+    assert len(list(tmp_path.glob("jobs.db-bullpen/*.wakeup"))) == 1
     asyncio.run(end())
 
 

@@ -65,7 +65,7 @@ async def test_a_flood_of_hints_blocks_nobody(tmp_path: Path) -> None:
 
 async def test_the_sockets_of_the_dead_are_cleared_away(tmp_path: Path) -> None:
     dead = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    dead.bind(str(tmp_path / "4.0.ear"))
+    dead.bind(str(tmp_path / "4.0.wakeup"))
     dead.close()
     waker = Waker(tmp_path)
     waker.wake_all({"mail"}, set())

@@ -1,4 +1,4 @@
--- Make finished tasks pending again, with what was cancelled because of them.
+-- Make finished tasks pending again, with the tasks that were cancelled because of them.
 -- KEYS: tags. ARGV: {channel, {number of the tag, id} of each}. Returns the rows of `change_each`.
 -- Repeats `model.task.redriven` and `model.links.called_back`. Held by PeopleTests and LinkTests.
 -- WITH clock common write_when_full indexes queue_list dependencies task_rows change_each
