@@ -64,6 +64,7 @@
     │   ├── StorageFull                     the store has no space left
     │   ├── StorageReadOnly                 the store cannot be written
     │   ├── StorageCorrupt                  the stored data is damaged; Bullpen does not repair it
+    │   ├── StorageGone                     the file was removed or replaced while it was in use; restart
     │   ├── NotABullpenFile                 the file belongs to another program, and is not changed
     │   ├── SchemaTooNew                    a newer Bullpen has written it
     │   ├── UnsafeFile                      the file would not be safe there: a network file system, a foreign link
@@ -669,6 +670,12 @@ class StorageReadOnly(StorageError):
 
 class StorageCorrupt(StorageError):
     """The stored data is damaged. Bullpen neither repairs nor replaces it: restore a backup."""
+
+
+class StorageGone(StorageError):
+    """The file of the store was removed or replaced while it was in use. Every later call fails as well: restart the
+    process, or close the store and open it again. A worker stops.
+    """
 
 
 class NotABullpenFile(StorageError):

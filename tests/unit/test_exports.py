@@ -104,6 +104,7 @@ PUBLIC = [
     "StorageCorrupt",
     "StorageError",
     "StorageFull",
+    "StorageGone",
     "StorageReadOnly",
     "StorageUnavailable",
     "Stream",

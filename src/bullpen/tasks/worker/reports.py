@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bullpen import primitives
+from bullpen.errors import StorageGone
 from bullpen.tasks.model.task import CANCELLED, FAILED, SUCCESS, Settlement, Task
 from bullpen.tasks.storage.port import WorkerRecord
 from bullpen.telemetry import Kind, TelemetryEvent
@@ -123,7 +124,12 @@ class Outage:
         self.failures = 0
 
     def failed(self, what: str, error: BaseException) -> float:
-        """A call has failed. Returns the seconds to wait before the next try; they grow, with jitter."""
+        """A call has failed. Returns the seconds to wait before the next try; they grow, with jitter.
+
+        Raises StorageGone: no later try can succeed.
+        """
+        if isinstance(error, StorageGone):
+            raise error
         self.failures += 1
         longest = min(SHORTEST_PAUSE * 2.0 ** min(self.failures, 30), self._longest)
         pause = longest * (0.5 + primitives.random.random() / 2)

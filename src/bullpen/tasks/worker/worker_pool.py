@@ -12,7 +12,7 @@ from types import EllipsisType, TracebackType
 from typing import Protocol
 
 from bullpen import primitives
-from bullpen.errors import PoolClosed, TasksLeft
+from bullpen.errors import PoolClosed, StorageGone, TasksLeft
 from bullpen.pools.checks import Seconds, seconds
 from bullpen.tasks.model.registry import TaskRegistry
 from bullpen.tasks.storage.port import Storage
@@ -181,15 +181,19 @@ class AsyncWorkerPool:
             ) from None
 
     def _served(self, serving: asyncio.Task[None]) -> None:
-        """A lane has ended. An error is a defect: the worker then stops."""
+        """A lane has ended. An error is a defect, or the store is gone: the worker then stops."""
         if not serving.cancelled() and (error := serving.exception()) is not None:
             self._fail(f"lane {serving.get_name()}", error)
 
     def _fail(self, what: str, error: BaseException) -> None:
-        log_message(logging.CRITICAL, "%s: %s has failed; the worker stops", self._options.name, what, error=error)
+        is_gone = isinstance(error, StorageGone)  # no task can be settled any more
+        if is_gone:
+            log_message(logging.CRITICAL, "%s: %s; the worker stops now", self._options.name, error)
+        else:
+            log_message(logging.CRITICAL, "%s: %s has failed; the worker stops", self._options.name, what, error=error)
         self._failure = error
-        if self._state is WorkerState.RUNNING:
-            self._begin_stop(self._options.grace)
+        if self._state is WorkerState.RUNNING or is_gone:
+            self._begin_stop(0.0 if is_gone else self._options.grace)
 
     async def stop(self, grace: Seconds | EllipsisType | None = ...) -> None:
         """Claim no more tasks, wait `grace` seconds for running tasks (None: without limit), release the rest.

@@ -12,10 +12,14 @@ milliseconds; SQLite's own waiting sleeps for up to a hundred.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import sqlite3
 import stat
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bullpen.errors import (
@@ -24,6 +28,7 @@ from bullpen.errors import (
     StorageCorrupt,
     StorageError,
     StorageFull,
+    StorageGone,
     StorageReadOnly,
     UnsafeFile,
 )
@@ -34,13 +39,14 @@ except ImportError:  # pragma: no cover - Windows: SQLite's own lock has to do
     fcntl = None  # type: ignore[assignment]
 
 OLDEST_SQLITE = (3, 35, 0)
-_MAGIC = b"SQLite format 3\0"
 _NETWORK = frozenset(
     "9p afs beegfs ceph cifs coda fuse.ceph fuse.glusterfs fuse.s3fs fuse.sshfs glusterfs gpfs lustre ncpfs nfs nfs4 "
     "ocfs2 smb3 smbfs".split()
 )
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _LONGEST_NAP = 0.002
+_AT_ONCE = 0.001  # seconds
+_TICK = 100_000_000  # nanoseconds; the clocks of Linux file systems advance every 1 to 10 ms
 
 
 def resolve(path: Path) -> Path:
@@ -83,7 +89,7 @@ def check_file(path: Path, mounts: Path = Path("/proc/mounts")) -> None:
             "use a local disk, or postgresql:// for several machines",
             storage=str(path),
         )
-    _check_header(path)
+    _check_lost(path)
 
 
 def _check_kind(path: Path) -> None:
@@ -114,26 +120,27 @@ def _file_system(folder: Path, mounts: Path) -> str:
     return kind
 
 
-def _check_header(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            beginning = file.read(len(_MAGIC))
-    except FileNotFoundError:
-        beginning = b""
-    except PermissionError as error:
-        raise StorageReadOnly("this user may not read it", storage=str(path)) from error
-    if not beginning:
-        log = path.with_name(path.name + "-wal")
-        if log.exists() and log.stat().st_size:
-            raise StorageCorrupt(f"it is empty, but {log.name} is not: the file has been lost", storage=str(path))
-    elif beginning != _MAGIC:
-        raise NotABullpenFile("it is not a database", storage=str(path))
+def _check_lost(path: Path) -> None:
+    """Raise StorageCorrupt if only the log is left. SQLite itself finds out whether the file is a database.
+
+    This must not open the file: a process that closes any descriptor of a file loses all its POSIX locks on it. Another
+    process would then delete the log under the open connections of this one.
+    """
+    found = _stat(path)
+    if found is not None and not os.access(path, os.R_OK):
+        raise StorageReadOnly("this user may not read it", storage=str(path))
+    if found is None or not found.st_size:
+        log = _stat(path.with_name(path.name + "-wal"))
+        if log is not None and log.st_size:
+            raise StorageCorrupt(f"it is empty, but {path.name}-wal is not: the file has been lost", storage=str(path))
 
 
 def create_file(path: Path) -> None:
     """Create the file for its owner alone. An existing file keeps its permissions."""
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        pass
     except OSError as error:
         raise translated_error(error, str(path)) from error
 
@@ -174,34 +181,114 @@ def connect(path: Path, *, synchronous: str, busy_timeout: float) -> sqlite3.Con
     return db
 
 
+Identity = tuple[int, int]  # the device and the inode of a file
+
+
 class DatabaseFile:
-    """An open file, and how to connect to it."""
+    """A file that is in use, and the check that it is still the file at its path.
+
+    A commit into a file that was removed or replaced would be lost silently. The same goes for its log and the index of
+    the log (`-wal`, `-shm`): a process that starts later creates new ones, and a process that still uses the old ones
+    can overwrite its commits. So a writer compares device and inode of each file before a transaction, to protect the
+    new files, and again before it acknowledges the commit, because only then the acknowledgement is true. The check
+    after one commit also serves a transaction that follows within `_AT_ONCE` seconds.
+
+    Every removal and every rename changes the time of the folder. If that time is the same as in the last check, the
+    files are the same, and one `os.stat` is enough. The clock of a file system is coarse and may hide a second change:
+    a folder that was changed less than `_TICK` before the check proves nothing.
+    """
 
     def __init__(self, path: Path, synchronous: str, busy_timeout: float) -> None:
         self.path = path
         self.synchronous = synchronous
         self.busy_timeout = busy_timeout
-        self._name = str(path)  # made once: `check_still_there` runs often
-        self._identity: tuple[int, int] | None = None
+        self._folder = str(path.parent)
+        self._main = str(path)
+        self._beside = (f"{path}-wal", f"{path}-shm", str(folder_of(path)))
+        self._identities: dict[str, Identity] = {}
+        self._folder_seen: tuple[int, int, int] | None = None  # with all files as they were
+        self._users: set[str] = set()  # "writer" and "reader", as long as each has a connection
+        self._connecting = threading.RLock()  # reentrant, for signal handlers
+        self._checked_at = -math.inf
+        self._gone = ""  # what has happened to it
 
-    def connect(self) -> sqlite3.Connection:
-        return connect(self.path, synchronous=self.synchronous, busy_timeout=self.busy_timeout)
+    @contextmanager
+    def connecting(self, user: str) -> Iterator[sqlite3.Connection]:
+        """Connect. The caller reads from the connection inside `with`, so that SQLite opens the log."""
+        with self._connecting:
+            self._closed(user)  # an interrupt may have left it in `_users`
+            before = self._identify(self._main)
+            try:
+                db = connect(self.path, synchronous=self.synchronous, busy_timeout=self.busy_timeout)
+            except sqlite3.Error as error:
+                raise open_error(error, self._main) from error
+            try:
+                yield db
+                self._identities.setdefault(self._main, before)
+                for name in self._beside:
+                    self._identities.setdefault(name, self._identify(name))
+                self._compare()
+            except BaseException:
+                db.close()
+                raise
+            self._users.add(user)
 
-    @property
-    def was_opened(self) -> bool:
-        return self._identity is not None
+    def disconnect(self, user: str, db: sqlite3.Connection) -> None:
+        """Close a connection. SQLite deletes the log with the last connection, and the next one creates a new log."""
+        with self._connecting:
+            db.close()
+            self._closed(user)
 
-    def check_still_there(self) -> None:
-        """Raise StorageCorrupt if the file was removed or replaced: further writes would be lost silently."""
+    def _closed(self, user: str) -> None:
+        self._users.discard(user)
+        if not self._users:
+            for name in self._beside:
+                self._identities.pop(name, None)
+            self._folder_seen = None
+
+    def check_before(self) -> None:
+        """Run `check_unchanged`, unless it has run within `_AT_ONCE` seconds."""
+        if time.monotonic() - self._checked_at > _AT_ONCE:
+            self.check_unchanged()
+
+    def check_unchanged(self) -> None:
+        """Raise StorageGone if the file was removed or replaced. Every later check raises it too."""
         try:
-            found = os.stat(self._name)
+            folder = os.stat(self._folder)
         except OSError as error:
-            raise StorageCorrupt("the file was removed while it was in use", storage=str(self.path)) from error
-        identity = (found.st_dev, found.st_ino)
-        if self._identity is None:
-            self._identity = identity
-        elif self._identity != identity:
-            raise StorageCorrupt("the file was replaced while it was in use", storage=str(self.path))
+            raise self._missing(self._folder, error) from error
+        seen = (folder.st_mtime_ns, folder.st_ino, folder.st_dev)
+        if seen != self._folder_seen:
+            self._compare()
+            self._folder_seen = seen if abs(time.time_ns() - folder.st_mtime_ns) > _TICK else None
+        self._checked_at = time.monotonic()
+
+    def _compare(self) -> None:
+        if self._gone:
+            raise StorageGone(self._gone, storage=self._main)
+        for name, identity in list(self._identities.items()):  # the other connection may change them
+            if self._identify(name) != identity:
+                raise self._lost(name, "replaced")
+
+    def _identify(self, name: str) -> Identity:
+        try:
+            found = os.stat(name)
+        except OSError as error:
+            raise self._missing(name, error) from error
+        return found.st_dev, found.st_ino
+
+    def _missing(self, name: str, error: OSError) -> StorageError:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return self._lost(name, "removed")
+        return translated_error(error, self._main)
+
+    def _lost(self, name: str, how: str) -> StorageGone:
+        self._checked_at = -math.inf
+        if not self._gone:
+            what = "the file" if name == self._main else os.path.basename(name)
+            advice = "restart this process, or close the store and open it again"
+            self._gone = f"{what} was {how} while it was in use; {advice}"
+        return StorageGone(self._gone, storage=self._main)
 
 
 class WriteLock:
@@ -241,6 +328,13 @@ def translated_error(error: sqlite3.Error | OSError, storage: str) -> StorageErr
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extended part
     kind, text = _KINDS.get(code, (StorageError, "the store failed"))
     return kind(f"{text} ({error})", storage=storage)
+
+
+def open_error(error: sqlite3.Error, storage: str) -> StorageError:
+    """The error for a file that SQLite cannot open."""
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_NOTADB:
+        return NotABullpenFile("it is not a database", storage=storage)
+    return translated_error(error, storage)
 
 
 _OS_KINDS: dict[int, type[StorageError]] = {

@@ -45,6 +45,7 @@ from bullpen import primitives
 from bullpen.errors import StorageBusy, StorageClosed, StorageCorrupt, StorageError
 from bullpen.tasks.model.task import Task
 from bullpen.tasks.storage.sqlite import file
+from bullpen.tasks.storage.sqlite.file import DatabaseFile
 from bullpen.tasks.storage.sqlite.rows import DamagedRow
 from bullpen.tasks.storage.sqlite.task_table import SqliteTaskTable, StoreClock
 
@@ -121,9 +122,10 @@ class WorkItem:
 class GroupCommit:
     """A connection, the items that wait for it, and the lead."""
 
-    def __init__(self, name: str, storage: str) -> None:
+    def __init__(self, name: str, place: DatabaseFile) -> None:
         self._name = name
-        self._storage = storage
+        self._place = place
+        self._storage = str(place.path)
         self._items: deque[WorkItem] = deque()
         self._db: sqlite3.Connection | None = None
         self.lock = threading.RLock()  # held while the connection is used; reentrant, for forks by signal handlers
@@ -291,7 +293,7 @@ class GroupCommit:
 
     def disconnect(self) -> None:
         if self._db is not None:
-            self._db.close()
+            self._place.disconnect(self._name, self._db)
             self._db = None
 
     def let_go(self) -> None:

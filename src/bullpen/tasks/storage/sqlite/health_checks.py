@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bullpen.tasks.storage.port import HealthFinding, Schema
 from bullpen.tasks.storage.sqlite import schema
-from bullpen.tasks.storage.sqlite.file import check_file, translated_error
+from bullpen.tasks.storage.sqlite.file import check_file, open_error
 
 MEBIBYTE = 1 << 20
 LITTLE = 100 * MEBIBYTE
@@ -26,7 +26,7 @@ def look_at_schema(path: Path) -> Schema:
             with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
                 found = schema.version_of(db, str(path))
         except sqlite3.Error as error:
-            raise translated_error(error, str(path)) from error
+            raise open_error(error, str(path)) from error
     return Schema(found=found, known=schema.VERSION, migrations=schema.pending_migrations(found))
 
 

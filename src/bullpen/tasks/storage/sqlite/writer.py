@@ -38,12 +38,11 @@ _PAGES_PER_COMMIT, _PAGES_PER_CHANGE = 4, 0.5  # roughly: SQLite does not tell h
 
 class SqliteWriter(GroupCommit):
     def __init__(self, place: DatabaseFile, waker: Waker) -> None:
-        self._place = place
         self._waker = waker
         self._write_lock: file.WriteLock | None = None  # among processes
         self._pages = 0.0  # in the log, as far as this process has filled it
         self._waits_for_disk = True  # whether a commit does, at the moment; if the store ever waits
-        super().__init__("writer", str(place.path))
+        super().__init__("writer", place)
 
     def _run(self, group: list[WorkItem]) -> None:
         try:
@@ -90,18 +89,14 @@ class SqliteWriter(GroupCommit):
         if self._db is not None and self._db.in_transaction:  # its leader was interrupted
             self.disconnect()
         if self._db is None:
-            if place.was_opened:
-                place.check_still_there()
+            place.check_unchanged()
             file.check_file(place.path)
             file.create_file(place.path)
-            db = place.connect()
-            try:
+            with place.connecting(self._name) as db:
                 self._prepare(db, clock.boot())
-            except BaseException:
-                db.close()
-                raise
             self._db = db
-        place.check_still_there()
+        else:
+            place.check_before()
         return self._db
 
     def _prepare(self, db: sqlite3.Connection, boot: str) -> None:
@@ -152,6 +147,7 @@ class SqliteWriter(GroupCommit):
             primitives.failpoint("sqlite.after_commit")
             if not durable and _must_last(items):
                 self._make_durable(db)
+            self._place.check_unchanged()  # else the commit is in a file that nobody reads
             self._pages += _PAGES_PER_COMMIT + (db.total_changes - changes) * _PAGES_PER_CHANGE
         except BaseException as error:
             committed = committing and db is not None and self._db is db and not db.in_transaction
@@ -238,8 +234,7 @@ class SqliteWriter(GroupCommit):
 
 class SqliteReader(GroupCommit):
     def __init__(self, place: DatabaseFile) -> None:
-        self._place = place
-        super().__init__("reader", str(place.path))
+        super().__init__("reader", place)
 
     def _run(self, group: list[WorkItem]) -> None:
         for item in group:
@@ -268,12 +263,13 @@ class SqliteReader(GroupCommit):
         return None
 
     def _connection(self) -> sqlite3.Connection:
-        self._place.check_still_there()
+        self._place.check_unchanged()
         if self._db is not None and self._db.in_transaction:  # its leader was interrupted
             self.disconnect()
         if self._db is None:
-            self._db = self._place.connect()
-            schema.check(self._db, self._storage)
+            with self._place.connecting(self._name) as db:
+                schema.check(db, self._storage)
+            self._db = db
         return self._db
 
 

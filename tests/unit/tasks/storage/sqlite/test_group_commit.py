@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bullpen import primitives
-from bullpen.errors import StorageBusy, StorageClosed, StorageCorrupt
+from bullpen.errors import StorageBusy, StorageClosed
 from bullpen.tasks.model.task import Settlement, Task, succeed
 from bullpen.tasks.model.task_batch import TaskBatch
 from bullpen.tasks.storage.port import AttemptKey, TaskFilter
@@ -214,19 +214,6 @@ async def test_somebody_who_writes_for_too_long_is_named(tmp_path: Path) -> None
             other.execute("COMMIT")
         other.close()
         await storage.add([new_task()])
-
-
-async def test_a_file_that_is_taken_away_is_not_written_any_more(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as storage:
-        await storage.add([new_task()])
-        storage.path.rename(tmp_path / "moved.db")
-        for verb in (storage.add([new_task()]), storage.get(["x"]), storage.add([new_task()])):
-            with pytest.raises(StorageCorrupt, match="removed"):
-                await verb
-        assert not storage.path.exists()
-        storage.path.touch()
-        with pytest.raises(StorageCorrupt, match="replaced"):
-            await storage.add([new_task()])
 
 
 async def test_the_log_does_not_grow_for_ever(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""The SQLite file is removed or replaced under a real worker: the worker ends with an error and exit code 1."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.cli_support import Folder
+
+APP = """
+import threading
+from bullpen import TaskQueue
+
+queue = TaskQueue("sqlite:///data/jobs.db?synchronous=normal")
+
+
+@queue.task
+def wait() -> None:
+    print("waiting", flush=True)
+    threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    (tmp_path / "data").mkdir()
+    return Folder(tmp_path, APP)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def replace(path: Path) -> None:
+    shutil.copy(path, f"{path}.copy")
+    Path(f"{path}.copy").rename(path)
+
+
+def remove_log(path: Path) -> None:
+    Path(f"{path}-wal").unlink()
+
+
+def remove_folder(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+@pytest.mark.parametrize("fault", [remove, replace, remove_log, remove_folder], ids=lambda fault: fault.__name__)
+def test_an_idle_worker_ends(folder: Folder, fault: Callable[[Path], None]) -> None:
+    with folder.worker().runs() as worker:
+        fault(folder.path / "data" / "jobs.db")
+        assert worker.ends() == 1
+        assert "while it was in use; restart this process" in worker.told
+        assert "Traceback" not in worker.told
+
+
+def test_a_worker_ends_though_a_task_is_running(folder: Folder) -> None:
+    with folder.worker().runs() as worker:
+        folder.python("wait.enqueue()")
+        worker.seen("waiting")
+        remove(folder.path / "data" / "jobs.db")
+        assert worker.ends() == 1
+
+
+def test_a_supervisor_starts_its_worker_again(folder: Folder) -> None:
+    with folder.worker("--processes", "2").runs() as worker:
+        worker.seen("serves default", times=2)
+        replace(folder.path / "data" / "jobs.db")
+        worker.seen("serves default", times=4)
+        assert worker.stop() == 0
