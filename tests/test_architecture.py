@@ -38,7 +38,7 @@ class Layer:
     pure: bool = False
 
 
-GROUND = "errors primitives telemetry"
+GROUND = "errors escaping primitives telemetry"
 TOLD = "pools.checks pools.instances pools.options pools.policies"
 FACE = f"{TOLD} pools.dispatch pools.supervision pools.maps pools.streams pools.runtimes.port pools.runtimes.open"
 PROCESS = "pools.runtimes.process"
@@ -46,9 +46,10 @@ MODEL = f"{GROUND} tasks.model"
 SERVER = "tasks.storage.port tasks.storage.notifications tasks.storage.server"
 
 LAYERS = [
-    Layer("errors"),
+    Layer("escaping"),
+    Layer("errors", "escaping"),
     Layer("primitives"),
-    Layer("telemetry"),
+    Layer("telemetry", "escaping"),
     # Decisions: pure, and strangers to each other.
     Layer("pools.dispatch", GROUND, stdlib=PURE_STDLIB, pure=True),
     Layer("pools.dispatch.futures", f"{GROUND} pools.dispatch pools.runtimes.port"),

@@ -80,9 +80,14 @@ from concurrent.futures import BrokenExecutor
 from datetime import timedelta
 from typing import Any
 
+from bullpen.escaping import escape_lines
+
 
 class BullpenError(Exception):
-    """The root of all errors that Bullpen itself raises."""
+    """The root of all errors that Bullpen itself raises. Control characters in quoted data are escaped."""
+
+    def __str__(self) -> str:
+        return escape_lines(Exception.__str__(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Errors cross processes, and can be copied, with their text and their fields."""
@@ -215,8 +220,6 @@ class PoolNotFound(PoolError, KeyError):
         self.suggestion = suggestion
         hint = "" if suggestion is None else f"; did you mean {suggestion!r}?"
         super().__init__(f"there is no pool {pool!r}, there are {', '.join(known)}{hint}", pool=str(pool))
-
-    __str__ = Exception.__str__  # a KeyError would show the message in quotes
 
 
 class PoolClosed(PoolError, RuntimeError):
@@ -529,7 +532,7 @@ class TaskFailed(QueueError):
         what = f"{type}: {message}" if type and message else type or message or kind
         super().__init__(f"{name} failed in attempt {attempt}, {what} (task {task})")
         if traceback:
-            self.add_note(f"\nWhere the task raised it:\n{traceback}")
+            self.add_note(f"\nWhere the task raised it:\n{escape_lines(traceback)}")
 
 
 class TaskCancelled(QueueError):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from bullpen.escaping import escape
+
 logger = logging.getLogger("bullpen")
 
 
@@ -117,7 +119,7 @@ def describe(event: TelemetryEvent) -> str:
         words.append(f"of session {event.session}")
     if isinstance(event.detail, enum.Enum | int | float):
         words.append(f"({event.detail})")
-    return " ".join(words)
+    return escape(" ".join(words))
 
 
 class Fanout:

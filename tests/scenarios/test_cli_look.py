@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -270,3 +271,23 @@ def test_a_file_that_is_none_of_ours_is_left_alone(bullpen: Any, tmp_path: Path)
     code, _, err = bullpen("status", "--url", f"sqlite:///{other}")
     assert (code, "it is not a database" in err) == (1, True)
     assert other.read_text() == "dear reader"
+
+
+ATTACK = "x\x1b[2J\x07\u202e\x9b31m"
+
+
+def test_what_a_task_is_called_cannot_act_on_a_terminal_or_add_a_line(desk: Desk, bullpen: Any) -> None:
+    """The row comes from whoever may write the store; a name with a newline would look like another task."""
+    desk.queue.task(name="ok")(mail)
+    job = desk.queue.enqueue("ok", ["a@example.org"])
+    forged = f"{ATTACK}\n0199  all.well  ✓ success"
+    with sqlite3.connect(desk.url.removeprefix("sqlite:///")) as db:
+        db.execute("UPDATE bullpen_task SET func_path = ?, queue = ?", (forged, forged))
+    db.close()
+    for words in (("tasks",), ("tasks", "show", job.id), ("why", job.id), ("status",), ("queues",)):
+        for as_json in ((), ("--json",)):
+            _, out, err = bullpen(*words, *as_json)
+            assert not any(character in out + err for character in "\x1b\x07\u202e\x9b"), words
+            assert not re.search(r"^0199", out, re.MULTILINE)
+    _, _, err = bullpen("tasks", "show", f"{ATTACK}\nbullpen tasks show: all is well")
+    assert all(line.startswith(("bullpen tasks show: there", "  ")) for line in err.splitlines())

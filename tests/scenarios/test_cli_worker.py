@@ -105,7 +105,7 @@ def test_every_line_of_a_task_says_which_and_no_line_has_arguments(folder: Folde
     assert f"ERROR   {where.format(2)}failed; it has no retries left" in worker.told
     assert f"DEBUG   {where.format(2)}settled as failed" in worker.told
     assert "s3cret" not in worker.told
-    assert 'in fail\n    raise ValueError("as told")' in worker.told
+    assert 'in fail\n      raise ValueError("as told")' in worker.told
     assert "tasks/worker/attempt.py" not in worker.told  # a traceback begins in the task's own code
 
 

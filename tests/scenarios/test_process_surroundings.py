@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bullpen import Pool
 from tests.scenarios.process_support import eventually, is_alive
 
 ROOT = Path(__file__).parents[2]
@@ -161,3 +162,11 @@ def test_workers_belong_to_the_process_of_xdist_that_started_them_and_end_with_i
     workers = [int(path.name.partition("-")[2]) for path in tmp_path.glob("worker-*")]
     assert len(workers) >= 3
     eventually(lambda: not any(map(is_alive, workers)))
+
+
+def test_a_worker_process_keeps_the_settings_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task may call `bullpen enqueue`: BULLPEN_APP is the app's there, and the mark of the app has another name."""
+    monkeypatch.setenv("BULLPEN_APP", "shop:queue")
+    with Pool(1, runtime="process") as pool:
+        assert pool.do(os.getenv, "BULLPEN_APP") == "shop:queue"
+        assert pool.do(os.getenv, "BULLPEN_APP_PROCESS", "").startswith("pid:[")

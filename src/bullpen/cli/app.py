@@ -47,6 +47,9 @@ def load_queue(app: str) -> TaskQueue:
     if re.search("://|:.*@", app):
         hint = "commands that read a store take --url; a worker needs the code of its tasks: APP, such as app:queue"
         raise WrongApp(without_password(app), "this is the address of a store, not an APP", hint)
+    if app.startswith("pid:["):
+        hint = "unset BULLPEN_APP, or set it to APP; the mark is now called BULLPEN_APP_PROCESS"
+        raise WrongApp(app, "an older Bullpen marked the processes of an app with BULLPEN_APP", hint)
     where, colon, attribute = app.rpartition(":") if ":" in app else (app, "", "")
     if not where or (colon and not attribute):
         raise WrongApp(app, "one side of the colon is empty" if colon else "it is empty")

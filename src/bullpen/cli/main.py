@@ -43,6 +43,7 @@ from bullpen.errors import (
     TaskNotFound,
     UnknownTask,
 )
+from bullpen.escaping import escape_lines
 
 COMMANDS: tuple[Command | CommandGroup, ...] = (
     worker.COMMAND,
@@ -108,9 +109,15 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except (CommandError, BullpenError) as error:
-        print(f"bullpen {arguments.typed}: {error}", file=sys.stderr)
+        print(f"bullpen {arguments.typed}: {_indented(str(error))}", file=sys.stderr)
         return _code_of(error)
     return code
+
+
+def _indented(message: str) -> str:
+    """Further lines are indented: data with a newline cannot look like a message of its own."""
+    first, *more = escape_lines(message).split("\n")
+    return "\n".join([first, *(line if not line or line.startswith("  ") else f"  {line}" for line in more)])
 
 
 def _code_of(error: CommandError | BullpenError) -> int:

@@ -104,6 +104,12 @@ def test_an_address_is_no_app() -> None:
         assert "s3cret" not in words
 
 
+def test_the_mark_of_an_older_version_is_no_app() -> None:
+    words = refused("pid:[4026531836]/0b3e/17/123/ab")
+    assert "unset BULLPEN_APP" in words
+    assert "BULLPEN_APP_PROCESS" in words
+
+
 @pytest.mark.parametrize("written", ["", ":queue", "app:"])
 def test_half_of_an_app(written: str) -> None:
     assert "empty" in refused(written)

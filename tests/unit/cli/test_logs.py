@@ -5,9 +5,12 @@ import logging
 import sys
 from typing import Any
 
+import pytest
+
 from bullpen.cli.worker_process.logs import JsonFormatter, TextFormatter, name_the_task
 from bullpen.tasks.model.context import CurrentTask, running
 from bullpen.tasks.model.task import Task
+from bullpen.tasks.worker.reports import Reports
 
 TASK = Task(id="0199", func_path="app.send", payload=b'{"args":["s3cret"]}', queue="mail", attempt=2)
 
@@ -55,3 +58,25 @@ def test_every_line_of_a_process_has_its_name_tracebacks_too() -> None:
     told = json.loads(JsonFormatter("worker-2").format(made))
     assert told["worker"] == "worker-2"
     assert told["traceback"].endswith("ValueError: no\n")
+
+
+FORGED = "x\x1b[2J\r\n2030-01-01 00:00:00.000 INFO    all is well\u202e\x9b"
+
+
+def test_data_cannot_forge_a_line_of_the_log_or_reach_the_terminal() -> None:
+    made = record("failed with %s", FORGED, task_id=FORGED, attempt=1, queue=FORGED, task_name=FORGED)
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    text, document = TextFormatter().format(made), JsonFormatter().format(made)
+    assert sum(not line.startswith("  ") for line in text.split("\n")) == 1
+    assert not any(character in text + document for character in "\x1b\r\u202e\x9b")
+    assert json.loads(document)["message"] == f"failed with {FORGED}"
+
+
+def test_the_log_of_a_worker_inside_an_app_has_one_line_per_record(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "bullpen.worker"):
+        Reports("w", "w", None, lambda: 0.0).lost(Task(id=FORGED, func_path=FORGED, payload=b"", queue=FORGED), FORGED)
+    (told,) = [made.getMessage() for made in caplog.records]
+    assert told.isprintable()

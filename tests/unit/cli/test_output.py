@@ -94,3 +94,24 @@ def test_colours_are_for_terminals_that_want_them(
     monkeypatch.setenv("NO_COLOR", "1")
     output.show([line])
     assert capsys.readouterr().out == "bad\n\x1b[31mbad\x1b[0m\nbad\n"
+
+
+ATTACK = "x\x1b]0;owned\x07\n✓ success\u202e\x9b2J\ud800"
+
+
+def test_no_control_character_reaches_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [[StyledText(ATTACK), StyledText("1")], [StyledText("ok"), StyledText("2")]]
+    output.show([*output.table(("name", "n"), rows), *output.facts([(ATTACK, ATTACK)]), output.text(ATTACK)])
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 5
+    assert all(line.isprintable() for line in shown)
+    assert {line.rstrip()[-1] for line in shown[1:3]} == {"1", "2"}
+    assert len({len(line) for line in shown[:3]}) == 1  # the columns are as wide as what is shown
+
+
+def test_json_escapes_what_a_terminal_would_obey(capsys: pytest.CaptureFixture[str]) -> None:
+    output.show_json({ATTACK: [ATTACK, "é"]})
+    shown = capsys.readouterr().out
+    assert json.loads(shown) == {ATTACK: [ATTACK, "é"]}
+    assert shown.replace("\n", "").isprintable()
+    assert "é" in shown

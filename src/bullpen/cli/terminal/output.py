@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from bullpen.cli.terminal.screen import Line, StyledText, coloured, plain, width_of
+from bullpen.escaping import escape, escape_json
 from bullpen.tasks.model.info import TaskInfo, as_datetime
 from bullpen.tasks.model.task import TaskError, TaskStatus
 
@@ -77,7 +78,7 @@ def state(task: TaskInfo, now: datetime) -> StyledText:
 
 def agrees(question: str) -> bool:
     """Ask the user at the terminal."""
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{escape(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -104,7 +105,8 @@ def when(instant: datetime, now: datetime) -> str:
 
 
 def show_json(value: object) -> None:
-    print(json.dumps(as_json(value), ensure_ascii=False, indent=None if isinstance(value, str) else 2))
+    document = json.dumps(as_json(value), ensure_ascii=False, indent=None if isinstance(value, str) else 2)
+    print(escape_json(document))
 
 
 def as_json(value: object) -> Any:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, TextIO
 
+from bullpen.escaping import escape
+
 try:
     import termios
 except ImportError:  # pragma: no cover - Windows, where keys are echoed
@@ -37,9 +39,18 @@ CLEAR_SCREEN, CLEAR_BELOW, CLEAR_LINE_END = "\x1b[2J\x1b[H", "\x1b[J", "\x1b[K"
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
-class StyledText(NamedTuple):
+class _Span(NamedTuple):
     text: str
     style: str = ""
+
+
+class StyledText(_Span):
+    """A text on one line, with the name of a style. Control characters are escaped here, so that no line has any."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str, style: str = "") -> StyledText:
+        return super().__new__(cls, escape(text), style)
 
 
 Line = tuple[StyledText, ...]

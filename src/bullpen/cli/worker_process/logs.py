@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 
 from bullpen.errors import NoCurrentTask
+from bullpen.escaping import escape, escape_json, escape_lines
 from bullpen.tasks.model.context import current_task
 
 
@@ -52,7 +53,10 @@ def name_the_task(record: logging.LogRecord) -> bool:
 
 
 class TextFormatter(logging.Formatter):
-    """`2030-01-31 12:00:00.000 INFO    app.send (task 0199…, attempt 1, queue default): sent`"""
+    """`2030-01-31 12:00:00.000 INFO    app.send (task 0199…, attempt 1, queue default): sent`
+
+    Further lines of a record are indented, so that no data can forge a record.
+    """
 
     def __init__(self, prefix: str = "") -> None:
         super().__init__()
@@ -60,12 +64,13 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        text = f"{at}.{int(record.msecs):03d} {record.levelname:<7} {_about(record)}{record.getMessage()}"
+        text = f"{at}.{int(record.msecs):03d} {record.levelname:<7} {escape(_about(record))}{record.getMessage()}"
         if record.exc_info:
             text += "\n" + "".join(_traceback(record)).rstrip()
         if record.stack_info:
             text += "\n" + self.formatStack(record.stack_info)
-        return "\n".join(self._prefix + line for line in text.splitlines())
+        first, *more = escape_lines(text).split("\n")
+        return "\n".join([self._prefix + first, *(f"{self._prefix}  {line}" for line in more)])
 
 
 def _about(record: logging.LogRecord) -> str:
@@ -110,4 +115,4 @@ class JsonFormatter(logging.Formatter):
                 line[name] = getattr(record, name)
         if record.exc_info:
             line["traceback"] = "".join(_traceback(record))
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return escape_json(json.dumps(line, ensure_ascii=False, default=str))

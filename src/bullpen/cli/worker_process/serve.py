@@ -20,6 +20,7 @@ from bullpen.cli.worker_process.loop_watch import LoopWatch
 from bullpen.cli.worker_process.parent_link import ParentLink
 from bullpen.cli.worker_process.reload import reload
 from bullpen.cli.worker_process.supervisor import supervise
+from bullpen.escaping import escape
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.worker.loops import LoopKind, new_runner
 from bullpen.tasks.worker.options import Lane, read_lanes
@@ -116,9 +117,9 @@ def _log_startup(queue: TaskQueue, lanes: Sequence[Lane], settings: Settings, *,
     if as_json:
         logger.info("bullpen %s: worker for %s: %s", __version__, settings.app, lines)
         return
-    print(f"bullpen {__version__}: worker for {settings.app}{processes}", file=sys.stderr)
+    print(escape(f"bullpen {__version__}: worker for {settings.app}{processes}"), file=sys.stderr)
     for name, text in lines.items():
-        print(f"  {name:<9}  {text}", file=sys.stderr)
+        print(escape(f"  {name:<9}  {text}"), file=sys.stderr)
     sys.stderr.flush()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, unquote_plus, urlencode, urlsplit, urlunsplit
 
 from bullpen.errors import InvalidOption, MissingExtra
 from bullpen.tasks.storage.memory import MemoryStorage
@@ -16,6 +16,11 @@ ALLOWED = (
     "?busy_timeout=seconds), postgresql://user@host/database (with ?schema=, ?notify=, ?listen_url=, ?prepared=, "
     "?migrate=, ?connections=, ?timeout=seconds), redis://host/number or redis+cluster://host:port,host:port (with "
     "?prefix=)"
+)
+# Options whose values are shown. All others may be secrets, however they are spelled.
+_SHOWN = frozenset(
+    "busy_timeout connect_timeout connections database db dbname host migrate notify port prefix prepared schema "
+    "socket_timeout sslmode synchronous timeout user".split()
 )
 _HOST = r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:(?P<port>[0-9]*))?"
 _POSTGRES = (
@@ -171,9 +176,32 @@ def _wrong(url: object) -> InvalidOption:
 
 
 def without_password(url: str) -> str:
-    """The address for logs and errors. In a malformed address, everything before the @ may be the password."""
-    hidden, at, place = url.rpartition("@")
+    """The address for logs and errors: no password, no value of an option that is not known to be harmless.
+
+    In a malformed address everything before the last @ may be the password, and so may a port that is no number.
+    """
+    hidden, at, rest = url.rpartition("@")
     if at:
         scheme, user = re.match(r"(\w[\w+.-]*://)?(?:([^:/?#@]+):[^/?#@]*$)?", hidden).groups("")  # type: ignore[union-attr]
         hidden = f"{scheme}{user}:***" if scheme and user else f"{scheme}***"
-    return re.sub(r"(password=|listen_url=)[^&]*", r"\1***", f"{hidden}{at}{place}")
+    place, query, fragment = re.fullmatch(r"([^?#]*)(?:\?([^#]*))?(#.*)?", rest, re.DOTALL).groups("")  # type: ignore[union-attr]
+    place = place if at else _without_port_of_words(place)
+    options = "&".join(map(_harmless, re.split("[&;]", query)))
+    return f"{hidden}{at}{place}{'?' if query else ''}{options}{'#***' if fragment else ''}"
+
+
+def _without_port_of_words(place: str) -> str:
+    """`user:password/database`, of which the host is missing."""
+    scheme, _, rest = place.partition("://") if "://" in place else ("", "", place)
+    hosts, slash, path = rest.partition("/")
+    if not scheme:
+        return re.sub(r"^([^:]*:[^:]*:).*", r"\1***", place, flags=re.DOTALL)
+    shown = ",".join(host if _is_host(host) else f"{host.partition(':')[0]}:***" for host in hosts.split(","))
+    return f"{scheme}://{shown}{slash}{path}"
+
+
+def _harmless(option: str) -> str:
+    name, is_set, value = option.partition("=")
+    if not value and (is_set or not name):
+        return option
+    return option if unquote_plus(name) in _SHOWN else f"{name}=***" if is_set else "***"

@@ -11,6 +11,7 @@ from typing import Any
 
 from bullpen import primitives
 from bullpen.errors import StorageGone
+from bullpen.escaping import escape
 from bullpen.tasks.model.task import CANCELLED, FAILED, SUCCESS, Settlement, Task
 from bullpen.tasks.storage.port import WorkerRecord
 from bullpen.telemetry import Kind, TelemetryEvent
@@ -26,9 +27,14 @@ def log_message(
     """Log a line. An error of a log handler does not end the worker."""
     if logger.isEnabledFor(level):
         try:
-            logger.log(level, message, *values, exc_info=error, extra=fields)
+            logger.log(level, message, *map(_printable, values), exc_info=error, extra=fields)
         except Exception:  # a filter or a handler that raises
             pass
+
+
+def _printable(value: object) -> object:
+    """Names, keys and errors come from callers that enqueue: they must not write a second line."""
+    return escape(str(value)) if isinstance(value, str | BaseException) else value
 
 
 Observer = Callable[[TelemetryEvent], object]

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-VARIABLE = "BULLPEN_APP"
+VARIABLE = "BULLPEN_APP_PROCESS"  # BULLPEN_APP is the setting of the command line
 
 
 def mark() -> str:
