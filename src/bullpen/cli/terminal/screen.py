@@ -39,12 +39,12 @@ CLEAR_SCREEN, CLEAR_BELOW, CLEAR_LINE_END = "\x1b[2J\x1b[H", "\x1b[J", "\x1b[K"
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
-class _Span(NamedTuple):
+class _Fields(NamedTuple):
     text: str
     style: str = ""
 
 
-class StyledText(_Span):
+class StyledText(_Fields):
     """A text on one line, with the name of a style. Control characters are escaped here, so that no line has any."""
 
     __slots__ = ()
