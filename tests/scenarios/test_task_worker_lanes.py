@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from bullpen.tasks.worker import lane
 from bullpen.tasks.worker.options import Lane, read_lanes
 from bullpen.tasks.worker.sync import WorkerPool
 from bullpen.telemetry import Kind, TelemetryEvent
-from tests.scenarios.support import Blocker
+from tests.scenarios.support import PATIENCE, Blocker
 from tests.scenarios.task_worker_support import Desk, OneLoopStorage, in_virtual_time, until
 
 
@@ -266,6 +267,38 @@ def test_threads_are_never_more_than_permits_and_abandoned_ones() -> None:
             for one in ids:
                 assert (await desk.ended(one)).status is SUCCESS
         assert max(most) <= 4
+
+    asyncio.run(main())
+
+
+def test_functions_that_block_run_at_once() -> None:
+    """Each waits for all others. The short ones before them share a thread."""
+    together = threading.Barrier(10)
+
+    async def main() -> None:
+        desk = Desk()
+        names = desk.task(lambda number: number, "short"), desk.task(lambda: together.wait(PATIENCE), "blocks")
+        ids = [await desk.add(names[0], number) for number in range(50)]
+        ids += [await desk.add(names[1]) for _ in range(10)]
+        async with desk.worker(10):
+            for one in ids:
+                assert (await desk.ended(one)).status is SUCCESS
+
+    asyncio.run(main())
+
+
+def test_a_task_is_settled_while_the_next_one_on_its_thread_blocks() -> None:
+    seen = threading.Event()
+
+    async def main() -> None:
+        desk = Desk()
+        names = desk.task(lambda: None, "short"), desk.task(lambda: seen.wait(PATIENCE), "blocks")
+        short, blocks = await desk.add(names[0]), await desk.add(names[1])
+        async with desk.worker(2):
+            await desk.ended(short)
+            assert not (await desk.get(blocks)).is_final
+            seen.set()
+            assert (await desk.ended(blocks)).result == b"true"
 
     asyncio.run(main())
 

@@ -130,7 +130,6 @@ class TaskAttempt:
     timer: asyncio.TimerHandle | None = None
     _gives_up_at: float | None = None
     _children: tuple[Task, ...] = ()
-    on_thread: PoolFuture[None] | None = None  # until it ends
     _future: PoolFuture[Outcome] | None = None  # of one in a process
     definition: TaskDefinition
 
@@ -250,10 +249,13 @@ class TaskAttempt:
     def run_on_thread(self) -> None:
         """On a thread of the lane's pool."""
         lane = self._lane
+        settlement: Settlement | None = None
+        if self.ended:  # before a thread was free: it never runs
+            lane.settle_from_thread(self, None)
+            return
         primitives.failpoint("attempt.before")
         if lane.reports.watched:
             lane.reports.event(Kind.TASK_STARTED, self.task)
-        settlement: Settlement | None = None
         try:
             args, kwargs = self.definition.decode(self.task.payload)
         except BaseException as error:

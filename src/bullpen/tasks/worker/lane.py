@@ -8,12 +8,10 @@ talks to the store.
 from __future__ import annotations
 
 import asyncio
-import collections
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from bullpen.errors import PoolFailed
 from bullpen.pools.dispatch.futures import PoolFuture
 from bullpen.pools.policies import CallPolicy
 from bullpen.pools.pool import Pool
@@ -23,6 +21,7 @@ from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.tasks.worker.attempt import AttemptId, Interruption, ProgressOf, TaskAttempt
 from bullpen.tasks.worker.exchange import StoreExchange
 from bullpen.tasks.worker.in_process import Outcome, TaskProcess, place_of
+from bullpen.tasks.worker.lane_threads import LaneThreads, RenewedPool
 from bullpen.tasks.worker.options import Lane, WorkerOptions
 from bullpen.tasks.worker.poison_isolation import PoisonIsolation
 from bullpen.tasks.worker.reports import Reports, log_message
@@ -32,7 +31,6 @@ from bullpen.telemetry import Kind
 Ended = tuple[TaskAttempt, Settlement]
 
 START_PAUSE = 5.0  # seconds until a task without a thread is tried again
-CLOSE_GRACE = 0.2  # seconds for threads to exit after their functions
 
 
 class LaneRunner:
@@ -61,15 +59,14 @@ class LaneRunner:
         self.abandoned: set[TaskAttempt] = set()  # settled, and still running
         self.exchange = StoreExchange(storage, lane, options, worker, reports)
         self._storage = storage
+        self._lease = options.lease - options.margin  # seconds from a claim until its attempts are interrupted
         self._ended: list[Ended] = []
-        self._from_threads: collections.deque[tuple[TaskAttempt, Settlement | None]] = collections.deque()
-        self._threads_call = False  # a call of `_settle_from_threads` is under way
         self._waiter: asyncio.Future[None] | None = None
         self._stopping = False
         self._stuck = False
         self._idle = False  # the last claim got fewer tasks than it asked for
-        self._threads = _RenewedPool(self._new_threads)
-        self._processes = _RenewedPool(self._new_processes)
+        self._threads = LaneThreads(self._new_threads, self.settle, self._release_without_thread)
+        self._processes = RenewedPool(self._new_processes)
 
     # Its life.
 
@@ -151,7 +148,7 @@ class LaneRunner:
     def _take(self, claimed: Sequence[Task], limit: int, sent: float) -> None:
         """Start claimed tasks. Release them if the worker stops, or if the answer came after the lease's end."""
         now = self.loop.time()
-        expires_at = sent + self.options.lease - self.options.margin
+        expires_at = sent + self._lease
         for number, task in enumerate(claimed):
             attempt = TaskAttempt(self, task, now, expires_at)
             self.held[attempt.key] = attempt
@@ -170,7 +167,6 @@ class LaneRunner:
             self._returned(attempt)
             return
         attempt.ended = True
-        attempt.on_thread = None  # it refers to the attempt: this breaks the reference cycle
         if attempt.timer is not None:
             attempt.stop_timer()
         if attempt.began and self.reports.watched:
@@ -184,19 +180,8 @@ class LaneRunner:
             self._wake()
 
     def settle_from_thread(self, attempt: TaskAttempt, settlement: Settlement | None) -> None:
-        """On any thread: call `settle` on the loop's thread. Attempts that end together share one wake-up."""
-        self._from_threads.append((attempt, settlement))
-        if not self._threads_call:  # checked after the append: a call that has not begun yet sees it
-            self._threads_call = True
-            try:
-                self.loop.call_soon_threadsafe(self._settle_from_threads)
-            except RuntimeError:  # the worker has stopped and has logged the task as lost
-                pass
-
-    def _settle_from_threads(self) -> None:
-        self._threads_call = False
-        while self._from_threads:
-            self.settle(*self._from_threads.popleft())
+        """On any thread: call `settle` on the loop's thread."""
+        self._threads.end(attempt, settlement)
 
     async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
         """Read other tasks from the store."""
@@ -246,23 +231,14 @@ class LaneRunner:
     # Where functions run.
 
     def run_on_thread(self, attempt: TaskAttempt) -> None:
-        try:
-            attempt.on_thread = self._threads.submit(attempt.run_on_thread)
-        except Exception as error:
-            self.settle(attempt, self._released(attempt, "thread", error))
+        self._threads.run(attempt)
 
     def release_unstarted(self) -> None:
-        """Release tasks for which the pool could not start a thread. The heartbeat calls this every second.
+        """Release tasks for which the pool could not start a thread. The heartbeat calls this every second."""
+        self._threads.release_unstarted()
 
-        `TaskAttempt.run_on_thread` never raises, so an error of the future means that the attempt has not run. A
-        done-callback on every future would find this out at once, but it takes a fifth of the throughput.
-        """
-        for attempt in list(self.held.values()):
-            future = attempt.on_thread
-            if future is None or not future.done() or future.cancelled():
-                continue
-            if (error := future.exception()) is not None:
-                self.settle(attempt, self._released(attempt, "thread", error))
+    def _release_without_thread(self, attempt: TaskAttempt, error: BaseException) -> None:
+        self.settle(attempt, self._released(attempt, "thread", error))
 
     def run_in_process(self, attempt: TaskAttempt) -> PoolFuture[Outcome]:
         place = place_of(attempt.definition)
@@ -336,25 +312,3 @@ class LaneRunner:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-class _RenewedPool:
-    """A pool that starts on first use, and again after it has failed."""
-
-    def __init__(self, make: Callable[[], Pool]) -> None:
-        self._make = make
-        self._pool: Pool | None = None
-
-    def submit(self, fn: Any, /, *args: Any) -> PoolFuture[Any]:
-        if self._pool is not None:
-            try:
-                return self._pool.submit(fn, *args)
-            except PoolFailed:
-                self.close()
-        self._pool = self._make()
-        return self._pool.submit(fn, *args)
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close(grace=CLOSE_GRACE)
-            self._pool = None
