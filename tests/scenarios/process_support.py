@@ -586,3 +586,28 @@ def append_or_stop(folder: Path, number: int, stops: tuple[int, ...]) -> int:
         (folder / f"stopped-{number}").touch()
         eventually((folder / f"go-{number}").exists)
     return number
+
+
+def fork_and_leave(how: str) -> int:
+    """Fork a child that leaves this function too; the exit code of the child."""
+    child = os.fork()
+    if not child:
+        if how == "raises":
+            fail()
+        elif how == "exits":
+            leave()
+        return -1
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def fork_and_yield() -> Iterator[int]:
+    """Fork a child that yields an item of this stream too; the exit code of the child."""
+    child = os.fork()
+    yield os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else -1
+
+
+def fork_at_start() -> None:
+    """An initializer that forks a child, which becomes a worker too if nothing ends it."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)

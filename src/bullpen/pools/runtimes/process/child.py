@@ -59,10 +59,14 @@ def run(channel: int, shared: list[int]) -> NoReturn:
     except BaseException:
         sys.excepthook(*sys.exc_info())  # the app shows the end of stderr in its error
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(BaseException):
-                stream.flush()
-        os._exit(code)
+        _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    os._exit(code)
 
 
 def die_with_the_app(death: int) -> int:
@@ -120,6 +124,7 @@ class ChildWorker:
     """The worker in this process."""
 
     def __init__(self, channel: socket.socket, shared: list[int]) -> None:
+        self._pid = os.getpid()
         self._channel = channel
         self._inbox_memory = Inbox(shared[0]) if shared else None
         self._outbox_memory = Outbox(shared[1]) if shared else None
@@ -157,6 +162,7 @@ class ChildWorker:
                 return 0
 
     def next_frame(self) -> wire.Frame:
+        self.end_if_forked()
         while True:
             while not self._inbox:
                 self._inbox.extend(self._reader.read(self._channel))
@@ -172,6 +178,7 @@ class ChildWorker:
 
     def read_what_is_there(self) -> None:
         """Read without waiting."""
+        self.end_if_forked()
         with contextlib.suppress(EOFError, ConnectionError):  # the next blocking read notices it
             while select.select([self._channel], [], [], 0)[0]:
                 self._inbox.extend(self._reader.read(self._channel))
@@ -199,7 +206,22 @@ class ChildWorker:
         """Whether that request has arrived and not begun."""
         return any(frame[0] & ~wire.SHARED == wire.CALL and frame[1] == id for frame in self._inbox)
 
+    def end_if_forked(self, error: BaseException | None = None) -> None:
+        """End a process that the user's code has forked and that comes back here, because the channel belongs to its
+        parent. It ends as a script does: `error` is what it has raised.
+        """
+        if os.getpid() == self._pid:
+            return
+        code = 0
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            code = 1
+            sys.excepthook(type(error), error, error.__traceback__)
+        _leave(code)
+
     def send(self, kind: int, id: int, data: bytes = b"", buffers: Any = ()) -> None:
+        self.end_if_forked()
         pieces = wire.pack_shared(kind, id, data, buffers, self._outbox_memory)
         with self._sending:
             if self._inbox_memory is not None and self._inbox_memory.freed:
@@ -266,6 +288,7 @@ class ChildWorker:
             with running(id):
                 value = fn(*args, **kwargs) if kwargs else fn(*args)
         except BaseException as error:
+            self.end_if_forked(error)
             if self._is_ruined_by(error):
                 self.send_error(wire.BROKEN, id, error, hide=1)
                 return
@@ -424,6 +447,7 @@ class SendItems:
         try:
             for item in items:
                 data, buffers = wire.dumps(item)
+                worker.end_if_forked()  # no credit would ever come
                 if not calls.take_credit(id):
                     break
                 with calls.at_wire():

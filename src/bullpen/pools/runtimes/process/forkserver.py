@@ -60,10 +60,7 @@ class Forkserver:
             self._set_signals()
             _adopt_orphans()
             with child.dying_with_the_app(self._death):  # later it outlives the app for a moment, to kill all others
-                for name in preload:
-                    importlib.import_module(name)
-                if script:
-                    _import_script(*script)
+                _import(preload, script)
             self._set_signals()  # an imported module may have set its own
             gc.collect()
             gc.freeze()  # workers share these pages until one of them writes: collections skip them
@@ -242,6 +239,18 @@ class Forkserver:
             pass
         finally:
             os._exit(0)
+
+
+def _import(preload: list[str], script: list[str]) -> None:
+    pid = os.getpid()
+    try:
+        for name in preload:
+            importlib.import_module(name)
+        if script:
+            _import_script(*script)
+    finally:
+        if os.getpid() != pid:
+            os._exit(0)  # a module has forked this process, which must not become a second forkserver
 
 
 def _import_script(name: str, path: str, *argv: str) -> None:
