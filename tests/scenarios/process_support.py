@@ -39,6 +39,16 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
+def state_of(pid: int) -> str:
+    """The letter that the kernel has for its state; T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def descendants_of(pid: int) -> list[int]:
+    children = children_of(pid)
+    return [*children, *(below for child in children for below in descendants_of(child))]
+
+
 def children_of(pid: int) -> list[int]:
     """The processes that it has started, by whichever of its threads."""
     try:

@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from bullpen.pools.runtimes.process import supervised, wire
-from bullpen.pools.runtimes.process.io_thread import Channel, IOThread
+from bullpen.pools.runtimes.process.io_thread import Channel, IOThread, TimerHandle
 from bullpen.pools.runtimes.process.supervised import Supervised
 
 PATIENCE = 30
@@ -33,6 +33,25 @@ def test_only_its_own_thread_takes_a_timer_away() -> None:
     go_on.set()
     assert done.wait(PATIENCE)
     assert there == [timer]
+    assert board._timers == []
+
+
+def test_a_timer_that_is_cancelled_before_the_thread_has_it_is_never_there() -> None:
+    board = IOThread()
+    held, go_on, done = threading.Event(), threading.Event(), threading.Event()
+    timers: list[TimerHandle] = []
+
+    def cancel_before_the_rest() -> None:
+        held.set()
+        go_on.wait(PATIENCE)
+        board.cancel_timer(timers[0])
+
+    board.post(cancel_before_the_rest)
+    assert held.wait(PATIENCE)
+    timers.append(board.call_later(PATIENCE, lambda: None))
+    board.post(done.set)
+    go_on.set()
+    assert done.wait(PATIENCE)
     assert board._timers == []
 
 

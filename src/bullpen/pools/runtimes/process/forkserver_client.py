@@ -14,6 +14,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -21,11 +22,14 @@ from typing import Any, Protocol
 from bullpen import primitives
 from bullpen.pools.runtimes.process import orphans, wire
 from bullpen.pools.runtimes.process.bootstrap import BOOT
-from bullpen.pools.runtimes.process.io_thread import Channel, io_thread
+from bullpen.pools.runtimes.process.io_thread import Channel, TimerHandle, io_thread
 
 LINGER = 2.0  # seconds that a forkserver without workers waits for the next one
 RETRY = 0.01  # seconds between two attempts
-LAST_WAIT = 5.0  # seconds that an exiting app waits for a forkserver
+LAST_WAIT = 5.0  # seconds that a forkserver has to end
+LOOK_EVERY = 0.5  # seconds between two looks at a forkserver that owes an answer
+MOST_LOOKS = 20  # looks, not seconds: a machine that sleeps, or an app that was stopped, wakes up to one look
+HUNG = "its forkserver did not answer"
 
 
 class StartingWorker(Protocol):
@@ -43,6 +47,14 @@ class StartingWorker(Protocol):
     @property
     def unwanted(self) -> bool:
         """It was killed before it has started."""
+
+    @property
+    def overdue(self) -> bool:
+        """The forkserver has not reported its start, or its end, and that is the next thing to happen."""
+
+    @property
+    def is_over(self) -> bool:
+        """It has ended, or was given up."""
 
 
 Script = tuple[str | None, str | None]  # the name or the file of the app's main module
@@ -79,6 +91,8 @@ class ForkserverClient:
         self._why = "its forkserver ended"
         self._heard_of = False  # it has sent something: its imports are done
         self._over = False
+        self._looking: TimerHandle | None = None  # a timer that looks whether it answers
+        self._looks = 0  # in a row at which it owed an answer
         self._environment = dict(os.environ)
         self._reader = wire.FrameReader()
         preload, script = preloaded
@@ -102,6 +116,7 @@ class ForkserverClient:
             self._channel = Channel(mine)
             io_thread.post(self._listen)
             opened.pop_all()
+        _running.add(self)
 
     def _listen(self) -> None:
         if self._channel.sock.fileno() >= 0:
@@ -133,7 +148,8 @@ class ForkserverClient:
                 self._ordering.release()
             if not done:
                 io_thread.call_later(RETRY, self.order)
-                return
+                break
+        self.expect_answer()
 
     def _send_orders(self) -> bool:
         while self._orders:
@@ -171,6 +187,40 @@ class ForkserverClient:
             self._why = "its forkserver was killed while it imported the preloaded modules"
             self._forkserver.kill()
 
+    def expect_answer(self) -> None:
+        """An order was sent, or a worker has ended: give up what the forkserver does not report in time."""
+        if self._looking is None and not self._over:
+            self._looking = io_thread.call_later(LOOK_EVERY, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        if self._over:
+            return
+        self._heard()  # it may have answered while this thread was busy
+        overdue = [starting for starting in self._workers.values() if starting.overdue] if self._heard_of else []
+        self._looks = self._looks + 1 if overdue else 0
+        if not overdue:
+            return
+        if self._looks >= MOST_LOOKS:
+            self._give_up(overdue)
+        self.expect_answer()
+
+    def _stop_looking(self) -> None:
+        if self._looking is not None:
+            io_thread.cancel_timer(self._looking)
+            self._looking = None
+
+    def _give_up(self, overdue: list[StartingWorker]) -> None:
+        """The forkserver hangs, or was stopped. Its other workers go on, and another forkserver starts further ones.
+        Without workers it is killed.
+        """
+        with _lock:
+            self._leave()
+        for starting in overdue:  # it is called again when they start and end later, and then does nothing
+            starting.ended(None, HUNG)
+        if all(starting.is_over for starting in self._workers.values()):
+            self._forkserver.kill()
+
     # Reports of the forkserver. On the io thread.
 
     def _heard(self) -> None:
@@ -199,6 +249,7 @@ class ForkserverClient:
             else:  # the forkserver itself failed
                 self._why = f"its forkserver could not start:\n{text.decode()}"
         if not self._workers:
+            self._stop_looking()
             io_thread.call_later(LINGER, functools.partial(self._end_if_unused_since, self._orders_ever))
 
     def _end_if_unused_since(self, orders: int) -> None:
@@ -218,6 +269,8 @@ class ForkserverClient:
         if self._over:
             return
         self._over = True
+        self._stop_looking()
+        _running.discard(self)
         with _lock:
             self._leave()
             workers, self._workers = self._workers, {}
@@ -226,7 +279,7 @@ class ForkserverClient:
         self._let_go()
         for starting in workers.values():
             starting.ended(None, why)
-        self._reap()
+        self._reap(time.monotonic() + LAST_WAIT)
 
     def _let_go(self) -> None:
         with self._ordering:  # a thread that sends an order closes its descriptors itself
@@ -236,9 +289,11 @@ class ForkserverClient:
         for fd in [self._alive, *(fd for _, fds in orders for fd in fds)]:
             os.close(fd)
 
-    def _reap(self) -> None:
+    def _reap(self, until: float) -> None:
         if self._forkserver.poll() is None:
-            io_thread.call_later(RETRY, self._reap)
+            if time.monotonic() > until:
+                self._forkserver.kill()
+            io_thread.call_later(RETRY, functools.partial(self._reap, until))
 
     # The end of the app.
 
@@ -246,8 +301,11 @@ class ForkserverClient:
         """End the forkserver: the interpreter exits."""
         self._over = True
         self._let_go()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._forkserver.wait(LAST_WAIT)
+        except subprocess.TimeoutExpired:  # it was stopped
+            self._forkserver.kill()
+            self._forkserver.wait()
 
     def forked(self) -> None:
         """In a forked child, close the pipe that stands for the app."""
@@ -257,18 +315,20 @@ class ForkserverClient:
 
 _lock = primitives.leaf_lock()
 _clients: dict[Preloaded, ForkserverClient] = {}
+_running: set[ForkserverClient] = set()  # also those that start no more workers
 
 
 def _end_all() -> None:
-    while _clients:
-        _clients.popitem()[1].end_now()
+    while _running:
+        _running.pop().end_now()
 
 
 def _forked() -> None:
     global _lock  # noqa: PLW0603 — its holder may not exist here
     _lock = primitives.leaf_lock()
-    while _clients:
-        _clients.popitem()[1].forked()
+    _clients.clear()
+    while _running:
+        _running.pop().forked()
 
 
 atexit.register(_end_all)

@@ -27,8 +27,22 @@ from bullpen.pools.runtimes.process import wire
 logger = logging.getLogger("bullpen")
 
 Action = Callable[[], object]
-TimerHandle = tuple[float, int, Action]
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class TimerHandle:
+    """One action that is due at an instant."""
+
+    __slots__ = ("action", "at", "cancelled", "number")
+
+    def __init__(self, at: float, number: int, action: Action) -> None:
+        self.at = at
+        self.number = number
+        self.action = action
+        self.cancelled = False
+
+    def __lt__(self, other: TimerHandle) -> bool:
+        return (self.at, self.number) < (other.at, other.number)
 
 
 class IOThread:
@@ -65,15 +79,20 @@ class IOThread:
 
     def call_later(self, seconds: float, action: Action) -> TimerHandle:
         """Call `action` on the io thread in `seconds` from now."""
-        timer = (time.monotonic() + seconds, next(self._numbers), action)
+        timer = TimerHandle(time.monotonic() + seconds, next(self._numbers), action)
         if self.is_here():
-            heapq.heappush(self._timers, timer)
+            self._push(timer)
         else:
-            self.post(lambda: heapq.heappush(self._timers, timer))
+            self.post(lambda: self._push(timer))
         return timer
+
+    def _push(self, timer: TimerHandle) -> None:
+        if not timer.cancelled:
+            heapq.heappush(self._timers, timer)
 
     def cancel_timer(self, timer: TimerHandle) -> None:
         """Cancel what `call_later` has returned, if it has not run."""
+        timer.cancelled = True  # another thread may have posted it a moment ago
         if not self.is_here():
             self.post(lambda: self.cancel_timer(timer))
         elif timer in self._timers:
@@ -133,7 +152,7 @@ class IOThread:
         while self._do_posted(woken):
             timeout = None
             if self._timers:
-                timeout = max(0.0, self._timers[0][0] - time.monotonic())
+                timeout = max(0.0, self._timers[0].at - time.monotonic())
             for key, events in selector.select(timeout):
                 if key.data is None:
                     continue
@@ -145,8 +164,8 @@ class IOThread:
                         _call(heard)
                 elif key.fd in self._watched:
                     _call(key.data)
-            while self._timers and self._timers[0][0] <= time.monotonic():
-                _call(heapq.heappop(self._timers)[2])
+            while self._timers and self._timers[0].at <= time.monotonic():
+                _call(heapq.heappop(self._timers).action)
 
     def _do_posted(self, woken: int) -> bool:
         """Run the posted actions. False if there is nothing left to wait for: then the thread ends."""

@@ -65,6 +65,7 @@ class ProcessOptions(Protocol):
     preload: tuple[str, ...]
     start_method: Start
     cancel_grace: float
+    stop_grace: float | None
     max_rss: int | None
     memory_limit: int | None
     needs_main: bool  # a worker has been sent a function or a class of the app's script
@@ -90,7 +91,7 @@ class Process(Supervised):
     )
 
     def __init__(self, worker: Worker, events: WorkerEvents, options: ProcessOptions) -> None:
-        super().__init__(worker, events, options.cancel_grace, options.max_rss)
+        super().__init__(worker, events, options.cancel_grace, options.stop_grace, options.max_rss)
         self._options = options
         self._prefetcher = events if isinstance(events, SupportsPrefetch) else None
         self._sent = 0  # the number of the last request that was sent; a later one is only in `_requests`
@@ -194,6 +195,7 @@ class Process(Supervised):
             frames = self._channel.receive()
         except (EOFError, ConnectionError):  # the forkserver reports how the worker ended
             io_thread.forget(self._channel.sock.fileno())
+            self._expect_report()
             return
         except Exception as error:  # there is no memory for a frame: the rest of the stream cannot be read
             io_thread.forget(self._channel.sock.fileno())

@@ -20,11 +20,12 @@ from bullpen.pools.runtimes.port import WorkerEvents
 from bullpen.pools.runtimes.process import child
 from bullpen.pools.runtimes.process.io_thread import io_thread
 from bullpen.pools.runtimes.process.process import Process, Start
-from bullpen.pools.runtimes.process.supervised import checked_bytes, may_prestart
+from bullpen.pools.runtimes.process.supervised import checked_bytes, checked_seconds, may_prestart
 
 STARTS = ("forkserver", "spawn")
 
 CANCEL_GRACE = 1.0
+STOP_GRACE = 30.0
 STARTS_OTHERS = (
     "worker {} is not started: a module that worker processes import uses a process pool while it is imported, so each "
     "worker would start others; use the pool in a function, or under \"if __name__ == '__main__':\""
@@ -36,7 +37,8 @@ class ProcessRuntime:
 
     `start="forkserver"` forks workers from a small process that has imported the modules of `preload`; `"spawn"` starts
     a fresh interpreter for each worker. `initializer(*initargs)` runs first in each worker. A request that is cancelled
-    or times out has `cancel_grace` seconds to end; then its worker is killed. The pool replaces a worker that has more
+    or times out has `cancel_grace` seconds to end; then its worker is killed. A worker that is told to end has
+    `stop_grace` seconds, in which it closes its instance; None is no limit. The pool replaces a worker that has more
     than `max_rss` bytes in memory after a request. A worker that allocates more than `memory_limit` bytes ends with
     `WorkerOutOfMemory`.
 
@@ -54,6 +56,7 @@ class ProcessRuntime:
         preload: Iterable[str] = (),
         start: Start = "forkserver",
         cancel_grace: float = CANCEL_GRACE,
+        stop_grace: float | None = STOP_GRACE,
         max_rss: int | None = None,
         memory_limit: int | None = None,
     ) -> None:
@@ -68,17 +71,14 @@ class ProcessRuntime:
             raise InvalidOptionType("preload", preload, "a list of names of modules")
         if start not in STARTS:
             raise InvalidOption("start", start, "'forkserver' or 'spawn'")
-        if isinstance(cancel_grace, bool) or not isinstance(cancel_grace, int | float):
-            raise InvalidOptionType("cancel_grace", cancel_grace, "a number of seconds")
-        if not cancel_grace >= 0:
-            raise InvalidOption("cancel_grace", cancel_grace, "≥ 0 seconds")
         self.max_rss = checked_bytes("max_rss", max_rss)
         self.memory_limit = checked_bytes("memory_limit", memory_limit)
         self.initializer = initializer
         self.initargs = tuple(initargs)
         self.preload: tuple[Any, ...] = modules
         self.start_method: Start = start
-        self.cancel_grace = float(cancel_grace)
+        self.cancel_grace = checked_seconds("cancel_grace", cancel_grace)
+        self.stop_grace = None if stop_grace is None else checked_seconds("stop_grace", stop_grace)
         self.needs_main = False  # a worker has been sent a function or a class of the app's script
         if not child.of_an_app:
             sys.modules.setdefault("__mp_main__", sys.modules["__main__"])  # the name of the script in workers
@@ -91,6 +91,7 @@ class ProcessRuntime:
             preload=self.preload,
             start=self.start_method,
             cancel_grace=self.cancel_grace,
+            stop_grace=self.stop_grace,
             max_rss=self.max_rss,
             memory_limit=self.memory_limit,
         )

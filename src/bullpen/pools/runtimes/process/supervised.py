@@ -65,6 +65,8 @@ class Supervised:
         "_ready",
         "_requests",
         "_stderr",
+        "_stop_grace",
+        "_stop_timer",
         "_stopping",
         "_streams",
         "_told",
@@ -76,10 +78,19 @@ class Supervised:
 
     _stderr: Output
 
-    def __init__(self, worker: Worker, events: WorkerEvents, cancel_grace: float, max_rss: int | None = None) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        events: WorkerEvents,
+        cancel_grace: float,
+        stop_grace: float | None = None,
+        max_rss: int | None = None,
+    ) -> None:
         self._worker = worker
         self._events = events
         self._cancel_grace = cancel_grace
+        self._stop_grace = stop_grace
+        self._stop_timer: TimerHandle | None = None  # kills it if it does not end
         self._max_rss = max_rss
         self._looked_at = 0.0  # when its memory was last measured
         self._lock = primitives.leaf_lock()
@@ -228,10 +239,20 @@ class Supervised:
 
     def hand(self, request: Request | None) -> None:
         if request is None:
-            self._stopping = True
-            self._say_stop()
+            self._stop()
         else:
             self._run(request)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        if self._stop_grace is not None:
+            self._stop_timer = timer = io_thread.call_later(self._stop_grace, self._stop_too_slow)
+            if self._over:
+                io_thread.cancel_timer(timer)
+        self._say_stop()
+
+    def _stop_too_slow(self) -> None:
+        self._punish(f"it did not end within {self._stop_grace:g} s after it was told to")
 
     def _run(self, request: Request | None) -> None:
         """Send a request. If it cannot be sent, it fails, and the next one is sent."""
@@ -343,6 +364,12 @@ class Supervised:
             self._failure = self._failure or error
             self.kill()
 
+    def _punish(self, why: str) -> None:
+        """Kill it, for a reason that its error names."""
+        if not self._over:
+            self._why = self._why or why
+            self.kill()
+
     def _kill_if_broken(self) -> None:
         if self._failure is not None and self._broken_by.issuperset(self._requests):
             self.kill()
@@ -410,6 +437,7 @@ class Supervised:
             return
         if self._pid:
             self._signal_group(signal.SIGKILL)
+            self._expect_report()
         elif self._forkserver is not None:
             self._forkserver.give_up_unwanted()
 
@@ -429,6 +457,22 @@ class Supervised:
                 os.killpg(self._pid, number)
 
     # The end.
+
+    def _expect_report(self) -> None:
+        """It has ended, or ends soon: its forkserver has to report that."""
+        if self._forkserver is not None:
+            self._forkserver.expect_answer()
+
+    @property
+    def overdue(self) -> bool:
+        """Its forkserver has not started it yet, or has not reported its end yet."""
+        if self._over:
+            return False
+        return not self._pid or (self._pidfd is not None and _has_ended(self._pidfd))
+
+    @property
+    def is_over(self) -> bool:
+        return self._over
 
     def orphaned(self) -> None:
         """Its forkserver has ended."""
@@ -465,6 +509,8 @@ class Supervised:
                 self._told.clear()
                 self._ids.clear()
                 self._early.clear()
+            if self._stop_timer is not None:
+                insisting.append(self._stop_timer)
             for timer in insisting:
                 io_thread.cancel_timer(timer)
             self._requests.clear()
@@ -534,6 +580,15 @@ def _how(code: int | None, why: str, when: str = "") -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"was killed by {name}{because}"
+
+
+def checked_seconds(name: str, value: Any) -> float:
+    """The option `name`, checked: a number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidOptionType(name, value, "a number of seconds")
+    if not value >= 0:
+        raise InvalidOption(name, value, "≥ 0 seconds")
+    return float(value)
 
 
 def checked_bytes(name: str, value: Any) -> int | None:

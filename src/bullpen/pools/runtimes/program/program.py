@@ -90,7 +90,7 @@ class Program(Supervised):
     )
 
     def __init__(self, worker: Worker, events: WorkerEvents, options: ProgramOptions) -> None:
-        super().__init__(worker, events, options.cancel_grace, options.max_rss)
+        super().__init__(worker, events, options.cancel_grace, options.stop_grace, options.max_rss)
         self._options = options
         self._lines = messages.Lines(options.max_message)
         self._name = os.path.basename(options.command[0])
@@ -100,7 +100,7 @@ class Program(Supervised):
         self._unread: set[int] = set()  # streams whose readers have left
         self._misbehaves = False  # it broke the protocol: its messages are ignored
         self._ping = 0  # the id of the ping without an answer
-        self._timer: TimerHandle | None = None  # for its start, its stop, or its ping
+        self._timer: TimerHandle | None = None  # for its start or its ping
 
     # Start.
 
@@ -183,16 +183,7 @@ class Program(Supervised):
     def _say_stop(self) -> None:
         self._input.write(messages.write("stop"))
         self._input.end()
-        io_thread.post(self._expect_end)
-
-    def _expect_end(self) -> None:
-        self._cancel_timer()
-        if self._options.stop_grace is not None and not self._over:
-            self._timer = io_thread.call_later(self._options.stop_grace, self._stop_too_slow)
-
-    def _stop_too_slow(self) -> None:
-        self._timer = None
-        self._punish(f"it did not end within {self._options.stop_grace:g} s after it was told to")
+        io_thread.post(self._cancel_timer)
 
     def _say_cancel(self, number: int, _first: bool, /) -> None:
         self._input.write(messages.write("cancel", id=number))
@@ -218,6 +209,7 @@ class Program(Supervised):
         if not data:
             self._listens = False
             io_thread.forget(self._output)
+            self._expect_report()
             if not self._over:
                 io_thread.call_later(TERM_GRACE, self._fell_silent)  # if it has ended, the forkserver reports it first
             return
@@ -366,11 +358,6 @@ class Program(Supervised):
         if self._listens:
             self._listens = False
             io_thread.forget(self._output)
-
-    def _punish(self, why: str) -> None:
-        if not self._over:
-            self._why = self._why or why
-            self.kill()
 
     def _hear_the_rest(self) -> None:
         """Read what the program has written. Anything after that is from other processes that hold the pipe open."""

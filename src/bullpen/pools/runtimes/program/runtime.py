@@ -16,7 +16,7 @@ from bullpen.pools.dispatch.request import Request
 from bullpen.pools.dispatch.worker import Worker
 from bullpen.pools.runtimes.port import CallsMethod, WorkerEvents, only_by_name
 from bullpen.pools.runtimes.process.io_thread import io_thread
-from bullpen.pools.runtimes.process.supervised import checked_bytes, may_prestart
+from bullpen.pools.runtimes.process.supervised import checked_bytes, checked_seconds, may_prestart
 from bullpen.pools.runtimes.program import messages
 from bullpen.pools.runtimes.program.program import CallProgress, Program
 
@@ -60,11 +60,11 @@ class ProgramRuntime:
         self.command = _checked_command(command)
         self.env = _checked_environment(env)
         self.cwd = None if cwd is None else os.path.abspath(cwd)
-        self.start_timeout = None if start_timeout is None else _seconds("start_timeout", start_timeout)
-        self.cancel_grace = _seconds("cancel_grace", cancel_grace)
-        self.stop_grace = None if stop_grace is None else _seconds("stop_grace", stop_grace)
-        self.ping_interval = None if ping_interval is None else _seconds("ping_interval", ping_interval)
-        self.ping_timeout = _seconds("ping_timeout", ping_timeout)
+        self.start_timeout = None if start_timeout is None else checked_seconds("start_timeout", start_timeout)
+        self.cancel_grace = checked_seconds("cancel_grace", cancel_grace)
+        self.stop_grace = None if stop_grace is None else checked_seconds("stop_grace", stop_grace)
+        self.ping_interval = None if ping_interval is None else checked_seconds("ping_interval", ping_interval)
+        self.ping_timeout = checked_seconds("ping_timeout", ping_timeout)
         if isinstance(max_message, bool) or not isinstance(max_message, int):
             raise InvalidOptionType("max_message", max_message, "a number of bytes")
         if max_message < 1:
@@ -136,11 +136,3 @@ def _checked_environment(env: Any) -> dict[str, str]:
     if not texts:
         raise InvalidOptionType("env", env, "a dict of texts, or None")
     return dict(env)
-
-
-def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidOptionType(name, value, "a number of seconds")
-    if not value >= 0:
-        raise InvalidOption(name, value, "≥ 0 seconds")
-    return float(value)
