@@ -50,7 +50,7 @@ def test_descriptors_of_an_order_are_closed_once_though_the_forkserver_ends_whil
 class StartingWorker:
     """Keeps what it is told when it has started."""
 
-    unwanted = False
+    unwanted = overdue = is_over = False
 
     def __init__(self) -> None:
         self.pidfd: int | None = None
