@@ -53,7 +53,7 @@ if __name__ == "__main__":
     main()
 
 # prints:
-# signup_tasks.send_welcome is pending: no worker serves the queue 'default'; no worker runs at all
+# signup_tasks.send_welcome is pending: no worker serves the queue 'default'; no worker is running
 # 3 contacts
 # welcome, ada (attempt 3)
 # ValueError: ada has no card

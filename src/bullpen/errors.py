@@ -17,7 +17,7 @@
     │   ├── PoolClosed (RuntimeError)       the pool is closed
     │   ├── PoolFailed (BrokenExecutor)     no worker could be started; `__cause__` says why
     │   ├── PoolSaturated                   every worker is busy and the backlog is full
-    │   ├── TooManySessions                 `max_sessions` are in use, and none of them can be forgotten
+    │   ├── TooManySessions                 `sessions.max_sessions` are in use, and none of them can be removed
     │   ├── NestedWait (RuntimeError)       a worker would wait for itself forever
     │   └── WrongLoop (RuntimeError)        an `AsyncPool` was used outside the event loop that it belongs to
     ├── Timeout (TimeoutError)
@@ -243,13 +243,13 @@ class PoolSaturated(PoolError):
 
 
 class TooManySessions(PoolError):
-    """The pool has `max_sessions` sessions, and cannot forget any: all of them are strict or in use."""
+    """The pool has `sessions.max_sessions` sessions, and can remove none: all of them are strict or in use."""
 
     def __init__(self, *, pool: str, limit: int) -> None:
         self.limit = limit
         super().__init__(
-            f"pool {pool!r} has {limit} sessions in use; raise max_sessions, lower session_ttl, or end some with "
-            "pool.end_session(id)",
+            f"pool {pool!r} has {limit} sessions in use; raise sessions.max_sessions, lower sessions.ttl, or end some "
+            "with pool.end_session(id)",
             pool=pool,
         )
 

@@ -1059,7 +1059,7 @@ def test_a_coroutine_that_refuses_to_end_does_not_keep_the_pool_open(
         await steps(5)
 
     run(main())
-    assert any("left behind" in record.message for record in caplog.records)
+    assert any("abandoned" in record.message for record in caplog.records)
 
 
 def test_to_close_can_be_cancelled_and_done_again(run: Run) -> None:

@@ -373,7 +373,7 @@ def test_workers_are_tainted_by_name(run: Run) -> None:
             place, thread = pool.workers()
             assert pool.taint(thread.name, 60)
             assert pool.stats().threads.tainted == 1
-            with pytest.raises(InvalidOption, match="a place on the loop cannot be broken"):
+            with pytest.raises(InvalidOption, match="others have no state to break"):
                 pool.taint(place.name)
             with pytest.raises(InvalidOption, match="the name of a worker"):
                 pool.taint("nobody")
@@ -555,10 +555,10 @@ class AsyncDelegate(Delegate):
 @pytest.mark.parametrize(
     ("options", "option", "why"),
     [
-        ({"capacity": 2}, "capacity", "1 without worker=: how many run at once is max_workers"),
+        ({"capacity": 2}, "capacity", "1 without worker=: max_workers limits the coroutines"),
         ({"capacity": 0}, "capacity", "≥ 1"),
         ({"capacity.strategy": "profile"}, "capacity.strategy", "'pool' without worker="),
-        ({"min_workers": 1}, "min_workers", "threads have min_threads"),
+        ({"min_workers": 1}, "min_workers", "for threads use min_threads"),
         ({"min_workers": 1, "worker": Model}, "min_workers", "unless worker= has coroutine methods"),
         ({"min_workers": 2, "max_workers": 1, "worker": Client}, "min_workers", "at most max_workers, which is 1"),
         ({"min_threads": 2, "threads": 1}, "min_threads", "at most threads, which is 1"),

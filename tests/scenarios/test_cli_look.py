@@ -204,7 +204,7 @@ def test_why(desk: Desk, bullpen: Any) -> None:
     assert out.splitlines() == [
         f"{__name__}.mail is ○ pending",
         "  the queue 'mail' is paused",
-        "  no worker serves the queue 'mail'; no worker runs at all",
+        "  no worker serves the queue 'mail'; no worker is running",
     ]
     told = json.loads(bullpen("why", job.id, "--json")[1])
     assert (told["id"], told["status"]) == (job.id, "pending")

@@ -150,7 +150,7 @@ def test_what_a_worker_cannot_start_with(folder: Folder) -> None:
 def test_a_function_under_another_name_of_its_module_is_told_by_the_log_and_by_why(folder: Folder) -> None:
     task = folder.python("print(queue.enqueue('shop.app.add', (1,), elsewhere=True).id)").strip()
     hint = "registered: app.add; was the task enqueued under another name of its module?"
-    said = f"no such function is registered here ({hint})"
+    said = f"released: this worker has not registered the function ({hint})"
     with folder.worker() as worker:
         worker.seen(re.escape(said))
         why = folder.tell("why", task, "--app", "app")

@@ -274,7 +274,7 @@ def test_the_grace_is_kept_while_the_pool_is_prepared(waiting: bool, caplog: pyt
             assert closing.join().error is None
         assert all(future.cancelled() for future in futures)
         assert pool.stats().state is PoolState.CLOSED
-        assert "still being prepared" in caplog.text
+        assert "prepare() still runs" in caplog.text
     assert eventually(lambda: not any(thread.name.endswith("-prepare") for thread in threading.enumerate()))
     assert pool.stats().spawned == 0
 

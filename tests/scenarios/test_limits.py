@@ -963,7 +963,7 @@ def test_close_with_a_grace_leaves_a_thread_behind_and_tells_who_waits(
     assert isinstance(reader.result, WorkerAbandoned)
     assert waiting.cancelled()
     assert pool.stats().state is PoolState.CLOSED
-    assert "left behind" in caplog.text
+    assert "abandoned" in caplog.text
     blocker.release()
     assert_adds_up(pool)
 

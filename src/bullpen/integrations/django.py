@@ -113,7 +113,7 @@ class BullpenBackend(BaseTaskBackend):  # type: ignore[misc]
         task = self._shared.tasks.get(stored.func_path)
         definition = self.queue.registry.get(stored.func_path)
         if task is None or definition is None:
-            raise TaskResultDoesNotExist(f"{stored.id} is of {stored.func_path}, which is no task here")
+            raise TaskResultDoesNotExist(f"{stored.id} is a task of {stored.func_path}, which is not registered here")
         args, kwargs = definition.decode(stored.payload)
         changes = {"queue_name": stored.queue, "priority": int(stored.headers.get(PRIORITY, "0"))}
         result = _result(

@@ -94,15 +94,15 @@ def _check_kept(min_workers: int | None, capacity: int, *, on_loop: bool, kept: 
         raise InvalidOption(
             "min_workers",
             min_workers,
-            "None unless worker= has coroutine methods: a place on the loop that keeps nothing is there when it is "
-            "needed; threads have min_threads",
+            "None unless worker= has coroutine methods: without an instance nothing has to be started on the loop; "
+            "for threads use min_threads",
         )
     if not kept and capacity != 1:
         at_least("capacity", capacity, 1)
         raise InvalidOption(
             "capacity",
             capacity,
-            "1 without worker=: how many run at once is max_workers for coroutines, else threads",
+            "1 without worker=: max_workers limits the coroutines that run at once, threads the functions",
         )
 
 

@@ -276,7 +276,9 @@ class AsyncPool:
         side, found = self._find_worker(worker)
         if side is self._coroutines and side.engine.instances is None:
             raise InvalidOption(
-                "worker", worker, "a thread, or a worker that keeps an instance: a place on the loop cannot be broken"
+                "worker",
+                worker,
+                "a thread, or a worker with an instance: on the loop, others have no state to break",
             )
         length = side.engine.options.taint_duration if length is None else length
         return side.engine.tainted_workers.taint(found, length, because="by AsyncPool.taint")

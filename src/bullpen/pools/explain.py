@@ -522,7 +522,7 @@ def _advice(facts: PoolFacts, reason: Reason) -> Iterator[str]:
     if reason is Reason.DEGRADED:
         yield "look in the log for the deaths of workers"
     if reason is Reason.TAINTED:
-        yield "wait until taint_duration is over, or look in the log for the errors that tainted the workers"
+        yield "wait until recycling.taint_duration is over, or look in the log for the errors that tainted the workers"
     if reason is Reason.PINNED:
         yield "affinity='hint' would let another worker run it"
         yield "spread the work over more sessions"
@@ -532,7 +532,8 @@ def _advice(facts: PoolFacts, reason: Reason) -> Iterator[str]:
     if given_up:
         yield (
             f"{_count(given_up, 'function')} that {'was' if given_up == 1 else 'were'} given up still "
-            f"{'runs' if given_up == 1 else 'run'}: give such functions limits of their own, or allow max_abandoned"
+            f"{'runs' if given_up == 1 else 'run'}: give such functions their own time limits, or raise "
+            "restarts.max_abandoned"
         )
     waits_for = [each for each in facts.running if each.waits_for is not None]
     if len(waits_for) == len(facts.running) and waits_for:

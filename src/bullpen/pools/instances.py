@@ -199,7 +199,7 @@ def _public_methods(cls: type) -> tuple[str, ...]:
 
 
 def _checked_capacity(name: str, declared: Any) -> int:
-    allowed = "a whole number ≥ 1, since capacity_strategy lets workers declare their own"
+    allowed = "a whole number ≥ 1, because capacity.strategy lets workers declare their own"
     if isinstance(declared, bool) or not isinstance(declared, int):
         raise InvalidOptionType(f"{name}.capacity", declared, allowed)
     if declared < 1:

@@ -42,7 +42,7 @@ def test_wrong_options_are_refused_by_name(words: str, said: str, capsys: pytest
     [
         (["--lane", "a:1 b"], "lanes must be written as"),
         (["--lane", "a", "--lane", "a:2"], "'a' is in two"),
-        (["--lane", "a@nowhere"], "of one of the runtimes there are: .*thread"),
+        (["--lane", "a@nowhere"], "lanes with one of the runtimes .*thread"),
         (["--queues", "a b"], "queues must be a name"),
     ],
 )

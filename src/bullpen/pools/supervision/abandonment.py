@@ -69,7 +69,10 @@ class Abandonment:
             room = len(self._registry.left_behind()) < self._limit
             replaced = room and request in worker.requests and self._detach(worker)
         if not replaced:
-            message = "%s: worker %s runs past run_timeout and cannot be ended; its slot stays taken (max_abandoned=%d)"
+            message = (
+                "%s: worker %s runs past run_timeout and cannot be stopped; its slot stays taken "
+                "(restarts.max_abandoned is %d)"
+            )
             logger.warning(message, self._name, worker.name, self._limit)
             return
         logger.warning("%s: worker %s runs past run_timeout; abandoned and replaced", self._name, worker.name)
@@ -112,7 +115,7 @@ class Abandonment:
                     self._counts.timed_out.add()
                     self._dispatcher.report_end(request, worker)
             if abandoned:
-                message = "%s: worker %s still runs after the grace of %g s; left behind"
+                message = "%s: worker %s still runs after the grace of %g s and cannot be stopped; abandoned"
                 logger.warning(message, self._name, worker.name, grace)
                 self._left_behind(worker)
             elif worker not in behind:

@@ -160,7 +160,7 @@ class Deaths:
     def retire_broken(self, worker: Worker, error: BaseException) -> None:
         """`worker` is broken, but still runs a request: when that has ended it ends too, as if it had died."""
         if not worker.transient:
-            logger.error("%s: worker %s is broken, and ends soon: %r", self._name, worker.name, error)
+            logger.error("%s: worker %s is broken and will be replaced: %r", self._name, worker.name, error)
             self._broken.add(worker)
             self._dispatcher.stop(worker, when_idle=False)
 
@@ -189,7 +189,7 @@ class Deaths:
         if not self._restarts.degraded:
             return 0.0
         if not before:
-            message = "%s: degraded: more than %d workers died within %g s; from now on they are replaced with delay"
+            message = "%s: degraded: more than %d workers died within %g s; dead workers are now replaced with a delay"
             logger.error(message, self._name, self._restarts.limit, self._restarts.window)
             self._report(Kind.POOL_DEGRADED, None, None)
             self._startup.worker_is_ready()

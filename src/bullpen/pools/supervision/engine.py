@@ -58,7 +58,7 @@ from bullpen.pools.supervision.workforce import Workforce
 # So many that a thread which loses the interpreter while it holds one hardly ever blocks another.
 STATE_LOCKS = 4096
 
-LEAST_RESTARTS = 8  # the default of `restart_limit`: twice as many as there may be workers, at least so many
+LEAST_RESTARTS = 8  # the default of `restarts.limit` is twice `max_workers`, and at least this
 
 
 class Engine:
@@ -401,8 +401,8 @@ class Engine:
         """
         if (timeout is None or timeout > 0) and (self._reports_here() or is_reporter()):
             raise NestedWait(
-                f"a callback waits for pool {self.name!r} on the thread on which results arrive: none does before the "
-                "callback has returned; wait on another thread",
+                f"a callback waits for pool {self.name!r} on the thread that receives results, so no result can arrive "
+                "before the callback returns; wait on another thread",
                 pool=self.name,
             )
 

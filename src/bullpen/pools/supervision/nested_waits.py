@@ -212,8 +212,8 @@ class NestedWaits:
         """Raise if the request is pinned to the waiting worker: no helper may run it."""
         if request.pinned_to is worker and len(worker.requests) >= worker.capacity:
             raise NestedWait(
-                f"pool {self._name!r}: worker {worker.name} would wait for a request of a session that it "
-                "serves itself, and that no other may run; wait with future.result(), without a time limit",
+                f"pool {self._name!r}: worker {worker.name} would wait for a request of its own session, which no "
+                "other worker may run; wait with future.result(), without a time limit",
                 pool=self._name,
             )
 
@@ -228,8 +228,8 @@ class NestedWaits:
         if occupied and all(self._waits(each, here) for other in staying for each in other.requests):
             raise NestedWait(
                 f"pool {self._name!r}: worker {worker.name} would wait for the first request of session "
-                f"{traits.session!r}, for which a worker has to be free, and all of them wait; begin the session "
-                "outside, or use a larger pool",
+                f"{traits.session!r}, which needs a free worker, and all workers wait; begin the session outside the "
+                "pool, or use a larger pool",
                 pool=self._name,
             )
 

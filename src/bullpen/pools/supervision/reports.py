@@ -71,7 +71,7 @@ class PoolReports:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and primitives.on_main_thread():
                 raise  # it is not the observer's
-            logger.exception("%s: the observer failed on %s and is ignored for it", self._name, event.kind.value)
+            logger.exception("%s: the observer failed on %s; it missed this event", self._name, event.kind.value)
 
     def complain(self, request: Request, error: BaseException) -> None:
         """A served request failed: its error reaches no caller, so it is logged."""

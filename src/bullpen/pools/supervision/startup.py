@@ -91,7 +91,7 @@ class Startup:
         try:
             self._delegate.prepare(self._name)
         except BaseException as error:
-            logger.error("%s: could not be prepared", self._name, exc_info=error)
+            logger.error("%s: startup.delegate.prepare() raised, so the pool has failed", self._name, exc_info=error)
             self._go_on(functools.partial(self._failed, error))
         else:
             self._go_on(self._open)
@@ -213,7 +213,7 @@ class Startup:
             return
         thread.join(timeout)
         if thread.is_alive():
-            logger.warning("%s: it is still being prepared after the grace; left behind", self._name)
+            logger.warning("%s: startup.delegate.prepare() still runs after the grace; abandoned", self._name)
 
     def opens_when_joined(self, gate: primitives.Lock) -> bool:
         """Have `gate` opened once nothing is being prepared any more; False if that is so already."""

@@ -220,7 +220,7 @@ class TimerThread:
             self._missing()
             if not isinstance(error, Exception):  # an interrupt
                 raise
-            message = "%s could not start, so no limit in time is kept; it will be tried again: %r"
+            message = "the thread %s could not start, so no time limit is enforced; the pool tries again: %r"
             logger.error(message, self._name, error)
             return False
 

@@ -202,7 +202,7 @@ class QueueBackend:
             if storage is None or None in hooks or (isinstance(plan, CallPlan) and plan.has_schedule_key):
                 return self.run(name, self.add(plan))
         elif None in hooks:
-            raise QueueError(f"there is async middleware around enqueue, which {name}(connection=…) cannot wait for")
+            raise QueueError(f"{name}(connection=…) cannot await async middleware around enqueue; use a{name}()")
         if not hooks:
             return self._add_blocking(name, storage, plan, plan.options)
         added: Added = []
@@ -357,7 +357,7 @@ def _warn(name: str) -> None:
         return
     _warned = True
     warnings.warn(
-        f"{name}() was called on the thread of a running event loop, which stands still until it returns; "
+        f"{name}() was called on the thread of a running event loop, and blocks the loop until it returns; "
         f"use await a{name}()",
         RuntimeWarning,
         stacklevel=_frames_of_ours(),

@@ -117,7 +117,7 @@ class Clients:
         try:
             return call.result()
         except CancelledError:
-            raise QueueError("the queue was closed by another thread meanwhile") from None
+            raise QueueError("another thread closed the queue during this call") from None
         finally:
             call.cancel()  # if the caller was interrupted; else it is done
             self._calls.discard(call)

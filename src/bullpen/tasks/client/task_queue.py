@@ -244,9 +244,9 @@ class TaskQueue:
         if not isinstance(func_path, str):
             raise InvalidOptionType("func_path", func_path, "the name of a task, a string")
         if isinstance(args, str | bytes) or not isinstance(args, Sequence):
-            raise InvalidArgument(f"is {args!r:.80}; it must be a list or tuple", function=func_path, path="args")
+            raise InvalidArgument(f"must be a list or tuple, got {args!r:.80}", function=func_path, path="args")
         if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
-            raise InvalidArgument(f"is {kwargs!r:.80}; it must be a dict by name", function=func_path, path="kwargs")
+            raise InvalidArgument(f"must be a dict by name, got {kwargs!r:.80}", function=func_path, path="kwargs")
         definition = self.registry.get(func_path)
         if definition is not None:
             base, codec = definition.options, definition.codec

@@ -126,24 +126,24 @@ def explain(task: Task, around: Surroundings) -> Why:
 def _waits_for_members(task: Task, around: Surroundings) -> Cause:
     missing = [member for member in around.before if not member.is_final]
     many = "" if task.depends_on is None else f" of {len(task.depends_on.ids)}"
-    message = f"it waits for {task.waits_for}{many} before it: {_named(missing)}"
+    message = f"it waits for {task.waits_for}{many} tasks that it depends on: {_named(missing)}"
     return Cause("waits_for", message, {"before": tuple(member.id for member in missing), "waits_for": task.waits_for})
 
 
 def _waits_for_code(task: Task) -> list[Cause]:
     if task.error is None or task.error.kind != "unknown_function":
         return []
-    message = f"{task.error.message}, says the worker that tried it: start one with that code"
+    message = f"worker {task.error.worker}: {task.error.message}; start a worker that registers the function"
     return [Cause("unknown_function", message, {"worker": task.error.worker, "since": task.error.at})]
 
 
 def _waits_for_time(task: Task, now: float) -> list[Cause]:
     mark = mark_of(task)
     if mark is not None:
-        message = f"it is on its way to {mark.to}; if no `bullpen move` runs, run it again"
+        message = f"it is being moved to {mark.to}; if no `bullpen move` is running, run it again"
         return [Cause("moving", message, {"to": mark.to, "since": mark.at})]
     if task.expires is not None and task.expires <= now:
-        return [Cause("expired", "it was not started in time, and will not be", {"expires": task.expires})]
+        return [Cause("expired", "it expired before it started, and will not run", {"expires": task.expires})]
     if task.hold == "paused" and task.eta > now:
         key = task.schedule.key if task.schedule is not None and task.schedule.key else task.id
         return [Cause("paused", f"the schedule {key!r} is paused", {"schedule": key})]
@@ -191,11 +191,11 @@ def _no_worker(task: Task, around: Surroundings) -> Cause:
     others = tuple(sorted({queue for worker in around.workers for queue in worker.queues}))
     silent = [worker.id for worker in around.workers if task.queue in worker.queues]
     if silent:
-        hint = f"; {', '.join(silent)} did, but said nothing for {STALE_AFTER:g} s or is stopping"
+        hint = f"; {', '.join(silent)} did, but has not reported for {STALE_AFTER:g} s or is stopping"
     elif others:
-        hint = f"; there are workers for {', '.join(others)}"
+        hint = f"; the workers serve {', '.join(others)}"
     else:
-        hint = "; no worker runs at all"
+        hint = "; no worker is running"
     message = f"no worker serves the queue {task.queue!r}{hint}"
     return Cause("no_worker", message, {"queue": task.queue, "served": others, "silent": tuple(silent)})
 
@@ -213,13 +213,11 @@ def _limits(task: Task, limit: Limit, around: Surroundings) -> list[Cause]:
             causes.append(Cause("limit", message + _named(same), _holders(same, most) | {"key": key}))
     if around.earlier is not None and task.concurrency_key is not None:
         first = around.earlier
-        message = (
-            f"tasks with the key {task.concurrency_key!r} run in their order, and before it comes {_named([first])}"
-        )
+        message = f"tasks with the key {task.concurrency_key!r} run in order, and the next one is {_named([first])}"
         data = {"key": task.concurrency_key, "held_by": (first.id,), "in_order": True}
         causes.append(Cause("limit", f"{message}, which is {first.status}", data))
     if not causes and limit.rate is not None:
-        message = f"at most {limit.rate:g} tasks of {task.queue!r} start in a second, and {around.waiting} wait"
+        message = f"at most {limit.rate:g} tasks of {task.queue!r} start per second, and {around.waiting} wait"
         causes.append(Cause("rate", message, {"rate": limit.rate, "waiting": around.waiting}))
     return causes
 
@@ -236,7 +234,7 @@ def _named(running: Sequence[Task]) -> str:
 
 def _in_line(task: Task, around: Surroundings) -> Cause:
     workers = [worker.id for worker in _serving(task.queue, around)]
-    message = f"it is due, and waits for its turn among {around.waiting} in {task.queue!r}"
+    message = f"it is due, and is one of {around.waiting} waiting tasks in {task.queue!r}"
     return Cause("in_line", message, {"waiting": around.waiting, "workers": tuple(workers)})
 
 
@@ -244,7 +242,7 @@ def _runs(task: Task, around: Surroundings) -> list[Cause]:
     since = task.started_at if task.started_at is not None else around.now
     host = next((worker.host for worker in around.workers if worker.id == task.worker), None)
     where = f"worker {task.worker}" + (f" on {host}" if host else "")
-    message = f"attempt {task.attempt} runs on {where} for {around.now - since:.1f} s"
+    message = f"attempt {task.attempt} has been running on {where} for {around.now - since:.1f} s"
     if task.progress is not None:
         message += f", {task.progress}"
     data = {"worker": task.worker, "host": host, "since": since, "attempt": task.attempt}
@@ -253,7 +251,7 @@ def _runs(task: Task, around: Surroundings) -> list[Cause]:
         causes.append(Cause("cancel_requested", "it was asked to stop, and has not stopped yet"))
     if task.lease_until is not None and task.lease_until <= around.now:
         late = around.now - task.lease_until
-        message = f"its worker should have reported {late:.1f} s ago: it will run again elsewhere"
+        message = f"its lease expired {late:.1f} s ago; another worker will take it over"
         causes.append(Cause("lease_over", message, {"lease_until": task.lease_until}))
     return causes
 

@@ -171,7 +171,7 @@ class TaskAttempt:
         runs_apart = not definition.is_async and (definition.options.runtime or lane.lane.runtime) == "process"
         if task.crashes and not runs_apart and not lane.poison_isolation.may_begin(task, self.is_held):
             self._log(
-                logging.INFO, "released: another task that has lost its workers is running, and they run one at a time"
+                logging.INFO, "released: tasks that have crashed twice run one at a time, and another one is running"
             )
             lane.settle(self, release(task, lane.poison_isolation.pause(primitives.random.random())))
             return
@@ -453,10 +453,10 @@ class TaskAttempt:
         after = self._lane.options.unknown_after
         settlement = postpone(self.task, error, primitives.random.random(), give_up_after=after)
         if settlement.is_final:
-            self._log(logging.ERROR, "failed: for %g s no such function was registered here%s", after, hint)
+            self._log(logging.ERROR, "failed: no worker has registered this function for %g s%s", after, hint)
         else:
             then = f"; retrying in {settlement.delay:.3g} s"
-            self._log(logging.WARNING, "no such function is registered here%s%s", hint, then)
+            self._log(logging.WARNING, "released: this worker has not registered the function%s%s", hint, then)
         return settlement
 
     def _hint(self) -> str:

@@ -161,7 +161,7 @@ def find_definition(place: Place, func_path: str) -> TaskDefinition:
             return definition
     raise InvalidTask(
         f"a process cannot find it: nothing in the module {module_name!r} is the task {func_path!r}; "
-        "put what @queue.task returns into a variable of the module that the function is in",
+        "assign the result of @queue.task to a variable of the function's module",
         function=f"{module_name}.{qualname}",
     )
 

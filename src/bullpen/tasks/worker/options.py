@@ -48,9 +48,9 @@ class Lane:
         permits = concurrency if found["concurrency"] is None else int(found["concurrency"])
         at_least("lanes", permits, 1)
         if found["runtime"] is not None and found["runtime"] not in RUNTIMES:
-            raise InvalidOption("lanes", written, f"of one of the runtimes there are: {', '.join(RUNTIMES)}")
+            raise InvalidOption("lanes", written, f"lanes with one of the runtimes {', '.join(RUNTIMES)}")
         if len(set(queues)) < len(queues):
-            raise InvalidOption("lanes", written, "of different queues")
+            raise InvalidOption("lanes", written, "lanes that name each queue once")
         return cls(queues, permits, found["runtime"] or "thread")
 
 

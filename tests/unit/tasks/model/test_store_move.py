@@ -44,4 +44,4 @@ def test_why_says_where_it_goes() -> None:
     assert there is not None
     why = explain(there, Surroundings(now=0.0))
     assert why.causes[0].kind == "moving"
-    assert "on its way to redis://box; if no `bullpen move` runs, run it again" in str(why)
+    assert "it is being moved to redis://box; if no `bullpen move` is running, run it again" in str(why)

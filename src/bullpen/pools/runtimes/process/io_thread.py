@@ -207,7 +207,7 @@ def _call(action: Action) -> None:
     try:
         action()
     except BaseException:  # a defect, which must not stop the thread of all pools
-        logger.exception("the io thread of the worker processes caught an error")
+        logger.exception("the I/O thread of the worker processes caught an error and goes on")
 
 
 io_thread = IOThread()

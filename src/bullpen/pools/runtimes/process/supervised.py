@@ -498,7 +498,7 @@ class Supervised:
                 self._events.died(worker, self._failure)
             elif self._stopping and not self._requests:
                 if code != 0:
-                    logger.warning("worker %s ended on request, but it %s", worker.name, _how(code, why))
+                    logger.warning("worker %s was asked to end, and %s", worker.name, _how(code, why))
                 self._events.retire(worker)
                 self._events.exited(worker)
             else:

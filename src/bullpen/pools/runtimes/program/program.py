@@ -161,7 +161,7 @@ class Program(Supervised):
                 "capacity",
                 self._worker.capacity,
                 f"at most {self._capacity}, the capacity of {self._name}; "
-                "capacity_strategy='hybrid' uses the capacity of each worker",
+                "capacity.strategy='hybrid' uses the capacity of each worker",
             )
         self._ping_later()
 

@@ -166,8 +166,8 @@ class GroupCommit:
         """Raises StorageBusy if a signal handler calls on the thread that leads."""
         if self._leader == primitives.current_thread_id():
             raise StorageBusy(
-                "this thread is inside another call of the store, which a signal handler has interrupted; "
-                "call the store from another thread than the handler's",
+                "a signal handler called the store while this thread was in another call of the store; "
+                "call the store from another thread",
                 storage=self._storage,
             )
 
@@ -257,7 +257,7 @@ class GroupCommit:
         them. The thread of the group commit gets no signals, so there the error is a defect, and the group fails.
         """
         if own is None:
-            log.exception("%s: an unexpected error", self._storage)
+            log.exception("%s: an unexpected error; the waiting calls fail", self._storage)
             self.disconnect()
         for item in reversed(group):
             if item is own or (own is None and not item.is_answered):

@@ -96,7 +96,7 @@ def version_of(db: sqlite3.Connection, storage: str) -> int:
     application, version = _pragma(db, "application_id"), _pragma(db, "user_version")
     if application != APPLICATION_ID:
         if application or version or _pragma(db, "schema_version"):
-            raise NotABullpenFile("it is a database of something else", storage=storage)
+            raise NotABullpenFile("it is a database of another program; choose another path", storage=storage)
         return 0
     return version
 

@@ -103,7 +103,9 @@ class SqliteWriter(GroupCommit):
         """With the lock, so that only one process makes or migrates the tables."""
         schema.check(db, self._storage)
         if db.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
-            raise StorageError("its file system cannot share memory between processes", storage=self._storage)
+            raise StorageError(
+                "its file system cannot share memory between processes; use a local disk", storage=self._storage
+            )
         if schema.check(db, self._storage) < schema.VERSION or not schema.is_current_boot(db, boot):
             db.execute("BEGIN IMMEDIATE")
             schema.migrate(db, self._storage, boot)
