@@ -1,7 +1,7 @@
 """A gateway that asks several services for each visitor, with bounds, deadlines and work on threads.
 
 Coroutines run on the event loop, at most 20 at once; the function that computes runs on a thread, so that the loop goes
-on. A service that hangs costs its callers their deadline and nobody else anything.
+on. A service that hangs delays only its own callers, until their deadline.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Fetch pages from a server of which some are slow: each answer in time, or not at all.
 
-Nobody waits longer than `timeout`. The socket has a limit of its own, because a thread cannot be killed: without one, a
-fetch whose caller has gone would keep its worker for as long as the server likes.
+No caller waits longer than `timeout`. The socket has its own limit, because a thread cannot be killed: without it, a
+fetch whose caller has left would keep its worker until the server answers.
 """
 
 import threading

@@ -241,7 +241,7 @@ def _() -> None:
         assert first not in stage.runtime.workers
 
 
-@drives("pool", "draining", "draining", "what waits still runs")
+@drives("pool", "draining", "draining", "waiting requests still run")
 def _() -> None:
     with Stage() as stage:
         futures = [stage.submit() for _ in range(3)]
@@ -296,7 +296,7 @@ def _() -> None:
 
 
 @drives("execution", "received", "check_pool", "with or without a name")
-@drives("execution", "check_pool", "check_worker", "it takes work")
+@drives("execution", "check_pool", "check_worker", "it accepts requests")
 def _() -> None:
     runtimes = {"default": ScriptedRuntime(), "gpu": ScriptedRuntime()}
     with Pools({name: {"runtime": runtime} for name, runtime in runtimes.items()}) as pools:
@@ -407,7 +407,7 @@ def _() -> None:
         assert stage.queued == 0
 
 
-@drives("execution", "session_affinity", "select_any", "its worker is gone, and any other will do")
+@drives("execution", "session_affinity", "select_any", "its worker is gone, and the affinity is hint")
 def _() -> None:
     with Stage(2) as stage:
         worker = bound(stage)
@@ -417,7 +417,7 @@ def _() -> None:
         assert stage.pool.sessions()[0].worker == stage.runtime.worker_of(again).name
 
 
-@drives("execution", "session_affinity", "unavailable", "its worker is gone, and no other will do")
+@drives("execution", "session_affinity", "unavailable", "its worker is gone, and the affinity is strict")
 @drives("execution", "unavailable", END, "SessionWorkerUnavailable")
 def _() -> None:
     for affinity in ("strict_queue", "strict_fail_fast"):
@@ -453,7 +453,7 @@ def _() -> None:
 
 
 @drives("execution", "select_any", "check_queue", "neither")
-@drives("execution", "check_queue", "queued", "fewer wait than may")
+@drives("execution", "check_queue", "queued", "the backlog has room")
 def _() -> None:
     with Stage(max_queue=1) as stage:
         stage.submit()
@@ -474,7 +474,7 @@ def _() -> None:
 
 
 @drives("execution", "check_queue", "wait_for_room", "full, and when_full is block")
-@drives("execution", "wait_for_room", "queued", "somebody left")
+@drives("execution", "wait_for_room", "queued", "a request left the backlog")
 def _() -> None:
     events: list[TelemetryEvent] = []
     with Stage(max_queue=1, when_full="block", observer=events.append) as stage:
@@ -562,7 +562,7 @@ def _() -> None:
 
 
 @drives("execution", "executing", "crash_retry", "its worker died, and it is idempotent")
-@drives("execution", "crash_retry", "executing", "again, after a moment, on another worker")
+@drives("execution", "crash_retry", "executing", "it runs again on another worker, after a delay")
 @drives("execution", "crash_retry", "lost", "crash_retries are used up")
 def _() -> None:
     with Stage(calls=CallPolicy(crash_retries=1)) as stage:
@@ -591,7 +591,7 @@ def _() -> None:
         assert stage.runtime.running == []
 
 
-@drives("execution", "checkin", "drive_queue", "the worker takes the oldest it may run")
+@drives("execution", "checkin", "drive_queue", "the worker takes the oldest request that it may run")
 def _() -> None:
     with Stage(2, affinity="strict_queue") as stage:
         worker = bound(stage)
@@ -805,7 +805,7 @@ def _() -> None:
 
 
 @drives("queue", "waiting", "timed_out", "queue_timeout or timeout passed")
-@drives("queue", "timed_out", "dropped", "its function and arguments go at once")
+@drives("queue", "timed_out", "dropped", "its function and arguments are released at once")
 @drives("queue", "dropped", END, "it never runs")
 def _() -> None:
     class Cargo:

@@ -1,4 +1,4 @@
-"""Bullpen is not mentioned here: these are Django's tasks, and TASKS in the settings says who runs them."""
+"""Plain tasks of Django. Only TASKS in the settings names Bullpen, which runs them."""
 
 try:
     from django.tasks import task
