@@ -70,8 +70,9 @@ class Job(Generic[R]):
         """What the function returned; waits for it.
 
         A task with an interval has many results: this waits for the next run that completes. Raises TaskFailed,
-        TaskCancelled, ResultDropped, TaskNotFound, and ResultTimeout when the time is over; the task goes on then. If
-        the store says nothing at all: StorageUnavailable, at the latest a second after that.
+        TaskCancelled, ResultDropped, TaskNotFound, and ResultTimeout when the time is over; the task goes on then.
+        Raises StorageUnavailable at once if the server of the store cannot be reached, and a second after `timeout` if
+        it does not answer.
         """
         return self._backend.run("result", self.aresult(timeout))
 

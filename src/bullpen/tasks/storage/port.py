@@ -335,6 +335,14 @@ class SupportsBlockingCalls(Protocol):
 
 
 @runtime_checkable
+class SupportsLockCheck(Protocol):
+    """A store with one lock for all writers. While another process holds it, no worker can claim."""
+
+    def is_locked(self) -> bool:
+        """Whether a write of this process waits for the lock, holds it, or has just timed out waiting for it."""
+
+
+@runtime_checkable
 class SupportsCrossQueueLinks(Protocol):
     """A store that may keep its queues on several nodes."""
 

@@ -3,6 +3,10 @@
 It runs on its own thread, with its own connection to the store where the store allows one. So a task that blocks the
 worker's loop keeps its lease. If a lease cannot be renewed, the worker interrupts the task before the lease expires,
 by its own monotonic clock, counted from before the renewal was sent.
+
+A store that is locked by another process is an exception: no other worker can claim the task either. The task runs on,
+and the heartbeat renews its lease when the lock is released. If another worker was faster, the store rejects the
+renewal, and the worker interrupts the task then.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import msgspec
 from bullpen import primitives
 from bullpen.errors import StorageFull, StorageUnavailable
 from bullpen.tasks.model.task import release
-from bullpen.tasks.storage.port import AttemptKey, Storage, WorkerRecord
+from bullpen.tasks.storage.port import AttemptKey, Storage, SupportsLockCheck, WorkerRecord
 from bullpen.tasks.worker.attempt import Interruption, TaskAttempt
 from bullpen.tasks.worker.declarations import DeclaredSchedules
 from bullpen.tasks.worker.identity import unregister_worker
@@ -156,9 +160,12 @@ class Heartbeat:
 
     async def _keep_time(self) -> None:
         """Interrupt attempts with a lease that could not be renewed in time. This needs no answer from the store."""
+        lock = self._storage if isinstance(self._storage, SupportsLockCheck) else None
         while not await self._pause(min(self._options.lease / 15, 1.0)):
             for lane in self._lanes:
                 self._call_home(lane.release_unstarted)
+            if lock is not None and lock.is_locked():
+                continue
             now = self._now()
             for _, attempt in self._held():
                 if now >= attempt.expires_at and not attempt.ended:

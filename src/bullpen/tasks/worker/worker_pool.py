@@ -12,10 +12,10 @@ from types import EllipsisType, TracebackType
 from typing import Protocol
 
 from bullpen import primitives
-from bullpen.errors import PoolClosed, StorageGone, TasksLeft
+from bullpen.errors import PoolClosed, StorageBusy, StorageGone, TasksLeft
 from bullpen.pools.checks import Seconds, seconds
 from bullpen.tasks.model.registry import TaskRegistry
-from bullpen.tasks.storage.port import Storage
+from bullpen.tasks.storage.port import Storage, SupportsLockCheck, WorkerRecord
 from bullpen.tasks.worker.attempt import Interruption
 from bullpen.tasks.worker.declarations import DeclaredSchedules, declare_limits
 from bullpen.tasks.worker.heartbeat import Heartbeat
@@ -23,7 +23,7 @@ from bullpen.tasks.worker.identity import new_worker_id, register_worker, unregi
 from bullpen.tasks.worker.lane import LaneRunner
 from bullpen.tasks.worker.options import Lanes, WorkerOptions
 from bullpen.tasks.worker.poison_isolation import PoisonIsolation
-from bullpen.tasks.worker.reports import Reports, log_message
+from bullpen.tasks.worker.reports import Outage, Reports, log_message
 from bullpen.tasks.worker.scope import WorkerScope
 from bullpen.tasks.worker.signals import StopSignals
 from bullpen.telemetry import Kind, TelemetryEvent
@@ -136,16 +136,8 @@ class AsyncWorkerPool:
             self._own = storage.another()
             if self._own is not None:
                 storage = self._own
-                await storage.open()
             queues = tuple(queue for lane in lanes for queue in lane.queues)
-            permits = sum(lane.concurrency for lane in lanes)
-            async with self._patience():
-                record = register_worker(self.id, queues, permits, await storage.now())
-                primitives.failpoint("worker.before_record")
-                await storage.save_worker(record)
-                primitives.failpoint("worker.after_record")
-                await schedules.declare(storage)
-                await declare_limits(storage, getattr(self._queue, "declared_limits", ()))
+            record = await self._join(storage, queues, sum(lane.concurrency for lane in lanes), schedules)
         except BaseException:
             await self._close_storage()
             await scope.close(options.lease)
@@ -168,6 +160,31 @@ class AsyncWorkerPool:
         if self._stop_early:
             self._begin_stop(options.grace)
 
+    async def _join(
+        self, storage: Storage, queues: tuple[str, ...], permits: int, schedules: DeclaredSchedules
+    ) -> WorkerRecord:
+        """Open the store, and save the worker's record and what its queue declares. Waits while the store is locked."""
+        outage = Outage(self._reports, "start", self._options.longest_pause)
+        while True:
+            try:
+                if storage is self._own:
+                    await storage.open()
+                async with self._patience():
+                    record = register_worker(self.id, queues, permits, await storage.now())
+                    primitives.failpoint("worker.before_record")
+                    await storage.save_worker(record)
+                    primitives.failpoint("worker.after_record")
+                    await schedules.declare(storage)
+                    await declare_limits(storage, getattr(self._queue, "declared_limits", ()))
+            except TimeoutError as error:  # StorageBusy is one
+                is_locked = isinstance(storage, SupportsLockCheck) and storage.is_locked()
+                if self._stop_early or not (is_locked or isinstance(error, StorageBusy)):
+                    raise
+                await asyncio.sleep(outage.failed("opening the store", error))
+            else:
+                outage.over()
+                return record
+
     @contextlib.asynccontextmanager
     async def _patience(self) -> AsyncIterator[None]:
         """Bound the wait for the store."""
@@ -175,6 +192,8 @@ class AsyncWorkerPool:
         try:
             async with asyncio.timeout(seconds):
                 yield
+        except StorageBusy:
+            raise
         except TimeoutError:
             raise TimeoutError(
                 f"worker {self._options.name!r}: the store did not answer within {seconds:g} s"

@@ -180,6 +180,9 @@ class SqliteStorage:
     def settle_in(self, connection: Any, settlement: Settlement) -> None:
         settle_in(connection, self.path, settlement, self._clock)
 
+    def is_locked(self) -> bool:
+        return self._file is not None and self._file.writer.is_locked
+
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         return await self._read(lambda table: table.find_claim(claim_id))
 

@@ -42,7 +42,12 @@ class SqliteWriter(GroupCommit):
         self._write_lock: file.WriteLock | None = None  # among processes
         self._pages = 0.0  # in the log, as far as this process has filled it
         self._waits_for_disk = True  # whether a commit does, at the moment; if the store ever waits
+        self._was_locked = False  # the last transaction could not begin
         super().__init__("writer", place)
+
+    @property
+    def is_locked(self) -> bool:
+        return self._was_locked or self._leader != 0
 
     def _run(self, group: list[WorkItem]) -> None:
         try:
@@ -52,6 +57,7 @@ class SqliteWriter(GroupCommit):
             return
         try:
             if not lock.acquire(self._place.busy_timeout):
+                self._was_locked = True
                 waited = f"others wrote for longer than {self._place.busy_timeout:g} s"
                 self.fail_all(group, StorageBusy(waited, storage=self._storage))
                 return
@@ -152,6 +158,7 @@ class SqliteWriter(GroupCommit):
             self._place.check_unchanged()  # else the commit is in a file that nobody reads
             self._pages += _PAGES_PER_COMMIT + (db.total_changes - changes) * _PAGES_PER_CHANGE
         except BaseException as error:
+            self._was_locked = is_busy(error)
             committed = committing and db is not None and self._db is db and not db.in_transaction
             if plain is not None:
                 committed = committed and db is not None and db.total_changes - changes == len(plain)
@@ -165,6 +172,7 @@ class SqliteWriter(GroupCommit):
                 return error
             self.fail_all(items, error)
         else:
+            self._was_locked = False
             for item in items:
                 item.is_answered = True
         return None
