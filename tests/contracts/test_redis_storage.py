@@ -13,21 +13,17 @@ from redis.asyncio import Redis
 
 from bullpen import TaskQueue
 from bullpen.errors import StorageError
-from bullpen.tasks.model.task import PENDING, Progress, succeed
+from bullpen.tasks.model.task import PENDING, succeed
 from bullpen.tasks.storage.port import Limit, Storage
 from bullpen.tasks.storage.redis import connection, raw_connection
 from bullpen.tasks.storage.redis.store import RedisStorage
 from bullpen.testing import StorageContract
 from bullpen.testing.storage_contract.base import (
     FAR,
-    PATIENCE,
-    claim,
     claimed_one,
     get,
-    hold,
     ids,
     new_task,
-    new_tasks,
     settle,
 )
 from bullpen.testing.storage_contract.links import new_group
@@ -87,63 +83,13 @@ class TestRedisStorage(StorageContract):
             await store.resume("slow")
             assert await listed() == {"default", "tenant"}
 
-    @pytest.mark.parametrize("others", [0, 1])
-    async def test_an_end_that_is_too_large_for_a_notification_is_looked_for(self, store: Storage, others: int) -> None:
-        """However it has become that large: those who listen are cut off if they are told too much."""
-        task, *more = await store.add(new_tasks(1 + others, max_retries=1))
-        task, *more = await claim(store, 1 + others)
-        await store.note_progress(hold(task), Progress(0.5, note="x" * 100_000))
-        async with Redis.from_url(self.url) as client, client.pubsub() as listener:
-            await listener.psubscribe(f"{self.prefix}:*")
-            async with waits(store.wait_for_result(task.id, 0, FAR)):
-                states = f"{{{self.prefix}:default}}:state"
-                while b":ends" not in (await client.hget(states, task.id) or b""):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)  # until the task is marked as awaited
-                await settle(store, *(succeed(one, b"1") for one in (task, *more)))
-            sizes: list[int] = []
-            while (message := await listener.get_message(timeout=0.1)) or not sizes:
-                sizes += [len(message["data"])] if message and message["type"] == "pmessage" else []
-        assert 0 < max(sizes) < 65_536
-
-    async def test_an_end_brings_the_task(self, store: Storage) -> None:
+    async def test_a_wait_returns_the_ended_task(self, store: Storage) -> None:
+        """So the client needs no other read. Also if the task ended before the wait."""
         task = await claimed_one(store)
         async with waits(store.wait_for_result(task.id, 0, FAR)) as waiting:
             await settle(store, succeed(task, bytes(1000)))
-        assert waiting.result() == (await store.get([task.id]))[0]
-
-    @pytest.mark.parametrize("kind", [{}, {"unique_key": "u"}, {"concurrency_key": "c"}, {"expires": 4e9}])
-    @pytest.mark.parametrize("is_early", [False, True])
-    async def test_whoever_waits_for_one_task_after_the_other_is_brought_each(
-        self, store: Storage, is_early: bool, kind: dict[str, Any]
-    ) -> None:
-        """Also an end that comes before the wait: from the second on, the store expects to be asked."""
-        for _ in range(3):
-            task = await claimed_one(store, **kind)
-            if is_early:
-                await settle(store, succeed(task, b"1"))
-            async with waits(store.wait_for_result(task.id, 0, FAR)) as waiting:
-                if not is_early:
-                    await settle(store, succeed(task, b"1"))
-            assert [waiting.result()] == await store.get([task.id])
-
-    async def test_a_task_that_is_there_already_is_not_waited_for_either(self, store: Storage) -> None:
-        ended = await claimed_one(store)
-        await settle(store, succeed(ended, b"1"))
-        task = await claimed_one(store)
-        async with waits(store.wait_for_result(task.id, 0, FAR)):
-            await settle(store, succeed(task, b"1"))
-        assert ids(await store.add([new_task(id=ended.id)])) == [ended.id]
-        async with asyncio.timeout(PATIENCE):
-            assert [await store.wait_for_result(ended.id, 0, FAR)] == await store.get([ended.id])
-
-    async def test_a_wait_that_was_not_expected_gets_its_result_too(self, store: Storage) -> None:
-        first = await claimed_one(store)
-        async with waits(store.wait_for_result(first.id, 0, FAR)):
-            await settle(store, succeed(first, b"1"))
-        passed_over = await claimed_one(store)
-        task = await claimed_one(store)
-        async with waits(store.wait_for_result(task.id, 0, FAR)), waits(store.wait_for_result(passed_over.id, 0, FAR)):
-            await settle(store, succeed(task, b"1"), succeed(passed_over, b"1"))
+        kept = await store.get([task.id])
+        assert [waiting.result()] == [await store.wait_for_result(task.id, 0, FAR)] == kept
 
     @pytest.mark.parametrize(
         ("module", "name", "value"),

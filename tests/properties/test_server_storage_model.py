@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from random import Random
 from typing import Any, TypeVar, cast
 
@@ -99,12 +99,10 @@ class ClockedLink(LoopConnection):
         super().__init__(url)
         self._key = key
 
-    async def _run(
-        self, say: Callable[..., Awaitable[Any]], script: str, keys: Sequence[str], words: Sequence[Any]
-    ) -> Any:
+    async def _run(self, script: str, keys: Sequence[str], words: Sequence[Any]) -> Any:
         text = script.replace(_TIME, f"return tonumber(redis.call('GET', '{self._key}'))")
         assert "'TIME'" not in text
-        return await say("EVAL", text, len(keys), *keys, *words)
+        return await self.execute("EVAL", text, len(keys), *keys, *words)
 
     async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         return [await self.run(script, [key], words) for key, words in calls]

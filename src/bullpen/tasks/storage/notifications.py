@@ -1,6 +1,7 @@
 """Notifications from a server: one connection listens for all waiting callers of an event loop.
 
-Notifications are hints. While the connection is down, the callers poll.
+Notifications are hints, and anyone who may publish can forge one: a woken caller asks the store. While the connection
+is down, the callers poll.
 """
 
 from __future__ import annotations
@@ -18,15 +19,13 @@ POLL = 0.5  # seconds between two polls while the connection is down
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0  # seconds between attempts to listen again
 
 # Listens until the connection is lost. Calls the first function when it has subscribed, and the second with each
-# notification and its data.
-Hear = Callable[[str, bytes], None]
+# notification.
+Hear = Callable[[str], None]
 Listen = Callable[[Callable[[], None], Hear], Awaitable[None]]
 
 
 class Subscription(asyncio.Event):
-    """Is set by a notification. `news` is the data of that notification, mostly empty."""
-
-    news = b""
+    """Is set by a notification."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__()
@@ -59,24 +58,16 @@ class NotificationListener:
             await asyncio.wait([listening])
 
     async def wait(
-        self,
-        timeout: float,
-        subscription: Subscription,
-        seconds_until: Callable[[], Awaitable[float | None]],
-        *,
-        look_first: bool = True,
-    ) -> bytes:
-        """Wait for a notification, or until `seconds_until` says that the time has come, or for `timeout` seconds.
-        Returns the data of the notification. With `look_first`, ask `seconds_until` before waiting.
-        """
+        self, timeout: float, subscription: Subscription, seconds_until: Callable[[], Awaitable[float | None]]
+    ) -> None:
+        """Wait for a notification, or until `seconds_until` says that the time has come, or for `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while True:
-            due_in = await seconds_until() if look_first else None
-            look_first = True
+            due_in = await seconds_until()
             left = deadline - loop.time()
             if due_in == 0.0 or left <= 0:
-                return b""
+                return
             is_listening = self._is_listening
             wait = left if due_in is None else min(left, due_in)
             try:
@@ -85,13 +76,8 @@ class NotificationListener:
             except TimeoutError:
                 pass
             if is_listening:
-                return subscription.news
+                return
             subscription.clear()
-
-    @property
-    def is_listening(self) -> bool:
-        """Whether the connection is up. When it breaks, every subscription is set."""
-        return self._is_listening
 
     def expect(self, notifications: Iterable[str]) -> Subscription:
         """A subscription that any of `notifications` sets, until `forget`."""
@@ -129,9 +115,8 @@ class NotificationListener:
         self._tried.set()
         self._wake_all()  # notifications may have been missed
 
-    def _hear(self, notification: str, news: bytes) -> None:
+    def _hear(self, notification: str) -> None:
         for subscription in self._expected.get(notification, ()):
-            subscription.news = news
             subscription.set()
 
     def _wake_all(self) -> None:

@@ -230,7 +230,7 @@ class Storage(Protocol):
 
     async def wait_for_result(self, task_id: str, completed_runs: int, timeout: float) -> Task | None:
         """Return when the task may be final, or may have completed more than `completed_runs` runs, or after `timeout`
-        seconds. Returns the task if the notification has brought it.
+        seconds. Returns the task if the store has read it.
         """
 
     # Operators.

@@ -95,12 +95,12 @@ class ServerStorage(Generic[C]):
         timeout: float,
         notifications: Iterable[str],
         seconds_until: Callable[[], Awaitable[float | None]],
-    ) -> bytes:
+    ) -> None:
         """`NotificationListener.wait`. All callers with the same `listen` share one connection."""
         listener = await self._listening(listen)
         subscription = listener.expect(notifications)
         try:
-            return await listener.wait(timeout, subscription, seconds_until)
+            await listener.wait(timeout, subscription, seconds_until)
         finally:
             listener.forget(subscription)
 

@@ -80,7 +80,6 @@ class LaneRunner:
                 await asyncio.sleep(0)  # attempts that end at once go with the next exchange
             elif limit:
                 await self._wait_for_work()
-                await asyncio.sleep(0)
             elif self._stopping and not self.held:
                 return
             else:

@@ -35,6 +35,6 @@ def test_a_batch_has_the_bodies_of_its_tasks(same: Task) -> None:
 @pytest.mark.parametrize("same", [PLAIN, UNUSUAL])
 def test_a_batch_is_as_plain_as_each_of_its_tasks(same: Task) -> None:
     batch = TaskBatch(same, ["a", "b"], [b"1", b"2"])
-    assert plain_state(batch, "ends") == plain_state(list(batch), "ends") is not None
+    assert plain_state(batch) == plain_state(list(batch)) is not None
     with_schedule = TaskBatch(same, ["a", schedule_id("nightly")], [b"1", b"2"])
     assert plain_state(with_schedule) is plain_state(list(with_schedule)) is None

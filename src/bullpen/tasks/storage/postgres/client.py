@@ -242,7 +242,7 @@ class PostgresClient(ServerStorage[ConnectionPool]):
         try:
             lost = asyncio.Event()
             connection.add_termination_listener(lambda _: lost.set())
-            await connection.add_listener(schemas.channel(self.schema), lambda *news: hear(news[3], b""))
+            await connection.add_listener(schemas.channel(self.schema), lambda *news: hear(news[3]))
             begin()
             await lost.wait()
         finally:

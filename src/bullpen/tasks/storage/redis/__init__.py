@@ -6,7 +6,7 @@ store.py           `RedisStorage`: all verbs of `storage.port.Storage`, put toge
 client.py          what every verb needs: a connection, running scripts, finding the queue of a task
 adding.py          `add`, by one of three scripts
 claiming.py        workers: settle and claim, renew leases, take tasks back from dead workers
-waiting.py         waiting for work and for results; expected_result.py saves one of its scripts
+waiting.py         waiting for work and for results
 reading.py         get, list, count
 changing.py        cancel, retry, change, delete
 moving.py          import and export

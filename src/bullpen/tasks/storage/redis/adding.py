@@ -9,7 +9,7 @@ from typing import Any
 from bullpen.errors import StorageError, TaskExists
 from bullpen.tasks.model.ids import is_schedule
 from bullpen.tasks.model.task import Task, new_as_kept
-from bullpen.tasks.model.task_batch import TaskBatch, ids_of, part_of, payloads_of, templates_of
+from bullpen.tasks.model.task_batch import TaskBatch, part_of, payloads_of, templates_of
 from bullpen.tasks.model.unique import RETURN, Duplicates
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.failures import translated_errors
@@ -66,30 +66,14 @@ class TaskAdding(TaskReading, TaskMoving):
         return kept
 
     async def _add_to_queue(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        awaited = self._expect(tasks)
-        plain = plain_state(tasks, awaited)
+        plain = plain_state(tasks)
         if plain is None:
-            self._expected_result.stop()
             return await self._add_together(tasks, RETURN)
         queue = templates_of(tasks)[0].queue
         await self._list_first([queue])
         words = [self._channel, queue, *plain, *ids_and_bodies(tasks)]
         script = scripts.ADD_ONE if len(tasks) == 1 else scripts.ADD_PLAIN
-        try:  # if the client is going to wait, the worker is notified before the client gets its reply
-            answer = await self._run(script, queue, words, others_first=awaited is not None)
-        except BaseException:
-            self._expected_result.stop()
-            raise
-        if answer[2]:  # the task exists already and was not marked as awaited
-            self._expected_result.stop()
-        return await self._kept(tasks, [queue], answer)
-
-    def _expect(self, tasks: Sequence[Task]) -> str | None:
-        """The channel on which to announce the end of a task, if this client is expected to wait for it."""
-        if len(tasks) != 1:
-            return None
-        listener = self._listeners.get(self._listen_for_ends)
-        return self._channel_of_ends if self._expected_result.expect(ids_of(tasks)[0], listener) else None
+        return await self._kept(tasks, [queue], await self._run(script, queue, words))
 
     async def _add_together(self, tasks: Sequence[Task], duplicates: Duplicates) -> Sequence[Task]:
         """Add tasks of any kind in one script, all or none of them."""

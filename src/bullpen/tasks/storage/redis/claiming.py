@@ -81,9 +81,7 @@ class TaskClaiming(TaskAdding):
         with translated_errors(self.name):
             connection = await self._connected()
             tags = [self._tag(name) for name in names]
-            answer = await connection.run(
-                scripts.EXCHANGE, tags, [pack(ask), *words], once=True, others_first=bool(settlements)
-            )
+            answer = await connection.run(scripts.EXCHANGE, tags, [pack(ask), *words], once=True)
         denied, until, claimed, taken = answer
         refused.update(AttemptKey(denied[at].decode(), int(denied[at + 1])) for at in range(0, len(denied), 2))
         lease_until = float(until)

@@ -16,7 +16,6 @@ from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.blocking_connection import BlockingConnection
 from bullpen.tasks.storage.redis.cluster_connection import ClusterConnection, by_slot
 from bullpen.tasks.storage.redis.connection import RedisConnection
-from bullpen.tasks.storage.redis.expected_result import ExpectedResult
 from bullpen.tasks.storage.redis.failures import translated_errors
 from bullpen.tasks.storage.redis.health_checks import info_of, is_too_old, run_health_checks, settings_of
 from bullpen.tasks.storage.redis.loop_connection import LoopConnection
@@ -46,7 +45,6 @@ class RedisClient(ServerStorage[RedisConnection]):
         self._channel_of_ends = f"{prefix}:news:{uuid4().hex}:ends"  # of this client alone
         self._queue_of: dict[str, str] = {}  # by task id; a cache, and schedules may have moved since
         self._listed: set[str] = set()  # queues that are known to be in the list of queues
-        self._expected_result = ExpectedResult()
 
     async def _connect(self) -> RedisConnection:
         with translated_errors(self.name):
@@ -106,11 +104,11 @@ class RedisClient(ServerStorage[RedisConnection]):
         with translated_errors(self.name):
             return await (await self._connected()).now()
 
-    async def _run(self, script: str, queue: str, words: Sequence[Any], *, others_first: bool = False) -> Any:
-        """Run a script that is safe to repeat. `others_first`: see `RedisConnection.run`."""
+    async def _run(self, script: str, queue: str, words: Sequence[Any]) -> Any:
+        """Run a script that is safe to repeat."""
         with translated_errors(self.name):
             connection = await self._connected()
-            return await connection.run(script, [self._tag(queue)], words, others_first=others_first)
+            return await connection.run(script, [self._tag(queue)], words)
 
     async def _run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         """Run a script that is safe to repeat, on each of several queues."""

@@ -7,7 +7,7 @@ A lost connection never repeats a command that is not safe to repeat. The three 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -43,31 +43,20 @@ class RedisConnection:
     async def close(self) -> None:
         raise NotImplementedError
 
-    async def execute_after_subscribers(self, *words: Any) -> Any:
-        """Run a command so that the server writes to its subscribers before it replies, if this connection can."""
-        return await self.execute(*words)
-
-    async def run(
-        self, script: str, keys: Sequence[str], words: Sequence[Any], *, once: bool = False, others_first: bool = False
-    ) -> Any:
-        """Run a script. If the connection is lost, it runs again, unless `once` says that this is not safe.
-        `others_first`: subscribers to what the script publishes are served before the caller.
-        """
-        execute = self.execute_after_subscribers if others_first else self.execute
+    async def run(self, script: str, keys: Sequence[str], words: Sequence[Any], *, once: bool = False) -> Any:
+        """Run a script. If the connection is lost, it runs again, unless `once` says that this is not safe."""
         try:
-            return await self._run(execute, script, keys, words)
+            return await self._run(script, keys, words)
         except self._errors.ConnectionError:
             if once:
                 raise
-            return await self._run(execute, script, keys, words)
+            return await self._run(script, keys, words)
 
-    async def _run(
-        self, execute: Callable[..., Awaitable[Any]], script: str, keys: Sequence[str], words: Sequence[Any]
-    ) -> Any:
+    async def _run(self, script: str, keys: Sequence[str], words: Sequence[Any]) -> Any:
         try:
-            return await execute("EVALSHA", _digest(script), len(keys), *keys, *words)
+            return await self.execute("EVALSHA", _digest(script), len(keys), *keys, *words)
         except self._errors.NoScriptError:
-            return await execute("EVAL", script, len(keys), *keys, *words)
+            return await self.execute("EVAL", script, len(keys), *keys, *words)
 
     async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         """Run a script that is safe to repeat, once for each key."""

@@ -10,10 +10,9 @@ from typing import Any
 from bullpen.tasks.storage.notifications import Hear
 from bullpen.tasks.storage.redis.address import split_timeout
 from bullpen.tasks.storage.redis.connection import RedisConnection, new_client, new_connection, pack_command
-from bullpen.tasks.storage.redis.raw_connection import PING, AnyWire, wire_of
+from bullpen.tasks.storage.redis.raw_connection import AnyWire, wire_of
 
 MAX_CONNECTIONS = 10  # on one event loop, besides those that listen
-ATTACHMENT_MARK = b"\0"  # between a notification and its attachment
 
 
 class LoopConnection(RedisConnection):
@@ -47,13 +46,6 @@ class LoopConnection(RedisConnection):
             await self._drop(wire, error)
             raise
         self._give_back(wire)
-        return answer
-
-    async def execute_after_subscribers(self, *words: Any) -> Any:
-        """A leading PING makes the server write our reply after it has written to the subscribers."""
-        _, answer = await self._execute_packed([PING, pack_command(words)])
-        if isinstance(answer, Exception):
-            raise answer
         return answer
 
     async def _execute_packed(self, packed: Sequence[bytes]) -> list[Any]:
@@ -156,8 +148,7 @@ class LoopConnection(RedisConnection):
         def take(message: Any) -> None:
             nonlocal left
             if message[0] == b"message":
-                notification, _, news = message[2].partition(ATTACHMENT_MARK)
-                hear(notification.decode(), news)
+                hear(message[2].decode(errors="replace"))  # anyone may publish anything
             elif message[0] == b"subscribe":
                 left -= 1
                 if left == 0:

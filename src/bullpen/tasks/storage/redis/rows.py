@@ -219,10 +219,9 @@ def new_task(task: Task, queue: int, body: int) -> tuple[Any, ...]:
     )
 
 
-def plain_state(tasks: Sequence[Task], awaited: str | None = None) -> tuple[Any, ...] | None:
+def plain_state(tasks: Sequence[Task]) -> tuple[Any, ...] | None:
     """The arguments of `add_plain.lua` for new tasks of one queue that share them: priority, eta or '', and the state
-    in three parts, cut at the eta and at the time of creation. None if the tasks differ or are not plain. `awaited`:
-    the channel of a client that waits for the end.
+    in three parts, cut at the eta and at the time of creation. None if the tasks differ or are not plain.
     """
     looked_at = templates_of(tasks)
     first = looked_at[0]
@@ -244,13 +243,13 @@ def plain_state(tasks: Sequence[Task], awaited: str | None = None) -> tuple[Any,
             or task.result_ttl != result_ttl
         ):
             return None
-    return (priority, repr(eta) if eta > 0 else "", *_plain_parts(priority, _or_none(result_ttl), awaited))
+    return (priority, repr(eta) if eta > 0 else "", *_plain_parts(priority, _or_none(result_ttl)))
 
 
 @lru_cache(maxsize=100)
-def _plain_parts(priority: int, result_ttl: float, awaited: str | None) -> tuple[bytes, ...]:
+def _plain_parts(priority: int, result_ttl: float) -> tuple[bytes, ...]:
     here = -2.0  # a value that no other field has
-    state = TaskState(priority=priority, result_ttl=result_ttl, eta=here, created_at=here, awaited=awaited or False)
+    state = TaskState(priority=priority, result_ttl=result_ttl, eta=here, created_at=here)
     before, between, behind = pack(state).split(pack(here))
     return before, between, behind
 
@@ -365,18 +364,6 @@ def task_of(
         started_at=state.started_at or None,
         finished_at=state.finished_at or None,
     )
-
-
-def words_in(attachment: bytes) -> list[bytes | None]:
-    """The words of an attachment, as `parts/attachment.lua` writes it."""
-    words: list[bytes | None] = []
-    at = 0
-    while at < len(attachment):
-        begin = attachment.index(b":", at) + 1
-        length = int(attachment[at : begin - 1])
-        words.append(None if length < 0 else attachment[begin : begin + length])
-        at = begin + max(length, 0)
-    return words
 
 
 def _or_none(number: float | None) -> float:

@@ -46,8 +46,8 @@ Keys
 Writers
     Producers (`add*.lua`) write :body, :state, :ids and the indexes of a pending task. Workers (`exchange.lua`,
     `renew_leases.lua`) write :state, :result and the indexes. `parts/indexes.lua` is the only place that knows which
-    indexes a state belongs to; `add_one.lua`, `add_plain.lua` and the head of `exchange.lua` write out its simplest
-    cases. Clients write no key of a task without a script.
+    indexes a state belongs to; `add_one.lua` and `add_plain.lua` write out its simplest case. Clients write no key of a
+    task without a script.
 
 Packed values
     A state is an array in msgpack, in the order of the fields of `rows.TaskState`. Scripts use the fields' names in
@@ -85,7 +85,6 @@ _CONSTANTS: dict[str, object] = {
     "GIVEN_UP": GIVEN_UP,
     "SCHEDULES": f"'{SCHEDULES}'",
     "NOT_IN_TIME": f"'{NOT_IN_TIME}'",
-    "MAX_ATTACHMENT": 65_536,  # bytes
 }
 _NAME = re.compile(rf"\b({'|'.join(_CONSTANTS)})\b")
 

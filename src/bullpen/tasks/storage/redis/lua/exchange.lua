@@ -7,51 +7,9 @@
 -- lease.
 -- Repeats `model.task.applies`, `settled` and `claimed`, and `model.links`. Held by ClaimingTests, SettlingTests,
 -- LimitTests, LinkTests and the model in tests/properties/test_server_storage_model.py.
--- WITH clock
+-- WITH clock common write_when_full indexes pick claim task_rows
 local channel, worker, limit, lease, claim_id, names, wanted, settlements, new_state = unpack(cmsgpack.unpack(ARGV[1]))
 
--- A lone success without children, keys and dependencies, with nothing to claim, is what a waiting client is most often
--- waiting for. It is written out here; the general case below would do the same.
-local one = settlements[1]
-if #settlements == 1 and limit == 0 and one[4] == 'success' and not one[14] and not one[15] and #one[16] == 0 then
-    local tag, id, result = KEYS[one[1]], one[2], one[12] and ARGV[one[12]]
-    local state = redis.call('HGET', tag .. ':state', id)
-    local task = state and cmsgpack.unpack(state)
-    if task and task[STATUS] == 'running' and task[ATTEMPT] == one[3] and task[CONCURRENCY_KEY] == ''
-        and task[NEXT_TASK_ID] == '' and task[DEPENDS_ON] == 0 then
-        local now = server_time()
-        redis.call('ZREM', tag .. ':running', id)  -- before what needs memory: see `parts/write_when_full.lua`
-        task[STATUS], task[FAILURES], task[CRASHES], task[COMPLETED_RUNS] = 'success', one[9], one[10], one[11]
-        task[CLAIM_ID], task[FINISHED_AT] = '', now
-        if result then
-            redis.call('HSET', tag .. ':result', id, result)
-        elseif task[HAS_RESULT] then
-            redis.call('HDEL', tag .. ':result', id)
-        end
-        task[HAS_RESULT], task[RESULT_DROPPED] = result and true or false, one[13]
-        local packed, prune_at = cmsgpack.pack(task), 'inf'
-        if task[RESULT_TTL] >= 0 then
-            prune_at = string.format('%.17g', math.max(now + task[RESULT_TTL], task[UNIQUE_UNTIL]))
-        end
-        redis.call('ZADD', tag .. ':finished', prune_at, id)
-        redis.call('HSET', tag .. ':state', id, packed)
-        redis.call('HINCRBY', tag .. ':counts', 'success', 1)
-        if task[AWAITED] == true then
-            redis.call('PUBLISH', channel .. ':ends', 'r' .. id)
-        elseif task[AWAITED] then
-            local body, attachment = redis.call('HGET', tag .. ':body', id), ''
-            if body and #body + #packed + #(result or '') < MAX_ATTACHMENT - 1000 then
-                attachment = '\0' .. #id .. ':' .. id .. #packed .. ':' .. packed .. #body .. ':' .. body
-                    .. (result and #result .. ':' .. result or '-1:') .. '-1:-1:'
-            end
-            redis.call('PUBLISH', task[AWAITED], 'r' .. id .. attachment)
-        end
-        if redis.call('EXISTS', tag .. ':limits') == 1 then redis.call('PUBLISH', channel, 'w' .. names[one[1]]) end
-        return {{}, '0', {}, {}}
-    end
-end
-
--- WITH common write_when_full indexes pick claim task_rows attachment
 local now = server_time()
 if #settlements > 0 then allow_writes_when_full(KEYS[1] .. ':state') end
 local queues, freed, again_in, refused, ended, awaited = {}, {}, {}, {}, {}, {}
@@ -100,9 +58,9 @@ for _, one in ipairs(settlements) do
             task[HAS_RESULT], task[RESULT_DROPPED] = result and true or false, dropped
         end
         if problem then add_error(task, problem) end
-        local packed = enter(queue, id, task)
+        enter(queue, id, task)
         if task[AWAITED] and (not again or completed) then
-            awaited[#awaited + 1] = {queue.tag, id, task, packed, completed and result and ARGV[result]}
+            awaited[#awaited + 1] = {id, task}
         end
         if again then again_in[number] = true end
         freed[number] = (freed[number] or 0) + 1
@@ -113,12 +71,7 @@ for _, one in ipairs(settlements) do
     end
 end
 for _, queue in ipairs(queues) do flush(queue) end
-for _, one in ipairs(awaited) do
-    local tag, id, task, packed, result = unpack(one, 1, 5)
-    local body, rows = task[AWAITED] ~= true and redis.call('HGET', tag .. ':body', id), {}
-    if body then append_row(tag, rows, id, task, packed, body, result) end
-    publish_end(channel, id, task, body and as_attachment(rows, 6))
-end
+for _, one in ipairs(awaited) do publish_end(channel, one[1], one[2]) end
 if #ended > 0 then
 -- WITH queue_list dependencies add_tasks
     for _, one in ipairs(ended) do

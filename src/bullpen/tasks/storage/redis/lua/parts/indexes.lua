@@ -111,12 +111,10 @@ local function enter(queue, id, task, lease_until)
     return packed
 end
 
--- Notify the clients that wait for a task. `attachment`: the row of the task, if the script has it.
-local function publish_end(channel, id, task, attachment)
-    if task[AWAITED] == true then
-        redis.call('PUBLISH', channel .. ':ends', 'r' .. id)
-    elseif task[AWAITED] then
-        redis.call('PUBLISH', task[AWAITED], 'r' .. id .. (attachment or ''))
+-- Notify the clients that wait for a task: one by its own channel, several by that of all.
+local function publish_end(channel, id, task)
+    if task[AWAITED] then
+        redis.call('PUBLISH', task[AWAITED] == true and channel .. ':ends' or task[AWAITED], 'r' .. id)
     end
 end
 
