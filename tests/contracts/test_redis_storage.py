@@ -28,6 +28,7 @@ from bullpen.testing.storage_contract.base import (
 )
 from bullpen.testing.storage_contract.links import new_group
 from bullpen.testing.storage_contract.waiting import waits
+from tests.redis_users import add_user, delete_user, documented_rights
 
 
 def returned(x: int) -> int:
@@ -35,14 +36,19 @@ def returned(x: int) -> int:
 
 
 class TestRedisStorage(StorageContract):
+    """As a user with the rights that the docs name, and no other."""
+
     url: str
+    url_of_user: str
     prefix: str
 
     @pytest.fixture(autouse=True)
     def _place(self, redis_url: str) -> Iterator[None]:
         self.url, self.prefix = redis_url, f"bullpen-test-{secrets.token_hex(6)}"
+        self.url_of_user = add_user(self.url, self.prefix, *documented_rights(self.prefix))
         yield
         asyncio.run(self._drop())
+        delete_user(self.url, self.prefix)
 
     async def test_what_waits_for_many_is_as_small_as_others_and_leaves_nothing(self, store: Storage) -> None:
         """It is read and written whenever one of them ends."""
@@ -130,7 +136,7 @@ class TestRedisStorage(StorageContract):
                 await client.delete(*keys)
 
     def make_storage(self) -> RedisStorage:
-        return RedisStorage(self.url, prefix=self.prefix)
+        return RedisStorage(self.url_of_user, prefix=self.prefix)
 
     def address(self) -> str:
-        return f"{self.url}?prefix={self.prefix}"
+        return f"{self.url_of_user}?prefix={self.prefix}"
