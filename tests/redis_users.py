@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,16 +12,17 @@ from redis import Redis
 _PAGE = Path(__file__).parent.parent / "docs/how-to/redis.md"
 
 
-def documented_rights(prefix: str = "bullpen") -> list[str]:
+def documented_rights(prefix: str = "bullpen", *, cluster: bool = False) -> list[str]:
     """The words of `ACL SETUSER` on the page, for another prefix."""
-    lines = [line for line in _PAGE.read_text("utf-8").splitlines() if line.startswith("ACL SETUSER app ")]
-    words = [word for line in lines for word in line.split()[3:] if not word.startswith((">", "on"))]
-    return [word.replace("bullpen:", f"{prefix}:") for word in words]
+    blocks = re.findall(r"^```text\n(ACL .*?)^```", _PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    lines = "".join(blocks if cluster else blocks[:1]).splitlines()
+    words = [word for line in lines for word in line.removeprefix("ACL SETUSER app ").split()]
+    return [word.replace("bullpen:", f"{prefix}:") for word in words if word not in ("on", ">password")]
 
 
-def add_user(url: str, name: str, *rights: str) -> str:
+def add_user(url: str, name: str, *rights: str, password: str = "") -> str:
     """Add a user to a server. Returns the address of the server for that user."""
-    password = secrets.token_hex(8)
+    password = password or secrets.token_hex(8)
     with Redis.from_url(url) as client:
         client.execute_command("ACL", "SETUSER", name, "reset", "on", f">{password}", *rights)
     return urlsplit(url)._replace(netloc=f"{name}:{password}@{urlsplit(url).netloc}").geturl()

@@ -19,17 +19,26 @@ from bullpen.tasks.storage.port import AttemptKey, Storage, TaskFilter
 from bullpen.testing import StorageContract
 from bullpen.testing.storage_contract.base import claim, claimed_one, ids, new_task, settle
 from bullpen.testing.storage_contract.claiming import ClaimingTests
+from tests.redis_users import add_user, delete_user, documented_rights
 
 
 class OnCluster:
+    """As a user with the rights that the docs name, and no other."""
+
     url: str
     prefix: str
 
     @pytest.fixture(autouse=True)
     def _place(self, redis_cluster_url: str) -> Iterator[None]:
         self.url, self.prefix = redis_cluster_url, self.new_prefix()
+        self.user, self.password = secrets.token_hex(6), secrets.token_hex(8)
+        nodes = [f"redis://{host}" for host in self.url.removeprefix("redis+cluster://").rstrip("/").split(",")]
+        for node in nodes:
+            add_user(node, self.user, *documented_rights(self.prefix, cluster=True), password=self.password)
         yield
         asyncio.run(self._drop())
+        for node in nodes:
+            delete_user(node, self.user)
 
     def new_prefix(self) -> str:
         return f"bullpen-test-{secrets.token_hex(6)}"
@@ -44,7 +53,8 @@ class OnCluster:
         return open_storage(self.address())
 
     def address(self) -> str:
-        return f"{self.url}?prefix={self.prefix}"
+        hosts = self.url.removeprefix("redis+cluster://")
+        return f"redis+cluster://{self.user}:{self.password}@{hosts}?prefix={self.prefix}"
 
 
 class Moving:

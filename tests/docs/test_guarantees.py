@@ -40,6 +40,7 @@ HOMES_OF_TASKS = {
     "gone": "tests/faults/test_sqlite_gone.py",
     "gone in store": "tests/unit/tasks/storage/sqlite/test_gone.py",
     "server killed": "tests/faults/test_server_killed.py",
+    "channels": "tests/faults/test_redis_channels.py",
     "schedules": "tests/scenarios/test_schedules.py",
     "schedules killed": "tests/faults/test_schedules_killed.py",
     "simulated schedules": "tests/properties/test_simulated_schedules.py",
