@@ -161,7 +161,7 @@ class TestQueuesApart(OnCluster, StorageContract):
     """Each queue on a node of its own, maybe: nothing is done in several of them in one step."""
 
     async def refuses(self, test: Awaitable[None]) -> None:
-        with pytest.raises(StorageError, match="several queues"):
+        with pytest.raises(StorageError, match="different queues"):
             await test
 
     async def test_a_chain_may_lead_through_several_queues(self, store: Storage) -> None:
