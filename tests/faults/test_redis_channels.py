@@ -64,18 +64,12 @@ async def spying(server: OwnRedis) -> AsyncIterator[Spy]:
             await asyncio.wait([listening])
 
 
-async def refused(server: OwnRedis) -> set[tuple[bytes, bytes]]:
+async def refused(server: OwnRedis) -> set[tuple[str, str]]:
     """What the server has refused to the app: the kind, and the command, key or channel."""
     async with Redis.from_url(server.url) as client:
-        entries: Any = await client.execute_command("ACL", "LOG", "128")
-    facts = [entry if isinstance(entry, dict) else dict(zip(entry[::2], entry[1::2], strict=True)) for entry in entries]
-    of_driver = b"client|setinfo"  # redis-py tells its version, if it may
-    named = [{_bytes(key): _bytes(value) for key, value in entry.items()} for entry in facts]
-    return {(one[b"reason"], one[b"object"]) for one in named if one[b"username"] == b"app"} - {(b"command", of_driver)}
-
-
-def _bytes(value: object) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
+        entries: Any = await client.acl_log()
+    of_driver = ("command", "client|setinfo")  # redis-py tells its version, if it may
+    return {(one["reason"], one["object"]) for one in entries if one["username"] == "app"} - {of_driver}
 
 
 async def test_a_user_with_all_channels_and_no_keys_learns_and_changes_nothing(
