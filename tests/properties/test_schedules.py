@@ -1196,7 +1196,7 @@ def ready_without_looking_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def after(self: Dispatcher, worker: Worker, request: Request | None, ending: bool) -> Request | None:
         if ending:
-            worker.hand(None)
+            worker.handle.hand(None)
         return request
 
     monkeypatch.setattr(Dispatcher, "_after", after)
@@ -1210,7 +1210,7 @@ def stop_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
         self.registry.count()  # somebody else may run here
         worker.status = STOPPING
         if idle:
-            worker.hand(None)
+            worker.handle.hand(None)
         return True
 
     monkeypatch.setattr(Dispatcher, "stop", stop)

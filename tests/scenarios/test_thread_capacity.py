@@ -87,7 +87,7 @@ def test_a_thread_that_cannot_start_fails_one_request_and_is_logged(monkeypatch:
     log.wait_for("ready")
     start_thread = primitives.start_thread
     with Blocker() as blocker:
-        worker.hand(new_request(worker, blocker))
+        worker.handle.hand(new_request(worker, blocker))
         blocker.wait_entered()
         log.following = [following := new_request(worker, abs, -5)]
 
@@ -95,7 +95,7 @@ def test_a_thread_that_cannot_start_fails_one_request_and_is_logged(monkeypatch:
             raise RuntimeError("can't start new thread")
 
         monkeypatch.setattr(primitives, "start_thread", refuse)
-        worker.hand(unlucky := new_request(worker, abs, -1))
+        worker.handle.hand(unlucky := new_request(worker, abs, -1))
         assert [request for request, _, _ in log.ends] == [unlucky]
         assert isinstance(log.ends[0][2], WorkerStartFailed)
         assert "can't start new thread" in str(log.ends[0][2])
@@ -103,7 +103,7 @@ def test_a_thread_that_cannot_start_fails_one_request_and_is_logged(monkeypatch:
         blocker.release()
         log.wait_for("finished", 3)
         assert (following, 5) in [(request, value) for request, _, value in log.ends], "it waited for a thread"
-        worker.hand(None)
+        worker.handle.hand(None)
         assert runtime.join(worker, PATIENCE)
     assert log.kinds == ["ready", "finished", "finished", "finished", "exited"]
 
@@ -254,6 +254,6 @@ def test_a_dying_broken_worker_starts_no_thread_for_a_late_request() -> None:
         assert worker is not None
         assert eventually(lambda: not worker.handle._open)
         threads = list(worker.handle._more)
-        worker.hand(PoolFuture(pool._engine, int, (), {}))
+        worker.handle.hand(PoolFuture(pool._engine, int, (), {}))
         assert worker.handle._more == threads
         assert not worker.handle._inbox

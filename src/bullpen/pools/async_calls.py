@@ -280,7 +280,7 @@ class LoopCall(AsyncCall):
     def settle(self, state: RequestState, value: Any) -> bool:
         if state is not DONE or self.state is not RUNNING:
             return self._leave(RUNNING, state, value)
-        # As _leave and deliver, written out.
+        # As `_leave` and `deliver`, written out.
         self.value = value
         self.state = DONE
         self.fn = self.args = self.kwargs = self.context = None
@@ -298,11 +298,8 @@ class LoopCall(AsyncCall):
     def _leave(self, expected: RequestState, state: RequestState, value: Any) -> bool:
         if self.state is not expected:
             return False
-        self.value = value
-        self.state = state
-        self.fn = self.args = self.kwargs = self.context = None
-        if self.timing is not None:
-            self.timing.request = None
+        self._become(state, value)
+        self.context = None
         self.deliver()
         return True
 
@@ -343,7 +340,7 @@ class ThreadCall(AsyncCall):
         return args[2].func if len(args) > 2 and isinstance(args[2], WrappedCall) else args[1]
 
     def settle(self, state: RequestState, value: Any) -> bool:
-        # As _leave, written out. A worker may hold its lock: the loop takes none when it is woken.
+        # As `_leave`, written out. A worker may hold its lock: the loop takes none when it is woken.
         lock = self.lock
         lock.acquire()
         if self.state is not RUNNING:
@@ -366,11 +363,7 @@ class ThreadCall(AsyncCall):
         with self.lock:
             if self.state is not expected:
                 return False
-            self.value = value
-            self.state = state
-            self.fn = self.args = self.kwargs = None
-            if self.timing is not None:
-                self.timing.request = None
+            self._become(state, value)
         if self.future is not None:
             self.side.bridge.post(self)
         return True

@@ -92,11 +92,11 @@ class RuntimeContract:
         log.wait_for("ready")
         assert not runtime.join(worker, 0), "it is alive"
         first, second = new_request(worker, pow, 3, 2), new_request(worker, fail_below, "told so")
-        worker.hand(first)
+        worker.handle.hand(first)
         log.wait_for("finished")
-        worker.hand(second)
+        worker.handle.hand(second)
         log.wait_for("finished", 2)
-        worker.hand(None)
+        worker.handle.hand(None)
         log.wait_for("exited")
         assert runtime.join(worker, PATIENCE)
         assert log.kinds == ["ready", "finished", "finished", "exited"]
@@ -110,7 +110,7 @@ class RuntimeContract:
         runtime = self.make_runtime()
         runtime.start(worker, log)
         log.wait_for("finished", 5)
-        worker.hand(None)
+        worker.handle.hand(None)
         assert runtime.join(worker, PATIENCE)
         assert log.kinds == ["ready", *["finished"] * 5, "exited"]
         assert log.ends == [(request, DONE, number**2) for number, request in enumerate(requests)]
@@ -143,11 +143,11 @@ class RuntimeContract:
         for round_number in range(3):
             requests = [new_request(worker, meet, tmp_path / str(round_number), 3) for _ in range(3)]
             for request in requests:
-                worker.hand(request)
+                worker.handle.hand(request)
             log.wait_for("finished", 3 * (round_number + 1))
             assert {id(request) for request, _, _ in log.ends[-3:]} == {id(request) for request in requests}
         assert [(state, value) for _, state, value in log.ends] == [(DONE, 3)] * 9
-        worker.hand(None)
+        worker.handle.hand(None)
         assert runtime.join(worker, PATIENCE)
         assert log.kinds == ["ready", *["finished"] * 9, "exited"]
         assert log.retired == 1
@@ -159,9 +159,9 @@ class RuntimeContract:
         runtime = self.make_runtime()
         runtime.start(worker, log)
         log.wait_for("ready")
-        worker.hand(new_request(worker, meet, tmp_path, 2))
+        worker.handle.hand(new_request(worker, meet, tmp_path, 2))
         log.wait_for("finished", 2)
-        worker.hand(None)
+        worker.handle.hand(None)
         assert runtime.join(worker, PATIENCE)
         assert log.kinds == ["ready", "finished", "finished", "exited"]
 
@@ -170,15 +170,15 @@ class RuntimeContract:
         runtime = self.make_runtime()
         runtime.start(worker, log)
         log.wait_for("ready")
-        worker.hand(new_request(worker, begin_and_wait, tmp_path))
+        worker.handle.hand(new_request(worker, begin_and_wait, tmp_path))
         eventually((tmp_path / "begun").exists)
         log.following = [new_request(worker, pow, number, 2) for number in range(20)]
-        worker.hand(new_request(worker, do_nothing))
+        worker.handle.hand(new_request(worker, do_nothing))
         log.wait_for("finished", 21)
         assert [value for _, _, value in log.ends] == [None, *(number**2 for number in range(20))]
         leave_note(tmp_path, "go")
         log.wait_for("finished", 22)
-        worker.hand(None)
+        worker.handle.hand(None)
         assert runtime.join(worker, PATIENCE)
         assert log.kinds == ["ready", *["finished"] * 22, "exited"]
 
@@ -200,9 +200,9 @@ class RuntimeContract:
         for number in range(0, 400, 4):
             requests += [new_request(worker, pow, number + lane, 2) for lane in range(4)]
             for request in requests[-4:]:
-                worker.hand(request)
+                worker.handle.hand(request)
             log.wait_for("finished", number + 4)
-        worker.hand(None)
+        worker.handle.hand(None)
         assert runtime.join(worker, PATIENCE)
         assert sorted(value for _, _, value in log.ends) == [number**2 for number in range(400)]
         assert len({id(request) for request, _, _ in log.ends}) == 400
@@ -453,7 +453,7 @@ class ReportLog:
 
     def ready(self, worker: Worker) -> Request | None:
         if self.end_at_once:
-            worker.hand(None)
+            worker.handle.hand(None)
         return self._next("ready")
 
     def finished(self, worker: Worker, request: Request, state: RequestState, value: Any) -> Request | None:

@@ -181,14 +181,14 @@ def test_a_pool_that_breaks_the_rules_of_the_port_is_told_so() -> None:
     (worker,) = runtime.workers
     running, other = pool.submit(int), pool.submit(int)
     with pytest.raises(AssertionError, match="has no room"):
-        worker.hand(other)
+        worker.handle.hand(other)
     with pytest.raises(AssertionError, match="has no room"):
-        worker.hand(None)
+        worker.handle.hand(None)
     runtime.finish(running)
     runtime.finish(other)
     pool.shutdown(wait=False)
     with pytest.raises(AssertionError, match="not any more"):
-        worker.hand(None)
+        worker.handle.hand(None)
     runtime.exit_stopped()
     with pytest.raises(AssertionError, match="not any more"):
-        worker.hand(other)
+        worker.handle.hand(other)

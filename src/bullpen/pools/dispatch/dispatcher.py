@@ -500,12 +500,12 @@ class Dispatcher:
     def _hand(self, worker: Worker, request: Request) -> None:
         if self._report is not None:
             self._report(Kind.REQUEST_STARTED, worker, request)
-        worker.hand(request)
+        worker.handle.hand(request)
 
     def _tell_to_end(self, worker: Worker) -> None:
         if self._report is not None:
             self._report(Kind.WORKER_STOPPING, worker, None)
-        worker.hand(None)
+        worker.handle.hand(None)
 
     def _loaded(self, worker: Worker) -> None:
         if len(worker.requests) >= worker.capacity:

@@ -245,7 +245,7 @@ class Request:
         """
         lock = self.lock
         lock.acquire()
-        if self.state is RUNNING and self.waiters is None:  # the short way: no caller waits
+        if self.state is RUNNING and self.waiters is None:  # no caller waits: as `_become`, written out
             self.value = value
             self.state = state
             self.fn = self.args = self.kwargs = None
@@ -300,8 +300,7 @@ class Request:
         return True
 
     def _end(self, expected: RequestState, state: RequestState, value: Any, *, with_callbacks: bool) -> bool:
-        """Make `state` final, drop the function and its arguments, tell the waiters; not `with_callbacks`: unless
-        there are callbacks.
+        """Make `state` final, and tell the waiters; not `with_callbacks`: unless there are callbacks.
 
         `concurrent.futures.wait` looks at a future while it holds the future's condition, so once there is one, the
         state changes only while that is held too. It is taken first; if it has come into being meanwhile, once more.
@@ -317,11 +316,7 @@ class Request:
                         continue
                     if self.state is not expected or (waiters is not None and waiters.callbacks and not with_callbacks):
                         return False
-                    self.value = value
-                    self.state = state
-                    self.fn = self.args = self.kwargs = None
-                    if self.timing is not None:
-                        self.timing.request = None  # the timer must not keep the result alive
+                    self._become(state, value)
                     if waiters is not None:
                         waiters.open_gates()
                 if condition is not None and waiters is not None:
@@ -330,6 +325,17 @@ class Request:
             finally:
                 if condition is not None:
                     condition.release()
+
+    def _become(self, state: RequestState, value: Any) -> None:
+        """Make `state` final, and drop the function and its arguments. No other thread can do the same meanwhile.
+
+        Each `settle` has this written out: it runs once for every call ever made, where a call more costs 4 to 8 %.
+        """
+        self.value = value
+        self.state = state
+        self.fn = self.args = self.kwargs = None
+        if self.timing is not None:
+            self.timing.request = None  # the timer must not keep the result alive
 
     def tell(self, waiters: Waiters) -> None:
         """Tell the watchers of the condition, which is held."""
@@ -399,17 +405,13 @@ class ServedRequest(Request):
     def settle(self, state: RequestState, value: Any) -> bool:
         if self.state is not RUNNING:
             return False
-        self.value = value
+        self.value = value  # as `_become`, written out
         self.state = state
         self.fn = self.args = self.kwargs = None
         return True
 
-    def _end(self, expected: RequestState, state: RequestState, value: Any, *, with_callbacks: bool) -> bool:  # noqa: ARG002
+    def _leave(self, expected: RequestState, state: RequestState, value: Any) -> bool:
         if self.state is not expected:
             return False
-        self.value = value
-        self.state = state
-        self.fn = self.args = self.kwargs = None
-        if self.timing is not None:
-            self.timing.request = None
+        self._become(state, value)
         return True

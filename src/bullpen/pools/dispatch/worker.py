@@ -92,7 +92,7 @@ class Worker:
         self.failed = 0
         self.skipped = 0  # entries of the backlog that it found cancelled or expired
         self.pool_context = pool_context
-        self.handle: Any = None  # the runtime's own, with a method `hand`
+        self.handle: Any = None  # the runtime's own: `hand(request)` gives it a request to run, `hand(None)` ends it
         self.kept: tuple[str, Any] | None = None  # the class of that object, and its capacity, if it is elsewhere
         self.was_ready = False
 
@@ -100,10 +100,6 @@ class Worker:
         """Change the status, if the table allows it. The caller holds the lock."""
         check_move(WORKER_MOVES, self.status, status)
         self.status = status
-
-    def hand(self, request: Request | None) -> None:
-        """Give the worker a request to run, or ask it to end."""
-        self.handle.hand(request)
 
     def add(self, request: Request) -> None:
         self.requests = (*self.requests, request) if self.requests else (request,)

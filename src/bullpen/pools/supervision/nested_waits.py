@@ -419,7 +419,7 @@ class _Helper:
             if worker.status is not STOPPING:
                 worker.move(STOPPING)
         self._report(Kind.WORKER_STOPPING, worker, None)
-        worker.hand(None)
+        worker.handle.hand(None)
         return None
 
     def exited(self, worker: Worker) -> None:

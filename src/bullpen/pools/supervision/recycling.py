@@ -136,4 +136,4 @@ class Recycling:
         if ready:
             request = self._starter.begin(worker)
             if request is not None:
-                worker.hand(request)
+                worker.handle.hand(request)
