@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import inspect
 import logging
-import math
 import time
 import types
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -24,7 +23,6 @@ from bullpen.pools.async_calls import (
     ThreadCall,
 )
 from bullpen.pools.async_instances import LoopInstances, ThreadInstances
-from bullpen.pools.dispatch.backlog import BoundedBacklog
 from bullpen.pools.dispatch.request import (
     QUEUED,
     RUNNING,
@@ -32,7 +30,6 @@ from bullpen.pools.dispatch.request import (
     Request,
     RequestTraits,
     TimeLimits,
-    Timing,
     WrappedCall,
 )
 from bullpen.pools.dispatch.states import PoolState
@@ -103,7 +100,8 @@ class Side:
         new_timer = functools.partial(LoopTimer, bridge)
         self.engine = engine = Engine(options, runtime, clock, instances, new_timer, call_on_loop)
         self.dispatcher = engine.dispatcher
-        self.offer = engine.dispatcher.offer
+        self.offer = engine.admission.offer
+        self.new_ticket = functools.partial(LoopTicket, bridge)
         self.wrap = options.wrap
 
     @property
@@ -132,47 +130,18 @@ class Side:
 
     async def submit_when_room(self, call: AsyncCall, limits: TimeLimits) -> None:
         """Admit `call`, and wait for room if necessary."""
-        engine, dispatcher = self.engine, self.dispatcher
-        if engine.bounded is None:
-            engine.admit(call, limits)
-            return
-        if dispatcher.status.phase.draining:
-            raise engine.not_open()
-        timing = None
-        if limits.any:
-            timing = call.timing = Timing(call, engine.clock.monotonic(), limits)
-        if not dispatcher.offer_bounded(engine.bounded, call) and not self.admit_over_limit(engine.bounded, call):
-            await self._wait_for_room(call)
-        if dispatcher.status.phase.draining and dispatcher.withdraw(call):
-            raise engine.too_late()
-        if timing is not None and engine.timer.deadlines.arm_queued(timing):
-            engine.timer.wake()
-
-    async def _wait_for_room(self, call: AsyncCall) -> None:
-        engine, backlog = self.engine, self.engine.bounded
-        assert backlog is not None
-        until = math.inf if call.timing is None else call.timing.start_by
-        ticket = LoopTicket(self.bridge)
+        steps = self.engine.admit_in_steps(call, limits, self.new_ticket, self.must_not_wait)
         try:
-            backlog.take_ticket(ticket)
+            gate, timeout = next(steps)
             while True:
-                ticket.rearm()
-                if self.dispatcher.status.phase.draining:
-                    raise engine.not_open()
-                if self.dispatcher.offer_bounded(backlog, call, ticket):
-                    return
-                timeout = None if until == math.inf else until - engine.clock.monotonic()
-                if not await ticket.gate.wait(timeout):
-                    engine.expiry.raise_too_late(call)
-        except BaseException:
-            if not call.ended:  # closed, or cancelled
-                self.dispatcher.turn_away(call)
-            raise
+                gate, timeout = steps.send(await gate.wait(timeout))
+        except StopIteration:
+            return
         finally:
             try:
-                backlog.return_ticket(ticket)
+                steps.close()
             except BaseException:  # interrupted: later tickets must not wait for this one forever
-                backlog.return_ticket(ticket)
+                steps.close()
                 raise
 
     def give_up(self, call: AsyncCall) -> None:
@@ -188,8 +157,8 @@ class Side:
         self.engine.counts.cancelled.add()
         self.engine.report_end(call, worker)
 
-    def admit_over_limit(self, backlog: BoundedBacklog, call: AsyncCall) -> bool:  # noqa: ARG002 — see CoroutineSide
-        """Admit a call above the limit if its caller must not wait for room."""
+    def must_not_wait(self) -> bool:
+        """Whether the caller must not wait for room, because it could wait for itself."""
         return False
 
     def awaited(self, call: AsyncCall) -> None:
@@ -241,13 +210,9 @@ class CoroutineSide(Side):
             return None
         return request if request.side is self else None
 
-    def admit_over_limit(self, backlog: BoundedBacklog, call: AsyncCall) -> bool:
-        """A coroutine of this side that waits for room could wait for itself."""
-        if self.runs_here() is None:
-            return False
-        backlog.withdraw_place()  # the place that it returns when it leaves
-        backlog.put_free(call)
-        return True
+    def must_not_wait(self) -> bool:
+        """A coroutine of this side has one of its places."""
+        return self.runs_here() is not None
 
     def awaited(self, call: AsyncCall) -> None:
         """If a coroutine of this side awaits it, every worker may be waiting: then a helper runs it."""

@@ -97,7 +97,7 @@ class Pool(Executor):
         self._engine = engine = Engine(checked, opened, clock or primitives.system_clock, checked.new_instances())
         self._view = PoolView(engine, calls)
         self._status = engine.status
-        self._offer = engine.dispatcher.offer
+        self._offer = engine.admission.offer
         is_plain = checked.max_queue is None and checked.wrap is None
         self._plain = is_plain and not calls.limits.any and not engine.by_name_only
         self._start()

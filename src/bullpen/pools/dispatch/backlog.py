@@ -219,6 +219,11 @@ class BoundedBacklog(Backlog):
         """Queue `request` without a place: the caller has a worker that takes one request for it at once."""
         self.append(request)
 
+    def put_above_limit(self, request: Request) -> None:
+        """Queue `request` although there may be no room: the place that it gives back later has to vanish."""
+        self.withdraw_place()
+        self.append(request)
+
     def left(self) -> None:
         """A waiting request was started, or withdrawn: its place is free."""
         if self._debt:

@@ -1,17 +1,23 @@
-"""The one door into a pool: `Admission.admit` queues a request, gives it to a worker, or says why it does not.
+"""The one door into a pool: `Admission` queues a request, gives it to a worker, or says why it does not.
 
 The rule while a pool closes is the same for all requests. Before a request is queued, a draining pool refuses it,
 unless it is an item of a map that began before. After it is queued, it is taken back if no worker will come for it.
 
 This is in `supervision`, not in `dispatch`, because a caller may have to wait here: for room in a bounded backlog, with
-a clock. The dispatcher never waits. `AsyncPool` waits for room in a coroutine instead (`pools/async_sides.py`).
+a clock. The dispatcher never waits. How to wait is up to the caller, so the line of submitters is written once, as a
+generator: it yields a gate and for how long to wait there, and is sent whether the gate was opened. `admit` blocks its
+thread at the gate. A coroutine takes the steps of `admit_in_steps`, and awaits the gate.
+
+Plain calls of a pool without `max_queue` take the short way through the door, `offer`: nothing has to be decided for
+them but whether the pool closes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Any
 
 from bullpen import primitives
 from bullpen.errors import (
@@ -36,6 +42,8 @@ from bullpen.pools.supervision.expiry import Expiry
 from bullpen.pools.supervision.nested_waits import NestedWaits
 from bullpen.pools.supervision.reports import PoolReports
 from bullpen.pools.supervision.timer import PoolTimer
+
+WaitSteps = Generator[tuple[Any, float | None], bool, None]
 
 
 class Admission:
@@ -63,6 +71,7 @@ class Admission:
         self._name = name
         self._status = status
         self._dispatcher = dispatcher
+        self.offer = dispatcher.offer  # its callers look first whether the pool drains, as `Pool.submit` does
         self._sessions = dispatcher.sessions
         self._bounded = bounded
         self._clock = clock
@@ -89,18 +98,14 @@ class Admission:
         """
         if self._status.phase.draining and not wait_for_room:
             raise self._status.not_open()
-        timing, traits, bounded = None, request.traits, self._bounded
-        if limits.any:
-            if limits.budget <= 0:  # its time is over: it is not even queued
-                self._dispatcher.refuse(request)
-                raise DeadlineExceeded(seconds=limits.budget, ran=False)
-            timing = request.timing = Timing(request, self._now(), limits)
+        timing = self._timed(request, limits) if limits.any else None
+        traits, bounded = request.traits, self._bounded
         if traits is not None and traits.session is not None:
             timing = request.timing = timing or Timing(request, self._now(), limits)
             if not self._admit_in_session(request, traits, timing, wait_for_room):
                 return False
         elif bounded is None:
-            if not self._dispatcher.offer(request):
+            if not self.offer(request):
                 raise self.too_late()
         elif not self._dispatcher.offer_bounded(bounded, request) and not self._admit_late(
             bounded, request, wait_for_room
@@ -108,9 +113,46 @@ class Admission:
             return False
         if self._status.phase.ending:
             self._take_back(request)
-        if timing is not None and (enforced or limits.queue_timeout is not None) and self._arm_queued(timing):
-            self._wake()
+        if timing is not None and (enforced or limits.queue_timeout is not None):
+            self._watch(timing)
         return True
+
+    def admit_in_steps(
+        self, request: Request, limits: TimeLimits, new_ticket: Callable[[], Ticket], must_not_wait: Callable[[], bool]
+    ) -> WaitSteps:
+        """`admit` for a coroutine, which waits for room at the gates of `new_ticket` tickets. Not for a request of a
+        session.
+
+        If the coroutine `must_not_wait`, because it could wait for itself, its request is queued above the limit.
+        """
+        bounded = self._bounded
+        if bounded is None:
+            self.admit(request, limits)
+            return
+        if self._status.phase.draining:
+            raise self._status.not_open()
+        timing = self._timed(request, limits) if limits.any else None
+        if not self._dispatcher.offer_bounded(bounded, request):
+            if must_not_wait():
+                bounded.put_above_limit(request)
+            else:
+                yield from self._stand_in_line(bounded, new_ticket(), request, self._offer_to(bounded, request))
+        if self._status.phase.ending:
+            self._take_back(request)
+        if timing is not None:
+            self._watch(timing)
+
+    def _timed(self, request: Request, limits: TimeLimits) -> Timing:
+        """The timing of a request with limits. If its time is over, it is not even queued."""
+        if limits.budget <= 0:
+            self._dispatcher.refuse(request)
+            raise DeadlineExceeded(seconds=limits.budget, ran=False)
+        timing = request.timing = Timing(request, self._now(), limits)
+        return timing
+
+    def _watch(self, timing: Timing) -> None:
+        if self._arm_queued(timing):
+            self._wake()
 
     def _take_back(self, request: Request) -> None:
         """The pool closed while `request` was being queued: it is refused, unless a worker has it."""
@@ -206,13 +248,13 @@ class Admission:
                 backlog.pass_on(ticket)
             return outcome is not Pinned.FULL
 
-        self._wait_for_room(backlog, request, line_up, wait_for_room)
+        self._block(self._stand_in_line(backlog, Ticket(), request, line_up, wait_for_room))
         return outcome
 
     def submit_runner(self, runner: Request) -> bool:
         """Queue a runner of a map; False if the pool has ended. It needs no room, because its items wait elsewhere."""
         self._dispatcher.backlog.withdraw_place()
-        return self._dispatcher.offer(runner)
+        return self.offer(runner)
 
     def _admit_late(
         self, backlog: BoundedBacklog, request: Request, wait_for_room: bool, session: Session | None = None
@@ -223,12 +265,14 @@ class Admission:
         worker = current_worker()
         if worker is not None and self._nested.is_own(worker):  # to wait for room here could be to wait for itself
             return self._run_here(worker, request)
-
-        def offer(ticket: Ticket) -> bool:
-            return self._dispatcher.offer_bounded(backlog, request, ticket, session=session)
-
-        self._wait_for_room(backlog, request, offer, wait_for_room)
+        offer = self._offer_to(backlog, request, session)
+        self._block(self._stand_in_line(backlog, Ticket(), request, offer, wait_for_room))
         return True
+
+    def _offer_to(
+        self, backlog: BoundedBacklog, request: Request, session: Session | None = None
+    ) -> Callable[[Ticket], bool]:
+        return lambda ticket: self._dispatcher.offer_bounded(backlog, request, ticket, session=session)
 
     def _saturated(self, request: Request) -> bool:
         self._counts.saturated.add()
@@ -242,12 +286,33 @@ class Admission:
             self._raise_too_late(request)
         return True
 
-    def _wait_for_room(
-        self, backlog: BoundedBacklog, request: Request, offer: Callable[[Ticket], bool], wait_for_room: bool
-    ) -> None:
+    # The line of submitters that wait for room.
+
+    def _block(self, steps: WaitSteps) -> None:
+        """Take `steps`, and block this thread between them."""
+        try:
+            gate, timeout = next(steps)
+            while True:
+                gate, timeout = steps.send(self._clock.wait(gate, timeout))
+        except StopIteration:
+            return
+        finally:
+            try:
+                steps.close()
+            except BaseException:  # interrupted: the submitters behind it must not wait for it forever
+                steps.close()
+                raise
+
+    def _stand_in_line(
+        self,
+        backlog: BoundedBacklog,
+        ticket: Ticket,
+        request: Request,
+        offer: Callable[[Ticket], bool],
+        wait_for_room: bool = False,
+    ) -> WaitSteps:
         """Stand in line until `offer` succeeds."""
         until = math.inf if request.timing is None else request.timing.start_by
-        ticket = Ticket()
         try:
             backlog.take_ticket(ticket)
             while True:
@@ -257,12 +322,12 @@ class Admission:
                 if offer(ticket):
                     return
                 timeout = None if until == math.inf else until - self._now()
-                if not self._clock.wait(ticket.gate, timeout):
+                if not (yield ticket.gate, timeout):
                     self._raise_too_late(request)
         except SessionChanged:
             raise
         except BaseException:
-            if not request.ended:  # closed, or interrupted
+            if not request.ended:  # closed, interrupted or cancelled
                 self._dispatcher.turn_away(request)
             raise
         finally:

@@ -349,6 +349,7 @@ class Engine:
 
         # What futures, maps, streams and pools call on their engine.
         self.admit = self.admission.admit
+        self.admit_in_steps = self.admission.admit_in_steps
         self.submit_runner = self.admission.submit_runner
         self.too_late = self.admission.too_late
         self.saturated_error = self.admission.saturated_error
