@@ -18,7 +18,7 @@ least once, even if the machine dies; its workers run on pools.
       storage/                         the storage port, and memory, SQLite, PostgreSQL, Redis
       worker/                          AsyncWorkerPool and WorkerPool: claim, run, settle
     integrations/ cli/ testing/        Django; the command `bullpen`; tools for the tests of users
-    errors.py escaping.py telemetry.py primitives.py
+    errors.py escaping.py telemetry.py primitives.py trusted_files.py
 
 To follow one call, read `pools/pool.py`, `pools/dispatch/dispatcher.py` and `pools/runtimes/thread.py`; to follow one
 crash, `pools/runtimes/process/supervised.py` and `pools/supervision/deaths.py`. To follow one task, read

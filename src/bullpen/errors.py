@@ -67,7 +67,7 @@
     │   ├── StorageGone                     the file was removed or replaced while it was in use; restart
     │   ├── NotABullpenFile                 the file belongs to another program, and is not changed
     │   ├── SchemaTooNew                    a newer Bullpen has written it
-    │   ├── UnsafeFile                      the file would not be safe there: a network file system, a foreign link
+    │   ├── UnsafeFile                      the file would not be safe there: a network file system, others can write it
     │   └── StorageClosed (RuntimeError)    the store is closed
     └── IllegalTransition                   a defect in Bullpen itself: please report it
 

@@ -36,7 +36,14 @@ def pages() -> list[Path]:
 
 def linked_pages() -> list[Path]:
     """All pages that a reader may open: those above, and those beside the code that they are about."""
-    others = ["CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "benchmarks/results/*.md", "examples/**/*.md"]
+    others = [
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "benchmarks/README.md",
+        "benchmarks/results/*.md",
+        "examples/**/*.md",
+    ]
     return [*pages(), *(page for pattern in others for page in sorted(ROOT.glob(pattern)))]
 
 

@@ -19,7 +19,7 @@ from tests.docs.markdown import ROOT
 
 PAGES = ROOT / "build" / "pages"
 SITE = ROOT / "site"
-SOURCES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs", "examples", "benchmarks")
+SOURCES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "docs", "examples", "benchmarks")
 LOADS = {"script": "src", "img": "src", "link": "href", "iframe": "src"}  # what a browser fetches by itself
 NO_FETCH = {"canonical", "prev", "next", "alternate"}  # kinds of <link> that only name an address
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bullpen.cli.main import main
 from tests.scenarios.cli_support import PATIENCE, command, environment, is_running
 from tests.scenarios.support import eventually
 from tests.scenarios.terminal import HIDE, SHOW, terminal
@@ -80,6 +81,22 @@ def test_a_folder_with_tasks_in_it_is_left_alone(demo: Done) -> None:
     )
     assert done.returncode == 2
     assert "has a jobs.db already; give another --folder" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["app.py", "jobs.db", "worker-2.log"])
+def test_no_file_of_the_folder_is_overwritten_and_no_link_followed(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).symlink_to("elsewhere" if name == "jobs.db" else tmp_path / "absent")
+    assert main(["demo", "--folder", str(tmp_path)]) == 2
+    assert f"has a{'n' if name == 'app.py' else ''} {name} already; give another --folder" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["demo", "--folder", str(tmp_path / "file" / "below")]) == 2
+    assert "Not a directory" in capsys.readouterr().err
 
 
 def test_in_a_terminal_it_is_drawn_in_place(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_probe_tells_whether_a_worker_is_well(folder: Folder, capsys: pytest.C
         finally:
             os.kill(stands_still, signal.SIGCONT)
         assert worker.stop() == 0
-    assert list((folder.path / "health").iterdir()) == []
+    assert [path.name for path in (folder.path / "health").rglob("*")] == [f"user-{os.geteuid()}"]
 
 
 def test_a_worker_that_stops_is_alive_but_not_ready(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +78,31 @@ def test_a_folder_that_cannot_be_written_is_refused(folder: Folder) -> None:
     done = folder.run("worker", "app", "--health", "health")
     assert done.returncode == 1
     assert "--health health: cannot write there" in done.stderr
+
+
+def test_health_files_follow_no_link_and_overwrite_nothing_of_others(folder: Folder) -> None:
+    """In a folder that every user may write, such as the volume of a pod."""
+    health, own = folder.path / "health", folder.path / "health" / f"user-{os.geteuid()}"
+    health.mkdir()
+    health.chmod(0o777)
+    own.symlink_to(folder.path)
+    done = folder.run("worker", "app", "--health", "health")
+    assert (done.returncode, "or is a link" in done.stderr) == (1, True)
+    own.unlink()
+    own.mkdir(0o755)
+    own.chmod(0o755)
+    done = folder.run("worker", "app", "--health", "health")
+    assert (done.returncode, "its mode must be 700" in done.stderr) == (1, True)
+    own.chmod(0o700)
+    folder.write("precious", "mine")
+    for name in ("worker-1.new", "worker-1.health"):
+        (own / name).symlink_to(folder.path / "precious")
+    with folder.worker("--health", "health") as worker:
+        worker.runs()
+        written = own / "worker-1.health"
+        assert (written.is_symlink(), written.stat().st_mode & 0o777) == (False, 0o600)
+        assert worker.stop() == 0
+    assert (folder.path / "precious").read_text() == "mine"
 
 
 def test_a_probe_needs_to_know_which_worker(folder: Folder) -> None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from bullpen.cli.arguments import names, number, one_of, whole, words
 from bullpen.errors import ConfigurationError
-from bullpen.pools.config_file import candidates, did_you_mean, section_of
+from bullpen.pools.config_file import candidates, did_you_mean, section_of, trusted_section_of
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOOPS = ("auto", "asyncio", "uvloop")
+ADVICE = "change that, or give it with --config if you trust all users who can write there"
 OF_OTHERS = ("pools", "default_pool")  # keys of the same table that other parts of Bullpen read
 
 
@@ -60,14 +62,19 @@ SETTINGS = {
 EITHER = (("queues", "lanes"),)  # setting one of a pair unsets the other
 
 
-def find_all(typed: Mapping[str, Any] | None = None) -> dict[str, FoundSetting]:
-    """Every setting. `typed`: values of flags; None for flags that are absent."""
+def add_config(parser: argparse.ArgumentParser) -> None:
+    help = "read [tool.bullpen] of FILE, and not of the nearest pyproject.toml"
+    parser.add_argument("--config", metavar="FILE", help=help)
+
+
+def find_all(typed: Mapping[str, Any] | None = None, config: str | None = None) -> dict[str, FoundSetting]:
+    """Every setting. `typed`: values of flags; None for flags that are absent. `config`: the file of --config."""
     found: dict[str, FoundSetting] = {}
     _take(
         found, {name: FoundSetting(value, _flag(name), 0) for name, value in (typed or {}).items() if value is not None}
     )
     _take(found, _of_environment())
-    _take(found, _of_file())
+    _take(found, _of_file(config))
     return {name: found.get(name, FoundSetting(setting.default, "default", 3)) for name, setting in SETTINGS.items()}
 
 
@@ -91,10 +98,10 @@ def _of_environment() -> dict[str, FoundSetting]:
     }
 
 
-def _of_file() -> dict[str, FoundSetting]:
-    """Settings of the nearest pyproject.toml with `[tool.bullpen]`, in this folder or above."""
-    for path in candidates():
-        section = section_of(path)
+def _of_file(config: str | None) -> dict[str, FoundSetting]:
+    """Settings of this file, or of the nearest pyproject.toml with `[tool.bullpen]`, in this folder or above."""
+    for path in candidates() if config is None else [Path(config)]:
+        section = section_of(path) if config is not None else trusted_section_of(path, ADVICE)
         if not section:
             continue
         found = {}
@@ -108,6 +115,8 @@ def _of_file() -> dict[str, FoundSetting]:
                 hint = did_you_mean(name, known) or f"; the settings are {', '.join(known)}"
                 raise ConfigurationError(f"{name!r} is not a setting{hint}", source=f"[tool.bullpen] in {path}")
         return found
+    if config is not None:
+        raise ConfigurationError("it has no [tool.bullpen]", source=config)
     return {}
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from bullpen.cli.app import HOW, load_queue
 from bullpen.cli.command import CommandError, ExitCode
-from bullpen.cli.settings import find_all
+from bullpen.cli.settings import add_config, find_all
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.tasks.storage.port import Storage
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="APP",
         help="the code with the queue, such as app:queue, instead of --url (default: $BULLPEN_APP)",
     )
+    add_config(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -40,7 +41,7 @@ def open_queue(arguments: argparse.Namespace) -> Iterator[TaskQueue]:
 
 def find_queue(arguments: argparse.Namespace) -> TaskQueue:
     """The queue; its store may not exist yet."""
-    found = find_all({"url": arguments.url, "app": arguments.app})
+    found = find_all({"url": arguments.url, "app": arguments.app}, arguments.config)
     if found["url"].value and found["url"].rank <= found["app"].rank:
         return TaskQueue(found["url"].value)
     if found["app"].value:
@@ -50,9 +51,9 @@ def find_queue(arguments: argparse.Namespace) -> TaskQueue:
     raise CommandError(message, ExitCode.USAGE)
 
 
-def find_app(typed: str | None) -> str:
+def find_app(typed: str | None, config: str | None) -> str:
     """APP from the command line or the settings."""
-    app = find_all({"app": typed})["app"].value
+    app = find_all({"app": typed}, config)["app"].value
     if not app:
         hint = "or set BULLPEN_APP, or app in [tool.bullpen] of pyproject.toml"
         raise CommandError(f"no APP: {HOW}; {hint}", ExitCode.USAGE)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bullpen.errors import ConfigurationError
+from bullpen.trusted_files import why_untrusted
 
 FILE = "pyproject.toml"
+LARGEST = 1 << 20  # bytes
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)")
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -41,13 +43,31 @@ def candidates() -> list[Path]:
     return [folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file()]
 
 
+def trusted_section_of(path: Path, advice: str) -> Mapping[str, Any]:
+    """`[tool.bullpen]` of a file that nobody has named. Raises ConfigurationError if another user can write it."""
+    why = why_untrusted(path)
+    try:
+        found = section_of(path)
+    except ConfigurationError:
+        if why:
+            return {}
+        raise
+    if found and why:
+        raise ConfigurationError(f"{why}, and it names code to import; {advice}", source=str(path))
+    return found
+
+
 def section_of(path: Path) -> Mapping[str, Any]:
     """`[tool.bullpen]`; empty if there is none."""
     try:
-        found: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise ConfigurationError(f"it has more than {LARGEST} bytes", source=str(path))
+        found: Mapping[str, Any] = tomllib.loads(content.decode())
     except OSError as error:
         raise ConfigurationError(f"it cannot be read: {error}", source=str(path)) from error
-    except ValueError as error:  # no TOML, or no UTF-8
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or nested too deeply
         raise ConfigurationError(f"it is not valid TOML: {error}", source=str(path)) from error
     for key in ("tool", "bullpen"):
         found = found.get(key, {})

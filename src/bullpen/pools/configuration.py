@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from bullpen.errors import ConfigurationError
-from bullpen.pools.config_file import FILE, candidates, did_you_mean, duration, section_of
+from bullpen.pools.config_file import FILE, candidates, did_you_mean, duration, section_of, trusted_section_of
 from bullpen.pools.options import GROUPED, PoolKeywords
 from bullpen.pools.policies import GROUPS, Policy
 from bullpen.pools.pool import Pool
 
 SECTION = "tool.bullpen.pools"
+ADVICE = "change that, or call Pools.from_toml(path) if you trust all users who can write there"
 
 # Types of values that a file writes as "module:attribute". Where a string is allowed too, it names one of ours.
 _IMPORTED = ("Callable", "Wrap", "ErrorTypes", "InitializationDelegate", "Runtime")
@@ -126,7 +127,7 @@ def read_toml(path: Path | None) -> tuple[Mapping[str, Any], str | None, str]:
     """
     paths = candidates() if path is None else [path]
     for candidate in paths:
-        section = section_of(candidate)
+        section = trusted_section_of(candidate, ADVICE) if path is None else section_of(candidate)
         if "pools" in section:
             return section["pools"], section.get("default_pool"), str(candidate)
     looked = ", ".join(map(str, paths)) if paths else f"no {FILE} here or above"

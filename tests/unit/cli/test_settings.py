@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bullpen import ConfigurationError
+from bullpen import ConfigurationError, Pools
 from bullpen.cli.main import main
 from bullpen.cli.settings import SETTINGS, find_all
 
@@ -111,3 +113,39 @@ def test_of_store_and_app_the_stronger_source_counts(
     monkeypatch.delenv("BULLPEN_APP")
     assert main(["status"]) == 1
     assert f"there is no file {folder}/file.db" in capsys.readouterr().err
+
+
+AS_ROOT = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
+
+
+@AS_ROOT
+@pytest.mark.parametrize("spoil", [lambda file: os.chown(file, 12345, -1), lambda file: file.chmod(0o666)])
+def test_a_file_that_others_can_write_is_read_only_by_name(
+    folder: Path, spoil: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names code to import. A stray pyproject.toml in /tmp would run code of another user otherwise."""
+    file = write(folder, '[tool.bullpen]\napp = "shop.jobs:queue"\n')
+    spoil(file)
+    for words in (["config"], ["worker"], ["status"], ["probe"], ["check"]):
+        assert main(words) == 2
+        told = capsys.readouterr().err
+        assert str(file) in told
+        assert "give it with --config" in told
+    with pytest.raises(ConfigurationError, match=r"Pools\.from_toml"):
+        Pools.from_toml()
+    assert find_all(config=str(file))["app"].value == "shop.jobs:queue"
+    assert main(["config", "--config", str(file)]) == 0
+
+
+@AS_ROOT
+@pytest.mark.parametrize("text", ["[project]\n", "this is no TOML", "a = " + "[" * 5000, "#" * (2 << 20)])
+def test_what_others_write_elsewhere_does_not_matter(folder: Path, text: str) -> None:
+    os.chown(write(folder, text), 12345, -1)
+    assert find_all()["app"].source == "default"
+
+
+def test_a_named_file_has_to_have_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--config", str(write(folder, "[project]\n"))]) == 2
+    assert "it has no [tool.bullpen]" in capsys.readouterr().err
+    assert main(["config", "--config", "absent.toml"]) == 2
+    assert "it cannot be read" in capsys.readouterr().err

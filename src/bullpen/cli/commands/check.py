@@ -11,7 +11,7 @@ import msgspec
 from bullpen.cli import store
 from bullpen.cli.app import HOW, import_module, load_queue
 from bullpen.cli.command import Command, ExitCode
-from bullpen.cli.settings import find_all
+from bullpen.cli.settings import add_config, find_all
 from bullpen.cli.terminal.output import counted, show, show_json, table, text
 from bullpen.cli.terminal.screen import StyledText
 from bullpen.errors import InvalidPayload
@@ -39,12 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--import", dest="imports", action="append", metavar="MODULE", help="import this module, too; may be repeated"
     )
+    add_config(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with load_queue(store.find_app(arguments.app)) as queue:
-        for module in find_all({"imports": arguments.imports})["imports"].value:
+    with load_queue(store.find_app(arguments.app, arguments.config)) as queue:
+        for module in find_all({"imports": arguments.imports}, arguments.config)["imports"].value:
             import_module(module, module)
         storage = queue.storage if arguments.url is None else open_storage(arguments.url)
         store.refuse_what_is_not_there(storage)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 
 from bullpen.cli.command import Command, ExitCode
-from bullpen.cli.settings import SETTINGS, FoundSetting, find_all
+from bullpen.cli.settings import SETTINGS, FoundSetting, add_config, find_all
 from bullpen.cli.terminal.output import show, show_json, table
 from bullpen.cli.terminal.screen import StyledText
 from bullpen.tasks.storage.open import without_password
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    found = find_all()
+    found = find_all(config=arguments.config)
     if found["url"].value is not None:
         found["url"] = found["url"]._replace(value=without_password(found["url"].value))
     if arguments.json:

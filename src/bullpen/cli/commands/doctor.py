@@ -38,7 +38,7 @@ ADVICE: dict[type[StorageError], str] = {
     StorageReadOnly: "give this user write access to the file and its folder",
     StorageCorrupt: "restore it from a backup; Bullpen repairs and replaces nothing",
     NotABullpenFile: "name another file",
-    UnsafeFile: "put the database on a local disk, as a regular file",
+    UnsafeFile: "put the database on a local disk, as a regular file that only its user can write",
 }
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bullpen.cli.arguments import number
 from bullpen.cli.command import Command, CommandError, ExitCode
-from bullpen.cli.settings import find_all
-from bullpen.cli.terminal.output import show_json
+from bullpen.cli.settings import add_config, find_all
+from bullpen.cli.terminal.output import show, show_json, text
+
+if TYPE_CHECKING:
+    from bullpen.cli.worker_process.health import HealthReport
 
 MAX_AGE = 30.0
 
@@ -30,38 +33,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"fail if the health file of a process is older than S seconds (default: {MAX_AGE:g})",
     )
+    add_config(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    folder = find_all({"health": arguments.folder})["health"].value
+    folder = find_all({"health": arguments.folder}, arguments.config)["health"].value
     if not folder:
         raise CommandError("no FOLDER: give the folder of the worker's --health, or set BULLPEN_HEALTH", ExitCode.USAGE)
     from bullpen.cli.worker_process import health  # imported late: other commands start faster
 
-    processes = health.read(Path(folder))
-    problem = problem_of(folder, processes, max_age=arguments.max_age, ready=arguments.ready)
+    processes: dict[str, health.HealthReport] = {}
+    try:
+        processes = health.read(Path(folder))
+        problem = problem_of(folder, processes, max_age=arguments.max_age, ready=arguments.ready)
+    except CommandError as error:
+        problem = str(error)
     if arguments.json:
         show_json({"well": problem is None, "problem": problem, "processes": processes})
     elif problem is not None:
         raise CommandError(problem)
     else:
         for name, told in processes.items():
-            print(f"{name}: {told['state']}, {told['running']} running")
+            show([text(f"{name}: {told.state}, {told.running} running")])
     return ExitCode.OK if problem is None else ExitCode.FAILED
 
 
 COMMAND = Command("probe", "Check the health of a worker; the exit code tells.", add_arguments, run)
 
 
-def problem_of(folder: str, processes: dict[str, dict[str, Any]], *, max_age: float, ready: bool) -> str | None:
+def problem_of(folder: str, processes: dict[str, HealthReport], *, max_age: float, ready: bool) -> str | None:
     """The first problem; None if there is none."""
     if not processes:
         return f"no health files in {folder}; start a worker with --health {folder}"
     for name, told in processes.items():
-        if told["age"] > max_age:
-            silent = f"{name} has not written its health file for {told['age']:.0f} s"
+        if told.age > max_age:
+            silent = f"{name} has not written its health file for {told.age:.0f} s"
             return f"{silent}: its event loop is blocked, or it was killed"
-        if ready and not told.get("ready"):
-            return f"{name} is {told.get('state', 'starting')} and claims no tasks"
+        if ready and not told.ready:
+            return f"{name} is {told.state} and claims no tasks"
     return None

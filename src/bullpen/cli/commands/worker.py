@@ -7,7 +7,7 @@ import argparse
 from bullpen.cli.app import HOW
 from bullpen.cli.arguments import names
 from bullpen.cli.command import Command
-from bullpen.cli.settings import LOG_LEVELS, LOOPS, SETTINGS
+from bullpen.cli.settings import LOG_LEVELS, LOOPS, SETTINGS, add_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LEVEL",
         help=f"{', '.join(LOG_LEVELS)}; debug logs every task (default: info)",
     )
+    add_config(parser)
     parser.add_argument("--json", action="store_true", help="write log lines as JSON")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -29,6 +28,7 @@ from bullpen.tasks.model.task import FINAL, ErrorKind, TaskStatus
 
 WORKERS, CONCURRENCY, REPORTS = 2, 50, 4
 QUEUES = ("default", "reports")
+LOGS = tuple(f"worker-{number}.log" for number in range(1, WORKERS + 1))
 FRAME = 0.1  # seconds between two frames
 COLUMN = 0.2  # seconds of throughput in one column
 LONGEST = 60.0  # seconds; a longer run has failed
@@ -55,10 +55,19 @@ def _make_folder(wanted: str | None) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="bullpen-demo-"))
     else:
         folder = Path(wanted).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "jobs.db").exists():
-            raise CommandError(f"{folder} has a jobs.db already; give another --folder", ExitCode.USAGE)
-    shutil.copyfile(app.__file__, folder / "app.py")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandError(f"--folder {folder}: {error.strerror}", ExitCode.USAGE) from None
+    for name in ("jobs.db", *LOGS):
+        if os.path.lexists(folder / name):
+            raise CommandError(f"{folder} has a {name} already; give another --folder", ExitCode.USAGE)
+    try:
+        with (folder / "app.py").open("xb") as file:
+            file.write(Path(app.__file__).read_bytes())
+    except OSError as error:
+        why = "has an app.py already" if isinstance(error, FileExistsError) else f"cannot be written: {error.strerror}"
+        raise CommandError(f"{folder} {why}; give another --folder", ExitCode.USAGE) from None
     return folder
 
 
@@ -227,7 +236,7 @@ class TasksDemo:
 def _worker(folder: Path, number: int) -> Iterator[subprocess.Popen[bytes]]:
     """A worker process that ends with this process, even if this one is killed."""
     ours, theirs, variable = open_pair(number, is_first=True)
-    with ours, (folder / f"worker-{number}.log").open("wb") as log:
+    with ours, (folder / LOGS[number - 1]).open("xb") as log:
         with theirs:
             process = _start(folder, log.fileno(), theirs, variable)
         try:

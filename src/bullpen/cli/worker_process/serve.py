@@ -47,8 +47,8 @@ class Settings(NamedTuple):
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Settings:
-        found = find_all({name: getattr(arguments, name) for name in cls._fields})
-        find_app(arguments.app)
+        found = find_all({name: getattr(arguments, name) for name in cls._fields}, arguments.config)
+        find_app(arguments.app, arguments.config)
         return cls(*(found[name].value for name in cls._fields))
 
 

@@ -13,14 +13,14 @@ from bullpen.tasks.storage.port import Storage
 
 ALLOWED = (
     "memory://, sqlite:///relative.db, sqlite:////absolute/path.db (with ?synchronous=full or normal, "
-    "?busy_timeout=seconds), postgresql://user@host/database (with ?schema=, ?notify=, ?listen_url=, ?prepared=, "
-    "?migrate=, ?connections=, ?timeout=seconds), redis://host/number or redis+cluster://host:port,host:port (with "
-    "?prefix=)"
+    "?busy_timeout=seconds, ?shared=true), postgresql://user@host/database (with ?schema=, ?notify=, ?listen_url=, "
+    "?prepared=, ?migrate=, ?connections=, ?timeout=seconds), redis://host/number or "
+    "redis+cluster://host:port,host:port (with ?prefix=)"
 )
 # Options whose values are shown. All others may be secrets, however they are spelled.
 _SHOWN = frozenset(
     "busy_timeout connect_timeout connections database db dbname host migrate notify port prefix prepared schema "
-    "socket_timeout sslmode synchronous timeout user".split()
+    "shared socket_timeout sslmode synchronous timeout user".split()
 )
 _HOST = r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:(?P<port>[0-9]*))?"
 _POSTGRES = (
@@ -64,15 +64,17 @@ def _open_sqlite(url: str) -> Storage:
     path = unquote(parts.path.removeprefix("/"))
     if parts.netloc or parts.fragment or not path or path.endswith("/") or path == ":memory:" or "\0" in path:
         raise _wrong(url)
-    synchronous, busy_timeout = "full", SqliteStorage.busy_timeout
+    synchronous, busy_timeout, shared = "full", SqliteStorage.busy_timeout, False
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name == "synchronous":
             synchronous = value
         elif name == "busy_timeout":
             busy_timeout = _seconds(name, value)
+        elif name == "shared":
+            shared = _flag(name, value)
         else:
             raise _wrong(url)
-    return SqliteStorage(path, synchronous=synchronous, busy_timeout=busy_timeout)
+    return SqliteStorage(path, synchronous=synchronous, busy_timeout=busy_timeout, shared=shared)
 
 
 def _open_postgres(url: str) -> Storage:

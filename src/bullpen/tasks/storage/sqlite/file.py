@@ -19,7 +19,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bullpen.errors import (
@@ -32,6 +32,7 @@ from bullpen.errors import (
     StorageReadOnly,
     UnsafeFile,
 )
+from bullpen.trusted_files import why_untrusted
 
 try:
     import fcntl
@@ -49,24 +50,22 @@ _AT_ONCE = 0.001  # seconds
 _TICK = 100_000_000  # nanoseconds; the clocks of Linux file systems advance every 1 to 10 ms
 
 
-def resolve(path: Path) -> Path:
+def resolve(path: Path, *, shared: bool = False) -> Path:
     """The path without links, which is the same for all processes that share the file.
 
-    Raises UnsafeFile for a link of another user.
+    Raises UnsafeFile if other users can write the file or the folder beside it, unless it is `shared` with them.
     """
-    found = _stat(path, follow=False)
-    if found is not None and stat.S_ISLNK(found.st_mode) and found.st_uid != _own_id(found.st_uid):
-        raise UnsafeFile("it is a link that belongs to another user", storage=str(path))
-    return Path(os.path.realpath(path))
+    real = Path(os.path.realpath(path))
+    why = "" if shared else why_untrusted(path) or why_untrusted(folder_of(real))
+    if why:
+        advice = "change that, or add ?shared=true to the address if you trust all users who can write there"
+        raise UnsafeFile(f"{why}, so that they decide which functions run here; {advice}", storage=str(path))
+    return real
 
 
-def _own_id(other: int) -> int:
-    return os.geteuid() if hasattr(os, "geteuid") else other
-
-
-def _stat(path: Path, *, follow: bool = True) -> os.stat_result | None:
+def _stat(path: Path) -> os.stat_result | None:
     try:
-        return os.stat(path, follow_symlinks=follow)
+        return os.stat(path)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -151,17 +150,33 @@ def folder_of(path: Path) -> Path:
 
 
 def create_folder(path: Path) -> Path:
-    folder = folder_of(path)
+    """With the group of the file, if that may write the file."""
+    folder, file = folder_of(path), _stat(path)
     try:
-        folder.mkdir(0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir(0o700)
+            if file is not None and file.st_mode & stat.S_IWGRP:
+                _give_to_group(folder, file.st_gid, 0o770)
         found = folder.lstat()
     except OSError as error:
         raise translated_error(error, str(path)) from error
-    file = _stat(path)
-    owners = {_own_id(found.st_uid), *([] if file is None else [file.st_uid])}
+    owners = {0, *([os.geteuid()] if hasattr(os, "geteuid") else []), *([] if file is None else [file.st_uid])}
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
         raise UnsafeFile(f"{folder.name} beside it is not a folder of this user or of the file's", storage=str(path))
     return folder
+
+
+def let_group_in(path: Path) -> None:
+    """Give a new file of the folder to the group that may write the folder, and to no other user."""
+    folder, found = path.parent.stat(), path.lstat()
+    if folder.st_mode & stat.S_IWGRP and hasattr(os, "geteuid") and found.st_uid == os.geteuid():
+        _give_to_group(path, folder.st_gid, 0o660)
+
+
+def _give_to_group(path: Path, gid: int, mode: int) -> None:
+    with suppress(PermissionError):  # not a group of this user: then it stays the user's alone
+        os.chown(path, -1, gid)
+        path.chmod(mode)
 
 
 def connect(path: Path, *, synchronous: str, busy_timeout: float) -> sqlite3.Connection:
@@ -295,7 +310,9 @@ class WriteLock:
     """The lock that allows one writer among all processes that use the file."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | _NO_LINK, 0o600)
+        path = folder / "lock"
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o600)
+        let_group_in(path)
 
     def acquire(self, timeout: float) -> bool:
         if fcntl is None:  # pragma: no cover - Windows

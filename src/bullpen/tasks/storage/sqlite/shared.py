@@ -56,9 +56,9 @@ files_lock = threading.RLock()
 _files: dict[tuple[str, str], SharedFile] = {}
 
 
-def acquire(path: Path, synchronous: str, busy_timeout: float) -> SharedFile:
-    """The file, for one more store of this process."""
-    real = file.resolve(path)
+def acquire(path: Path, synchronous: str, busy_timeout: float, *, with_others: bool) -> SharedFile:
+    """The file, for one more store of this process. `with_others`: other users may write it."""
+    real = file.resolve(path, shared=with_others)
     key = (str(real), synchronous)
     with files_lock:
         shared = _files.get(key)

@@ -26,7 +26,7 @@ from bullpen.tasks.storage.port import (
     WorkerRecord,
 )
 from bullpen.tasks.storage.sqlite import shared as files
-from bullpen.tasks.storage.sqlite.file import folder_of
+from bullpen.tasks.storage.sqlite.file import folder_of, resolve
 from bullpen.tasks.storage.sqlite.group_commit import Work, WorkItem
 from bullpen.tasks.storage.sqlite.health_checks import look_at_schema, run_health_checks
 from bullpen.tasks.storage.sqlite.shared import SharedFile
@@ -45,7 +45,8 @@ class SqliteStorage:
 
     `synchronous`: "full" (acknowledged tasks and results survive a power cut) or "normal" (a power cut may lose the
     latest ones, a crash of a process does not; single writes are many times faster). `busy_timeout`: seconds that a
-    call waits for other writers before it raises `StorageBusy`.
+    call waits for other writers before it raises `StorageBusy`. `shared`: other users than this one and root may write
+    the file; without it, such a file raises `UnsafeFile`.
     """
 
     durable = True
@@ -57,6 +58,7 @@ class SqliteStorage:
         *,
         synchronous: str = "full",
         busy_timeout: float = busy_timeout,
+        shared: bool = False,
         clock: StoreClock | None = None,
     ) -> None:
         if synchronous not in ("full", "normal"):
@@ -64,6 +66,7 @@ class SqliteStorage:
         self.path = Path(path).absolute()
         self.synchronous = synchronous
         self.busy_timeout = busy_timeout
+        self.shared = shared
         self._clock = clock or StoreClock()
         self._file: SharedFile | None = None
         self._listeners: list[WakeupListener] = []  # one for each event loop on which a caller has waited
@@ -95,7 +98,13 @@ class SqliteStorage:
 
     def another(self) -> SqliteStorage:
         """For another event loop; those of one process share the threads and connections."""
-        return SqliteStorage(self.path, synchronous=self.synchronous, busy_timeout=self.busy_timeout, clock=self._clock)
+        return SqliteStorage(
+            self.path,
+            synchronous=self.synchronous,
+            busy_timeout=self.busy_timeout,
+            shared=self.shared,
+            clock=self._clock,
+        )
 
     async def now(self) -> float:
         return self._clock.now()
@@ -137,7 +146,7 @@ class SqliteStorage:
         return self._shared().writer.run_blocking(WorkItem(self._clock, work))  # type: ignore[no-any-return]
 
     async def look_at_schema(self) -> Schema:
-        return look_at_schema(self.path)
+        return look_at_schema(resolve(self.path, shared=self.shared))
 
     async def upgrade_schema(self) -> None:
         await self.open()
@@ -311,7 +320,9 @@ class SqliteStorage:
                 shared = self._file
                 if shared is None or self._pid != os.getpid():
                     self._listeners.clear()
-                    shared = self._file = files.acquire(self.path, self.synchronous, self.busy_timeout)
+                    shared = self._file = files.acquire(
+                        self.path, self.synchronous, self.busy_timeout, with_others=self.shared
+                    )
                     self._pid = os.getpid()
         return shared
 

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import msgspec
 
+from bullpen.tasks.storage.sqlite.file import let_group_in
+
 log = logging.getLogger("bullpen.storage")
 
 _ENDING = ".wakeup"
@@ -131,6 +133,7 @@ class WakeupListener:
             with _address(self._path) as address:
                 opened.bind(address)
             os.chmod(self._path, 0o600)
+            let_group_in(self._path)
         except OSError as error:
             opened.close()
             log.debug("%s: cannot bind the wake-up socket (%s); polling instead", self._path, error)

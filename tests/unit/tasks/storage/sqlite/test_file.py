@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,7 @@ from bullpen.errors import (
 )
 from bullpen.tasks.storage.sqlite import file, schema
 from bullpen.tasks.storage.sqlite.file import WriteLock, check_file, create_folder, translated_error
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
 from tests.unit.tasks.storage.sqlite.support import new_task, opened, raw
 
 pytestmark = pytest.mark.anyio
@@ -188,3 +192,67 @@ def test_faults_have_names(code: int, kind: type[StorageError]) -> None:
     assert type(error) is kind
     assert "jobs.db" in str(error)
     assert "as SQLite says" in str(error)
+
+
+AS_ROOT = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
+
+
+@AS_ROOT
+@pytest.mark.parametrize("place", [".", "jobs.db", "jobs.db-bullpen"])
+@pytest.mark.parametrize(("owner", "mode"), [(12345, 0o700), (0, 0o722)])
+async def test_what_other_users_can_write_needs_a_word(tmp_path: Path, place: str, owner: int, mode: int) -> None:
+    """Who writes the file decides which functions run here, as this user."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    async with opened(folder / "jobs.db") as storage:
+        await storage.add([new_task()])
+    os.chmod(folder / place, mode)
+    os.chown(folder / place, owner, -1)
+    error = await refusal(folder / "jobs.db")
+    assert isinstance(error, UnsafeFile)
+    assert str(folder / place) in str(error)
+    assert "?shared=true" in str(error)
+    with pytest.raises(UnsafeFile):
+        await SqliteStorage(folder / "jobs.db").look_at_schema()
+    if place != "jobs.db-bullpen" or owner == 0:  # that folder belongs to the user or to the owner of the file, always
+        async with opened(folder / "jobs.db", shared=True) as storage:
+            assert storage.another().shared
+            await storage.look_at_schema()
+
+
+SECOND_USER = """
+import asyncio, os, sys
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
+async def main():
+    os.setgroups([54000]); os.setgid(54321); os.setuid(54321)
+    storage = SqliteStorage(sys.argv[1], shared=True)
+    await storage.pause("default")
+    await storage.close()
+asyncio.run(main())
+"""
+
+
+@AS_ROOT
+async def test_a_file_of_a_group_is_shared_by_its_members(tmp_path: Path) -> None:
+    """The lock and the sockets get the group of the file; so two users write one after the other."""
+    folder = tmp_path
+    while folder.stat().st_mode & 0o777 == 0o700:
+        folder.chmod(0o711)
+        folder = folder.parent
+    folder = tmp_path / "group"
+    folder.mkdir()
+    path = folder / "jobs.db"
+    path.touch()
+    for place, mode in ((folder, 0o2770), (path, 0o660)):
+        os.chown(place, -1, 54000)
+        place.chmod(mode)
+    async with opened(path, shared=True) as storage:
+        await storage.add([new_task()])
+        await storage.wait_for_work(["none"], 0.0)
+        (socket,) = folder.glob("jobs.db-bullpen/*.wakeup")
+        assert (socket.stat().st_mode & 0o777, socket.stat().st_gid) == (0o660, 54000)
+        done = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", SECOND_USER, str(path)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert await storage.paused() == {"default"}

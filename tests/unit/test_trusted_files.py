@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bullpen import trusted_files
+from bullpen.trusted_files import why_untrusted
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to own files as others"),
+]
+OTHER = 54321  # nobody here
+ME = 54322
+
+
+@pytest.fixture(autouse=True)
+def _sees_the_folders_of_pytest(tmp_path: Path) -> Iterator[None]:
+    """pytest makes its folders 0700."""
+    changed = []
+    folder = tmp_path
+    while folder.stat().st_mode & 0o777 == 0o700:
+        folder.chmod(0o755)
+        changed.append(folder)
+        folder = folder.parent
+    yield
+    for folder in changed:
+        folder.chmod(0o700)
+
+
+def write(path: Path, *, mode: int = 0o600, owner: int = 0, group: int = 0) -> Path:
+    path.write_text("")
+    return own(path, mode=mode, owner=owner, group=group)
+
+
+def own(path: Path, *, mode: int = 0o755, owner: int = 0, group: int = 0) -> Path:
+    os.chown(path, owner, group, follow_symlinks=False)
+    if not path.is_symlink():
+        path.chmod(mode)
+    return path
+
+
+class As:
+    """What another user of this machine would be told."""
+
+    def __init__(self, user: int) -> None:
+        self._user = user
+
+    def __enter__(self) -> None:
+        os.seteuid(self._user)
+
+    def __exit__(self, *error: object) -> None:
+        os.seteuid(0)
+
+
+def test_ones_own_files_and_those_of_root_are_trusted(tmp_path: Path) -> None:
+    mine = write(tmp_path / "mine", owner=ME)
+    roots = write(tmp_path / "roots", mode=0o644)
+    for path in (mine, roots, tmp_path / "absent", tmp_path / "no" / "such" / "file"):
+        with As(ME):
+            assert why_untrusted(path) == ""
+    assert why_untrusted(roots) == ""
+    assert why_untrusted(mine) == f"the file {mine} belongs to the user with id {ME}"
+
+
+@pytest.mark.parametrize(
+    ("mode", "group", "said"),
+    [
+        (0o602, 0, "every user"),
+        (0o666, 0, "every user"),
+        (0o620, OTHER, f"the group with id {OTHER}"),
+        (0o660, 12, f"the group {grp.getgrgid(12).gr_name}"),
+        (0o660, 0, ""),  # the group of root
+        (0o644, OTHER, ""),
+    ],
+)
+def test_what_others_can_write_is_not(tmp_path: Path, mode: int, group: int, said: str) -> None:
+    path = write(tmp_path / "file", mode=mode, group=group)
+    assert why_untrusted(path) == (said and f"the file {path} can be written by {said}")
+
+
+def test_the_private_group_of_a_user_counts_as_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As umask 002 makes them. With a member more, or under another name, it is a group like any other."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    own(folder, mode=0o775, owner=ME, group=ME)
+    path = write(folder / "file", mode=0o664, owner=ME, group=ME)
+    user = pwd.struct_passwd(("ada", "x", ME, ME, "", "/home/ada", "/bin/sh"))
+    monkeypatch.setattr(trusted_files.pwd, "getpwuid", lambda uid: user)
+    for name, members, fine in [
+        ("ada", [], True),
+        ("ada", ["ada"], True),
+        ("ada", ["ada", "eve"], False),
+        ("staff", [], False),
+    ]:
+        group = grp.struct_group((name, "x", ME, members))
+        monkeypatch.setattr(trusted_files.grp, "getgrgid", lambda gid, group=group: group)
+        with As(ME):
+            assert why_untrusted(path) == ("" if fine else f"the folder {folder} can be written by the group {name}")
+
+
+def test_a_list_of_users_is_seen_behind_the_private_group(tmp_path: Path) -> None:
+    path = write(tmp_path / "file", mode=0o660)
+    # user::rw-, user:54321:rw-, group::r--, mask::rw-, other::---
+    entries = [(1, 6, 0xFFFFFFFF), (2, 6, OTHER), (4, 4, 0xFFFFFFFF), (16, 6, 0xFFFFFFFF), (32, 0, 0xFFFFFFFF)]
+    packed = b"\x02\0\0\0" + b"".join(
+        tag.to_bytes(2, "little") + bits.to_bytes(2, "little") + who.to_bytes(4, "little") for tag, bits, who in entries
+    )
+    try:
+        os.setxattr(path, "system.posix_acl_access", packed)
+    except OSError as error:
+        pytest.skip(f"no access control lists here: {error}")
+    assert "can be written by the group" in why_untrusted(path)
+
+
+def test_a_folder_on_the_way_that_others_can_write_or_own(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "below").mkdir(parents=True)
+    path = write(folder / "below" / "file")
+    assert why_untrusted(path) == ""
+    own(folder, mode=0o777)
+    assert why_untrusted(path) == f"the folder {folder} can be written by every user"
+    assert why_untrusted(folder / "absent") == f"the folder {folder} can be written by every user"
+    own(folder, mode=0o755, owner=OTHER)
+    assert why_untrusted(path) == f"the folder {folder} belongs to the user with id {OTHER}"
+
+
+def test_in_a_sticky_folder_ones_own_files_are_safe_and_no_others(tmp_path: Path) -> None:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    own(folder, mode=0o1777)
+    assert why_untrusted(write(folder / "mine")) == ""
+    assert why_untrusted(folder / "absent") == ""
+    assert "belongs to" in why_untrusted(write(folder / "theirs", owner=OTHER, mode=0o644))
+    assert "can be written by every user" in why_untrusted(folder)  # as a folder of ours: others can add files
+
+
+def test_links_are_judged_and_so_is_where_they_lead(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    own(shared, mode=0o777)
+    safe, unsafe = write(tmp_path / "safe"), write(shared / "unsafe")
+    for target, said in [
+        (safe, ""),
+        ("safe", ""),
+        ("shared/../safe", "every user"),
+        (unsafe, "every user"),
+        ("absent", ""),
+    ]:
+        link = tmp_path / "link"
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        assert bool(why_untrusted(link)) == bool(said), target
+    own(link, owner=OTHER)
+    assert why_untrusted(link) == f"the link {link} belongs to the user with id {OTHER}"
+    link.unlink()
+    (tmp_path / "round").symlink_to("link")
+    link.symlink_to("round")
+    assert why_untrusted(link) == ""  # it cannot be opened
+
+
+def test_a_link_to_a_folder_on_the_way(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("real")
+    path = write(tmp_path / "real" / "file")
+    assert why_untrusted(link / "file") == ""
+    own(link, owner=OTHER)
+    assert "the link" in why_untrusted(link / "file")
+    assert why_untrusted(path) == ""
+
+
+MOUNTED = """
+import os, pathlib, sys
+from bullpen import trusted_files
+folder = pathlib.Path(sys.argv[1])
+(folder / "file").write_text("")
+os.chown(folder, 54321, 54321)
+os.chown(folder / "file", 54321, 54321)
+for is_container in (True, False):
+    trusted_files._is_container = lambda: is_container
+    print(trusted_files.why_untrusted(folder / "file").partition(str(folder))[2])
+"""
+
+
+def test_root_in_a_container_trusts_the_owner_of_a_mounted_folder(tmp_path: Path) -> None:
+    """Docker shows the files of the host with their owners there."""
+    mounts = f"mount -t tmpfs none {tmp_path} && exec {sys.executable} -c '{MOUNTED}' {tmp_path}"
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", mounts], check=False, capture_output=True, text=True)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    assert done.stdout.splitlines() == ["", f" belongs to the user with id {OTHER}"], done.stderr
