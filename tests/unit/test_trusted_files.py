@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bullpen import trusted_files
 from bullpen.trusted_files import why_untrusted
 
 pytestmark = [
@@ -92,7 +91,7 @@ def test_the_private_group_of_a_user_counts_as_the_user(tmp_path: Path, monkeypa
     own(folder, mode=0o775, owner=ME, group=ME)
     path = write(folder / "file", mode=0o664, owner=ME, group=ME)
     user = pwd.struct_passwd(("ada", "x", ME, ME, "", "/home/ada", "/bin/sh"))
-    monkeypatch.setattr(trusted_files.pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: user)
     for name, members, fine in [
         ("ada", [], True),
         ("ada", ["ada"], True),
@@ -100,7 +99,7 @@ def test_the_private_group_of_a_user_counts_as_the_user(tmp_path: Path, monkeypa
         ("staff", [], False),
     ]:
         group = grp.struct_group((name, "x", ME, members))
-        monkeypatch.setattr(trusted_files.grp, "getgrgid", lambda gid, group=group: group)
+        monkeypatch.setattr(grp, "getgrgid", lambda gid, group=group: group)
         with As(ME):
             assert why_untrusted(path) == ("" if fine else f"the folder {folder} can be written by the group {name}")
 
@@ -155,7 +154,7 @@ def test_links_are_judged_and_so_is_where_they_lead(tmp_path: Path) -> None:
     ]:
         link = tmp_path / "link"
         link.unlink(missing_ok=True)
-        link.symlink_to(target)
+        link.symlink_to(str(target))
         assert bool(why_untrusted(link)) == bool(said), target
     own(link, owner=OTHER)
     assert why_untrusted(link) == f"the link {link} belongs to the user with id {OTHER}"
@@ -178,7 +177,6 @@ def test_a_link_to_a_folder_on_the_way(tmp_path: Path) -> None:
 
 MOUNTED = """
 import os, pathlib, sys
-from bullpen import trusted_files
 folder = pathlib.Path(sys.argv[1])
 (folder / "file").write_text("")
 os.chown(folder, 54321, 54321)

@@ -21,13 +21,18 @@ def own(folder: Path) -> Path:
     return place / "worker-1.health"
 
 
+def _fill(file: Path) -> None:
+    file.touch()
+    os.truncate(file, 1 << 40)
+
+
 FILES: dict[str, Callable[[Path], object]] = {
     "empty": lambda file: file.write_bytes(b""),
     "garbage": lambda file: file.write_bytes(b"\xff\x00\x1b[2J"),
     "another type": lambda file: file.write_text("[1, 2]"),
     "another field": lambda file: file.write_text('{"pid": "x", "state": 1, "ready": 2, "running": null}'),
     "deep": lambda file: file.write_text("[" * 4000),
-    "huge": lambda file: (file.touch(), os.truncate(file, 1 << 40)),
+    "huge": lambda file: _fill(file),
     "pipe": lambda file: os.mkfifo(file),
     "folder": lambda file: file.mkdir(),
     "link": lambda file: file.symlink_to("/etc/passwd"),
