@@ -134,7 +134,7 @@ class AsyncPool:
         """
         loop = running_loop()
         if not self._plain or loop is None or loop is not self._bridge.loop:
-            return self._view.kept_by(self).do(fn, *args, **kwargs)
+            return self._view.owned_by(self).do(fn, *args, **kwargs)
         kind = CoroutineFuture if within_request() is None else NestedCoroutineFuture
         future: CoroutineFuture[Any] = kind(loop=loop)
         try:
@@ -181,7 +181,7 @@ class AsyncPool:
         waits for room where `submit` would be rejected. The remaining calls are cancelled after an error, and when the
         map is closed (`aclose`) or dropped, or its reader is cancelled.
         """
-        return self._view.kept_by(self).map(fn, *iterables, timeout=timeout, buffersize=buffersize)
+        return self._view.owned_by(self).map(fn, *iterables, timeout=timeout, buffersize=buffersize)
 
     @overload
     def stream(self, fn: Callable[P, AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[T]: ...
@@ -196,13 +196,13 @@ class AsyncPool:
         A generator that is faster than its reader waits. When the stream is closed (`aclose`, or the end of its
         `async with`), dropped, or its reader cancelled, the generator is cancelled; one on a thread at its next item.
         """
-        return self._view.kept_by(self).stream(fn, *args, **kwargs)
+        return self._view.owned_by(self).stream(fn, *args, **kwargs)
 
     def using(self, **options: Any) -> AsyncPoolView:
         """A view of this pool, with options for the calls made through it: see `Pool.using`. The caller's context is
         always carried.
         """
-        return self._view.kept_by(self).using(**options)
+        return self._view.owned_by(self).using(**options)
 
     # Life.
 

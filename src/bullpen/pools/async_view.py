@@ -30,28 +30,28 @@ T = TypeVar("T")
 class AsyncPoolView:
     """An `AsyncPool` and the options of calls made through it. Immutable, cheap, to be kept or thrown away."""
 
-    __slots__ = ("_bridge", "_keeper", "_limits", "_options", "_sides", "_traits", "_waits_for_room")
+    __slots__ = ("_bridge", "_limits", "_options", "_owner", "_sides", "_traits", "_waits_for_room")
 
-    def __init__(self, sides: Sides, options: CallOptions, keeper: object = None) -> None:
+    def __init__(self, sides: Sides, options: CallOptions, owner: object = None) -> None:
         self._sides = sides
         self._bridge = sides.bridge
-        self._keeper = keeper  # a reference to the pool: an unreferenced pool drains
+        self._owner = owner  # a reference to the pool: an unreferenced pool drains
         self._options = options
         self._limits = options.limits
         self._traits = options.traits if options.traits.any else None
         # A request of a session is rejected if there is no room, and so is one without time left.
         self._waits_for_room = sides.wait_for_room and options.traits.session is None and options.limits.budget > 0
 
-    def kept_by(self, keeper: object) -> AsyncPoolView:
-        """The same view, holding on to `keeper`."""
-        return AsyncPoolView(self._sides, self._options, keeper)
+    def owned_by(self, owner: object) -> AsyncPoolView:
+        """The same view, holding on to `owner`."""
+        return AsyncPoolView(self._sides, self._options, owner)
 
     def using(self, **options: Any) -> AsyncPoolView:
         """This view with some options changed: see `AsyncPool.using`."""
         if "context" in options:
             names = ", ".join(name for name in CallOptions.NAMES if name != "context")
             raise InvalidOptionType("using()", "context", f"called with {names}: the context is always carried")
-        return AsyncPoolView(self._sides, self._options.using(**options), self._keeper)
+        return AsyncPoolView(self._sides, self._options.using(**options), self._owner)
 
     @overload
     def submit(
@@ -146,7 +146,7 @@ class AsyncPoolView:
         if side.dispatcher.status.phase.draining:
             raise side.engine.not_open()
         kind = FedMap if any(isinstance(each, AsyncIterable) for each in iterables) else AsyncMap
-        return kind(side, self._limits, self._traits, fn, iterables, deadline, window, self._keeper)
+        return kind(side, self._limits, self._traits, fn, iterables, deadline, window, self._owner)
 
     @overload
     def stream(self, fn: Callable[P, AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[T]: ...

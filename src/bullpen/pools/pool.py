@@ -207,7 +207,7 @@ class Pool(Executor):
         wait in the backlog, else `QueueTimeout`. `run_timeout`: the longest run, else `RunTimeout`. `context=True`:
         run in a copy of the caller's contextvars. `buffersize`: of streams and maps.
         """
-        return self._view.kept_by(self).using(**options)
+        return self._view.owned_by(self).using(**options)
 
     def cancel(self, future: Future[Any]) -> bool:
         """Cancel a future that waits, and one that runs if the runtime can (`can("cancel_running")`); True if that

@@ -32,11 +32,11 @@ _warned = False  # of a blocking call on the thread of an event loop
 class PoolView:
     """A pool and the options of calls made through it. Immutable, cheap, to be kept or thrown away."""
 
-    __slots__ = ("_engine", "_keeper", "_limits", "_options", "_plain", "_submit", "_traits")
+    __slots__ = ("_engine", "_limits", "_options", "_owner", "_plain", "_submit", "_traits")
 
-    def __init__(self, engine: Engine, options: CallOptions, keeper: object = None) -> None:
+    def __init__(self, engine: Engine, options: CallOptions, owner: object = None) -> None:
         self._engine = engine
-        self._keeper = keeper  # a reference to the pool: an unreferenced pool drains
+        self._owner = owner  # a reference to the pool: an unreferenced pool drains
         self._options = options
         self._limits = options.limits
         self._submit = engine.admit
@@ -46,13 +46,13 @@ class PoolView:
         if options.context and engine.by_name_only:
             raise InvalidOption("context", True, "False: a program has no use for contextvars")
 
-    def kept_by(self, keeper: object) -> PoolView:
-        """The same view, holding on to `keeper`."""
-        return PoolView(self._engine, self._options, keeper)
+    def owned_by(self, owner: object) -> PoolView:
+        """The same view, holding on to `owner`."""
+        return PoolView(self._engine, self._options, owner)
 
     def using(self, **options: Any) -> PoolView:
         """This view with some options changed: see `Pool.using`."""
-        return PoolView(self._engine, self._options.using(**options), self._keeper)
+        return PoolView(self._engine, self._options.using(**options), self._owner)
 
     @overload
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolFuture[T]: ...
@@ -139,18 +139,18 @@ class PoolView:
         """The results of `fn` over the iterables, in order; at most `buffersize` calls are under way or unread at
         once.
         """
-        return self.start_map(self._keeper, fn, iterables, timeout, chunksize, buffersize)
+        return self.start_map(self._owner, fn, iterables, timeout, chunksize, buffersize)
 
     def start_map(
         self,
-        keeper: object,
+        owner: object,
         fn: Callable[..., T] | str,
         iterables: tuple[Iterable[Any], ...],
         timeout: float | None,
         chunksize: int,
         buffersize: int | None,
     ) -> MapIterator[T]:
-        """`map`, with an iterator that holds on to `keeper`."""
+        """`map`, with an iterator that holds on to `owner`."""
         function: Callable[..., T] = self._function(fn)
         at_least("chunksize", chunksize, 1)
         engine = self._engine
@@ -174,10 +174,10 @@ class PoolView:
                 finite=finite,
                 chunksize=chunksize,
             )
-            return ChunkIterator(chunks, deadline, keeper)
+            return ChunkIterator(chunks, deadline, owner)
         else:
             work = RunnerMap(engine, function, calls, window, finite=finite)
-        return MapIterator(work, deadline, keeper)
+        return MapIterator(work, deadline, owner)
 
     @overload
     def stream(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[T]: ...
@@ -188,13 +188,13 @@ class PoolView:
 
     def stream(self, fn: Any, /, *args: Any, **kwargs: Any) -> Stream[Any]:
         """The items that `fn(*args, **kwargs)` yields on a worker, as they come: see `Pool.stream`."""
-        return self.start_stream(self._keeper, fn, args, kwargs)
+        return self.start_stream(self._owner, fn, args, kwargs)
 
-    def start_stream(self, keeper: object, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream[Any]:
-        """`stream`, with an iterator that holds on to `keeper`."""
+    def start_stream(self, owner: object, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream[Any]:
+        """`stream`, with an iterator that holds on to `owner`."""
         work = StreamWork[Any](self._engine, self._options.buffersize or DEFAULT_BUFFER)
         work.admit(self._future(Produce(work, self._function(fn)), args, kwargs), self._admit)
-        return Stream(work, keeper)
+        return Stream(work, owner)
 
     def _admit(self, future: PoolFuture[Any]) -> None:
         if not self._submit(future, self._limits):

@@ -63,9 +63,9 @@ class ProcessSupervisor:
             code = await self._ended(first)
             self._code = ExitCode.OK if self._stopping.is_set() else 128 - code if code < 0 else code
             return
-        keepers = [asyncio.create_task(self._keep(number)) for number in range(1, self._processes + 1)]
+        loops = [asyncio.create_task(self._keep(number)) for number in range(1, self._processes + 1)]
         await self._stopping.wait()
-        _, late = await asyncio.wait(keepers, timeout=self._grace + MARGIN)
+        _, late = await asyncio.wait(loops, timeout=self._grace + MARGIN)
         if late:
             logger.error("%d processes did not exit in time; killing them", len(late))
             self._kill_all()

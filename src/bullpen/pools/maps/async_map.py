@@ -36,9 +36,9 @@ class AsyncMap(Generic[T]):
         "_fn",
         "_held",
         "_items",
-        "_keeper",
         "_limits",
         "_low",
+        "_owner",
         "_reading",
         "_side",
         "_traits",
@@ -55,7 +55,7 @@ class AsyncMap(Generic[T]):
         iterables: Source,
         deadline: float | None,
         window: int,
-        keeper: object,
+        owner: object,
     ) -> None:
         self._side = side
         self._limits = limits
@@ -67,7 +67,7 @@ class AsyncMap(Generic[T]):
         self._deadline = deadline
         self._window = window
         self._low = window // 2  # refill when no more calls than this are left
-        self._keeper = keeper  # a reference to the pool: an unreferenced pool drains
+        self._owner = owner  # a reference to the pool: an unreferenced pool drains
         self._calls: deque[AsyncCall] = deque()
         self._wakeup = ReaderWakeup()
         self._reading = False

@@ -14,12 +14,12 @@ T = TypeVar("T")
 class MapIterator(Generic[T]):
     """The results of one `map`: the iterator that `Pool.map` returns."""
 
-    __slots__ = ("__weakref__", "_deadline", "_keeper", "_work")
+    __slots__ = ("__weakref__", "_deadline", "_owner", "_work")
 
-    def __init__(self, work: MapWork[T], deadline: float | None, keeper: object) -> None:
+    def __init__(self, work: MapWork[T], deadline: float | None, owner: object) -> None:
         self._work = work
         self._deadline = deadline
-        self._keeper = keeper  # a reference to the pool: an unreferenced pool drains
+        self._owner = owner  # a reference to the pool: an unreferenced pool drains
 
     def __iter__(self) -> MapIterator[T]:
         return self

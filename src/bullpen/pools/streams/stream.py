@@ -38,11 +38,11 @@ STALL_SECONDS = 5.0  # while the pool closes, a reader that takes nothing for so
 class Stream(Generic[T]):
     """The items of one `stream`. Close it, use it in `with`, or drop it to end it early."""
 
-    __slots__ = ("__weakref__", "_keeper", "_work")
+    __slots__ = ("__weakref__", "_owner", "_work")
 
-    def __init__(self, work: StreamWork[T], keeper: object) -> None:
+    def __init__(self, work: StreamWork[T], owner: object) -> None:
         self._work = work
-        self._keeper = keeper  # a reference to the pool: an unreferenced pool drains
+        self._owner = owner  # a reference to the pool: an unreferenced pool drains
 
     def __iter__(self) -> Stream[T]:
         return self
