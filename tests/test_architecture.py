@@ -365,7 +365,7 @@ def test_a_breach_is_found(breach: str) -> None:
 
 
 @pytest.mark.parametrize("case", KEEPS)
-def test_what_is_allowed_is_not_reported(case: str) -> None:
+def test_allowed_code_is_not_reported(case: str) -> None:
     assert problems_of(*KEEPS[case]) == []
 
 

@@ -50,7 +50,7 @@ class TestRedisStorage(StorageContract):
         asyncio.run(self._drop())
         delete_user(self.url, self.prefix)
 
-    async def test_what_waits_for_many_is_as_small_as_others_and_leaves_nothing(self, store: Storage) -> None:
+    async def test_a_task_that_depends_on_many_is_as_small_as_others_and_leaves_nothing(self, store: Storage) -> None:
         """It is read and written whenever one of them ends."""
         *members, last = await new_group(store, 1000)
         await store.cancel(ids(members[:1]))

@@ -121,7 +121,7 @@ def test_requests_start_in_order() -> None:
     assert started == list(range(100))
 
 
-def test_what_was_cancelled_is_freed_at_once() -> None:
+def test_a_cancelled_request_is_freed_at_once() -> None:
     class Argument:
         pass
 

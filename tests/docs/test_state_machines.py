@@ -51,7 +51,7 @@ def test_every_arrow_has_a_name_of_its_own(arrows: list[Arrow]) -> None:
 
 
 @EACH_DIAGRAM
-def test_nobody_gets_stuck(arrows: list[Arrow]) -> None:
+def test_every_entered_state_is_left_or_final(arrows: list[Arrow]) -> None:
     """Every state that is entered is left again, or final."""
     entered = {arrow.new for arrow in arrows}
     assert entered <= {arrow.old for arrow in arrows} | {"[*]"}

@@ -80,7 +80,7 @@ async def test_a_claim_and_a_settlement_are_made_once_wherever_the_connection_br
 
 @pytest.mark.parametrize("address", SERVERS, indirect=True)
 @pytest.mark.parametrize("direction", [REQUEST, ANSWER])
-async def test_what_is_added_is_there_once_wherever_the_connection_breaks(
+async def test_added_tasks_are_stored_once_wherever_the_connection_breaks(
     address: str, direction: str, cuts: list[int]
 ) -> None:
     """All of a call or nothing, all of it if that was said, and all of it if it is said again."""

@@ -92,7 +92,7 @@ def test_an_interrupt_costs_no_place_in_the_backlog(options: dict[str, Any]) -> 
     assert {point.split(":")[0] for point in where} >= {"Dispatcher.offer_bounded", "BoundedBacklog._make_places"}
 
 
-def test_an_interrupt_of_one_who_waits_for_room_leaves_the_line() -> None:
+def test_an_interrupted_submitter_gives_up_its_ticket() -> None:
     where = list[str]()
     while True:
         with Pool(1, max_queue=0, when_full="block") as pool, Blocker() as blocker:

@@ -52,7 +52,7 @@ async def test_a_worker_that_is_parted_from_the_store_loses_its_tasks_and_nothin
     assert lost == {(job.id, 1) for job in jobs}
 
 
-async def test_who_gives_up_on_a_store_that_does_not_answer_need_not_wait_for_it(address: str) -> None:
+async def test_a_caller_that_times_out_on_a_silent_store_does_not_wait_for_it(address: str) -> None:
     """Neither for the answer, nor for the server to agree that nobody wants it any more. Later all is well again."""
     async with Proxy(address) as proxy:
         store = open_storage(proxy.address)

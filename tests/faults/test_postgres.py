@@ -66,7 +66,7 @@ async def claim(store: PostgresStorage, limit: int, *settlements: Any) -> list[T
 # Opening.
 
 
-async def test_whoever_waits_for_an_end_marks_the_task_without_waiting_long_for_who_has_locked_it(
+async def test_a_caller_that_waits_for_a_result_marks_the_task_without_waiting_long_for_its_lock(
     postgres_url: str, schema: str
 ) -> None:
     store, other = PostgresStorage(postgres_url, schema=schema), await asyncpg.connect(postgres_url)
@@ -88,7 +88,7 @@ async def test_whoever_waits_for_an_end_marks_the_task_without_waiting_long_for_
         await store.close()
 
 
-async def test_a_schema_is_made_once_by_all_who_come_at_once(postgres_url: str, schema: str) -> None:
+async def test_concurrent_clients_create_a_schema_once(postgres_url: str, schema: str) -> None:
     stores = [PostgresStorage(postgres_url, schema=schema, connections=1) for _ in range(6)]
     try:
         await asyncio.gather(*(store.open() for store in stores))
@@ -270,7 +270,7 @@ def _another_of(made: list[str], folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-async def test_whoever_has_waited_for_a_unique_key_sees_who_has_it_now(
+async def test_a_producer_that_has_waited_for_a_unique_key_sees_its_present_holder(
     postgres_url: str, schema: str, isolation: str
 ) -> None:
     store = PostgresStorage(f"{postgres_url}?default_transaction_isolation={quote(isolation)}", schema=schema)
@@ -425,7 +425,7 @@ async def test_what_may_be_asked_twice_is_if_its_connection_broke(postgres_url: 
         await store.close()
 
 
-async def test_a_server_that_allows_few_connections_serves_many_who_ask_at_once(postgres_url: str, schema: str) -> None:
+async def test_a_server_that_allows_few_connections_serves_many_callers_at_once(postgres_url: str, schema: str) -> None:
     await (owner := PostgresStorage(postgres_url, schema=schema)).open()
     await owner.close()
     rights = f"CREATE ROLE {schema} LOGIN CONNECTION LIMIT 2; GRANT USAGE ON SCHEMA {schema} TO {schema};"
@@ -443,9 +443,7 @@ async def test_a_server_that_allows_few_connections_serves_many_who_ask_at_once(
         await asyncio.to_thread(run, postgres_url, lambda connection: connection.execute(dropped))
 
 
-async def test_of_two_who_lock_each_other_out_the_one_that_has_to_give_way_tries_again(
-    postgres_url: str, schema: str
-) -> None:
+async def test_the_victim_of_a_deadlock_tries_again(postgres_url: str, schema: str) -> None:
     store = PostgresStorage(f"{postgres_url}?deadlock_timeout=2s", schema=schema)  # then the server looks, once
     await store.open()
     other = await asyncpg.connect(postgres_url)
@@ -477,7 +475,7 @@ async def _patiently(ask: Any) -> Any:
 # Without notifications.
 
 
-async def test_who_cannot_listen_looks(postgres_url: str, schema: str) -> None:
+async def test_a_client_without_notifications_polls(postgres_url: str, schema: str) -> None:
     store = PostgresStorage(postgres_url, schema=schema, notify=False, prepared=False)
     await store.open()
     try:
@@ -517,7 +515,7 @@ async def test_a_task_that_is_locked_for_a_moment_is_not_forgotten(postgres_url:
 
 
 @pytest.mark.parametrize("ends", ["expires", "succeeds"])
-async def test_a_task_that_ends_and_one_who_cancels_it_with_what_waits_for_it_do_not_lock_each_other_out(
+async def test_a_settlement_and_a_cancellation_of_a_task_with_followers_do_not_deadlock(
     postgres_url: str, schema: str, ends: str
 ) -> None:
     store = PostgresStorage(postgres_url, schema=schema)
@@ -558,7 +556,9 @@ async def _locked_out(connection: Any, schema: str, count: int) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_whoever_waits_long_for_a_unique_key_is_told_that_somebody_has_it(postgres_url: str, schema: str) -> None:
+async def test_a_producer_that_waits_long_for_a_unique_key_gets_an_error_that_it_is_taken(
+    postgres_url: str, schema: str
+) -> None:
     store = PostgresStorage(postgres_url, schema=schema, timeout=0.5)
     await store.open()
     other = await asyncpg.connect(postgres_url)

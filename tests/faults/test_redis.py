@@ -107,7 +107,7 @@ async def test_connections_of_threads_are_few_when_they_are_idle(new_server: New
                     await asyncio.sleep(0.01)
 
 
-async def test_a_silent_server_is_waited_for_once_by_all_who_want_a_connection() -> None:
+async def test_all_callers_that_want_a_connection_wait_for_a_silent_server_once() -> None:
     callers = 0
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,7 +124,7 @@ async def test_a_silent_server_is_waited_for_once_by_all_who_want_a_connection()
         await link.close()
 
 
-async def test_who_gives_up_waiting_for_a_connection_leaves_it_to_others(redis_url: str) -> None:
+async def test_a_caller_that_stops_waiting_for_a_connection_leaves_it_to_others(redis_url: str) -> None:
     link = LoopConnection(redis_url)
     taken = [await link._wire() for _ in range(10)]
     waiting = [asyncio.ensure_future(link._wire()) for _ in range(3)]
@@ -349,7 +349,7 @@ async def test_a_server_with_tls_is_reached_if_its_certificate_is_trusted(
         await store.close()
 
 
-async def test_an_end_that_is_told_while_nobody_can_hear_is_not_missed(new_server: NewServer) -> None:
+async def test_a_result_that_is_published_while_no_listener_is_connected_is_not_missed(new_server: NewServer) -> None:
     """Who waits for one task after the other says so as it adds them, and does not look."""
     server = new_server()
     store, other = open_storage(server.url), open_storage(server.url)

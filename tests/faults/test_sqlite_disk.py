@@ -84,7 +84,7 @@ async def test_a_disk_that_became_read_only(small_disk: Path) -> None:
     [(0o755, 0o644), (0o755, 0o600), (0o777, 0o644), (0o777, 0o600), (0o755, None)],
     ids=["only read", "not even read", "only the folder", "only the folder, not even read", "not made"],
 )
-def test_a_file_of_somebody_else(folder_mode: int, file_mode: int | None) -> None:
+def test_a_file_of_another_user(folder_mode: int, file_mode: int | None) -> None:
     """It can be read, or not even that, or it cannot be made; and it stays as it is."""
     if os.geteuid() != 0:
         pytest.skip("only root can be somebody else")

@@ -49,7 +49,7 @@ def storage(tmp_path: Path) -> Iterator[SqliteStorage]:
 
 
 @pytest.mark.parametrize(("batched", "adds"), [(True, "SqliteTaskTable.add_plain"), (False, "SqliteTaskTable.add")])
-def test_a_leader_that_is_interrupted_leaves_nobody_behind(storage: SqliteStorage, batched: bool, adds: str) -> None:
+def test_an_interrupted_leader_leaves_no_call_unanswered(storage: SqliteStorage, batched: bool, adds: str) -> None:
     """Of tasks that one statement adds, and of those that take several, in a transaction."""
     where = list[str]()
     while last := next(filter(None, (interrupted_at(len(where) + 1, storage, batched) for _ in range(TRIES))), ""):

@@ -143,7 +143,7 @@ def test_what_refuses_it_is_raised_where_it_is_awaited(run: Run) -> None:
     run(main())
 
 
-def test_to_cancel_whoever_waits_is_to_cancel_the_work(run: Run) -> None:
+def test_cancelling_the_waiting_caller_cancels_the_request(run: Run) -> None:
     async def main() -> None:
         door = Door()
         async with AsyncPool(1, threads=1) as pool:
@@ -173,7 +173,7 @@ def test_to_cancel_whoever_waits_is_to_cancel_the_work(run: Run) -> None:
 HERE: ContextVar[str] = ContextVar("HERE", default="")
 
 
-def test_callbacks_see_the_context_of_whoever_asked_for_them(run: Run) -> None:
+def test_callbacks_see_the_context_in_which_they_were_added(run: Run) -> None:
     async def main() -> None:
         seen = list[str]()
 
@@ -194,7 +194,7 @@ def test_callbacks_see_the_context_of_whoever_asked_for_them(run: Run) -> None:
     run(main())
 
 
-def test_a_callback_that_fails_is_told_to_the_loop_and_keeps_nobody_waiting(run: Run) -> None:
+def test_a_callback_that_fails_is_reported_to_the_loop_and_delays_no_caller(run: Run) -> None:
     async def main() -> None:
         told = list[Any]()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
@@ -209,7 +209,7 @@ def test_a_callback_that_fails_is_told_to_the_loop_and_keeps_nobody_waiting(run:
     run(main())
 
 
-def test_an_error_that_nobody_asked_for_is_told_to_the_loop(run: Run) -> None:
+def test_an_error_that_is_never_retrieved_is_reported_to_the_loop(run: Run) -> None:
     async def main() -> None:
         told = list[str]()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))

@@ -139,7 +139,7 @@ def test_a_map_has_a_time_for_all_of_it(run: Run) -> None:
     run(main())
 
 
-def test_a_map_that_is_dropped_cancels_what_is_left(run: Run) -> None:
+def test_a_dropped_map_cancels_its_remaining_items(run: Run) -> None:
     async def main() -> None:
         door = Door()
         async with AsyncPool(1) as pool:

@@ -335,7 +335,7 @@ def test_a_full_pool_rejects(run: Run) -> None:
     run(main())
 
 
-def test_whoever_can_wait_for_room_does_so_without_blocking_the_loop(run: Run) -> None:
+def test_a_call_that_waits_for_room_does_not_block_the_loop(run: Run) -> None:
     async def main() -> None:
         door, order = Door(), list[int]()
 
@@ -447,7 +447,7 @@ def test_a_coroutine_that_refuses_to_end_keeps_its_place_but_not_its_caller(run:
     run(main())
 
 
-def test_what_waits_too_long_never_runs(run: Run) -> None:
+def test_a_request_that_waits_too_long_never_runs(run: Run) -> None:
     async def main() -> None:
         with Blocker() as blocker:
             door, ran = Door(), list[str]()
@@ -587,7 +587,7 @@ def test_what_a_coroutine_calls_has_its_own_time(run: Run) -> None:
 
 
 @pytest.mark.parametrize("limit", ["timeout", "run_timeout"])
-def test_whoever_cleans_up_after_its_time_has_none_left(run: Run, limit: str) -> None:
+def test_a_function_that_cleans_up_after_its_deadline_has_no_time_left(run: Run, limit: str) -> None:
     async def main() -> None:
         seen = list[float | None]()
 
@@ -690,7 +690,7 @@ def test_what_breaks_its_worker_is_lost_and_goes_again_if_it_may(run: Run, fn: C
 
 @pytest.mark.parametrize("fn", FRAGILE)
 @pytest.mark.parametrize("end", ["cancel", "timeout", "close"])
-def test_what_waits_for_another_try_can_be_given_up(
+def test_a_request_that_waits_for_a_crash_retry_can_be_given_up(
     run: Run, fn: Callable[[Fragile], Any], end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "FIRST_DELAY", 3600.0)
@@ -803,7 +803,7 @@ def test_a_running_function_cannot_be_cancelled_so_its_result_is_dropped(run: Ru
     run(main())
 
 
-def test_a_task_that_somebody_else_cancels_before_its_first_step_gives_its_place_back(run: Run) -> None:
+def test_an_asyncio_task_that_is_cancelled_before_its_first_step_gives_its_place_back(run: Run) -> None:
     async def main() -> None:
         ran = list[int]()
 
@@ -941,7 +941,7 @@ def test_requests_of_a_strict_session_come_one_after_the_other(run: Run) -> None
 # The end.
 
 
-def test_to_leave_normally_is_to_finish_what_was_accepted(run: Run) -> None:
+def test_leaving_with_normally_finishes_the_accepted_requests(run: Run) -> None:
     async def main() -> None:
         async with AsyncPool(2, threads=2) as pool:
             futures: list[AsyncFuture[int]] = [pool.submit(double, x) for x in range(20)]
@@ -1080,7 +1080,7 @@ def test_to_close_can_be_cancelled_and_done_again(run: Run) -> None:
     run(main())
 
 
-def test_who_closes_without_grace_waits_for_a_thread_that_is_just_leaving(
+def test_closing_without_grace_waits_for_a_thread_that_is_just_ending(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leaving = threading.Event()
@@ -1118,7 +1118,7 @@ def test_a_request_may_close_its_own_pool(run: Run) -> None:
     run(main())
 
 
-def test_a_pool_that_nobody_refers_to_drains(run: Run) -> None:
+def test_an_unreferenced_pool_drains(run: Run) -> None:
     async def main() -> None:
         done: list[int] = []
 
@@ -1211,7 +1211,7 @@ def test_a_loop_that_is_just_closed_leaves_nothing_that_hangs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["KeyboardInterrupt", "SystemExit"])
-def test_whoever_wants_to_leave_leaves_and_nobody_hangs(kind: str) -> None:
+def test_an_exit_in_a_call_ends_the_program_and_hangs_no_thread(kind: str) -> None:
     assert (
         printed(
             f"""

@@ -101,7 +101,7 @@ async def test_each_process_keeps_an_instance_of_its_own(tmp_path: Path) -> None
         assert await pool.using(session="a").do("add", 1) == 6
 
 
-async def test_close_kills_what_does_not_end_in_time(tmp_path: Path) -> None:
+async def test_close_kills_workers_that_do_not_end_in_time(tmp_path: Path) -> None:
     pool = AsyncPool(runtime="process", threads=1)
     call = pool.submit(work.hold_the_gil, tmp_path / "pid")
     pid = await asyncio.to_thread(read_pid, tmp_path / "pid")

@@ -244,7 +244,7 @@ def test_an_instance_that_cannot_be_made_fails_the_pool_and_says_why(run: Run) -
     run(main())
 
 
-def test_what_is_still_warming_up_when_the_grace_is_over_is_cancelled(run: Run) -> None:
+def test_a_worker_that_still_warms_up_when_the_grace_is_over_is_cancelled(run: Run) -> None:
     class Slow(Client):
         async def warm_up(self) -> None:
             await asyncio.Event().wait()
@@ -263,7 +263,9 @@ def test_what_is_still_warming_up_when_the_grace_is_over_is_cancelled(run: Run) 
     run(main())
 
 
-def test_what_does_not_close_does_not_keep_the_pool_open(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_instance_that_does_not_close_does_not_keep_the_pool_open(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     class Sticky(Client):
         async def close(self) -> None:
             if Sticky.made.index(self):

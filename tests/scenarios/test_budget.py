@@ -37,7 +37,7 @@ def test_outside_of_any_request_there_is_no_limit() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("call", ["submit", "serve", "map", "context"])
-def test_a_request_knows_what_is_left(
+def test_a_request_knows_its_remaining_time(
     options: dict[str, Any], limits: dict[str, float], left: float | None, call: str
 ) -> None:
     clock, runtime, seen = ManualClock(), ScriptedRuntime(), list[float | None]()
@@ -119,7 +119,7 @@ def test_a_nested_request_has_its_own_budget_but_no_more_than_the_outer_one(capa
     assert seen[3] <= 10
 
 
-def test_a_helper_knows_what_is_left() -> None:
+def test_a_helper_knows_the_remaining_time() -> None:
     with Pool(1) as pool:
 
         def outer() -> float | None:
@@ -132,7 +132,7 @@ def test_a_helper_knows_what_is_left() -> None:
     assert 50 < left <= 100
 
 
-def test_what_is_left_can_be_passed_on() -> None:
+def test_the_remaining_time_can_be_passed_on() -> None:
     with Pool(2) as pool, Pool(1) as other:
 
         def outer() -> float | None:

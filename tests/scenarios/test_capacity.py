@@ -171,7 +171,7 @@ def test_a_session_uses_the_room_of_its_worker() -> None:
     close(pool)
 
 
-def test_what_waits_for_a_binding_uses_all_the_room() -> None:
+def test_requests_that_wait_for_a_binding_use_all_the_room() -> None:
     pool, runtime = scripted(1, 3, auto_ready=False)
     strict = pool.using(session="s", affinity="strict_queue")
     futures = [strict.submit(print) for _ in range(4)]

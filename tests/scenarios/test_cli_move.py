@@ -133,7 +133,7 @@ async def die_at(step: str, source: Storage, destination: Storage, batch: int = 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("step", STEPS)
-async def test_whoever_comes_after_a_kill_goes_on(urls: tuple[str, str], step: str) -> None:
+async def test_the_next_mover_continues_after_a_kill(urls: tuple[str, str], step: str) -> None:
     async with two(urls) as (source, destination):
         expected = await fill(source)
         await die_at(step, source, destination)
@@ -150,7 +150,7 @@ async def test_whoever_comes_after_a_kill_goes_on(urls: tuple[str, str], step: s
 
 
 @pytest.mark.anyio
-async def test_what_has_gone_on_at_the_destination_is_not_put_back() -> None:
+async def test_a_task_that_has_changed_at_the_destination_is_not_imported_again() -> None:
     source, destination = MemoryStorage(), MemoryStorage()
     (task,) = await source.add([new_task()])
     await die_at("move.after_put", source, destination)
@@ -179,7 +179,7 @@ async def test_what_may_run_at_most_once_is_lost_visibly_rather_than_run_twice()
 
 
 @pytest.mark.anyio
-async def test_what_was_never_put_is_put_also_if_it_may_run_at_most_once() -> None:
+async def test_a_task_that_was_never_imported_is_imported_also_if_it_may_run_at_most_once() -> None:
     source, destination = MemoryStorage(), MemoryStorage()
     (once,) = await source.add([new_task(at_most_once=True)])
     await die_at("move.after_mark", source, destination)
@@ -188,7 +188,7 @@ async def test_what_was_never_put_is_put_also_if_it_may_run_at_most_once() -> No
 
 
 @pytest.mark.anyio
-async def test_what_was_cancelled_on_its_way_is_cancelled_where_it_arrives() -> None:
+async def test_a_task_that_was_cancelled_during_a_move_is_cancelled_at_the_destination() -> None:
     source, destination = MemoryStorage(), MemoryStorage()
     (task,) = await source.add([new_task()])
     await die_at("move.after_put", source, destination)
@@ -223,7 +223,7 @@ async def test_a_schedule_that_is_changed_on_its_way_arrives_with_the_change_and
 
 
 @pytest.mark.anyio
-async def test_what_is_changed_after_it_has_arrived_arrives_again(urls: tuple[str, str]) -> None:
+async def test_a_task_that_is_changed_after_its_import_is_imported_again(urls: tuple[str, str]) -> None:
     async with two(urls) as (source, destination):
         schedule = new_task(id=schedule_id("s"), interval=60.0, schedule=Schedule(key="s"), eta=await source.now() + 60)
         early, late = (new_task(unique_key=key, payload=b"[1]") for key in ("early", "late"))
@@ -253,7 +253,7 @@ async def test_what_is_changed_after_it_has_arrived_arrives_again(urls: tuple[st
 
 
 @pytest.mark.anyio
-async def test_what_runs_again_while_it_is_moved_arrives_in_its_new_state() -> None:
+async def test_a_task_that_is_retried_during_a_move_arrives_in_its_new_state() -> None:
     source, destination = MemoryStorage(), MemoryStorage()
     await source.add([new_task()])
     (mine,) = await claim(source)
@@ -313,7 +313,7 @@ async def test_tasks_that_wait_for_each_other_go_together(urls: tuple[str, str],
 
 
 @pytest.mark.anyio
-async def test_whoever_waits_is_there_before_those_that_it_waits_for_could_end() -> None:
+async def test_a_dependent_task_arrives_before_its_predecessors_could_end() -> None:
     put: list[list[str]] = []
 
     class Destination(MemoryStorage):
@@ -330,7 +330,7 @@ async def test_whoever_waits_is_there_before_those_that_it_waits_for_could_end()
 
 
 @pytest.mark.anyio
-async def test_what_waits_for_a_task_that_runs_waits_where_that_one_ends() -> None:
+async def test_a_task_that_depends_on_a_running_one_waits_where_that_one_ends() -> None:
     source, destination = MemoryStorage(), MemoryStorage()
     first, second, third = await new_chain(source)
     (mine,) = await claim(source)

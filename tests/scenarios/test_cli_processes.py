@@ -84,7 +84,7 @@ def test_a_process_that_dies_is_replaced_and_its_task_runs_again_long_before_its
         assert worker.stop() == 0
 
 
-def test_whoever_dies_again_and_again_is_replaced_ever_more_slowly(folder: Folder) -> None:
+def test_a_process_that_dies_repeatedly_is_replaced_ever_more_slowly(folder: Folder) -> None:
     folder.write("mortal.py", "import os, app\nfrom app import queue\nif os.path.exists('doomed'): os._exit(7)\n")
     with folder.worker("--processes", "2", app="mortal:queue") as worker:
         pids = working(worker, 2)
@@ -174,7 +174,7 @@ def test_the_third_signal_kills_them_all(folder: Folder) -> None:
         assert eventually(lambda: not any(map(is_running, pids)), PATIENCE)
 
 
-def test_what_is_wrong_from_the_start_is_said_once_and_ends_it(folder: Folder) -> None:
+def test_a_start_up_error_is_logged_once_and_ends_the_supervisor(folder: Folder) -> None:
     done = folder.run("worker", "ap", "--processes", "3")
     assert done.returncode == 2
     assert done.stderr.count("there is no module 'ap'") == 1

@@ -15,7 +15,7 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
-def test_new_code_runs_and_what_was_running_goes_on_with_nothing_counted(folder: Folder) -> None:
+def test_new_code_runs_and_interrupted_tasks_go_on_with_nothing_counted(folder: Folder) -> None:
     app = folder.path / "app.py"
     with TaskQueue(f"sqlite:///{folder.path}/jobs.db") as queue, folder.worker("--reload", "--grace", "0.2") as worker:
         worker.seen("serves default")

@@ -68,7 +68,7 @@ def run(queue: TaskQueue, job: Job[Any], **options: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
-def test_both_are_committed_and_the_result_is_what_was_said(queue: TaskQueue, path: Path, kind: str) -> None:
+def test_both_are_committed_with_the_given_result(queue: TaskQueue, path: Path, kind: str) -> None:
     def work() -> str:
         with connect(path) as connection:
             current_task().complete(connection, "forty-two")
@@ -109,7 +109,7 @@ def test_a_transaction_that_is_rolled_back_is_a_failed_attempt(queue: TaskQueue,
     assert effects(path) == [(job.id, 3)]
 
 
-def test_a_transaction_that_nobody_commits_is_a_failed_attempt(
+def test_an_uncommitted_transaction_is_a_failed_attempt(
     queue: TaskQueue, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     @queue.task(name="work")
@@ -132,7 +132,7 @@ def test_a_transaction_that_nobody_commits_is_a_failed_attempt(
 @pytest.mark.parametrize("isolation_level", ["DEFERRED", None])
 @pytest.mark.parametrize("ending", ["returns", "raises"])
 @pytest.mark.parametrize("kind", ["async", "sync"])
-def test_a_transaction_that_nobody_commits_does_not_hold_the_file(
+def test_an_uncommitted_transaction_does_not_lock_the_file(
     path: Path, kind: str, ending: str, isolation_level: Literal["DEFERRED"] | None
 ) -> None:
     kept: list[sqlite3.Connection] = []
@@ -184,9 +184,7 @@ def test_what_follows_the_commit_on_the_connection_is_left_alone(queue: TaskQueu
     assert effects(path) == [(job.id, 1)]
 
 
-def test_what_comes_after_the_commit_changes_nothing(
-    queue: TaskQueue, path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_code_after_the_commit_changes_nothing(queue: TaskQueue, path: Path, caplog: pytest.LogCaptureFixture) -> None:
     @queue.task(name="work", max_retries=5)
     def work() -> int:
         with connect(path) as connection:
@@ -331,6 +329,6 @@ def test_tasks_in_memory_have_no_transaction() -> None:
     assert "tasks in memory share no transaction" in info.error.message
 
 
-def test_a_task_that_nobody_runs_cannot_be_completed() -> None:
+def test_a_task_that_no_worker_runs_cannot_be_completed() -> None:
     with pytest.raises(NoCurrentTask):
         CurrentTask(Task(id="t", func_path="f", payload=b"")).complete(None)

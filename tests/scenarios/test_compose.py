@@ -170,7 +170,7 @@ def test_a_result_of_the_wrong_kind_is_poison(queue: TaskQueue) -> None:
     assert raised.value.kind == "poison"
 
 
-def test_results_are_restored_by_the_annotations_of_whoever_gets_them(queue: TaskQueue) -> None:
+def test_results_are_restored_by_the_annotations_of_the_reader(queue: TaskQueue) -> None:
     @queue.task(name="make")
     def make() -> tuple[int, bytes]:
         return 1, b"\x00"

@@ -70,7 +70,7 @@ def test_it_goes_again_as_often_as_it_may_and_is_lost_then(crash_retries: int, b
 
 
 @pytest.mark.parametrize("options", [{}, {"idempotent": False}, {"crash_retries": 5}])
-def test_what_is_not_idempotent_never_runs_twice(options: dict[str, bool], by_hand: ManualClock) -> None:
+def test_a_request_that_is_not_idempotent_never_runs_twice(options: dict[str, bool], by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
     pool = Pool(1, runtime=runtime, clock=by_hand)
     future = pool.using(**options).submit(int)
@@ -94,7 +94,7 @@ def test_a_strict_session_dies_with_its_worker(by_hand: ManualClock) -> None:
     end(pool, runtime)
 
 
-def test_those_who_crashed_are_the_oldest_again(by_hand: ManualClock) -> None:
+def test_requests_whose_worker_crashed_are_the_oldest_again(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
     pool = Pool(1, capacity=3, runtime=runtime, clock=by_hand)
     crashed = [pool.using(**ONCE_MORE).submit(int) for _ in range(3)]
@@ -110,7 +110,7 @@ def test_those_who_crashed_are_the_oldest_again(by_hand: ManualClock) -> None:
     end(pool, runtime)
 
 
-def test_those_who_crash_again_are_in_their_first_order(by_hand: ManualClock) -> None:
+def test_requests_whose_workers_crash_again_keep_their_first_order(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
     pool = Pool(1, capacity=2, calls=CallPolicy(crash_retries=9), runtime=runtime, clock=by_hand)
     first = pool.using(**ONCE_MORE).submit(int)
@@ -128,7 +128,7 @@ def test_those_who_crash_again_are_in_their_first_order(by_hand: ManualClock) ->
     end(pool, runtime)
 
 
-def test_a_pool_that_drains_runs_those_who_crashed_in_their_first_order(by_hand: ManualClock) -> None:
+def test_a_draining_pool_runs_crash_retries_in_their_first_order(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
     pool = Pool(1, runtime=runtime, clock=by_hand)
     crashed = [pool.using(**ONCE_MORE).submit(int) for _ in range(7)]
@@ -208,7 +208,7 @@ def test_the_time_between_two_runs_is_no_run(by_hand: ManualClock, caplog: pytes
     end(pool, runtime)
 
 
-def test_the_second_wait_has_its_own_limit_and_delays_nobody_elses(by_hand: ManualClock) -> None:
+def test_the_second_wait_has_its_own_limit_and_delays_no_other(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
     pool = Pool(1, runtime=runtime, clock=by_hand)
     patient = pool.using(queue_timeout=1)

@@ -62,7 +62,7 @@ def test_a_worker_that_cannot_report_that_it_is_ready_is_dead_and_replaced(monke
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("limit", ["timeout", "queue_timeout", "run_timeout"])
-def test_limits_are_kept_as_soon_as_somebody_can_watch_them(
+def test_limits_are_enforced_as_soon_as_the_timer_can_start(
     limit: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     start_thread = primitives.start_thread

@@ -181,7 +181,7 @@ def test_the_commands_in_the_files_are_understood(where: str) -> None:
     assert is_understood(words)
 
 
-def test_whoever_stops_a_worker_is_more_patient_than_its_grace() -> None:
+def test_stop_timeouts_of_the_examples_are_longer_than_the_grace() -> None:
     patience = {
         "unit": float(unit()["TimeoutStopSec"]),
         "image": float(compose()["stop_grace_period"].removesuffix("s")),

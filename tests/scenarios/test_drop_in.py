@@ -188,7 +188,7 @@ def test_a_cancelled_future_never_runs(single: Executor, blocker: Blocker) -> No
     assert ran == []
 
 
-def test_what_runs_or_has_ended_cannot_be_cancelled(single: Executor, blocker: Blocker) -> None:
+def test_running_and_finished_futures_cannot_be_cancelled(single: Executor, blocker: Blocker) -> None:
     future = single.submit(blocker, 1)
     blocker.wait_entered()
     assert not future.cancel()
@@ -356,7 +356,7 @@ def test_wait_sees_cancelled_futures_as_done(single: Executor, blocker: Blocker)
 
 
 @pytest.mark.parametrize("return_when", [ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION])
-def test_wait_for_what_has_ended_returns_at_once(executor: Executor, return_when: str) -> None:
+def test_wait_for_finished_futures_returns_at_once(executor: Executor, return_when: str) -> None:
     futures: set[Future[Any]] = {executor.submit(int), executor.submit(fail_with, Oops())}
     for future in futures:
         future.exception()
@@ -378,7 +378,7 @@ def test_as_completed_with_many(executor: Executor) -> None:
     assert sorted(future.result() for future in as_completed(futures, timeout=20)) == list(range(300))
 
 
-def test_as_completed_gives_up_in_time_and_counts_what_is_left(executor: Executor, blocker: Blocker) -> None:
+def test_as_completed_times_out_and_counts_the_unfinished_futures(executor: Executor, blocker: Blocker) -> None:
     quick, slow = executor.submit(int), executor.submit(blocker)
     quick.result()
     ended = as_completed([quick, slow], timeout=0.02)
@@ -493,7 +493,7 @@ print(read == list(range(5000)))
     assert out == "True\n"
 
 
-def test_map_of_an_executor_that_nobody_holds_yields_everything(make: Make) -> None:
+def test_map_of_an_unreferenced_executor_yields_everything(make: Make) -> None:
     out = printed(source_of(make) + "print(sum(Make(2).map(abs, range(5000))))", within=5)
     assert out == f"{sum(range(5000))}\n"
 
@@ -681,7 +681,9 @@ def test_shutdown_can_cancel_what_waits(make: Make, blocker: Blocker) -> None:
     assert running.result(0) == 1
 
 
-def test_what_waits_can_be_cancelled_after_a_shutdown_that_would_have_run_it(make: Make, blocker: Blocker) -> None:
+def test_waiting_futures_can_be_cancelled_after_a_shutdown_that_would_have_run_them(
+    make: Make, blocker: Blocker
+) -> None:
     executor = make(1)
     running = executor.submit(blocker, 1)
     waiting = [executor.submit(int) for _ in range(10)]
@@ -695,7 +697,7 @@ def test_what_waits_can_be_cancelled_after_a_shutdown_that_would_have_run_it(mak
     assert running.result(0) == 1
 
 
-def test_shutdown_waits_for_what_runs_and_what_waits(make: Make, blocker: Blocker) -> None:
+def test_shutdown_waits_for_running_and_waiting_calls(make: Make, blocker: Blocker) -> None:
     executor = make(1)
     futures = [executor.submit(blocker), *(executor.submit(int) for _ in range(10))]
     blocker.wait_entered()
@@ -726,7 +728,7 @@ def test_no_work_is_taken_after_the_end(make: Make) -> None:
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_an_executor_that_nobody_holds_finishes_its_work_and_its_threads_end(make: Make, used: bool) -> None:
+def test_an_unreferenced_executor_finishes_its_work_and_its_threads_end(make: Make, used: bool) -> None:
     threads: list[threading.Thread] = []
     blocker = Blocker()
     executor = make(2)

@@ -30,7 +30,7 @@ def test_idle_workers(options: str) -> None:
     assert printed(script) == "1\n"
 
 
-def test_what_runs_finishes() -> None:
+def test_running_requests_finish() -> None:
     script = """
         import threading, time
         from bullpen import Pool
@@ -51,7 +51,7 @@ def test_what_runs_finishes() -> None:
 
 
 @pytest.mark.parametrize("options", ["", "max_queue=50"])
-def test_what_waits_is_run(options: str) -> None:
+def test_waiting_requests_are_run(options: str) -> None:
     script = f"""
         import sys, time
         from bullpen import Pool
@@ -66,7 +66,7 @@ def test_what_waits_is_run(options: str) -> None:
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_what_waits_in_a_paused_pool_is_run_or_refused_in_words(used: bool) -> None:
+def test_requests_that_wait_in_a_paused_pool_are_run_or_refused_with_a_reason(used: bool) -> None:
     script = f"""
         import logging
         from bullpen import Pool
@@ -84,7 +84,7 @@ def test_what_waits_in_a_paused_pool_is_run_or_refused_in_words(used: bool) -> N
     assert outcome.out in ("True\n", "WorkerStartFailed\n", "PoolFailed\n", "PoolClosed\n")
 
 
-def test_what_runs_on_main_at_the_end_may_wait_for_what_waits_and_close_the_pool() -> None:
+def test_code_on_main_at_the_end_may_wait_for_waiting_requests_and_close_the_pool() -> None:
     script = """
         import sys
         from bullpen import Pool
@@ -100,7 +100,7 @@ def test_what_runs_on_main_at_the_end_may_wait_for_what_waits_and_close_the_pool
     assert printed(script, within=5) == "0 1 False\n5 0 closed\n"
 
 
-def test_what_runs_on_main_at_the_end_may_wait_in_foreign_code_or_is_told() -> None:
+def test_code_on_main_at_the_end_may_wait_in_foreign_code_or_gets_an_error() -> None:
     script = """
         import concurrent.futures, logging
         from bullpen import NestedWait, Pool
@@ -121,7 +121,7 @@ def test_what_runs_on_main_at_the_end_may_wait_in_foreign_code_or_is_told() -> N
     assert printed(script, within=5) in ("3\n", "told\n")
 
 
-def test_what_runs_on_main_at_the_end_may_wait_for_a_pool_that_was_paused() -> None:
+def test_code_on_main_at_the_end_may_wait_for_a_pool_that_was_paused() -> None:
     script = """
         from bullpen import Pool
 
@@ -137,7 +137,7 @@ def test_what_runs_on_main_at_the_end_may_wait_for_a_pool_that_was_paused() -> N
     assert printed(script, within=5) == "15\n"
 
 
-def test_a_map_that_nobody_reads_is_run() -> None:
+def test_a_map_without_a_reader_is_run() -> None:
     script = """
         from bullpen import Pool
         ran = []
@@ -425,7 +425,7 @@ def test_sys_exit_inside_a_request_ends_only_the_request() -> None:
     assert printed(script) == "SystemExit(3)\n1\n"
 
 
-def test_sys_exit_in_main_runs_what_waits_and_keeps_its_code() -> None:
+def test_sys_exit_in_main_runs_waiting_requests_and_keeps_its_code() -> None:
     script = """
         import sys, time
         from bullpen import Pool
@@ -760,7 +760,7 @@ def test_an_interrupt_in_the_moment_after_a_thread_has_started_is_not_lost() -> 
     assert printed(script, within=4) == "interrupted\n1\n"
 
 
-def test_an_interrupt_while_main_begins_to_wait_locks_nobody_out() -> None:
+def test_an_interrupt_while_main_begins_to_wait_leaves_no_lock_held() -> None:
     script = """
         import threading
         from bullpen import Pool, PoolFuture

@@ -72,7 +72,7 @@ def test_it_waits_because_every_worker_is_busy() -> None:
         assert runtime.running
 
 
-def test_what_was_cancelled_is_no_longer_before_it() -> None:
+def test_cancelled_requests_are_no_longer_counted_before_it() -> None:
     with Stage() as stage:
         futures = [stage.pool.submit(fetch) for _ in range(6)]
         assert [stage.pool.explain(future).position for future in futures[1:]] == [0, 1, 2, 3, 4]
@@ -187,7 +187,7 @@ def test_it_waits_for_the_worker_of_its_session() -> None:
         assert pool.explain(second).reason is Reason.PAUSED
 
 
-def test_what_went_to_a_line_is_not_before_others() -> None:
+def test_requests_in_a_line_are_not_counted_before_others() -> None:
     with Stage(1, affinity="strict_queue") as stage:
         pool = stage.pool
         blocking = pool.submit(fetch)
@@ -242,7 +242,7 @@ def test_it_waits_because_workers_die_too_often(caplog: pytest.LogCaptureFixture
         assert stage.pool.explain().reason is Reason.DEGRADED
 
 
-def test_what_nobody_took_the_time_of() -> None:
+def test_requests_without_a_measured_time() -> None:
     with Stage() as stage:
         for _ in range(64):
             stage.runtime.finish(stage.pool.submit(int))

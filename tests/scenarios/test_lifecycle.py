@@ -71,7 +71,7 @@ def test_closing_during_the_start_cancels_the_batches_that_have_not_begun(by_han
     assert len(pool._engine.timer.queue) == 0
 
 
-def test_who_waits_for_the_start_of_a_pool_that_closes_is_told_so() -> None:
+def test_wait_ready_of_a_closing_pool_raises() -> None:
     with Blocker() as starting:
         pool = Pool(2, min_workers=2, startup=StartupPolicy(batch_size=1, batch_delay=1000), initializer=starting)
         starting.wait_entered()
@@ -238,7 +238,7 @@ def test_no_worker_starts_before_the_pool_is_prepared(workers: int) -> None:
     assert len(delegate.calls) == 2
 
 
-def test_who_waits_for_a_pool_that_needs_no_workers_goes_on_once_it_is_prepared() -> None:
+def test_wait_ready_of_a_pool_without_min_workers_returns_once_it_is_prepared() -> None:
     delegate = Delegate()
     with Pool(1, startup=StartupPolicy(delegate=delegate)) as pool:
         delegate.blocker.wait_entered()
@@ -328,7 +328,9 @@ def test_a_pool_may_be_closed_while_it_is_prepared(drain: bool) -> None:
     assert pool.stats().state is PoolState.CLOSED
 
 
-def test_what_waits_while_the_preparation_of_a_closed_pool_fails_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_requests_that_wait_while_the_preparation_of_a_closed_pool_fails_are_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     delegate = Delegate(BROKEN)
     pool = Pool(1, startup=StartupPolicy(delegate=delegate))
     delegate.blocker.wait_entered()
@@ -340,7 +342,7 @@ def test_what_waits_while_the_preparation_of_a_closed_pool_fails_is_refused(capl
     assert pool.stats().state is PoolState.CLOSED
 
 
-def test_a_delegate_that_fails_when_it_is_told_of_the_start_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_delegate_that_raises_in_started_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     class Grumbler(Delegate):
         def started(self, pool_name: str, workers: int) -> None:
             super().started(pool_name, workers)
@@ -513,7 +515,7 @@ def _break_worker(name: str) -> None:
 # Reconcile.
 
 
-def test_workers_that_vanished_without_a_word_are_replaced_a_batch_at_a_time(
+def test_workers_that_vanished_without_a_report_are_replaced_a_batch_at_a_time(
     by_hand: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime = ScriptedRuntime()

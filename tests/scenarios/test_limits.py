@@ -952,7 +952,7 @@ def test_min_workers_are_there_although_one_of_them_failed_to_start(caplog: pyte
 # The end.
 
 
-def test_close_with_a_grace_leaves_a_thread_behind_and_tells_who_waits(
+def test_close_with_a_grace_abandons_a_thread_and_fails_its_waiting_caller(
     blocker: Blocker, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = Pool(1)
@@ -1004,7 +1004,7 @@ def test_close_within_its_grace_runs_everything(blocker: Blocker) -> None:
     assert all(future.exception(0) is None for future in futures)
 
 
-def test_an_exception_that_leaves_with_cancels_what_waits_and_lets_finish_what_runs(blocker: Blocker) -> None:
+def test_an_exception_that_leaves_with_cancels_waiting_requests_and_finishes_running_ones(blocker: Blocker) -> None:
     futures: list[Future[Any]] = []
 
     def leave() -> None:
@@ -1087,7 +1087,7 @@ def _refuses(view: object) -> bool:
     return False
 
 
-def test_samples_are_taken_however_often_somebody_looks() -> None:
+def test_samples_are_taken_however_often_stats_are_read() -> None:
     with Pool(1) as pool:
         for _ in range(64 + 10 * 32):
             pool.submit(int).result(PATIENCE)

@@ -159,7 +159,7 @@ def test_an_unread_map_is_never_more_than_a_window_ahead_while_it_is_run_to_its_
     assert max(ahead) <= 2 * 10 + 2
 
 
-def test_results_wait_for_a_reader_who_comes_after_the_close(make: Make) -> None:
+def test_results_wait_for_a_reader_that_comes_after_the_close(make: Make) -> None:
     with make() as pool:
         results = pool.map(abs, range(-3000, 0), buffersize=10)
     assert list(results) == list(range(3000, 0, -1))
@@ -219,7 +219,7 @@ def test_the_grace_ends_a_dropped_endless_map(make: Make) -> None:
     assert pool.stats().state is PoolState.CLOSED
 
 
-def test_a_pool_that_drains_takes_nothing_but_what_was_promised(make: Make, blocker: Blocker) -> None:
+def test_a_draining_pool_accepts_only_the_items_of_its_maps(make: Make, blocker: Blocker) -> None:
     pool = make()
     results = pool.map(blocker, range(100), buffersize=3)
     pool.shutdown(wait=False)
@@ -284,7 +284,7 @@ def test_an_input_that_fails_does_not_keep_the_pool_from_closing(make: Make, cap
 
 
 @pytest.mark.parametrize("buffersize", [10, 100])
-def test_the_error_of_an_input_that_nobody_reads_is_logged(
+def test_the_error_of_an_input_without_a_reader_is_logged(
     make: Make, caplog: pytest.LogCaptureFixture, buffersize: int
 ) -> None:
     ran: list[int] = []
@@ -412,7 +412,7 @@ def test_a_pool_that_grows_runs_more_items_at_once(make: Make, buffersize: int |
 # Context.
 
 
-def test_every_item_sees_the_context_of_whoever_made_the_map() -> None:
+def test_every_item_sees_the_context_of_the_caller_of_map() -> None:
     name = contextvars.ContextVar("name", default="nobody")
     with Pool(2) as pool:
         name.set("me")

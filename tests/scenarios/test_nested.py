@@ -78,7 +78,7 @@ def test_maps_nest(options: dict[str, Any], workers: int) -> None:
 
 
 @pytest.mark.parametrize("options", [{"max_queue": 0}, {"max_queue": 1}, *POOLS], ids=str)
-def test_a_map_that_nobody_reads_is_run_although_it_was_made_in_a_request(options: dict[str, Any]) -> None:
+def test_a_map_without_a_reader_is_run_although_it_was_made_in_a_request(options: dict[str, Any]) -> None:
     ran: list[int] = []
     with Pool(1, **options) as pool:
 
@@ -105,7 +105,7 @@ def test_wait_nests(workers: int) -> None:
         assert eventually(lambda: pool.stats().workers <= workers), "helpers end when they are not needed any more"
 
 
-def test_a_helper_that_is_about_to_end_keeps_nobody_from_waiting() -> None:
+def test_a_helper_that_is_about_to_end_keeps_no_worker_from_waiting() -> None:
     with Blocker() as blocker:
 
         def hold_helpers(event: TelemetryEvent) -> None:
@@ -517,7 +517,7 @@ def test_cancelling_while_a_worker_waits_for_it() -> None:
             assert cancelled == (not ran)
 
 
-def test_the_grace_is_kept_to_those_who_wait_for_what_runs_inline() -> None:
+def test_the_grace_holds_for_callers_that_wait_for_inline_calls() -> None:
     with Blocker() as blocker:
         pool = Pool(1, name="press")
         inner: list[Future[Any]] = []

@@ -42,7 +42,7 @@ def bind(pool: Pool, *sessions: object) -> list[Worker | None]:
 
 
 @pytest.mark.parametrize("length", [2, 3, 5])
-def test_in_a_ring_of_sessions_somebody_runs_its_own_line(options: dict[str, Any], length: int) -> None:
+def test_in_a_ring_of_sessions_one_worker_runs_its_own_line(options: dict[str, Any], length: int) -> None:
     """Each waits for a request of the next session, for which the next one's worker has no time, as it waits too."""
     with Pool(length, **options) as pool:
         workers = bind(pool, *range(length))
@@ -76,7 +76,7 @@ def test_who_is_asked_back_is_told(options: dict[str, Any]) -> None:
         assert outer.result(PATIENCE) == "told"
 
 
-def test_a_worker_runs_what_others_wait_for_in_its_line_before_it_waits_for_them() -> None:
+def test_a_worker_runs_the_awaited_requests_in_its_line_before_it_waits() -> None:
     with Pool(2) as pool:
         bind(pool, "a", "b")
         asked = threading.Event()
@@ -182,7 +182,7 @@ def test_a_full_worker_all_of_whose_requests_wait_for_one_is_a_ring() -> None:
 
 
 @pytest.mark.parametrize("how", ["wait", "as_completed", "result", "do"])
-def test_what_only_the_waiting_worker_may_run_is_told_where_it_cannot(how: str) -> None:
+def test_a_wait_for_a_request_that_only_the_waiting_worker_may_run_is_an_error(how: str) -> None:
     with Pool(2) as pool:
         view = strict(pool, "s")
 
@@ -202,7 +202,7 @@ def test_what_only_the_waiting_worker_may_run_is_told_where_it_cannot(how: str) 
 
 
 @pytest.mark.parametrize("how", ["wait", "result"])
-def test_nobody_waits_for_a_new_session_where_no_worker_can_become_free(how: str) -> None:
+def test_no_worker_waits_for_a_new_session_where_no_worker_can_become_free(how: str) -> None:
     """A helper is no worker that a session could have, and the only other one waits for the helper."""
 
     def begin_a_session() -> int:

@@ -265,7 +265,7 @@ def test_the_grace_runs_for_all_at_once() -> None:
     blocker.release()
 
 
-def test_without_drain_what_waits_is_cancelled_everywhere() -> None:
+def test_without_drain_waiting_requests_are_cancelled_in_all_pools() -> None:
     with Blocker() as blocker:
         pools = Pools(a={"max_workers": 1}, b={"max_workers": 1})
         waiting = []

@@ -53,7 +53,9 @@ def test_a_request_past_its_time_is_interrupted_and_its_worker_goes_on(tmp_path:
 
 
 @pytest.mark.parametrize("hang", [work.hold_the_gil, work.refuse_to_stop])
-def test_what_does_not_stop_is_killed_and_replaced(tmp_path: Path, hang: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_does_not_stop_is_killed_and_replaced(
+    tmp_path: Path, hang: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     with Pool(1, runtime=ProcessRuntime(cancel_grace=0.5)) as pool:
         pid = run_too_long(pool, hang, tmp_path / "pid")
         eventually(lambda: not is_alive(pid))
@@ -72,7 +74,7 @@ def test_a_caller_is_told_in_time_though_c_code_keeps_the_interpreter(tmp_path: 
         pool.close(grace=0)
 
 
-def test_what_dies_with_a_worker_that_hung_is_told_where_it_hung(tmp_path: Path) -> None:
+def test_requests_that_die_with_a_hung_worker_are_told_where_it_hung(tmp_path: Path) -> None:
     with Pool(1, runtime=ProcessRuntime(cancel_grace=1), capacity=2) as pool:
         other = pool.submit(work.wait_for, tmp_path / "never")
         hanging = pool.submit(work.hold_the_gil, tmp_path / "pid")
@@ -156,7 +158,7 @@ def test_a_closing_pool_does_not_wait_for_modules_that_another_pool_waits_for(
         assert future.result(PATIENCE)
 
 
-def test_what_waits_when_a_pool_closes_runs_on_workers_that_start_then() -> None:
+def test_requests_that_wait_when_a_pool_closes_run_on_workers_that_start_then() -> None:
     with Pool(2, min_workers=2, runtime=ProcessRuntime(time.sleep, (0.2,))) as pool:
         futures = [pool.submit(pow, 2, number) for number in range(20)]
     assert [future.result(0) for future in futures] == [2**number for number in range(20)]
@@ -349,7 +351,7 @@ print(pool.submit(work.pid).result())
 """
 
 
-def test_a_script_that_just_ends_runs_what_was_accepted_and_leaves_nothing() -> None:
+def test_a_script_that_just_ends_runs_the_accepted_requests_and_leaves_nothing() -> None:
     app = run_script(EXITS)
     output, errors = app.communicate(timeout=PATIENCE)
     assert errors == ""

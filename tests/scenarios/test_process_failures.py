@@ -107,7 +107,7 @@ def test_the_last_words_of_a_dead_worker_are_in_the_error() -> None:
         assert "the model is missing" in str(error)
 
 
-def test_one_crash_among_many_costs_nobody_else_anything() -> None:
+def test_one_crash_among_many_does_not_affect_the_others() -> None:
     with Pool(2, runtime="process") as pool:
         before = [pool.submit(pow, number, 2) for number in range(50)]
         crashing = pool.submit(work.crash)
@@ -123,7 +123,7 @@ def test_a_request_that_may_be_repeated_runs_again(tmp_path: Path) -> None:
         assert pool.stats().spawned == 2
 
 
-def test_a_worker_that_is_killed_while_it_starts_costs_nobody_anything(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_while_it_starts_affects_no_request(tmp_path: Path) -> None:
     """Another one is started, if workers have started before, and not too many have died of late."""
     options: dict[str, Any] = {"initializer": work.be_killed_at_start, "restarts": RestartPolicy(limit=3, within=60.0)}
     with Pool(1, runtime="process", initargs=(tmp_path, {2}), **options) as pool:

@@ -39,7 +39,7 @@ def give(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("start", START_METHODS)
-def test_who_wants_too_much_memory_is_ended_and_its_caller_told(start: Any) -> None:
+def test_a_worker_that_needs_too_much_memory_is_ended_and_its_caller_gets_an_error(start: Any) -> None:
     with Pool(1, runtime=ProcessRuntime(start=start, memory_limit=300 * MB)) as pool:
         assert pool.do(take, 10 * MB) == 10 * MB
         for call in ((take, 400 * MB), (take_all_there_is,)):
@@ -60,7 +60,7 @@ def test_a_large_argument_counts_once() -> None:
 
 
 @pytest.mark.parametrize("start", START_METHODS)
-def test_who_cannot_even_start_within_its_limit_is_told_so(start: Any) -> None:
+def test_a_worker_that_cannot_start_within_its_memory_limit_reports_it(start: Any) -> None:
     with Pool(1, runtime=ProcessRuntime(start=start, memory_limit=1000)) as pool:
         error = pool.submit(pow, 2, 2).exception(PATIENCE)
         assert isinstance(error, PoolFailed)

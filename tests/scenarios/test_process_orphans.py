@@ -98,7 +98,7 @@ def test_the_next_start_ends_what_a_killed_app_has_left_and_nothing_of_a_living_
     [(0, "pid:[1]"), (1, "another boot"), (2, None), (3, None)],
     ids=["another namespace", "another boot", "alive", "alive, of the right age"],
 )
-def test_only_who_certainly_belongs_to_a_dead_app_is_an_orphan(part: int, other: str | None) -> None:
+def test_only_a_process_that_certainly_belongs_to_a_dead_app_is_an_orphan(part: int, other: str | None) -> None:
     mine = orphans.mark().split("/")
     dead = subprocess.Popen(["true"])
     dead.wait()

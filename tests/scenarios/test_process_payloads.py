@@ -157,7 +157,7 @@ def test_a_stream_uses_the_same_memory_again_and_leaves_it_to_what_follows() -> 
         assert value(back) == {2}
 
 
-def test_memory_that_nobody_uses_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena, "KEEP", MB)
     with Pool(1, runtime="process") as pool:
         pool.do(work.identity, block(1, 8 * MB))

@@ -123,7 +123,7 @@ def test_a_broken_worker_ends_after_what_else_runs_on_it(tmp_path: Path) -> None
 # Requests that a quick worker is given before it can begin them.
 
 
-def test_what_waits_behind_a_request_that_turns_out_slow_goes_to_others(tmp_path: Path) -> None:
+def test_requests_that_wait_behind_a_slow_one_go_to_other_workers(tmp_path: Path) -> None:
     with Pool(2, runtime="process") as pool:
         for _ in range(5):
             list(map(Future.result, [pool.submit(pow, number, 2) for number in range(200)]))
@@ -162,7 +162,7 @@ def test_each_of_many_quick_requests_runs_once(tmp_path: Path) -> None:
     assert {str(number) for number in range(3000)} - {*map(str, cancelled)} <= set(runs)
 
 
-def test_what_was_given_ahead_does_not_start_while_the_pool_is_paused(
+def test_a_prefetched_request_does_not_start_while_the_pool_is_paused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Process, "_watch", lambda *_: None)  # only the pause has it give anything back
@@ -288,7 +288,7 @@ WAITS: dict[str, Callable[[Pool], object]] = {
 
 
 @pytest.mark.parametrize("way", WAITS)
-def test_whoever_would_wait_in_a_callback_is_told_so_instead(way: str, tmp_path: Path) -> None:
+def test_a_wait_in_a_callback_raises_an_error(way: str, tmp_path: Path) -> None:
     with Pool(1, runtime="process") as pool, Pool(1, runtime="process") as other:
         assert (other.do(pow, 2, 2), pool.do(pow, 2, 2)) == (4, 4)
         assert isinstance(in_a_callback(lambda: WAITS[way](pool), tmp_path / "go"), NestedWait)
@@ -345,7 +345,7 @@ def test_a_callback_may_close_the_pool() -> None:
 
 
 @pytest.mark.parametrize("limits", [{}, {"run_timeout": PATIENCE}])
-def test_a_reader_who_is_interrupted_may_read_on_and_if_not_what_runs_is_ended(
+def test_an_interrupted_reader_may_read_on_and_otherwise_running_items_are_ended(
     limits: dict[str, float], tmp_path: Path
 ) -> None:
     def interrupt(reading: MapWork[int]) -> None:
@@ -381,7 +381,7 @@ def test_a_map_is_lazy_bounded_and_in_order() -> None:
         results.close()
 
 
-def test_the_window_of_a_map_widens_only_for_a_reader_who_waits_for_quick_and_small_items() -> None:
+def test_the_window_of_a_map_widens_only_for_a_reader_that_waits_for_quick_and_small_items() -> None:
     def counted(items: Iterable[T], taken: list[None]) -> Iterator[T]:
         for item in items:
             taken.append(None)
@@ -449,7 +449,7 @@ def test_one_item_that_cannot_be_pickled_concerns_no_other() -> None:
             next(results)
 
 
-def test_of_a_map_that_nobody_reads_only_the_items_that_cannot_be_pickled_fail(tmp_path: Path) -> None:
+def test_of_a_map_without_a_reader_only_the_items_that_cannot_be_pickled_fail(tmp_path: Path) -> None:
     with Pool(1, runtime="process") as pool:
         items = [0, threading.Lock(), -1, 3, threading.Lock(), 5]
         pool.map(work.append_positive, [tmp_path / "runs"] * 6, items, chunksize=6)
@@ -505,7 +505,7 @@ def test_an_error_in_a_chunk_has_its_traceback_and_the_others_their_results() ->
     assert (pool.stats().completed, pool.stats().failed) == (3, 1)
 
 
-def test_a_map_that_nobody_reads_is_run_to_its_end(tmp_path: Path) -> None:
+def test_a_map_without_a_reader_is_run_to_its_end(tmp_path: Path) -> None:
     with Pool(2, runtime="process") as pool:
         pool.map(work.touch, [tmp_path / str(number) for number in range(300)], buffersize=32)
     assert len(list(tmp_path.iterdir())) == 300
@@ -532,7 +532,7 @@ def test_a_stream_comes_item_by_item(capacity: int, generator: Any) -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, 2])
-def test_a_stream_that_nobody_reads_waits_and_is_closed(tmp_path: Path, capacity: int) -> None:
+def test_a_stream_without_a_reader_waits_and_is_closed(tmp_path: Path, capacity: int) -> None:
     with Pool(1, runtime="process", capacity=capacity) as pool:
         with pool.using(buffersize=4).stream(work.count_noting, tmp_path) as stream:
             assert next(stream) == 0

@@ -250,13 +250,13 @@ pool.close()
 """
 
 
-def test_what_was_typed_in_goes_by_value() -> None:
+def test_an_interactively_defined_function_is_sent_by_value() -> None:
     ended = run("-", stdin=TYPED)
     assert ended.stderr == ""
     assert ended.stdout.split() == ["12", "7"]
 
 
-def test_what_was_typed_in_cannot_go_without_cloudpickle() -> None:
+def test_an_interactively_defined_function_cannot_be_sent_without_cloudpickle() -> None:
     ended = run("-", stdin="import sys\nsys.modules['cloudpickle'] = None\n" + TYPED)
     assert "NotPicklable" in ended.stderr
     assert "defined interactively" in ended.stderr

@@ -41,14 +41,14 @@ def replace_worker(pool: Pool) -> int:
     return pool.using(timeout=PATIENCE).do(pid)
 
 
-def test_who_replaces_a_dead_worker_was_forked_before_it_died() -> None:
+def test_the_replacement_of_a_dead_worker_was_forked_before_it_died() -> None:
     with Pool(1, runtime="process") as pool:
         spare = spare_beside(pool.do(pid))
         assert replace_worker(pool) == spare
         assert spare_beside(spare) != spare
 
 
-def test_a_spare_that_is_killed_costs_nobody_anything() -> None:
+def test_a_killed_spare_affects_no_call() -> None:
     with Pool(1, runtime="process") as pool:
         worker = pool.do(pid)
         spare = spare_beside(worker)

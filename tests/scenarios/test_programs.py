@@ -431,7 +431,7 @@ class Picky(ProgramRuntime):
         return value
 
 
-def test_what_cannot_be_handled_costs_nothing_of_what_comes_after_it(program: Callable[..., ProgramRuntime]) -> None:
+def test_a_message_that_cannot_be_handled_does_not_affect_later_ones(program: Callable[..., ProgramRuntime]) -> None:
     body = """
         ready(capacity=3)
         calls = sorted((call() for _ in range(3)), key=lambda call: call["args"])

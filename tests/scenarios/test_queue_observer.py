@@ -68,7 +68,7 @@ def test_every_change_that_people_make_is_told(queue: TaskQueue, told: Told) -> 
     assert times == sorted(times)
 
 
-def test_what_is_there_already_is_not_enqueued_again(queue: TaskQueue, told: Told) -> None:
+def test_an_existing_task_is_not_enqueued_again(queue: TaskQueue, told: Told) -> None:
     first = queue.enqueue("app.send", elsewhere=True, unique_key="once")
     again = queue.enqueue("app.send", elsewhere=True, unique_key="once")
     assert again.id == first.id

@@ -21,7 +21,7 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TaskQueue]
         yield queue
 
 
-def test_a_worker_forgets_what_is_over_after_its_time_to_live(queue: TaskQueue) -> None:
+def test_a_worker_prunes_final_tasks_after_their_time_to_live(queue: TaskQueue) -> None:
     @queue.task(name="double", result_ttl=0.2)
     async def double(number: int) -> int:
         return 2 * number

@@ -158,7 +158,7 @@ def test_a_schedule_may_be_told_to_end_with_a_failure(desk: Desk) -> None:
 # Times that nobody could keep.
 
 
-def test_what_was_missed_is_made_up_for_once_and_for_the_latest_time(desk: Desk) -> None:
+def test_missed_times_are_made_up_for_once_and_for_the_latest_time(desk: Desk) -> None:
     desk.task(cron="0 * * * *")
     desk.start()
     desk.sleep(5 * HOUR + 30 * MINUTE)
@@ -172,7 +172,7 @@ def test_a_year_without_workers_costs_one_run(desk: Desk) -> None:
     assert desk.work() == ["12:00 at 12:00"]
 
 
-def test_what_was_missed_may_be_skipped(desk: Desk) -> None:
+def test_missed_times_may_be_skipped(desk: Desk) -> None:
     desk.task(cron="0 * * * *", misfire="skip")
     desk.start()
     desk.sleep(5 * HOUR + 30 * MINUTE)
@@ -212,7 +212,7 @@ def test_a_retry_is_never_too_late(desk: Desk) -> None:
         ("queue", ["12:10 at 12:10", "12:30 at 12:35", "13:00 at 13:00", "13:10 at 13:10"]),
     ],
 )
-def test_what_comes_while_it_runs(overlap: Any, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_that_come_during_a_run(overlap: Any, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     monkeypatch.setattr(running._InlineLoop, "time", desk.clock.monotonic)  # of whoever runs it
 
@@ -355,7 +355,7 @@ def test_restarts_and_many_workers_do_not_multiply_a_schedule(desk: Desk) -> Non
     assert len(desk.queue.list()) == 1
 
 
-def test_a_restart_keeps_what_has_come_and_what_is_to_come(desk: Desk) -> None:
+def test_a_restart_keeps_past_and_future_times(desk: Desk) -> None:
     """A worker that is down at the very time, or starts often, does not put it off."""
     desk.task(cron="0 * * * *")
     desk.start()
@@ -588,7 +588,7 @@ def test_a_schedule_that_new_code_has_in_another_queue_is_not_brought_back_by_ol
 
 
 @pytest.mark.anyio
-async def test_a_failed_run_is_told_to_whoever_waits_for_a_schedule_that_ends_with_it() -> None:
+async def test_a_caller_that_waits_for_a_schedule_gets_the_failure_that_ended_it() -> None:
     queue = TaskQueue("memory://")
 
     @queue.task(name="job")

@@ -105,7 +105,7 @@ class Generous(OneLoopStorage):
         return await super().exchange(settlements, **kwargs)
 
 
-def test_a_store_that_hands_out_too_many_makes_nobody_run_more() -> None:
+def test_a_store_that_returns_too_many_tasks_does_not_make_a_worker_run_more() -> None:
     async def main() -> None:
         desk = Desk(store := Generous())
         barrier = Barrier(2)
@@ -118,7 +118,7 @@ def test_a_store_that_hands_out_too_many_makes_nobody_run_more() -> None:
     in_virtual_time(main)
 
 
-def test_what_was_claimed_but_not_started_before_a_stop_is_released() -> None:
+def test_a_task_that_was_claimed_but_not_started_before_a_stop_is_released() -> None:
     """sitq skipped such tasks and left them reserved."""
 
     class Slow(OneLoopStorage):

@@ -39,7 +39,7 @@ def test_the_number_of_workers_need_not_be_a_power_of_two(blocker: Blocker) -> N
         blocker.release()
 
 
-def test_exactly_as_many_are_served_as_there_are_workers_whoever_asks(blocker: Blocker) -> None:
+def test_exactly_as_many_are_served_as_there_are_workers_from_any_thread(blocker: Blocker) -> None:
     with Pool(5, max_queue=0) as pool:
         together = threading.Barrier(20)
 

@@ -341,7 +341,7 @@ def test_lines_and_backlog_are_served_by_age() -> None:
             script.runtime.finish(future)
 
 
-def test_what_waits_in_a_line_counts_in_the_bound() -> None:
+def test_requests_in_a_line_count_in_the_bound() -> None:
     with Script(1, max_queue=2) as script:
         for _ in range(3):
             script.view().submit(print)
@@ -592,7 +592,7 @@ def test_a_worker_that_ends_runs_its_line_and_leaves_older_requests_of_the_backl
 
 
 @pytest.mark.parametrize("drain", [True, False])
-def test_close_runs_or_cancels_what_is_in_lines(drain: bool) -> None:
+def test_close_runs_or_cancels_the_requests_in_lines(drain: bool) -> None:
     ran: list[int] = []
     pool = Pool(2)
     strict = pool.using(session="s", affinity="strict_queue")
@@ -610,7 +610,7 @@ def test_close_runs_or_cancels_what_is_in_lines(drain: bool) -> None:
     assert all(future.cancelled() is not drain for future in futures)
 
 
-def test_the_grace_ends_what_is_in_lines() -> None:
+def test_the_grace_ends_the_requests_in_lines() -> None:
     with Script(1) as script:
         running, waiting = script.view().submit(print), script.view().submit(print)
         script.pool.close(grace=0)

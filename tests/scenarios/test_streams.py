@@ -230,7 +230,7 @@ def test_an_early_end_closes_the_generator_on_its_worker(how: str, kind: str, fu
     assert pool.stats().completed == 2
 
 
-def test_a_generator_that_somebody_else_holds_on_to_is_closed_too() -> None:
+def test_a_generator_with_other_references_is_closed_too() -> None:
     source = Source()
     held: list[Iterator[int]] = []
 
@@ -456,7 +456,7 @@ def test_items_of_a_lost_worker_can_be_read_later() -> None:
 # The end of the pool.
 
 
-def test_closing_drains_a_stream_that_somebody_reads() -> None:
+def test_closing_drains_a_stream_with_a_reader() -> None:
     with Pool(1) as pool:
         stream = pool.using(buffersize=3).stream(count, 500)
         assert next(stream) == 0

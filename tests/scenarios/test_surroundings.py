@@ -204,7 +204,7 @@ def test_middleware_may_keep_a_task_from_running(queue: TaskQueue, told: list[st
 
 
 @pytest.mark.anyio
-async def test_what_is_open_is_closed_when_a_task_runs_out_of_time(queue: TaskQueue, told: list[str]) -> None:
+async def test_open_resources_are_closed_when_a_task_times_out(queue: TaskQueue, told: list[str]) -> None:
     queue.middleware(around(told, "middleware")[1])
 
     @asynccontextmanager
@@ -400,7 +400,7 @@ async def test_a_lifespan_that_fails_at_its_end_is_logged(queue: TaskQueue, capl
 
 
 @pytest.mark.anyio
-async def test_a_worker_that_is_stopped_while_it_starts_closes_what_was_opened(
+async def test_a_worker_that_is_stopped_while_it_starts_closes_its_open_resources(
     queue: TaskQueue, told: list[str]
 ) -> None:
     begun = asyncio.Event()
@@ -503,7 +503,7 @@ def test_a_parameter_may_be_annotated_instead(queue: TaskQueue) -> None:
         assert queue.enqueue("add", [1]).result(SECONDS) == 43
 
 
-def test_what_is_injected_cannot_be_enqueued(queue: TaskQueue) -> None:
+def test_an_injected_value_cannot_be_enqueued(queue: TaskQueue) -> None:
     @queue.task(name="add")
     def add(number: int, more: int = Inject(make_number), **rest: int) -> int:
         return number + more

@@ -167,7 +167,7 @@ def test_a_pool_that_drains_needs_everybody(queued: int, by_hand: ManualClock) -
     pool.close()
 
 
-def test_strict_sessions_do_not_wait_for_a_tainted_worker_but_what_is_in_its_line_does(by_hand: ManualClock) -> None:
+def test_strict_sessions_do_not_wait_for_a_tainted_worker_but_requests_in_its_line_do(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime()
     pool = Pool(1, runtime=runtime, clock=by_hand)
     session = pool.using(session="u42", affinity="strict_queue")

@@ -253,7 +253,7 @@ def test_by_name(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "two words", "x" * 256, None])
-def test_a_name_that_no_task_can_have_is_refused_also_of_what_is_elsewhere(queue: TaskQueue, name: Any) -> None:
+def test_an_impossible_name_is_refused_also_with_elsewhere(queue: TaskQueue, name: Any) -> None:
     with pytest.raises(InvalidOption) as caught:
         queue.enqueue(name, elsewhere=True)
     assert caught.value.option == "func_path"
@@ -271,7 +271,7 @@ def test_by_the_name_of_a_function_that_only_workers_know(queue: TaskQueue, stor
 # Results.
 
 
-def test_a_failed_task_raises_what_is_stored(queue: TaskQueue) -> None:
+def test_a_failed_task_raises_the_stored_error(queue: TaskQueue) -> None:
     job = queue.task(max_retries=1, backoff=0)(boom).enqueue()
     work_now(queue)
     assert job.status is TaskStatus.PENDING
@@ -395,7 +395,7 @@ def test_the_verbs_of_people(queue: TaskQueue, now: Now) -> None:
     assert queue.list() == []
 
 
-def test_purge_goes_through_all_pages_and_leaves_what_is_not_over(queue: TaskQueue) -> None:
+def test_purge_goes_through_all_pages_and_leaves_unfinished_tasks(queue: TaskQueue) -> None:
     function = queue.task(add)
     jobs = function.enqueue_many([(number,) for number in range(1200)])
     queue.cancel(*(job.id for job in jobs[::2]))
@@ -540,7 +540,9 @@ def test_why_a_task_waits_for_its_function(queue: TaskQueue, storage: MemoryStor
     assert causes(queue, job.id) == ["unknown_function"]
 
 
-def test_why_a_task_waits_for_a_limit_and_who_holds_it(queue: TaskQueue, storage: MemoryStorage, now: Now) -> None:
+def test_why_names_the_limit_that_a_task_waits_for_and_its_holders(
+    queue: TaskQueue, storage: MemoryStorage, now: Now
+) -> None:
     asyncio.run(storage.save_worker(record(now)))
     function = queue.task(add).using(concurrency_key="k")
     queue.set_limit(max_running=2, max_running_per_key=1)
@@ -611,7 +613,7 @@ def test_every_event_loop_has_a_client_of_its_own(server: Server) -> None:
         assert queue.counts()["default"] == {TaskStatus.SUCCESS: 7}  # and it goes on
 
 
-def test_a_client_that_nobody_closes_is_closed_with_its_loop(server: Server) -> None:
+def test_a_client_that_is_not_closed_is_closed_with_its_loop(server: Server) -> None:
     queue = TaskQueue(ADDRESS)
     function = queue.task(add)
 
@@ -673,7 +675,7 @@ def test_queues_share_one_thread(server: Server) -> None:
         assert other.counts() == {}
 
 
-def test_a_queue_that_is_closed_lets_go_of_those_who_wait(server: Server) -> None:
+def test_closing_a_queue_ends_the_waiting_calls(server: Server) -> None:
     with TaskQueue(ADDRESS) as other, ThreadPoolExecutor(2) as threads:
         other.counts()  # keeps the loop going
         for queue in (TaskQueue(ADDRESS), TaskQueue(MemoryStorage())):

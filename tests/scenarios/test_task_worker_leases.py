@@ -279,7 +279,7 @@ def test_a_worker_that_has_stopped_in_this_process_is_dead() -> None:
     assert identity.is_dead(record)
 
 
-def test_who_is_dead() -> None:
+def test_which_workers_are_dead() -> None:
     mine = identity.register_worker("mine", ("default",), 1, 0.0)
     try:
         assert not identity.is_dead(mine)
@@ -461,7 +461,7 @@ def test_upkeep_expires_and_prunes() -> None:
     in_virtual_time(main)
 
 
-def test_pruning_keeps_up_in_bounded_steps_and_leaves_what_is_not_over() -> None:
+def test_pruning_keeps_up_in_bounded_steps_and_leaves_unfinished_tasks() -> None:
     """However many tasks end at once."""
 
     class Counting(OneLoopStorage):

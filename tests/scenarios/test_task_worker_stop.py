@@ -29,7 +29,7 @@ async def sleep_long() -> None:
     await asyncio.sleep(1e6)
 
 
-def test_what_does_not_end_within_the_grace_is_released() -> None:
+def test_a_task_that_does_not_end_within_the_grace_is_released() -> None:
     async def main() -> None:
         desk = Desk(OneLoopStorage())
 
@@ -237,7 +237,7 @@ def test_what_returns_while_it_is_interrupted_has_succeeded() -> None:
     in_virtual_time(main)
 
 
-def test_what_is_interrupted_before_its_first_step_is_released_and_not_run() -> None:
+def test_a_task_that_is_interrupted_before_its_first_step_is_released_and_not_run() -> None:
     async def main() -> None:
         desk = Desk(OneLoopStorage())
         events, ran = list[TelemetryEvent](), list[int]()

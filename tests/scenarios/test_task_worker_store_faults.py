@@ -155,7 +155,7 @@ def test_what_ended_while_the_store_was_away_is_settled_when_it_is_back() -> Non
     in_virtual_time(main)
 
 
-def test_a_claim_that_is_made_after_nobody_waits_for_it_is_released() -> None:
+def test_a_claim_that_arrives_after_its_caller_has_gone_is_released() -> None:
     """The answer did not come, the store knew of no such claim, and then it was made after all."""
 
     class Late(OneLoopStorage):
@@ -193,7 +193,7 @@ def test_a_claim_that_is_made_after_nobody_waits_for_it_is_released() -> None:
     in_virtual_time(main)
 
 
-def test_what_is_found_when_its_lease_is_nearly_over_is_not_started() -> None:
+def test_a_task_that_is_found_with_a_nearly_expired_lease_is_not_started() -> None:
     """The answer was lost, and the store away for so long that others may take the task at any moment."""
 
     async def main() -> None:
@@ -386,7 +386,7 @@ def test_the_heartbeat_leaves_a_claim_alone_that_its_lane_still_asks_about() -> 
     in_virtual_time(main)
 
 
-def test_what_is_left_behind_when_the_store_is_away_is_said() -> None:
+def test_tasks_that_are_left_while_the_store_is_away_are_reported() -> None:
     async def main() -> None:
         desk = Desk(store := OneLoopStorage())
         events = list[TelemetryEvent]()

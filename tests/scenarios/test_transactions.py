@@ -233,7 +233,7 @@ async def test_a_unique_key_that_is_taken_is_respected(postgres_url: str, queue:
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-async def test_a_transaction_that_does_not_see_who_has_a_key_by_now_cannot_give_it(
+async def test_a_transaction_that_does_not_see_the_holder_of_a_key_cannot_give_it(
     postgres_url: str, queue: TaskQueue, level: str
 ) -> None:
     greet = queue.task(name="greet")(_greet)
@@ -505,7 +505,7 @@ async def test_a_connection_of_sqlalchemy_that_commits_by_itself_cannot_complete
                 await job.aresult(timeout=PATIENCE)
 
 
-async def test_nobody_waits_for_a_transaction_that_takes_long(postgres_url: str, queue: TaskQueue) -> None:
+async def test_no_caller_waits_for_a_long_transaction(postgres_url: str, queue: TaskQueue) -> None:
     """It holds its own task only: leases of others are renewed, and it keeps its own, which nobody can renew."""
     asked = asyncio.Event()
 

@@ -165,7 +165,7 @@ class RuntimeContract:
         assert runtime.join(worker, PATIENCE)
         assert log.kinds == ["ready", "finished", "finished", "exited"]
 
-    def test_what_a_report_returns_is_run_at_once_beside_what_runs_already(self, tmp_path: Path) -> None:
+    def test_a_request_that_a_report_returns_runs_at_once_beside_running_ones(self, tmp_path: Path) -> None:
         log, worker = ReportLog(), new_worker(capacity=2)
         runtime = self.make_runtime()
         runtime.start(worker, log)
@@ -317,7 +317,7 @@ class RuntimeContract:
 
     # The end.
 
-    def test_to_close_is_to_finish_what_was_accepted(self, tmp_path: Path) -> None:
+    def test_closing_finishes_the_accepted_requests(self, tmp_path: Path) -> None:
         with self.pool(2) as pool:
             futures = [pool.submit(wait_for_note, tmp_path, "go", number) for number in range(10)]
             pool.shutdown(wait=False)
@@ -327,7 +327,7 @@ class RuntimeContract:
             pool.close()
             assert [future.result(0) for future in futures] == list(range(10))
 
-    def test_to_close_without_draining_cancels_what_waits_and_finishes_what_runs(self, tmp_path: Path) -> None:
+    def test_closing_without_draining_cancels_waiting_requests_and_finishes_running_ones(self, tmp_path: Path) -> None:
         with self.pool(1) as pool:
             running = pool.submit(wait_for_note, tmp_path, "go", "done")
             eventually(running.running)
@@ -393,7 +393,7 @@ class RuntimeContract:
                 leave_note(tmp_path, "go")
                 assert running.result(PATIENCE) == "done"
 
-    def test_a_caller_is_told_when_its_time_is_up_whatever_the_worker_does(self, tmp_path: Path) -> None:
+    def test_a_caller_gets_its_timeout_in_time_whatever_the_worker_does(self, tmp_path: Path) -> None:
         with self.pool(1) as pool:
             with pytest.raises(DeadlineExceeded) as caught:
                 pool.using(timeout=0.05).do(wait_for_note, tmp_path, "go", "too late")

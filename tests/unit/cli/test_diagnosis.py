@@ -62,7 +62,7 @@ def test_what_is_wrong_is_named(seen: Look, kinds: list[str]) -> None:
     assert [one.kind for one in diagnose(seen)] == kinds
 
 
-def test_what_needs_somebody_is_a_problem_and_comes_first() -> None:
+def test_findings_that_need_action_are_problems_and_come_first() -> None:
     levels = {one.kind: one.level for one in diagnose(look(running=[STUCK], workers=[]))}
     assert levels == {"expired_leases": "problem"}
     assert [one.level for one in diagnose(look(running=[STUCK]))] == ["warning"]

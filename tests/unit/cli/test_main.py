@@ -65,7 +65,7 @@ def test_a_wrong_number_is_refused_with_what_is_allowed(words: str, capsys: pyte
         ("tasks app", "bullpen tasks: unknown command 'app': the commands are list, show, cancel, retry"),
     ],
 )
-def test_what_is_not_understood_comes_with_a_hint(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_comes_with_a_hint(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words.split()) == 2
     assert said in capsys.readouterr().err
 

@@ -12,7 +12,7 @@ def test_only_source_files_are_looked_at(tmp_path: Path) -> None:
     assert sorted(dict(source_files(tmp_path))) == ["app.py", "package/inner/jobs.py"]
 
 
-def test_what_is_new_gone_or_changed_is_noticed(tmp_path: Path) -> None:
+def test_new_removed_and_changed_files_are_noticed(tmp_path: Path) -> None:
     for name in ("same.py", "gone.py", "changed.py"):
         (tmp_path / name).write_text("")
     before = dict(source_files(tmp_path))

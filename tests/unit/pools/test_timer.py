@@ -8,7 +8,7 @@ import pytest
 from bullpen.pools.supervision.timer import TimerQueue
 
 
-def test_what_is_due_is_done_once_the_earliest_first() -> None:
+def test_due_actions_run_once_the_earliest_first() -> None:
     queue, done = TimerQueue(), list[str]()
     queue.add(3.0, lambda: done.append("third"))
     queue.add(1.0, lambda: done.append("first"))
@@ -23,7 +23,7 @@ def test_what_is_due_is_done_once_the_earliest_first() -> None:
     assert (queue.next_at, len(queue)) == (9.0, 1)
 
 
-def test_what_is_entered_meanwhile_is_done_too_if_it_is_due() -> None:
+def test_due_actions_that_are_added_meanwhile_run_too() -> None:
     queue, done = TimerQueue(), list[str]()
 
     def first() -> None:
@@ -48,7 +48,7 @@ class Chime:
         self.queue.add_once(self.struck + 1.0, self.strike)
 
 
-def test_what_is_entered_once_stands_there_once_however_often_it_is_asked_for() -> None:
+def test_an_action_of_add_once_waits_once_however_often_it_is_added() -> None:
     queue = TimerQueue()
     chime = Chime(queue)
     assert queue.add_once(1.0, chime.strike)

@@ -144,7 +144,7 @@ def test_waiting_for_waiters_gives_up() -> None:
 
 
 @pytest.mark.parametrize("racing_clock", [False, True])
-def test_whoever_comes_first_the_gate_is_opened_once_and_taken_once(racing_clock: bool) -> None:
+def test_the_gate_is_opened_once_and_taken_once_in_either_order(racing_clock: bool) -> None:
     """A waiter, its time and its opener in every order: no second release, no lost opening, no wrong answer."""
 
     def scenario(run: Run) -> None:

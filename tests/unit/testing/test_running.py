@@ -81,7 +81,7 @@ def test_the_fixture_gives_the_queue_of_the_app_a_store_of_its_own(
     assert not list(tmp_path.iterdir())
 
 
-def test_run_until_empty_runs_what_is_due_and_what_that_enqueues(shop: Shop, bullpen_queue: TaskQueue) -> None:
+def test_run_until_empty_runs_due_tasks_and_the_tasks_that_they_enqueue(shop: Shop, bullpen_queue: TaskQueue) -> None:
     shop.welcome.enqueue("ada")
     ran = run_until_empty(bullpen_queue)
     assert [(info.name, info.status) for info in ran] == [

@@ -44,7 +44,7 @@ def test_run_next_really_calls_it() -> None:
         assert isinstance(failing.exception(0), ValueError)
 
 
-def test_what_was_given_up_is_not_called_but_keeps_its_worker() -> None:
+def test_a_given_up_request_is_not_called_but_keeps_its_worker() -> None:
     runtime, clock = ScriptedRuntime(), ManualClock()
     with Pool(1, runtime=runtime, clock=clock, recycling=RecyclePolicy(idle_timeout=None)) as pool:
         late = pool.using(timeout=1).submit(never)

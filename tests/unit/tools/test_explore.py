@@ -140,7 +140,7 @@ def test_more_preemptions_make_more_schedules() -> None:
     assert runs[0].distinct < runs[1].distinct
 
 
-def test_time_jumps_when_nobody_can_run() -> None:
+def test_time_jumps_when_no_process_can_run() -> None:
     def scenario(run: Run) -> None:
         log: list[tuple[str, float]] = []
         gate = primitives.gate()

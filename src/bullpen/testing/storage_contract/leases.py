@@ -54,14 +54,14 @@ class LeaseTests(StoreTests):
         nothing = await store.renew([], FAR)
         assert (nothing.lost, nothing.cancelled) == (frozenset(), frozenset())
 
-    async def test_a_late_renewal_is_in_time_while_nobody_has_taken_the_task(self, store: Storage) -> None:
+    async def test_a_late_renewal_is_accepted_until_another_worker_takes_the_task(self, store: Storage) -> None:
         """A store that was away for a while is no reason to do work again."""
         await added(store)
         (task,) = await claim(store, lease=0.0)
         assert (await store.renew([hold(task)], FAR)).lost == frozenset()
         assert list(await store.rescue_expired(take_back, limit=10)) == []
 
-    async def test_a_late_settlement_is_in_time_while_nobody_has_taken_the_task(self, store: Storage) -> None:
+    async def test_a_late_settlement_is_accepted_until_another_worker_takes_the_task(self, store: Storage) -> None:
         await added(store)
         (task,) = await claim(store, lease=0.0)
         assert await settle(store, succeed(task, b"late")) == frozenset()
@@ -97,7 +97,7 @@ class LeaseTests(StoreTests):
         assert sorted(ids(rescued)) == ids(dead)
         assert [(await get(store, task)).status for task in alive] == [RUNNING] * 2
 
-    async def test_only_what_runs_is_taken_back(self, store: Storage) -> None:
+    async def test_only_running_tasks_are_rescued(self, store: Storage) -> None:
         await store.add(new_tasks(3))
         done, cancelled = await claim(store, 2, lease=0.0)
         await settle(store, succeed(done, None))

@@ -109,7 +109,7 @@ class LimitTests(StoreTests):
         assert len(await claim(store, 1)) == 1
         assert ids(await claim(store, 10)) == [*ids(others), free.id]
 
-    async def test_nobody_is_claimed_twice_beside_a_busy_key(self, store: Storage) -> None:
+    async def test_no_task_is_claimed_twice_beside_a_busy_key(self, store: Storage) -> None:
         await store.set_limit(Limit(queue="default", max_running_per_key=2))
         await store.add(new_tasks(2, concurrency_key="busy"))
         assert len(await claim(store, 2)) == 2
@@ -186,7 +186,7 @@ class LimitTests(StoreTests):
         assert ids(await claim(store, 10)) == ids(others)
         assert await claim(store, 10) == []
 
-    async def test_a_schedule_holds_up_nobody_who_comes_after_it(self, store: Storage) -> None:
+    async def test_a_schedule_does_not_hold_up_later_tasks(self, store: Storage) -> None:
         await store.set_limit(Limit(queue="default", in_order=True))
         waits, runs = await store.add(
             [

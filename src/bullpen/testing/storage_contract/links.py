@@ -98,7 +98,7 @@ class LinkTests(StoreTests):
         group = await new_group(store, 40, run_always=True, queue="many")
         assert list(await store.get(ids(group))) == group
 
-    async def test_who_waits_for_the_last_of_a_chain_is_brought_it_as_it_is(self, store: Storage) -> None:
+    async def test_a_caller_that_waits_for_the_last_task_of_a_chain_gets_it(self, store: Storage) -> None:
         first, last = await new_chain(store, 2)
         (task,) = await claim(store)
         (task,) = await claim(store, 1, succeed(task, b"1"))
@@ -108,7 +108,7 @@ class LinkTests(StoreTests):
         assert kept.depends_on == DependsOn(ids=(first.id,), place="0")
         assert waiting.result() in (None, kept)
 
-    async def test_what_waits_for_another_is_not_claimed(self, store: Storage) -> None:
+    async def test_a_task_that_depends_on_another_is_not_claimed(self, store: Storage) -> None:
         first, *_ = await new_chain(store)
         assert ids(await claim(store, 10)) == [first.id]
         assert await claim(store, 10) == []
@@ -162,7 +162,9 @@ class LinkTests(StoreTests):
         assert (await get(store, last)).waits_for == 1
 
     @pytest.mark.parametrize("ending", [name for name in ENDINGS if name != "succeeds"])
-    async def test_what_waits_in_vain_is_cancelled_and_all_behind_it(self, store: Storage, ending: str) -> None:
+    async def test_a_task_whose_predecessor_failed_is_cancelled_and_all_tasks_behind_it(
+        self, store: Storage, ending: str
+    ) -> None:
         end, status = ENDINGS[ending]
         first, *others = await new_chain(store, 4)
         (mine,) = await claim(store)
@@ -250,7 +252,7 @@ class LinkTests(StoreTests):
         assert len((await get(store, last)).errors) == 1
 
     @pytest.mark.parametrize("ending", ENDINGS)
-    async def test_who_asks_for_it_runs_whatever_became_of_the_others(self, store: Storage, ending: str) -> None:
+    async def test_a_task_with_run_always_runs_whatever_became_of_the_others(self, store: Storage, ending: str) -> None:
         end, _ = ENDINGS[ending]
         *_, last = await new_group(store, 3, run_always=True)
         mine = await claim(store, 10)
@@ -274,7 +276,7 @@ class LinkTests(StoreTests):
             await settle(store, succeed(mine, None))
         assert await statuses(store, chain) == [SUCCESS] * 4
 
-    async def test_what_waits_for_one_that_failed_runs_again_only_behind_it(self, store: Storage) -> None:
+    async def test_a_task_that_depends_on_a_failed_one_runs_again_only_after_it(self, store: Storage) -> None:
         first, second, third = await new_chain(store, 3)
         (mine,) = await claim(store)
         await settle(store, fail(mine, error_of(mine), 0.0))
@@ -347,7 +349,9 @@ class LinkTests(StoreTests):
         (mine,) = await claim(store, 5)
         assert ids(await claim(store, 5, succeed(mine, None))) == [second.id]
 
-    async def test_nobody_is_called_back_whose_unique_key_another_one_has(self, store: Storage) -> None:
+    async def test_a_cancelled_follower_is_not_restored_if_another_task_has_its_unique_key(
+        self, store: Storage
+    ) -> None:
         chain = new_tasks(2)
         first = replace(chain[0], next_task_id=chain[1].id)
         await store.add([first, replace(chain[1], depends_on=DependsOn(ids=(first.id,)), waits_for=1, unique_key="k")])
@@ -358,7 +362,7 @@ class LinkTests(StoreTests):
 
     # Forgetting.
 
-    async def test_what_somebody_waits_for_is_not_forgotten(self, store: Storage) -> None:
+    async def test_a_task_that_another_one_depends_on_is_not_pruned(self, store: Storage) -> None:
         *members, last = await new_group(store, 2, result_ttl=A_MOMENT)
         mine = await claim(store, 10)
         await settle(store, succeed(mine[0], b"1"))
@@ -371,7 +375,7 @@ class LinkTests(StoreTests):
         assert await store.prune(limit=10) == 3
         assert await store.get(ids([*members, last])) == [None] * 3
 
-    async def test_others_are_forgotten_beside_what_somebody_waits_for(self, store: Storage) -> None:
+    async def test_other_tasks_are_pruned_beside_one_that_a_task_depends_on(self, store: Storage) -> None:
         groups = [await new_group(store, 2, result_ttl=A_MOMENT) for _ in range(3)]
         held = await claim(store, 10)
         await settle(store, *(succeed(task, None) for task in held[::2]))

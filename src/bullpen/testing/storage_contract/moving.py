@@ -87,7 +87,7 @@ def with_a_past(now: float, status: TaskStatus, **fields: Any) -> Task:
 
 class MovingTests(StoreTests):
     @pytest.mark.parametrize("status", [PENDING, SUCCESS, FAILED, CANCELLED])
-    async def test_what_is_put_is_kept_with_its_past(self, store: Storage, status: TaskStatus) -> None:
+    async def test_an_imported_task_keeps_its_history(self, store: Storage, status: TaskStatus) -> None:
         task = with_a_past(await store.now(), status)
         usual = Task(id="", func_path="", payload=b"")
         same = {name for name in Task.__struct_fields__ if getattr(task, name) == getattr(usual, name)}
@@ -97,7 +97,7 @@ class MovingTests(StoreTests):
         assert (await store.counts())["mail"][status] == 1
         assert ids(await store.list(TaskFilter(statuses=(status,)), limit=10)) == [task.id]
 
-    async def test_what_is_put_and_waits_is_claimed_as_if_it_had_always_been_there(self, store: Storage) -> None:
+    async def test_an_imported_pending_task_is_claimed_like_any_other(self, store: Storage) -> None:
         now = await store.now()
         first = with_a_past(now, PENDING, eta=now - 5, cancel_requested=False, unique_key=None)
         later = with_a_past(now, PENDING, eta=now + FAR, cancel_requested=False, unique_key="later")
@@ -106,7 +106,7 @@ class MovingTests(StoreTests):
         claimed = await claim(store, 5, queues=("mail",))
         assert [(task.id, task.attempt) for task in claimed] == [(first.id, 6), (newcomer.id, 1)]
 
-    async def test_what_is_put_and_over_is_kept_for_the_rest_of_its_time(self, store: Storage) -> None:
+    async def test_an_imported_final_task_is_kept_for_the_rest_of_its_time(self, store: Storage) -> None:
         now = await store.now()
         old = with_a_past(now, SUCCESS, finished_at=now - 10, result_ttl=5.0, unique_key=None, unique_until=None)
         fresh = with_a_past(now, SUCCESS, finished_at=now - 10, result_ttl=FAR, unique_key=None)
@@ -115,7 +115,7 @@ class MovingTests(StoreTests):
         assert await store.prune(limit=10) == 1
         assert await store.import_tasks([old]) == {old.id}
 
-    async def test_what_is_there_already_or_runs_is_left_out(self, store: Storage) -> None:
+    async def test_existing_and_running_tasks_are_not_imported(self, store: Storage) -> None:
         now = await store.now()
         there = await added(store, queue="mail", unique_key="k")
         other = with_a_past(now, PENDING, unique_key="k", unique_scope="alive", unique_until=None)
@@ -128,7 +128,7 @@ class MovingTests(StoreTests):
         assert list(await store.get([other.id, "another"])) == [None, None]
         assert await store.import_tasks([]) == frozenset()
 
-    async def test_what_is_put_has_its_unique_key_for_as_long_as_it_would_have_had(self, store: Storage) -> None:
+    async def test_an_imported_task_holds_its_unique_key_for_the_rest_of_its_time(self, store: Storage) -> None:
         now = await store.now()
         over = with_a_past(now, SUCCESS, unique_key="k")
         assert await store.import_tasks([over]) == {over.id}
@@ -145,7 +145,7 @@ class MovingTests(StoreTests):
         assert await store.import_tasks([first, second, again, third]) == {first.id, third.id}
         assert await get(store, there) == there
 
-    async def test_what_is_still_the_same_is_removed(self, store: Storage) -> None:
+    async def test_an_unchanged_task_is_exported(self, store: Storage) -> None:
         waiting = await added(store, unique_key="k", concurrency_key="c", eta=await store.now() + FAR)
         over = await claimed_one(store)
         await settle(store, succeed(over, b"1"))
@@ -157,7 +157,7 @@ class MovingTests(StoreTests):
         (anew,) = await store.add([new_task(unique_key="k")])
         assert anew.unique_key == "k"
 
-    async def test_what_has_moved_meanwhile_is_not_removed(self, store: Storage) -> None:
+    async def test_a_task_that_has_changed_meanwhile_is_not_exported(self, store: Storage) -> None:
         claimed_meanwhile = await added(store)
         mine = (await claim(store))[0]
         assert await store.export_tasks([claimed_meanwhile, mine]) == frozenset()

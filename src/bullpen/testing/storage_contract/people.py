@@ -108,7 +108,7 @@ class PeopleTests(StoreTests):
 
     # Cancelling.
 
-    async def test_what_waits_is_cancelled(self, store: Storage) -> None:
+    async def test_a_pending_task_is_cancelled(self, store: Storage) -> None:
         waiting, later = await store.add([new_task(), new_task(eta=await store.now() + FAR)])
         again = await claimed_one(store, priority=9)
         await settle(store, release(again, FAR))
@@ -121,7 +121,7 @@ class PeopleTests(StoreTests):
             assert await get(store, task) == task
         assert await claim(store, 10) == []
 
-    async def test_what_runs_is_asked_to_stop(self, store: Storage) -> None:
+    async def test_a_running_task_is_asked_to_stop(self, store: Storage) -> None:
         task = await claimed_one(store)
         before = await get(store, task)
         (changed,) = await store.cancel([task.id])
@@ -138,7 +138,7 @@ class PeopleTests(StoreTests):
         assert (await get(store, task)).status is SUCCESS
 
     @pytest.mark.parametrize("end", ["completes", "is released"])
-    async def test_what_was_asked_to_stop_does_not_run_again_though_its_worker_had_not_heard(
+    async def test_a_task_that_was_asked_to_stop_does_not_run_again_though_its_worker_missed_it(
         self, store: Storage, end: str
     ) -> None:
         task = await claimed_one(store, interval=0.0)
@@ -150,7 +150,7 @@ class PeopleTests(StoreTests):
         assert after.finished_at is not None
         assert after.result == (b"1" if end == "completes" else None)
 
-    async def test_what_is_over_cannot_be_cancelled(self, store: Storage) -> None:
+    async def test_a_final_task_cannot_be_cancelled(self, store: Storage) -> None:
         by_status = await one_of_each(store)
         over = [by_status[status] for status in (SUCCESS, FAILED, CANCELLED)]
         assert list(await store.cancel(ids(over))) == []
@@ -159,7 +159,7 @@ class PeopleTests(StoreTests):
     # Running again.
 
     @pytest.mark.parametrize("status", [SUCCESS, FAILED, CANCELLED])
-    async def test_what_is_over_runs_again_with_all_its_tries(self, store: Storage, status: TaskStatus) -> None:
+    async def test_a_final_task_is_retried_with_all_its_retries(self, store: Storage, status: TaskStatus) -> None:
         before = (await one_of_each(store))[status]
         async with Span(store) as span:
             (changed,) = await store.retry([before.id])
@@ -175,7 +175,7 @@ class PeopleTests(StoreTests):
         await store.retry([task.id])
         assert ids(await claim(store)) == [task.id]
 
-    async def test_what_is_not_over_is_not_run_again(self, store: Storage) -> None:
+    async def test_an_unfinished_task_is_not_retried_by_operators(self, store: Storage) -> None:
         by_status = await one_of_each(store)
         alive = [by_status[PENDING], by_status[RUNNING]]
         before = await store.get(ids(alive))
@@ -193,7 +193,7 @@ class PeopleTests(StoreTests):
 
     # Forgetting.
 
-    async def test_only_what_is_over_is_deleted(self, store: Storage) -> None:
+    async def test_only_final_tasks_are_deleted(self, store: Storage) -> None:
         by_status = await one_of_each(store)
         everything = [task.id for task in by_status.values()]
         assert await store.delete([]) == 0

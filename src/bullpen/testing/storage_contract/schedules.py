@@ -61,7 +61,7 @@ class ScheduleTests(StoreTests):
         assert await store.get([task.id]) == [task]
         assert set(await store.counts()) == {"a"}
 
-    async def test_what_is_asked_for_is_changed(self, store: Storage) -> None:
+    async def test_the_chosen_tasks_are_changed(self, store: Storage) -> None:
         task = await added(store, schedule=CRON, eta=await store.now() + FAR, concurrency_key="c", headers={"a": "b"})
         other = await added(store)
 

@@ -216,7 +216,7 @@ class SettlingTests(StoreTests):
         counts = await store.counts()
         assert {status: count for status, count in counts["default"].items() if count} == {move[1]: 1}
 
-    async def test_what_is_put_back_may_be_claimed_again_when_it_is_due(self, store: Storage) -> None:
+    async def test_a_released_task_may_be_claimed_again_when_it_is_due(self, store: Storage) -> None:
         far, soon, now = [await claimed_one(store, max_retries=5) for _ in range(3)]
         await settle(store, release(far, FAR), fail(soon, error_of(soon), 0.0, after=SOON), release(now))
         assert ids(await claim(store)) == [now.id]

@@ -78,7 +78,7 @@ class TogetherTests(StoreTests):
         taken = await asyncio.gather(*[claim(store, 4) for _ in range(20)])
         assert sorted(task.id for some in taken for task in some) == ids(given)
 
-    async def test_what_is_taken_back_is_told_as_it_was_then(self, store: Storage) -> None:
+    async def test_a_rescued_task_is_returned_as_it_was_then(self, store: Storage) -> None:
         async def claim_it() -> Task:
             while True:
                 for task in await claim(store, 1, worker="quick"):
@@ -116,7 +116,7 @@ class TogetherTests(StoreTests):
 
         assert sum(await self.on_threads(*[settle_all] * THREADS)) == len(mine)
 
-    async def test_what_was_cancelled_before_it_started_never_starts(self, store: Storage) -> None:
+    async def test_a_task_that_was_cancelled_before_its_start_never_starts(self, store: Storage) -> None:
         given = await store.add(new_tasks(60))
 
         async def cancel_all(mine: Storage) -> set[str]:
@@ -222,7 +222,7 @@ class TogetherTests(StoreTests):
             finally:
                 process.kill()
 
-    async def test_what_a_killed_process_was_told_is_true(self, store: Storage) -> None:
+    async def test_acknowledgements_to_a_killed_process_are_true(self, store: Storage) -> None:
         with self.child("work") as process:
             assert process.stdout is not None
             said = [process.stdout.readline().split() for _ in range(120)]

@@ -71,7 +71,7 @@ class UniqueTests(StoreTests):
         late = await claimed_one(store, queue="mail", unique_key="k", unique_until=await store.now() - 1.0)
         assert ids(await store.add([new_task(queue="mail", unique_key="k")])) == [late.id]  # it runs
 
-    async def test_what_has_its_key_for_a_time_is_not_forgotten_before(self, store: Storage) -> None:
+    async def test_a_task_that_holds_its_key_for_a_time_is_not_pruned_before(self, store: Storage) -> None:
         first = await claimed_one(store, unique_key="k", unique_until=await store.now() + FAR, result_ttl=A_MOMENT)
         other = await claimed_one(store, unique_key="o", unique_until=await store.now() - FAR, result_ttl=A_MOMENT)
         await settle(store, succeed(first, None))
@@ -79,21 +79,21 @@ class UniqueTests(StoreTests):
         assert await store.prune(limit=10) == 1
         assert ids(await store.add([new_task(unique_key="k")])) == [first.id]
 
-    async def test_what_is_deleted_has_no_key(self, store: Storage) -> None:
+    async def test_a_deleted_task_holds_no_key(self, store: Storage) -> None:
         first = await claimed_one(store, unique_key="k", unique_until=await store.now() + FAR)
         await settle(store, succeed(first, None))
         assert await store.delete([first.id]) == 1
         second = new_task(unique_key="k")
         assert ids(await store.add([second])) == [second.id]
 
-    async def test_nobody_comes_back_whose_key_another_one_has_for_a_time(self, store: Storage) -> None:
+    async def test_a_task_is_not_retried_while_another_one_holds_its_key_for_a_time(self, store: Storage) -> None:
         first = await claimed_one(store, unique_key="k")
         await settle(store, succeed(first, None))
         second = await claimed_one(store, unique_key="k", unique_until=await store.now() + FAR)
         await settle(store, succeed(second, None))
         assert ids(await store.retry([first.id, second.id])) == [second.id]
 
-    async def test_who_has_given_up_its_key_comes_back_without_it(self, store: Storage) -> None:
+    async def test_a_task_that_has_given_up_its_key_is_retried_without_it(self, store: Storage) -> None:
         first = await claimed_one(store, unique_key="k", unique_scope="waiting")
         await settle(store, succeed(first, None))
         second = await added(store, unique_key="k", unique_scope="waiting")
@@ -106,7 +106,7 @@ class UniqueTests(StoreTests):
 
     # Replacing.
 
-    async def test_what_waits_is_replaced_in_its_place(self, store: Storage) -> None:
+    async def test_a_pending_task_is_replaced_in_its_place(self, store: Storage) -> None:
         first = await added(store, unique_key="k", unique_scope="waiting", payload=b"old", concurrency_key="c")
         now = await store.now()
         new = new_task(
@@ -132,14 +132,14 @@ class UniqueTests(StoreTests):
         assert (mine.payload, mine.priority, mine.attempt) == (b"newest", 2, 1)
         assert await store.counts() == {"default": {RUNNING: 1}}
 
-    async def test_what_is_replaced_stands_where_its_priority_belongs(self, store: Storage) -> None:
+    async def test_a_replaced_task_is_claimed_by_its_new_priority(self, store: Storage) -> None:
         eta = await store.now() - 1.0
         first = await added(store, unique_key="k", eta=eta, priority=9)
         other = await added(store, eta=eta, priority=5)
         await store.add([new_task(unique_key="k", eta=eta, priority=0)], REPLACE)
         assert ids(await claim(store, 5)) == [other.id, first.id]
 
-    async def test_what_is_replaced_has_all_its_tries_again_and_keeps_its_attempts(self, store: Storage) -> None:
+    async def test_a_replaced_task_has_all_its_retries_again_and_keeps_its_attempts(self, store: Storage) -> None:
         first = await claimed_one(store, unique_key="k", max_retries=5)
         await settle(store, fail(first, error_of(first), 0.0, after=FAR))
         (kept,) = await store.add([new_task(unique_key="k", payload=b"new")], REPLACE)
@@ -149,7 +149,7 @@ class UniqueTests(StoreTests):
         assert (mine.id, mine.attempt, mine.payload, mine.failures) == (first.id, 2, b"new", 0)
         assert await settle(store, succeed(first, None))  # of the attempt before
 
-    async def test_what_runs_is_not_replaced(self, store: Storage) -> None:
+    async def test_a_running_task_is_not_replaced(self, store: Storage) -> None:
         first = await claimed_one(store, unique_key="k", payload=b"old")
         (kept,) = await store.add([new_task(unique_key="k", payload=b"new")], REPLACE)
         assert still(kept) == still(first)
@@ -188,7 +188,7 @@ class UniqueTests(StoreTests):
         assert raised.value.task == batch[0].id
         assert list(await store.list(TaskFilter(), limit=10)) == []
 
-    async def test_one_who_is_rejected_disturbs_nobody_else(self, store: Storage) -> None:
+    async def test_a_rejected_task_does_not_affect_the_others(self, store: Storage) -> None:
         await added(store, unique_key="k")
         calls = [store.add([new_task()]) for _ in range(10)]
         calls.append(store.add([new_task(unique_key="k")], REJECT))
@@ -199,7 +199,7 @@ class UniqueTests(StoreTests):
     # All at once.
 
     @pytest.mark.parametrize("duplicates", [Duplicates(), REPLACE, REJECT])
-    async def test_of_many_who_come_at_once_one_gets_the_key(self, store: Storage, duplicates: Duplicates) -> None:
+    async def test_one_of_many_concurrent_producers_gets_the_key(self, store: Storage, duplicates: Duplicates) -> None:
         calls = [store.add([task], duplicates) for task in new_tasks(20, unique_key="k")]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         (only,) = await store.list(TaskFilter(), limit=100)

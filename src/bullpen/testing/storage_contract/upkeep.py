@@ -30,7 +30,7 @@ from bullpen.testing.storage_contract.base import (
 class UpkeepTests(StoreTests):
     # Expiry.
 
-    async def test_what_was_not_started_in_time_fails(self, store: Storage) -> None:
+    async def test_a_task_that_was_not_started_in_time_fails(self, store: Storage) -> None:
         now = await store.now()
         late = await added(store, expires=now - 1.0)
         await store.add([new_task(expires=now + FAR), new_task()])
@@ -51,7 +51,7 @@ class UpkeepTests(StoreTests):
         assert soon.expires is not None
         assert failed.finished_at >= soon.expires
 
-    async def test_what_has_started_does_not_expire_but_its_retry_does(self, store: Storage) -> None:
+    async def test_a_started_task_does_not_expire_but_its_retry_does(self, store: Storage) -> None:
         async def started_in_time() -> list[Task]:
             await added(store, expires=await store.now() + 0.1)
             return await claim(store)
@@ -73,7 +73,7 @@ class UpkeepTests(StoreTests):
 
     # Retention.
 
-    async def test_what_was_kept_for_long_enough_is_forgotten(self, store: Storage) -> None:
+    async def test_a_task_that_was_kept_for_its_time_is_pruned(self, store: Storage) -> None:
         ttls = [A_MOMENT, SOON, FAR, None]
         given = [await claimed_one(store, result_ttl=ttl) for ttl in ttls]
         await settle(store, *[succeed(task, b"1") for task in given])
@@ -109,7 +109,7 @@ class UpkeepTests(StoreTests):
         assert await store.get([done.id, failed.id]) == [None, None]
         assert [(await get(store, task)).status for task in (again, unique)] == [PENDING, SUCCESS]
 
-    async def test_what_is_not_over_is_never_forgotten(self, store: Storage) -> None:
+    async def test_an_unfinished_task_is_never_pruned(self, store: Storage) -> None:
         waiting = await added(store, result_ttl=A_MOMENT, eta=await store.now() + FAR)
         running = await claimed_one(store, result_ttl=A_MOMENT)
         interval = await claimed_one(store, result_ttl=A_MOMENT, interval=FAR)

@@ -131,19 +131,19 @@ class WaitingTests(StoreTests):
         await asyncio.wait_for(store.wait_for_work(["default"], 0.0), PATIENCE)
 
     @pytest.mark.parametrize("what", NO_WORK)
-    async def test_what_nobody_may_start_is_no_work(self, store: Storage, what: str) -> None:
+    async def test_a_task_that_no_worker_may_start_wakes_none(self, store: Storage, what: str) -> None:
         """Or a worker would ask again and again."""
         await NO_WORK[what](store)
         assert await times_woken(lambda left: store.wait_for_work(["default"], left)) <= 3
 
-    async def test_who_waits_is_woken_by_a_new_task(self, store: Storage) -> None:
+    async def test_a_waiting_worker_is_woken_by_a_new_task(self, store: Storage) -> None:
         """The first of its queue, and one that comes while others run."""
         for _ in range(2):
             async with waits(store.wait_for_work(["other", "default"], FAR)):
                 await added(store)
             assert len(await claim(store)) == 1
 
-    async def test_who_waits_is_woken_by_another_client(self, store: Storage) -> None:
+    async def test_a_waiting_worker_is_woken_by_another_client(self, store: Storage) -> None:
         other = self.make_storage()
         await other.open()
         try:
@@ -152,49 +152,49 @@ class WaitingTests(StoreTests):
         finally:
             await other.close()
 
-    async def test_who_waits_is_woken_when_a_task_becomes_due(self, store: Storage) -> None:
+    async def test_a_waiting_worker_is_woken_when_a_task_becomes_due(self, store: Storage) -> None:
         async with waits(self.claims_one(store)):
             await added(store, eta=await store.now() + SOON)
 
-    async def test_who_waits_is_woken_when_a_retry_becomes_due(self, store: Storage) -> None:
+    async def test_a_waiting_worker_is_woken_when_a_retry_becomes_due(self, store: Storage) -> None:
         task = await claimed_one(store, max_retries=1)
         async with waits(self.claims_one(store)):
             await settle(store, fail(task, error_of(task), 0.0, after=SOON))
 
-    async def test_who_waits_is_woken_by_what_is_put_back(self, store: Storage) -> None:
+    async def test_a_waiting_worker_is_woken_by_a_released_task(self, store: Storage) -> None:
         task = await claimed_one(store)
         async with waits(store.wait_for_work(["default"], FAR)):
             await settle(store, release(task))
 
-    async def test_who_waits_is_woken_by_what_is_taken_back(self, store: Storage) -> None:
+    async def test_a_waiting_worker_is_woken_by_a_rescued_task(self, store: Storage) -> None:
         await claimed_one(store)
         async with waits(store.wait_for_work(["default"], FAR)):
             await store.rescue_expired(take_back, limit=10, dead_workers=["w"])
 
-    async def test_who_waits_is_woken_by_what_is_to_run_again(self, store: Storage) -> None:
+    async def test_a_waiting_worker_is_woken_by_a_retried_task(self, store: Storage) -> None:
         task = await claimed_one(store)
         await settle(store, succeed(task, None))
         async with waits(store.wait_for_work(["default"], FAR)):
             await store.retry([task.id])
 
-    async def test_who_waits_is_woken_when_a_queue_goes_on(self, store: Storage) -> None:
+    async def test_a_waiting_worker_is_woken_when_a_queue_is_resumed(self, store: Storage) -> None:
         await _paused(store)
         async with waits(store.wait_for_work(["default"], FAR)):
             await store.resume("default")
 
     @pytest.mark.parametrize("what", ["a queue at its limit", "a key at its limit"])
-    async def test_who_waits_is_woken_when_there_is_room(self, store: Storage, what: str) -> None:
+    async def test_a_waiting_worker_is_woken_when_a_limit_has_room(self, store: Storage, what: str) -> None:
         await NO_WORK[what](store)
         running = [task for task in await store.get(await self.all_ids(store)) if task and task.attempt]
         async with waits(store.wait_for_work(["default"], FAR)):
             await settle(store, succeed(running[0], None))
 
-    async def test_who_waits_is_woken_when_a_limit_is_lifted(self, store: Storage) -> None:
+    async def test_a_waiting_worker_is_woken_when_a_limit_is_lifted(self, store: Storage) -> None:
         await _limited(store)
         async with waits(store.wait_for_work(["default"], FAR)):
             await store.set_limit(Limit(queue="default"))
 
-    async def test_who_waits_is_woken_when_a_rate_allows_another(self, store: Storage) -> None:
+    async def test_a_waiting_worker_is_woken_when_a_rate_allows_another_task(self, store: Storage) -> None:
         await store.set_limit(Limit(queue="default", rate=4.0))
         await store.add(new_tasks(5))
         assert len(await claim(store, 5)) == 4
@@ -214,7 +214,7 @@ class WaitingTests(StoreTests):
         await asyncio.wait_for(store.wait_for_result(task.id, 0, SOON), PATIENCE)
         assert await times_woken(lambda left: store.wait_for_result(task.id, 0, left)) <= 3
 
-    async def test_who_waits_is_woken_by_every_end(self, store: Storage) -> None:
+    async def test_a_waiting_caller_is_woken_by_every_outcome(self, store: Storage) -> None:
         await store.add(new_tasks(4))
         done, failed, gone = await claim(store, 3)
         for settlement in (succeed(done, b"1"), fail(failed, error_of(failed), 0.0), cancel(gone)):
@@ -227,7 +227,7 @@ class WaitingTests(StoreTests):
         async with waits(store.wait_for_result(late.id, 0, FAR)):
             await store.expire(limit=10)
 
-    async def test_who_waits_is_woken_by_the_next_run(self, store: Storage) -> None:
+    async def test_a_waiting_caller_is_woken_by_the_next_run(self, store: Storage) -> None:
         task = await claimed_one(store, interval=0.0)
         (task,) = await claim(store, 1, succeed(task, b"1"))
         await asyncio.wait_for(store.wait_for_result(task.id, 0, FAR), PATIENCE)
@@ -244,7 +244,7 @@ class WaitingTests(StoreTests):
         kept = list(await store.get([task.id]))
         assert all(one is None or [one] == kept for one in brought)
 
-    async def test_all_who_wait_for_a_task_are_woken(self, store: Storage) -> None:
+    async def test_all_callers_that_wait_for_a_task_are_woken(self, store: Storage) -> None:
         task = await claimed_one(store)
         other = self.make_storage()
         await other.open()
@@ -258,7 +258,7 @@ class WaitingTests(StoreTests):
         finally:
             await other.close()
 
-    async def test_who_waits_for_a_task_that_is_forgotten_is_told(self, store: Storage) -> None:
+    async def test_a_caller_that_waits_for_a_pruned_task_is_woken(self, store: Storage) -> None:
         """A task is final before it is forgotten, so this is a wake-up at the latest then."""
         task = await claimed_one(store, result_ttl=0.0)
         async with waits(store.wait_for_result(task.id, 0, FAR)):

@@ -53,7 +53,7 @@ def test_the_bound_is_exact(limit: int) -> None:
 
 
 @pytest.mark.parametrize("leave", ["started", "withdrawn"])
-def test_who_leaves_makes_room_for_one(leave: str) -> None:
+def test_a_request_that_leaves_makes_room_for_one(leave: str) -> None:
     backlog = BoundedBacklog(2)
     fill(backlog, 2)
     if leave == "started":
@@ -115,7 +115,7 @@ def test_a_new_reservation_pays_the_debt_of_an_old_one() -> None:
     assert not backlog.put(new_request())
 
 
-def test_the_place_of_whom_a_worker_comes_for_is_nobody_elses() -> None:
+def test_the_place_of_a_request_with_a_worker_on_its_way_is_its_own() -> None:
     backlog = BoundedBacklog(0, per_worker=2)
     assert backlog.reserve_place_for()
     assert backlog.take_place(), "the second place of that worker"
@@ -141,7 +141,7 @@ def test_a_request_that_is_put_back_is_the_oldest_and_takes_its_place_again() ->
     assert not backlog.put(new_request())
 
 
-def test_who_waits_for_room_is_served_in_order_and_newcomers_stand_behind() -> None:
+def test_submitters_that_wait_for_room_are_served_in_order_before_new_ones() -> None:
     backlog = BoundedBacklog(1)
     fill(backlog, 1)
     first, second = backlog.take_ticket(), backlog.take_ticket()
@@ -161,7 +161,7 @@ def test_who_waits_for_room_is_served_in_order_and_newcomers_stand_behind() -> N
     assert not backlog.put(new_request())
 
 
-def test_who_gives_up_leaves_the_line_to_the_next() -> None:
+def test_a_submitter_that_gives_up_leaves_its_turn_to_the_next() -> None:
     backlog = BoundedBacklog(0)
     first, second = backlog.take_ticket(), backlog.take_ticket()
     backlog.return_ticket(first)
@@ -191,7 +191,7 @@ def test_rearming_forgets_a_call_that_was_not_waited_for() -> None:
     assert not is_open(ticket)
 
 
-def test_when_the_pool_closes_everybody_in_line_is_called() -> None:
+def test_when_the_pool_closes_every_waiting_submitter_is_called() -> None:
     backlog = BoundedBacklog(0)
     tickets = [backlog.take_ticket() for _ in range(3)]
     backlog.call_next()
@@ -199,7 +199,7 @@ def test_when_the_pool_closes_everybody_in_line_is_called() -> None:
     assert all(is_open(ticket) for ticket in tickets)
 
 
-def test_a_worker_on_its_way_calls_who_waits_for_room() -> None:
+def test_a_worker_on_its_way_calls_a_submitter_that_waits_for_room() -> None:
     backlog = BoundedBacklog(0)
     ticket = backlog.take_ticket()
     backlog.reserve_place()

@@ -88,7 +88,7 @@ def test_any_number_of_durations_can_be_in_use(arm: Callable[[Deadlines, float, 
     assert len(deadlines) == 0
 
 
-def test_what_has_ended_does_not_come_due() -> None:
+def test_a_finished_request_does_not_come_due() -> None:
     deadlines = Deadlines()
     in_a_line, other = waiting(deadlines, 0.0, TimeLimits(1)), waiting(deadlines, 0.0, TimeLimits(2))
     in_the_heap = waiting(deadlines, 0.0, TimeLimits(9, 0.5))
@@ -102,7 +102,7 @@ def test_what_has_ended_does_not_come_due() -> None:
     assert deadlines.due(99) == [other]
 
 
-def test_what_has_ended_is_not_kept_alive() -> None:
+def test_a_finished_request_is_not_kept_alive() -> None:
     deadlines = Deadlines()
     references = list[weakref.ref[Request]]()
     for number in range(2 * MAX_DURATIONS):  # in lines and in the heap
@@ -183,7 +183,7 @@ def test_whatever_the_order_nothing_comes_due_early_late_or_unseen(data: st.Data
 
 
 @pytest.mark.parametrize("queues", [0, MAX_DURATIONS], ids=["queue", "heap"])
-def test_whoever_comes_next_is_told_if_nobody_watches(queues: int) -> None:
+def test_the_next_limit_wakes_the_timer_if_none_watches(queues: int) -> None:
     deadlines = Deadlines()
     for number in range(queues):
         waiting(deadlines, 0.0, TimeLimits(queue_timeout=100.0 + number))

@@ -244,7 +244,7 @@ def test_a_tombstone_that_another_worker_finds_does_not_restart_the_clock_of_a_r
     assert bench.dispatcher.queued() == 0
 
 
-def test_room_for_several_is_used_whoever_comes() -> None:
+def test_room_for_several_is_used_by_plain_and_pinned_requests() -> None:
     bench = Bench(capacity=3)
     [worker] = bench.workers
     bench.dispatcher.status.change(paused=True)

@@ -18,7 +18,7 @@ def pop_all(strategy: SchedulerStrategy) -> list[int]:
 
 
 @pytest.mark.parametrize("make", STRATEGIES)
-def test_nobody_is_ready_at_first_and_after_the_last(make: Callable[[], SchedulerStrategy]) -> None:
+def test_no_worker_is_ready_at_first_and_after_the_last(make: Callable[[], SchedulerStrategy]) -> None:
     strategy = make()
     for _ in range(2):
         assert len(strategy) == 0

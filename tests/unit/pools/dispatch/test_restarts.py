@@ -59,7 +59,7 @@ def test_it_recovers_when_a_worker_was_up_for_the_window() -> None:
     assert deaths(restarts, 1011) == pytest.approx([0.1]), "the delay begins anew"
 
 
-def test_a_death_begins_the_window_anew_for_those_who_live() -> None:
+def test_a_death_begins_the_window_anew_for_the_living_workers() -> None:
     restarts = Restarts(0, 10.0)
     deaths(restarts, 0, 5, others_up=True)
     assert restarts.steady_at == 15

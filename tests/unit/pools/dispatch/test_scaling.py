@@ -9,7 +9,7 @@ def steps(surplus: Surplus, *fewest_ready: int, removable: int = 9) -> list[bool
     return [surplus.step(fewest, removable) for fewest in fewest_ready]
 
 
-def test_nobody_goes_before_the_whole_time_was_watched() -> None:
+def test_no_worker_is_removed_before_the_whole_time_was_watched() -> None:
     surplus = Surplus()
     assert steps(surplus, *[3] * (STEPS - 1)) == [False] * (STEPS - 1)
     assert steps(surplus, 3) == [True]
@@ -31,7 +31,7 @@ def test_as_many_go_as_were_idle_at_the_worst_moment_one_per_step() -> None:
     assert steps(surplus, 3) == [True], "the worst moment is forgotten"
 
 
-def test_nobody_goes_if_nobody_may() -> None:
+def test_no_worker_is_removed_if_none_may_be() -> None:
     surplus = Surplus()
     assert steps(surplus, *[5] * (2 * STEPS), removable=0) == [False] * (2 * STEPS)
     assert steps(surplus, 5, removable=1) == [True]

@@ -119,7 +119,7 @@ def test_a_strict_session_moves_nowhere() -> None:
     assert session.worker is worker
 
 
-def test_nobody_is_bound_to_a_worker_that_ends() -> None:
+def test_no_session_is_bound_to_a_worker_that_ends() -> None:
     sessions, worker = table(), new_worker(0, WorkerStatus.STOPPING)
     session = use(sessions, traits())
     assert not start(sessions, request_of(traits()), worker)
@@ -128,7 +128,7 @@ def test_nobody_is_bound_to_a_worker_that_ends() -> None:
     assert use(sessions, traits("hinted", "hint")).worker is None
 
 
-def test_nobody_is_bound_to_a_helper() -> None:
+def test_no_session_is_bound_to_a_helper() -> None:
     sessions, helper = table(), ready_worker()
     helper.slot = HELPER
     session = use(sessions, traits())
@@ -137,7 +137,7 @@ def test_nobody_is_bound_to_a_helper() -> None:
     assert session.worker is None
 
 
-def test_what_waits_for_the_binding_goes_to_the_line_in_order() -> None:
+def test_requests_that_wait_for_the_binding_go_to_the_line_in_order() -> None:
     sessions, worker = table(), ready_worker()
     session = use(sessions, traits())
     first, second, third, cancelled = (request_of(traits(), number) for number in (1, 2, 3, 4))
@@ -173,7 +173,7 @@ def test_a_cancelled_request_binds_nothing() -> None:
     assert session.worker is None
 
 
-def test_whoever_comes_too_late_to_be_noted_is_told() -> None:
+def test_a_request_that_comes_too_late_to_be_noted_raises() -> None:
     sessions, worker = table(), ready_worker()
     session = use(sessions, traits())
     run(sessions, traits(), worker)
@@ -212,7 +212,7 @@ def test_an_ended_session_begins_anew_anywhere() -> None:
     assert use(sessions, traits()).worker is other
 
 
-def test_what_is_in_a_line_runs_there_after_the_end_too() -> None:
+def test_requests_in_a_line_run_there_also_after_the_session_has_ended() -> None:
     sessions, worker, other = table(), ready_worker(), ready_worker(1)
     run(sessions, traits(), worker)
     waiting = request_of(traits(), 5)
@@ -226,7 +226,7 @@ def test_what_is_in_a_line_runs_there_after_the_end_too() -> None:
     assert not binds(waiting)
 
 
-def test_what_waits_for_a_binding_stays_together_after_the_end() -> None:
+def test_requests_that_wait_for_a_binding_stay_together_after_the_session_has_ended() -> None:
     sessions, worker = table(), ready_worker()
     session = use(sessions, traits())
     first, second = request_of(traits(), 1), request_of(traits(), 2)

@@ -91,7 +91,7 @@ def test_a_request_that_has_ended_holds_its_outcome_and_nothing_else(state: Requ
 
 
 @pytest.mark.parametrize("ending", ["cancel_queued", "withdraw", "refuse", "expire"])
-def test_who_ends_a_request_strikes_it_from_its_timing(ending: str) -> None:
+def test_ending_a_request_removes_it_from_its_timing(ending: str) -> None:
     request = new_request()
     request.timing = timing = Timing(request, 0.0, TimeLimits(1))
     assert MOVES[ending](request)
@@ -99,7 +99,7 @@ def test_who_ends_a_request_strikes_it_from_its_timing(ending: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["start", "cancel_queued", "refuse", "expire"])
-def test_of_all_who_want_a_waiting_request_exactly_one_gets_it(first: str) -> None:
+def test_exactly_one_of_several_threads_gets_a_waiting_request(first: str) -> None:
     def scenario(run: Run) -> None:
         request, won = new_request(), list[bool]()
         for name in (first, "start", "cancel_queued", "expire"):
@@ -180,7 +180,7 @@ def test_a_move_made_without_a_guard_is_noticed_too() -> None:
     worker.status = WorkerStatus.STARTING
 
 
-def test_check_move_accepts_what_is_in_the_table() -> None:
+def test_check_move_accepts_the_moves_of_the_table() -> None:
     check_move(WORKER_MOVES, WorkerStatus.READY, WorkerStatus.BUSY)
     with pytest.raises(IllegalTransition):
         check_move(WORKER_MOVES, WorkerStatus.DEAD, WorkerStatus.READY)

@@ -45,7 +45,7 @@ def test_reading_does_not_count() -> None:
     assert [tally.value for _ in range(5)] == [2] * 5
 
 
-def test_each_number_is_given_out_once_in_order_whoever_reads() -> None:
+def test_each_number_is_given_out_once_in_order_to_any_reader() -> None:
     tally = Tally()
     assert [(tally.add(), tally.value) for _ in range(3)] == [(0, 1), (1, 2), (2, 3)]
 

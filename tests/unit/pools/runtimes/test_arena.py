@@ -42,7 +42,7 @@ def test_a_piece_is_never_written_into_a_file_that_was_opened_after_the_end(
         os.fstat(call)
 
 
-def test_what_comes_after_the_end_has_to_be_sent() -> None:
+def test_pieces_after_the_close_have_to_be_sent() -> None:
     call, result = arena.new_files()
     os.close(result)
     outbox = arena.Outbox(call)

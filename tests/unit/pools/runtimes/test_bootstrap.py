@@ -39,7 +39,7 @@ def test_orders_that_a_socket_takes_in_pieces_arrive_whole(stand_in: int, monkey
     assert data == orders
 
 
-def test_one_that_nobody_wants_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spare_whose_forkserver_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "become_worker", lambda *_: pytest.fail("there were no orders"))
     ours, its = socket.socketpair()
     ours.close()

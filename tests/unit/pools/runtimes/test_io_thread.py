@@ -82,7 +82,7 @@ def test_it_begins_later_if_there_are_no_descriptors_now(free: int) -> None:
     assert never == [], "whoever gets an error has posted nothing"
 
 
-def test_what_somebody_has_said_before_the_end_is_heard_however_large_it_is() -> None:
+def test_messages_from_before_the_end_are_received_however_large_they_are() -> None:
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
     try:

@@ -50,7 +50,7 @@ def test_one_that_is_stuck_is_nudged_again_when_the_socket_had_no_room_for_what_
     assert process.signals == [wire.NUDGE] * 3
 
 
-def test_nobody_insists_on_the_end_of_what_ended_while_it_was_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_ends_while_it_is_cancelled_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     request = a_request()
     process = Nudged(request, MagicMock())
     io_thread = MagicMock()

@@ -10,7 +10,7 @@ FRAMES = [(7, 1, b"small"), (8, 2, b""), (9, 3, bytes(range(256)) * 1000), (7, 4
 
 
 @pytest.mark.parametrize("size", [1, 7, wire.HEADER.size, 1000, wire.JOIN_BELOW])
-def test_what_is_fed_in_pieces_of_any_size_comes_as_it_was(size: int) -> None:
+def test_messages_that_arrive_in_pieces_of_any_size_are_unchanged(size: int) -> None:
     stream = b"".join(piece for kind, number, data in FRAMES for piece in wire.pack(kind, number, data))
     reader = wire.FrameReader()
     found = []

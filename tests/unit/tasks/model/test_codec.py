@@ -351,7 +351,7 @@ def test_a_call_fits_the_codec_exactly_if_it_fits_the_function(count: int, names
         assert codec(plain).decode(codec(plain).encode(args, kwargs)) == (args, kwargs)
 
 
-def test_what_is_stored_is_json_of_the_standard_library() -> None:
+def test_stored_payloads_are_json_of_the_standard_library() -> None:
     payload = taking(Order).encode((Order([Line("ü")], dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),), {})
     item = {"items": [{"text": "ü", "extra": None}], "at": "2024-01-01T00:00:00Z"}
     assert json.loads(payload) == {"args": [item], "kwargs": {}}
@@ -373,7 +373,7 @@ def nested(levels: int) -> Any:
     return value
 
 
-def test_what_is_nested_too_deep_is_refused() -> None:
+def test_a_payload_that_is_nested_too_deep_is_refused() -> None:
     round_trip(Any, nested(MAX_DEPTH - 2))
     assert "deep" in refusal(codec(anything), nested(MAX_DEPTH + 1))[1]
     assert "deep" in refusal(codec(anything), nested(100_000))[1]
@@ -413,7 +413,7 @@ def test_a_damaged_payload_says_where() -> None:
     assert caught.value.path == "args[0].items[1].text"
 
 
-def test_a_model_that_refuses_what_is_stored_is_a_damaged_payload() -> None:
+def test_stored_data_that_a_model_refuses_is_a_damaged_payload() -> None:
     with pytest.raises(InvalidPayload) as caught:
         taking(list[Customer]).decode(b'{"args":[[{"name":"a","since":"secret"}]],"kwargs":{}}')
     assert caught.value.path == "args[0][0]"

@@ -41,7 +41,7 @@ def test_there_is_none_outside_a_task() -> None:
         current_task()
 
 
-def test_progress_goes_to_whoever_runs_the_task() -> None:
+def test_progress_goes_to_the_report_function() -> None:
     reports: list[Progress] = []
     task = make(report=reports.append)
     task.progress(1)

@@ -8,7 +8,7 @@ from bullpen.tasks.model.links import GIVEN_UP, redriven_behind
 from bullpen.tasks.model.task import CANCELLED, FAILED, DependsOn, Task
 
 
-def test_whoever_waits_asks_for_no_more_members_than_it_needs() -> None:
+def test_a_dependent_task_reads_no_more_members_than_it_needs() -> None:
     """Or a large group that failed would take long to be run again, one by one."""
     asked = []
 

@@ -35,7 +35,7 @@ def test_a_retry_is_for_the_same_time() -> None:
     assert (again.delay, again.scheduled_at, again.next_run) == (7.0, 5 * HOUR, False)
 
 
-def test_whoever_takes_a_late_run_back_knows_its_time_too() -> None:
+def test_a_worker_that_rescues_a_late_run_knows_its_time_too() -> None:
     """It is the latest that had passed when it was claimed: the same that the dead worker ran for."""
     late = running(started_at=8.5 * HOUR)
     error = TaskError(kind="crash", attempt=1, at=8.6 * HOUR)

@@ -39,7 +39,9 @@ MOVES: dict[str, tuple[Task, Settlement, TaskStatus]] = {
 
 
 @pytest.mark.parametrize(("task", "settlement", "status"), MOVES.values(), ids=MOVES)
-def test_what_was_asked_to_stop_does_not_run_again(task: Task, settlement: Settlement, status: TaskStatus) -> None:
+def test_a_task_that_was_asked_to_stop_does_not_run_again(
+    task: Task, settlement: Settlement, status: TaskStatus
+) -> None:
     """Its worker did not know of the request when it wrote what became of the task."""
     assert task.status is RUNNING
     assert settled(task, settlement, 20.0).status is PENDING

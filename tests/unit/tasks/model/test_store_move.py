@@ -20,12 +20,12 @@ def test_a_task_that_is_marked_is_never_due_and_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("status", [RUNNING, SUCCESS, FAILED, CANCELLED])
-def test_only_what_waits_is_marked_and_only_once(status: object) -> None:
+def test_only_pending_tasks_are_marked_and_only_once(status: object) -> None:
     assert marked(replace(TASK, status=status), "x", 0.0) is None
     assert marked(replace(TASK, headers={HEADER: "{}"}), "x", 0.0) is None
 
 
-def test_what_was_cancelled_meanwhile_stays_so() -> None:
+def test_a_task_that_was_cancelled_meanwhile_stays_cancelled() -> None:
     there = marked(TASK, "x", 0.0)
     assert there is not None
     assert unmarked(replace(there, status=CANCELLED)) == replace(TASK, status=CANCELLED)

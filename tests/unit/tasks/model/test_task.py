@@ -162,7 +162,7 @@ def test_what_an_operator_can_do_in_each_state(status: TaskStatus) -> None:
         assert redriven is None
 
 
-def test_only_what_waits_expires_and_only_in_time() -> None:
+def test_only_pending_tasks_expire_and_only_in_time() -> None:
     waiting = msgspec.structs.replace(running(expires=NOW), status=PENDING)
     late = moves.expired(waiting, NOW)
     assert late is not None

@@ -45,7 +45,7 @@ async def begin(gathered: AddBatcher, *batches: str) -> list[asyncio.Task[Sequen
     return callers
 
 
-async def test_who_is_alone_goes_at_once_and_who_comes_meanwhile_goes_together() -> None:
+async def test_a_single_caller_is_sent_at_once_and_later_callers_are_sent_together() -> None:
     server = Server()
     gathered = AddBatcher(server.add)
     first = await begin(gathered, "a")
@@ -57,7 +57,7 @@ async def test_who_is_alone_goes_at_once_and_who_comes_meanwhile_goes_together()
     await gathered.close()
 
 
-async def test_what_is_wrong_with_one_is_that_ones_alone() -> None:
+async def test_the_error_of_one_caller_reaches_only_that_caller() -> None:
     server = Server()
     gathered = AddBatcher(server.add)
     first = await begin(gathered, "a")
@@ -84,7 +84,7 @@ async def test_a_server_that_is_away_is_waited_for_once_not_by_each(kind: type[S
     assert server.batches == [["a"], ["b", "c", "d"]]
 
 
-async def test_who_gives_up_before_it_was_its_turn_adds_nothing() -> None:
+async def test_a_caller_that_is_cancelled_before_its_turn_adds_nothing() -> None:
     server = Server()
     gathered = AddBatcher(server.add)
     first = await begin(gathered, "a")
@@ -108,7 +108,7 @@ async def test_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.batches == [["a"], ["b", "c", "d"], ["e", "f", "g", "h", "i"], ["j"]]
 
 
-async def test_to_close_is_to_wait_for_what_was_begun() -> None:
+async def test_closing_waits_for_calls_in_progress() -> None:
     server = Server()
     gathered = AddBatcher(server.add)
     callers = await begin(gathered, "a", "b")
@@ -120,7 +120,7 @@ async def test_to_close_is_to_wait_for_what_was_begun() -> None:
     assert [[one.id for one in await caller] for caller in callers] == [["a"], ["b"]]
 
 
-async def test_those_who_went_together_go_together_again_also_the_first_of_them() -> None:
+async def test_callers_that_were_sent_together_are_sent_together_again_also_the_first() -> None:
     batches: list[list[str]] = []
 
     async def add(tasks: Sequence[Task]) -> Sequence[Task]:

@@ -37,7 +37,7 @@ async def test_a_lease_does_not_notice_that_the_clock_is_turned(turned: float) -
 
 
 @pytest.mark.anyio
-async def test_what_is_due_waits_again_when_the_clock_is_turned_back() -> None:
+async def test_a_due_task_waits_again_when_the_clock_is_turned_back() -> None:
     store = new_store(clocks := Clocks())
     await store.add([Task(id="1", func_path="f", payload=b"{}", eta=clocks.now + 10)])
     clocks.now += 11

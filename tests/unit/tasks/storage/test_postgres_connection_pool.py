@@ -54,7 +54,7 @@ async def turn() -> None:
 
 
 @pytest.mark.parametrize(("most", "allowed"), [(2, 99), (9, 2)])
-async def test_there_are_no_more_than_are_allowed_and_who_comes_first_is_served_first(most: int, allowed: int) -> None:
+async def test_connections_are_limited_and_callers_are_served_in_order(most: int, allowed: int) -> None:
     server = Server(allowed)
     connections = ConnectionPool(server.connect, most=most, timeout=LONG)
     served: list[int] = []
@@ -72,7 +72,7 @@ async def test_there_are_no_more_than_are_allowed_and_who_comes_first_is_served_
     assert all(one.is_cut for one in server.made)
 
 
-async def test_nobody_waits_for_one_that_is_gone() -> None:
+async def test_no_caller_waits_for_a_lost_connection() -> None:
     server = Server()
     connections = ConnectionPool(server.connect, most=1, timeout=LONG)
     first = await connections.acquire()
@@ -89,7 +89,7 @@ async def test_nobody_waits_for_one_that_is_gone() -> None:
     await connections.close(0)
 
 
-async def test_who_gives_up_while_it_is_handed_one_leaves_it_to_the_next() -> None:
+async def test_a_caller_that_is_cancelled_while_it_gets_a_connection_leaves_it_to_the_next() -> None:
     server = Server()
     connections = ConnectionPool(server.connect, most=1, timeout=LONG)
     first = await connections.acquire()
@@ -149,7 +149,7 @@ async def test_a_server_that_breaks_at_the_goodbye_is_left() -> None:
     assert [one.is_cut for one in made] == [True, True]
 
 
-async def test_what_nobody_has_needed_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_is_unused_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_SECONDS", 0.02)
     server = Server()
     connections = ConnectionPool(server.connect, most=9, timeout=LONG)

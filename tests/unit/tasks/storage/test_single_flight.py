@@ -31,7 +31,7 @@ class Door:
         return callers
 
 
-async def test_whoever_comes_meanwhile_has_the_same_outcome() -> None:
+async def test_callers_that_arrive_meanwhile_have_the_same_outcome() -> None:
     door = Door()
     for error in (ConnectionError("away"), None):
         door.tried, door.error = 0, error
@@ -42,7 +42,7 @@ async def test_whoever_comes_meanwhile_has_the_same_outcome() -> None:
         assert door.tried == 1
 
 
-async def test_if_the_one_that_tries_is_cancelled_the_next_does_and_who_waits_may_be_cancelled_alone() -> None:
+async def test_if_the_trying_caller_is_cancelled_the_next_one_tries_and_a_waiting_one_may_be_cancelled_alone() -> None:
     door = Door()
     first, second, third = await door.callers(3)
     second.cancel()

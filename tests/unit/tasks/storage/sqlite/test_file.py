@@ -110,7 +110,7 @@ async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a link away")
-async def test_a_link_that_belongs_to_somebody_else_is_refused(tmp_path: Path) -> None:
+async def test_a_link_that_belongs_to_another_user_is_refused(tmp_path: Path) -> None:
     link = tmp_path / "jobs.db"
     link.symlink_to(tmp_path / "elsewhere.db")
     async with opened(link) as storage:  # an own one will do

@@ -69,7 +69,7 @@ def outcome(answer: object) -> str:
     return type(answer).__name__ if isinstance(answer, BaseException) else "kept"
 
 
-async def test_what_waits_shares_one_commit(tmp_path: Path, commits: list[str]) -> None:
+async def test_waiting_calls_share_one_commit(tmp_path: Path, commits: list[str]) -> None:
     async with opened(tmp_path / "jobs.db") as storage:
         commits.clear()
         tasks = [new_task() for _ in range(31)]
@@ -78,7 +78,7 @@ async def test_what_waits_shares_one_commit(tmp_path: Path, commits: list[str]) 
         assert len(commits) == 1
 
 
-async def test_who_fails_in_a_group_fails_alone(tmp_path: Path) -> None:
+async def test_a_call_that_fails_in_a_group_fails_alone(tmp_path: Path) -> None:
     def broken(task: Task, now: float) -> Settlement:
         raise ZeroDivisionError
 
@@ -101,7 +101,7 @@ async def test_who_fails_in_a_group_fails_alone(tmp_path: Path) -> None:
         assert (await storage.get(["running"]))[0].attempt == 1  # type: ignore[union-attr]
 
 
-async def test_who_fails_among_tasks_that_one_statement_adds_fails_alone(tmp_path: Path) -> None:
+async def test_a_call_that_fails_among_tasks_of_one_statement_fails_alone(tmp_path: Path) -> None:
     same = new_task(id="", payload=b"")
     async with opened(tmp_path / "jobs.db") as storage:
         await storage.add([new_task(id="there", payload=b"1")])
@@ -146,7 +146,7 @@ async def test_a_caller_that_is_cancelled_disturbs_nobody(tmp_path: Path) -> Non
         assert (await storage.get(["there"]))[0] is not None
 
 
-async def test_of_what_is_added_in_one_turn_nothing_is_kept_for_those_who_are_cancelled(tmp_path: Path) -> None:
+async def test_tasks_of_cancelled_calls_in_a_group_are_not_stored(tmp_path: Path) -> None:
     same = new_task(id="", payload=b"")
     async with opened(tmp_path / "jobs.db") as storage:
         with another_writer(storage.path):
@@ -177,7 +177,7 @@ async def test_what_one_turn_submits_is_done_in_its_order(tmp_path: Path) -> Non
         assert [task.id for task in also] == ["b"]
 
 
-async def test_what_was_added_before_a_store_is_closed_is_kept(tmp_path: Path) -> None:
+async def test_tasks_that_were_added_before_a_store_is_closed_are_kept(tmp_path: Path) -> None:
     async def hold_the_loop() -> None:
         time.sleep(0.05)  # so that the writer may end before this turn does
 
@@ -205,7 +205,7 @@ async def test_stores_of_one_process_share_a_writer(tmp_path: Path) -> None:
             await one.get(["x"])
 
 
-async def test_somebody_who_writes_for_too_long_is_named(tmp_path: Path) -> None:
+async def test_a_write_behind_a_long_transaction_raises_storage_busy(tmp_path: Path) -> None:
     async with opened(tmp_path / "jobs.db", busy_timeout=0.05) as storage:
         with raw(storage.path) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -237,7 +237,7 @@ async def test_an_unexpected_error_is_told_and_the_thread_goes_on(
         assert "an unexpected error" in caplog.text
 
 
-async def test_no_checkpoint_while_somebody_else_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_checkpoint_while_another_connection_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On older versions of SQLite that could lose what the other commits."""
     async with opened(tmp_path / "jobs.db", synchronous="normal") as storage:
         other = raw(storage.path)
@@ -305,7 +305,7 @@ def test_nothing_is_left_open_by_a_process_without_stores() -> None:
     assert shared._files == {}
 
 
-async def test_those_who_add_together_get_each_their_own(tmp_path: Path, commits: list[str]) -> None:
+async def test_callers_that_add_together_get_their_own_tasks(tmp_path: Path, commits: list[str]) -> None:
     async with opened(tmp_path / "jobs.db") as storage:
         commits.clear()
         same = [new_task(unique_key="same") for _ in range(3)]
@@ -363,7 +363,7 @@ async def test_the_claim_of_what_may_run_only_once_waits_for_the_disk(tmp_path: 
         assert disk(storage) == "full"
 
 
-async def test_one_who_has_to_wait_for_the_disk_makes_the_whole_group_wait(tmp_path: Path) -> None:
+async def test_one_durable_call_makes_the_whole_group_wait_for_the_disk(tmp_path: Path) -> None:
     async with opened(tmp_path / "jobs.db") as storage:
         await storage.add([new_task()])
         await behind_a_lock(
@@ -416,7 +416,7 @@ def test_many_threads_may_be_the_first_to_use_a_store(tmp_path: Path) -> None:
     storage.close_blocking()
 
 
-def test_who_comes_after_the_end_of_a_line_is_refused(tmp_path: Path) -> None:
+def test_a_call_after_the_end_of_a_group_commit_is_refused(tmp_path: Path) -> None:
     storage = SqliteStorage(tmp_path / "jobs.db")
     storage.open_blocking()
     assert storage._file is not None
@@ -460,7 +460,7 @@ def test_a_caller_that_is_interrupted_before_its_turn_has_written_nothing(tmp_pa
         storage.close_blocking()
 
 
-async def test_what_was_committed_is_not_done_again_when_it_cannot_be_made_durable(
+async def test_a_commit_that_cannot_be_made_durable_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(writer: SqliteWriter, db: object) -> None:

@@ -25,7 +25,7 @@ async def rung(listener: WakeupListener, waker: Waker, told: set[str], done: set
 
 @pytest.mark.parametrize("place", ["near", "far" * 40])
 @pytest.mark.parametrize("own", [True, False])
-async def test_who_waits_hears_what_it_waits_for(tmp_path: Path, place: str, own: bool) -> None:
+async def test_a_waiting_caller_is_woken_by_its_own_subject(tmp_path: Path, place: str, own: bool) -> None:
     """Also when the path is longer than a socket's address, in this process or another."""
     folder = tmp_path / place
     folder.mkdir()
@@ -45,7 +45,7 @@ async def test_who_waits_hears_what_it_waits_for(tmp_path: Path, place: str, own
     assert list(folder.iterdir()) == []
 
 
-async def test_more_than_a_message_holds_is_told_as_anything(tmp_path: Path) -> None:
+async def test_a_message_about_too_many_tasks_wakes_all_callers(tmp_path: Path) -> None:
     listener, waker = WakeupListener(Waker(tmp_path), tmp_path), Waker(tmp_path)
     assert await rung(listener, waker, set(), {f"{number:036}" for number in range(5000)}, task="t")
     listener.close()
