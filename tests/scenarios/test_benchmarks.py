@@ -19,7 +19,7 @@ from benchmarks.guard import Guarded
 from benchmarks.measure import PAIRED, Interpreter, Results, Spread, measure
 from benchmarks.model import Contestant, Suite, Work
 from benchmarks.suites import SUITES
-from benchmarks.tasks import soak
+from benchmarks.tasks import idle, soak
 from benchmarks.tasks.peers import ASYNCIO, BULLPEN, PLAIN, SettingsDiffer, check_settings
 from benchmarks.tasks.plain import Plain
 from benchmarks.tasks.settings import Sizes, new_folder
@@ -131,6 +131,11 @@ def test_a_connection_that_does_not_do_what_is_said_about_it_is_no_contestant() 
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of another process is read from /proc")
+def test_the_cost_of_idle_workers_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert idle.main(["--workers", "1", "--seconds", "0.1"]) == 0
+    assert "each of 1 workers" in capsys.readouterr().out
+
+
 def test_the_soak_samples_the_worker_until_everything_is_done(tmp_path: Path) -> None:
     svg, samples = tmp_path / "soak.svg", tmp_path / "soak.json"
     assert soak.main(["--tasks", "50", "--svg", str(svg), "--json", str(samples)]) in (0, 1)

@@ -44,6 +44,28 @@ def test_a_lease_is_renewed_every_third_of_it() -> None:
     in_virtual_time(main)
 
 
+@pytest.mark.parametrize("has_turn", [True, False])
+def test_a_worker_without_the_turn_leaves_the_upkeep_to_others(has_turn: bool) -> None:
+    class WithTurns(OneLoopStorage):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked: list[float] = []
+
+        def take_upkeep_turn(self, group: str, every: float) -> bool:
+            assert group == identity.this_host()
+            self.asked.append(every)
+            return has_turn
+
+    async def main() -> None:
+        desk = Desk(store := WithTurns())
+        async with desk.worker(1):
+            await until(lambda: len(store.asked) >= 5)
+        assert len(store.times("workers")) == (len(store.asked) if has_turn else 0)
+        assert max(store.asked) < 1
+
+    in_virtual_time(main)
+
+
 def test_a_task_that_blocks_the_loop_for_three_leases_runs_once() -> None:
     """The leases are renewed from another thread. A second worker, in a thread of its own, would take it otherwise."""
 

@@ -343,6 +343,16 @@ class SupportsLockCheck(Protocol):
 
 
 @runtime_checkable
+class SupportsUpkeepTurns(Protocol):
+    """A store whose workers share the upkeep, so that its cost does not grow with the number of workers."""
+
+    def take_upkeep_turn(self, group: str, every: float) -> bool:
+        """Whether the caller has to do the upkeep now. A worker of the same `group` that asks within `every` seconds
+        after such an answer gets False. Two workers that ask at the same instant may both get True.
+        """
+
+
+@runtime_checkable
 class SupportsCrossQueueLinks(Protocol):
     """A store that may keep its queues on several nodes."""
 

@@ -22,10 +22,10 @@ import msgspec
 from bullpen import primitives
 from bullpen.errors import StorageFull, StorageUnavailable
 from bullpen.tasks.model.task import release
-from bullpen.tasks.storage.port import AttemptKey, Storage, SupportsLockCheck, WorkerRecord
+from bullpen.tasks.storage.port import AttemptKey, Storage, SupportsLockCheck, SupportsUpkeepTurns, WorkerRecord
 from bullpen.tasks.worker.attempt import Interruption, TaskAttempt
 from bullpen.tasks.worker.declarations import DeclaredSchedules
-from bullpen.tasks.worker.identity import unregister_worker
+from bullpen.tasks.worker.identity import this_host, unregister_worker
 from bullpen.tasks.worker.lane import LaneRunner
 from bullpen.tasks.worker.options import WorkerOptions
 from bullpen.tasks.worker.reports import Outage, Reports, log_message
@@ -175,11 +175,13 @@ class Heartbeat:
 
     async def _maintain(self) -> None:
         outage = Outage(self._reports, "upkeep", self._options.longest_pause)
-        mine = (self._look_at_schedules, self._write_progress, self._end_doubts)
+        shared = (self._upkeep.rescue, self._upkeep.expire, self._upkeep.prune)
+        mine = (self._look, self._look_at_schedules, self._write_progress, self._end_doubts)
         wait = 0.0
         while not await self._pause(wait):
+            has_turn = wait == UPKEEP_SOON or self._has_turn()
             wait = UPKEEP_EVERY * (0.9 + primitives.random.random() / 5)
-            for step in (self._upkeep.rescue, self._upkeep.expire, self._upkeep.prune, self._look, *mine):
+            for step in (*shared, *mine) if has_turn else mine:
                 try:
                     if await self._within(step()):
                         wait = UPKEEP_SOON
@@ -188,6 +190,15 @@ class Heartbeat:
                     break
             else:
                 outage.over()
+
+    def _has_turn(self) -> bool:
+        """Whether this worker does the shared steps now. Only workers on this host can see each other die, so they
+        share them. Each worker asks every second, and a turn is half a second: the steps run at least every 1.6 s.
+        """
+        storage = self._storage
+        if not isinstance(storage, SupportsUpkeepTurns):
+            return True
+        return storage.take_upkeep_turn(this_host(), UPKEEP_EVERY / 2)
 
     async def _look(self) -> None:
         """Notice requests to cancel and lost tasks before the next renewal. Reads only tasks that have run for 1 s."""

@@ -85,6 +85,11 @@ def unregister_worker(worker: str) -> None:
     _own_workers.discard(worker)
 
 
+def this_host() -> str:
+    """The same for all workers that can see whether this one is alive."""
+    return machine.boot_id()
+
+
 def is_on_this_host(record: WorkerRecord) -> bool:
     """Whether its pid belongs to this boot and this pid namespace."""
     return bool(record.boot_id) and record.boot_id == machine.boot_id()

@@ -32,6 +32,7 @@ from bullpen.tasks.storage.sqlite.health_checks import look_at_schema, run_healt
 from bullpen.tasks.storage.sqlite.shared import SharedFile
 from bullpen.tasks.storage.sqlite.task_table import StoreClock
 from bullpen.tasks.storage.sqlite.transaction import add_in, settle_in
+from bullpen.tasks.storage.sqlite.upkeep_turns import take_turn
 from bullpen.tasks.storage.sqlite.wakeups import WakeupListener
 
 T = TypeVar("T")
@@ -268,6 +269,9 @@ class SqliteStorage:
         if not await self._read(lambda table: table.is_something_to_prune()):
             return 0
         return await self._write(lambda table: table.prune(limit))
+
+    def take_upkeep_turn(self, group: str, every: float) -> bool:
+        return take_turn(folder_of(self._shared().path), group, every)
 
     # Workers, queues, limits.
 
