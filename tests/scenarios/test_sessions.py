@@ -373,7 +373,7 @@ def test_a_worker_on_its_way_makes_no_room_in_the_lines_of_others(max_queue: int
         with pytest.raises(PoolSaturated):
             script.view().submit(print)
         assert script.pool._engine.bounded is not None
-        assert script.pool._engine.bounded.starting.value == 0
+        assert script.pool._engine.bounded._starting.value == 0
 
 
 def test_a_line_may_not_form_where_nothing_may_wait() -> None:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Callable
 
 from bullpen import primitives
 from bullpen.pools.dispatch.request import Request
@@ -149,7 +150,7 @@ class BoundedBacklog(Backlog):
 
     A request for which a worker is on its way (reserved, or starting) does not count as waiting. So a worker on its way
     adds places, and takes that many requests without giving back their places. Requests in the lines of other workers
-    may not use these places; for them the dispatcher checks the limit itself.
+    may not use these places: see `has_room_in_lines`.
     """
 
     def __init__(self, limit: int, per_worker: int = 1) -> None:
@@ -161,13 +162,13 @@ class BoundedBacklog(Backlog):
         self.pop_place = self._places.popleft  # IndexError when there is none, or none has been made yet
         self._unmade = limit  # places are made in batches when they are first needed
         self._debt = primitives.new_deque()  # places that have to vanish when they come back
-        self.starting = Total()  # workers that are pledged
+        self._starting = Total()  # workers that are pledged
         self.tickets = primitives.new_deque()  # submitters that wait for room, in order
 
     def forget(self) -> None:
         super().forget()
         self._lock = primitives.leaf_lock()
-        self.starting.renew()
+        self._starting.renew()
         self.tickets = primitives.new_deque()
 
     def put(self, request: Request, ticket: Ticket | None = None) -> bool:
@@ -187,8 +188,13 @@ class BoundedBacklog(Backlog):
         with self._lock:
             return not self.tickets or self.tickets[0] is ticket
 
-    @property
-    def has_places(self) -> bool:
+    def has_room_in_lines(self, lined_up: Callable[[], int]) -> bool:
+        """Whether one more request may wait in the line of a worker; `lined_up()` counts those that do.
+
+        They may not use the places of workers on their way, nor of those that are sent for at this moment.
+        """
+        if self._starting.value:
+            return lined_up() < self.limit
         return bool(self._places) or self._unmade > 0
 
     def _pop_place(self) -> bool:
@@ -247,7 +253,7 @@ class BoundedBacklog(Backlog):
 
     def reserve_place(self) -> None:
         """A worker is on its way: there are more places."""
-        self.starting.add(1)
+        self._starting.add(1)
         for _ in range(self.per_worker):
             self.left()
 
@@ -258,18 +264,18 @@ class BoundedBacklog(Backlog):
         if self._debt or (self.tickets and not self._is_next(ticket)):
             self.reserve_place()
             return self.take_place(ticket)
-        self.starting.add(1)
+        self._starting.add(1)
         for _ in range(self.per_worker - 1):
             self.left()
         return True
 
     def arrived(self) -> None:
         """A worker that was on its way is there, and takes what it was pledged to take."""
-        self.starting.add(-1)
+        self._starting.add(-1)
 
     def cancel_reservation(self) -> None:
         """A worker that was on its way does not come."""
-        self.starting.add(-1)
+        self._starting.add(-1)
         for _ in range(self.per_worker):
             self.withdraw_place()
 

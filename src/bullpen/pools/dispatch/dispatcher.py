@@ -307,7 +307,7 @@ class Dispatcher:
     ) -> tuple[Pinned, Request | None]:
         """What became of the request, and what `worker` has to be handed now."""
         bounded, following = self._bounded, None
-        full = line_up and bounded is not None and self._lines_are_full(bounded)
+        full = line_up and bounded is not None and not bounded.has_room_in_lines(self._lined_up)
         with worker.lock:
             if worker.status is not READY and worker.status is not BUSY:
                 return Pinned.GONE, None
@@ -328,12 +328,6 @@ class Dispatcher:
                 elif bounded is not None:
                     bounded.withdraw_place()
         return Pinned.TAKEN, following
-
-    def _lines_are_full(self, backlog: BoundedBacklog) -> bool:
-        """Whether as much waits in lines as may wait at all: the places of workers on their way are for others, also of
-        those that are sent for at this moment.
-        """
-        return self._lined_up() >= backlog.limit if backlog.starting.value else not backlog.has_places
 
     def _lined_up(self) -> int:
         """How many requests wait for certain workers, without the tombstones of those that left."""
@@ -549,10 +543,28 @@ class Dispatcher:
             if slot is None:
                 return
             if self._waiting():
-                self.backlog.reserve_place()
-                self._spawn(slot)
+                self.start_worker(slot)
                 return
             self.free.appendleft(slot)  # and look again: a request may have been queued while it was missing
+
+    def start_worker(self, slot: int) -> None:
+        """Start a worker in `slot`, which the caller has taken."""
+        self.backlog.reserve_place()
+        self._spawn(slot)
+
+    def reserve_for(self, worker: Worker) -> None:
+        """`worker`, which starts, has a slot from now on: it brings places along like any other."""
+        with worker.lock:
+            if worker.status is STARTING and not worker.reserved:
+                worker.reserved = True
+                self.backlog.reserve_place()
+
+    def does_not_come(self, worker: Worker) -> None:
+        """`worker` was on its way, and could not start."""
+        with worker.lock:
+            if worker.reserved:
+                worker.reserved = False
+                self.backlog.cancel_reservation()
 
     def _needs_more(self, waiting: int) -> bool:
         """Whether the workers that are on their way have no room for all that waits."""
@@ -580,13 +592,15 @@ class Dispatcher:
         with worker.lock:
             worker.was_ready = True
             request = None
+            reserved, worker.reserved = worker.reserved, False
             if worker.status is STARTING:
                 worker.move(READY)
-                self.backlog.arrived()
-                request = self._next(worker, reserved=True)
-                if self._bounded is not None:
+                if reserved:
+                    self.backlog.arrived()
+                request = self._next(worker, reserved=reserved)
+                if reserved and self._bounded is not None:
                     more = self._take_all_reserved(worker, self._bounded, request)
-            else:  # told to stop meanwhile: a late `ready` revives no worker
+            elif reserved:  # told to stop meanwhile: a late `ready` revives no worker
                 self.backlog.cancel_reservation()
             ending = request is None and worker.status is STOPPING and not worker.requests
         for other in more:

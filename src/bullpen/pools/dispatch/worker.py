@@ -61,6 +61,7 @@ class Worker:
         "pool_context",
         "prefetched",
         "requests",
+        "reserved",
         "skipped",
         "slot",
         "started_at",
@@ -95,6 +96,7 @@ class Worker:
         self.handle: Any = None  # the runtime's own: `hand(request)` gives it a request to run, `hand(None)` ends it
         self.kept: tuple[str, Any] | None = None  # the class of that object, and its capacity, if it is elsewhere
         self.was_ready = False
+        self.reserved = False  # it is on its way, and the backlog has places for the requests that it will take first
 
     def move(self, status: WorkerStatus) -> None:
         """Change the status, if the table allows it. The caller holds the lock."""

@@ -32,7 +32,6 @@ from bullpen.pools.supervision.restarts import Restarts
 from bullpen.pools.supervision.retries import Retries
 from bullpen.pools.supervision.sizing import Sizing
 from bullpen.pools.supervision.slots import Slots
-from bullpen.pools.supervision.starting import WorkerStarter
 from bullpen.pools.supervision.startup import Startup
 from bullpen.pools.supervision.taint import TaintedWorkers
 from bullpen.pools.supervision.timer import PoolTimer
@@ -60,7 +59,6 @@ class Deaths:
         restarts: Restarts,
         retries: Retries,
         outcomes: ForcedOutcomes,
-        starter: WorkerStarter,
         sizing: Sizing,
         startup: Startup,
         recycling: Recycling,
@@ -82,7 +80,6 @@ class Deaths:
         self._restarts = restarts
         self._retries = retries
         self._outcomes = outcomes
-        self._starter = starter
         self._sizing = sizing
         self._startup = startup
         self._recycling = recycling
@@ -109,7 +106,7 @@ class Deaths:
         if starting:
             if not unwanted:
                 logger.error("%s: worker %s could not start", self._name, worker.name, exc_info=error)
-            self._starter.cancel_reservation(worker)
+            self._dispatcher.does_not_come(worker)
         else:
             logger.error("%s: worker %s died: %s", self._name, worker.name, repr(error))  # keeps no traceback
         on_purpose = unwanted or (end is not None and end.ended_on_purpose)
@@ -133,7 +130,7 @@ class Deaths:
         with worker.lock:
             worker.move(DEAD)
         self._report(Kind.WORKER_DEAD, worker, None)
-        self._starter.cancel_reservation(worker)
+        self._dispatcher.does_not_come(worker)
         self._gone(worker, replace=False)
 
     def helper_died(self, worker: Worker, error: BaseException) -> None:

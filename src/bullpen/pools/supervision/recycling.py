@@ -132,7 +132,7 @@ class Recycling:
         if worker.slot is None:
             self._dispatcher.stop(worker, when_idle=False)
         else:
-            self._starter.reserve_places(worker)
+            self._dispatcher.reserve_for(worker)
         if ready:
             request = self._starter.begin(worker)
             if request is not None:

@@ -16,7 +16,6 @@ from bullpen.pools.dispatch.worker import BUSY, HELPER, READY, STARTING, STOPPIN
 from bullpen.pools.supervision.restarts import Restarts
 from bullpen.pools.supervision.scaling import STEPS, Surplus, deficit
 from bullpen.pools.supervision.slots import Slots
-from bullpen.pools.supervision.starting import WorkerStarter
 from bullpen.pools.supervision.timer import PoolTimer
 
 logger = logging.getLogger("bullpen")
@@ -33,7 +32,6 @@ class Sizing:
         status: PoolStatus,
         slots: Slots,
         dispatcher: Dispatcher,
-        starter: WorkerStarter,
         timer: PoolTimer,
         restarts: Restarts,
         start_failed: Callable[[Worker, BaseException], None],
@@ -49,7 +47,6 @@ class Sizing:
         self._slots = slots
         self._dispatcher = dispatcher
         self._registry = dispatcher.registry
-        self._starter = starter
         self._timer = timer
         self._restarts = restarts
         self._start_failed = start_failed
@@ -122,8 +119,7 @@ class Sizing:
             slot = self._dispatcher.pop_slot()
             if slot is None:
                 return started
-            self._dispatcher.backlog.reserve_place()
-            self._starter.spawn(slot)
+            self._dispatcher.start_worker(slot)
             if not self._status.open:
                 return started
         return max(0, count)

@@ -52,7 +52,6 @@ class WorkerStarter:
         self._slots = slots
         self._dispatcher = dispatcher
         self._registry = dispatcher.registry
-        self._backlog = dispatcher.backlog
         self._runtime = runtime
         self._report = report
         self._clock = clock
@@ -61,7 +60,6 @@ class WorkerStarter:
         self._ids = itertools.count()
         self._helper_numbers = itertools.count()
         self._successor_numbers = itertools.count(1)
-        self._unreserved: dict[int, Worker] = {}  # successors: they bring no places along before they have a slot
 
     def spawn(self, slot: int) -> None:
         """Start a worker in `slot`, which the caller has taken; a place is reserved for it in a bounded backlog."""
@@ -69,19 +67,20 @@ class WorkerStarter:
             ended = self._status.ended
             possible = not ended and slot in self._slots
             if possible:
-                worker = self._new(slot, f"{self._prefix}_{slot}")
+                worker = self._new(slot, f"{self._prefix}_{slot}", reserved=True)
             else:
                 self._slots.give_back(slot)
         if possible:
             self.start(worker)
         else:
-            self._backlog.cancel_reservation()
+            self._dispatcher.backlog.cancel_reservation()
             if not ended:  # the slot is no more, but another may be free
                 self._dispatcher.grow_to_demand()
 
-    def _new(self, slot: int | None, name: str) -> Worker:
+    def _new(self, slot: int | None, name: str, *, reserved: bool = False) -> Worker:
         capacity = 1 if slot == HELPER else self._dispatcher.capacity
         worker = Worker(next(self._ids), slot, name, self._clock.monotonic(), capacity, self._context)
+        worker.reserved = reserved
         self._registry.add(worker)
         return worker
 
@@ -100,22 +99,9 @@ class WorkerStarter:
 
     def begin(self, worker: Worker) -> Request | None:
         """A worker that is ready begins to take requests: its first, if one waits."""
-        if worker.slot is not None:
-            self.reserve_places(worker)
         request = self._dispatcher.started(worker)
-        self.reserve_places(worker)  # one that only ends: the dispatcher withdrew places that it had never brought
         self.events.began(worker)
         return request
-
-    def reserve_places(self, worker: Worker) -> None:
-        """A successor brings places along like any other worker from now on."""
-        if self._unreserved.pop(worker.id, None) is not None:
-            self._backlog.reserve_place()
-
-    def cancel_reservation(self, worker: Worker) -> None:
-        """`worker` was on its way and does not come."""
-        if self._unreserved.pop(worker.id, None) is None:
-            self._backlog.cancel_reservation()
 
     # Successors.
 
@@ -127,9 +113,7 @@ class WorkerStarter:
 
     def new_successor(self, old: Worker) -> Worker:
         """A worker that gets the slot of `old` later. The pool's lock is held."""
-        worker = self._new(None, f"{self._prefix}_{old.slot}.{next(self._successor_numbers)}")
-        self._unreserved[worker.id] = worker
-        return worker
+        return self._new(None, f"{self._prefix}_{old.slot}.{next(self._successor_numbers)}")
 
     # Workers without a slot.
 

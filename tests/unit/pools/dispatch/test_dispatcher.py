@@ -65,8 +65,7 @@ class Bench:
         worker = Worker(id, id, f"worker-{id}", 0.0, capacity)
         worker.handle = Handle()
         self.dispatcher.registry.add(worker)
-        if isinstance(self.backlog, BoundedBacklog):
-            self.backlog.reserve_place()
+        self.dispatcher.reserve_for(worker)
         self.dispatcher.started(worker)
         return worker
 
@@ -291,3 +290,76 @@ def test_tombstones_in_lines_do_not_hide_waiting_requests() -> None:
     bench.dispatcher.free.append(7)
     bench.dispatcher.grow_to_demand()
     assert started == [7]
+
+
+# The places of workers on their way.
+
+
+class Starting:
+    """A worker on its way to a pool in which one request may wait."""
+
+    def __init__(self, *, reserved: bool, capacity: int = 1) -> None:
+        bench = Bench(limit=1, workers=0, capacity=capacity)
+        assert isinstance(bench.backlog, BoundedBacklog)
+        self.backlog, self.dispatcher = bench.backlog, bench.dispatcher
+        self.worker = Worker(0, 0, "worker-0", 0.0, capacity)
+        self.worker.handle = Handle()
+        self.dispatcher.registry.add(self.worker)
+        if reserved:
+            self.dispatcher.reserve_for(self.worker)
+
+    def places(self) -> int:
+        """How many requests can still be queued. Takes all these places."""
+        count = 0
+        while self.backlog.take_place():
+            count += 1
+        return count
+
+
+def test_a_worker_on_its_way_brings_a_place_once() -> None:
+    starting = Starting(reserved=True)
+    starting.dispatcher.reserve_for(starting.worker)
+    assert starting.places() == 2
+
+
+@pytest.mark.parametrize("reserved", [True, False])
+def test_a_worker_that_does_not_come_takes_away_only_what_it_brought(reserved: bool) -> None:
+    starting = Starting(reserved=reserved)
+    for _ in range(2):
+        starting.dispatcher.does_not_come(starting.worker)
+    assert starting.places() == 1
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+@pytest.mark.parametrize("reserved", [True, False])
+def test_a_worker_that_is_ready_and_finds_nothing_takes_away_only_what_it_brought(
+    reserved: bool, capacity: int
+) -> None:
+    starting = Starting(reserved=reserved, capacity=capacity)
+    starting.dispatcher.started(starting.worker)
+    assert starting.backlog._starting.value == 0
+    assert starting.places() == 1
+
+
+@pytest.mark.parametrize("reserved", [True, False])
+def test_a_worker_that_is_ready_too_late_takes_away_only_what_it_brought(reserved: bool) -> None:
+    starting = Starting(reserved=reserved)
+    starting.dispatcher.stop(starting.worker, when_idle=False)
+    starting.dispatcher.started(starting.worker)
+    assert starting.places() == 1
+
+
+def test_a_worker_that_came_brings_no_more_places() -> None:
+    starting = Starting(reserved=False)
+    starting.dispatcher.started(starting.worker)
+    starting.dispatcher.reserve_for(starting.worker)
+    assert starting.places() == 1
+
+
+@pytest.mark.parametrize("reserved", [True, False])
+def test_a_worker_that_is_ready_takes_a_request_and_leaves_one_place(reserved: bool) -> None:
+    starting = Starting(reserved=reserved)
+    request = ServedRequest(print, (), {})
+    assert starting.backlog.put(request)
+    assert starting.dispatcher.started(starting.worker) is request
+    assert starting.places() == 1
