@@ -4,9 +4,10 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from bullpen import AsyncWorkerPool, TaskNotFound, TaskQueue, TaskStatus
 
@@ -30,21 +31,36 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 app = FastAPI(lifespan=lifespan)
 
+USERS = {"token-of-ada": "ada", "token-of-bob": "bob"}  # replace this by your own authentication
+
+
+def current_user(given: Annotated[HTTPAuthorizationCredentials, Depends(HTTPBearer())]) -> str:
+    user = USERS.get(given.credentials)
+    if user is None:
+        raise HTTPException(401)
+    return user
+
+
+User = Annotated[str, Depends(current_user)]
+
 
 @app.post("/pictures/{picture}", status_code=202)
-async def enqueue(picture: str, width: int = 100) -> dict[str, str]:
-    job = await resize.aenqueue(picture, width)
+async def enqueue(picture: str, user: User, width: int = 100) -> dict[str, str]:
+    job = await resize.using(headers={"owner": user}).aenqueue(picture, width)
     return {"id": job.id}
 
 
 @app.get("/tasks/{task_id}")
-async def look(task_id: str) -> dict[str, Any]:
+async def look(task_id: str, user: User) -> dict[str, Any]:
+    """Ids can be guessed, because they begin with the time and are consecutive within a millisecond."""
     job = queue.job(task_id)
     try:
-        status = await job.astatus()
+        info = await job.ainfo()
     except TaskNotFound:
         raise HTTPException(404) from None
-    return {"status": str(status), "result": await job.aresult(0) if status is TaskStatus.SUCCESS else None}
+    if info.headers.get("owner") != user:
+        raise HTTPException(404)
+    return {"status": str(info.status), "result": await job.aresult(0) if info.status is TaskStatus.SUCCESS else None}
 
 
 @app.get("/health")

@@ -174,6 +174,36 @@ def test_django_refuses_what_its_settings_have_wrong(folder: Path) -> None:
     assert """TASKS['default']["OPTIONS"]["url"] is missing""" in done.stderr
 
 
+@example("django_shop")
+def test_a_row_does_not_choose_what_django_imports(folder: Path, tmp_path: Path) -> None:
+    """Django imports the class of an error by its path, which is in the store."""
+    (folder / "trap.py").write_text("open('sprung', 'w').close()\nclass Trap(Exception): pass\n")
+    (folder / "lazy.py").write_text("def __getattr__(name):\n    import trap\n    return trap.Trap\n")
+    source = (
+        IN_DJANGO
+        + """
+import lazy, sys
+from django.core.exceptions import ValidationError
+from bullpen.integrations.django import _error
+for path, kind in {
+    "LookupError": LookupError,
+    "django.core.exceptions.ValidationError": ValidationError,
+    "json.decoder.JSONDecodeError": json.JSONDecodeError,
+    "json.JSONDecodeError": json.JSONDecodeError,
+}.items():
+    assert _error(path, "exception", "").exception_class is kind
+for path in ("trap.Trap", "lazy.Trap", "os.system", "json.loads", "shop.tasks", "a..b", ".", "shop.tasks.fail.func.x"):
+    try:
+        _error(path, "exception", "").exception_class
+        print("found", path)
+    except ValueError as error:
+        assert "import it first" in str(error)
+"""
+    )
+    assert python(folder, source, **DJANGO, BULLPEN_URL=f"sqlite:///{tmp_path}/jobs.db") == ""
+    assert not (folder / "sprung").exists()
+
+
 # FastAPI.
 
 
@@ -183,14 +213,20 @@ def test_tasks_of_fastapi_are_enqueued_and_looked_at(folder: Path, url: str) -> 
 import time
 from fastapi.testclient import TestClient
 from app import app
+ada, bob = ({"Authorization": f"Bearer token-of-{name}"} for name in ("ada", "bob"))
 with TestClient(app) as client:
-    assert client.get("/tasks/none").status_code == 404
-    task = client.post("/pictures/cat.png", params={"width": 64})
+    assert client.get("/tasks/none", headers=ada).status_code == 404
+    task = client.post("/pictures/cat.png", params={"width": 64}, headers=ada)
     assert task.status_code == 202
+    path = f"/tasks/{task.json()['id']}"
     end = time.monotonic() + 30
-    while (told := client.get(f"/tasks/{task.json()['id']}").json())["status"] != "success":
+    while (told := client.get(path, headers=ada).json())["status"] != "success":
         assert time.monotonic() < end, told
         time.sleep(0.02)
+    assert client.get(path, headers=bob).status_code == 404  # as if it did not exist
+    for stranger in ({}, {"Authorization": "Bearer token-of-eve"}):
+        assert client.get(path, headers=stranger).status_code in (401, 403)
+        assert client.post("/pictures/cat.png", headers=stranger).status_code in (401, 403)
     assert client.get("/health").json() == {"default": 1}
     print(told["result"])
 """

@@ -177,6 +177,7 @@ def test_a_link_to_a_folder_on_the_way(tmp_path: Path) -> None:
 
 MOUNTED = """
 import os, pathlib, sys
+from bullpen import trusted_files
 folder = pathlib.Path(sys.argv[1])
 (folder / "file").write_text("")
 os.chown(folder, 54321, 54321)

@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 import traceback
 from collections.abc import Callable
 from datetime import datetime
+from types import ModuleType
 from typing import Any, ClassVar
 
 from asgiref.sync import sync_to_async
@@ -225,7 +227,26 @@ def _error(type_name: str, kind: str, told: str) -> Any:
     if not type_name:
         type_name = "TimeoutError" if kind == "timeout" else "RuntimeError"
     path = type_name if "." in type_name else f"builtins.{type_name}"
-    return TaskError(exception_class_path=path, traceback=told)
+    return _StoredError(exception_class_path=path, traceback=told)
+
+
+class _StoredError(TaskError):  # type: ignore[misc]
+    """An error of Django whose class is found, never imported: a row in the store must not choose what is imported."""
+
+    __slots__ = ()
+
+    @property
+    def exception_class(self) -> type[BaseException]:
+        names = self.exception_class_path.split(".")
+        for end in range(len(names) - 1, 0, -1):
+            found: Any = sys.modules.get(".".join(names[:end]))
+            for name in names[end:]:
+                # Not getattr: a module may import something when it is asked for an attribute.
+                has_names = isinstance(found, ModuleType | type)
+                found = object.__getattribute__(found, "__dict__").get(name) if has_names else None
+            if isinstance(found, type) and issubclass(found, BaseException):
+                return found
+        raise ValueError(f"{self.exception_class_path!r} is not an exception of an imported module; import it first")
 
 
 def _workers(stored: StoredTask) -> list[str]:
