@@ -1,8 +1,8 @@
-"""Which files are trusted without a word of the user: those that only the user of this process and root can change.
+"""Which files are trusted without an explicit option: those that only the user of this process and root can change.
 
-A configuration names code to import, and a store names functions to run: whoever can write them decides what runs here.
-So Bullpen looks at the owner and the mode of the file, of each folder on its way, and of each link. Anything else has
-to be named by an explicit option (`--config`, `?shared=true`).
+A configuration names code to import, and a store names functions to run. A user who can write them decides which code
+runs here. So Bullpen checks the owner and the mode of the file, of each folder on its way, and of each link. Other
+files need an explicit option (`--config`, `?shared=true`).
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Proxy:
     # Holding back.
 
     def part(self) -> None:
-        """Nothing passes any more, and nobody is told; also of those that connect."""
+        """Pass nothing any more, without closing a connection; new connections get no answer either."""
         self._is_whole.clear()
 
     def join(self) -> None:

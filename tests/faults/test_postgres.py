@@ -400,7 +400,7 @@ async def test_a_worker_goes_on_when_all_its_connections_were_cut(postgres_url: 
 
 
 async def test_what_may_be_asked_twice_is_if_its_connection_broke(postgres_url: str, schema: str) -> None:
-    """Nobody has noticed yet that it did: the loop was busy meanwhile."""
+    """The client has not noticed it yet, because its loop was busy."""
     store = PostgresStorage(postgres_url, schema=schema)
     await store.open()
     try:
@@ -463,7 +463,7 @@ async def test_the_victim_of_a_deadlock_tries_again(postgres_url: str, schema: s
 
 
 async def _patiently(ask: Any) -> Any:
-    """Whoever waits for a result may be cut off as well, and asks again."""
+    """A caller that waits for a result may be cut off, too, and asks again."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -497,7 +497,7 @@ async def test_a_client_without_notifications_polls(postgres_url: str, schema: s
 
 
 async def test_a_task_that_is_locked_for_a_moment_is_not_forgotten(postgres_url: str, schema: str) -> None:
-    """Whoever claims passes over what somebody else has locked, and nobody tells when it is free."""
+    """A claim skips tasks that another transaction has locked, and gets no notification when they are free."""
     store = PostgresStorage(postgres_url, schema=schema)
     await store.open()
     other = await asyncpg.connect(postgres_url)

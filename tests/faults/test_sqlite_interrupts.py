@@ -1,4 +1,4 @@
-"""A thread that leads a group commit is interrupted, at whatever line: nobody else notices."""
+"""The leader of a group commit is interrupted at any line: no other caller is affected."""
 
 from __future__ import annotations
 

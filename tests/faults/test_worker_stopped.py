@@ -1,4 +1,4 @@
-"""A worker that stands still, and goes on when its task has long been somebody else's."""
+"""A worker that is stopped, and continues when another worker has long had its task."""
 
 from __future__ import annotations
 

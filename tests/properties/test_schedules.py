@@ -52,7 +52,7 @@ Scenario = Callable[[Run], None]
 
 
 def new_pool(max_workers: int, **options: Any) -> Pool:
-    """A pool without its safety net, which would repair in a minute what has to be found."""
+    """A pool without reconciliation, which would repair the defect that has to be found."""
     usual = {
         "recycling": RecyclePolicy(idle_timeout=None),
         "restarts": RestartPolicy(reconcile_interval=None),
@@ -80,7 +80,7 @@ class Ran:
 
 @pytest.fixture(autouse=True)
 def deaths_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker whose report fails is replaced, and nobody would notice the defect."""
+    """A worker whose report fails is replaced, which would hide the defect."""
     died = Workforce.died
 
     def remember(self: Workforce, worker: Worker, error: BaseException) -> None:
@@ -92,7 +92,7 @@ def deaths_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def at_rest(pool: Pool) -> None:
-    """What holds whenever nothing moves: nobody waits beside an idle worker or a free slot, and all counts agree."""
+    """Rules at rest: no request waits while a worker is idle or a slot is free, and all counts agree."""
     engine = pool._engine
     if (error := vars(engine.dispatcher).get("unexpected")) is not None:
         raise AssertionError("a worker died") from error
@@ -115,7 +115,7 @@ def at_rest(pool: Pool) -> None:
 
 
 def submit_and_wait(run: Run) -> None:
-    """Queued while a worker becomes ready: nobody is left lying."""
+    """Queued while a worker becomes ready: no request is left in the backlog."""
     pool, ran, results = new_pool(1), Ran(), []
 
     def use(name: str) -> None:
@@ -152,7 +152,7 @@ def grow_to_demand_only(run: Run) -> None:
 
 
 def close_while_submitting(run: Run) -> None:
-    """Stop while a worker parks, and while somebody submits: everything accepted runs, everything else is refused."""
+    """Stop while a worker parks, and while a caller submits: accepted requests run, all others are refused."""
     pool, ran, outcomes = new_pool(1), Ran(), {}
 
     def use(name: str) -> None:
@@ -227,7 +227,7 @@ def cancel_and_expire(run: Run) -> None:
 
 
 def deadlines_are_kept(run: Run) -> None:
-    """Whoever sets a limit is told when it has passed, whenever the supervisor starts, sleeps or ends."""
+    """A caller with a limit gets its timeout, whenever the timer thread starts, sleeps or ends."""
     told: list[float] = []
 
     def observe(event: TelemetryEvent) -> None:
@@ -532,7 +532,7 @@ def idle_workers_go_while_work_comes(run: Run) -> None:
 
 
 def starts_that_fail_together(run: Run) -> None:
-    """No worker can start: whoever waits is told, whichever of them was the last hope."""
+    """No worker can start: every waiting caller gets an error, whichever start was the last one."""
     pool, told = new_pool(2, initializer=refuse_to_start), []
 
     def use() -> None:
@@ -552,7 +552,7 @@ def starts_that_fail_together(run: Run) -> None:
 
 
 def starts_that_fail_later(run: Run) -> None:
-    """The same in a pool that once had a worker, and stays open: also whoever comes just then is told, or served."""
+    """The same in a pool that once had a worker, and stays open: a new caller gets an error, or is served, too."""
     starts: list[int] = []
     told: list[BaseException | None] = []
 
@@ -671,7 +671,7 @@ def one_call_of_a_new_session_fails_fast(run: Run) -> None:
 
 
 def a_worker_dies_while_its_session_lines_up(run: Run) -> None:
-    """The one that ran is lost, what waits for that worker is refused, what comes later too; nobody waits forever."""
+    """The running request is lost, those pinned to that worker are refused, later ones too; no caller waits forever."""
     pool, places, outcomes = new_pool(2, runtime=MortalRuntime()), Places(), {}
 
     def die() -> None:
@@ -695,7 +695,7 @@ def a_worker_dies_while_its_session_lines_up(run: Run) -> None:
 
 
 def resize_while_a_session_lines_up(run: Run) -> None:
-    """A worker that has to go runs what waits for it alone first; later calls are refused."""
+    """A worker that has to end runs its line first; later calls are refused."""
     pool, places, outcomes = new_pool(2), Places(), {}
 
     def use(name: str) -> None:
@@ -777,7 +777,7 @@ def resume_while_a_session_lines_up(run: Run) -> None:
 
 
 def blocked_submitters_of_sessions(run: Run) -> None:
-    """Those who wait for room get it, whichever worker they want, and no place is lost or made."""
+    """Submitters that wait for room get it, whichever worker they want, and no place is lost or added."""
     pool, places = new_pool(2, max_queue=1, when_full="block"), Places()
 
     def use(session: str, name: str) -> None:
@@ -796,7 +796,7 @@ def blocked_submitters_of_sessions(run: Run) -> None:
 
 
 def room_on_another_worker(run: Run) -> None:
-    """Whoever waits for room on one worker does not keep those behind it from the room of another."""
+    """A submitter that waits for room on one worker does not keep later ones from the room of another."""
     pool = new_pool(2, max_queue=0, when_full="block")
     gates = {"s": threading.Event(), "t": threading.Event()}
     order: list[str] = []
@@ -859,7 +859,7 @@ def bounded_and_pinned(run: Run) -> None:
 
 
 def lines_while_a_worker_starts(run: Run) -> None:
-    """A session has its worker. The place that another one brings along, for d, is not for what waits in its line."""
+    """A session has its worker. The place that another worker adds, for d, is not for the requests in its line."""
     pool, outcomes = new_pool(2, max_queue=1), {}
     gate = threading.Event()
 
@@ -938,7 +938,7 @@ def close_without_draining_lines(run: Run) -> None:
 
 
 def end_a_session_that_lines_up(run: Run) -> None:
-    """What was submitted before the end runs all the same, wherever the session begins anew."""
+    """Requests that were submitted before the end of a session still run, wherever the session begins again."""
     pool, places = new_pool(2), Places()
 
     def use() -> None:
@@ -1000,7 +1000,7 @@ def waits_across_lines(run: Run) -> None:
 
 
 def several_at_once_on_a_worker(run: Run) -> None:
-    """Whatever becomes free, nobody waits beside room, and no worker has more than its capacity."""
+    """No request waits while a worker has room, and no worker has more than its capacity."""
     pool, ran, most = new_pool(2, capacity=2), Ran(), []
     places = Places()
 
@@ -1024,7 +1024,7 @@ def several_at_once_on_a_worker(run: Run) -> None:
 
 
 def bounded_room_on_a_worker(run: Run) -> None:
-    """A worker for two and no backlog: two run at once, and whoever waits for room gets it."""
+    """A worker for two and no backlog: two run at once, and a submitter that waits for room gets it."""
     options: Any = {"max_queue": 0, "when_full": "block"}
     pool, places = new_pool(1, capacity=2, **options), Places()
     run.actor(lambda: pool.do(places.call, "a"), name="a")
@@ -1039,7 +1039,7 @@ def bounded_room_on_a_worker(run: Run) -> None:
     run.check(check)
 
 
-# Requests that nobody waits for have no lock of their own.
+# Requests without a future have no lock of their own.
 
 
 def served_while_closing_without_draining(run: Run) -> None:
@@ -1064,7 +1064,7 @@ def served_while_closing_without_draining(run: Run) -> None:
 
 
 def served_until_the_grace_has_passed(run: Run) -> None:
-    """What is left behind when the grace has passed is counted once, whenever it returns."""
+    """A function that is abandoned after the grace is counted once, whenever it returns."""
     pool, ran = new_pool(1, calls=CallPolicy(log_errors=False)), Ran()
 
     def serve(name: str, seconds: float) -> None:

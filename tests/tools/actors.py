@@ -1,4 +1,4 @@
-"""Who takes part in a schedule, what it can wait for, who picks it, and how a schedule can end badly."""
+"""The actors of a schedule, the things that they can wait for, the strategies that pick them, and the failures."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Waitable(Protocol):
 
 
 class Strategy(Protocol):
-    """Picks who goes on. One that `replays` is never overruled for the sake of fairness."""
+    """Picks the actor that runs next. A strategy that `replays` is never overruled for the sake of fairness."""
 
     replays: bool
 
     def choose(self, current: Actor | None, runnable: list[Actor]) -> Actor:
-        """One of `runnable`, which has two or more. `current` is who ran last, if it could go on."""
+        """One of `runnable`, which has two or more. `current` is the actor that ran last, if it can go on."""
         ...
 
 

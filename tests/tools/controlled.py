@@ -1,4 +1,4 @@
-"""Locks, gates, deques, threads and time that stop at every step and let the scheduler pick who goes on.
+"""Locks, gates, deques, threads and time that stop at every step, where the scheduler picks the actor that runs next.
 
 `replaced()` puts them in the place of `bullpen.primitives`' factories, and of what `threading` and `time` hand out,
 since standard futures wait on conditions and events. Only the exploring thread and the actors get controlled
@@ -49,7 +49,7 @@ _OUTSIDE = Actor(-1, "setup or check", int, daemon=False)
 
 
 class Mutex:
-    """A lock without an owner, as the interpreter's: whoever holds it, anyone may release it."""
+    """A lock without an owner, as the interpreter's: any actor may release it."""
 
     __slots__ = ("_kind", "_serial", "holder", "scheduler", "waiters")
 
@@ -104,7 +104,7 @@ class Mutex:
 
 
 class Gate(Mutex):
-    """A lock whose release wakes somebody, and may follow a plain write: that moment is a point too."""
+    """A lock whose release wakes an actor, and may follow a plain write: the release is a switch point, too."""
 
     __slots__ = ()
 
@@ -238,7 +238,7 @@ class ControlledThread:
 
 
 class VirtualClock:
-    """Time that passes only when nobody can run, or, with a racing clock, whenever the strategy says so."""
+    """Time that passes only when no actor can run, or, with a racing clock, whenever the strategy says so."""
 
     def monotonic(self) -> float:
         return _scheduler().now

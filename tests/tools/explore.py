@@ -12,7 +12,8 @@
 While an exploration runs, `bullpen.primitives` hands out controlled locks, gates, deques, threads and time (so do
 `threading.Lock`, `RLock`, conditions, events and `time.monotonic` to the code under test). Each actor, and each worker
 that the code starts with `primitives.start_thread`, is a real thread, but only one runs at any time and a strategy
-decides at every operation who goes on. Time is virtual: see `_scheduler` for what ends a schedule and when time passes.
+decides at every operation which actor runs next. Time is virtual; `scheduler.py` says when a schedule ends and when
+time passes.
 
 A failure is an exception in any actor or check, a deadlock, or a livelock. It carries a token, with which
 `replay(scenario, token)` runs exactly that schedule again. The scenario must depend on nothing else: no real time, no
@@ -91,7 +92,7 @@ Scenario = Callable[[Run], object]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The schedule that failed: what was raised, how to get there again, and each step on the way."""
+    """The schedule that failed: the error, how to replay it, and each of its steps."""
 
     error: BaseException
     token: str

@@ -157,7 +157,7 @@ class CheckedLock:
         self.release()
 
     def locked(self) -> bool:
-        """Whether somebody else could not take it now. The interpreter's reentrant lock cannot say before 3.14."""
+        """Whether another thread could not take it now. The interpreter's reentrant lock cannot tell before 3.14."""
         if hasattr(self._lock, "locked"):
             return bool(self._lock.locked())
         if self._lock._is_owned():

@@ -1,7 +1,7 @@
 """One schedule: several actors, each a thread of its own, of which exactly one runs at any time.
 
 The running actor calls `point` before (or after) everything that another actor could notice. There, and where an
-actor blocks or ends, a strategy picks who goes on; picking the same actor costs no switch. The actor that stops
+actor blocks or ends, a strategy picks the next one; picking the same actor costs no switch. The actor that stops
 hands over itself: there is no scheduler thread between two actors.
 
 Promises:
@@ -11,8 +11,8 @@ Promises:
 - An actor that waits for something can be picked exactly while that thing is free, or after its time is over.
 - Time stands still while any actor can run; then it jumps to the earliest deadline. With `racing_clock` it may also
   jump earlier: the clock is then one more actor to pick.
-- A schedule ends when every main actor has ended and no daemon can run, at the first failure, or when nobody can run.
-  What is left then is unwound by a private exception; locks no longer block and nothing is recorded.
+- A schedule ends when every main actor has ended and no daemon can run, at the first failure, or when no actor can run.
+  The remaining actors are unwound by a private exception; locks no longer block and nothing is recorded.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Scheduler:
         self._timed.clear()
 
     def _end_each(self, left: list[Actor]) -> None:
-        # Code under test rightly logs a BaseException that passes through it; this one is nobody's concern.
+        # Code under test rightly logs a BaseException that passes through it; this one must not be logged.
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)
         try:
@@ -236,7 +236,7 @@ class Scheduler:
             self._resume(chosen)
 
     def _next(self, current: Actor | None) -> Actor | None:
-        """Who goes on; None when the schedule is over."""
+        """The actor that runs next; None when the schedule is over."""
         while True:
             options = self.runnable
             if self._racing_clock and options and self._main_actors_left and self._sleepers():

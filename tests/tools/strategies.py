@@ -1,4 +1,4 @@
-"""Who goes on at each choice: by luck, by priorities, or one after the other through all schedules.
+"""Which actor runs next at each choice: at random, by priorities, or one after the other through all schedules.
 
 Every strategy but `Replay` is asked for one schedule at a time: `begin` (False when it has no schedule left), then
 `choose` at each choice, then `finish`. The same seed gives the same schedules.
@@ -104,7 +104,7 @@ class FewPreemptions:
     """Every schedule with at most `preemptions` preemptions, those with fewer first, each once.
 
     A preemption is taking the turn from an actor that could go on. A schedule is a prefix of choices that was not
-    tried yet; after it nobody is preempted. Among equals the order is random, so that a search that is cut short has
+    tried yet; after it no actor is preempted. Among equals the order is random, so that a search that is cut short has
     looked everywhere.
     """
 

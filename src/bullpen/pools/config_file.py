@@ -44,7 +44,7 @@ def candidates() -> list[Path]:
 
 
 def trusted_section_of(path: Path, advice: str) -> Mapping[str, Any]:
-    """`[tool.bullpen]` of a file that nobody has named. Raises ConfigurationError if another user can write it."""
+    """`[tool.bullpen]` of a file that was not named. Raises ConfigurationError if another user can write it."""
     why = why_untrusted(path)
     try:
         found = section_of(path)

@@ -67,7 +67,7 @@ class CallTraits:
 
 
 class RequestTraits(CallTraits):
-    """The traits of one request, and what has become of it because of them."""
+    """The traits of one request, and its progress under them."""
 
     __slots__ = ("binds", "crashes", "pinned_to")
 
@@ -76,13 +76,13 @@ class RequestTraits(CallTraits):
         self.affinity = asked.affinity
         self.idempotent = asked.idempotent
         self.crash_retries = asked.crash_retries
-        self.binds = False  # it is the one with which its session came to its worker
+        self.binds = False  # it is the request that bound its session to its worker
         self.pinned_to: Any = None  # the `Worker` in whose line it is, or was; no other may run it
         self.crashes = 0  # how many workers have died with it
 
 
 class TimeLimits:
-    """The limits of a call in seconds; None is no limit. One object serves all calls that are made alike."""
+    """The limits of a call in seconds; None is no limit. One object serves all calls with the same limits."""
 
     __slots__ = ("any", "budget", "max_run", "max_wait", "queue_timeout", "run_timeout", "timeout")
 

@@ -225,7 +225,7 @@ class DatabaseFile:
         self._users: set[str] = set()  # "writer" and "reader", as long as each has a connection
         self._connecting = threading.RLock()  # reentrant, for signal handlers
         self._checked_at = -math.inf
-        self._gone = ""  # what has happened to it
+        self._gone = ""  # how the file was lost: removed or replaced
 
     @contextmanager
     def connecting(self, user: str) -> Iterator[sqlite3.Connection]:

@@ -155,7 +155,7 @@ class SqliteWriter(GroupCommit):
             primitives.failpoint("sqlite.after_commit")
             if not durable and _must_last(items):
                 self._make_durable(db)
-            self._place.check_unchanged()  # else the commit is in a file that nobody reads
+            self._place.check_unchanged()  # else the commit is in a file that no process can find
             self._pages += _PAGES_PER_COMMIT + (db.total_changes - changes) * _PAGES_PER_CHANGE
         except BaseException as error:
             self._was_locked = is_busy(error)
