@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from bullpen.errors import InvalidOption, InvalidOptionType
-from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS
+from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS, Settlement
+from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.port import Exchange
 from bullpen.tasks.worker import lane
 from bullpen.tasks.worker.options import Lane, read_lanes
 from bullpen.tasks.worker.sync import WorkerPool
@@ -299,6 +302,49 @@ def test_a_task_is_settled_while_the_next_one_on_its_thread_blocks() -> None:
             assert not (await desk.get(blocks)).is_final
             seen.set()
             assert (await desk.ended(blocks)).result == b"true"
+
+    asyncio.run(main())
+
+
+def test_a_task_that_is_added_while_another_is_settled_is_claimed() -> None:
+    """The notification ends the wait for work while the lane is in an exchange, which has claimed nothing."""
+
+    class SlowExchange(MemoryStorage):
+        def __init__(self) -> None:
+            super().__init__()
+            self.settled, self.answers = asyncio.Event(), asyncio.Event()
+
+        async def exchange(self, settlements: Sequence[Settlement], **how: Any) -> Exchange:
+            exchange = await super().exchange(settlements, **how)
+            if settlements and not self.settled.is_set():
+                self.settled.set()
+                await self.answers.wait()
+            return exchange
+
+        def another(self) -> Any:
+            return None
+
+    async def main() -> None:
+        storage = SlowExchange()
+        desk = Desk(storage)
+        begun, ends = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            begun.set()
+            await ends.wait()
+
+        name = desk.task(work)
+        async with desk.worker(2, poll_interval=1000):
+            first = await desk.add(name)
+            await begun.wait()
+            await until(lambda: storage._wake_ups)  # the lane waits for work
+            ends.set()
+            await storage.settled.wait()
+            second = await desk.add(name)
+            await until(lambda: not storage._wake_ups)
+            storage.answers.set()
+            for one in (first, second):
+                assert (await desk.ended(one)).status is SUCCESS
 
     asyncio.run(main())
 

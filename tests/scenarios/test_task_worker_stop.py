@@ -55,7 +55,7 @@ def test_nothing_is_claimed_after_stop_was_called() -> None:
     async def main() -> None:
         desk = Desk(store := OneLoopStorage())
         name = desk.task(sleep_long)
-        worker = desk.worker(5)
+        worker = desk.worker(5, poll_interval=1000)  # no exchange is under way
         await worker.start()
         await asyncio.sleep(3)
         stopping = asyncio.create_task(worker.stop())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -20,7 +20,7 @@ from bullpen.errors import (
     TasksLeft,
 )
 from bullpen.tasks.model.context import current_task
-from bullpen.tasks.model.task import PENDING, RUNNING, SUCCESS
+from bullpen.tasks.model.task import PENDING, RUNNING, SUCCESS, Task
 from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.tasks.storage.port import Exchange
 from bullpen.tasks.worker.worker_pool import AsyncWorkerPool
@@ -682,5 +682,34 @@ def test_released_and_pending_tasks_are_there_for_others() -> None:
         await worker.stop(grace=0)
         task = store._tasks[task_id]
         assert (task.status, task.worker, task.lease_until) == (PENDING, None, None)
+
+    in_virtual_time(main)
+
+
+def test_a_worker_that_stops_while_it_asks_for_a_claim_releases_what_the_claim_has_got() -> None:
+    class LosesClaims(OneLoopStorage):
+        """The answer to a claim is lost, and the lane that asks for the claim gets no answer."""
+
+        worker: AsyncWorkerPool
+
+        async def find_claim(self, claim_id: str) -> Sequence[Task]:
+            if asyncio.current_task() in self.worker._serving:
+                await asyncio.sleep(1e6)
+            return await super().find_claim(claim_id)
+
+    async def main() -> None:
+        desk = Desk(store := LosesClaims())
+
+        async def work() -> None:
+            await asyncio.sleep(1e6)
+
+        task_id = await desk.add(desk.task(work))
+        store.fail_after["exchange"] = 1
+        store.worker = desk.worker(1)
+        await store.worker.start()
+        await until(lambda: store._tasks[task_id].status is RUNNING)
+        await store.worker.stop(grace=0)
+        task = await desk.get(task_id)
+        assert (task.status, task.crashes) == (PENDING, 0)
 
     in_virtual_time(main)

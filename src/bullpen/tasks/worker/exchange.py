@@ -5,7 +5,8 @@
   number, so repeating is safe.
 - If the answer to a claim is lost, the store may have made the claim. `StoreExchange` asks the store by the claim's id
   before it claims again. If the store does not know the id, the request may still be on its way: the claim is
-  *doubtful* for four leases, and the heartbeat releases its tasks if they appear.
+  *doubtful* for four leases, and the heartbeat releases its tasks if they appear. So is a claim that has no answer when
+  the worker stops.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class StoreExchange:
         self._outage = Outage(reports, f"lane {lane}", longest=options.longest_pause)
         self._loop = asyncio.get_running_loop()
         self._claims = 0
-        self._misses = 0  # notifications in a row without a claim
+        self._misses = 0  # notifications in a row without a claim or a settlement
 
     # Settle and claim.
 
@@ -58,6 +59,16 @@ class StoreExchange:
         self._claims += 1
         claim_id = f"{self._worker}/{self._queues[0]}/{self._claims}"
         sent = self._loop.time()
+        try:
+            return await self._exchange(settlements, limit, claim_id, sent)
+        except asyncio.CancelledError:  # the worker stops, and the store has not answered
+            if limit > 0:
+                self._doubt(claim_id, sent)
+            raise
+
+    async def _exchange(
+        self, settlements: Sequence[Settlement], limit: int, claim_id: str, sent: float
+    ) -> ExchangeAnswer:
         primitives.failpoint("exchange.before")
         try:
             async with asyncio.timeout(self._patience):
@@ -73,7 +84,7 @@ class StoreExchange:
             return ExchangeAnswer(await self._resolve(claim_id, limit, sent, error), sent, None)
         primitives.failpoint("exchange.after")
         self._outage.over()
-        if exchange.claimed:
+        if exchange.claimed or settlements:  # a settlement may notify this lane, too
             self._misses = 0
         return ExchangeAnswer(exchange.claimed, sent, exchange.refused)
 
@@ -92,8 +103,11 @@ class StoreExchange:
                 await asyncio.sleep(self._outage.failed("lookup of a claim", error))
                 continue
             if not found:
-                self.doubtful[claim_id] = sent + DOUBTFUL_FOR * self._lease
+                self._doubt(claim_id, sent)
             return found
+
+    def _doubt(self, claim_id: str, sent: float) -> None:
+        self.doubtful[claim_id] = sent + DOUBTFUL_FOR * self._lease
 
     # Wait for work.
 

@@ -240,6 +240,8 @@ class Heartbeat:
         """Delete the worker's record, so that other workers can take back its tasks at once."""
         unregister_worker(self._record.id)
         primitives.failpoint("worker.before_leave")
+        with contextlib.suppress(Exception):  # other workers take back the tasks of a worker without a record
+            await self._within(self._end_doubts())
         try:
             await self._within(self._storage.delete_worker(self._record.id))
         except Exception as error:

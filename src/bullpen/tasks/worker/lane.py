@@ -62,6 +62,7 @@ class LaneRunner:
         self._lease = options.lease - options.margin  # seconds from a claim until its attempts are interrupted
         self._ended: list[Ended] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._work: asyncio.Task[None] | None = None  # the wait for work
         self._stopping = False
         self._stuck = False
         self._idle = False  # the last claim got fewer tasks than it asked for
@@ -72,18 +73,19 @@ class LaneRunner:
 
     async def serve(self) -> None:
         """Claim, run and settle until stopped, and then until everything held is settled."""
-        while True:
-            ended, self._ended = self._ended, []
-            limit = self._room(returning=len(ended))
-            if ended or (limit and not self._idle):
-                await self._exchange(ended, limit)
-                await asyncio.sleep(0)  # attempts that end at once go with the next exchange
-            elif limit:
-                await self._wait_for_work()
-            elif self._stopping and not self.held:
-                return
-            else:
-                await self._woken()
+        try:
+            while not (self._stopping and not self.held):
+                ended, self._ended = self._ended, []
+                limit = self._room(returning=len(ended))
+                if ended or (limit and not self._idle):
+                    await self._exchange(ended, limit)
+                    await asyncio.sleep(0)  # attempts that end at once go with the next exchange
+                else:
+                    await self._wait(for_work=limit > 0)
+        finally:
+            if self._work is not None:
+                self._work.cancel()
+                await asyncio.wait((self._work,))
 
     def stop_claiming(self) -> None:
         self._stopping = True
@@ -274,39 +276,36 @@ class LaneRunner:
 
     # Waiting.
 
-    async def _wait_for_work(self) -> None:
-        """Wait until a task may be due, an attempt ends, or `poll_interval` has passed."""
-        woken = self._wake_up()
-        waiting = self.loop.create_task(self._wait_and_wake())
+    async def _wait(self, *, for_work: bool) -> None:
+        """Wait until an attempt ends, the lane is to stop or, `for_work`, a task may be due.
+
+        The wait for work goes on while attempts end: the store notifies it of every task that may become due.
+        """
+        self._work_has_come()  # during the last exchange: a new wait looks again
+        if for_work and self._work is None:
+            self._work = self.loop.create_task(self._wait_for_work())
+        self._waiter = self.loop.create_future()
         try:
-            await woken
+            await self._waiter
         finally:
             self._waiter = None
-            if not waiting.done():
-                waiting.cancel()
-                await asyncio.wait((waiting,))
-        self._idle = False
-        if not waiting.cancelled():
-            waiting.result()
+        if self._work_has_come():
+            self._idle = False
 
-    async def _wait_and_wake(self) -> None:
+    def _work_has_come(self) -> bool:
+        """Whether the wait for work has ended."""
+        if self._work is None or not self._work.done():
+            return False
+        self._work.result()
+        self._work = None
+        return True
+
+    async def _wait_for_work(self) -> None:
         """A done-callback would wake the lane one turn of the loop later."""
         try:
             await self.exchange.wait_for_work()
         finally:
             self._wake()
-
-    async def _woken(self) -> None:
-        woken = self._wake_up()
-        try:
-            await woken
-        finally:
-            self._waiter = None
-
-    def _wake_up(self) -> asyncio.Future[None]:
-        """A future that the next `_wake` ends."""
-        self._waiter = self.loop.create_future()
-        return self._waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
