@@ -1,4 +1,4 @@
-"""A worker that is stopped, and continues when another worker has long had its task."""
+"""A worker process that is stopped (SIGSTOP): with a task, which another worker takes over, or idle."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 import signal
 import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bullpen import TaskQueue
 from bullpen.tasks.model.task import RUNNING, SUCCESS, Task
 from bullpen.tasks.storage.port import TaskFilter
 from bullpen.tasks.storage.sqlite.store import SqliteStorage
@@ -71,3 +75,42 @@ async def test_a_stopped_worker_loses_its_task_and_what_it_writes_afterwards_is_
     assert done.status is SUCCESS
     assert done.attempt >= 2
     assert done.worker != held.worker
+
+
+IDLE_WORKER = """
+import asyncio, os, sys
+from bullpen import AsyncWorkerPool, TaskQueue
+
+queue = TaskQueue(sys.argv[1])
+
+@queue.task(name="pid")
+async def pid() -> int:
+    return os.getpid()
+
+asyncio.run(AsyncWorkerPool(queue, lease=3600.0, poll_interval=60.0).run())
+"""
+
+
+@contextlib.contextmanager
+def idle_worker(address: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", IDLE_WORKER, address])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(WITHIN)
+
+
+@pytest.mark.parametrize("address", ["redis"], indirect=True)
+async def test_a_stopped_idle_worker_gets_no_task(address: str) -> None:
+    """Another worker runs what comes meanwhile, long before a lease could expire."""
+    async with TaskQueue(address) as queue:
+        pid = queue.task(name="pid")(lambda: 0)
+        with idle_worker(address) as first:
+            job = await pid.aenqueue()
+            assert await job.aresult(WITHIN) == first.pid
+            first.send_signal(signal.SIGSTOP)
+            with idle_worker(address) as second:
+                for _ in range(3):
+                    job = await pid.aenqueue()
+                    assert await job.aresult(WITHIN) == second.pid
