@@ -88,6 +88,15 @@ def address_of(storage: Storage) -> str:
     return f"{parts.scheme}{kind}://{place}{parts.path}{part}"
 
 
+def is_same_store(one: Storage, other: Storage) -> bool:
+    """Whether two stores have the same address. valkey:// is another name for redis://."""
+    return _with_one_name(address_of(one)) == _with_one_name(address_of(other))
+
+
+def _with_one_name(address: str) -> str:
+    return f"redis{address.removeprefix('valkey')}" if address.startswith("valkey") else address
+
+
 def open_either(app_or_url: str) -> TaskQueue:
     """The queue of an APP, or a queue without functions at the address of a store."""
     return TaskQueue(app_or_url) if "://" in app_or_url else load_queue(app_or_url)

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     source, destination = open_storage(arguments.source), open_storage(arguments.destination)
     store.refuse_what_is_not_there(source)
     store.refuse_memory(destination)
-    if store.address_of(source) == store.address_of(destination):
+    if store.is_same_store(source, destination):
         raise CommandError("FROM and TO are the same store", ExitCode.USAGE)
     if arguments.give_up:
         return asyncio.run(_give_up(arguments, source, destination))

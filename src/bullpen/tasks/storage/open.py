@@ -30,12 +30,7 @@ _POSTGRES = (
 # Options of other PostgreSQL clients that are ignored: `timeout` detects a server that does not answer.
 _KEEPALIVES = {"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"}
 _REFUSED_UNLESS_OFF = {"channel_binding", "gssencmode"}
-_REDIS = {
-    "redis": "redis",
-    "rediss": "rediss",
-    "valkey": "redis",
-    "valkeys": "rediss",
-}  # scheme: the driver's name for it
+_REDIS = {"redis", "rediss", "valkey", "valkeys"}
 
 
 def open_storage(url: str) -> Storage:
@@ -53,7 +48,7 @@ def open_storage(url: str) -> Storage:
         return _open_postgres(url)
     server, _, cluster = scheme.partition("+")
     if server in _REDIS and cluster in ("", "cluster"):
-        return _open_redis(f"{_REDIS[server]}{url[len(scheme) :]}", cluster=bool(cluster))
+        return _open_redis(f"{server}{url[len(scheme) :]}", cluster=bool(cluster))
     raise _wrong(url)
 
 

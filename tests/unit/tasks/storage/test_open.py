@@ -289,7 +289,7 @@ def test_options_of_postgres_are_taken_and_the_others_are_the_drivers() -> None:
     [
         ("redis://:s3cret@host:6380/2?prefix=jobs&socket_timeout=5", "redis://:s3cret@host:6380/2?socket_timeout=5"),
         ("rediss://host/0?prefix=jobs", "rediss://host/0"),
-        ("valkey://host?prefix=jobs", "redis://host"),
+        ("valkey://host?prefix=jobs", "valkey://host"),
         ("rediss+cluster://a:7000,b:7001?prefix=jobs", "rediss://a:7000,b:7001"),
     ],
 )

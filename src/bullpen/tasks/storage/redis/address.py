@@ -8,6 +8,7 @@ from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 from bullpen.errors import InvalidOption
 
 _TIMEOUT = 5.0  # seconds that a reply may take, unless the address has another `socket_timeout`
+DRIVER_SCHEMES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}
 _FORBIDDEN = frozenset({"decode_responses", "max_connections"})  # options of redis-py that Bullpen sets itself
 
 
@@ -28,13 +29,15 @@ def split_address(url: str) -> SplitResult:
 
 
 def split_timeout(url: str) -> tuple[str, float]:
-    """The address without `socket_timeout`, and how long a reply may take."""
+    """The address for redis-py, without `socket_timeout`, and how long a reply may take."""
     parts = split_address(url)
     words = dict(parse_qsl(parts.query, keep_blank_values=True))
     for name in _FORBIDDEN.intersection(words):
         raise InvalidOption("url", f"?{name}", "an address without it, because Bullpen sets it")
     timeout = _seconds(words.pop("socket_timeout", None))
-    return urlunsplit(parts._replace(query=urlencode(words))), timeout
+    return urlunsplit(
+        parts._replace(scheme=DRIVER_SCHEMES.get(parts.scheme, parts.scheme), query=urlencode(words))
+    ), timeout
 
 
 def _seconds(given: str | None) -> float:

@@ -28,7 +28,7 @@ class BlockingConnection(RedisConnection):
             self._idle.pop().close()
         self._client.close()
 
-    async def execute(self, *words: Any) -> Any:
+    async def _execute(self, *words: Any) -> Any:
         wire = self._wire()
         try:
             answer = wire.execute(pack_command(words))
@@ -66,7 +66,7 @@ class BlockingConnection(RedisConnection):
         return wire
 
     def _put_away(self, wire: BlockingWire, answers: Sequence[Any]) -> None:
-        if self._replica_error(answers) is None:
+        if not any(map(self._is_of_replica, answers)):
             self._give_back(wire)
             return
         idle, self._idle = self._idle, []  # they lead to the same server

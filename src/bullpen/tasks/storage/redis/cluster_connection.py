@@ -33,13 +33,13 @@ class ClusterConnection(RedisConnection):
         nodes = [ClusterNode(*host_and_port(address)) for address in addresses]
         options = {"startup_nodes": nodes, "socket_timeout": timeout}
         self._client: Any = new_client(RedisCluster, Retry, addresses[0], **options)
-        self._client.RedisClusterRequestTTL = 1  # `execute` follows redirections itself
+        self._client.RedisClusterRequestTTL = 1  # `_execute` follows redirections itself
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def execute(self, *words: Any) -> Any:
+    async def _execute(self, *words: Any) -> Any:
         """Follow redirections to another node, but not to one that is importing the keys. The keys of a queue move one
         by one, and a script on either node would find only some of them.
         """

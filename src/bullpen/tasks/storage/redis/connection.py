@@ -37,7 +37,17 @@ class RedisConnection:
         self._idle: list[Any] = []  # connections
 
     async def execute(self, *words: Any) -> Any:
-        """Run one command and return the reply of the server."""
+        """Run one command and return the reply of the server. A server that has become a replica refuses the command,
+        so it runs again, on a new connection.
+        """
+        try:
+            return await self._execute(*words)
+        except self._errors.ResponseError as error:
+            if not self._is_of_replica(error):
+                raise
+        return await self._execute(*words)
+
+    async def _execute(self, *words: Any) -> Any:
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -78,26 +88,24 @@ class RedisConnection:
         for start in range(0, len(commands), BATCH):
             some = [pack_command(words) for words in commands[start : start + BATCH]]
             try:
-                answers += await self._execute_packed(some)
+                replies = await self._execute_packed(some)
             except self._errors.ConnectionError:
-                answers += await self._execute_packed(some)
+                replies = await self._execute_packed(some)
+            if any(map(self._is_of_replica, replies)):
+                replies = await self._execute_packed(some)
+            answers += replies
         return answers
 
     async def _execute_packed(self, packed: Sequence[bytes]) -> list[Any]:
         """Send packed commands at once. Error replies are returned, not raised."""
         raise NotImplementedError
 
-    def _replica_error(self, answers: Sequence[Any]) -> Exception | None:
-        """The error of a server that has become a replica, if one is among the replies. A new connection may reach the
-        primary.
-        """
-        for answer in answers:
-            if isinstance(answer, self._errors.ResponseError) and (
-                isinstance(answer, self._errors.ReadOnlyError | self._errors.MasterDownError)
-                or "-READONLY" in str(answer)  # the error of a script, up to Redis 6
-            ):
-                return answer
-        return None
+    def _is_of_replica(self, answer: Any) -> bool:
+        """Whether a reply is the error of a server that has become a replica. A new connection may find the primary."""
+        return isinstance(answer, self._errors.ResponseError) and (
+            isinstance(answer, self._errors.ReadOnlyError | self._errors.MasterDownError)
+            or "-READONLY" in str(answer)  # the error of a script, up to Redis 6
+        )
 
     async def execute_on_all_nodes(self, *words: Any) -> list[Any]:
         """Run one command on each server of a cluster, or on the only one."""

@@ -35,7 +35,7 @@ class LoopConnection(RedisConnection):
         self._idle.clear()
         await self._client.aclose()
 
-    async def execute(self, *words: Any) -> Any:
+    async def _execute(self, *words: Any) -> Any:
         wire = await self._wire()
         try:
             answer = await wire.execute(pack_command(words), self._timeout)
@@ -87,7 +87,7 @@ class LoopConnection(RedisConnection):
             raise
 
     async def _put_away(self, wire: AnyWire, answers: Sequence[Any]) -> None:
-        error = self._replica_error(answers)
+        error = next(filter(self._is_of_replica, answers), None)
         if error is None:
             self._give_back(wire)
             return
