@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 from bullpen.errors import InvalidOption
 
 _TIMEOUT = 5.0  # seconds that a reply may take, unless the address has another `socket_timeout`
-DRIVER_SCHEMES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}
+_DRIVER_SCHEMES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}
 _FORBIDDEN = frozenset({"decode_responses", "max_connections"})  # options of redis-py that Bullpen sets itself
 
 
@@ -36,7 +36,7 @@ def split_timeout(url: str) -> tuple[str, float]:
         raise InvalidOption("url", f"?{name}", "an address without it, because Bullpen sets it")
     timeout = _seconds(words.pop("socket_timeout", None))
     return urlunsplit(
-        parts._replace(scheme=DRIVER_SCHEMES.get(parts.scheme, parts.scheme), query=urlencode(words))
+        parts._replace(scheme=_DRIVER_SCHEMES.get(parts.scheme, parts.scheme), query=urlencode(words))
     ), timeout
 
 
