@@ -34,6 +34,7 @@ class Registry:
     def __init__(self) -> None:
         self._lock = primitives.registry_lock()
         self._workers: dict[int, Worker] = {}
+        self.get = self._workers.get  # by id, None if it is not there: each request asks for its worker
         self._left_behind: dict[int, Worker] = {}  # those of the pool no longer that still do something
         self._gone = Tallies()
         self._added = 0
@@ -75,11 +76,8 @@ class Registry:
     def forget(self) -> None:
         """There are no workers here: this is a forked child. The lock is made anew, its holder may not exist here."""
         self._lock = primitives.registry_lock()
-        self._workers = {}
-        self._left_behind = {}
-
-    def get(self, worker_id: int) -> Worker | None:
-        return self._workers.get(worker_id)
+        self._workers.clear()
+        self._left_behind.clear()
 
     def __len__(self) -> int:
         return len(self._workers)

@@ -82,8 +82,9 @@ class Engine:
         self.clock = clock
         self.instances = instances
         self.by_name_only = by_name_only(runtime)
+        # Most runtimes report on the threads of their workers, which the port knows.
         self._reports_here: Callable[[], bool] = (
-            runtime.reports_here if isinstance(runtime, SharesReportThread) else _nowhere
+            runtime.reports_here if isinstance(runtime, SharesReportThread) else bool
         )
         watched = options.max_requests is not None or bool(options.taint_on)
         self.counts_items = watched or options.observer is not None  # items of maps are requests, one by one
@@ -420,8 +421,3 @@ class Engine:
         self.startup.forget()
         self.retries.forget()
         self.timer.forget()
-
-
-def _nowhere() -> bool:
-    """Most runtimes report on the threads of their workers, which the port knows."""
-    return False
