@@ -43,6 +43,7 @@
     │   ├── InvalidPayload (ValueError)     the stored arguments or result cannot be decoded
     │   ├── UnknownTask (LookupError)       no function is registered under this name
     │   ├── TaskNotFound (LookupError)      no task has this id
+    │   ├── UnreadableTask      no task has this id
     │   ├── TaskExists                      another task has the unique key, and `on_duplicate="reject"`
     │   ├── ScheduleNotFound (LookupError)  no schedule has this key; lists the existing keys
     │   ├── ScheduleBusy                    a schedule cannot move to another queue while it runs
@@ -479,6 +480,18 @@ class TaskNotFound(QueueError, LookupError):
     def __init__(self, *, task: str) -> None:
         self.task = task
         super().__init__(f"there is no task {task}: it never existed, or it was pruned after its time to live")
+
+
+class UnreadableTask(QueueError):
+    """The stored row of this task cannot be read, so the task cannot run again. `reason` says which part of it."""
+
+    def __init__(self, *, task: str, reason: str) -> None:
+        self.task = task
+        self.reason = reason
+        super().__init__(
+            f"the stored row of task {task} cannot be read ({reason}); repair the row, or delete the task and enqueue "
+            "it again"
+        )
 
 
 class TaskExists(QueueError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import ClassVar
 
+import asyncpg
 import pytest
 
 from bullpen.tasks.storage.postgres.store import PostgresStorage
@@ -37,6 +39,56 @@ class TestPostgresStorage(StorageContract):
         self.url, self.schema = postgres_url, schema
         emptied = "; ".join(f"DELETE FROM {schema}.{table}" for table in _TABLES)
         run(postgres_url, lambda connection: connection.execute(emptied))
+
+    _GARBAGE: ClassVar = {
+        "backoff": "'{'",
+        "backoff.base": """'{"base": -1}'""",
+        "headers": "'[1]'",
+        "schedule": """'{"cron": "no cron"}'""",
+        "schedule.timezone": """'{"cron": "* * * * *", "timezone": "No/Where"}'""",
+        "errors": "ARRAY['{']",
+        "errors.null": "ARRAY[NULL]",
+        "errors.nested": "ARRAY[ARRAY['a'], ARRAY['b']]",
+        "depends_on": "'no json'",
+        "timeout": "'NaN'",
+        "result_ttl": "-1",
+        "on_failure": "'whatever'",
+        "unique_scope": "'whatever'",
+        "hold": "'whatever'",
+        "created_at": "'infinity'",
+        "unique_until": "'NaN'",
+        "repeats": "'infinity'",
+    }
+    damages_claimed = tuple(_GARBAGE)
+    damages_other = ("eta", "priority", "status", "progress")
+
+    async def damage(self, task_id: str, kind: str) -> Callable[[], Awaitable[object]]:
+        garbage = {
+            **self._GARBAGE,
+            "eta": "'NaN'",
+            "priority": "77",
+            "status": "'whatever'",
+            "progress": "'{'",
+            "newer": "2",
+        }
+        column = {"newer": "format"}.get(kind, kind.partition(".")[0])
+        connection = await asyncpg.connect(self.url)
+        statement = f"UPDATE {self.schema}.task SET {column} = {garbage[kind]} WHERE id = $1"
+        assert await connection.execute(statement, task_id) == "UPDATE 1"
+        await connection.close()
+
+        async def stored() -> object:
+            connection = await asyncpg.connect(self.url)
+            value = await connection.fetchval(f"SELECT {column}::text FROM {self.schema}.task WHERE id = $1", task_id)
+            await connection.close()
+            return value if column != "errors" else value[:2]  # a settlement may add one
+
+        return stored
+
+    async def damage_worker(self, worker: str) -> None:
+        connection = await asyncpg.connect(self.url)
+        await connection.execute(f"UPDATE {self.schema}.worker SET record = '[' WHERE id = $1", worker)
+        await connection.close()
 
     def make_storage(self) -> PostgresStorage:
         return PostgresStorage(self.url, schema=self.schema)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
@@ -16,6 +17,7 @@ from bullpen.errors import StorageError
 from bullpen.tasks.model.task import PENDING, succeed
 from bullpen.tasks.storage.port import Limit, Storage
 from bullpen.tasks.storage.redis import connection, raw_connection
+from bullpen.tasks.storage.redis.rows import TaskBody, TaskState
 from bullpen.tasks.storage.redis.store import RedisStorage
 from bullpen.testing import StorageContract
 from bullpen.testing.storage_contract.base import (
@@ -41,6 +43,58 @@ class TestRedisStorage(StorageContract):
     url: str
     url_of_user: str
     prefix: str
+
+    _STATES: ClassVar = {
+        "hold": "whatever",
+        "errors": ["{"],
+        "created_at": 1e300,
+        "unique_until": "text",
+        "next_task_id": 5,
+        "attempt": "text",
+        "priority": 3.5,
+        "completed_runs": [],
+        "result_ttl": float("nan"),
+        "awaited": [],
+        "waits_for": {},
+        "eta": float("inf"),
+        "status": "whatever",
+    }
+    _BODIES: ClassVar = {"max_retries": -1, "headers": [1], "func_path": 5, "timeout": float("nan"), "schedule": 1}
+    damages_claimed = ("body", "no body", "state", "state that is a number", "short state", *_STATES, *_BODIES)
+    damages_other = ("progress",)
+
+    async def damage(self, task_id: str, kind: str) -> Callable[[], Awaitable[object]]:
+        tag = f"{{{self.prefix}:default}}"
+        of_body = kind in self._BODIES or kind.endswith("body")
+        key = f"{tag}:body" if of_body else f"{tag}:state"
+        field = "format" if kind == "newer" else kind
+        whole = {"body": b"\xc1", "state": b"\xc1", "state that is a number": b"\x05", "short state": b"\x90"}
+        async with Redis.from_url(self.url) as client:
+            before: Any = await client.hget(key, task_id)
+            values = msgspec.msgpack.decode(before)
+            if kind in self._BODIES:
+                values[TaskBody.__struct_fields__.index(kind)] = self._BODIES[kind]
+            elif kind not in whole and kind != "no body":
+                values[TaskState.__struct_fields__.index(field)] = {**self._STATES, "progress": "{", "newer": 2}[kind]
+            if kind == "no body":
+                await client.hdel(key, task_id)
+            else:
+                await client.hset(key, task_id, whole.get(kind) or msgspec.msgpack.encode(values))
+
+        async def stored() -> object:
+            async with Redis.from_url(self.url) as client:
+                if of_body:
+                    return await client.hget(key, task_id)
+                state: Any = await client.hget(f"{tag}:damaged", task_id) or await client.hget(key, task_id)
+                if kind in whole:
+                    return state
+                return repr(msgspec.msgpack.decode(state)[TaskState.__struct_fields__.index(field)])[:4]
+
+        return stored
+
+    async def damage_worker(self, worker: str) -> None:
+        async with Redis.from_url(self.url) as client:
+            await client.hset(f"{self.prefix}:workers", worker, "[")
 
     @pytest.fixture(autouse=True)
     def _place(self, redis_url: str) -> Iterator[None]:

@@ -83,7 +83,7 @@ class Row:
 
 UNCHANGING = (
     "id func_path payload codec queue priority interval schedule max_retries backoff timeout at_most_once on_failure "
-    "result_ttl unique_key unique_scope unique_until concurrency_key headers next_task_id depends_on"
+    "result_ttl unique_key unique_scope unique_until concurrency_key headers next_task_id depends_on format unreadable"
 ).split()
 
 

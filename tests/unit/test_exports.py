@@ -123,6 +123,7 @@ PUBLIC = [
     "Timeout",
     "TooManySessions",
     "UnknownTask",
+    "UnreadableTask",
     "UnsafeFile",
     "Why",
     "WorkerAbandoned",

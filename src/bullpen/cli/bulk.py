@@ -36,16 +36,25 @@ def add_arguments(parser: argparse.ArgumentParser, statuses: Statuses, default: 
 
 
 def change_many(
-    arguments: argparse.Namespace, statuses: Statuses, change: Change, done: str, default: Statuses | None = None
+    arguments: argparse.Namespace,
+    statuses: Statuses,
+    change: Change,
+    done: str,
+    default: Statuses | None = None,
+    *,
+    readable_only: bool = False,
 ) -> int:
-    """`done`: how the message calls the change, such as "cancelled"."""
+    """`done`: how the message calls the change, such as "cancelled". `readable_only`: the filters leave out tasks whose
+    stored rows cannot be read.
+    """
     matching = Matching.of(arguments)
     _check(arguments, matching, statuses)
     with store.open_queue(arguments) as queue:
         if arguments.ids:
             return _named(arguments, change(queue, arguments.ids), done)
         matching = matching if matching.status else replace(matching, status=tuple(map(str, default or statuses)))
-        ids = [task.id for task in matching.find(queue, store.now(queue))]
+        found = matching.find(queue, store.now(queue))
+        ids = [task.id for task in found if not (readable_only and task.unreadable)]
         if arguments.dry_run or not ids:
             matching_words = counted(len(ids), "task matches", "tasks match")
             return _tell(arguments, len(ids), 0, f"{matching_words}; nothing was changed")

@@ -10,7 +10,7 @@ import msgspec
 from bullpen.cli.terminal.output import counted, duration
 from bullpen.tasks.client.why import STALE_AFTER
 from bullpen.tasks.model.store_move import mark_of
-from bullpen.tasks.model.task import Task
+from bullpen.tasks.model.task import FORMAT, Task
 from bullpen.tasks.storage.port import HealthFinding, Schema, WorkerRecord
 from bullpen.tasks.worker.identity import is_dead
 
@@ -64,6 +64,7 @@ def diagnose(look: Look) -> list[HealthFinding]:
     found = [
         *_no_workers(look),
         *_stuck(look),
+        *_unreadable(look),
         *_unknown_functions(look),
         *_paused(look),
         *_lost_workers(look),
@@ -97,6 +98,21 @@ def _stuck(look: Look) -> Iterable[HealthFinding]:
         )
     else:
         yield problem("expired_leases", message, "start a worker: it takes them back and runs them again")
+
+
+def _unreadable(look: Look) -> Iterable[HealthFinding]:
+    tasks = [*look.running, *(task for tasks in look.oldest.values() for task in tasks)]
+    newer = [task for task in tasks if task.unreadable and task.format > FORMAT]
+    damaged = [task for task in tasks if task.unreadable and task.format <= FORMAT]
+    if newer:
+        message = f"a newer version of Bullpen has written {counted(len(newer), 'task', 'tasks')}: {_ids(newer)}"
+        yield warning("newer_tasks", message, "start workers of that version, or upgrade these")
+    if damaged:
+        cannot = counted(len(damaged), "stored task cannot", "stored tasks cannot")
+        advice = (
+            "`bullpen tasks show ID` says why; workers set them aside as failed; `bullpen tasks cancel ID` does too"
+        )
+        yield problem("unreadable_tasks", f"{cannot} be read: {_ids(damaged)}", advice)
 
 
 def _unknown_functions(look: Look) -> Iterable[HealthFinding]:

@@ -15,7 +15,7 @@ from bullpen.cli.terminal.screen import Line, StyledText
 from bullpen.tasks.client.task_queue import LARGEST_PAGE
 from bullpen.tasks.client.why import Why
 from bullpen.tasks.model.info import TaskInfo, as_datetime
-from bullpen.tasks.model.task import TaskError, TaskStatus
+from bullpen.tasks.model.task import TaskStatus
 
 SHOWN = 50
 MESSAGE = 60  # characters of an error in a list
@@ -58,7 +58,7 @@ def _row(task: TaskInfo, now: datetime) -> Sequence[StyledText]:
         StyledText(task.queue),
         StyledText(str(task.attempt)),
         StyledText(when(_moment(task, now), now), "quiet"),
-        StyledText(_in_short(task.error) if task.error is not None else "", "quiet"),
+        StyledText(_in_short(task), "quiet"),
     )
 
 
@@ -69,8 +69,14 @@ def _moment(task: TaskInfo, now: datetime) -> datetime:
     return task.finished_at or task.started_at or task.created_at
 
 
-def _in_short(error: TaskError) -> str:
-    said = f"{error.type or error.kind}: {error.message}" if error.message else error.type or error.kind
+def _in_short(task: TaskInfo) -> str:
+    error = task.error
+    if task.unreadable:
+        said = f"unreadable: {task.unreadable}"
+    elif error is None:
+        return ""
+    else:
+        said = f"{error.type or error.kind}: {error.message}" if error.message else error.type or error.kind
     line = said.splitlines()[0]
     return line if len(line) <= MESSAGE else line[: MESSAGE - 1] + "…"
 
@@ -123,6 +129,7 @@ def _described(task: TaskInfo, why: Why, now: datetime) -> list[Line]:
                 ("worker", task.worker or ""),
                 ("progress", "" if task.progress is None else str(task.progress)),
                 ("result", f"not kept: {task.result_dropped}" if task.result_dropped else ""),
+                ("unreadable", task.unreadable),
                 ("why", "; ".join(cause.message for cause in why.causes)),
             ]
         ),
@@ -155,7 +162,12 @@ def _add_retry_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _retry(arguments: argparse.Namespace) -> int:
     return bulk.change_many(
-        arguments, OVER, lambda queue, ids: queue.retry(*ids), "will run again", default=(TaskStatus.FAILED,)
+        arguments,
+        OVER,
+        lambda queue, ids: queue.retry(*ids),
+        "will run again",
+        default=(TaskStatus.FAILED,),
+        readable_only=True,
     )
 
 

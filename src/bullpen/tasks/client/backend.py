@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec.structs import replace
 
 from bullpen import primitives
-from bullpen.errors import InvalidOption, InvalidOptionType, QueueError, TaskNotFound
+from bullpen.errors import InvalidOption, InvalidOptionType, QueueError, TaskNotFound, UnreadableTask
 from bullpen.tasks.client.clients import Clients
 from bullpen.tasks.client.watch import Watch
 from bullpen.tasks.model.ids import as_schedule_id, schedule_id
@@ -289,8 +289,13 @@ class QueueBackend:
 
     async def retry(self, ids: Sequence[str]) -> int:
         """Let tasks that are over run again; how many this changed."""
-        changed = await (await self.clients.get()).retry(ids)
+        storage = await self.clients.get()
+        changed = await storage.retry(ids)
         self.watch.redriven(changed)
+        others = set(ids) - {task.id for task in changed}
+        for task in await storage.get(sorted(others)) if others else ():
+            if task is not None and task.unreadable:
+                raise UnreadableTask(task=task.id, reason=task.unreadable)
         return len(changed)
 
     async def task(self, task_id: str) -> Task:

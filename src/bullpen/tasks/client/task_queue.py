@@ -373,7 +373,8 @@ class TaskQueue:
             fitting = [
                 task.id
                 for task in page
-                if error_type is None or (task.error is not None and task.error.type == error_type)
+                if not task.unreadable
+                and (error_type is None or (task.error is not None and task.error.type == error_type))
             ]
             count += await self._backend.retry(fitting) if fitting else 0
         return count

@@ -9,7 +9,8 @@ import msgspec
 
 from bullpen.tasks.model.info import as_datetime
 from bullpen.tasks.model.store_move import mark_of
-from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS, Task, TaskStatus
+from bullpen.tasks.model.task import FAILED, FORMAT, PENDING, RUNNING, SUCCESS, Task, TaskStatus
+from bullpen.tasks.model.unreadable import unreadable_message
 from bullpen.tasks.storage.port import Limit, Storage, TaskFilter, WorkerRecord
 
 STALE_AFTER = 30.0  # a worker that said nothing for so long does not count
@@ -25,6 +26,7 @@ CauseKind = Literal[
     "retry",
     "next_run",
     "unknown_function",
+    "unreadable",
     "moving",
     "eta",
     "expired",
@@ -111,7 +113,9 @@ async def _before(storage: Storage, task: Task) -> list[Task]:
 
 def explain(task: Task, around: Surroundings) -> Why:
     """The explanation itself; it reads no store."""
-    if task.status is PENDING and task.waits_for > 0:
+    if task.unreadable and not task.is_final:
+        causes = [_unreadable(task), *_waits_for_time(task, around.now)]
+    elif task.status is PENDING and task.waits_for > 0:
         causes = [_waits_for_members(task, around)]
     elif task.status is PENDING:
         causes = [*_waits_for_code(task), *_waits_for_time(task, around.now), *_waits_for_others(task, around)]
@@ -121,6 +125,12 @@ def explain(task: Task, around: Surroundings) -> Why:
     else:
         causes = [_is_over(task)]
     return Why(id=task.id, name=task.func_path, status=task.status, causes=tuple(causes))
+
+
+def _unreadable(task: Task) -> Cause:
+    is_newer = task.format > FORMAT
+    advice = "start a worker of the version that wrote it" if is_newer else "a worker sets it aside as failed"
+    return Cause("unreadable", f"{unreadable_message(task)}; {advice}", {"reason": task.unreadable, "newer": is_newer})
 
 
 def _waits_for_members(task: Task, around: Surroundings) -> Cause:

@@ -45,6 +45,7 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     started_at: datetime | None  # of the latest attempt
     finished_at: datetime | None
+    unreadable: str  # why its stored row cannot be read, and it cannot run; "" if it can
 
     @property
     def error(self) -> TaskError | None:
@@ -147,6 +148,7 @@ def info_of(task: Task) -> TaskInfo:
         created_at=as_datetime(task.created_at),
         started_at=_maybe(task.started_at),
         finished_at=_maybe(task.finished_at),
+        unreadable=task.unreadable,
     )
 
 

@@ -27,9 +27,10 @@ def has_come_back(before: Task, after: Task) -> bool:
 
 def followed(follower: Task, member: Task, now: float) -> Task | None:
     """The follower after a member has ended; None if it does not change."""
-    if follower.depends_on is None or follower.status is not PENDING or follower.waits_for <= 0:
+    depends_on = follower.depends_on
+    if (depends_on is None and not follower.unreadable) or follower.status is not PENDING or follower.waits_for <= 0:
         return None
-    if member.status is SUCCESS or follower.depends_on.run_always:
+    if member.status is SUCCESS or (depends_on is not None and depends_on.run_always):
         left = follower.waits_for - 1
         return replace(follower, waits_for=left, eta=follower.eta if left else now)
     why = f"it waited for task {member.id}, which {'failed' if member.status is not CANCELLED else 'was cancelled'}"

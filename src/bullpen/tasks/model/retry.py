@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 JITTER = 0.1
 _LARGEST_EXPONENT = 60
+_Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
 
 
 class Backoff(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -15,11 +18,11 @@ class Backoff(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     repeats.
     """
 
-    base: float = 1.0
-    max_delay: float = 3600.0
-    factor: float = 2.0
-    jitter: float = JITTER
-    delays: tuple[float, ...] = ()
+    base: _Seconds = 1.0
+    max_delay: _Seconds = 3600.0
+    factor: Annotated[float, msgspec.Meta(ge=0.0, le=1e4)] = 2.0
+    jitter: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = JITTER
+    delays: tuple[_Seconds, ...] = ()
 
     def delay(self, failures: int, random: float) -> float:
         """Seconds to wait after this number of failures; `random` is a random number from 0 to 1."""

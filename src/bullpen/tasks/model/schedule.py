@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from datetime import datetime, timedelta, tzinfo
-from typing import Literal
+from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -48,8 +48,21 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     cron: str | None = None
     timezone: str = "UTC"
     misfire: Misfire = "run"  # what happens to times that pass while no worker can run it
-    misfire_grace: float = MISFIRE_GRACE  # seconds that a run may start late
+    misfire_grace: Annotated[float, msgspec.Meta(ge=0.0, le=1e11)] = MISFIRE_GRACE  # seconds that a run may start late
     overlap: Overlap = "skip"  # what happens to times that come while it runs
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if the times cannot be computed: a stored schedule may be damaged."""
+        if self.cron is not None:
+            _check_times(self.cron, self.timezone)
+
+
+@functools.lru_cache(maxsize=1000)
+def _check_times(cron: str, timezone: str) -> None:
+    if checked_cron(cron) != cron:
+        raise ValueError(f"{cron!r} is no cron text in its stored form")
+    if timezone != "UTC":
+        checked_zone(timezone)
 
 
 def checked_cron(text: str) -> str:
@@ -73,7 +86,7 @@ def checked_zone(name: str) -> str:
     try:
         return _zone(name).key
     except (KeyError, ValueError, OSError):  # the name may be a directory, or a file that is no time zone
-        raise ValueError(name) from None
+        raise ValueError(f"the time zone {name!r} is unknown here") from None
 
 
 def next_fire_time(schedule: Schedule, after: float) -> float | None:

@@ -29,7 +29,10 @@ _decode = msgspec.json.Decoder(Mark).decode
 
 def mark_of(task: Task) -> Mark | None:
     written = task.headers.get(HEADER)
-    return None if written is None else _decode(written)
+    try:
+        return None if written is None else _decode(written)
+    except msgspec.MsgspecError:  # no mark of ours
+        return None
 
 
 def marked(task: Task, to: str, at: float, *, changed: bool = False) -> Task | None:

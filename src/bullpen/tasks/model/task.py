@@ -11,12 +11,19 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from bullpen.tasks.model.retry import JITTER, Backoff
 from bullpen.tasks.model.schedule import Schedule, latest_fire_time, next_fire_time
+
+FORMAT = 1  # of the stored rows that this version writes; a row with a higher one comes from a newer version
+
+# The values that a stored field may have. No store writes others, and a row with another one is unreadable.
+Instant = Annotated[float, msgspec.Meta(ge=-62_135_596_800.0, le=253_402_300_799.0)]  # the years that datetime has
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class TaskStatus(enum.StrEnum):
@@ -74,8 +81,8 @@ class TaskError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One failed attempt, as data: no exception is ever rebuilt from it."""
 
     kind: ErrorKind
-    attempt: int
-    at: float  # seconds since the epoch, by the store's clock
+    attempt: Count
+    at: Instant  # seconds since the epoch, by the store's clock
     type: str = ""
     message: str = ""
     traceback: str = ""
@@ -119,37 +126,38 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     payload: bytes  # the arguments, encoded
     codec: str = "json"
     queue: str = "default"
-    priority: int = 0
+    priority: Annotated[int, msgspec.Meta(ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)] = LOWEST_PRIORITY
     status: TaskStatus = PENDING
-    eta: float = 0.0  # not before
-    interval: float | None = None
+    eta: Instant = 0.0  # not before
+    interval: Seconds | None = None
     schedule: Schedule | None = None
-    max_retries: int = 0
+    max_retries: Count = 0
     backoff: Backoff = Backoff()
-    timeout: float | None = None
-    expires: float | None = None  # not started after
+    timeout: Seconds | None = None
+    expires: Instant | None = None  # not started after
     at_most_once: bool = False
     on_failure: OnFailure = "fail"  # of a task with an interval, or a schedule
-    result_ttl: float | None = 86_400.0
+    result_ttl: Seconds | None = 86_400.0
     unique_key: str | None = None
     unique_scope: UniqueScope = "alive"  # holds its key until it is final, or until it starts
-    unique_until: float | None = None  # … and at least until then
+    unique_until: Instant | None = None  # … and at least until then
     concurrency_key: str | None = None
     headers: dict[str, str] = {}
     next_task_id: str | None = None  # the task that depends on this one
     depends_on: DependsOn | None = None
-    waits_for: int = 0  # how many of the tasks in depends_on are not done; see links.py
+    # How many of the tasks in depends_on are not done; see links.py.
+    waits_for: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = 0
 
-    attempt: int = 0  # rises with every claim, and fences every write after it
-    failures: int = 0  # in this run: exceptions and timeouts
-    crashes: int = 0  # in this run: how often its worker died
-    completed_runs: int = 0  # completed runs of a task with an interval, or a schedule
-    scheduled_at: float | None = None  # the time of its schedule that this run is for
+    attempt: Count = 0  # rises with every claim, and fences every write after it
+    failures: Count = 0  # in this run: exceptions and timeouts
+    crashes: Count = 0  # in this run: how often its worker died
+    completed_runs: Count = 0  # completed runs of a task with an interval, or a schedule
+    scheduled_at: Instant | None = None  # the time of its schedule that this run is for
     hold: ScheduleHold = ""
 
     worker: str | None = None
     claim_id: str | None = None
-    lease_until: float | None = None
+    lease_until: Instant | None = None
     cancel_requested: bool = False
     progress: Progress | None = None
 
@@ -157,9 +165,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     result_dropped: str = ""  # why the result could not be stored
     errors: tuple[TaskError, ...] = ()  # the latest attempts that failed, oldest first
 
-    created_at: float = 0.0
-    started_at: float | None = None
-    finished_at: float | None = None
+    created_at: Instant = 0.0
+    started_at: Instant | None = None
+    finished_at: Instant | None = None
+
+    format: Count = FORMAT
+    unreadable: str = ""  # why its stored row cannot be read; see unreadable.py
 
     @property
     def error(self) -> TaskError | None:
@@ -294,9 +305,24 @@ def postpone(task: Task, error: TaskError, random: float, *, give_up_after: floa
     waited = max(error.at - mark.at, 0.0) if mark is not None and waits_already else 0.0
     if waited >= give_up_after:
         return reject(task, error)
-    delay = min(max(waited, 1.0), LONGEST_POSTPONEMENT) * (1.0 + JITTER * random)
     postponed = None if waits_already else msgspec.structs.replace(error, type=_POSTPONED)
-    return _again(task, delay, failures=task.failures, crashes=task.crashes, error=postponed)
+    return _again(task, _postponement(waited, random), failures=task.failures, crashes=task.crashes, error=postponed)
+
+
+def set_aside(task: Task, error: TaskError, random: float) -> Settlement:
+    """Its stored row cannot be read: it fails with `error`, which is final. A row of a newer version waits for a worker
+    of that version instead: as long again as it has existed, at most `LONGEST_POSTPONEMENT` seconds.
+    """
+    if task.cancel_requested:
+        return cancel(task)
+    if task.format <= FORMAT:
+        return reject(task, error)
+    delay = _postponement(error.at - task.created_at, random)
+    return _again(task, delay, failures=task.failures, crashes=task.crashes)
+
+
+def _postponement(waited: float, random: float) -> float:
+    return min(max(waited, 1.0), LONGEST_POSTPONEMENT) * (1.0 + JITTER * random)
 
 
 def release(task: Task, delay: float = 0.0) -> Settlement:

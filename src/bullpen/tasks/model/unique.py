@@ -53,7 +53,7 @@ def meet(new: Task, holder: Task, duplicates: Duplicates, now: float) -> Task:
     """The holder after a new task with its key was added: unchanged, or replaced. Raises TaskExists."""
     if duplicates.policy == "reject":
         raise TaskExists(key=new.unique_key or "", task=holder.id)
-    if duplicates.policy == "return" or holder.status is not PENDING:
+    if duplicates.policy == "return" or holder.status is not PENDING or holder.unreadable:
         return holder
     eta = new.eta if new.eta > 0 else now
     if duplicates.push_limit is not None:

@@ -67,6 +67,7 @@ class Mover:
             if not page:
                 break
             after = page[-1].id
+            self.left |= {task.id: f"it cannot be read ({task.unreadable})" for task in page if task.unreadable}
             gone = await self._move([task for task in page if task.id not in self.left and not _neighbours(task)])
             for task in page:
                 if _neighbours(task) and task.id not in together and not self._stopped():
@@ -116,7 +117,7 @@ class Mover:
     async def _move_together(self, tasks: Sequence[Task]) -> int:
         """Move tasks that depend on each other: all of them, or none while one of them runs."""
         self._refuse_other_moves(tasks)
-        if any(task.status is RUNNING or task.id in self.left for task in tasks):
+        if any(task.status is RUNNING or task.id in self.left or task.unreadable for task in tasks):
             return 0
         primitives.failpoint("move.before_mark")
         wanted = [task for task in tasks if task.status is PENDING and mark_of(task) is None]

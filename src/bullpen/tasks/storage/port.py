@@ -43,12 +43,12 @@ model of a store.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from bullpen.tasks.model.task import Progress, Settlement, Task, TaskStatus
+from bullpen.tasks.model.task import Count, Instant, Progress, Settlement, Task, TaskStatus
 from bullpen.tasks.model.unique import RETURN, Duplicates
 
 
@@ -88,15 +88,26 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     host: str
-    pid: int
+    pid: Count
     boot_id: str  # identifies the boot of the machine; a pid is unique only within one boot
     process_started: float
     queues: tuple[str, ...]
-    concurrency: int
-    running: int = 0
-    started_at: float = 0.0
-    seen_at: float = 0.0  # by the store's clock
+    concurrency: Count
+    running: Count = 0
+    started_at: Instant = 0.0
+    seen_at: Instant = 0.0  # by the store's clock
     stopping: bool = False
+
+
+def readable_workers(rows: Iterable[Sequence[Any]], decode: Callable[..., WorkerRecord]) -> list[WorkerRecord]:
+    """The workers of stored records, without those that cannot be read. `decode` gets the values of a row."""
+    found = []
+    for row in rows:
+        try:
+            found.append(decode(*row))
+        except Exception:  # whatever a decoder makes of arbitrary bytes
+            continue
+    return found
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):

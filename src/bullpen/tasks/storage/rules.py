@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from bullpen.tasks.model.links import called_back, followed, has_come_back, has_ended
 from bullpen.tasks.model.task import RUNNING, Settlement, Task, applies, new_as_kept, settled
 from bullpen.tasks.model.unique import RETURN, Duplicates, has_key, meet
+from bullpen.tasks.model.unreadable import moved
 from bullpen.tasks.storage.port import Limit, Move
 
 
@@ -91,7 +92,7 @@ class StoreRules:
         """
         for task_id in ids:
             before = self._read(task_id)
-            after = None if before is None else move(before, now)
+            after = None if before is None else moved(before, move, now)
             if before is not None and after is not None and not self._is_taken(after, now):
                 self._keep(after, before, now)
                 yield before, after

@@ -36,6 +36,9 @@ async def put(storage: Storage, task: Task) -> bool:
     Raises ScheduleBusy if it moves to another queue while it runs.
     """
     (existing,) = await storage.get([task.id])
+    if existing is not None and existing.unreadable and existing.is_final:  # a worker has set it aside
+        await storage.delete([existing.id])
+        existing = None
     is_new = existing is None or existing.is_final
     kept = existing
     while kept is None or kept.queue != task.queue:  # repeat if another client was faster
@@ -51,8 +54,8 @@ async def put(storage: Storage, task: Task) -> bool:
 async def _leave_queue(storage: Storage, existing: Task) -> None:
     """Delete the schedule, because a task cannot change its queue. Not while it runs, or two runs would overlap."""
     if not existing.is_final and not await storage.change([existing.id], _cancelled_if_pending):
-        assert existing.schedule is not None
-        raise ScheduleBusy(key=existing.schedule.key, queue=existing.queue)
+        key = existing.id if existing.schedule is None else existing.schedule.key
+        raise ScheduleBusy(key=key, queue=existing.queue)
     await storage.delete([existing.id])
 
 

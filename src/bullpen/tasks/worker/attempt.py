@@ -56,9 +56,11 @@ from bullpen.tasks.model.task import (
     postpone,
     reject,
     release,
+    set_aside,
     succeed,
     writable,
 )
+from bullpen.tasks.model.unreadable import unreadable_message
 from bullpen.tasks.worker.in_process import Outcome, TaskRaised, TaskUnreadable
 from bullpen.tasks.worker.options import Lane, WorkerOptions
 from bullpen.tasks.worker.own_transaction import OwnTransaction
@@ -145,6 +147,9 @@ class TaskAttempt:
     def begin(self) -> None:
         """Resolve the function, and hand it to the loop or to a thread."""
         task, lane = self.task, self._lane
+        if task.unreadable:
+            lane.settle(self, self._set_aside())
+            return
         if task.scheduled_at is not None and (instead := instead_of_run(task)) is not None:
             self._log(logging.INFO, "skipped: planned for its next time")
             lane.settle(self, instead)
@@ -457,6 +462,15 @@ class TaskAttempt:
         else:
             then = f"; retrying in {settlement.delay:.3g} s"
             self._log(logging.WARNING, "released: this worker has not registered the function%s%s", hint, then)
+        return settlement
+
+    def _set_aside(self) -> Settlement:
+        why = unreadable_message(self.task)
+        settlement = set_aside(self.task, self._error("poison", None, why), primitives.random.random())
+        if settlement.delay is None:
+            self._log(logging.ERROR, "%s: %s", settlement.status, why)
+        else:
+            self._log(logging.WARNING, "released: %s; retrying in %.3g s", why, settlement.delay)
         return settlement
 
     def _hint(self) -> str:

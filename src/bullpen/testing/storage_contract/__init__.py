@@ -28,6 +28,7 @@ limits.py     paused queues, limits
 moving.py     tasks that come from another store, or go to one
 people.py     get, list, counts, cancel, retry, delete
 schedules.py  schedules that are paused or changed
+unreadable.py rows that another program, or a newer version, has written
 upkeep.py     expiry, retention, worker records
 waiting.py    wake-ups
 together.py   several threads, several processes, and tasks that survive them
@@ -45,6 +46,7 @@ from bullpen.testing.storage_contract.schedules import ScheduleTests
 from bullpen.testing.storage_contract.settling import SettlingTests
 from bullpen.testing.storage_contract.together import TogetherTests
 from bullpen.testing.storage_contract.unique import UniqueTests
+from bullpen.testing.storage_contract.unreadable import UnreadableTests
 from bullpen.testing.storage_contract.upkeep import UpkeepTests
 from bullpen.testing.storage_contract.waiting import WaitingTests
 
@@ -62,6 +64,7 @@ class StorageContract(
     LinkTests,
     PeopleTests,
     ScheduleTests,
+    UnreadableTests,
     UpkeepTests,
     WaitingTests,
     TogetherTests,

@@ -45,6 +45,21 @@ class StoreTests:
         """Where another process finds the store, for `open_storage`; None if it cannot."""
         return None
 
+    # For `unreadable.py`: what `damage` can do to a stored task. After the first kinds, a claim gets an unreadable
+    # task; after the others it gets none, or overwrites the damage.
+    damages_claimed: Sequence[str] = ()
+    damages_other: Sequence[str] = ()
+
+    async def damage(self, task_id: str, kind: str) -> Callable[[], Awaitable[object]]:
+        """Write garbage into the row of a task of the queue `default`, past the store. `kind`: one of the two lists
+        above, or "newer", for a row of a newer version. Returns a function that reads what was overwritten.
+        """
+        pytest.skip("the store has no way to damage a row")
+
+    async def damage_worker(self, worker: str) -> None:
+        """Write garbage into the record of a worker."""
+        pytest.skip("the store has no way to damage a record")
+
     @pytest.fixture
     def anyio_backend(self) -> str:
         return "asyncio"

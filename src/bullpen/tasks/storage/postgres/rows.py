@@ -10,7 +10,18 @@ import msgspec
 
 from bullpen.tasks.model.retry import Backoff
 from bullpen.tasks.model.schedule import Schedule
-from bullpen.tasks.model.task import NEVER, DependsOn, Progress, Settlement, Task, TaskError, TaskStatus
+from bullpen.tasks.model.task import (
+    FAILED,
+    FORMAT,
+    NEVER,
+    DependsOn,
+    Progress,
+    Settlement,
+    Task,
+    TaskError,
+    TaskStatus,
+)
+from bullpen.tasks.model.unreadable import unreadable_task
 
 NEW = {  # the columns that are written when a task is added
     "id": "text",
@@ -65,9 +76,10 @@ RAN = {  # the columns that only an attempt writes
     "result_dropped": "text",
     "created_at": "float8",
 }
+_FORMAT = {"format": "smallint"}  # of the row; a newer version may write a higher one
 _NO_FIELDS = ("prune_at", "awaited")  # columns that are no fields of a task
 # The columns that a task is made of.
-READ = {name: kind for name, kind in {**NEW, **CHANGING, **RAN}.items() if name not in _NO_FIELDS}
+READ = {name: kind for name, kind in {**NEW, **CHANGING, **RAN, **_FORMAT}.items() if name not in _NO_FIELDS}
 # Everything that is read, by name: a migration may add columns, and `*` would then return other rows.
 COLUMNS = ", ".join((*READ, *_NO_FIELDS))
 # The columns that a claim returns: without those that the client knows already. A column with its default is NULL.
@@ -194,6 +206,7 @@ def whole_row(task: Task) -> dict[str, Any]:
         "created_at": task.created_at,
         "started_at": task.started_at,
         "awaited": False,
+        "format": task.format,
     }
 
 
@@ -282,23 +295,43 @@ def _bytes_as_hex(value: Any) -> Any:
 
 
 def task_of(row: Iterable[Any]) -> Task:
-    """From a row of `COLUMNS`."""
-    return Task(**_fields(READ_AS, row))
+    """From a row of `COLUMNS`; of a row that cannot be read, see `unreadable.py`."""
+    return _task_of(READ_AS, row, {})
 
 
 def claimed_task(row: Iterable[Any], **set_by_claim: Any) -> Task:
     """From a row of `CLAIMED`, and the fields that the claim has set."""
-    return Task(**_fields(CLAIMED_AS, row), **set_by_claim)
+    return _task_of(CLAIMED_AS, row, set_by_claim)
 
 
-def _fields(names: Iterable[str], row: Iterable[Any]) -> dict[str, Any]:
+def _task_of(names: Iterable[str], row: Iterable[Any], others: Mapping[str, Any]) -> Task:
     """NULL means the default of the field; in `result_ttl` it means None."""
-    fields = {name: value for name, value in zip(names, row, strict=False) if value is not None}
-    fields.setdefault("result_ttl", None)
-    for name, decode in _DECODED:
-        if name in fields:
-            fields[name] = decode(fields[name])
-    return fields
+    stored = {name: value for name, value in zip(names, row, strict=False) if value is not None}
+    stored.setdefault("result_ttl", None)
+    fields = {**stored, **others}
+    try:
+        for name, decode in _DECODED.items():
+            if name in stored:
+                fields[name] = decode(stored[name])
+        if fields["format"] <= FORMAT:
+            return msgspec.convert(fields, Task)
+    except Exception:  # whatever the decoders make of arbitrary values
+        pass
+    return unreadable_task({**stored, **others}, {name: one for name, one in _DECODED.items() if name in stored})
+
+
+def changes_of_unreadable(row: Iterable[Any], after: Task) -> dict[str, Any]:
+    """The columns of `CHANGING` that have changed in a row of `COLUMNS` that cannot be read. The others stay as they
+    are, and so do errors that cannot be read.
+    """
+    row = tuple(row)
+    pairs = zip(CHANGING, changed_row(task_of(row)), changed_row(after), strict=False)
+    changes = {name: new for name, old, new in pairs if new != old}
+    try:
+        _DECODED["errors"](row[READ_AS.index("errors")])
+    except Exception:
+        changes.pop("errors", None)
+    return changes
 
 
 def _prune_at(task: Task) -> float | None:
@@ -329,19 +362,24 @@ def _as_fields(columns: Iterable[str]) -> tuple[str, ...]:
 READ_AS, CLAIMED_AS = _as_fields(READ), _as_fields(CLAIMED)
 
 _decode_error = msgspec.json.Decoder(TaskError).decode
-_DECODED: tuple[tuple[str, Callable[[Any], Any]], ...] = (
-    ("func_path", from_text),
-    ("queue", from_text),
-    ("status", {status.value: status for status in TaskStatus}.__getitem__),
-    ("schedule", msgspec.json.Decoder(Schedule).decode),
-    ("backoff", msgspec.json.Decoder(Backoff).decode),
-    ("unique_key", from_text),
-    ("concurrency_key", from_text),
-    ("headers", msgspec.json.Decoder(dict[str, str]).decode),
-    ("depends_on", msgspec.json.Decoder(DependsOn).decode),
-    ("worker", from_text),
-    ("claim_id", from_text),
-    ("progress", msgspec.json.Decoder(Progress).decode),
-    ("result_dropped", from_text),
-    ("errors", lambda errors: tuple(map(_decode_error, errors))),
-)
+_DECODED: dict[str, Callable[[Any], Any]] = {
+    "func_path": from_text,
+    "queue": from_text,
+    "schedule": msgspec.json.Decoder(Schedule).decode,
+    "backoff": msgspec.json.Decoder(Backoff).decode,
+    "unique_key": from_text,
+    "concurrency_key": from_text,
+    "headers": msgspec.json.Decoder(dict[str, str]).decode,
+    "depends_on": msgspec.json.Decoder(DependsOn).decode,
+    "worker": from_text,
+    "claim_id": from_text,
+    "progress": msgspec.json.Decoder(Progress).decode,
+    "result_dropped": from_text,
+    "errors": lambda errors: tuple(map(_decode_error, errors)),
+}
+_statuses = {status.value: status for status in TaskStatus}
+
+
+def status_of(written: str) -> TaskStatus:
+    """A status that does not exist counts as failed: no statement finds work in such a row."""
+    return _statuses.get(written, FAILED)

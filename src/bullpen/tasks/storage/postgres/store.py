@@ -37,6 +37,7 @@ from bullpen.tasks.storage.port import (
     Renewal,
     TaskFilter,
     WorkerRecord,
+    readable_workers,
 )
 from bullpen.tasks.storage.postgres import statements
 from bullpen.tasks.storage.postgres.claim_cursor import ClaimCursor, Floors
@@ -52,6 +53,7 @@ from bullpen.tasks.storage.postgres.rows import (
     new_json,
     settled_row,
     settlement_json,
+    status_of,
     task_of,
     to_text,
     whole_row,
@@ -340,7 +342,8 @@ class PostgresStorage(PostgresClient):
     async def counts(self) -> Counts:
         counts: dict[str, dict[TaskStatus, int]] = {}
         for queue, status, count in await self._fetch(statements.COUNT, again=True):
-            counts.setdefault(from_text(queue), {})[TaskStatus(status)] = count
+            of_queue = counts.setdefault(from_text(queue), {})
+            of_queue[status_of(status)] = of_queue.get(status_of(status), 0) + count
         return counts
 
     async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
@@ -404,7 +407,7 @@ class PostgresStorage(PostgresClient):
 
     async def workers(self) -> Sequence[WorkerRecord]:
         rows = await self._fetch(statements.WORKERS, again=True)
-        return [msgspec.structs.replace(_decode_worker(record), seen_at=seen_at) for record, seen_at in rows]
+        return readable_workers(rows, _worker_of)
 
     async def pause(self, queue: str) -> None:
         await self._fetch(statements.PAUSE, to_text(queue))
@@ -447,6 +450,10 @@ class PostgresStorage(PostgresClient):
             )
             for row in await self._fetch(statements.LIMITS, again=True)
         ]
+
+
+def _worker_of(record: str, seen_at: float) -> WorkerRecord:
+    return msgspec.structs.replace(_decode_worker(record), seen_at=seen_at)
 
 
 def _check_settled(settlement: Settlement, refused: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from bullpen.tasks.model.links import called_back, followed, has_ended, redriven_behind
 from bullpen.tasks.model.task import PENDING, RUNNING, SUCCESS, Settlement, Task, new_as_kept, redriven
 from bullpen.tasks.model.unique import Duplicates, has_key, meet
+from bullpen.tasks.model.unreadable import moved
 from bullpen.tasks.storage.notifications import RESULT, WORK
 from bullpen.tasks.storage.port import Move
 from bullpen.tasks.storage.postgres import schema as schemas
@@ -18,6 +19,7 @@ from bullpen.tasks.storage.postgres.rows import (
     SETTLED,
     arrays,
     changed_row,
+    changes_of_unreadable,
     new_row,
     settled_row,
     task_of,
@@ -157,10 +159,10 @@ class PostgresTaskTable:
         changed = []
         for task_id in dict.fromkeys(ids):
             before = existing.get(task_id)
-            if before is not None and before.depends_on is not None and move is redriven:
+            if before is not None and before.depends_on is not None and move is redriven and not before.unreadable:
                 after = redriven_behind(before, await self.members(before), now)
             else:
-                after = None if before is None else move(before, now)
+                after = None if before is None else moved(before, move, now)
             if before is not None and after is not None and await self.update(after, now):
                 if terms_row(after) != terms_row(before):
                     await self.update_terms(after)
@@ -231,8 +233,18 @@ class PostgresTaskTable:
             holder = await self.holder(task, now)
             if holder is not None and holder.id != task.id:
                 return False
-        await self.execute(statements.UPDATE, *changed_row(task))
+        if task.unreadable:
+            await self.update_unreadable(task)
+        else:
+            await self.execute(statements.UPDATE, *changed_row(task))
         return True
+
+    async def update_unreadable(self, task: Task) -> None:
+        for row in await self.fetch(statements.GET, [task.id]):
+            changes = changes_of_unreadable(row, task)
+            columns = ", ".join(f"{name} = ${place}" for place, name in enumerate(changes, start=2))
+            if columns:
+                await self.execute(f"UPDATE {{schema}}.task SET {columns} WHERE id = $1", task.id, *changes.values())
 
     async def update_terms(self, task: Task) -> None:
         await self.execute(statements.UPDATE_TERMS, *terms_row(task), task.id)

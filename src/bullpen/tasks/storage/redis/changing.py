@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bullpen.tasks.model.task import Task
+from bullpen.tasks.model.unreadable import moved
 from bullpen.tasks.storage.port import Move
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.failures import translated_errors
@@ -19,7 +20,8 @@ class TaskChanging(TaskReading):
         return await self._change_each(scripts.CANCEL, ids)
 
     async def retry(self, ids: Sequence[str]) -> Sequence[Task]:
-        return await self._change_each(scripts.RETRY, ids)
+        unreadable = {task.id for task in await self.get(ids) if task is not None and task.unreadable}
+        return await self._change_each(scripts.RETRY, [one for one in ids if one not in unreadable])
 
     async def _change_each(self, script: str, ids: Sequence[str]) -> list[Task]:
         wanted = list(dict.fromkeys(ids))
@@ -42,7 +44,7 @@ class TaskChanging(TaskReading):
         while left:
             moves: dict[str, list[tuple[Task, Task]]] = {}
             for before in await self.get(left):
-                after = None if before is None else move(before, now)
+                after = None if before is None else moved(before, move, now)
                 if before is not None and after is not None:
                     moves.setdefault(before.queue, []).append((before, after))
             left = []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bullpen.tasks.storage.port import Limit, WorkerRecord
+from bullpen.tasks.storage.port import Limit, WorkerRecord, readable_workers
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.client import RedisClient
 from bullpen.tasks.storage.redis.failures import translated_errors
@@ -29,7 +29,7 @@ class QueueSettings(RedisClient):
 
     async def workers(self) -> Sequence[WorkerRecord]:
         records = await self._execute("HVALS", f"{self.prefix}:workers")
-        return sorted(map(_decode_worker, records), key=lambda record: record.id)
+        return sorted(readable_workers(zip(records), _decode_worker), key=lambda record: record.id)
 
     async def pause(self, queue: str) -> None:
         await self._list_first([queue])

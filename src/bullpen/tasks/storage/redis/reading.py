@@ -37,16 +37,15 @@ class TaskReading(RedisClient):
                 found += await self._list_queue(queue, which, limit, after)
         return heapq.nsmallest(limit, found, key=lambda task: task.id)
 
-    async def _list_queue(self, queue: str, which: TaskFilter, limit: int, after: str | None) -> Tasks:
+    async def _list_queue(self, queue: str, which: TaskFilter, limit: int, after: str | bytes | None) -> Tasks:
         found: Tasks = []
         only_running = "1" if which.statuses == (RUNNING,) else "0"
         while len(found) < limit:
             rows = await self._run(scripts.LIST_TASKS, queue, [str(PAGE), after or "", only_running])
-            page = self._tasks(queue, rows)
-            found += [task for task in page if _fits(task, which)]
-            if len(page) < PAGE:
+            found += [task for task in self._tasks(queue, rows) if _fits(task, which)]
+            if len(rows) < 6 * PAGE:
                 break
-            after = page[-1].id
+            after = rows[-6]
         return found[:limit]
 
     async def counts(self) -> Counts:

@@ -6,9 +6,10 @@ text instead. New fields go to the end and have a default, because older tasks d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -16,27 +17,36 @@ from bullpen.tasks.model.ids import is_schedule
 from bullpen.tasks.model.retry import Backoff
 from bullpen.tasks.model.schedule import Schedule
 from bullpen.tasks.model.task import (
+    FORMAT,
+    HIGHEST_PRIORITY,
+    LOWEST_PRIORITY,
     NEVER,
+    Count,
     DependsOn,
+    Instant,
     OnFailure,
     Progress,
     ScheduleHold,
+    Seconds,
     Settlement,
     Task,
     TaskError,
     TaskStatus,
 )
 from bullpen.tasks.model.task_batch import TaskBatch, ids_of, templates_of
+from bullpen.tasks.model.unreadable import UNKNOWN_NAME, unreadable_task
+
+Packed = TypeVar("Packed", bound=msgspec.Struct)
 
 
 class TaskBody(msgspec.Struct, array_like=True, gc=False):
     func_path: str
     payload: bytes
     codec: str
-    interval: float | None
-    max_retries: int
+    interval: Seconds | None
+    max_retries: Count
     backoff: Backoff
-    timeout: float | None
+    timeout: Seconds | None
     at_most_once: bool
     on_failure: OnFailure
     headers: dict[str, str]
@@ -47,19 +57,19 @@ class TaskState(msgspec.Struct, array_like=True, gc=False):
     """Scripts use the names of the fields in capitals."""
 
     status: str = "pending"
-    attempt: int = 0
-    priority: int = 0
-    eta: float = 0.0
-    failures: int = 0
-    crashes: int = 0
-    completed_runs: int = 0
+    attempt: Count = 0
+    priority: Annotated[int, msgspec.Meta(ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)] = LOWEST_PRIORITY
+    eta: Instant = 0.0
+    failures: Count = 0
+    crashes: Count = 0
+    completed_runs: Count = 0
     worker: str = ""
     claim_id: str = ""
-    created_at: float = 0.0
-    started_at: float = 0.0
-    finished_at: float = 0.0
-    expires: float = 0.0
-    result_ttl: float = -1.0
+    created_at: Instant = 0.0
+    started_at: Instant = 0.0
+    finished_at: Instant = 0.0
+    expires: Instant = 0.0
+    result_ttl: Annotated[float, msgspec.Meta(ge=-1.0, le=1e11)] = -1.0
     unique_key: str = ""
     concurrency_key: str = ""
     cancel_requested: bool = False
@@ -68,16 +78,24 @@ class TaskState(msgspec.Struct, array_like=True, gc=False):
     result_dropped: str = ""
     progress: str = ""  # JSON
     errors: list[str] = []  # each JSON
-    scheduled_at: float = -1.0
+    scheduled_at: Instant = -1.0
     hold: ScheduleHold = ""
-    unique_until: float = 0.0
+    unique_until: Instant = 0.0
     keeps_key: bool = True  # whether it holds its unique key after it has started
     next_task_id: str = ""
-    waits_for: int = 0
+    waits_for: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = 0
     run_always: bool = False  # even if a dependency fails
-    depends_on: int = 0  # how many; their ids are in a hash of their own
+    depends_on: Count = 0  # how many; their ids are in a hash of their own
     many: bool = False
     place: str = ""
+    format: Count = FORMAT  # of the body and of this; a newer version may write a higher one
+    unreadable: str = ""  # why a script had to replace the state; the original is in another hash
+
+
+def default_state_in_lua() -> str:
+    """The fields of a new state, as a table of Lua."""
+    values = [getattr(TaskState(), name) for name in TaskState.__struct_fields__]
+    return "{" + ", ".join("{}" if value == [] else repr(value).lower() for value in values) + "}"
 
 
 pack = msgspec.msgpack.Encoder().encode
@@ -172,6 +190,7 @@ def state_of(task: Task) -> bytes:
         task.unique_until or 0.0,
         task.unique_scope == "alive",
         *_links_of(task),
+        task.format,
     )
     return pack(state)
 
@@ -319,7 +338,74 @@ def task_of(
     result: bytes | None,
     followed: bytes | None,
 ) -> Task:
-    given, state = _decode_body(body), _decode_state(packed)
+    """The task of a row; of a row that cannot be read, see `unreadable.py`."""
+    try:
+        given, state = _decode_body(body), _decode_state(packed)
+        if state.format <= FORMAT and not state.unreadable:
+            return _task_of(queue, lease_until, task_id, state, given, result, followed)
+    except Exception:  # whatever the decoders make of arbitrary bytes
+        pass
+    return _unreadable_task(queue, lease_until, task_id, packed, body, result, followed)
+
+
+def _unreadable_task(
+    queue: str,
+    lease_until: float | None,
+    task_id: bytes,
+    packed: bytes,
+    body: bytes,
+    result: bytes | None,
+    followed: bytes | None,
+) -> Task:
+    problems: list[str] = []
+    given = _salvaged(TaskBody, body, TaskBody("", b"", "json", None, 0, Backoff(), None, False, "fail", {}), problems)
+    state = _salvaged(TaskState, packed, TaskState(), problems)
+    fields = {
+        "id": task_id.decode(errors="backslashreplace"),
+        "func_path": given.func_path or UNKNOWN_NAME,
+        "status": state.status,
+        "progress": state.progress or None,
+        "errors": state.errors,
+        "depends_on": followed,
+        "format": state.format,
+    }
+    decoders: dict[str, Callable[[Any], Any]] = {
+        "progress": _decode_progress,
+        "errors": lambda errors: tuple(map(_decode_error, errors)),
+        "depends_on": lambda ids: _depends_on(state, ids),
+    }
+    task = unreadable_task(fields, decoders, [*problems, *([state.unreadable] if state.unreadable else [])])
+    state.status, state.progress, state.errors = task.status, "", []
+    sound = _task_of(queue, lease_until, task.id.encode(), state, given, result, None)
+    kept = ("func_path", "progress", "errors", "depends_on", "format", "unreadable")
+    return msgspec.structs.replace(sound, **{name: getattr(task, name) for name in kept})
+
+
+def _salvaged(kind: type[Packed], packed: bytes, usual: Packed, problems: list[str]) -> Packed:
+    """The fields of a packed value that can be read, and those of `usual` for the others."""
+    try:
+        values = msgspec.msgpack.decode(packed, type=list[Any])
+    except Exception as error:
+        problems.append(f"{'body' if kind is TaskBody else 'state'}: {error}")
+        return usual
+    types = typing.get_type_hints(kind, include_extras=True)
+    for name, value in zip(kind.__struct_fields__, values, strict=False):
+        try:
+            setattr(usual, name, msgspec.convert(value, types[name], builtin_types=(bytes,)))
+        except Exception as error:
+            problems.append(f"{name}: {error}")
+    return usual
+
+
+def _task_of(
+    queue: str,
+    lease_until: float | None,
+    task_id: bytes,
+    state: TaskState,
+    given: TaskBody,
+    result: bytes | None,
+    followed: bytes | None,
+) -> Task:
     return Task(
         id=task_id.decode(),
         func_path=given.func_path,

@@ -21,6 +21,7 @@ Keys
     :state        hash by id: `rows.TaskState`, packed. Scripts read and write it
     :result       hash by id: the result
     :depends_on   hash by id: the ids that the task depends on, packed. Ended ones are counted in the state only
+    :damaged      hash by id: a state that another program has overwritten, as it was found
     :ids          all ids, in order
     :ready:P      pending tasks of priority P without a concurrency key, by eta
     :keyed:P      pending tasks of priority P with a concurrency key, by eta
@@ -74,10 +75,11 @@ from importlib.resources import files
 from bullpen.tasks.model.ids import SCHEDULES
 from bullpen.tasks.model.links import GIVEN_UP
 from bullpen.tasks.model.task import ERRORS_KEPT, NEVER, NOT_IN_TIME, UNPLANNED
-from bullpen.tasks.storage.redis.rows import TaskState
+from bullpen.tasks.storage.redis.rows import TaskState, default_state_in_lua
 
 # The values of names in scripts. A local variable would cost time whenever a script starts.
 _CONSTANTS: dict[str, object] = {
+    "DEFAULT_STATE": default_state_in_lua(),
     **{name.upper(): number for number, name in enumerate(TaskState.__struct_fields__, start=1)},
     "ERRORS_KEPT": ERRORS_KEPT,
     "UNPLANNED": UNPLANNED,

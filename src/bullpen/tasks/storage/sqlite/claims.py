@@ -18,6 +18,7 @@ from itertools import islice
 import msgspec
 
 from bullpen.tasks.model.ids import SCHEDULES, is_schedule
+from bullpen.tasks.model.task import NEVER
 from bullpen.tasks.storage.port import Limit
 from bullpen.tasks.storage.rules import QueueRoom, keys_limit, most_starts, rate_period
 from bullpen.tasks.storage.sqlite.rows import COLUMNS, Row
@@ -47,7 +48,7 @@ _DUE = "AND priority = ? AND eta <= ? AND (expires IS NULL OR expires > ?) ORDER
 _KEYS = f"SELECT min(concurrency_key) {_BY_KEY}"
 _decode_limit = msgspec.msgpack.Decoder(Limit).decode
 
-Head = tuple[int, float, str]
+Head = tuple[float, float, str]
 
 
 def claimable(
@@ -82,8 +83,8 @@ def next_eta(db: sqlite3.Connection, queues: Sequence[str], now: float) -> float
     for queue in queues:
         for waiting in (_FREE, _KEYED):
             for priority in _priorities(db, waiting, (queue,)):
-                sooner = f"SELECT min(eta) {waiting} AND priority = ? AND eta > ?"
-                (eta,) = db.execute(sooner, (queue, priority, now)).fetchone()
+                sooner = f"SELECT min(eta) {waiting} AND priority = ? AND eta > ? AND eta <= ?"
+                (eta,) = db.execute(sooner, (queue, priority, now, NEVER)).fetchone()
                 soonest = min(soonest, math.inf if eta is None else eta)
     return soonest
 
@@ -115,7 +116,15 @@ def open_queues(db: sqlite3.Connection, queues: Sequence[str]) -> list[str]:
 
 
 def read_limits(db: sqlite3.Connection) -> list[Limit]:
-    return [_decode_limit(terms) for (terms,) in db.execute("SELECT terms FROM bullpen_limit ORDER BY queue")]
+    return [_limit(*row) for row in db.execute("SELECT queue, terms FROM bullpen_limit ORDER BY queue")]
+
+
+def _limit(queue: str, terms: bytes) -> Limit:
+    """A limit that cannot be read holds its queue back, and no other one."""
+    try:
+        return _decode_limit(terms)
+    except Exception:
+        return Limit(queue=queue, max_running=0)
 
 
 def note_starts(db: sqlite3.Connection, rows: Sequence[Row], limits: Sequence[Limit], elapsed: float) -> None:
@@ -246,4 +255,4 @@ def _priorities(db: sqlite3.Connection, waiting: str, which: tuple[str, ...]) ->
 
 def _place(row: Row) -> Head:
     """Where a task stands in the order of claims."""
-    return (-row[3], row[5], row[1])
+    return (-row[3] if type(row[3]) is int else -math.inf, row[5], row[1])

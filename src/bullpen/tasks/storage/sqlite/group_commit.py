@@ -46,7 +46,6 @@ from bullpen.errors import StorageBusy, StorageClosed, StorageCorrupt, StorageEr
 from bullpen.tasks.model.task import Task
 from bullpen.tasks.storage.sqlite import file
 from bullpen.tasks.storage.sqlite.file import DatabaseFile
-from bullpen.tasks.storage.sqlite.rows import DamagedRow
 from bullpen.tasks.storage.sqlite.task_table import SqliteTaskTable, StoreClock
 
 log = logging.getLogger("bullpen.storage")
@@ -105,7 +104,7 @@ class WorkItem:
         self.error = error
         if isinstance(error, sqlite3.Error | OSError) and not isinstance(error, StorageError):
             self.error = file.translated_error(error, storage)
-        elif isinstance(error, DamagedRow | UnicodeDecodeError):
+        elif isinstance(error, UnicodeDecodeError):
             self.error = StorageCorrupt(f"it is damaged ({error})", storage=storage)
         if self.error is not error:
             self.error.__cause__ = error
@@ -390,4 +389,4 @@ def is_busy(error: BaseException) -> bool:
 
 def is_of_store(error: BaseException) -> bool:
     """Whether the store or its content is to blame: no defect of the code, and no interrupt of this thread."""
-    return isinstance(error, StorageError | sqlite3.Error | OSError | DamagedRow | UnicodeDecodeError)
+    return isinstance(error, StorageError | sqlite3.Error | OSError | UnicodeDecodeError)

@@ -6,13 +6,28 @@ Most tasks of a function share it, so it is encoded and decoded once for all of 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import msgspec
 
 from bullpen.tasks.model.retry import Backoff
 from bullpen.tasks.model.schedule import Schedule
-from bullpen.tasks.model.task import PENDING, DependsOn, OnFailure, Progress, Task, TaskError, TaskStatus, UniqueScope
+from bullpen.tasks.model.task import (
+    FAILED,
+    FORMAT,
+    PENDING,
+    Count,
+    DependsOn,
+    OnFailure,
+    Progress,
+    Seconds,
+    Task,
+    TaskError,
+    TaskStatus,
+    UniqueScope,
+)
+from bullpen.tasks.model.unreadable import FIELD_TYPES, unreadable_task
 from bullpen.tasks.storage.rules import prune_at
 
 Row = tuple[Any, ...]
@@ -21,7 +36,7 @@ COLUMNS = (
     "id, queue, priority, status, eta, expires, unique_key, concurrency_key, attempt, failures, crashes, "
     "completed_runs, scheduled_at, hold, unique_until, next_task_id, depends_on, waits_for, worker, claim_id, "
     "lease_until, cancel_requested, created_at, started_at, finished_at, result_ttl, func_path, options, "
-    "headers, progress, errors, result_dropped, payload, result"
+    "headers, progress, errors, result_dropped, payload, result, format"
 )
 # Of tasks that are new, and need nothing else; those enqueued together differ in the last two only. To bind a value
 # takes longer than to store it, so nothing is bound that need not be.
@@ -39,10 +54,10 @@ class _Options(msgspec.Struct, frozen=True, omit_defaults=True):
     """What never changes, and no statement asks for."""
 
     codec: str = "json"
-    interval: float | None = None
-    max_retries: int = 0
+    interval: Seconds | None = None
+    max_retries: Count = 0
     backoff: Backoff = Backoff()
-    timeout: float | None = None
+    timeout: Seconds | None = None
     at_most_once: bool = False
     on_failure: OnFailure = "fail"
     schedule: Schedule | None = None
@@ -98,6 +113,7 @@ def row_of(task: Task, ahead: float) -> Row:
         task.result_dropped,
         task.payload,
         task.result,
+        task.format,
         prune_at(task),
     )
 
@@ -169,6 +185,24 @@ def changes_of(task: Task, ahead: float) -> Row:
     )
 
 
+def changes_of_unreadable(row: Row, after: Task, ahead: float) -> dict[str, Any]:
+    """The columns that have changed in a row of `COLUMNS` that cannot be read. The others stay as they are, and so do
+    errors that cannot be read.
+    """
+    pairs = zip(CHANGING.split(", "), changes_of(task_of(row, ahead), ahead), changes_of(after, ahead), strict=True)
+    changes = {name: new for name, old, new in pairs if new != old}
+    try:
+        _decode_errors(row[_NAMES.index("errors")] or b"\x90")
+    except Exception:
+        changes.pop("errors", None)
+    return changes
+
+
+def status_of(written: object) -> TaskStatus:
+    """A status that does not exist counts as failed: no statement finds work in such a row."""
+    return _statuses.get(written, FAILED) if isinstance(written, str) else FAILED
+
+
 def terms_of(task: Task) -> Row:
     """`TERMS`."""
     return (
@@ -182,16 +216,41 @@ def terms_of(task: Task) -> Row:
     )
 
 
-class DamagedRow(Exception):
-    """A row that this module cannot have written."""
-
-
 def task_of(row: Row, ahead: float) -> Task:
-    """A row of `COLUMNS` as a task."""
+    """A row of `COLUMNS` as a task; of a row that cannot be read, see `unreadable.py`."""
     try:
+        msgspec.convert(tuple(row), _CheckedRow)
         return _task_of(row, ahead)
-    except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
-        raise DamagedRow(f"task {row[0]!r} cannot be read: {error!r}") from error
+    except Exception:  # whatever the decoders make of arbitrary values
+        return _unreadable_task(row, ahead)
+
+
+# The types of the columns, as they are stored: SQLite itself keeps any value in any column.
+_ENCODED: dict[str, Any] = {
+    "lease_until": Annotated[float, msgspec.Meta(ge=-1e10, le=1e11)] | None,  # of another clock
+    "cancel_requested": Annotated[int, msgspec.Meta(ge=0, le=1)],
+    "format": Annotated[int, msgspec.Meta(ge=FORMAT, le=FORMAT)],
+}
+_ENCODED |= dict.fromkeys(("options", "headers", "depends_on", "progress", "errors", "payload", "result"), Any)
+_NAMES = COLUMNS.split(", ")
+_CheckedRow = msgspec.defstruct(
+    "_CheckedRow", [(name, _ENCODED.get(name, FIELD_TYPES.get(name))) for name in _NAMES], array_like=True, gc=False
+)
+
+
+def _unreadable_task(row: Row, ahead: float) -> Task:
+    stored = dict(zip(_NAMES, row, strict=True))
+    return unreadable_task(stored, _DECODERS | {"lease_until": lambda lease_until: lease_until + ahead})
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "options": lambda packed: msgspec.structs.asdict(_decode_options(packed)),
+    "headers": _decode_headers,
+    "depends_on": _decode_depends_on,
+    "progress": _decode_progress,
+    "errors": _decode_errors,
+    "cancel_requested": (False, True).__getitem__,
+}
 
 
 def _task_of(row: Row, ahead: float) -> Task:
@@ -230,7 +289,10 @@ def _task_of(row: Row, ahead: float) -> Task:
         result_dropped,
         payload,
         result,
+        _,
     ) = row
+    if type(payload) is not bytes or (result is not None and type(result) is not bytes):
+        raise TypeError
     options = _decoded.get(packed) or _remember(packed)
     return Task(
         id=task_id,

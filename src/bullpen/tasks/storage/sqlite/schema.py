@@ -49,7 +49,8 @@ CREATE TABLE bullpen_task (
     errors           BLOB,
     result_dropped   TEXT NOT NULL DEFAULT '',
     payload          BLOB NOT NULL,
-    result           BLOB
+    result           BLOB,
+    format           INTEGER NOT NULL DEFAULT 1  -- of this row; a newer version may write a higher one
 );
 CREATE INDEX bullpen_ready ON bullpen_task (queue, priority, eta, id, expires)
     WHERE status = 'pending' AND concurrency_key IS NULL;

@@ -27,7 +27,17 @@ from bullpen.tasks.model.task import (
 )
 from bullpen.tasks.model.task_batch import TaskBatch, batches_of
 from bullpen.tasks.model.unique import RETURN, Duplicates, has_key
-from bullpen.tasks.storage.port import AttemptKey, Decide, Exchange, Limit, Move, Renewal, TaskFilter, WorkerRecord
+from bullpen.tasks.storage.port import (
+    AttemptKey,
+    Decide,
+    Exchange,
+    Limit,
+    Move,
+    Renewal,
+    TaskFilter,
+    WorkerRecord,
+    readable_workers,
+)
 from bullpen.tasks.storage.rules import StoreRules
 from bullpen.tasks.storage.sqlite import claims
 from bullpen.tasks.storage.sqlite.rows import (
@@ -38,10 +48,12 @@ from bullpen.tasks.storage.sqlite.rows import (
     TERMS,
     Row,
     changes_of,
+    changes_of_unreadable,
     headers_of,
     is_plain,
     row_of,
     shared_of,
+    status_of,
     task_of,
     terms_of,
 )
@@ -78,6 +90,10 @@ _KEEP_TERMS = f"UPDATE bullpen_task SET ({TERMS}) = ({', '.join('?' * (TERMS.cou
 _CLAIM = (
     "UPDATE bullpen_task SET status = 'running', attempt = attempt + 1, worker = ?, claim_id = ?, lease_until = ?, "
     "started_at = ?, progress = NULL WHERE rowid IN (SELECT value FROM json_each(?))"
+)
+_SET_ASIDE = (
+    "UPDATE bullpen_task SET status = 'failed', finished_at = ?, prune_at = ? + ifnull(result_ttl, 9e999) "
+    "WHERE rowid IN (SELECT value FROM json_each(?))"
 )
 # No unfinished task still needs its result.
 _UNAWAITED = (
@@ -233,7 +249,7 @@ class SqliteTaskTable(StoreRules):
 
     def _claim(self, worker: str, queues: Sequence[str], limit: int, lease: float, claim_id: str) -> tuple[Task, ...]:
         now, elapsed, ahead = self.now, self.elapsed, self._ahead
-        rows = claims.claimable(self._db, queues, self.limits(), now, elapsed, limit)
+        rows = self._claimable(queues, limit)
         taken = [
             claimed(task_of(row[1:], ahead), worker=worker, claim_id=claim_id, now=now, lease_until=now + lease)
             for row in rows
@@ -243,7 +259,20 @@ class SqliteTaskTable(StoreRules):
             self._db.execute(_CLAIM, (worker, claim_id, elapsed + lease, now, rowids))
             claims.note_starts(self._db, rows, self.limits(), elapsed)
             self.must_last |= True in [task.at_most_once for task in taken]
+            for row, task in zip(rows, taken, strict=True):
+                if task.unreadable:  # its attempt may be no number
+                    self._db.execute("UPDATE bullpen_task SET attempt = ? WHERE rowid = ?", (task.attempt, row[0]))
         return tuple(taken)
+
+    def _claimable(self, queues: Sequence[str], limit: int) -> list[Row]:
+        def rows() -> list[Row]:
+            return claims.claimable(self._db, queues, self.limits(), self.now, self.elapsed, limit)
+
+        found = self._reading(rows)
+        nameless = [row[0] for row in found if type(row[1]) is not str]
+        if nameless:  # no settlement can name such a row
+            self._db.execute(_SET_ASIDE, (self.now, self.now, str(nameless)))
+        return [row for row in found if type(row[1]) is str]
 
     def renew(self, holds: Sequence[AttemptKey], lease: float) -> Renewal:
         lost, cancelled = set(), set()
@@ -276,8 +305,8 @@ class SqliteTaskTable(StoreRules):
         running = "FROM bullpen_task INDEXED BY bullpen_running WHERE status IN ('running')"
         return [
             task_id
-            for task_id, worker, lease_until in self._db.execute(f"SELECT id, worker, lease_until {running}").fetchall()
-            if worker in dead or lease_until <= self.elapsed
+            for task_id, worker, lease_until in self._rows(f"SELECT id, worker, lease_until {running}")
+            if worker in dead or type(lease_until) is not float or lease_until <= self.elapsed
         ]
 
     # People and upkeep.
@@ -302,9 +331,7 @@ class SqliteTaskTable(StoreRules):
         return self.change(ids, lambda task, now: redriven_behind(task, self._members(task), now))
 
     def delete(self, ids: Sequence[str]) -> int:
-        delete = (
-            f"DELETE FROM bullpen_task WHERE id = ? AND status IN ('success', 'failed', 'cancelled') AND {_UNAWAITED}"
-        )
+        delete = f"DELETE FROM bullpen_task WHERE id = ? AND status NOT IN ('pending', 'running') AND {_UNAWAITED}"
         return self._db.executemany(delete, [(task_id,) for task_id in ids]).rowcount if ids else 0
 
     def import_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
@@ -337,9 +364,8 @@ class SqliteTaskTable(StoreRules):
         return self._db.execute(prune, (self.now, limit)).rowcount
 
     def is_something_to_prune(self) -> bool:
-        oldest = "SELECT min(prune_at) FROM bullpen_task INDEXED BY bullpen_finished WHERE prune_at IS NOT NULL"
-        (prune_at,) = self._db.execute(oldest).fetchone()
-        return prune_at is not None and bool(prune_at <= self.now)
+        oldest = "SELECT 1 FROM bullpen_task INDEXED BY bullpen_finished WHERE prune_at <= ? LIMIT 1"
+        return self._db.execute(oldest, (self.now,)).fetchone() is not None
 
     # Workers, queues, limits.
 
@@ -352,7 +378,7 @@ class SqliteTaskTable(StoreRules):
         self._db.execute("DELETE FROM bullpen_worker WHERE id = ?", (worker,))
 
     def workers(self) -> list[WorkerRecord]:
-        return [_decode_worker(record) for (record,) in self._db.execute("SELECT record FROM bullpen_worker")]
+        return readable_workers(self._rows("SELECT record FROM bullpen_worker"), _decode_worker)
 
     def pause(self, queue: str) -> None:
         self._db.execute("INSERT OR IGNORE INTO bullpen_paused VALUES (?)", (queue,))
@@ -378,8 +404,8 @@ class SqliteTaskTable(StoreRules):
     # Reading.
 
     def get(self, task_id: str) -> Task | None:
-        row = self._db.execute(_GET, (task_id,)).fetchone()
-        return None if row is None else task_of(row, self._ahead)
+        rows = self._rows(_GET, (task_id,))
+        return task_of(rows[0], self._ahead) if rows else None
 
     def find(self, ids: Sequence[str]) -> Sequence[Task | None]:
         return [self.get(task_id) for task_id in ids]
@@ -395,7 +421,8 @@ class SqliteTaskTable(StoreRules):
             values.append(after)
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         table = f"bullpen_task {_index_for(which)}"
-        return self._tasks(f"SELECT {COLUMNS} FROM {table} {where} ORDER BY id LIMIT ?", (*values, limit))
+        found = self._rows(f"SELECT {COLUMNS} FROM {table} {where} ORDER BY id LIMIT ?", (*values, limit))
+        return [task_of(row, self._ahead) for row in found if type(row[0]) is str]
 
     def counts(self) -> dict[str, dict[TaskStatus, int]]:
         """Each from the index that has just those tasks."""
@@ -409,14 +436,15 @@ class SqliteTaskTable(StoreRules):
             "GROUP BY queue, status",
         )
         counts: dict[str, dict[TaskStatus, int]] = {}
-        for queue, status, count in self._db.execute(" UNION ALL ".join(parts)):
-            of_queue = counts.setdefault(queue, {})
-            of_queue[TaskStatus(status)] = of_queue.get(TaskStatus(status), 0) + count
+        for queue, written, count in self._rows(" UNION ALL ".join(parts)):
+            of_queue = counts.setdefault(queue if type(queue) is str else repr(queue), {})
+            status = status_of(written)
+            of_queue[status] = of_queue.get(status, 0) + count
         return counts
 
     def next_work(self, queues: Sequence[str]) -> float:
         """When something may be due: now, later or never (infinity)."""
-        if claims.claimable(self._db, queues, self.limits(), self.now, self.elapsed, 1):
+        if self._reading(lambda: claims.claimable(self._db, queues, self.limits(), self.now, self.elapsed, 1)):
             return self.now
         opened = claims.open_queues(self._db, queues)
         limits = self.limits()
@@ -425,11 +453,30 @@ class SqliteTaskTable(StoreRules):
 
     def has_result(self, task_id: str, completed_runs: int) -> bool:
         """Whether it is final, or gone, or has completed more than `completed_runs` runs."""
-        found = self._db.execute("SELECT status, completed_runs FROM bullpen_task WHERE id = ?", (task_id,)).fetchone()
-        return found is None or found[0] not in ("pending", "running") or found[1] > completed_runs
+        waits = "SELECT status IN ('pending', 'running') AND completed_runs <= ? FROM bullpen_task WHERE id = ?"
+        found = self._db.execute(waits, (completed_runs, task_id)).fetchone()
+        return found is None or not found[0]
 
     def _tasks(self, statement: str, values: Sequence[object]) -> list[Task]:
-        return [task_of(row, self._ahead) for row in self._db.execute(statement, values)]
+        return [task_of(row, self._ahead) for row in self._rows(statement, values)]
+
+    def _rows(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
+        return self._reading(lambda: self._db.execute(statement, values).fetchall())
+
+    def _reading(self, read: Callable[[], T]) -> T:
+        """The result of `read`. If a text is no UTF-8, `sqlite3` returns no row at all: then such a text is read as
+        bytes, which `task_of` finds to be unreadable.
+        """
+        try:
+            return read()
+        except (sqlite3.OperationalError, UnicodeDecodeError) as error:
+            if "UTF-8" not in str(error) and not isinstance(error, UnicodeDecodeError):
+                raise
+        usual, self._db.text_factory = self._db.text_factory, _text_or_bytes
+        try:
+            return read()
+        finally:
+            self._db.text_factory = usual
 
     # How the rules read and write.
 
@@ -444,11 +491,21 @@ class SqliteTaskTable(StoreRules):
         self.add([task])
 
     def _write(self, task: Task, now: float) -> None:  # noqa: ARG002
-        self._db.execute(_KEEP, (*changes_of(task, self._ahead), task.id))
+        if task.unreadable:
+            self._write_unreadable(task)
+        else:
+            self._db.execute(_KEEP, (*changes_of(task, self._ahead), task.id))
         if task.is_final:
             self.settled.add(task.id)
         else:
             self.changed_queues.add(task.queue)
+
+    def _write_unreadable(self, task: Task) -> None:
+        for row in self._rows(_GET, (task.id,)):
+            if not (changes := changes_of_unreadable(row, task, self._ahead)):
+                continue
+            columns = ", ".join(f"{name} = ?" for name in changes)
+            self._db.execute(f"UPDATE bullpen_task SET {columns} WHERE id = ?", (*changes.values(), task.id))
 
     def _drop(self, task: Task) -> None:
         self._db.execute("DELETE FROM bullpen_task WHERE id = ?", (task.id,))
@@ -458,6 +515,13 @@ class SqliteTaskTable(StoreRules):
             return None
         others = self._tasks(_WITH_KEY, (task.unique_key, task.queue))
         return next((other for other in others if has_key(other, now)), None)
+
+
+def _text_or_bytes(stored: bytes) -> str | bytes:
+    try:
+        return stored.decode()
+    except UnicodeDecodeError:
+        return stored
 
 
 def _is_plain_success(one: Settlement) -> bool:

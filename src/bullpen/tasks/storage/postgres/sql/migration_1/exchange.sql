@@ -61,7 +61,7 @@ BEGIN
                 result_dropped = CASE WHEN s.status = 'success'
                         OR s.status = 'pending' AND s.completed_runs > t.completed_runs
                     THEN s.result_dropped ELSE t.result_dropped END,
-                errors = CASE WHEN s.error IS NULL THEN t.errors
+                errors = CASE WHEN s.error IS NULL OR array_ndims(t.errors) > 1 THEN t.errors
                     ELSE (t.errors || s.error)[greatest(1, cardinality(t.errors) + 2 - {errors_kept}):] END,
                 worker = CASE WHEN s.status <> 'pending' OR t.cancel_requested THEN t.worker END,
                 claim_id = NULL,

@@ -10,7 +10,7 @@ BEGIN
         IF NOT FOUND OR follower.status <> 'pending' OR follower.waits_for <= 0 THEN
             RETURN;
         END IF;
-        IF member.status = 'success' OR coalesce((follower.depends_on::json ->> 'run_always')::boolean, false) THEN
+        IF member.status = 'success' OR follower.depends_on LIKE '%"run_always":true%' THEN
             UPDATE {schema}.task t
             SET waits_for = t.waits_for - 1, eta = CASE WHEN t.waits_for = 1 THEN now ELSE t.eta END
             WHERE t.id = follower.id;
@@ -23,7 +23,8 @@ BEGIN
             'it waited for task ' || member.id || ', which '
             || CASE member.status WHEN 'cancelled' THEN 'was cancelled' ELSE 'failed' END)::text;
         UPDATE {schema}.task t SET status = 'cancelled', finished_at = now, waits_for = {given_up},
-            errors = (t.errors || problem)[greatest(1, cardinality(t.errors) + 2 - {errors_kept}):],
+            errors = CASE WHEN array_ndims(t.errors) > 1 THEN t.errors
+                ELSE (t.errors || problem)[greatest(1, cardinality(t.errors) + 2 - {errors_kept}):] END,
             prune_at = greatest(now + coalesce(t.result_ttl, 'infinity'), t.unique_until)
         WHERE t.id = follower.id RETURNING t.* INTO follower;
         IF follower.awaited THEN

@@ -44,7 +44,8 @@ CREATE TABLE {schema}.task (
     errors           text[] NOT NULL DEFAULT '{}', -- each element is JSON
     result_dropped   text NOT NULL DEFAULT '',
     payload          bytea NOT NULL,
-    result           bytea
+    result           bytea,
+    format           smallint NOT NULL DEFAULT 1   -- of this row; a newer version may write a higher one
 ) WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 
 CREATE INDEX task_ready ON {schema}.task (queue, priority, eta, id) WHERE status = 'pending';

@@ -29,7 +29,8 @@ WHERE free.id IS NULL OR renewed.id IS NOT NULL;
 -- name: save_progress
 UPDATE {schema}.task SET progress = $3 WHERE id = $1 AND attempt = $2 AND status || '' = 'running' RETURNING 1;
 
+-- A lease that is no instant has expired.
 -- name: lock_lost
 SELECT {columns} FROM {schema}.task
-WHERE status = 'running' AND id > $1 AND (worker = ANY ($2) OR lease_until <= $3)
+WHERE status = 'running' AND id > $1 AND (worker = ANY ($2) OR (lease_until > $3 AND lease_until < 'infinity') IS NOT TRUE)
 ORDER BY id LIMIT $4 FOR UPDATE SKIP LOCKED;

@@ -9,7 +9,7 @@ SELECT queue, status, count(*) FROM {schema}.task GROUP BY 1, 2;
 -- A task that a pending or running task still depends on stays.
 -- name: delete
 DELETE FROM {schema}.task t
-WHERE id = ANY ($1) AND status IN ('success', 'failed', 'cancelled')
+WHERE id = ANY ($1) AND status NOT IN ('pending', 'running')
     AND (t.next_task_id IS NULL OR NOT EXISTS (
         SELECT 1 FROM {schema}.task f WHERE f.id = t.next_task_id AND f.status IN ('pending', 'running')
     ))

@@ -2,7 +2,9 @@
 
 -- How many dependencies of a task have not ended; nil if one of them did not succeed.
 local function unfinished(tag, id, task)
-    local left, followed = 0, task[DEPENDS_ON] > 0 and cmsgpack.unpack(redis.call('HGET', tag .. ':depends_on', id)) or {}
+    local left, packed = 0, task[DEPENDS_ON] > 0 and redis.call('HGET', tag .. ':depends_on', id)
+    local ok, followed = pcall(cmsgpack.unpack, packed or '')
+    if not ok or type(followed) ~= 'table' then followed = {} end  -- none, or unreadable
     for i = #followed, 1, -1 do  -- from the end, where one that failed is most likely
         local _, member = find(tag, followed[i])
         if member and not is_final(member[STATUS]) then

@@ -114,7 +114,7 @@ end
 -- Notify the clients that wait for a task: one by its own channel, several by that of all.
 local function publish_end(channel, id, task)
     if task[AWAITED] then
-        redis.call('PUBLISH', task[AWAITED] == true and channel .. ':ends' or task[AWAITED], 'r' .. id)
+        redis.pcall('PUBLISH', task[AWAITED] == true and channel .. ':ends' or task[AWAITED], 'r' .. id)
     end
 end
 

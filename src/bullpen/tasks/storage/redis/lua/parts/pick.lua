@@ -129,7 +129,7 @@ local function pick(tags, most, now)
             end
             if not first then break end
             local state, queue = first.states[first.at], first.queue
-            local task = state and cmsgpack.unpack(state)
+            local task = state and unpacked(queue.tag, first_id, state)
             first.at = first.at + 1
             local fits = task and not (task[EXPIRES] > 0 and task[EXPIRES] <= now)
             local key = queue.per_key and fits and task[CONCURRENCY_KEY] or ''

@@ -30,7 +30,7 @@ local function find(tag, id)
     for _, name in ipairs(redis.pcall('SMEMBERS', list)) do
         local other = head .. name .. tail
         local state = redis.pcall('HGET', other .. ':state', id)
-        if type(state) == 'string' then return other, cmsgpack.unpack(state) end
+        if type(state) == 'string' then return other, unpacked(other, id, state) end
     end
     return nil
 end

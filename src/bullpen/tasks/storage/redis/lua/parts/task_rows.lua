@@ -2,7 +2,7 @@
 
 local function append_row(tag, rows, id, task, packed, body)
     local n = #rows
-    rows[n + 1], rows[n + 2], rows[n + 3] = id, packed, body
+    rows[n + 1], rows[n + 2], rows[n + 3] = id, packed, body or ''
     rows[n + 4] = task[HAS_RESULT] and redis.call('HGET', tag .. ':result', id)
     rows[n + 5] = task[DEPENDS_ON] > 0 and redis.call('HGET', tag .. ':depends_on', id)
     rows[n + 6] = task[STATUS] == 'running' and redis.call('ZSCORE', tag .. ':running', id)
@@ -23,7 +23,10 @@ local function rows_of(tag, ids)
     if #ids == 0 then return rows end
     local states, bodies = values(tag .. ':state', ids), values(tag .. ':body', ids)
     for i, id in ipairs(ids) do
-        if states[i] and bodies[i] then append_row(tag, rows, id, cmsgpack.unpack(states[i]), states[i], bodies[i]) end
+        local task = states[i] and unpacked(tag, id, states[i])
+        if task then
+            append_row(tag, rows, id, task, task[UNREADABLE] == '' and states[i] or cmsgpack.pack(task), bodies[i])
+        end
     end
     return rows
 end
