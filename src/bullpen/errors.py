@@ -7,7 +7,7 @@
     ├── MissingExtra (ImportError)          a feature needs a package that is not installed
     ├── NotCallable (TypeError)             the submitted value is not a function
     │   └── NoSuchMethod (AttributeError)   … or names no public method of the pool's workers
-    ├── NotPicklable (TypeError)            an argument or result cannot be pickled; names the part
+    ├── NotPicklable (PicklingError, …)     an argument or result cannot be pickled; names the part
     ├── NotJson (TypeError)                 an argument for a program cannot be written as JSON; names it
     ├── RemoteError                         replaces an error of a worker process that cannot be pickled
     │   └── ProgramError                    a program has answered with an error
@@ -77,6 +77,7 @@ Errors carry their data in fields, so that code need not read the text.
 
 from __future__ import annotations
 
+from _pickle import PicklingError  # pickle itself takes longer to import
 from concurrent.futures import BrokenExecutor
 from datetime import timedelta
 from typing import Any
@@ -158,7 +159,7 @@ class NoSuchMethod(NotCallable, AttributeError):
         BullpenError.__init__(self, f"{owner}: {name!r} {why}{there_are}")
 
 
-class NotPicklable(BullpenError, TypeError):
+class NotPicklable(BullpenError, PicklingError, TypeError):
     """A value cannot be sent to another process, or back from it."""
 
     def __init__(self, what: str, path: str, reason: str, *, ran: bool = False) -> None:

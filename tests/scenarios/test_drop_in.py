@@ -747,3 +747,56 @@ def test_an_unreferenced_executor_finishes_its_work_and_its_threads_end(make: Ma
 def test_many_executors_made_and_forgotten_leave_nothing(make: Make) -> None:
     futures = [make(2).submit(abs, -number) for number in range(50)]
     assert [future.result(20) for future in futures] == list(range(50))
+
+
+# What only subclasses and other libraries use.
+
+
+class Counting(Pool):
+    """Counts what goes through `submit`."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.submitted = 0
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        self.submitted += 1
+        return super().submit(fn, *args, **kwargs)
+
+
+def test_map_goes_through_a_submit_that_a_subclass_overrides() -> None:
+    with Counting() as pool:
+        assert list(pool.map(abs, [-1, -2, -3])) == [1, 2, 3]
+        assert pool.submitted == 3
+
+
+def test_the_number_of_workers_is_where_other_libraries_read_it(make: Make) -> None:
+    with make(3) as executor:
+        assert executor._max_workers == 3  # type: ignore[attr-defined]
+
+
+def test_an_exhausted_map_does_not_keep_its_pool(make: Make) -> None:
+    executor: Executor | None = make(2)
+    assert executor is not None
+    results = executor.map(abs, [-1, -2])
+    assert list(results) == [1, 2]
+    gone = weakref.ref(executor)
+    executor = None
+    gc.collect()
+    assert gone() is None
+    assert list(results) == []
+
+
+def test_a_pool_is_the_default_executor_of_an_event_loop() -> None:
+    async def names() -> list[str]:
+        asyncio.get_running_loop().set_default_executor(pool.as_default_executor())
+        return [await asyncio.to_thread(lambda: threading.current_thread().name) for _ in range(2)]
+
+    with Pool(2, name="shared") as pool:
+        assert all(name.startswith("shared_") for name in asyncio.run(names()))
+        assert pool.submit(abs, -1).result() == 1, "the end of the loop leaves the pool open"
+        executor = pool.as_default_executor()
+        assert list(executor.map(abs, [-1])) == [1]
+        executor.shutdown()
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            executor.submit(abs, -1)

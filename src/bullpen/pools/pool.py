@@ -7,7 +7,7 @@ import weakref
 from collections.abc import AsyncIterable, Callable, Iterable
 from concurrent.futures import Executor, Future
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from bullpen import primitives
 from bullpen.errors import InvalidOption, InvalidOptionType
@@ -24,6 +24,9 @@ from bullpen.pools.streams.stream import Stream
 from bullpen.pools.supervision.at_exit import close_in_background
 from bullpen.pools.supervision.engine import Engine
 from bullpen.pools.view import PoolView
+
+if TYPE_CHECKING:
+    from bullpen.pools.default_executor import DefaultExecutor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -180,8 +183,11 @@ class Pool(Executor):
 
         At most `buffersize` (1024; in processes, more of those that are quick) items are under way or unread at once.
         `timeout` is for all results, from now. `chunksize` is accepted for the standard's sake: threads need none, and
-        processes take as many at once as is good, unless it is more than 1.
+        processes take as many at once as is good, unless it is more than 1. In a subclass that overrides `submit`, it
+        is the standard's `map`, which submits every item at once.
         """
+        if type(self).submit is not Pool.submit:
+            return super().map(fn, *iterables, timeout=timeout, chunksize=chunksize)  # type: ignore[return-value]
         return self._view.start_map(self, fn, iterables, timeout, chunksize, buffersize)
 
     @overload
@@ -216,6 +222,15 @@ class Pool(Executor):
         if not isinstance(future, PoolFuture) or future.engine is not self._engine:
             raise InvalidOptionType("future", future, f"a future of pool {self._engine.name!r}")
         return self._engine.cancel(future)
+
+    def as_default_executor(self) -> DefaultExecutor:
+        """This pool for `loop.set_default_executor`, which accepts only a `ThreadPoolExecutor`.
+
+        `asyncio.to_thread` then runs on the pool. The loop's end leaves the pool open: close it yourself.
+        """
+        from bullpen.pools.default_executor import DefaultExecutor  # loads the standard thread pool
+
+        return DefaultExecutor(self)
 
     # Sessions.
 
@@ -291,6 +306,11 @@ class Pool(Executor):
         return self._engine.tainted_workers.taint(found[0], length, because="by Pool.taint")
 
     # Looking at it.
+
+    @property
+    def _max_workers(self) -> int:
+        """The standard executors have this attribute, and dask and others read it."""
+        return self._engine.max_workers
 
     def stats(self) -> PoolStats:
         """The pool at this moment, in numbers. `print` it."""

@@ -27,6 +27,9 @@ class MapIterator(Generic[T]):
     def __next__(self) -> T:
         try:
             return self._work.next(self._deadline)
+        except StopIteration:
+            self._keeper = None  # nothing is left to run
+            raise
         except BaseException:
             del self  # a kept traceback must not keep the map alive
             raise

@@ -108,7 +108,7 @@ class Deaths:
                 logger.error("%s: worker %s could not start", self._name, worker.name, exc_info=error)
             self._dispatcher.does_not_come(worker)
         else:
-            logger.error("%s: worker %s died: %s", self._name, worker.name, repr(error))  # keeps no traceback
+            logger.error("%s: worker %s died: %s", self._name, worker.name, _text_of(error))
         on_purpose = unwanted or (end is not None and end.ended_on_purpose)
         hold = 0.0 if on_purpose else self._count(worker)
         hopeless = starting and not self._was_killed_from_outside(end)
@@ -294,6 +294,11 @@ class Deaths:
     def forget(self) -> None:
         """This is a forked child: there are no workers to wait for."""
         self._departing.clear()
+
+
+def _text_of(error: BaseException) -> str:
+    """The text of a death for the log, which keeps no traceback."""
+    return str(error) if isinstance(error, WorkerLost) else repr(error)
 
 
 def loss(worker: Worker, error: BaseException) -> WorkerLost:

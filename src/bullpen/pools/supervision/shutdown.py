@@ -43,9 +43,7 @@ class OpenStream(Protocol):
 class Summary:
     """A pool at the moment at which it stopped accepting requests: one log record, written when it is closed."""
 
-    def __init__(
-        self, name: str, state: PoolState, registry: Registry, queued: int, waiters: int, *, quiet_if_idle: bool
-    ) -> None:
+    def __init__(self, name: str, state: PoolState, registry: Registry, queued: int, waiters: int) -> None:
         workers = registry.snapshot()
         self._name = name
         self._state = state
@@ -55,16 +53,13 @@ class Summary:
         self._busy = sum(bool(worker.requests) for worker in workers)
         self._queued = queued
         self._waiters = waiters
-        quiet = quiet_if_idle and not self._busy and not queued
-        self._level = logging.DEBUG if quiet else logging.INFO
 
     def log(self, counts: Counts) -> None:
         """The pool is closed: log its state before, and how its requests ended."""
-        if not logger.isEnabledFor(self._level):
+        if not logger.isEnabledFor(logging.DEBUG):
             return
         tallies = self._registry.totals()[0]
-        logger.log(
-            self._level,
+        logger.debug(
             "%s: closed; it was %s with %d workers (%d idle, %d busy), %d queued, %d waiting until it was "
             "ready; in all %d completed, %d failed, %d cancelled, %d lost, %d workers abandoned",
             self._name,
@@ -265,7 +260,6 @@ class Shutdown:
                 self._registry,
                 self._queued(),
                 self._startup.waiters,
-                quiet_if_idle=because == at_exit.AT_EXIT,
             )
             self._status.change(PoolState.DRAINING, because=because)
             unread = self._maps.settle() if drain else []

@@ -63,6 +63,9 @@ def run(channel: int, shared: list[int]) -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
+    if "multiprocessing.util" in sys.modules:  # its queues are flushed by threads of this process
+        with contextlib.suppress(BaseException):
+            sys.modules["multiprocessing.util"]._exit_function()  # noqa: SLF001 — it has no public name
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):
             stream.flush()
@@ -151,6 +154,8 @@ class ChildWorker:
                 self.calls.recall()
             elif kind == wire.MAIN:
                 self._import_main(data)
+            elif kind == wire.AUTHKEY:
+                self._take_authkey(data)
             elif kind == wire.BEGIN:
                 if not self._begin(data, buffers):
                     return 1
@@ -232,6 +237,11 @@ class ChildWorker:
         self.send(kind, id, wire.dumps(failures.describe(error, hide))[0])
 
     # Start and end.
+
+    def _take_authkey(self, key: Any) -> None:
+        from multiprocessing.process import current_process
+
+        current_process().authkey = bytes(key)
 
     def _begin(self, data: Any, buffers: Any) -> bool:
         try:

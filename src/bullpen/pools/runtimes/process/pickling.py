@@ -80,7 +80,12 @@ def encode_setup(initializer: Any, initargs: tuple[Any, ...], keeps: Any) -> Enc
         yield from ((f"initargs[{number}]", value) for number, value in enumerate(initargs))
         yield "worker", keeps
 
-    return _encode((initializer, initargs, keeps), named)
+    if "multiprocessing.process" not in sys.modules:
+        return _encode((initializer, initargs, keeps), named)
+    from bullpen.pools.runtimes.process.sharing import spawning
+
+    with spawning():
+        return _encode((initializer, initargs, keeps), named)
 
 
 def _encode(value: Any, named: Callable[[], Iterator[tuple[str, Any]]]) -> Encoded:

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
@@ -77,6 +78,7 @@ class Process(Supervised):
     __slots__ = (
         "_channel",
         "_each",
+        "_has_authkey",
         "_has_main",
         "_inbox",
         "_nudged_early",
@@ -101,6 +103,7 @@ class Process(Supervised):
         self._streak = 0  # quick answers in a row
         self._watched = False  # a timer checks whether it makes progress
         self._has_main = False
+        self._has_authkey = False
 
     # Start.
 
@@ -179,9 +182,18 @@ class Process(Supervised):
         if needs_main and not self._has_main:
             self._has_main = self._options.needs_main = True
             self._channel.send(wire.pack(wire.MAIN, 0, wire.dumps(main_module())[0]))
+        if self._lacks_authkey():
+            self._has_authkey = True
+            from bullpen.pools.runtimes.process import sharing
+
+            self._channel.send(wire.pack(wire.AUTHKEY, 0, sharing.authkey()))
         if self._inbox is not None and self._inbox.freed:
             self._channel.send(wire.pack(wire.FREED, 0, self._inbox.take_freed()))
         self._channel.send(wire.pack_shared(kind, id, data, buffers, self._outbox))
+
+    def _lacks_authkey(self) -> bool:
+        """Whether the app may send proxies of a `multiprocessing` manager, to which the worker cannot connect yet."""
+        return not self._has_authkey and "multiprocessing.process" in sys.modules
 
     def credit(self, number: int, count: int) -> None:
         self._send(wire.CREDIT, number, count.to_bytes(4, "little"))
@@ -315,7 +327,7 @@ class Process(Supervised):
                 if isinstance(fn, ProducesItems | CallsMany) or request.ended:
                     raise ValueError
                 data, buffers, needs_main = encode_call(fn, args, kwargs)
-                if buffers or len(data) > SMALL or (needs_main and not self._has_main):
+                if buffers or len(data) > SMALL or (needs_main and not self._has_main) or self._lacks_authkey():
                     raise ValueError
             except BaseException:  # the pool hands it over again, alone; then it is sent, or fails with the reason
                 self._streak = 0

@@ -33,6 +33,8 @@ def not_picklable(what: str, value: Any, error: BaseException, dumps: Dumps, *, 
     reason = f"{described} cannot be pickled: {type(error).__name__}: {failures.text_of(error)}"
     if "<l" in name:  # `<lambda>` or `<locals>`
         reason += '; define it at the top of a module, or pip install "pybullpen[pickle]"'
+    elif "fork context" in reason:
+        reason += " Create it with multiprocessing.get_context('forkserver')."
     return NotPicklable(what, path, reason, ran=ran)
 
 

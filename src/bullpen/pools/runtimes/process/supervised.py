@@ -523,10 +523,18 @@ class Supervised:
         name = f"worker {self._worker.name}" + (f" (pid {self._pid})" if self._pid else "")
         shown = STACK_LINES if self.ended_on_purpose or code in WRITES_STACKS else LAST_LINES
         lines = self._stderr.tail.decode(errors="backslashreplace").splitlines()[-shown:]
-        last = "\n    ".join(["; its last output:", *lines]) if lines else ""
         if not ready:
+            last = "\n    ".join(["; its last output:", *lines]) if lines else ""
             return WorkerStartFailed(f"{name} {how}{last}", worker=self._worker.name)
-        return WorkerLost(f"{name} {how}{last}", worker=self._worker.name, exit_code=code, stderr="\n".join(lines))
+        match lines:
+            case []:
+                last = ""
+            case [line]:
+                last = f"; its last output: {line}"
+            case _:
+                last = "; the field stderr and the log have its last output"
+        text = "\n".join(lines)
+        return lost_class()(f"{name} {how}{last}", worker=self._worker.name, exit_code=code, stderr=text)
 
     def join(self, timeout: float | None) -> bool:
         if timeout == 0:
@@ -566,6 +574,15 @@ def resident_bytes(pid: int) -> int:
             return int(file.read().split()[1]) * PAGE
     except (OSError, IndexError):
         return 0
+
+
+def lost_class() -> type[WorkerLost]:
+    """`WorkerLost`, and a `BrokenProcessPool` too in an app that may catch that."""
+    if "concurrent.futures.process" not in sys.modules:
+        return WorkerLost
+    from bullpen.pools.runtimes.process.broken import WorkerProcessLost
+
+    return WorkerProcessLost
 
 
 def _how(code: int | None, why: str, when: str = "") -> str:
