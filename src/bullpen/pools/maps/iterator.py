@@ -28,7 +28,7 @@ class MapIterator(Generic[T]):
         try:
             return self._work.next(self._deadline)
         except StopIteration:
-            self._keeper = None  # nothing is left to run
+            self._owner = None  # nothing is left to run
             raise
         except BaseException:
             del self  # a kept traceback must not keep the map alive
