@@ -147,7 +147,7 @@ class QueueBackend:
 
     def blocking(self, name: str) -> SupportsBlockingCalls | None:
         """The store for the blocking method `name`, if it can answer on this thread."""
-        storage = self.clients.blocking()
+        storage = self.clients.blocking or self.clients.open_blocking()
         if storage is not None and _get_running_loop() is not None:
             _warn(name)
         return storage

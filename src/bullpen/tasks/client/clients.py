@@ -5,7 +5,7 @@ was given as it is. Any loop may use a store in memory.
 
 Blocking methods have two ways to the store:
 
-- `blocking()` is a client whose calls block the calling thread: `add` and `get` of SQLite, Redis and memory take this
+- `blocking` is a client whose calls block the calling thread: `add` and `get` of SQLite, Redis and memory take this
   way. All threads share the one client.
 - `run()` runs a coroutine on the portal's event loop, with that loop's client, while the calling thread waits.
 """
@@ -52,13 +52,13 @@ class Clients:
         )
         self._latest: tuple[Callable[[], asyncio.AbstractEventLoop | None], Storage] = (lambda: None, self.root)
         self._opening = threading.Lock()
-        self._blocking: SupportsBlockingCalls | None = None  # open
+        self.blocking: SupportsBlockingCalls | None = None  # the client that blocks the calling thread, open
         self._uses_portal = False
         self._calls: set[Future[Any]] = set()  # of sync methods, that are not done
 
     def after_fork(self) -> None:
         """The connections are the parent's: neither used nor closed here, which would disturb them."""
-        _of_parents.append((list(self._by_loop.values()), self._blocking))
+        _of_parents.append((list(self._by_loop.values()), self.blocking))
         self._begin()
 
     def at_hand(self) -> Storage | None:
@@ -84,16 +84,13 @@ class Clients:
         self._latest = (weakref.ref(loop), client.storage)
         return client.storage
 
-    def blocking(self) -> SupportsBlockingCalls | None:
-        """The client that blocks the calling thread, open; None if the store has none."""
-        return self._blocking or self._open_blocking()
-
-    def _open_blocking(self) -> SupportsBlockingCalls | None:
+    def open_blocking(self) -> SupportsBlockingCalls | None:
+        """Open `blocking`, if the store has such a client."""
         root = self.root
         if not isinstance(root, SupportsBlockingCalls) or not issubclass(type(root), SupportsBlockingCalls):
             return None  # of a wrapper that has every attribute, only the type tells
         with self._opening:
-            if self._blocking is None:
+            if self.blocking is None:
                 client = root.another_blocking()
                 if client is None:
                     return None
@@ -102,14 +99,14 @@ class Clients:
                 except BaseException:
                     client.close_blocking()  # it may have begun, with a thread
                     raise
-                self._blocking = client
-            return self._blocking
+                self.blocking = client
+            return self.blocking
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the portal's event loop, and wait for it on this thread."""
-        if self._blocking is not None:
+        if self.blocking is not None:
             try:
-                self._blocking.check_reentry()
+                self.blocking.check_reentry()
             except BaseException:
                 coroutine.close()
                 raise
@@ -142,7 +139,7 @@ class Clients:
     def close(self) -> None:
         """Close the client of the blocking methods. Calls of other threads that still wait raise QueueError."""
         with self._opening:
-            blocking, self._blocking = self._blocking, None
+            blocking, self.blocking = self.blocking, None
         if blocking is not None:
             blocking.close_blocking()
         with self._lock:

@@ -145,7 +145,8 @@ class GroupCommit:
 
     def run_blocking(self, item: WorkItem) -> Any:
         """Have an item answered for this thread: by this thread itself, if no other one leads."""
-        self.check_reentry()
+        if self._leader == primitives.current_thread_id():
+            self.check_reentry()
         self._items.append(item)
         try:
             while not item.is_answered:
