@@ -77,7 +77,7 @@ class Engine:
         if isinstance(runtime, DecidesPrestart) and not runtime.can_prestart():
             options = dataclasses.replace(options, min_workers=0)
         self.options = options
-        self.name = name = options.name
+        self.name = options.name
         self.runtime = runtime
         self.clock = clock
         self.instances = instances
@@ -86,23 +86,29 @@ class Engine:
         self._reports_here: Callable[[], bool] = (
             runtime.reports_here if isinstance(runtime, SharesReportThread) else bool
         )
-        watched = options.max_requests is not None or bool(options.taint_on)
-        self.counts_items = watched or options.observer is not None  # items of maps are requests, one by one
-        self.lock = lock = primitives.pool_lock()  # for the pool's status, its slots and which workers there are
+        self._watched = options.max_requests is not None or bool(options.taint_on)
+        self.counts_items = self._watched or options.observer is not None  # items of maps are requests, one by one
+        self.lock = primitives.pool_lock()  # for the pool's status, its slots and which workers there are
         locks = itertools.starmap(primitives.state_lock, itertools.repeat((), STATE_LOCKS))
         self.state_lock = itertools.cycle(locks).__next__  # makes that many, then deals out the same again
+        self._build_dispatch(new_timer)
+        self._build_forced_outcomes()
+        self._build_starts(call_on_loop)
+        self._build_ends()
+        self._build_callers_side()
+        self._offer_calls()
 
-        # State, time and dispatch.
-        self.status = status = PoolStatus(name)
-        self.counts = counts = Counts()
-        now = clock.monotonic
-        self.reports = PoolReports(name, status, now, options.observer, log_errors=options.log_errors)
-        report = self.reports.report
+    def _build_dispatch(self, new_timer: Callable[[Callable[[float], float]], Timer] | None) -> None:
+        """State, time and dispatch."""
+        self.status = status = PoolStatus(self.name)
+        self.counts = Counts()
+        options, clock, now = self.options, self.clock, self.clock.monotonic
+        self.reports = PoolReports(self.name, status, now, options.observer, log_errors=options.log_errors)
         self.bounded = None if options.max_queue is None else BoundedBacklog(options.max_queue, options.capacity)
         self.backlog = Backlog() if self.bounded is None else self.bounded
         self.timer = PoolTimer(
             clock,
-            name,
+            self.name,
             status,
             expire=lambda request, now: self.expiry.judge(request, now),
             help_waiting=lambda: self.nested.help(),
@@ -116,122 +122,126 @@ class Engine:
             watch=self.timer.watch,
             now=now,
             complain=self.reports.complain,
-            report=None if options.observer is None else report,
+            report=None if options.observer is None else self.reports.report,
             capacity=options.capacity,
             session_ttl=options.session_ttl,
             max_sessions=options.max_sessions,
         )
         self.registry = dispatcher.registry
         self.sessions = dispatcher.sessions
-        self.pausing = Pausing(lock, status, dispatcher)
+        self.pausing = Pausing(self.lock, status, dispatcher)
         self.drain_watch = DrainWatch(
-            lock=lock,
+            lock=self.lock,
             status=status,
             dispatcher=dispatcher,
-            runtime=runtime,
-            counts=counts,
+            runtime=self.runtime,
+            counts=self.counts,
             report_state=self.reports.report_state,
             wake=self.timer.wake,
             retrying=lambda: len(self.retries),
         )
-        closed_if_done = self.drain_watch.closed_if_done
 
-        # Requests that do not end by their functions.
+    def _build_forced_outcomes(self) -> None:
+        """Requests that do not end by their functions."""
         self.retries = Retries(
-            status=status,
-            dispatcher=dispatcher,
+            status=self.status,
+            dispatcher=self.dispatcher,
             timer=self.timer,
-            now=now,
-            counts=counts,
-            report=report,
-            closed_if_done=closed_if_done,
+            now=self.clock.monotonic,
+            counts=self.counts,
+            report=self.reports.report,
+            closed_if_done=self.drain_watch.closed_if_done,
         )
         self.outcomes = ForcedOutcomes(
-            status=status,
-            dispatcher=dispatcher,
-            runtime=runtime,
+            status=self.status,
+            dispatcher=self.dispatcher,
+            runtime=self.runtime,
             retries=self.retries,
-            counts=counts,
-            report=report,
-            closed_if_done=closed_if_done,
+            counts=self.counts,
+            report=self.reports.report,
+            closed_if_done=self.drain_watch.closed_if_done,
         )
 
-        # Workers.
-        self.slots = Slots(dispatcher.free, options.max_workers)
-        limit = options.restart_limit
-        limit = max(LEAST_RESTARTS, 2 * options.max_workers) if limit is None else limit
-        self.restarts = Restarts(limit, options.restart_window)
+    def _build_starts(self, call_on_loop: Callable[[Callable[[], object]], object] | None) -> None:
+        """Workers: how many, and how they start."""
+        self.slots = Slots(self.dispatcher.free, self.options.max_workers)
+        limit = self.options.restart_limit
+        limit = max(LEAST_RESTARTS, 2 * self.options.max_workers) if limit is None else limit
+        self.restarts = Restarts(limit, self.options.restart_window)
         self.starter = WorkerStarter(
-            lock=lock,
-            status=status,
+            lock=self.lock,
+            status=self.status,
             slots=self.slots,
-            dispatcher=dispatcher,
-            runtime=runtime,
-            report=report,
-            clock=clock,
-            context=PoolContext(clock, options.worker),
-            name_prefix=options.thread_name_prefix or name,
+            dispatcher=self.dispatcher,
+            runtime=self.runtime,
+            report=self.reports.report,
+            clock=self.clock,
+            context=PoolContext(self.clock, self.options.worker),
+            name_prefix=self.options.thread_name_prefix or self.name,
         )
         self.sizing = Sizing(
-            name=name,
-            lock=lock,
-            status=status,
+            name=self.name,
+            lock=self.lock,
+            status=self.status,
             slots=self.slots,
-            dispatcher=dispatcher,
+            dispatcher=self.dispatcher,
             timer=self.timer,
             restarts=self.restarts,
             start_failed=lambda worker, error: self.deaths.start_failed(worker, error),
-            min_workers=options.min_workers,
-            startup_batch=(options.startup_batch_size, options.startup_batch_delay),
-            reconcile_batch_size=options.reconcile_batch_size,
-            reconcile_interval=options.reconcile_interval,
-            idle_timeout=options.idle_timeout,
+            min_workers=self.options.min_workers,
+            startup_batch=(self.options.startup_batch_size, self.options.startup_batch_delay),
+            reconcile_batch_size=self.options.reconcile_batch_size,
+            reconcile_interval=self.options.reconcile_interval,
+            idle_timeout=self.options.idle_timeout,
         )
         self.startup = Startup(
-            name=name,
-            lock=lock,
-            status=status,
+            name=self.name,
+            lock=self.lock,
+            status=self.status,
             slots=self.slots,
             sizing=self.sizing,
-            dispatcher=dispatcher,
+            dispatcher=self.dispatcher,
             outcomes=self.outcomes,
             timer=self.timer,
-            clock=clock,
+            clock=self.clock,
             report_state=self.reports.report_state,
             check_may_wait=self.check_may_wait,
-            min_workers=options.min_workers,
-            delegate=options.initialization,
+            min_workers=self.options.min_workers,
+            delegate=self.options.initialization,
             call_on_loop=call_on_loop,
         )
+
+    def _build_ends(self) -> None:
+        """Workers: why they are replaced, how they end, and what they report."""
         self.tainted_workers = TaintedWorkers(
-            name=name,
-            lock=lock,
-            dispatcher=dispatcher,
+            name=self.name,
+            lock=self.lock,
+            dispatcher=self.dispatcher,
             timer=self.timer,
-            now=now,
-            report=report,
-            errors=options.taint_on,
-            duration=options.taint_duration,
+            now=self.clock.monotonic,
+            report=self.reports.report,
+            errors=self.options.taint_on,
+            duration=self.options.taint_duration,
         )
         self.recycling = Recycling(
-            lock=lock,
-            status=status,
-            dispatcher=dispatcher,
+            lock=self.lock,
+            status=self.status,
+            dispatcher=self.dispatcher,
             starter=self.starter,
             timer=self.timer,
-            max_requests=options.max_requests,
-            max_age=options.max_age,
+            max_requests=self.options.max_requests,
+            max_age=self.options.max_age,
         )
         self.deaths = Deaths(
-            name=name,
-            lock=lock,
-            status=status,
+            name=self.name,
+            lock=self.lock,
+            status=self.status,
             slots=self.slots,
-            dispatcher=dispatcher,
-            runtime=runtime,
-            now=now,
-            report=report,
-            counts=counts,
+            dispatcher=self.dispatcher,
+            runtime=self.runtime,
+            now=self.clock.monotonic,
+            report=self.reports.report,
+            counts=self.counts,
             timer=self.timer,
             restarts=self.restarts,
             retries=self.retries,
@@ -240,29 +250,29 @@ class Engine:
             startup=self.startup,
             recycling=self.recycling,
             tainted_workers=self.tainted_workers,
-            instances=instances,
-            closed_if_done=closed_if_done,
+            instances=self.instances,
+            closed_if_done=self.drain_watch.closed_if_done,
         )
         self.abandonment = Abandonment(
-            name=name,
-            limit=options.max_abandoned,
-            lock=lock,
+            name=self.name,
+            limit=self.options.max_abandoned,
+            lock=self.lock,
             slots=self.slots,
-            dispatcher=dispatcher,
-            runtime=runtime,
-            report=report,
-            counts=counts,
+            dispatcher=self.dispatcher,
+            runtime=self.runtime,
+            report=self.reports.report,
+            counts=self.counts,
             outcomes=self.outcomes,
             sizing=self.sizing,
             recycling=self.recycling,
             tainted_workers=self.tainted_workers,
-            closed_if_done=closed_if_done,
+            closed_if_done=self.drain_watch.closed_if_done,
         )
         self.workforce = self.starter.events = Workforce(
-            lock=lock,
-            dispatcher=dispatcher,
-            now=now,
-            report=report,
+            lock=self.lock,
+            dispatcher=self.dispatcher,
+            now=self.clock.monotonic,
+            report=self.reports.report,
             restarts=self.restarts,
             starter=self.starter,
             sizing=self.sizing,
@@ -270,63 +280,64 @@ class Engine:
             recycling=self.recycling,
             tainted_workers=self.tainted_workers,
             deaths=self.deaths,
-            instances=instances,
-            closed_if_done=closed_if_done,
+            instances=self.instances,
+            closed_if_done=self.drain_watch.closed_if_done,
             may_prefetch=not (
-                watched
-                or options.max_age is not None
-                or (isinstance(runtime, LimitsMemory) and runtime.max_rss is not None)
+                self._watched
+                or self.options.max_age is not None
+                or (isinstance(self.runtime, LimitsMemory) and self.runtime.max_rss is not None)
             ),
-            watched=watched or options.max_abandoned > 0,
+            watched=self._watched or self.options.max_abandoned > 0,
         )
 
-        # Callers.
+    def _build_callers_side(self) -> None:
+        """The parts that callers meet."""
         self.expiry = Expiry(
-            dispatcher,
-            counts,
+            self.dispatcher,
+            self.counts,
             withdrawn=self.outcomes.withdrawn,
-            cancel=runtime.cancel,
+            cancel=self.runtime.cancel,
             abandon=self.abandonment.abandon,
         )
         self.nested = NestedWaits(
-            name=name,
+            name=self.name,
             slots=self.slots,
-            dispatcher=dispatcher,
-            report=report,
+            dispatcher=self.dispatcher,
+            report=self.reports.report,
             tainted_workers=self.tainted_workers,
             ends=self.deaths,
-            instances=instances,
+            instances=self.instances,
             withdrawn=self.outcomes.withdrawn,
             wake=self.timer.wake,
             start_helper=self.starter.start_helper,
-            runs_inline="run_inline" in runtime.capabilities,
+            runs_inline="run_inline" in self.runtime.capabilities,
         )
         self.admission = Admission(
-            name=name,
-            status=status,
-            dispatcher=dispatcher,
+            name=self.name,
+            status=self.status,
+            dispatcher=self.dispatcher,
             bounded=self.bounded,
             timer=self.timer,
-            clock=clock,
-            counts=counts,
+            clock=self.clock,
+            counts=self.counts,
             reports=self.reports,
             expiry=self.expiry,
             nested=self.nested,
             reports_here=self._reports_here,
-            closed_if_done=closed_if_done,
+            closed_if_done=self.drain_watch.closed_if_done,
             queued=self.queued,
-            rejects=options.when_full == "reject",
-            max_sessions=options.max_sessions,
+            rejects=self.options.when_full == "reject",
+            max_sessions=self.options.max_sessions,
         )
-        self.maps = Maps(name, lock, status, end_if_fed=lambda: self.shutdown.end_if_fed())
-        self.streams: dict[int, OpenStream] = {}  # those that have not ended; changed without a lock
+        self.maps = Maps(self.name, self.lock, self.status, end_if_fed=lambda: self.shutdown.end_if_fed())
+        self.streams: dict[int, OpenStream] = {}  # those that have not ended; changed without a self.lock
         self.shutdown = Shutdown(
-            name=name,
-            lock=lock,
-            status=status,
-            clock=clock,
-            dispatcher=dispatcher,
-            runtime=runtime,
+            name=self.name,
+            lock=self.lock,
+            status=self.status,
+            clock=self.clock,
+            dispatcher=self.dispatcher,
+            runtime=self.runtime,
             timer=self.timer,
             report_state=self.reports.report_state,
             reports_here=self._reports_here,
@@ -346,21 +357,22 @@ class Engine:
             streams=self.streams,
         )
 
-        # What futures, maps, streams and pools call on their engine.
+    def _offer_calls(self) -> None:
+        """What futures, maps, streams and pools call on their engine."""
         self.admit = self.admission.admit
         self.admit_in_steps = self.admission.admit_in_steps
         self.submit_runner = self.admission.submit_runner
         self.too_late = self.admission.too_late
         self.saturated_error = self.admission.saturated_error
         self.end_session = self.admission.end_session
-        self.not_open = status.not_open
-        self.check_open = status.check_open
+        self.not_open = self.status.not_open
+        self.check_open = self.status.check_open
         self.cancel = self.outcomes.cancel
         self.cancel_queued = self.outcomes.cancel_queued
         self.interrupt = self.outcomes.interrupt
         self.started_by_hand = self.outcomes.started_by_hand
         self.ended_by_hand = self.outcomes.ended_by_hand
-        self.report_end = dispatcher.report_end
+        self.report_end = self.dispatcher.report_end
         self.wait_ready = self.startup.wait_ready
         self.most_at_once = self.sizing.most_at_once
         self.pause = self.pausing.pause
