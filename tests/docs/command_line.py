@@ -6,7 +6,7 @@ import argparse
 import re
 
 from bullpen.cli.command import Command, CommandGroup
-from bullpen.cli.main import COMMANDS
+from bullpen.cli.main import all_commands
 from tests.docs.markdown import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "command-line.md"
@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "reference" / "command-line.md"
 def tables() -> dict[str, str]:
     """For each command its table, by what is typed."""
     found = {}
-    for command in COMMANDS:
+    for command in all_commands():
         for part in command.commands if isinstance(command, CommandGroup) else (command,):
             typed = f"{command.name} {part.name}" if isinstance(command, CommandGroup) else part.name
             found[typed] = table_of(part)

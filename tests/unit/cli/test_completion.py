@@ -7,7 +7,7 @@ import pytest
 
 from bullpen.cli.command import CommandGroup
 from bullpen.cli.commands import completion
-from bullpen.cli.main import COMMANDS, main
+from bullpen.cli.main import all_commands, main
 
 
 def completed(line: str) -> list[str]:
@@ -16,7 +16,10 @@ def completed(line: str) -> list[str]:
     array = " ".join(map(shlex.quote, words))
     ask = f"COMP_WORDS=({array}); COMP_CWORD={len(words) - 1}; _bullpen; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     done = subprocess.run(
-        ["bash", "--norc", "-uc", completion.bash(COMMANDS) + ask], capture_output=True, encoding="utf-8", check=True
+        ["bash", "--norc", "-uc", completion.bash(all_commands()) + ask],
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
     )
     return done.stdout.split()
 
@@ -41,7 +44,7 @@ def test_bash_completes_commands_and_options(line: str, offered: list[str]) -> N
 def test_every_command_and_option_is_in_the_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for command in COMMANDS:
+    for command in all_commands():
         for part in command.commands if isinstance(command, CommandGroup) else (command,):
             assert part.name in script
             for option in completion.options_of(part):
@@ -49,7 +52,7 @@ def test_every_command_and_option_is_in_the_script(shell: str, capsys: pytest.Ca
 
 
 def test_fish_gets_no_quote_that_ends_too_early() -> None:
-    for line in completion.fish(COMMANDS).splitlines():
+    for line in completion.fish(all_commands()).splitlines():
         assert line.replace("\\\\", "").replace("\\'", "").count("'") % 2 == 0, line
 
 

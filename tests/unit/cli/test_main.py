@@ -20,7 +20,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     shown = capsys.readouterr().err
-    assert all(command.name in shown for command in cli.COMMANDS)
+    assert all(name in shown for name in cli.COMMANDS)
 
 
 def test_a_mistyped_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,10 +30,7 @@ def test_a_mistyped_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_for_an_unknown_command_the_known_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["xyzzy"]) == 2
-    assert (
-        f"the commands are {', '.join(command.name for command in cli.COMMANDS)}; see `bullpen --help`"
-        in capsys.readouterr().err
-    )
+    assert f"the commands are {', '.join(cli.COMMANDS)}; see `bullpen --help`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -71,7 +68,7 @@ def test_a_wrong_command_line_comes_with_a_hint(words: str, said: str, capsys: p
 
 
 def test_the_exit_code_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "COMMANDS", (command(lambda arguments: int(arguments.code)),))
+    use_fake_command(monkeypatch, lambda arguments: int(arguments.code))
     assert cli.main(["fake", "7"]) == 7
 
 
@@ -79,7 +76,7 @@ def test_ctrl_c_in_a_command_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "COMMANDS", (command(interrupted),))
+    use_fake_command(monkeypatch, interrupted)
     assert cli.main(["fake", "0"]) == 130
 
 
@@ -107,16 +104,21 @@ def test_errors_that_people_can_mend_are_one_line(
     def refuse(_: argparse.Namespace) -> int:
         raise error
 
-    monkeypatch.setattr(cli, "COMMANDS", (command(refuse),))
+    use_fake_command(monkeypatch, refuse)
     assert cli.main(["fake", "0"]) == code
     assert capsys.readouterr().err == f"bullpen fake: {error}\n"
 
 
-def command(run: Callable[[argparse.Namespace], int]) -> Command:
+def test_each_command_has_its_own_name() -> None:
+    assert [command.name for command in cli.all_commands()] == list(cli.COMMANDS)
+
+
+def use_fake_command(monkeypatch: pytest.MonkeyPatch, run: Callable[[argparse.Namespace], int]) -> None:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("code")
 
-    return Command("fake", "for tests", add_arguments, run)
+    monkeypatch.setattr(cli, "COMMANDS", ("fake",))
+    monkeypatch.setattr(cli, "find_command", lambda _: Command("fake", "for tests", add_arguments, run))
 
 
 def test_a_command_waits_for_no_module_that_it_does_not_need() -> None:

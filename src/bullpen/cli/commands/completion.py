@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    print(SCRIPTS[arguments.shell](arguments.commands), end="")
+    print(SCRIPTS[arguments.shell](arguments.commands()), end="")
     return ExitCode.OK
 
 
