@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +58,8 @@ def trusted_section_of(path: Path, advice: str) -> Mapping[str, Any]:
 
 def section_of(path: Path) -> Mapping[str, Any]:
     """`[tool.bullpen]`; empty if there is none."""
+    import tomllib  # here, because most programs have no such file
+
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)

@@ -14,12 +14,10 @@ from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.pools.checks import Seconds, arguments, at_least, duration, has_methods, seconds
 from bullpen.pools.dispatch.futures import PoolFuture
 from bullpen.pools.dispatch.request import ServedRequest
-from bullpen.pools.explain import Explanation, explain_pool, explain_request
 from bullpen.pools.maps.iterator import MapIterator
 from bullpen.pools.options import POOL_NAMES, PoolKeywords, PoolOptions, default_size, read_keywords
 from bullpen.pools.runtimes.open import open_runtime
 from bullpen.pools.runtimes.port import CAPABILITIES, by_name_only
-from bullpen.pools.stats import PoolStats, SessionInfo, WorkerInfo
 from bullpen.pools.streams.stream import Stream
 from bullpen.pools.supervision.at_exit import close_in_background
 from bullpen.pools.supervision.engine import Engine
@@ -27,6 +25,8 @@ from bullpen.pools.view import PoolView
 
 if TYPE_CHECKING:
     from bullpen.pools.default_executor import DefaultExecutor
+    from bullpen.pools.explain import Explanation
+    from bullpen.pools.stats import PoolStats, SessionInfo, WorkerInfo
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -236,6 +236,8 @@ class Pool(Executor):
 
     def sessions(self) -> list[SessionInfo]:
         """The sessions there are at this moment. `print` them."""
+        from bullpen.pools.stats import SessionInfo
+
         return SessionInfo.all_of(self._engine)
 
     def end_session(self, session: str) -> bool:
@@ -314,15 +316,21 @@ class Pool(Executor):
 
     def stats(self) -> PoolStats:
         """The pool at this moment, in numbers. `print` it."""
+        from bullpen.pools.stats import PoolStats  # here, because most programs never ask
+
         return PoolStats.of(self._engine)
 
     def workers(self) -> list[WorkerInfo]:
         """The workers there are at this moment, oldest first. `print` them."""
+        from bullpen.pools.stats import WorkerInfo
+
         now = self._engine.clock.monotonic()
         return [WorkerInfo.of(worker, now) for worker in self._engine.registry.snapshot()]
 
     def explain(self, future: Future[Any] | None = None) -> Explanation:
         """Why `future` waits, or how it ended; without one, what the pool does and lacks. `print` it."""
+        from bullpen.pools.explain import explain_pool, explain_request
+
         if future is None:
             return explain_pool(self._engine)
         if not isinstance(future, PoolFuture) or future.engine is not self._engine:

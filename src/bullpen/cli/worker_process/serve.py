@@ -18,8 +18,6 @@ from bullpen.cli.worker_process import logs
 from bullpen.cli.worker_process.health import shown
 from bullpen.cli.worker_process.loop_watch import LoopWatch
 from bullpen.cli.worker_process.parent_link import ParentLink
-from bullpen.cli.worker_process.reload import reload
-from bullpen.cli.worker_process.supervisor import supervise
 from bullpen.escaping import escape
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.worker.loops import LoopKind, new_runner
@@ -59,8 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
         settings.log_level, as_json=arguments.json, prefix=parent_link.name if parent_link is not None else ""
     )
     if parent_link is None and arguments.reload:
+        from bullpen.cli.worker_process.reload import reload  # here and below: a worker alone needs neither
+
         return reload(arguments.words, settings.grace)
     if parent_link is None and settings.processes > 1:
+        from bullpen.cli.worker_process.supervisor import supervise
+
         return supervise(arguments.words, settings.processes, settings.grace)
     queue = _load(settings.app, settings.imports)
     lanes = lanes_of(settings, queue)

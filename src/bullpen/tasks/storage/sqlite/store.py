@@ -28,7 +28,6 @@ from bullpen.tasks.storage.port import (
 from bullpen.tasks.storage.sqlite import shared as files
 from bullpen.tasks.storage.sqlite.file import folder_of, resolve
 from bullpen.tasks.storage.sqlite.group_commit import Work, WorkItem
-from bullpen.tasks.storage.sqlite.health_checks import look_at_schema, run_health_checks
 from bullpen.tasks.storage.sqlite.shared import SharedFile
 from bullpen.tasks.storage.sqlite.task_table import StoreClock
 from bullpen.tasks.storage.sqlite.transaction import add_in, settle_in
@@ -147,12 +146,16 @@ class SqliteStorage:
         return self._shared().writer.run_blocking(WorkItem(self._clock, work))  # type: ignore[no-any-return]
 
     async def look_at_schema(self) -> Schema:
+        from bullpen.tasks.storage.sqlite.health_checks import look_at_schema  # here, because few programs ask
+
         return look_at_schema(resolve(self.path, shared=self.shared))
 
     async def upgrade_schema(self) -> None:
         await self.open()
 
     async def check_health(self) -> Sequence[HealthFinding]:
+        from bullpen.tasks.storage.sqlite.health_checks import run_health_checks
+
         return run_health_checks(self.path, self.synchronous)
 
     # Producers.
