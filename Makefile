@@ -4,6 +4,7 @@
 #   make test ARGS="-k backlog"   run the tests, or some of them
 #   make check                    what a change must pass besides the tests
 #   make docs                     build the documentation in site/, and check its links
+#   make lock                     write requirements/ anew, with the newest versions
 #   PYTHON=python3.13 make test   the same with another interpreter, in .venv-3.13
 
 SHELL := /bin/bash
@@ -27,7 +28,7 @@ VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(or $(call version_of,$(PYTH
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo test check docs format bench coverage matrix clean
+.PHONY: help demo test check docs format bench coverage matrix lock clean
 
 help:
 	@sed -n 's/^#  //p' $(firstword $(MAKEFILE_LIST))
@@ -87,15 +88,24 @@ $(VENV)/.created:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)/.package: pyproject.toml $(VENV)/.created
-	$(PIP) install --editable .
+# What is installed is in requirements/: one version of each package, with the hashes of its files. The package itself
+# is built with the hatchling that is installed, because an isolated build would fetch one that is not locked.
+
+INSTALL := $(PIP) install --require-hashes --only-binary :all:
+
+$(VENV)/.package: pyproject.toml requirements/package.txt $(VENV)/.created
+	$(INSTALL) --requirement requirements/package.txt
+	$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Dependency groups (PEP 735) need a newer pip than the one that some interpreters bring.
-$(VENV)/.pip: $(VENV)/.created
-	$(PIP) install 'pip>=25.1'
+$(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs $(VENV)/.lock: $(VENV)/.%: requirements/%.txt $(VENV)/.package
+	$(INSTALL) --requirement $<
 	@touch $@
 
-$(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.toml $(VENV)/.package $(VENV)/.pip
-	$(PIP) install --group $*
-	@touch $@
+# Writes requirements/ anew, with the newest versions that pyproject.toml allows: all groups together, then each of them.
+GROUPS := package test lint bench docs lock
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
+
+lock: $(VENV)/.lock
+	$(COMPILE) --upgrade pyproject.toml $(addprefix --group ,$(GROUPS)) --output-file $(VENV)/all.txt
+	$(foreach group,$(GROUPS),$(COMPILE) pyproject.toml --group $(group) --constraints $(VENV)/all.txt --output-file requirements/$(group).txt && )true
