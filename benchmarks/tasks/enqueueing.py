@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.model import Measure
 
-from .ours import Ours, in_file
+from .ours import Ours, in_file, in_file_normal
 from .peers import Huey, LiteQueue, PersistQueue, Taskito
 from .plain import Plain, new_row
 from .settings import CALLERS, Sizes, new_folder
@@ -36,10 +36,12 @@ class TasksMissing(Exception):
         super().__init__(f"expected {expected} tasks to be there, got {found}")
 
 
-def one_caller(opened: Opened) -> Measure:
+def one_caller(opened: Opened, synchronous: str = "FULL") -> Measure:
+    """`synchronous` is that of the reference in plain SQL."""
+
     def measure(sizes: Sizes) -> Mapping[str, float]:
         turns, count = Turns(), _per_turn(sizes)
-        with new_folder() as folder, opened(folder) as (put, counted), commits(turns) as reference:
+        with new_folder() as folder, opened(folder) as (put, counted), commits(turns, synchronous) as reference:
             for number in range(WARM_UP):
                 put(number)
             gc.collect()
@@ -91,7 +93,10 @@ def many_threads(opened: Opened) -> Measure:
 
 
 def many_coroutines(
-    opened: Callable[[Path], AbstractContextManager[tuple[AsyncPut, Count]]], loop: Callable[[], Any] | None = None
+    opened: Callable[[Path], AbstractContextManager[tuple[AsyncPut, Count]]],
+    loop: Callable[[], Any] | None = None,
+    callers: int = CALLERS,
+    synchronous: str = "FULL",
 ) -> Measure:
     """Each caller is a coroutine that waits for one task before it enqueues the next."""
 
@@ -106,14 +111,14 @@ def many_coroutines(
             await call(put)
             gc.collect()
             for _ in range(TURNS):
-                with turns.own(CALLERS * count):
-                    await asyncio.gather(*[call(put) for _ in range(CALLERS)])
+                with turns.own(callers * count):
+                    await asyncio.gather(*[call(put) for _ in range(callers)])
                 reference.take_turn(count)
 
-        with new_folder() as folder, opened(folder) as (put, counted), commits(turns) as reference:
+        with new_folder() as folder, opened(folder) as (put, counted), commits(turns, synchronous) as reference:
             with asyncio.Runner(loop_factory=loop) as runner:
                 runner.run(timed(put, reference))
-            _check((TURNS * CALLERS + 1) * count, counted())
+            _check((TURNS * callers + 1) * count, counted())
         return turns.figures()
 
     return measure
@@ -151,21 +156,33 @@ def _check(expected: int, found: int) -> None:
 
 
 @contextmanager
-def plain(folder: Path) -> Iterator[tuple[Put, Count]]:
-    with Plain(folder) as queue:
+def plain(folder: Path, synchronous: str = "FULL") -> Iterator[tuple[Put, Count]]:
+    with Plain(folder, synchronous=synchronous) as queue:
         yield lambda _: queue.add(new_row()), lambda: queue.count("pending")
 
 
+def plain_normal(folder: Path) -> AbstractContextManager[tuple[Put, Count]]:
+    return plain(folder, "NORMAL")
+
+
 @contextmanager
-def ours(folder: Path) -> Iterator[tuple[Put, Count]]:
-    with Ours(in_file(folder)) as ours:
+def ours(folder: Path, url: Callable[[Path], str] = in_file) -> Iterator[tuple[Put, Count]]:
+    with Ours(url(folder)) as ours:
         yield ours.noop.enqueue, lambda: sum(ours.queue.counts()["default"].values())
 
 
+def ours_normal(folder: Path) -> AbstractContextManager[tuple[Put, Count]]:
+    return ours(folder, in_file_normal)
+
+
 @contextmanager
-def ours_async(folder: Path) -> Iterator[tuple[AsyncPut, Count]]:
-    with Ours(in_file(folder)) as ours:
+def ours_async(folder: Path, url: Callable[[Path], str] = in_file) -> Iterator[tuple[AsyncPut, Count]]:
+    with Ours(url(folder)) as ours:
         yield ours.noop.aenqueue, lambda: sum(ours.queue.counts()["default"].values())
+
+
+def ours_async_normal(folder: Path) -> AbstractContextManager[tuple[AsyncPut, Count]]:
+    return ours_async(folder, in_file_normal)
 
 
 def huey(fsync: bool | None) -> Opened:

@@ -12,7 +12,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
@@ -76,10 +76,19 @@ def of_threads(folder: Path) -> Iterator[tuple[Callable[[int], object], Callable
         yield put, lambda: plain.count("pending")
 
 
+def of_coroutines_normal(
+    folder: Path,
+) -> AbstractContextManager[tuple[Callable[[int], Awaitable[object]], Callable[[], int]]]:
+    """`of_coroutines` with synchronous=NORMAL."""
+    return of_coroutines(folder, "NORMAL")
+
+
 @contextmanager
-def of_coroutines(folder: Path) -> Iterator[tuple[Callable[[int], Awaitable[object]], Callable[[], int]]]:
+def of_coroutines(
+    folder: Path, synchronous: str = "FULL"
+) -> Iterator[tuple[Callable[[int], Awaitable[object]], Callable[[], int]]]:
     """What a coroutine awaits for each task: one thread commits whatever is there."""
-    with Plain(folder, any_thread=True) as plain:
+    with Plain(folder, any_thread=True, synchronous=synchronous) as plain:
         pending: list[tuple[Row, asyncio.Future[None]]] = []
         groups: SimpleQueue[list[tuple[Row, asyncio.Future[None]]] | None] = SimpleQueue()
 

@@ -9,6 +9,7 @@ from typing import Any
 from bullpen import TaskQueue
 
 SETTINGS = "sqlite:///, WAL, synchronous=FULL (all defaults)"
+SETTINGS_NORMAL = "sqlite:///…?synchronous=normal, WAL: a power cut may take the latest tasks"
 
 
 class Ours:
@@ -40,3 +41,7 @@ class Ours:
 
 def in_file(folder: Path) -> str:
     return f"sqlite:///{folder / 'jobs.db'}"
+
+
+def in_file_normal(folder: Path) -> str:
+    return f"{in_file(folder)}?synchronous=normal"

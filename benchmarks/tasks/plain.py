@@ -1,6 +1,6 @@
 """What SQLite itself can do: the SQL that one would write by hand.
 
-One table of nine columns, one partial index; no leases, no options, no errors kept, no limits. WAL, synchronous=FULL.
+One table of nine columns, one partial index; no leases, no options, no errors kept, no limits. WAL.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SETTINGS = "sqlite3, WAL, synchronous=FULL"
+SETTINGS_NORMAL = "sqlite3, WAL, synchronous=NORMAL"
 PAYLOAD = b'{"args":[12345],"kwargs":{}}'
 
 _TABLE = """
@@ -47,10 +48,10 @@ def new_row() -> Row:
 class Plain:
     """A queue in plain SQL."""
 
-    def __init__(self, folder: Path, *, any_thread: bool = False) -> None:
+    def __init__(self, folder: Path, *, any_thread: bool = False, synchronous: str = "FULL") -> None:
         self.db = sqlite3.connect(folder / "plain.db", isolation_level=None, check_same_thread=not any_thread)
         self.db.execute("PRAGMA journal_mode = WAL")
-        self.db.execute("PRAGMA synchronous = FULL")
+        self.db.execute(f"PRAGMA synchronous = {synchronous}")
         self.db.executescript(_TABLE)
         self._held: list[tuple[str, bytes]] = []
 

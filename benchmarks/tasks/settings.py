@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CONCURRENCY = 100
+FEW = 10  # at once: the default of a worker
 CALLERS = 16
 BATCH = 100
 

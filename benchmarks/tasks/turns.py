@@ -55,8 +55,8 @@ class Commits:
 
 
 @contextmanager
-def commits(turns: Turns) -> Iterator[Commits]:
-    with new_folder() as folder, Plain(folder) as plain:
+def commits(turns: Turns, synchronous: str = "FULL") -> Iterator[Commits]:
+    with new_folder() as folder, Plain(folder, synchronous=synchronous) as plain:
         reference = Commits(plain, Turns())
         reference.take_turn(10)  # warm-up
         yield Commits(plain, turns)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.loops import uvloop
 from benchmarks.metrics import LATENCY, P50, RATE, THROUGHPUT
 from benchmarks.model import Bar, Contestant, Measure, Metric, Peer, Suite, Work
 
 from . import claiming, draining, enqueueing, floors, idling, waiting
 from .ours import SETTINGS as OURS
+from .ours import SETTINGS_NORMAL as OURS_NORMAL
+from .ours import in_file_normal
 from .peers import ASYNCIO, BULLPEN, HUEY, LITEQUEUE, PERSIST_QUEUE, PLAIN, TASKITO
 from .plain import SETTINGS as RAW
-from .settings import BATCH, CALLERS, CONCURRENCY, FULL, QUICK, shared_settings
+from .plain import SETTINGS_NORMAL as RAW_NORMAL
+from .settings import BATCH, CALLERS, CONCURRENCY, FEW, FULL, QUICK, shared_settings
 
 BARS = (
     Bar("enqueue", RATE, 0.7),
+    Bar("enqueue-normal", RATE, 0.5),
     Bar("enqueue-threads", RATE, 5.0),
     Bar("enqueue-coroutines", RATE, 5.0),
     Bar("enqueue-bulk", RATE, 0.4),
     Bar("drain", RATE, 5.0),
+    Bar("drain-def", RATE, 3.0),
+    Bar("drain-def-no-fsync", RATE, 1.0),
+    Bar("def-or-async", RATE, 0.7),
     Bar("latency", P50, 6.0),
     Bar("latency-remote", P50, 12.0),
     Bar("idle", idling.CPU, 1.0, of="value"),
@@ -32,7 +41,7 @@ _LITEQUEUE = "LiteQueue(), its default: synchronous=NORMAL, a power cut may take
 _LITEQUEUE_FULL = "LiteQueue(), with PRAGMA synchronous=FULL by hand"
 _PERSIST = "SQLiteAckQueue(auto_commit=True), its default: synchronous=FULL"
 _TASKITO = "Queue(db_path), its default: synchronous=NORMAL"
-_EVERY_MS = {"initial_delay": 0.001, "max_delay": 0.001}
+_EVERY_MS: dict[str, Any] = {"initial_delay": 0.001, "max_delay": 0.001}
 _LOOK_OFTEN = {"backoff": 1.0, "max_delay": 0.001}
 
 
@@ -72,7 +81,54 @@ WORKS = (
                 "persist-queue", PERSIST_QUEUE, f"{_PERSIST}: put", enqueueing.one_caller(enqueueing.persist_queue)
             ),
             Contestant("taskito", TASKITO, f"{_TASKITO}: task.delay(x)", enqueueing.one_caller(enqueueing.taskito)),
+            _floor(
+                "one coroutine waits for a thread that commits",
+                enqueueing.many_coroutines(floors.of_coroutines, callers=1),
+                ", awaited",
+            ),
+            _ours(
+                "bullpen, awaited",
+                "await task.aenqueue(x)",
+                enqueueing.many_coroutines(enqueueing.ours_async, callers=1),
+            ),
             _ours("bullpen", "task.enqueue(x)", enqueueing.one_caller(enqueueing.ours)),
+        ),
+    ),
+    Work(
+        "enqueue-normal",
+        "the same without waiting for the disk: a power cut may take the latest tasks",
+        THROUGHPUT,
+        (
+            Contestant(
+                "plain SQL",
+                PLAIN,
+                f"{RAW_NORMAL}: one INSERT, one commit",
+                enqueueing.one_caller(enqueueing.plain_normal, "NORMAL"),
+            ),
+            Contestant(
+                "litequeue",
+                LITEQUEUE,
+                f"{_LITEQUEUE}: put",
+                enqueueing.one_caller(enqueueing.litequeue(False), "NORMAL"),
+            ),
+            Contestant(
+                "plain SQL, shared commits, awaited",
+                PLAIN,
+                f"{RAW_NORMAL}: one coroutine waits for a thread that commits, and nothing else",
+                enqueueing.many_coroutines(floors.of_coroutines_normal, callers=1, synchronous="NORMAL"),
+            ),
+            Contestant(
+                "bullpen, awaited",
+                BULLPEN,
+                f"{OURS_NORMAL}: await task.aenqueue(x)",
+                enqueueing.many_coroutines(enqueueing.ours_async_normal, callers=1, synchronous="NORMAL"),
+            ),
+            Contestant(
+                "bullpen",
+                BULLPEN,
+                f"{OURS_NORMAL}: task.enqueue(x)",
+                enqueueing.one_caller(enqueueing.ours_normal, "NORMAL"),
+            ),
         ),
     ),
     Work(
@@ -137,6 +193,58 @@ WORKS = (
                 "bullpen, def", f"results kept; concurrency={CONCURRENCY}, on threads", draining.ours(is_async=False)
             ),
             _ours("bullpen, async def", f"results kept; concurrency={CONCURRENCY}", draining.ours()),
+        ),
+    ),
+    Work(
+        "drain-def",
+        "{drained:,} tasks of a plain function wait, one worker process starts; huey is timed with the first {timed:,}",
+        THROUGHPUT,
+        (
+            Contestant(
+                "huey",
+                HUEY,
+                f"{_HUEY}; results kept; 1 worker thread, polls every ms",
+                draining.huey(None, **_EVERY_MS),
+            ),
+            Contestant(
+                f"huey, {FEW} threads",
+                HUEY,
+                f"{_HUEY}; results kept; {FEW} worker threads, polls every ms",
+                draining.huey(None, workers=FEW, **_EVERY_MS),
+            ),
+            _ours(
+                "bullpen, def",
+                f"results kept; concurrency={FEW}, the default",
+                draining.ours(is_async=False, concurrency=FEW),
+            ),
+        ),
+    ),
+    Work(
+        "drain-def-no-fsync",
+        "the same without waiting for the disk at a commit, on both sides, and all tasks timed",
+        THROUGHPUT,
+        (
+            Contestant(
+                "huey",
+                HUEY,
+                f"{_HUEY_OFF}; results kept; 1 worker thread, polls every ms",
+                draining.huey(False, all_timed=True, **_EVERY_MS),
+            ),
+            Contestant(
+                "bullpen, def",
+                BULLPEN,
+                f"{OURS_NORMAL}: results kept; concurrency={FEW}, the default",
+                draining.ours(is_async=False, url=in_file_normal, concurrency=FEW),
+            ),
+        ),
+    ),
+    Work(
+        "def-or-async",
+        f"{{drained:,}} tasks: a plain function beside an async function, concurrency={FEW}, the default",
+        THROUGHPUT,
+        (
+            _ours("bullpen, async def", f"results kept; concurrency={FEW}", draining.ours(concurrency=FEW)),
+            _ours("bullpen, def", f"results kept; concurrency={FEW}", draining.ours(is_async=False, concurrency=FEW)),
         ),
     ),
     Work(
