@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from bullpen.tasks.model.task import FORMAT
 from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.storage.port import Storage
 from bullpen.testing import StorageContract
 
 
@@ -36,3 +37,9 @@ class TestMemoryStorage(StorageContract):
 
     def make_storage(self) -> MemoryStorage:
         return self._store
+
+    async def queue_names(self, store: Storage) -> set[str]:
+        kept = self._store
+        of_keys = {queue for queue, _ in [*kept._unique, *kept._of_keys]}
+        shown = await super().queue_names(store)
+        return shown | of_keys | kept._due.keys() | kept._later.keys() | kept._starts.keys() | kept._limits.keys()

@@ -9,6 +9,7 @@ from typing import ClassVar
 import asyncpg
 import pytest
 
+from bullpen.tasks.storage.port import Storage
 from bullpen.tasks.storage.postgres.store import PostgresStorage
 from bullpen.testing import StorageContract
 from tests.postgres import new_schema, run
@@ -92,6 +93,15 @@ class TestPostgresStorage(StorageContract):
 
     def make_storage(self) -> PostgresStorage:
         return PostgresStorage(self.url, schema=self.schema)
+
+    async def queue_names(self, store: Storage) -> set[str]:
+        columns = {"task": "queue", "queue": "name", "start": "queue"}
+        names = " UNION ".join(f"SELECT {column} FROM {self.schema}.{table}" for table, column in columns.items())
+        connection = await asyncpg.connect(self.url)
+        try:
+            return {name for (name,) in await connection.fetch(names)}
+        finally:
+            await connection.close()
 
     def address(self) -> str:
         return f"{self.url}?schema={self.schema}"

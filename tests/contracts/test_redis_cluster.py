@@ -16,6 +16,7 @@ from bullpen import StorageError, StorageUnavailable, TaskQueue, chain
 from bullpen.tasks.model.task import release, succeed
 from bullpen.tasks.storage.open import open_storage
 from bullpen.tasks.storage.port import AttemptKey, Storage, TaskFilter
+from bullpen.tasks.storage.redis.store import RedisStorage
 from bullpen.testing import StorageContract
 from bullpen.testing.storage_contract.base import claim, claimed_one, ids, new_task, settle
 from bullpen.testing.storage_contract.claiming import ClaimingTests
@@ -48,6 +49,13 @@ class OnCluster:
         async with RedisCluster(host=host, port=int(port)) as client:
             async for key in client.scan_iter(match=f"*{self.prefix}:*", count=1000):
                 await client.delete(key)
+
+    async def queue_names(self, store: Storage) -> set[str]:
+        assert isinstance(store, RedisStorage)
+        host, _, port = self.url.removeprefix("redis+cluster://").split(",")[0].rstrip("/").partition(":")
+        async with RedisCluster(host=host, port=int(port)) as client:
+            keys = [key.decode() async for key in client.scan_iter(match=f"*{self.prefix}:*", count=1000)]
+        return {next((name for name in ("gone", "never") if key.startswith(store._tag(name))), key) for key in keys}
 
     def make_storage(self) -> Storage:
         return open_storage(self.address())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from types import ModuleType
@@ -182,6 +183,12 @@ class TestRedisStorage(StorageContract):
             noop = queue.task(name="noop")(returned)
             assert noop.enqueue(1).status is PENDING
             assert queue.counts()["default"][PENDING] == 1
+
+    async def queue_names(self, store: Storage) -> set[str]:
+        """The keys of queues, and the list of queues if it exists."""
+        async with Redis.from_url(self.url) as client:
+            keys = [key.decode() async for key in client.scan_iter(match=f"*{self.prefix}:*", count=1000)]
+        return {found[1] if (found := re.match(r"\{.*:(.*)\}:", key)) else key for key in keys}
 
     async def _drop(self) -> None:
         async with Redis.from_url(self.url) as client:

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 
+from bullpen.tasks.storage.port import Storage
 from bullpen.tasks.storage.sqlite.store import SqliteStorage
 from bullpen.testing import StorageContract
 
@@ -64,6 +65,12 @@ class TestSqliteStorage(StorageContract):
 
     def make_storage(self) -> SqliteStorage:
         return SqliteStorage(self.path, synchronous="normal")
+
+    async def queue_names(self, store: Storage) -> set[str]:
+        tables = ("task", "paused", "limit", "start")
+        with closing(sqlite3.connect(self.path)) as connection:
+            rows = connection.execute(" UNION ".join(f"SELECT queue FROM bullpen_{table}" for table in tables))
+            return {name for (name,) in rows}
 
     def address(self) -> str:
         return f"sqlite:///{self.path}?synchronous=normal"

@@ -447,7 +447,24 @@ class MemoryStorage(StoreRules):
     async def prune(self, *, limit: int) -> int:
         with self._lock:
             now = self._now()
-            return self._forget(_take_due(self._ending, now, limit, self._is_ending))
+            count = self._forget(_take_due(self._ending, now, limit, self._is_ending))
+            self._drop_unused_queues()
+            return count
+
+    def _drop_unused_queues(self) -> None:
+        """Drop what is empty, or has only stale entries."""
+        for queue, lines in list(self._due.items()):
+            for priority, line in list(lines.items()):
+                line.drop_while(self._is_stale)
+                if not line:
+                    del lines[priority]
+            if not lines:
+                del self._due[queue]
+        for queue, later in list(self._later.items()):
+            while later and self._is_stale(later[0]):
+                heapq.heappop(later)
+            if not later:
+                del self._later[queue]
 
     def _is_ending(self, entry: Entry) -> bool:
         task = self._tasks.get(entry[1])
@@ -481,7 +498,11 @@ class MemoryStorage(StoreRules):
 
     async def set_limit(self, limit: Limit) -> None:
         with self._lock:
-            self._limits[limit.queue] = limit
+            self._limits.pop(limit.queue, None)
+            if limit.is_limit:
+                self._limits[limit.queue] = limit
+            if limit.rate is None:
+                self._starts.pop(limit.queue, None)
         self._wake()
 
     async def limits(self) -> Sequence[Limit]:

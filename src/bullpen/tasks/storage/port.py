@@ -288,7 +288,9 @@ class Storage(Protocol):
         """Fail pending tasks that were not started before `expires`. Returns them as they are then."""
 
     async def prune(self, *, limit: int) -> int:
-        """Delete final tasks after their `result_ttl`. Returns how many."""
+        """Delete final tasks after their `result_ttl`, and return how many. Also delete what is kept of queues that have
+        no task, limit or pause any more: names of queues may be made from data.
+        """
 
     # Workers, queues, limits.
 
@@ -298,7 +300,9 @@ class Storage(Protocol):
     async def pause(self, queue: str) -> None: ...
     async def resume(self, queue: str) -> None: ...
     async def paused(self) -> frozenset[str]: ...
-    async def set_limit(self, limit: Limit) -> None: ...
+    async def set_limit(self, limit: Limit) -> None:
+        """Replace the limit of a queue. One that sets nothing removes it."""
+
     async def limits(self) -> Sequence[Limit]:
         """In the order of queues."""
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from bullpen.tasks.model.task import Settlement, Task, TaskError, crash
-from bullpen.tasks.storage.port import AttemptKey, Storage
+from bullpen.tasks.storage.port import AttemptKey, Storage, TaskFilter
 
 T = TypeVar("T")
 
@@ -59,6 +59,12 @@ class StoreTests:
     async def damage_worker(self, worker: str) -> None:
         """Write garbage into the record of a worker."""
         pytest.skip("the store has no way to damage a record")
+
+    async def queue_names(self, store: Storage) -> set[str]:
+        """Every name of a queue that the store keeps. Override it if the store keeps names that no verb shows."""
+        tasks = await store.list(TaskFilter(), limit=1000)
+        limits, paused, counts = await store.limits(), await store.paused(), await store.counts()
+        return {task.queue for task in tasks} | {limit.queue for limit in limits} | paused | set(counts)
 
     @pytest.fixture
     def anyio_backend(self) -> str:

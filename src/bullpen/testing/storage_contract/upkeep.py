@@ -7,7 +7,7 @@ import asyncio
 from msgspec.structs import replace
 
 from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS, Task, cancel, fail, release, succeed
-from bullpen.tasks.storage.port import AttemptKey, Storage, TaskFilter, WorkerRecord
+from bullpen.tasks.storage.port import AttemptKey, Limit, Storage, TaskFilter, WorkerRecord
 from bullpen.testing.storage_contract.base import (
     A_MOMENT,
     FAR,
@@ -130,6 +130,32 @@ class UpkeepTests(StoreTests):
         if len(set(finished.values())) == 6:  # a coarse clock gives several the same instant
             assert left == ids(mine[:6])
         assert [await store.prune(limit=4) for _ in range(3)] == [4, 2, 0]
+
+    async def test_a_queue_that_is_gone_leaves_nothing(self, store: Storage) -> None:
+        """Names of queues may be made from data, such as one queue per customer."""
+        await store.set_limit(Limit(queue="gone", rate=1000.0, max_running_per_key=5))
+        await store.pause("gone")
+        await store.resume("gone")
+        past = await store.now() - FAR
+        for fields in ({"priority": 3}, {"concurrency_key": "c"}, {"unique_key": "u"}, {"max_retries": 1}):
+            task = await claimed_one(store, queue="gone", eta=past, result_ttl=0.0, **fields)
+            await settle(store, succeed(task, None))
+        later = await added(store, queue="gone", eta=await store.now() + FAR)
+        soon = await added(store, queue="gone", concurrency_key="c", expires=await store.now() + FAR)
+        await store.cancel(ids([later, soon]))
+        assert await store.delete(ids([later, soon])) == 2
+        await eventually(lambda: self.has_pruned(store, {"gone"}))  # its limit is still there
+        await store.set_limit(Limit(queue="gone"))
+        await store.wait_for_work(["gone", "never"], 0.0)
+        assert await claim(store, queues=["gone", "never"]) == []
+        await store.prune(limit=10)
+        assert list(await store.limits()) == []
+        assert await self.queue_names(store) == set()
+
+    async def has_pruned(self, store: Storage, left: set[str]) -> bool:
+        await store.prune(limit=10)
+        assert await self.queue_names(store) >= left
+        return await store.list(TaskFilter(), limit=1) == []
 
     # Worker records.
 

@@ -75,6 +75,7 @@ PAUSE = _queues["pause"]
 RESUME = _queues["resume"]
 PAUSED = _queues["paused"]
 SET_LIMIT = _queues["set_limit"]
+DELETE_STARTS = _queues["delete_starts"]
 LIMITS = _queues["limits"]
 
 _workers = _read("workers")

@@ -434,6 +434,8 @@ class PostgresStorage(PostgresClient):
                 limit.in_order,
                 limit.declared,
             )
+            if limit.rate is None:
+                await table.execute(statements.DELETE_STARTS, to_text(limit.queue))
             await table.send_notification(WORK + to_text(limit.queue))
 
         await self._transact(set_limit)

@@ -82,6 +82,8 @@ class TaskClaiming(TaskAdding):
             connection = await self._connected()
             tags = [self._tag(name) for name in names]
             answer = await connection.run(scripts.EXCHANGE, tags, [pack(ask), *words], once=True)
+        if of_children:
+            await self._list_again(of_children)
         denied, until, claimed, taken = answer
         refused.update(AttemptKey(denied[at].decode(), int(denied[at + 1])) for at in range(0, len(denied), 2))
         lease_until = float(until)

@@ -162,6 +162,11 @@ class RedisClient(ServerStorage[RedisConnection]):
         if self.cluster and not self._listed.issuperset(queues):
             await self._list_queues(queues)
 
+    async def _list_again(self, queues: Iterable[str]) -> None:
+        """On a cluster, list queues after a script wrote to them, because `prune` may have removed them meanwhile."""
+        if self.cluster:
+            await self._list_queues(queues)
+
     async def _list_queues(self, queues: Iterable[str]) -> None:
         await self._execute("SADD", f"{self.prefix}:queues", *queues)
         self._listed.update(queues)

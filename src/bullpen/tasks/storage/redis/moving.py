@@ -23,6 +23,8 @@ class TaskMoving(RedisClient):
             await self._list_first(by_queue)
         calls = [(queue, [self._channel, queue, *_whole(given)]) for queue, given in by_queue.items()]
         imported = await self._run_each(scripts.IMPORT_TASKS, calls)
+        if by_queue:
+            await self._list_again(by_queue)
         return frozenset(task_id.decode() for some in imported for task_id in some)
 
     async def export_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:

@@ -34,6 +34,7 @@ class QueueSettings(RedisClient):
     async def pause(self, queue: str) -> None:
         await self._list_first([queue])
         await self._run(scripts.SET_LIMITS, queue, [self._channel, queue, "paused", "1"])
+        await self._list_again([queue])
 
     async def resume(self, queue: str) -> None:
         await self._run(scripts.SET_LIMITS, queue, [self._channel, queue, "paused", ""])
@@ -54,6 +55,7 @@ class QueueSettings(RedisClient):
         await self._list_first([limit.queue])
         given = [word for name, term in terms.items() for word in (name, "" if term is None else term)]
         await self._run(scripts.SET_LIMITS, limit.queue, [self._channel, limit.queue, *given])
+        await self._list_again([limit.queue])
 
     async def limits(self) -> Sequence[Limit]:
         limits = []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from bullpen.tasks.model.task import Task
 from bullpen.tasks.storage.redis import scripts
+from bullpen.tasks.storage.redis.failures import translated_errors
 from bullpen.tasks.storage.redis.reading import TaskReading
 
 
@@ -27,4 +28,24 @@ class TaskUpkeep(TaskReading):
             if count >= limit:
                 break
             count += await self._run(scripts.PRUNE, queue, [str(limit - count)])
+        if self.cluster:
+            await self._unlist_unused()
         return count
+
+    async def _unlist_unused(self) -> None:
+        """On a cluster, scripts may not reach the list of queues. A queue that another client writes to meanwhile is
+        listed again: by that client after its write, or here if the write came first.
+        """
+        names = await self._unused(await self._queues())
+        if names:
+            await self._execute("SREM", f"{self.prefix}:queues", *names)
+            self._listed.difference_update(names)
+            if used := set(names).difference(await self._unused(names)):
+                await self._list_queues(used)
+
+    async def _unused(self, queues: Sequence[str]) -> list[str]:
+        with translated_errors(self.name):
+            connection = await self._connected()
+            tags = [self._tag(queue) for queue in queues]
+            counts = await connection.execute_many([("EXISTS", f"{tag}:ids", f"{tag}:limits") for tag in tags])
+        return [queue for queue, count in zip(queues, counts, strict=True) if not count]

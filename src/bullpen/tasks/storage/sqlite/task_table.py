@@ -392,8 +392,12 @@ class SqliteTaskTable(StoreRules):
 
     def set_limit(self, limit: Limit) -> None:
         self._limits = None
-        put = "INSERT OR REPLACE INTO bullpen_limit VALUES (?, ?)"
-        self._db.execute(put, (limit.queue, msgspec.msgpack.encode(limit)))
+        self._db.execute("DELETE FROM bullpen_limit WHERE queue = ?", (limit.queue,))
+        if limit.is_limit:
+            put = "INSERT INTO bullpen_limit VALUES (?, ?)"
+            self._db.execute(put, (limit.queue, msgspec.msgpack.encode(limit)))
+        if limit.rate is None:
+            self._db.execute("DELETE FROM bullpen_start WHERE queue = ?", (limit.queue,))
         self.changed_queues.add(limit.queue)
 
     def limits(self) -> Sequence[Limit]:

@@ -23,6 +23,9 @@ ON CONFLICT (name) DO UPDATE SET
     max_running_per_key = excluded.max_running_per_key, rate = excluded.rate, in_order = excluded.in_order,
     declared = excluded.declared, rewound_at = excluded.rewound_at;
 
+-- name: delete_starts
+DELETE FROM {schema}.start WHERE queue = $1;
+
 -- name: limits
 SELECT name, max_running, max_running_per_key, rate, in_order, declared
 FROM {schema}.queue WHERE limited ORDER BY name;

@@ -4,8 +4,17 @@
 SELECT id FROM {schema}.task WHERE status = 'pending' AND expires <= {schema}.now()
 ORDER BY expires LIMIT $1 FOR UPDATE SKIP LOCKED;
 
--- A task that a pending or running task still depends on stays.
+-- A task that a pending or running task still depends on stays. A queue without pause, limits and pending tasks needs no
+-- row: the next one that puts a task before the claim cursors inserts it again.
 -- name: prune
+WITH unused AS (
+    DELETE FROM {schema}.queue WHERE name IN (
+        SELECT name FROM {schema}.queue q
+        WHERE NOT paused AND NOT limited
+            AND NOT EXISTS (SELECT 1 FROM {schema}.task t WHERE t.queue = q.name AND t.status = 'pending')
+        ORDER BY name FOR UPDATE SKIP LOCKED
+    )
+)
 DELETE FROM {schema}.task WHERE id IN (
     SELECT id FROM {schema}.task t
     WHERE prune_at <= {schema}.now()

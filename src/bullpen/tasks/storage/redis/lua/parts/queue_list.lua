@@ -16,9 +16,8 @@ end
 local function unlist_if_unused(tag)
     if redis.call('EXISTS', tag .. ':ids', tag .. ':limits') > 0 then return end
     local list, name = list_of(tag)
-    if type(redis.pcall('SREM', list, name)) == 'number' then
-        redis.call('DEL', tag .. ':counts', tag .. ':starts')
-    end
+    redis.call('DEL', tag .. ':counts', tag .. ':starts')
+    redis.pcall('SREM', list, name)  -- on a cluster, the list may be on another node; then `prune` removes it
 end
 
 -- Find a task, first in the queue of `tag`. Queues on another node of a cluster are out of reach; no task here depends
