@@ -288,8 +288,8 @@ class Storage(Protocol):
         """Fail pending tasks that were not started before `expires`. Returns them as they are then."""
 
     async def prune(self, *, limit: int) -> int:
-        """Delete final tasks after their `result_ttl`, and return how many. Also delete what is kept of queues that have
-        no task, limit or pause any more: names of queues may be made from data.
+        """Delete final tasks after their `result_ttl`, and return how many. Also delete what is kept of queues without
+        tasks, limits and pause: names of queues may be made from data.
         """
 
     # Workers, queues, limits.
