@@ -255,4 +255,5 @@ def _priorities(db: sqlite3.Connection, waiting: str, which: tuple[str, ...]) ->
 
 def _place(row: Row) -> Head:
     """Where a task stands in the order of claims."""
-    return (-row[3] if type(row[3]) is int else -math.inf, row[5], row[1])
+    priority = -row[3] if type(row[3]) is int else -math.inf
+    return (priority, row[5], row[1] if type(row[1]) is str else "")

@@ -6,6 +6,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import TypeVar
 
@@ -92,8 +93,8 @@ _CLAIM = (
     "started_at = ?, progress = NULL WHERE rowid IN (SELECT value FROM json_each(?))"
 )
 _SET_ASIDE = (
-    "UPDATE bullpen_task SET status = 'failed', finished_at = ?, prune_at = ? + ifnull(result_ttl, 9e999) "
-    "WHERE rowid IN (SELECT value FROM json_each(?))"
+    "UPDATE bullpen_task SET status = 'failed', finished_at = ?, prune_at = ? + ifnull(result_ttl, 9e999), "
+    "claim_id = NULL, lease_until = NULL WHERE rowid = ?"
 )
 # No unfinished task still needs its result.
 _UNAWAITED = (
@@ -249,7 +250,7 @@ class SqliteTaskTable(StoreRules):
 
     def _claim(self, worker: str, queues: Sequence[str], limit: int, lease: float, claim_id: str) -> tuple[Task, ...]:
         now, elapsed, ahead = self.now, self.elapsed, self._ahead
-        rows = self._claimable(queues, limit)
+        rows = self._may_start(queues, limit)
         taken = [
             claimed(task_of(row[1:], ahead), worker=worker, claim_id=claim_id, now=now, lease_until=now + lease)
             for row in rows
@@ -259,20 +260,20 @@ class SqliteTaskTable(StoreRules):
             self._db.execute(_CLAIM, (worker, claim_id, elapsed + lease, now, rowids))
             claims.note_starts(self._db, rows, self.limits(), elapsed)
             self.must_last |= True in [task.at_most_once for task in taken]
-            for row, task in zip(rows, taken, strict=True):
-                if task.unreadable:  # its attempt may be no number
-                    self._db.execute("UPDATE bullpen_task SET attempt = ? WHERE rowid = ?", (task.attempt, row[0]))
+            if True in [bool(task.unreadable) for task in taken]:
+                pairs = zip(rows, taken, strict=True)
+                taken = [
+                    task for row, task in pairs if not task.unreadable or self._claim_unreadable(row[0], row[1], task)
+                ]
         return tuple(taken)
 
-    def _claimable(self, queues: Sequence[str], limit: int) -> list[Row]:
-        def rows() -> list[Row]:
-            return claims.claimable(self._db, queues, self.limits(), self.now, self.elapsed, limit)
-
-        found = self._reading(rows)
-        nameless = [row[0] for row in found if type(row[1]) is not str]
-        if nameless:  # no settlement can name such a row
-            self._db.execute(_SET_ASIDE, (self.now, self.now, str(nameless)))
-        return [row for row in found if type(row[1]) is str]
+    def _claim_unreadable(self, rowid: int, stored_id: object, task: Task) -> bool:
+        """A row that cannot be read was claimed. False if it was set aside, because no settlement can name it."""
+        if type(stored_id) is not str:
+            self._db.execute(_SET_ASIDE, (self.now, self.now, rowid))
+            return False
+        self._db.execute("UPDATE bullpen_task SET attempt = ? WHERE rowid = ?", (task.attempt, rowid))
+        return True  # with the attempt that the task has: the stored one may be no number
 
     def renew(self, holds: Sequence[AttemptKey], lease: float) -> Renewal:
         lost, cancelled = set(), set()
@@ -448,7 +449,7 @@ class SqliteTaskTable(StoreRules):
 
     def next_work(self, queues: Sequence[str]) -> float:
         """When something may be due: now, later or never (infinity)."""
-        if self._reading(lambda: claims.claimable(self._db, queues, self.limits(), self.now, self.elapsed, 1)):
+        if self._may_start(queues, 1):
             return self.now
         opened = claims.open_queues(self._db, queues)
         limits = self.limits()
@@ -464,21 +465,30 @@ class SqliteTaskTable(StoreRules):
     def _tasks(self, statement: str, values: Sequence[object]) -> list[Task]:
         return [task_of(row, self._ahead) for row in self._rows(statement, values)]
 
-    def _rows(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
-        return self._reading(lambda: self._db.execute(statement, values).fetchall())
+    # `sqlite3` returns no row at all if a text in one of them is no UTF-8. Then such a text is read as bytes, which
+    # `task_of` finds to be unreadable.
 
-    def _reading(self, read: Callable[[], T]) -> T:
-        """The result of `read`. If a text is no UTF-8, `sqlite3` returns no row at all: then such a text is read as
-        bytes, which `task_of` finds to be unreadable.
-        """
+    def _rows(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
         try:
-            return read()
-        except (sqlite3.OperationalError, UnicodeDecodeError) as error:
-            if "UTF-8" not in str(error) and not isinstance(error, UnicodeDecodeError):
-                raise
+            return self._db.execute(statement, values).fetchall()
+        except _UNREADABLE_TEXT as error:
+            with self._texts_as_bytes(error):
+                return self._db.execute(statement, values).fetchall()
+
+    def _may_start(self, queues: Sequence[str], limit: int) -> list[Row]:
+        try:
+            return claims.claimable(self._db, queues, self.limits(), self.now, self.elapsed, limit)
+        except _UNREADABLE_TEXT as error:
+            with self._texts_as_bytes(error):
+                return claims.claimable(self._db, queues, self.limits(), self.now, self.elapsed, limit)
+
+    @contextmanager
+    def _texts_as_bytes(self, error: Exception) -> Iterator[None]:
+        if "UTF-8" not in str(error) and not isinstance(error, UnicodeDecodeError):
+            raise error
         usual, self._db.text_factory = self._db.text_factory, _text_or_bytes
         try:
-            return read()
+            yield
         finally:
             self._db.text_factory = usual
 
@@ -519,6 +529,9 @@ class SqliteTaskTable(StoreRules):
             return None
         others = self._tasks(_WITH_KEY, (task.unique_key, task.queue))
         return next((other for other in others if has_key(other, now)), None)
+
+
+_UNREADABLE_TEXT = (sqlite3.OperationalError, UnicodeDecodeError)
 
 
 def _text_or_bytes(stored: bytes) -> str | bytes:
