@@ -8,13 +8,15 @@ import decimal
 import enum
 import json
 import uuid
+from contextlib import nullcontext
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bullpen.errors import InvalidArgument, InvalidPayload, InvalidResult
-from bullpen.tasks.model.codec import CallCodec
+from bullpen.tasks.model.codec import MAX_DEPTH, CallCodec
 
 
 class Colour(enum.StrEnum):
@@ -35,6 +37,13 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=15,
 )
+
+DEEP = st.recursive(
+    st.sampled_from(['"', "[", "]{", 'a\\"', ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["[", "}", '"']), inner, max_size=2),
+    max_leaves=40,
+)
+
 
 # Also what JSON has not: some of it is to be refused, none of it changed.
 ANYTHING = st.recursive(
@@ -158,3 +167,18 @@ def test_no_bytes_break_the_decoder(payload: bytes, annotation: Any) -> None:
         codec.decode_result(payload)
     except InvalidPayload:
         pass
+
+
+def depth_of(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(depth_of, inner), default=0) if isinstance(value, list | dict) else 0
+
+
+@given(DEEP, st.integers(MAX_DEPTH - 4, MAX_DEPTH + 4))
+def test_the_depth_of_a_payload_is_counted_outside_of_strings(value: Any, around: int) -> None:
+    for _ in range(around):
+        value = [value, []]
+    data = json.dumps(value).encode()
+    is_deep = depth_of(value) > MAX_DEPTH
+    with pytest.raises(InvalidPayload, match="deeper") if is_deep else nullcontext():
+        CallCodec(None, "f").decode_result(data)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import redis
 
-from bullpen import TaskFailed, TaskStatus, UnreadableTask, WorkerPool
+from bullpen import TaskFailed, TaskQueue, TaskStatus, UnreadableTask, WorkerPool
 from bullpen.cli.main import main
 from bullpen.tasks.storage.redis.rows import TaskState
 from tests.scenarios.cli_stores import Desk, desk_at
@@ -142,3 +142,13 @@ def test_a_declared_schedule_comes_back_after_its_row_was_set_aside(desk: Desk) 
     with WorkerPool(desk.queue, poll_interval=0.05):
         pass
     assert job.info().unreadable == ""
+
+
+def test_a_payload_above_the_limit_is_not_decoded(desk: Desk) -> None:
+    """Another program has written it: `enqueue` rejects such arguments."""
+    with TaskQueue(desk.url, max_payload=10_000_000) as generous:
+        job = generous.enqueue("tests.scenarios.cli_stores.add", ["x" * 300_000])
+    desk.work(desk.queue.job(job.id))
+    (error,) = desk.queue.job(job.id).info().errors
+    assert error.kind == "poison"
+    assert "max_payload is 262144" in error.message

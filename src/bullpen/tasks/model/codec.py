@@ -17,7 +17,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -147,6 +147,11 @@ class CallCodec:
         if problem is not None:
             raise InvalidPayload(problem, function=self.name, path="")
         return tuple(args), kwargs
+
+    def too_large(self, payload: bytes) -> InvalidPayload:
+        """The error for a stored payload that is larger than `max_payload`: another program has written it."""
+        why = f"the arguments are {len(payload)} bytes, and max_payload is {self.max_payload}"
+        return InvalidPayload(why, function=self.name, path="")
 
     def encode_result(self, value: Any) -> bytes:
         """Encode a result. Raises InvalidResult."""
@@ -443,24 +448,26 @@ def _refusal_of_model(kind: Any, error: ValueError) -> str:
 
 
 _QUOTED_VALUE = re.compile(r"^(Invalid .*?value) .*", re.DOTALL)
-_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+# A string to its end, also if that is missing: so each byte is read once.
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_AS_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def _limit_depth(data: Any) -> None:
-    """Raises ValueError for JSON that is nested deeper than MAX_DEPTH."""
+    """Raises ValueError for JSON that is nested deeper than MAX_DEPTH. The time is linear in the size of `data`."""
     if type(data) is not bytes:
         data = bytes(data)
     if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
         return
-    depth = 0
-    for token in _brackets(data):
-        depth += 1 if token in (b"[", b"{") else -1
-        if depth > MAX_DEPTH:
-            raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
-
-
-def _brackets(data: bytes) -> Iterator[bytes]:
-    return (token for token in _BRACKETS.findall(data) if token[:1] != b'"')
+    brackets = _STRING.sub(b"", data).translate(_AS_SQUARE, _NO_BRACKETS)
+    for _ in range(MAX_DEPTH):  # each turn removes the innermost level
+        left = brackets.replace(b"[]", b"")
+        if len(left) == len(brackets):
+            break
+        brackets = left
+    if brackets.count(b"[") > (0 if b"[]" in brackets else MAX_DEPTH):  # what is unbalanced is no JSON
+        raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
 
 
 def _locate(error: BaseException, path: str) -> tuple[str, str]:

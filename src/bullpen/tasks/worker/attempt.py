@@ -162,6 +162,9 @@ class TaskAttempt:
             lane.settle(self, self._unknown())
             return
         self.definition = definition
+        if len(task.payload) > definition.codec.max_payload:  # before results of other tasks are put into it
+            lane.settle(self, self._undecodable(definition.codec.too_large(task.payload)))
+            return
         if task.depends_on is not None and task.depends_on.place:
             self.unit = lane.loop.create_task(self._begin_with_results(task.depends_on))
         else:

@@ -382,6 +382,22 @@ def test_a_payload_that_is_nested_too_deep_is_refused() -> None:
     assert refusal(codec(anything), itself) == ("args[0]", "contains itself, or is nested too deep")
     round_trip(Any, "[{" * 1000)  # brackets in a string are no levels
     round_trip(Any, [[], {}] * 1000)
+    round_trip(Any, [{"\\": "]"}, {'"[': []}] * 100)
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"[" * 100 + b'"' + b'\\"' * 500_000, b"[" * 100 + b'"\\' * 500_000, b"[" * 70 + b'"\\"' * 500_000]
+)
+def test_a_damaged_payload_is_read_once(damaged: bytes) -> None:
+    """It would take hours if each quote were read to the end of the payload."""
+    with pytest.raises(InvalidPayload):
+        codec(anything).decode(damaged)
+
+
+def test_unbalanced_brackets_are_no_json() -> None:
+    for damaged in (b"]" * 200 + b"[" * 60, b"[]" * 100 + b"[", b"{]" * 100):
+        with pytest.raises(InvalidPayload, match="no JSON"):
+            codec(anything).decode_result(damaged)
 
 
 @pytest.mark.parametrize(
