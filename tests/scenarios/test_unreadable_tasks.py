@@ -18,7 +18,7 @@ import redis
 from bullpen import TaskFailed, TaskQueue, TaskStatus, UnreadableTask, WorkerPool
 from bullpen.cli.main import main
 from bullpen.tasks.storage.redis.rows import TaskState
-from tests.scenarios.cli_stores import Desk, desk_at
+from tests.scenarios.cli_stores import Desk, desk_at, mail
 from tests.stores import KINDS, new_store
 
 
@@ -147,8 +147,9 @@ def test_a_declared_schedule_comes_back_after_its_row_was_set_aside(desk: Desk) 
 def test_a_payload_above_the_limit_is_not_decoded(desk: Desk) -> None:
     """Another program has written it: `enqueue` rejects such arguments."""
     with TaskQueue(desk.url, max_payload=10_000_000) as generous:
-        job = generous.enqueue("tests.scenarios.cli_stores.add", ["x" * 300_000])
-    desk.work(desk.queue.job(job.id))
+        job = generous.task(mail).enqueue("x" * 300_000)
+    with WorkerPool(desk.queue, poll_interval=0.05), pytest.raises(TaskFailed):
+        desk.queue.job(job.id).result(timeout=20)
     (error,) = desk.queue.job(job.id).info().errors
     assert error.kind == "poison"
     assert "max_payload is 262144" in error.message

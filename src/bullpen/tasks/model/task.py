@@ -274,9 +274,20 @@ def crash(task: Task, error: TaskError) -> Settlement:
     if task.at_most_once:
         return _give_up(task, msgspec.structs.replace(error, kind="lost"), failures=task.failures, crashes=crashes)
     if crashes >= MAX_CRASHES:
-        poison = msgspec.structs.replace(error, kind="poison")
+        poison = msgspec.structs.replace(error, kind="poison", message=error.message + _released_attempts(task))
         return _give_up(task, poison, failures=task.failures, crashes=crashes)
     return _again(task, 0.0, failures=task.failures, crashes=crashes, error=error)
+
+
+def _released_attempts(task: Task) -> str:
+    """The attempts since its first crash in this run that have no error of their own: they were released."""
+    lost = [error.attempt for error in task.errors if error.kind == "crash"][-task.crashes :]
+    known = {error.attempt for error in task.errors}
+    released = [attempt for attempt in range(min(lost, default=task.attempt), task.attempt) if attempt not in known]
+    if not released:
+        return ""
+    named = ", ".join(map(str, released[:ERRORS_KEPT])) + (", …" if len(released) > ERRORS_KEPT else "")
+    return f"; released without an outcome: attempt{'s' if len(released) > 1 else ''} {named}"
 
 
 def reject(task: Task, error: TaskError) -> Settlement:

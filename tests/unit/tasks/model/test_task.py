@@ -19,6 +19,7 @@ from bullpen.tasks.model.task import (
     RUNNING,
     SUCCESS,
     TASK_MOVES,
+    ErrorKind,
     Settlement,
     Task,
     TaskError,
@@ -102,6 +103,21 @@ def test_what_may_run_once_is_lost_with_its_worker_and_too_many_crashes_are_pois
     assert lost is not None
     assert poison is not None
     assert (lost.kind, poison.kind) == ("lost", "poison")
+
+
+def test_poison_names_the_attempts_that_have_no_error_of_their_own() -> None:
+    def poison(*errors: tuple[ErrorKind, int]) -> str:
+        kept = tuple(TaskError(kind=kind, attempt=attempt, at=1.0) for kind, attempt in errors)
+        task = msgspec.structs.replace(running(crashes=MAX_CRASHES - 1, errors=kept), attempt=7)
+        error = moves.crash(task, msgspec.structs.replace(ERROR, message="died")).error
+        assert error is not None
+        return error.message
+
+    assert poison(("crash", 5), ("crash", 6)) == "died"
+    assert poison(("crash", 4), ("crash", 5)) == "died; released without an outcome: attempt 6"
+    assert poison(("crash", 3), ("exception", 5), ("crash", 6)) == "died; released without an outcome: attempt 4"
+    assert poison(("crash", 1), ("crash", 3), ("crash", 5)) == "died; released without an outcome: attempts 4, 6"
+    assert poison() == "died"
 
 
 def test_a_settled_task_is_nobodys_any_more() -> None:
