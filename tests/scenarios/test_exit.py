@@ -35,17 +35,19 @@ def test_running_requests_finish() -> None:
         import threading, time
         from bullpen import Pool
 
-        entered = threading.Event()
+        entered, main_ends = threading.Event(), threading.Event()
 
         def slow():
             entered.set()
-            time.sleep(0.3)
+            main_ends.wait()
+            time.sleep(0.1)
             print("finished", flush=True)
 
         pool = Pool(1)
         pool.submit(slow)
         entered.wait()
         print("main ends", flush=True)
+        main_ends.set()
         """
     assert printed(script) == "main ends\nfinished\n"
 
