@@ -171,13 +171,6 @@ class BoundedBacklog(Backlog):
         self._starting.renew()
         self.tickets = primitives.new_deque()
 
-    def put(self, request: Request, ticket: Ticket | None = None) -> bool:
-        """Queue `request` if there is room, and no submitter waits for room before it."""
-        if not self.take_place(ticket):
-            return False
-        self.append(request)
-        return True
-
     def take_place(self, ticket: Ticket | None = None) -> bool:
         """Take a place for a request, if there is room, and no submitter waits for room before it."""
         if self.tickets and not self._is_next(ticket):
@@ -220,10 +213,6 @@ class BoundedBacklog(Backlog):
             finally:  # also for an interrupt, which comes when they are there
                 self._unmade -= batch
         return batch > 0
-
-    def put_free(self, request: Request) -> None:
-        """Queue `request` without a place: the caller has a worker that takes one request for it at once."""
-        self.append(request)
 
     def put_above_limit(self, request: Request) -> None:
         """Queue `request` although there may be no room: the place that it gives back later has to vanish."""

@@ -469,7 +469,7 @@ class Dispatcher:
                     return False
                 if session is not None:
                     self.sessions.expect(session, request)
-                backlog.put_free(request)
+                self._append(request)  # without a place: this worker takes one request for it at once
                 oldest = self._take_reserved(worker, backlog)
                 if oldest is None:
                     self._list(worker)

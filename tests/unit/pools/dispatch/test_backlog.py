@@ -11,9 +11,17 @@ from bullpen.pools.dispatch.request import Request
 from tests.unit.pools.dispatch.support import new_request
 
 
+def put(backlog: BoundedBacklog, request: Request, ticket: Ticket | None = None) -> bool:
+    """Queue `request` if there is room, and no submitter waits for room before it."""
+    if not backlog.take_place(ticket):
+        return False
+    backlog.append(request)
+    return True
+
+
 def fill(backlog: BoundedBacklog, count: int) -> list[Request]:
     requests: list[Request] = [new_request() for _ in range(count)]
-    assert all(backlog.put(request) for request in requests)
+    assert all(put(backlog, request) for request in requests)
     return requests
 
 
@@ -47,7 +55,7 @@ def test_a_withdrawn_request_no_longer_counts_as_waiting_though_its_tombstone_is
 def test_the_bound_is_exact(limit: int) -> None:
     backlog = BoundedBacklog(limit)
     requests = fill(backlog, limit)
-    assert not backlog.put(new_request())
+    assert not put(backlog, new_request())
     assert (len(backlog), backlog.queued(skipped=0)) == (limit, limit)
     assert backlog.copy() == requests
 
@@ -61,8 +69,8 @@ def test_a_request_that_leaves_makes_room_for_one(leave: str) -> None:
         backlog.left()
     else:
         backlog.withdrawn()
-    assert backlog.put(new_request())
-    assert not backlog.put(new_request())
+    assert put(backlog, new_request())
+    assert not put(backlog, new_request())
     assert backlog.queued(skipped=0) == 2
 
 
@@ -71,9 +79,9 @@ def test_a_worker_on_its_way_brings_a_place_for_the_request_it_will_take(limit: 
     backlog = BoundedBacklog(limit)
     backlog.reserve_place()
     fill(backlog, limit + 1)
-    assert not backlog.put(new_request())
+    assert not put(backlog, new_request())
     backlog.popleft()  # it comes, takes one, and does not give back its place
-    assert not backlog.put(new_request())
+    assert not put(backlog, new_request())
     assert backlog.queued(skipped=0) == limit
 
 
@@ -81,7 +89,7 @@ def test_a_worker_that_found_no_request_withdraws_its_reserved_place() -> None:
     backlog = BoundedBacklog(0)
     backlog.reserve_place()
     backlog.withdraw_place()
-    assert not backlog.put(new_request())
+    assert not put(backlog, new_request())
 
 
 def test_the_debt_of_a_reserved_place_that_was_taken_is_paid_by_the_next_request_that_leaves() -> None:
@@ -89,13 +97,13 @@ def test_the_debt_of_a_reserved_place_that_was_taken_is_paid_by_the_next_request
     backlog.reserve_place()
     fill(backlog, 2)
     backlog.withdraw_place()  # the worker will not come
-    assert not backlog.put(new_request())
+    assert not put(backlog, new_request())
     backlog.popleft()
     backlog.left()
-    assert not backlog.put(new_request()), "one place less, as owed"
+    assert not put(backlog, new_request()), "one place less, as owed"
     backlog.popleft()
     backlog.left()
-    assert backlog.put(new_request())
+    assert put(backlog, new_request())
 
 
 def test_a_reserved_place_is_not_paid_with_a_place_that_was_never_made() -> None:
@@ -103,7 +111,7 @@ def test_a_reserved_place_is_not_paid_with_a_place_that_was_never_made() -> None
     backlog.reserve_place()
     fill(backlog, 1)
     backlog.withdraw_place()  # the worker will not come: what waits takes the only place there is
-    assert not backlog.put(new_request())
+    assert not put(backlog, new_request())
 
 
 def test_a_new_reservation_pays_the_debt_of_an_old_one() -> None:
@@ -112,7 +120,7 @@ def test_a_new_reservation_pays_the_debt_of_an_old_one() -> None:
     fill(backlog, 1)
     backlog.withdraw_place()  # that worker will not come
     backlog.reserve_place()  # another comes for the same request
-    assert not backlog.put(new_request())
+    assert not put(backlog, new_request())
 
 
 def test_the_place_of_a_request_with_a_worker_on_its_way_is_its_own() -> None:
@@ -138,7 +146,7 @@ def test_a_request_that_is_put_back_is_the_oldest_and_takes_its_place_again() ->
     backlog.left()
     backlog.put_back(first)
     assert backlog.copy() == [first, second]
-    assert not backlog.put(new_request())
+    assert not put(backlog, new_request())
 
 
 def test_submitters_that_wait_for_room_are_served_in_order_before_new_ones() -> None:
@@ -150,15 +158,15 @@ def test_submitters_that_wait_for_room_are_served_in_order_before_new_ones() -> 
     backlog.left()
     assert is_open(first)
     assert not is_open(second)
-    assert not backlog.put(new_request()), "a newcomer does not overtake"
-    assert not backlog.put(new_request(), second), "nor does the second"
-    assert backlog.put(new_request(), first)
+    assert not put(backlog, new_request()), "a newcomer does not overtake"
+    assert not put(backlog, new_request(), second), "nor does the second"
+    assert put(backlog, new_request(), first)
     backlog.return_ticket(first)
     assert is_open(second), "the next in line may try"
     second.rearm()
-    assert not backlog.put(new_request(), second)
+    assert not put(backlog, new_request(), second)
     backlog.return_ticket(second)
-    assert not backlog.put(new_request())
+    assert not put(backlog, new_request())
 
 
 def test_a_submitter_that_gives_up_leaves_its_turn_to_the_next() -> None:
@@ -204,7 +212,7 @@ def test_a_worker_on_its_way_calls_a_submitter_that_waits_for_room() -> None:
     ticket = backlog.take_ticket()
     backlog.reserve_place()
     assert is_open(ticket)
-    assert backlog.put(new_request(), ticket)
+    assert put(backlog, new_request(), ticket)
 
 
 @given(
@@ -218,7 +226,7 @@ def test_whatever_the_order_there_is_room_exactly_for_the_bound_and_those_that_w
     waiting = starting = 0
     for step in steps:
         if step == "put":
-            accepted = backlog.put(new_request())
+            accepted = put(backlog, new_request())
             assert accepted == (waiting - starting < limit)
             waiting += accepted
         elif step == "reserve":
@@ -236,3 +244,16 @@ def test_whatever_the_order_there_is_room_exactly_for_the_bound_and_those_that_w
         elif step == "withdraw place" and starting:
             backlog.withdraw_place()
             starting -= 1
+
+
+def test_a_request_above_the_limit_gives_no_place_back() -> None:
+    backlog = BoundedBacklog(1)
+    fill(backlog, 1)
+    above = new_request()
+    backlog.put_above_limit(above)
+    assert [backlog.popleft(), backlog.popleft()][1] is above
+    backlog.left()
+    assert not put(backlog, new_request()), "as if one request still waited"
+    backlog.left()
+    assert put(backlog, new_request())
+    assert not put(backlog, new_request())

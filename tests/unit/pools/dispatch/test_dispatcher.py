@@ -360,6 +360,7 @@ def test_a_worker_that_came_brings_no_more_places() -> None:
 def test_a_worker_that_is_ready_takes_a_request_and_leaves_one_place(reserved: bool) -> None:
     starting = Starting(reserved=reserved)
     request = ServedRequest(print, (), {})
-    assert starting.backlog.put(request)
+    assert starting.backlog.take_place()
+    starting.backlog.append(request)
     assert starting.dispatcher.started(starting.worker) is request
     assert starting.places() == 1
