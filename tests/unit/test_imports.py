@@ -13,6 +13,7 @@ RARELY_USED = {
     *("bullpen.pools.explain", "bullpen.pools.stats", "bullpen.pools.async_pool", "bullpen.pools.runtimes.process"),
     *("bullpen.pools.runtimes.program", "bullpen.tasks.storage.mover", "bullpen.tasks.storage.sqlite.health_checks"),
     *("bullpen.testing", "bullpen.web", "bullpen.integrations", "django", "multiprocessing", "http", "email"),
+    *("cronsim", "zoneinfo", "tomllib"),
 }
 COMMANDS = {
     "bullpen.cli.worker_process.supervisor",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -113,7 +112,11 @@ def schedule_info_of(task: Task, now: float) -> ScheduleInfo:
 def in_zone(task: Task, epoch: float) -> datetime:
     """An instant in the time zone of the schedule."""
     zone = "UTC" if task.schedule is None else task.schedule.timezone
-    return as_datetime(epoch) if zone == "UTC" else as_datetime(epoch).astimezone(ZoneInfo(zone))
+    if zone == "UTC":
+        return as_datetime(epoch)
+    from zoneinfo import ZoneInfo
+
+    return as_datetime(epoch).astimezone(ZoneInfo(zone))
 
 
 def info_of(task: Task) -> TaskInfo:

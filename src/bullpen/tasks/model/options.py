@@ -10,8 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypedDict, get_args
-from zoneinfo import ZoneInfo
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import msgspec
 
@@ -28,6 +27,9 @@ from bullpen.tasks.model.schedule import (
 )
 from bullpen.tasks.model.task import HIGHEST_PRIORITY, LOWEST_PRIORITY, OnFailure, Task, UniqueScope
 from bullpen.tasks.model.unique import RETURN, Duplicates, OnDuplicate
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 Seconds = float | timedelta
 TaskRuntime = Literal["thread", "process"]
@@ -405,7 +407,7 @@ def _cron(name: str, value: Any) -> dict[str, Any]:
 
 def _timezone(name: str, value: Any) -> dict[str, Any]:
     allowed = "the name of a time zone, such as 'Europe/Berlin'"
-    zone = value.key if isinstance(value, ZoneInfo) else value
+    zone = getattr(value, "key", value)  # a ZoneInfo has its name there
     if not isinstance(zone, str):
         raise InvalidOptionType(name, value, allowed)
     try:

@@ -14,11 +14,14 @@ from __future__ import annotations
 import functools
 import math
 from datetime import datetime, timedelta, tzinfo
-from typing import Annotated, Literal
-from zoneinfo import ZoneInfo
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
-from cronsim import CronSim, CronSimError
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
+    from cronsim import CronSim
 
 Misfire = Literal["run", "skip"]
 Overlap = Literal["skip", "queue", "allow"]
@@ -70,8 +73,10 @@ def checked_cron(text: str) -> str:
     text = NICKNAMES.get(text.strip().lower(), " ".join(text.split()))
     if len(text) > MAX_CRON:
         raise ValueError(f"it is longer than {MAX_CRON} characters")
+    from cronsim import CronSimError
+
     try:
-        first = next(CronSim(text, datetime(2000, 1, 1)), None)
+        first = next(_simulate(text, datetime(2000, 1, 1)), None)
     except CronSimError as error:
         raise ValueError(str(error)) from None
     except (AssertionError, ValueError, IndexError, OverflowError):  # cronsim raises these for some invalid texts
@@ -96,7 +101,7 @@ def next_fire_time(schedule: Schedule, after: float) -> float | None:
     zone = None if schedule.timezone == "UTC" else _zone(schedule.timezone)
     instant = math.floor(after)  # times are whole seconds
     if zone is None:
-        wall = next(CronSim(schedule.cron, _wall(instant)), None)
+        wall = next(_simulate(schedule.cron, _wall(instant)), None)
         return None if wall is None else float(_seconds(wall))
     minute, hour = schedule.cron.split()[-5:-3]
     find = _next_going_on if minute.startswith("*") or hour.startswith("*") else _next_of_the_day
@@ -131,11 +136,11 @@ def describe_schedule(schedule: Schedule | None, interval: float | None) -> str:
     """`At 02:30 every day (Europe/Berlin)`, or `60 s after each run`"""
     if schedule is None or schedule.cron is None:
         return f"{interval or 0.0:g} s after each run"
-    return f"{CronSim(schedule.cron, _EPOCH).explain()} ({schedule.timezone})"
+    return f"{_simulate(schedule.cron, _EPOCH).explain()} ({schedule.timezone})"
 
 
 def _next_of_the_day(cron: str, zone: tzinfo, after: int) -> int | None:
-    for wall in CronSim(cron, _wall(after + _offset(zone, after))):
+    for wall in _simulate(cron, _wall(after + _offset(zone, after))):
         instant = _instant(zone, wall)
         if instant > after:
             return instant
@@ -155,7 +160,7 @@ def _next_going_on(cron: str, zone: tzinfo, after: int) -> int | None:
     start = after + 1
     while True:
         offset = _offset(zone, start)
-        wall = next(CronSim(cron, _wall(start - 1 + offset)), None)
+        wall = next(_simulate(cron, _wall(start - 1 + offset)), None)
         if wall is None:
             return None
         instant = _seconds(wall) - offset
@@ -193,6 +198,12 @@ def _offset(zone: tzinfo, instant: int) -> int:
     return round(offset.total_seconds())
 
 
+def _simulate(cron: str, start: datetime) -> CronSim:
+    from cronsim import CronSim  # here, because most programs have no cron text
+
+    return CronSim(cron, start)
+
+
 def _wall(seconds: int) -> datetime:
     return _EPOCH + timedelta(seconds=seconds)
 
@@ -203,4 +214,6 @@ def _seconds(wall: datetime) -> int:
 
 @functools.lru_cache(maxsize=100)
 def _zone(name: str) -> ZoneInfo:
+    from zoneinfo import ZoneInfo  # here, because most programs have no schedule in a time zone
+
     return ZoneInfo(name)

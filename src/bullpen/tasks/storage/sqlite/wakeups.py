@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import socket
 import threading
 from collections.abc import Iterator, Set
@@ -115,7 +114,7 @@ class WakeupListener:
     """The socket of one event loop, and the callers that wait there. Only `tell` may be called from other threads."""
 
     def __init__(self, waker: Waker, folder: Path) -> None:
-        self.name = f"{secrets.token_hex(8)}{_ENDING}"  # a pid would not be unique: containers have their own
+        self.name = f"{os.urandom(8).hex()}{_ENDING}"  # a pid would not be unique: containers have their own
         self._waker = waker
         self._path = folder / self.name
         self.loop = asyncio.get_running_loop()
