@@ -33,12 +33,15 @@ def why_untrusted(path: str | os.PathLike[str]) -> str:
         return ""
     trusted = {0, os.geteuid(), *_unmapped_owner()}
     here, links = Path("/"), 0
-    waiting = [*reversed(Path(path).absolute().parts[1:])]
+    try:
+        waiting = [*reversed(Path(path).absolute().parts[1:])]
+    except OSError:  # the current folder was removed
+        return ""
     device = os.stat(here).st_dev
     while True:
         try:
             found = os.lstat(here)
-        except OSError:
+        except (OSError, ValueError):
             return ""
         if found.st_dev != device and stat.S_ISDIR(found.st_mode) and os.geteuid() == 0 and _is_container():
             trusted.add(found.st_uid)  # of a mounted folder: users of the host own its files

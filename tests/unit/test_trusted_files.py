@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bullpen.pools.config_file import candidates
 from bullpen.trusted_files import why_untrusted
 
 pytestmark = [
@@ -173,6 +174,17 @@ def test_a_link_to_a_folder_on_the_way(tmp_path: Path) -> None:
     own(link, owner=OTHER)
     assert "the link" in why_untrusted(link / "file")
     assert why_untrusted(path) == ""
+
+
+def test_a_path_that_cannot_be_looked_up_is_no_problem_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a\0b", "\udcff", "x" * 300, "", "a\nb"):
+        assert why_untrusted(tmp_path / name) == ""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert why_untrusted("pyproject.toml") == ""
+    assert candidates() == []
 
 
 MOUNTED = """

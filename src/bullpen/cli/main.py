@@ -25,7 +25,7 @@ from bullpen.errors import (
     TaskNotFound,
     UnknownTask,
 )
-from bullpen.escaping import escape_lines
+from bullpen.escaping import escape, escape_lines
 
 COMMANDS = (
     *("worker", "enqueue", "status", "tasks", "why", "queues", "schedules", "workers", "doctor", "check", "migrate"),
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as exit:  # argparse has printed the message
         return exit.code if isinstance(exit.code, int) else ExitCode.USAGE
     if unread:
-        print(not_understood(arguments.typed, unread), file=sys.stderr)
+        print(escape(not_understood(arguments.typed, unread)), file=sys.stderr)
         return ExitCode.USAGE
     return _run(arguments, words)
 

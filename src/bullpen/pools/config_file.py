@@ -38,7 +38,10 @@ def closest(wrong: object, right: Iterable[str]) -> str | None:
 
 def candidates() -> list[Path]:
     """Each `pyproject.toml`, here and above, the nearest one first."""
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except OSError:  # the current folder was removed
+        return []
     return [folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file()]
 
 

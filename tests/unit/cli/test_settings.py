@@ -99,6 +99,10 @@ def test_config_shows_each_value_and_its_source_but_no_password(
         monkeypatch.setenv("BULLPEN_URL", address)
         assert main(["config"]) == 0
         assert "s3cret" not in capsys.readouterr().out
+    monkeypatch.setenv("BULLPEN_APP", "redis://ada:s3cret@db/0")
+    assert main(["config"]) == 0
+    assert "s3cret" not in capsys.readouterr().out
+    monkeypatch.delenv("BULLPEN_APP")
     assert main(["config", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["app"] == {"value": "shop.jobs:queue", "source": str(file)}
 

@@ -18,8 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     found = find_all(config=arguments.config)
-    if found["url"].value is not None:
-        found["url"] = found["url"]._replace(value=without_password(found["url"].value))
+    for name in ("url", "app"):  # an address may be in the wrong one
+        if found[name].value is not None:
+            found[name] = found[name]._replace(value=without_password(found[name].value))
     if arguments.json:
         show_json({name: {"value": value, "source": source} for name, (value, source, _) in found.items()})
     else:

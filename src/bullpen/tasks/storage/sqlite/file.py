@@ -53,14 +53,22 @@ _TICK = 100_000_000  # nanoseconds; the clocks of Linux file systems advance eve
 def resolve(path: Path, *, shared: bool = False) -> Path:
     """The path without links, which is the same for all processes that share the file.
 
-    Raises UnsafeFile if other users can write the file or the folder beside it, unless it is `shared` with them.
+    Raises UnsafeFile if other users can write it, unless it is `shared` with them.
     """
     real = Path(os.path.realpath(path))
-    why = "" if shared else why_untrusted(path) or why_untrusted(folder_of(real))
-    if why:
-        advice = "change that, or add ?shared=true to the address if you trust all users who can write there"
-        raise UnsafeFile(f"{why}, so that they decide which functions run here; {advice}", storage=str(path))
+    if not shared:
+        check_trust(path)
+        check_trust(real)
     return real
+
+
+def check_trust(path: Path) -> None:
+    """Raise UnsafeFile if other users can write the file, or what SQLite and Bullpen keep beside it."""
+    beside = (path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal", "-bullpen"))
+    for why in map(why_untrusted, (path, *beside)):
+        if why:
+            advice = "change that, or add ?shared=true to the address if you trust all users who can write there"
+            raise UnsafeFile(f"{why}, so that they decide which functions run here; {advice}", storage=str(path))
 
 
 def _stat(path: Path) -> os.stat_result | None:
@@ -213,8 +221,9 @@ class DatabaseFile:
     a folder that was changed less than `_TICK` before the check proves nothing.
     """
 
-    def __init__(self, path: Path, synchronous: str, busy_timeout: float) -> None:
+    def __init__(self, path: Path, synchronous: str, busy_timeout: float, *, with_others: bool) -> None:
         self.path = path
+        self.with_others = with_others
         self.synchronous = synchronous
         self.busy_timeout = busy_timeout
         self._folder = str(path.parent)
@@ -239,6 +248,8 @@ class DatabaseFile:
                 raise open_error(error, self._main) from error
             try:
                 yield db
+                if not self.with_others:  # in a folder such as /tmp another user may have made the log first
+                    check_trust(self.path)
                 self._identities.setdefault(self._main, before)
                 for name in self._beside:
                     self._identities.setdefault(name, self._identify(name))

@@ -21,11 +21,11 @@ from bullpen.tasks.storage.sqlite.writer import SqliteReader, SqliteWriter
 class SharedFile:
     """One open file: its writer, its reader and its waker, for all stores of this process that use it."""
 
-    def __init__(self, path: Path, synchronous: str, busy_timeout: float) -> None:
+    def __init__(self, path: Path, synchronous: str, busy_timeout: float, *, with_others: bool) -> None:
         self.path = path
         self.users = 0
         self.waker = Waker(file.folder_of(path))
-        place = file.DatabaseFile(path, synchronous, busy_timeout)
+        place = file.DatabaseFile(path, synchronous, busy_timeout, with_others=with_others)
         self.writer = SqliteWriter(place, self.waker)
         self.reader = SqliteReader(place)
         self._group_commits: tuple[GroupCommit, ...] = (self.writer, self.reader)
@@ -63,7 +63,7 @@ def acquire(path: Path, synchronous: str, busy_timeout: float, *, with_others: b
     with files_lock:
         shared = _files.get(key)
         if shared is None:
-            shared = _files[key] = SharedFile(real, synchronous, busy_timeout)
+            shared = _files[key] = SharedFile(real, synchronous, busy_timeout, with_others=with_others)
         shared.users += 1
         return shared
 

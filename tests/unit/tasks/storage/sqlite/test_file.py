@@ -220,6 +220,55 @@ async def test_what_other_users_can_write_needs_a_word(tmp_path: Path, place: st
             await storage.look_at_schema()
 
 
+@AS_ROOT
+@pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal", "-bullpen"])
+async def test_another_user_cannot_put_a_log_beside_the_file_first(tmp_path: Path, ending: str) -> None:
+    """In /tmp, say: frames that its owner writes into the log later would become rows."""
+    tmp_path.chmod(0o1777)
+    beside = tmp_path / f"jobs.db{ending}"
+    beside.touch()
+    os.chown(beside, 12345, -1)
+    assert str(beside) in str(await refusal(tmp_path / "jobs.db"))
+    beside.unlink()
+    beside.symlink_to(tmp_path / "target")
+    os.lchown(beside, 12345, -1)
+    assert str(beside) in str(await refusal(tmp_path / "jobs.db"))
+
+
+def let_others_in(folder: Path) -> None:
+    """pytest makes its folders 0700."""
+    while folder.stat().st_mode & 0o777 == 0o700:
+        folder.chmod(0o711)
+        folder = folder.parent
+
+
+@AS_ROOT
+async def test_a_log_that_another_user_made_while_the_file_was_opened_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as root, because SQLite gives the log to the owner of the file then."""
+    create_file, log = file.create_file, tmp_path / "jobs.db-wal"
+
+    def lose_the_race(path: Path) -> None:
+        create_file(path)
+        os.seteuid(0)
+        log.touch()
+        log.chmod(0o666)
+        os.chown(log, 12345, -1)
+        os.seteuid(54321)
+
+    let_others_in(tmp_path)
+    tmp_path.chmod(0o1777)
+    monkeypatch.setattr(file, "create_file", lose_the_race)
+    os.seteuid(54321)
+    try:
+        with pytest.raises(UnsafeFile, match="-wal"):
+            async with opened(tmp_path / "jobs.db") as storage:
+                await storage.add([new_task()])
+    finally:
+        os.seteuid(0)
+
+
 SECOND_USER = """
 import asyncio, os, sys
 from bullpen.tasks.storage.sqlite.store import SqliteStorage
@@ -235,10 +284,7 @@ asyncio.run(main())
 @AS_ROOT
 async def test_a_file_of_a_group_is_shared_by_its_members(tmp_path: Path) -> None:
     """The lock and the sockets get the group of the file; so two users write one after the other."""
-    folder = tmp_path
-    while folder.stat().st_mode & 0o777 == 0o700:
-        folder.chmod(0o711)
-        folder = folder.parent
+    let_others_in(tmp_path)
     folder = tmp_path / "group"
     folder.mkdir()
     path = folder / "jobs.db"
