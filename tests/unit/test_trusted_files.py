@@ -5,33 +5,19 @@ import os
 import pwd
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bullpen.pools.config_file import candidates
 from bullpen.trusted_files import why_untrusted
+from tests.other_users import AS_ROOT, acting_as, open_folder
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to own files as others"),
-]
+__all__ = ["open_folder"]
+
+pytestmark = AS_ROOT
 OTHER = 54321  # nobody here
 ME = 54322
-
-
-@pytest.fixture(autouse=True)
-def _sees_the_folders_of_pytest(tmp_path: Path) -> Iterator[None]:
-    """pytest makes its folders 0700."""
-    changed = []
-    folder = tmp_path
-    while folder.stat().st_mode & 0o777 == 0o700:
-        folder.chmod(0o755)
-        changed.append(folder)
-        folder = folder.parent
-    yield
-    for folder in changed:
-        folder.chmod(0o700)
 
 
 def write(path: Path, *, mode: int = 0o600, owner: int = 0, group: int = 0) -> Path:
@@ -46,24 +32,11 @@ def own(path: Path, *, mode: int = 0o755, owner: int = 0, group: int = 0) -> Pat
     return path
 
 
-class As:
-    """What another user of this machine would be told."""
-
-    def __init__(self, user: int) -> None:
-        self._user = user
-
-    def __enter__(self) -> None:
-        os.seteuid(self._user)
-
-    def __exit__(self, *error: object) -> None:
-        os.seteuid(0)
-
-
-def test_ones_own_files_and_those_of_root_are_trusted(tmp_path: Path) -> None:
-    mine = write(tmp_path / "mine", owner=ME)
-    roots = write(tmp_path / "roots", mode=0o644)
-    for path in (mine, roots, tmp_path / "absent", tmp_path / "no" / "such" / "file"):
-        with As(ME):
+def test_ones_own_files_and_those_of_root_are_trusted(open_folder: Path) -> None:
+    mine = write(open_folder / "mine", owner=ME)
+    roots = write(open_folder / "roots", mode=0o644)
+    for path in (mine, roots, open_folder / "absent", open_folder / "no" / "such" / "file"):
+        with acting_as(ME):
             assert why_untrusted(path) == ""
     assert why_untrusted(roots) == ""
     assert why_untrusted(mine) == f"the file {mine} belongs to the user with id {ME}"
@@ -80,14 +53,14 @@ def test_ones_own_files_and_those_of_root_are_trusted(tmp_path: Path) -> None:
         (0o644, OTHER, ""),
     ],
 )
-def test_what_others_can_write_is_not(tmp_path: Path, mode: int, group: int, said: str) -> None:
-    path = write(tmp_path / "file", mode=mode, group=group)
+def test_what_others_can_write_is_not(open_folder: Path, mode: int, group: int, said: str) -> None:
+    path = write(open_folder / "file", mode=mode, group=group)
     assert why_untrusted(path) == (said and f"the file {path} can be written by {said}")
 
 
-def test_the_private_group_of_a_user_counts_as_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_private_group_of_a_user_counts_as_the_user(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As umask 002 makes them. With a member more, or under another name, it is a group like any other."""
-    folder = tmp_path / "home"
+    folder = open_folder / "home"
     folder.mkdir()
     own(folder, mode=0o775, owner=ME, group=ME)
     path = write(folder / "file", mode=0o664, owner=ME, group=ME)
@@ -101,12 +74,12 @@ def test_the_private_group_of_a_user_counts_as_the_user(tmp_path: Path, monkeypa
     ]:
         group = grp.struct_group((name, "x", ME, members))
         monkeypatch.setattr(grp, "getgrgid", lambda gid, group=group: group)
-        with As(ME):
+        with acting_as(ME):
             assert why_untrusted(path) == ("" if fine else f"the folder {folder} can be written by the group {name}")
 
 
-def test_a_list_of_users_is_seen_behind_the_private_group(tmp_path: Path) -> None:
-    path = write(tmp_path / "file", mode=0o660)
+def test_a_list_of_users_is_seen_behind_the_private_group(open_folder: Path) -> None:
+    path = write(open_folder / "file", mode=0o660)
     # user::rw-, user:54321:rw-, group::r--, mask::rw-, other::---
     entries = [(1, 6, 0xFFFFFFFF), (2, 6, OTHER), (4, 4, 0xFFFFFFFF), (16, 6, 0xFFFFFFFF), (32, 0, 0xFFFFFFFF)]
     packed = b"\x02\0\0\0" + b"".join(
@@ -119,8 +92,8 @@ def test_a_list_of_users_is_seen_behind_the_private_group(tmp_path: Path) -> Non
     assert "can be written by the group" in why_untrusted(path)
 
 
-def test_a_folder_on_the_way_that_others_can_write_or_own(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
+def test_a_folder_on_the_way_that_others_can_write_or_own(open_folder: Path) -> None:
+    folder = open_folder / "folder"
     (folder / "below").mkdir(parents=True)
     path = write(folder / "below" / "file")
     assert why_untrusted(path) == ""
@@ -131,8 +104,8 @@ def test_a_folder_on_the_way_that_others_can_write_or_own(tmp_path: Path) -> Non
     assert why_untrusted(path) == f"the folder {folder} belongs to the user with id {OTHER}"
 
 
-def test_in_a_sticky_folder_ones_own_files_are_safe_and_no_others(tmp_path: Path) -> None:
-    folder = tmp_path / "tmp"
+def test_in_a_sticky_folder_ones_own_files_are_safe_and_no_others(open_folder: Path) -> None:
+    folder = open_folder / "tmp"
     folder.mkdir()
     own(folder, mode=0o1777)
     assert why_untrusted(write(folder / "mine")) == ""
@@ -141,11 +114,11 @@ def test_in_a_sticky_folder_ones_own_files_are_safe_and_no_others(tmp_path: Path
     assert "can be written by every user" in why_untrusted(folder)  # as a folder of ours: others can add files
 
 
-def test_links_are_judged_and_so_is_where_they_lead(tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
+def test_links_are_judged_and_so_is_where_they_lead(open_folder: Path) -> None:
+    shared = open_folder / "shared"
     shared.mkdir()
     own(shared, mode=0o777)
-    safe, unsafe = write(tmp_path / "safe"), write(shared / "unsafe")
+    safe, unsafe = write(open_folder / "safe"), write(shared / "unsafe")
     for target, said in [
         (safe, ""),
         ("safe", ""),
@@ -153,33 +126,33 @@ def test_links_are_judged_and_so_is_where_they_lead(tmp_path: Path) -> None:
         (unsafe, "every user"),
         ("absent", ""),
     ]:
-        link = tmp_path / "link"
+        link = open_folder / "link"
         link.unlink(missing_ok=True)
         link.symlink_to(str(target))
         assert bool(why_untrusted(link)) == bool(said), target
     own(link, owner=OTHER)
     assert why_untrusted(link) == f"the link {link} belongs to the user with id {OTHER}"
     link.unlink()
-    (tmp_path / "round").symlink_to("link")
+    (open_folder / "round").symlink_to("link")
     link.symlink_to("round")
     assert why_untrusted(link) == ""  # it cannot be opened
 
 
-def test_a_link_to_a_folder_on_the_way(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    link = tmp_path / "link"
+def test_a_link_to_a_folder_on_the_way(open_folder: Path) -> None:
+    (open_folder / "real").mkdir()
+    link = open_folder / "link"
     link.symlink_to("real")
-    path = write(tmp_path / "real" / "file")
+    path = write(open_folder / "real" / "file")
     assert why_untrusted(link / "file") == ""
     own(link, owner=OTHER)
     assert "the link" in why_untrusted(link / "file")
     assert why_untrusted(path) == ""
 
 
-def test_a_path_that_cannot_be_looked_up_is_no_problem_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_cannot_be_looked_up_is_no_problem_here(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a\0b", "\udcff", "x" * 300, "", "a\nb"):
-        assert why_untrusted(tmp_path / name) == ""
-    gone = tmp_path / "gone"
+        assert why_untrusted(open_folder / name) == ""
+    gone = open_folder / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
@@ -200,9 +173,9 @@ for is_container in (True, False):
 """
 
 
-def test_root_in_a_container_trusts_the_owner_of_a_mounted_folder(tmp_path: Path) -> None:
+def test_root_in_a_container_trusts_the_owner_of_a_mounted_folder(open_folder: Path) -> None:
     """Docker shows the files of the host with their owners there."""
-    mounts = f"mount -t tmpfs none {tmp_path} && exec {sys.executable} -c '{MOUNTED}' {tmp_path}"
+    mounts = f"mount -t tmpfs none {open_folder} && exec {sys.executable} -c '{MOUNTED}' {open_folder}"
     done = subprocess.run(["unshare", "--mount", "sh", "-c", mounts], check=False, capture_output=True, text=True)
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"nothing can be mounted here: {done.stderr}")

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from bullpen.cli.main import main
 from bullpen.cli.worker_process.health import own_folder
+from tests.other_users import AS_ROOT, acting_as, open_folder
+
+__all__ = ["open_folder"]
 
 GOOD = b'{"pid": 1, "state": "running", "ready": true, "running": 0}'
 
@@ -75,29 +78,20 @@ def test_a_folder_that_is_none(place: str, tmp_path: Path, capsys: pytest.Captur
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can act as others")
-def test_files_of_other_users_count_for_root_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "user-54321" / "worker-1.health"
+@AS_ROOT
+def test_files_of_other_users_count_for_root_alone(open_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = open_folder / "user-54321" / "worker-1.health"
     file.parent.mkdir()
     file.write_bytes(GOOD)
-    assert main(["probe", str(tmp_path)]) == 0
+    assert main(["probe", str(open_folder)]) == 0
     assert capsys.readouterr().out == "user-54321/worker-1: running, 0 running\n"
-    folder = tmp_path
-    while folder.stat().st_mode & 0o777 == 0o700:
-        folder.chmod(0o711)
-        folder = folder.parent
-    os.seteuid(54321)
-    try:
-        assert main(["probe", str(tmp_path)]) == 1  # root's file in the folder of this user
+    with acting_as(54321):
+        assert main(["probe", str(open_folder)]) == 1  # root's file in the folder of this user
         assert "belongs to another user" in capsys.readouterr().err
-        os.seteuid(0)
-        file.chmod(0o600)
-        os.seteuid(54321)
-        assert main(["probe", str(tmp_path)]) == 1
+    file.chmod(0o600)
+    with acting_as(54321):
+        assert main(["probe", str(open_folder)]) == 1
         assert "Permission denied" in capsys.readouterr().err
-        os.seteuid(0)
-        os.chown(file, 54321, 54321)
-        os.seteuid(54321)
-        assert main(["probe", str(tmp_path)]) == 0
-    finally:
-        os.seteuid(0)
+    os.chown(file, 54321, 54321)
+    with acting_as(54321):
+        assert main(["probe", str(open_folder)]) == 0

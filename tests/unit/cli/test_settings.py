@@ -10,6 +10,7 @@ import pytest
 from bullpen import ConfigurationError, Pools
 from bullpen.cli.main import main
 from bullpen.cli.settings import SETTINGS, find_all
+from tests.other_users import AS_ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -117,9 +118,6 @@ def test_of_store_and_app_the_stronger_source_counts(
     monkeypatch.delenv("BULLPEN_APP")
     assert main(["status"]) == 1
     assert f"there is no file {folder}/file.db" in capsys.readouterr().err
-
-
-AS_ROOT = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
 
 
 @AS_ROOT

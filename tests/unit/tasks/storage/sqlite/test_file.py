@@ -25,8 +25,10 @@ from bullpen.errors import (
 from bullpen.tasks.storage.sqlite import file, schema
 from bullpen.tasks.storage.sqlite.file import WriteLock, check_file, create_folder, translated_error
 from bullpen.tasks.storage.sqlite.store import SqliteStorage
+from tests.other_users import AS_ROOT, acting_as, open_folder
 from tests.unit.tasks.storage.sqlite.support import new_task, opened, raw
 
+__all__ = ["open_folder"]
 pytestmark = pytest.mark.anyio
 
 
@@ -194,9 +196,6 @@ def test_faults_have_names(code: int, kind: type[StorageError]) -> None:
     assert "as SQLite says" in str(error)
 
 
-AS_ROOT = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
-
-
 @AS_ROOT
 @pytest.mark.parametrize("place", [".", "jobs.db", "jobs.db-bullpen"])
 @pytest.mark.parametrize(("owner", "mode"), [(12345, 0o700), (0, 0o722)])
@@ -235,19 +234,12 @@ async def test_another_user_cannot_put_a_log_beside_the_file_first(tmp_path: Pat
     assert str(beside) in str(await refusal(tmp_path / "jobs.db"))
 
 
-def let_others_in(folder: Path) -> None:
-    """pytest makes its folders 0700."""
-    while folder.stat().st_mode & 0o777 == 0o700:
-        folder.chmod(0o711)
-        folder = folder.parent
-
-
 @AS_ROOT
 async def test_a_log_that_another_user_made_while_the_file_was_opened_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not as root, because SQLite gives the log to the owner of the file then."""
-    create_file, log = file.create_file, tmp_path / "jobs.db-wal"
+    create_file, log = file.create_file, open_folder / "jobs.db-wal"
 
     def lose_the_race(path: Path) -> None:
         create_file(path)
@@ -257,16 +249,11 @@ async def test_a_log_that_another_user_made_while_the_file_was_opened_is_refused
         os.chown(log, 12345, -1)
         os.seteuid(54321)
 
-    let_others_in(tmp_path)
-    tmp_path.chmod(0o1777)
+    open_folder.chmod(0o1777)
     monkeypatch.setattr(file, "create_file", lose_the_race)
-    os.seteuid(54321)
-    try:
-        with pytest.raises(UnsafeFile, match="-wal"):
-            async with opened(tmp_path / "jobs.db") as storage:
-                await storage.add([new_task()])
-    finally:
-        os.seteuid(0)
+    with acting_as(54321), pytest.raises(UnsafeFile, match="-wal"):
+        async with opened(open_folder / "jobs.db") as storage:
+            await storage.add([new_task()])
 
 
 SECOND_USER = """
@@ -282,10 +269,9 @@ asyncio.run(main())
 
 
 @AS_ROOT
-async def test_a_file_of_a_group_is_shared_by_its_members(tmp_path: Path) -> None:
+async def test_a_file_of_a_group_is_shared_by_its_members(open_folder: Path) -> None:
     """The lock and the sockets get the group of the file; so two users write one after the other."""
-    let_others_in(tmp_path)
-    folder = tmp_path / "group"
+    folder = open_folder / "group"
     folder.mkdir()
     path = folder / "jobs.db"
     path.touch()
