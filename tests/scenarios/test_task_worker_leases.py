@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from bullpen.errors import StorageError
 from bullpen.tasks.model.context import current_task
 from bullpen.tasks.model.task import CANCELLED, FAILED, PENDING, RUNNING, SUCCESS, Task
 from bullpen.tasks.storage.memory import MemoryStorage
@@ -44,8 +45,10 @@ def test_a_lease_is_renewed_every_third_of_it() -> None:
     in_virtual_time(main)
 
 
-@pytest.mark.parametrize("has_turn", [True, False])
-def test_a_worker_without_the_turn_leaves_the_upkeep_to_others(has_turn: bool) -> None:
+@pytest.mark.parametrize("has_turn", [True, False, None])
+def test_a_worker_without_the_turn_leaves_the_upkeep_to_others(has_turn: bool | None) -> None:
+    """None: the store cannot tell. Then the worker does the upkeep."""
+
     class WithTurns(OneLoopStorage):
         def __init__(self) -> None:
             super().__init__()
@@ -54,13 +57,15 @@ def test_a_worker_without_the_turn_leaves_the_upkeep_to_others(has_turn: bool) -
         def take_upkeep_turn(self, group: str, every: float) -> bool:
             assert group == identity.this_host()
             self.asked.append(every)
+            if has_turn is None:
+                raise StorageError("it cannot be opened", storage="jobs.db")
             return has_turn
 
     async def main() -> None:
         desk = Desk(store := WithTurns())
         async with desk.worker(1):
             await until(lambda: len(store.asked) >= 5)
-        assert len(store.times("workers")) == (len(store.asked) if has_turn else 0)
+        assert len(store.times("workers")) == (0 if has_turn is False else len(store.asked))
         assert max(store.asked) < 1
 
     in_virtual_time(main)

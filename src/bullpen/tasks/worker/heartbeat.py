@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from bullpen import primitives
-from bullpen.errors import StorageFull, StorageUnavailable
+from bullpen.errors import StorageError, StorageFull, StorageUnavailable
 from bullpen.tasks.model.task import release
 from bullpen.tasks.storage.port import AttemptKey, Storage, SupportsLockCheck, SupportsUpkeepTurns, WorkerRecord
 from bullpen.tasks.worker.attempt import Interruption, TaskAttempt
@@ -198,7 +198,10 @@ class Heartbeat:
         storage = self._storage
         if not isinstance(storage, SupportsUpkeepTurns):
             return True
-        return storage.take_upkeep_turn(this_host(), UPKEEP_EVERY / 2)
+        try:
+            return storage.take_upkeep_turn(this_host(), UPKEEP_EVERY / 2)
+        except StorageError:  # the first step meets the same error and reports it
+            return True
 
     async def _look(self) -> None:
         """Notice requests to cancel and lost tasks before the next renewal. Reads only tasks that have run for 1 s."""
