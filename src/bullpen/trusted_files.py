@@ -20,6 +20,9 @@ except ImportError:  # pragma: no cover - Windows: files have no such owners and
 _MOST_LINKS = 40  # as in the kernel
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 _ACL = "system.posix_acl_access"
+_MOUNTS = Path("/proc/self/mountinfo")
+# File systems of Windows and of sticks, on which every file has the mode and the owner of the mount.
+_WITHOUT_MODES = frozenset("9p drvfs exfat fuseblk msdos ntfs ntfs3 prl_fs vboxsf vfat".split())
 
 
 def why_untrusted(path: str | os.PathLike[str]) -> str:
@@ -57,7 +60,7 @@ def why_untrusted(path: str | os.PathLike[str]) -> str:
             waiting += reversed(target.parts[target.is_absolute() :])
         else:
             writers = _other_writers(found, here)
-            if writers and not (waiting and found.st_mode & stat.S_ISVTX):
+            if writers and not (waiting and found.st_mode & stat.S_ISVTX) and not _is_without_modes(device):
                 return f"{_kind(found)} {here} can be written by {writers}"
             if not waiting:
                 return ""
@@ -71,6 +74,15 @@ def _other_writers(found: os.stat_result, path: Path) -> str:
     if found.st_mode & stat.S_IWGRP and not (_is_private(found.st_gid) and not _has_acl(path)):
         return f"the group {_group(found.st_gid)}"
     return ""
+
+
+def _is_without_modes(device: int) -> bool:
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = [line.split() for line in _MOUNTS.read_text(errors="replace").splitlines()]
+    except OSError:
+        return False
+    return any(mount[2] == number and mount[mount.index("-") + 1] in _WITHOUT_MODES for mount in mounts)
 
 
 def _is_private(gid: int) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bullpen import trusted_files
 from bullpen.pools.config_file import candidates
 from bullpen.trusted_files import why_untrusted
 from tests.other_users import AS_ROOT, acting_as, open_folder
@@ -158,6 +159,22 @@ def test_a_path_that_cannot_be_looked_up_is_no_problem_here(open_folder: Path, m
     gone.rmdir()
     assert why_untrusted("pyproject.toml") == ""
     assert candidates() == []
+
+
+def test_modes_do_not_count_where_files_have_none(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of Windows, as its subsystem for Linux shows it: all files are 0777, and belong to the user."""
+    path = write(open_folder / "file", mode=0o777)
+    device = path.stat().st_dev
+    mounts = open_folder / "mounts"
+    monkeypatch.setattr(trusted_files, "_MOUNTS", mounts)
+    for kind, fine in [("ext4", False), ("9p", True), ("vfat", True)]:
+        mounts.write_text(f"36 35 {os.major(device)}:{os.minor(device)} / /mnt/c rw shared:1 - {kind} C: rw\n")
+        assert bool(why_untrusted(path)) is not fine
+    os.chown(path, OTHER, -1)
+    assert "belongs to" in why_untrusted(path)
+    mounts.unlink()
+    os.chown(path, 0, -1)
+    assert "every user" in why_untrusted(path)
 
 
 MOUNTED = """
