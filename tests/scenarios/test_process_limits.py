@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,13 @@ def take_all_there_is() -> None:
         hoard.append(b"x" * MB)
 
 
+def lift_and_take(count: int) -> int:
+    """Lift the limit as far as a task can without privileges, then take memory."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+    return take(count)
+
+
 def give(count: int) -> bytes:
     return b"x" * count
 
@@ -50,6 +59,23 @@ def test_a_worker_that_needs_too_much_memory_is_ended_and_its_caller_gets_an_err
             assert isinstance(error.__cause__, MemoryError)
         assert pool.do(take, 10 * MB) == 10 * MB, "another worker takes its place"
         assert pool.stats().spawned == 3
+
+
+@pytest.mark.parametrize("start", START_METHODS)
+def test_a_task_cannot_lift_the_limit(start: Any) -> None:
+    with Pool(1, runtime=ProcessRuntime(start=start, memory_limit=300 * MB)) as pool:
+        soft, hard = pool.do(resource.getrlimit, resource.RLIMIT_DATA)
+        assert soft == 300 * MB
+        assert soft < hard <= 320 * MB, "a little is left for the report"
+        assert isinstance(pool.submit(lift_and_take, 400 * MB).exception(PATIENCE), WorkerOutOfMemory)
+
+
+def test_a_limit_above_that_of_the_system_is_that_of_the_system() -> None:
+    low = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (400 << 20, 400 << 20))"
+    code = f"{low}; from bullpen import Pool, ProcessRuntime; "
+    code += "p = Pool(1, runtime=ProcessRuntime(memory_limit=1 << 40)); print(p.do(resource.getrlimit, 2)); p.close()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert ended.stdout == f"({400 * MB}, {400 * MB})\n"
 
 
 def test_a_large_argument_counts_once() -> None:

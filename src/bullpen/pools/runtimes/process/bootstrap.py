@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ from bullpen.pools.runtimes.process import child
 
 MOST_FDS = 5  # descriptors that come with an order
 LARGEST = 64 * 1024  # bytes of an order for a spare process
+FOR_REPORT = 16 * 1024 * 1024  # bytes beyond the memory limit, for the report that it was reached
 BOOT = (
     "import sys; sys.path[:] = sys.argv[1].split(chr(10)); "
     "from bullpen.pools.runtimes.process.{0} import main; main()"  # so no module is called `__main__`
@@ -91,10 +93,13 @@ def become_worker(data: bytes, fds: list[int], alive: int, death: int) -> None:
 
 
 def _limit_memory(limit: int) -> None:
-    """Limit the memory of this process. The worker lifts the limit to report that it was reached."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    """Limit the memory of this process. The worker lifts the soft limit to report that it was reached. The hard limit,
+    which no process without privileges can raise, leaves memory for the report only.
+    """
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    wanted = [limit, limit + FOR_REPORT]
+    soft, hard = wanted if most == resource.RLIM_INFINITY else (min(most, each) for each in wanted)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _execute(orders: dict[str, Any], alive: int) -> NoReturn:

@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import fcntl
 import os
+import resource
 import select
 import signal
 import socket
@@ -128,6 +129,7 @@ class ChildWorker:
 
     def __init__(self, channel: socket.socket, shared: list[int]) -> None:
         self._pid = os.getpid()
+        self.has_memory_limit = _has_memory_limit()  # now: a task may raise the soft limit to the hard one
         self._channel = channel
         self._inbox_memory = Inbox(shared[0]) if shared else None
         self._outbox_memory = Outbox(shared[1]) if shared else None
@@ -330,7 +332,7 @@ class ChildWorker:
         """Whether this worker has to be replaced: it raised `WorkerBroken`, or has reached its memory limit."""
         if _says_broken(error):
             return True
-        if not isinstance(error, MemoryError) or not _has_memory_limit():
+        if not isinstance(error, MemoryError) or not self.has_memory_limit:
             return False
         _lift_memory_limit()
         return True
@@ -559,22 +561,18 @@ def _says_broken(error: BaseException) -> bool:
 def _ends_all(error: BaseException) -> bool:
     """Whether it ends the whole call, not only the item that raised it."""
     if isinstance(error, MemoryError):
-        return _has_memory_limit()
+        return worker.has_memory_limit
     return isinstance(error, RequestCancelled) or _says_broken(error)
 
 
 def _has_memory_limit() -> bool:
     """Whether this process has a memory limit that it can lift."""
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     return soft != hard
 
 
 def _lift_memory_limit() -> None:
     """Lift the memory limit, to have memory for the report."""
-    import resource
-
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
