@@ -1391,7 +1391,10 @@ SABOTAGE = [
 ]
 
 # A seed that finds it soon, where the first one takes thousands of schedules.
-EARLY: dict[Callable[[pytest.MonkeyPatch], None], int] = {be_called_while_getting_ready_for_it: 4}
+EARLY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
+    be_called_while_getting_ready_for_it: 4,
+    stop_without_the_lock: 4,
+}
 
 
 @pytest.mark.parametrize(("sabotage", "scenario"), SABOTAGE, ids=lambda item: item.__name__)

@@ -391,3 +391,19 @@ def test_a_bounded_pool_counts_methods_like_functions() -> None:
         assert not pool.serve("predict", 2)
         runtime.run_all()
         assert [future.result(0) for future in futures] == [0, 1]
+
+
+@pytest.mark.parametrize("max_queue", [None, 0, 10])
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_no_more_instances_are_made_than_calls_need(capacity: int, max_queue: int | None) -> None:
+    runtime = ScriptedRuntime(auto_ready=False)
+    with Pool(8, runtime=runtime, capacity=capacity, min_workers=2, max_queue=max_queue) as pool:
+        calls = [pool.submit(abs, -1) for _ in range(2 * capacity)]
+        assert len(runtime.workers) == 2, "those that start have room for the calls"
+        calls.append(pool.submit(abs, -1))
+        assert len(runtime.workers) == 3
+        while runtime.starting:
+            runtime.ready()
+        runtime.run_all()
+        assert [call.result(PATIENCE) for call in calls] == [1] * len(calls)
+        assert len(runtime.workers) == 3

@@ -29,7 +29,8 @@ backlog compete by age.
 
 What holds whenever no thread is inside:
 
-- No request waits in the backlog while a worker is ready or a slot is free, unless the pool is paused.
+- No request waits in the backlog while a worker is ready, unless the pool is paused. None waits while a slot is free,
+  unless the workers that are starting have room for it.
 - A line is empty, or its worker has no room, or the pool is paused.
 - A worker has at most one entry in the ready queue, and an idle worker has one.
 - A request is in exactly one place: the backlog, one line, one worker, or none after its end.
@@ -568,7 +569,7 @@ class Dispatcher:
 
     def _needs_more(self, waiting: int) -> bool:
         """Whether the workers that are on their way have no room for all that waits."""
-        return self.capacity == 1 or waiting > self.registry.starting_count() * self.capacity
+        return waiting > self.registry.starting_count() * self.capacity
 
     def grow_to_demand(self) -> None:
         """Start as many workers as there are requests that no worker is on its way for."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bullpen import primitives
 from bullpen.pools.dispatch.states import WorkerStatus
-from bullpen.pools.dispatch.worker import Worker
+from bullpen.pools.dispatch.worker import HELPER, Worker
 
 
 @dataclass(slots=True)
@@ -106,8 +106,11 @@ class Registry:
         return sum(worker.status in statuses for worker in self.snapshot())
 
     def starting_count(self) -> int:
-        """How many workers are starting, without those that will only take the place of another."""
-        return sum(worker.status is WorkerStatus.STARTING and worker.slot is not None for worker in self.snapshot())
+        """How many workers are starting that will take requests: neither helpers nor those that will only take the
+        place of another.
+        """
+        taking = (worker for worker in self.snapshot() if worker.slot is not None and worker.slot != HELPER)
+        return sum(worker.status is WorkerStatus.STARTING for worker in taking)
 
     def busy_count(self) -> int:
         """How many workers have at least one request on them."""
