@@ -621,3 +621,14 @@ def fork_at_start() -> None:
     child = os.fork()
     if child:
         os.waitpid(child, 0)
+
+
+def send_raw(data: bytes, then: str = "wait") -> None:
+    """Write bytes to the channel of this worker that its code would not, and wait, return or crash."""
+    from bullpen.pools.runtimes.process import child
+
+    child.worker._channel.sendall(data)
+    if then == "wait":
+        time.sleep(600)
+    elif then == "crash":
+        crash()

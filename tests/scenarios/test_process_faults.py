@@ -5,16 +5,31 @@ nothing hangs, and no process is left.
 from __future__ import annotations
 
 import os
+import pickle
+import random
 import signal
+import struct
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bullpen import Pool, ProcessRuntime
-from bullpen.pools.runtimes.process import forkserver_client
+from bullpen import (
+    DeadlineExceeded,
+    Pool,
+    PoolFailed,
+    ProcessRuntime,
+    ProgramRuntime,
+    RestartPolicy,
+    WorkerLost,
+    WorkerStartFailed,
+)
+from bullpen.pools.runtimes.process import forkserver_client, wire
+from bullpen.pools.runtimes.process.process import Process
+from bullpen.pools.supervision import restarts, retries
 from tests.scenarios import process_support as work
 from tests.scenarios.process_support import PATIENCE, START_METHODS, eventually
 
@@ -138,3 +153,199 @@ def test_a_script_ends_though_a_process_of_its_pool_is_stopped(tmp_path: Path, v
     pids = [int(pid) for pid in ended.stdout.split()]
     assert len(pids) >= 2
     eventually(lambda: not any(map(work.is_alive, pids)))
+
+
+# Garbage on the channel of a worker.
+
+HUGE = 1 << 62
+NO_CALL = 10**9  # a number that no call has
+PICKLE = pickle.dumps(1)
+
+
+def frame(kind: int, number: int = 0, data: bytes = b"", *, length: int | None = None, buffers: int = 0) -> bytes:
+    size = len(data) if length is None else length
+    return wire.HEADER.pack(kind, buffers, wire.MAGIC, number, size) + data
+
+
+GARBAGE = {
+    "noise": bytes(range(256)),
+    "zeros": bytes(64),
+    "text": b"a line that the user's code has printed to the wrong descriptor\n",
+    "another magic": bytes([wire.DONE]) + bytes(wire.HEADER.size),
+    "a huge length": frame(wire.DONE, 1, length=HUGE),
+    "a length beyond all memory": frame(wire.DONE, 1, length=2**64 - 1),
+    "huge buffers": frame(wire.DONE, 1, buffers=3) + struct.pack("<3Q", HUGE, HUGE, HUGE),
+    "no kind": frame(wire.NEWS + 1),
+    "a kind of the app": frame(wire.CALL, 1, PICKLE),
+    "the result of no call": frame(wire.DONE, NO_CALL, PICKLE),
+    "the error of no call": frame(wire.FAILED, NO_CALL, PICKLE),
+    "an item of no stream": frame(wire.ITEM, 1, PICKLE),
+    "an item of no call": frame(wire.ITEM, NO_CALL, PICKLE),
+    "ready again": frame(wire.READY, 0, pickle.dumps(("", None))),
+    "calls that nobody recalled": frame(wire.NOT_BEGUN, 0, pickle.dumps([1])),
+    "places that are no places": frame(wire.FREED, 0, b"123"),
+    "no pickle of an error": frame(wire.BROKEN, 1, b"garbage"),
+    "shared memory that is not there": frame(wire.NEWS | wire.SHARED, 1, struct.pack("<qq", 1 << 40, 1 << 30)),
+    "a description that is none": frame(wire.NEWS | wire.SHARED, 1, b"123"),
+}
+
+
+@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
+def test_garbage_on_its_channel_is_a_crash_of_that_worker(data: bytes) -> None:
+    with Pool(2, runtime="process") as pool:
+        other = pool.submit(work.wait_for, Path("/dev/null"))
+        error = pool.submit(work.send_raw, data).exception(PATIENCE)
+        assert isinstance(error, WorkerLost), error
+        assert other.result(PATIENCE)
+        assert pool.do(work.identity, 1) == 1
+
+
+@pytest.mark.parametrize("size", [1, wire.HEADER.size - 1, wire.HEADER.size, wire.HEADER.size + 100])
+def test_a_frame_that_is_cut_off_is_a_crash_of_that_worker(size: int) -> None:
+    with Pool(1, runtime="process") as pool:
+        data = frame(wire.DONE, 1, bytes(1000))[:size]
+        error = pool.submit(work.send_raw, data, "crash").exception(PATIENCE)
+        assert isinstance(error, WorkerLost)
+        assert error.exit_code == 7
+        if size < wire.HEADER.size:  # else its answer would be the rest of that frame
+            assert isinstance(pool.submit(work.send_raw, data, "return").exception(PATIENCE), WorkerLost)
+        assert pool.do(work.identity, 1) == 1
+
+
+def test_a_frame_takes_no_more_memory_than_has_come_of_it() -> None:
+    reader = wire.FrameReader()
+    tracemalloc.start()
+    try:
+        assert reader.feed(frame(wire.DONE, 1, bytes(1000), length=1 << 40)) == []
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_noise_never_stops_the_other_calls() -> None:
+    luck = random.Random(15)
+    with Pool(2, runtime="process", restarts=RestartPolicy(limit=1000, within=60.0)) as pool:
+        for _ in range(30):
+            data = bytearray(frame(luck.choice((wire.DONE, wire.ITEM, wire.NEWS, wire.READY)), 1, luck.randbytes(50)))
+            for _ in range(luck.randrange(1, 8)):
+                data[luck.randrange(len(data))] = luck.randrange(256)
+            noisy = pool.submit(work.send_raw, bytes(data), "crash")
+            assert pool.do(work.identity, 1) == 1
+            noisy.exception(PATIENCE)
+        assert pool.do(work.identity, 1) == 1
+
+
+# Deaths beyond the restart limit.
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots that have to stay empty do so for a moment only."""
+    monkeypatch.setattr(restarts, "FIRST_DELAY", 0.01)
+
+
+@pytest.mark.usefixtures("soon")
+def test_requests_wait_for_workers_that_are_killed_beyond_the_restart_limit(tmp_path: Path) -> None:
+    with Pool(
+        1,
+        runtime="process",
+        initializer=work.be_killed_at_start,
+        initargs=(tmp_path, {2, 3}),
+        restarts=RestartPolicy(limit=0, within=60.0),
+    ) as pool:
+        lost = pool.submit(work.crash)
+        waiting = [pool.submit(work.identity, number) for number in range(100)]
+        impatient = pool.using(timeout=0.0001).submit(work.identity, 0)
+        assert isinstance(lost.exception(PATIENCE), WorkerLost)
+        assert isinstance(impatient.exception(PATIENCE), DeadlineExceeded), "each keeps its own limits"
+        assert [future.result(PATIENCE) for future in waiting] == list(range(100))
+        assert pool.stats().degraded
+        assert len(list(tmp_path.glob("start-*"))) == 4
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_closing_pool_does_not_wait_for_workers_that_are_killed_beyond_the_restart_limit(tmp_path: Path) -> None:
+    killed = (tmp_path, set(range(2, 1000)))
+    policy = RestartPolicy(limit=0, within=60.0)
+    with Pool(1, runtime="process", initializer=work.be_killed_at_start, initargs=killed, restarts=policy) as pool:
+        assert isinstance(pool.submit(work.crash).exception(PATIENCE), WorkerLost)
+        waiting = [pool.submit(work.identity, number) for number in range(10)]
+    assert {type(future.exception(PATIENCE)) for future in waiting} == {WorkerStartFailed}
+
+
+def test_a_pool_that_never_had_a_worker_fails_at_once(tmp_path: Path) -> None:
+    killed = (tmp_path, set(range(1000)))
+    with Pool(1, runtime="process", initializer=work.be_killed_at_start, initargs=killed) as pool:
+        assert isinstance(pool.submit(work.identity, 1).exception(PATIENCE), PoolFailed)
+
+
+# Requests that are handed to a process that is dead already.
+
+PROGRAM = """
+import json, os, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message["type"] == "hello":
+        print(json.dumps({"type": "ready", "protocol": 1, "capacity": 2}), flush=True)
+    elif message["type"] == "call":
+        if message["method"] == "crash":
+            os._exit(7)
+        print(json.dumps({"type": "result", "id": message["id"], "value": os.getpid()}), flush=True)
+"""
+LENIENT = RestartPolicy(limit=1000, within=60.0)
+
+
+@pytest.mark.parametrize("start", [*START_METHODS, "program"])
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_a_request_that_a_dead_worker_never_began_runs_on_another(start: Any, capacity: int) -> None:
+    program = ProgramRuntime([sys.executable, "-S", "-c", PROGRAM])
+    runtime = program if start == "program" else ProcessRuntime(start=start)
+    whoami: Any = "pid" if start == "program" else work.pid
+    with Pool(1, runtime=runtime, capacity=capacity, restarts=LENIENT) as pool:
+        for number in range(20 if start == "forkserver" else 4):
+            worker = pool.do(whoami)
+            stopped = start == "program" or number % 2  # a program that is killed may still read, and is not known to
+            if stopped:
+                stop(worker)
+            else:
+                os.kill(worker, signal.SIGKILL)
+            calls = [pool.submit(whoami), pool.using(timeout=PATIENCE, run_timeout=PATIENCE).submit(whoami)]
+            calls.append(pool.using(session="s").submit(whoami))
+            if capacity == 1:  # else it may run when its worker is killed, and is lost
+                pool.serve(whoami)
+            if stopped:
+                os.kill(worker, signal.SIGKILL)
+            for call in calls:
+                assert call.result(PATIENCE) != worker
+    assert pool.stats().lost == pool.stats().retried == 0
+
+
+@pytest.mark.parametrize("start", [*START_METHODS, "program"])
+def test_a_request_that_has_begun_is_lost_with_its_worker(start: Any) -> None:
+    program = ProgramRuntime([sys.executable, "-S", "-c", PROGRAM])
+    runtime = program if start == "program" else ProcessRuntime(start=start)
+    crash: Any = "crash" if start == "program" else work.crash
+    with Pool(1, runtime=runtime, restarts=LENIENT) as pool:
+        for _ in range(5):
+            assert isinstance(pool.submit(crash).exception(PATIENCE), WorkerLost)
+        assert isinstance(
+            pool.using(session="s", affinity="strict_queue").submit(crash).exception(PATIENCE), WorkerLost
+        )
+    assert pool.stats().lost == 6
+
+
+def test_a_stream_that_a_dead_worker_never_began_runs_on_another() -> None:
+    with Pool(1, runtime="process", restarts=LENIENT) as pool:
+        worker = pool.do(work.pid)
+        stop(worker)
+        items = pool.stream(work.count_up, 3)
+        os.kill(worker, signal.SIGKILL)
+        assert list(items) == [0, 1, 2]
+
+
+def test_a_request_that_kills_workers_before_they_begin_it_is_lost_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one for whose arguments no worker has the memory."""
+    monkeypatch.setattr(Process, "_call", lambda self, *_: self._signal_group(signal.SIGKILL))
+    with Pool(1, runtime="process", restarts=LENIENT) as pool:
+        assert isinstance(pool.submit(work.pid).exception(PATIENCE), WorkerLost)
+    assert pool.stats().spawned == 1 + retries.MOST_SENT_AGAIN

@@ -173,6 +173,9 @@ class ExplainsItsEnd(Protocol):
     def unwanted(self) -> bool:
         """`kill` was called."""
 
+    def never_began(self, request: Request) -> bool:
+        """Whether the worker certainly died before it began `request`, so that another may run it."""
+
 
 class CallsMethod:
     """The call of a method of the worker's instance. `__name__` is the name of the method."""

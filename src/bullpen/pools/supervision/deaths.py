@@ -1,8 +1,8 @@
 """The end of a worker, asked for or not: everything that follows from it happens here, in this order.
 
 1. Why: the worker's error, and what its runtime knows beyond that (`ExplainsItsEnd`).
-2. Which requests are told: those on the worker are lost, unless they may run again (`retries.py`). Requests that the
-   worker was given and had not begun go back to the backlog at no cost.
+2. Which requests are told: those on the worker are lost, unless they never began or may run again (`retries.py`).
+   Requests that the worker was given in advance go back to the backlog at no cost.
 3. When the slot refills: at once, or later if too many workers died of late (`restarts.py`).
 4. If no worker ever started and none is left to try, the pool has failed.
 """
@@ -97,11 +97,11 @@ class Deaths:
             requests, worker.requests = worker.requests, ()
         self._broken.discard(worker)
         self._report(Kind.WORKER_DEAD, worker, None)
-        for request in self._retries.keep(requests) if requests else ():
+        end = worker.handle if isinstance(worker.handle, port.ExplainsItsEnd) else None
+        for request in self._retries.keep(requests, _begins if end is None else end.never_began) if requests else ():
             self._lose(worker, request, error)
         if worker.prefetched:
             self._requeue_prefetched(worker)
-        end = worker.handle if isinstance(worker.handle, port.ExplainsItsEnd) else None
         unwanted = starting and self._status.draining and end is not None and end.unwanted
         if starting:
             if not unwanted:
@@ -209,11 +209,12 @@ class Deaths:
             self.watch_recovery()
 
     def _was_killed_from_outside(self, end: port.ExplainsItsEnd | None) -> bool:
-        """Whether a worker that could not start was killed from outside, in a pool whose workers do start, and do not
-        die all the time.
+        """Whether a worker that could not start was killed from outside, in a pool whose workers do start. Then others
+        are tried, after a delay if the pool is degraded. A pool that drains knows no delay, so it does not try forever.
         """
         killed = end is not None and end.was_killed
-        return killed and self._restarts.ready_ever > 0 and not self._restarts.degraded
+        endless = self._restarts.degraded and self._status.draining
+        return killed and self._restarts.ready_ever > 0 and not endless
 
     def start_failed(self, worker: Worker, error: BaseException) -> None:
         """`worker` could not start. If no other worker is alive, the requests that wait fail."""
@@ -299,6 +300,11 @@ class Deaths:
 def _text_of(error: BaseException) -> str:
     """The text of a death for the log, which keeps no traceback."""
     return str(error) if isinstance(error, WorkerLost) else repr(error)
+
+
+def _begins(_: Request) -> bool:
+    """A worker that cannot tell has begun all its requests."""
+    return False
 
 
 def loss(worker: Worker, error: BaseException) -> WorkerLost:

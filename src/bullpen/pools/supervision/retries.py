@@ -19,6 +19,8 @@ from bullpen.pools.supervision.timer import PoolTimer
 from bullpen.telemetry import Kind
 
 FIRST_DELAY = 0.05  # seconds, doubled with each crash of the same request
+MOST_SENT_AGAIN = 4  # workers that may die before they begin the same request, besides the first
+MOST_REMEMBERED = 10_000  # requests that were sent again
 
 
 class Retries:
@@ -44,6 +46,7 @@ class Retries:
         self._closed_if_done = closed_if_done
         self._lock = primitives.leaf_lock()
         self._waiting: set[Request] = set()
+        self._sent_again: dict[int, int] = {}  # how often, of requests that never began, by their numbers
         self._moving = 0  # on their way back to the backlog
         self.over = False  # the pool runs nothing more
 
@@ -60,19 +63,27 @@ class Retries:
         with self._lock:
             return sum(request.state is RUNNING for request in self._waiting)
 
-    def keep(self, requests: tuple[Request, ...]) -> list[Request]:
-        """The worker of `requests` died: keep those that may run again; the others, which are lost, are returned."""
-        lost, again = list[Request](), list[Request]()
+    def keep(self, requests: tuple[Request, ...], never_began: Callable[[Request], bool]) -> list[Request]:
+        """The worker of `requests` died: keep those that may run again; the others, which are lost, are returned.
+
+        Those that `never_began` go back to the backlog at once.
+        """
+        lost, again, fresh = list[Request](), list[Request](), list[Request]()
         for request in sorted(requests, key=lambda request: request.number):
-            if _may_run_again(request):
-                self._prepare(request)
+            if never_began(request) and self._may_be_sent_again(request):
+                fresh.append(request)
+            elif _may_run_again(request):
+                _count_crash(request)
                 again.append(request)
             else:
                 lost.append(request)
+        for request in (*fresh, *again):
+            self._time_anew(request)
         with self._lock:
             if self.over or self._status.ended:
-                return [*lost, *again]
-            self._waiting.update(again)
+                return [*lost, *fresh, *again]
+            self._waiting.update(fresh, again)
+        self._fire(fresh)
         if self._status.draining:  # the caller of `close` waits for them
             self._fire(again)
         elif again:
@@ -81,9 +92,19 @@ class Retries:
             self._timer.call_later(jittered(delay, primitives.random.random()), again_later)
         return lost
 
-    def _prepare(self, request: Request) -> None:
-        assert request.traits is not None
-        request.traits.crashes += 1
+    def _may_be_sent_again(self, request: Request) -> bool:
+        """Whether `request`, which its worker had not begun, may go to another one. It may be what kills them: a worker
+        may have no memory for its arguments.
+        """
+        if request.ended or (request.traits is not None and request.traits.strict):
+            return False
+        if len(self._sent_again) >= MOST_REMEMBERED:
+            self._sent_again.clear()
+        times = self._sent_again.get(request.number, 0)
+        self._sent_again[request.number] = times + 1
+        return times < MOST_SENT_AGAIN
+
+    def _time_anew(self, request: Request) -> None:
         timing = request.interrupted()
         if timing is not None and self._timer.deadlines.arm_again(timing, timing.deadline):
             self._timer.wake()
@@ -109,7 +130,8 @@ class Retries:
             timing.wait_again(self._now())
         if not request.requeue():
             return  # its time was up, or it was given up
-        self._counts.retried.add()
+        if _crashes(request):
+            self._counts.retried.add()
         self._report(Kind.REQUEST_REQUEUED, None, request)
         self._dispatcher.backlog.put_back(request)
         if timing is not None and self._timer.deadlines.arm_again(timing, timing.start_by):
@@ -153,6 +175,11 @@ class Retries:
         """This is a forked child. The lock is made anew, its holder may not exist here."""
         self._lock = primitives.leaf_lock()
         self._waiting = set()
+
+
+def _count_crash(request: Request) -> None:
+    assert request.traits is not None
+    request.traits.crashes += 1
 
 
 def _may_run_again(request: Request) -> bool:

@@ -7,6 +7,9 @@ When the object is deleted, the receiver tells the sender, which then reuses the
 to it changes neither the file nor a forked process. A forked child inherits the mappings of its parent and may keep
 them for any time, so a place that was mapped during a fork is never reused.
 
+The file of the results begins with a mark: the number of the last call that the worker has begun. A worker that dies
+leaves it there, so the app knows which calls never began. To set it costs no message and no system call.
+
 The file has no name. The kernel deletes it when both processes have closed it and no mapping is left.
 """
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 import threading
 import weakref
 from collections import deque
@@ -26,6 +30,7 @@ MOST_LENT = 8  # pieces that the receiver may keep; each costs a file descriptor
 KEEP = 256 * 1024 * 1024  # bytes; an unused file that is larger is truncated
 
 READ_ONLY, WRITABLE = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
+MARK = mmap.ALLOCATIONGRANULARITY  # bytes at the start of the file of results
 INLINE = -1  # in place of an offset: the piece comes through the socket
 
 
@@ -41,16 +46,23 @@ def new_files() -> list[int]:
         raise
 
 
-class Outbox:
-    """The sender's side. It owns its descriptor. Any thread may use it."""
+def open_mark(fd: int) -> memoryview:
+    """The mark in the file of results, for the worker: one number."""
+    os.ftruncate(fd, MARK)
+    return memoryview(mmap.mmap(fd, MARK)).cast("Q")
 
-    def __init__(self, fd: int) -> None:
+
+class Outbox:
+    """The sender's side. It owns its descriptor. Any thread may use it. The first `start` bytes are not its own."""
+
+    def __init__(self, fd: int, start: int = 0) -> None:
         self._fd = fd
+        self._start = start
         self._lock = threading.Lock()
         self._writers = 0  # threads that write now
         self._closed = False
         self._used: dict[int, int] = {}  # sizes by offset, of the pieces that the receiver has
-        self._end = 0  # of the file
+        self._end = start  # of the file
 
     def place(self, pieces: Sequence[Any]) -> tuple[bytes, list[Any]]:
         """Copy large pieces into the file: a description for `Inbox.collect`, and the pieces for the socket.
@@ -93,7 +105,7 @@ class Outbox:
 
     def _gap(self, size: int) -> int:
         """The offset of the first free place that is large enough, at the start of a page."""
-        offset = 0
+        offset = self._start
         for start, length in sorted(self._used.items()):
             if start - offset >= size:
                 break
@@ -113,8 +125,8 @@ class Outbox:
             for (offset,) in struct.iter_unpack("<q", data):
                 self._used.pop(offset, None)
             if not self._used and self._end > KEEP and not self._closed:
-                os.ftruncate(self._fd, 0)
-                self._end = 0
+                os.ftruncate(self._fd, self._start)
+                self._end = self._start
 
     def close(self) -> None:
         """From now on all pieces go through the socket. The last thread that writes closes the descriptor, so that none
@@ -185,6 +197,10 @@ class Inbox:
         while self.freed:
             offsets.append(self.freed.popleft())
         return struct.pack(f"<{len(offsets)}q", *offsets)
+
+    def last_begun(self) -> int:
+        """The mark of the worker."""
+        return int.from_bytes(os.pread(self._fd, 8, 0), sys.byteorder)
 
     def close(self) -> None:
         """Collect no more. The collected pieces stay valid."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
 
 from bullpen.pools.runtimes.process import failures, wire
-from bullpen.pools.runtimes.process.arena import Inbox, Outbox
+from bullpen.pools.runtimes.process.arena import MARK, Inbox, Outbox, open_mark
 from bullpen.pools.runtimes.process.calls import CallThreads, MainThreadCalls, RequestCancelled
 
 importing_main = False  # the app's script is being imported: it must not start workers
@@ -132,7 +132,8 @@ class ChildWorker:
         self.has_memory_limit = _has_memory_limit()  # now: a task may raise the soft limit to the hard one
         self._channel = channel
         self._inbox_memory = Inbox(shared[0]) if shared else None
-        self._outbox_memory = Outbox(shared[1]) if shared else None
+        self._outbox_memory = Outbox(shared[1], MARK) if shared else None
+        self._begun = open_mark(shared[1]) if shared else memoryview(bytearray(8)).cast("Q")
         self._reader = wire.FrameReader()
         self._inbox: deque[wire.Frame] = deque()
         self._sending = threading.Lock()
@@ -145,6 +146,8 @@ class ChildWorker:
         while True:
             kind, id, data, buffers = self.next_frame()
             if kind == wire.CALL:
+                if id > self._begun[0]:  # calls that several threads have sent may come in another order
+                    self._begun[0] = id
                 self.calls.run(id, data, buffers)
             elif kind == wire.FREED:
                 self.use_again(data)

@@ -107,7 +107,7 @@ class Forkserver:
         if not header:
             raise EOFError
         header += self._exactly(wire.HEADER.size - len(header))
-        _, _, number, length = wire.HEADER.unpack(header)
+        _, _, _, number, length = wire.HEADER.unpack(header)
         orders = self._exactly(length)
         try:
             pid = self._start(orders, fds)

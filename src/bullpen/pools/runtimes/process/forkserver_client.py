@@ -233,7 +233,12 @@ class ForkserverClient:
         self._heard_of = True
         if not data:
             self._end(self._why)
-        frames = self._reader.feed(data)
+        try:
+            frames = self._reader.feed(data)
+        except wire.NoFrame as error:
+            self._why = f"its forkserver broke the protocol: {error}"
+            self._forkserver.kill()
+            frames = []
         started = [number for kind, number, *_ in frames if kind == wire.STARTED]
         # One read brings the descriptor of at most one message, and nothing after that. It brings none if this process
         # has too many open files.

@@ -52,6 +52,7 @@ logger = logging.getLogger("bullpen")
 Start = Literal["forkserver", "spawn"]
 
 ANSWERS = (wire.QUICK, wire.DONE, wire.FAILED, wire.REFUSED)
+OF_A_CALL = (*ANSWERS, wire.ITEM)
 MOST_PREFETCHED = 32  # requests that a quick worker may have at once
 STREAK = 4  # quick answers in a row that make a quick worker
 SMALL = 16 * 1024  # bytes; a larger request is not prefetched
@@ -81,6 +82,7 @@ class Process(Supervised):
         "_has_authkey",
         "_has_main",
         "_inbox",
+        "_misbehaves",
         "_nudged_early",
         "_options",
         "_outbox",
@@ -104,6 +106,7 @@ class Process(Supervised):
         self._watched = False  # a timer checks whether it makes progress
         self._has_main = False
         self._has_authkey = False
+        self._misbehaves = False  # it broke the protocol: its messages are ignored
 
     # Start.
 
@@ -209,6 +212,9 @@ class Process(Supervised):
             io_thread.forget(self._channel.sock.fileno())
             self._expect_report()
             return
+        except wire.NoFrame as error:
+            self._misbehaved(error)
+            return
         except Exception as error:  # there is no memory for a frame: the rest of the stream cannot be read
             io_thread.forget(self._channel.sock.fileno())
             self._cannot_go_on(error)
@@ -220,8 +226,12 @@ class Process(Supervised):
 
     def _take(self, frame: wire.Frame) -> None:
         """Handle one frame. It never fails, because the frames after it concern other requests."""
+        if self._misbehaves:
+            return
         try:
             self._handle(*frame)
+        except wire.NoFrame as error:
+            self._misbehaved(error)
         except BaseException as error:
             kind, number = frame[0] & ~wire.SHARED, frame[1]
             if kind in ANSWERS and number in self._requests:
@@ -230,8 +240,14 @@ class Process(Supervised):
                 self._streams[number].came(functools.partial(raise_, error))
             else:
                 logger.exception("a message of worker %s could not be handled", self._worker.name)
-                if kind in (wire.READY, wire.NOT_BEGUN, wire.BROKEN):
+                if kind != wire.NEWS:  # only its value is the user's
                     self._cannot_go_on(error)
+
+    def _misbehaved(self, error: wire.NoFrame) -> None:
+        """It broke the protocol, so its channel cannot be read any further: that is a crash."""
+        self._misbehaves = True
+        io_thread.forget(self._channel.sock.fileno())
+        self._punish(str(error))
 
     def _handle(self, kind: int, number: int, data: Any, buffers: tuple[Any, ...]) -> None:
         if kind & wire.SHARED:
@@ -240,6 +256,8 @@ class Process(Supervised):
             assert self._outbox is not None
             self._outbox.freed(data)
             return
+        if kind in OF_A_CALL and number not in self._requests:
+            raise wire.NoFrame(f"it answers call {number}, which it does not have")
         self._streak = self._streak + 1 if kind == wire.QUICK else 0
         if kind in (wire.QUICK, wire.DONE):
             try:
@@ -256,16 +274,23 @@ class Process(Supervised):
             self._refused(number, _main_reason(_error(data)))
         elif kind == wire.ITEM:
             stream = self._streams.get(number)
-            if stream is not None:
-                stream.came(functools.partial(wire.loads, data, buffers))
+            if stream is None:
+                raise wire.NoFrame(f"it sends an item of call {number}, which is no stream")
+            stream.came(functools.partial(wire.loads, data, buffers))
         elif kind == wire.NEWS:
             self._tell_listeners(number, wire.loads(data, buffers))
         elif kind == wire.READY:
+            if self._ready is not None:
+                raise wire.NoFrame("it says twice that it is ready")
             self._is_ready(*wire.loads(data, buffers))
         elif kind == wire.NOT_BEGUN:
+            if not self._recalls:
+                raise wire.NoFrame("it gives back calls that were not recalled")
             self._take_back(wire.loads(data, ()))
         elif kind == wire.BROKEN:
             self._broke(number, self._exceeded(_main_reason(_error(data))))
+        else:
+            raise wire.NoFrame(f"it sent a message of the unknown kind {kind}")
 
     def _refused(self, number: int, problem: BaseException) -> None:
         """The worker could not unpickle a call, or not pickle its result."""
@@ -396,6 +421,8 @@ class Process(Supervised):
         return super()._describe_death(code, why)
 
     def _hear_the_rest(self) -> None:
+        if self._inbox is not None:
+            self._last_begun = self._inbox.last_begun()
         for frame in self._channel.rest():
             self._take(frame)
         self._stdout.drain()

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import os
 import select
 import signal
@@ -55,6 +56,7 @@ class Supervised:
         "_forkserver",
         "_gone",
         "_ids",
+        "_last_begun",
         "_lock",
         "_looked_at",
         "_max_rss",
@@ -108,6 +110,7 @@ class Supervised:
         self._broken_by: set[int] = set()  # the requests that reported it
         self._why = ""  # why the runtime kills it
         self._answers = 0  # so far
+        self._last_begun: float = math.inf  # once it has ended: it has begun no later request, by number
         self._stopping = False
         self._doomed = False
         self._over = False
@@ -516,6 +519,11 @@ class Supervised:
             self._requests.clear()
             self._streams.clear()
             self._gone.release()
+
+    def never_began(self, request: Request) -> bool:
+        """Whether it has ended before it began `request`."""
+        number = self._ids.get(request)
+        return number is None or number > self._last_begun
 
     def _describe_death(self, code: int | None, why: str) -> WorkerLost | WorkerStartFailed:
         ready = self._worker.was_ready

@@ -35,12 +35,22 @@ START, STARTED, EXITED, START_FAILED = range(40, 44)
 NUDGE = getattr(signal, "SIGRTMAX", signal.SIGUSR2 + 2) - 2
 DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR1 + 3) - 3
 
-HEADER = struct.Struct("<BxHxxxxQQ")  # kind, number of buffers, id, length of the pickle
+HEADER = struct.Struct("<BxHIQQ")  # kind, number of buffers, `MAGIC`, id, length of the pickle
+MAGIC = 0x4C4C5542  # a header without it is no header
+STEP = 1024 * 1024  # bytes; a frame gets memory as its bytes come, so a wrong length takes none
 MOST_BUFFERS = 256  # of a frame; further ones go into the pickle
 LEAST_BUFFER = 32 * 1024  # bytes; smaller ones go into the pickle
 JOIN_BELOW = 64 * 1024  # bytes; a shorter pickle is sent in one piece with its header
 CHUNK = 128 * 1024
 QUICK_SECONDS = 0.0002  # a request that takes longer is not quick
+
+
+LARGEST = 1 << 40  # bytes of one piece; no machine sends more
+SHOWN = 40  # bytes of what is no frame, in the error
+
+
+class NoFrame(Exception):
+    """The other process broke the protocol."""
 
 
 def dumps(value: Any) -> tuple[bytes, list[Any]]:
@@ -109,7 +119,7 @@ def size(data: Any, buffers: Sequence[Any]) -> int:
 
 def pack(kind: int, id: int, data: bytes = b"", buffers: Sequence[Any] = ()) -> list[Any]:
     """A frame, in pieces that are sent in this order."""
-    header = HEADER.pack(kind, len(buffers), id, len(data))
+    header = HEADER.pack(kind, len(buffers), MAGIC, id, len(data))
     if buffers:
         sizes = struct.pack(f"<{len(buffers)}Q", *(view.nbytes for view in buffers))
         return [header + sizes, data, *buffers]
@@ -129,8 +139,12 @@ def unpack_shared(frame: Frame, inbox: Inbox | None) -> Frame:
     kind, id, data, buffers = frame
     if not kind & SHARED:
         return frame
-    assert inbox is not None
-    data, *pieces = inbox.collect(data, buffers)
+    if inbox is None:
+        raise NoFrame("it refers to shared memory, and has none")
+    try:
+        data, *pieces = inbox.collect(data, buffers)
+    except (struct.error, ValueError, StopIteration, EOFError) as error:
+        raise NoFrame(f"it refers to shared memory that is not there ({error})") from error
     return kind & ~SHARED, id, data, tuple(pieces)
 
 
@@ -197,7 +211,9 @@ class FrameReader:
         frames: list[Frame] = []
         at = 0
         while end - at >= HEADER.size:
-            kind, count, id, length = HEADER.unpack_from(self._data, at)
+            kind, count, magic, id, length = HEADER.unpack_from(self._data, at)
+            if magic != MAGIC:
+                raise NoFrame(f"it sent bytes that are no message: {bytes(self._data[at : min(end, at + SHOWN)])!r}")
             start = at + HEADER.size
             if not count and start + length <= end:
                 at = start + length
@@ -206,7 +222,10 @@ class FrameReader:
             table = start + 8 * count
             if table > end:
                 break
-            body = _FrameBody(kind, id, (length, *struct.unpack_from(f"<{count}Q", self._data, start)))
+            sizes = (length, *struct.unpack_from(f"<{count}Q", self._data, start))
+            if max(sizes) > LARGEST:
+                raise NoFrame(f"it announced a message of {max(sizes)} bytes")
+            body = _FrameBody(kind, id, sizes)
             at = table + body.fill(self._view[table:end])
             if not body.complete:
                 self._body = body
@@ -221,12 +240,13 @@ class FrameReader:
 class _FrameBody:
     """The pickle and the buffers of a frame that arrives in parts."""
 
-    __slots__ = ("_id", "_index", "_kind", "_offset", "_parts")
+    __slots__ = ("_id", "_index", "_kind", "_offset", "_parts", "_sizes")
 
     def __init__(self, kind: int, id: int, sizes: Sequence[int]) -> None:
         self._kind = kind
         self._id = id
-        self._parts = [bytearray(size) for size in sizes]
+        self._sizes = sizes
+        self._parts = [bytearray(min(size, STEP)) for size in sizes]
         self._index = 0  # of the part that arrives next
         self._offset = 0  # bytes of that part that have arrived
         self.advance(0)
@@ -236,11 +256,14 @@ class _FrameBody:
         return self._index == len(self._parts)
 
     def space(self) -> memoryview:
-        return memoryview(self._parts[self._index])[self._offset :]
+        part = self._parts[self._index]
+        if self._offset == len(part):
+            part += bytes(min(self._sizes[self._index] - self._offset, self._offset))
+        return memoryview(part)[self._offset :]
 
     def advance(self, count: int) -> bool:
         self._offset += count
-        while self._index < len(self._parts) and self._offset == len(self._parts[self._index]):
+        while self._index < len(self._parts) and self._offset == self._sizes[self._index]:
             self._index += 1
             self._offset = 0
         return self.complete

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import logging
+import math
 import os
 import selectors
+import struct
+import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -82,9 +86,11 @@ class Program(Supervised):
         "_methods",
         "_misbehaves",
         "_name",
+        "_offsets",
         "_options",
         "_output",
         "_ping",
+        "_read_to",
         "_timer",
         "_unread",
     )
@@ -99,6 +105,8 @@ class Program(Supervised):
         self._listens = False  # the io thread reads its stdout
         self._unread: set[int] = set()  # streams whose readers have left
         self._misbehaves = False  # it broke the protocol: its messages are ignored
+        self._offsets: dict[int, int] = {}  # of calls, in all that was written to its stdin
+        self._read_to: float = math.inf  # once it has ended: it has read nothing behind that
         self._ping = 0  # the id of the ping without an answer
         self._timer: TimerHandle | None = None  # for its start or its ping
 
@@ -178,7 +186,7 @@ class Program(Supervised):
         return messages.write_call(method, args, kwargs, stream), stream
 
     def _call(self, number: int, encoded: tuple[bytes, bool]) -> None:
-        self._input.write(messages.numbered(number, encoded[0]))
+        self._offsets[number] = self._input.write(messages.numbered(number, encoded[0]))
 
     def _say_stop(self) -> None:
         self._input.write(messages.write("stop"))
@@ -324,6 +332,11 @@ class Program(Supervised):
         super().finished(number, state, value)
         if number not in self._requests:
             self._unread.discard(number)
+            self._offsets.pop(number, None)
+
+    def never_began(self, request: Request) -> bool:
+        number = self._ids.get(request)
+        return number is None or self._offsets.get(number, 0) >= self._read_to
 
     # Pings.
 
@@ -361,6 +374,7 @@ class Program(Supervised):
 
     def _hear_the_rest(self) -> None:
         """Read what the program has written. Anything after that is from other processes that hold the pipe open."""
+        self._read_to = self._input.read_to()
         for _ in range(LARGEST_PIPE // CHUNK):
             if self._misbehaves:
                 break
@@ -385,33 +399,49 @@ class Program(Supervised):
 class Input:
     """The stdin of a program. Any thread writes to it without waiting. If the program closes it, it calls `unread`."""
 
-    __slots__ = ("__weakref__", "_allowed", "_ends", "_fd", "_lock", "_out", "_unread")
+    __slots__ = ("__weakref__", "_allowed", "_ends", "_fd", "_lock", "_out", "_size", "_unread", "_written")
 
     def __init__(self, fd: int, unread: Callable[[], object]) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
         self._unread = unread
         self._lock = primitives.leaf_lock()
+        self._size = 0  # bytes of all data
+        self._written = 0  # bytes that are in the pipe, or were read
         self._out: list[Any] = []  # data for which the pipe had no room
         self._allowed: dict[int, int] = {}  # credit by stream, which is sent when the pipe has room again
         self._ends = False  # close it when all is written
         close_in_forked_children(self)
 
-    def write(self, data: bytes) -> None:
-        """Write `data`, or the part for which the pipe has room; the io thread writes the rest. It never waits."""
+    def write(self, data: bytes) -> int:
+        """Write `data`, or the part for which the pipe has room; the io thread writes the rest. It never waits. Returns
+        the number of bytes before `data`.
+        """
         with primitives.Uninterrupted():
-            if self._write(data):
+            offset, waits = self._write(data)
+            if waits:
                 io_thread.post(self._want_room)
+        return offset
 
-    def _write(self, data: bytes) -> bool:
-        """Write; True if the io thread has to start waiting for room."""
+    def _write(self, data: bytes) -> tuple[int, bool]:
+        """Write; where, and whether the io thread has to start waiting for room."""
         with self._lock:
+            offset = self._size
+            self._size += len(data)
             waits = bool(self._out)
             self._out.append(data)
             if waits or self._fd < 0:
-                return False
+                return offset, False
             self._push()
-            return bool(self._out)
+            return offset, bool(self._out)
+
+    def read_to(self) -> float:
+        """How many bytes the program has read, which has ended; infinity if that is not known."""
+        with self._lock:
+            if self._fd < 0:
+                return math.inf
+            (unread,) = struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)))
+            return self._written - int(unread)
 
     def allow(self, number: int, count: int) -> None:
         """Give a stream credit. While the pipe is full, the credit adds up and is sent later in one message."""
@@ -424,7 +454,9 @@ class Input:
 
     def _push(self) -> None:
         try:
-            self._out = wire.without(self._out, os.writev(self._fd, self._out[: wire.MOST_BUFFERS]))
+            written = os.writev(self._fd, self._out[: wire.MOST_BUFFERS])
+            self._written += written
+            self._out = wire.without(self._out, written)
         except BlockingIOError:
             pass
         except OSError:
@@ -441,6 +473,7 @@ class Input:
             if not self._out and self._allowed:
                 allowed, self._allowed = self._allowed, {}
                 self._out = [messages.write("more", id=id, count=count) for id, count in allowed.items()]
+                self._size += sum(map(len, self._out))
             if not self._out:
                 io_thread.forget(self._fd)
                 if self._ends:
