@@ -109,8 +109,8 @@ class Registry:
         """How many workers are starting that will take requests: neither helpers nor those that will only take the
         place of another.
         """
-        taking = (worker for worker in self.snapshot() if worker.slot is not None and worker.slot != HELPER)
-        return sum(worker.status is WorkerStatus.STARTING for worker in taking)
+        starting = [worker for worker in self.snapshot() if worker.status is WorkerStatus.STARTING]
+        return sum(worker.slot is not None and worker.slot != HELPER for worker in starting)
 
     def busy_count(self) -> int:
         """How many workers have at least one request on them."""

@@ -83,7 +83,8 @@ class Retries:
             if self.over or self._status.ended:
                 return [*lost, *fresh, *again]
             self._waiting.update(fresh, again)
-        self._fire(fresh)
+        if fresh:
+            self._fire(fresh)
         if self._status.draining:  # the caller of `close` waits for them
             self._fire(again)
         elif again:
