@@ -57,13 +57,17 @@ def imported_by(code: str, folder: Path) -> set[str]:
     [
         ("import bullpen", {"asyncio", "msgspec", "sqlite3", "bullpen.errors", "bullpen.pools", "bullpen.tasks"}),
         ("from bullpen import Pool", {"asyncio", "msgspec", "bullpen.tasks", "bullpen.cli", *RARELY_USED}),
+        (
+            "import bullpen.pools.runtimes.process.forkserver",
+            {"asyncio", "logging", "pathlib", "subprocess", "msgspec"},
+        ),
         ("from bullpen import TaskQueue", {"bullpen.pools.pool", "bullpen.cli", *OTHER_STORES, *RARELY_USED}),
         (
             WORKER,
             {*OTHER_STORES, *RARELY_USED, *COMMANDS},
         ),
     ],
-    ids=["bullpen", "Pool", "TaskQueue", "worker"],
+    ids=["bullpen", "Pool", "forkserver", "TaskQueue", "worker"],
 )
 def test_nothing_is_imported_before_it_is_needed(code: str, must_not: set[str], tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)

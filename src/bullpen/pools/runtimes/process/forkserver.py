@@ -22,7 +22,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 from bullpen.pools.runtimes.process import bootstrap, child, orphans, wire
@@ -283,6 +282,6 @@ def _adopt_orphans() -> None:
 def _children() -> list[int]:
     """The pids of the children of this process, if the system lists them."""
     try:
-        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+        return [int(pid) for pid in orphans.read(f"/proc/self/task/{os.getpid()}/children").split()]
     except OSError:  # a kernel without this file, or no Linux
         return []
