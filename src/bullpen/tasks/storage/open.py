@@ -188,9 +188,11 @@ def without_password(url: str) -> str:
 
 
 def _without_port_of_words(place: str) -> str:
-    """`user:password/database`, of which the host is missing."""
+    """`user:password/database`, of which the host is missing, or `host=… password=…`, which is no address."""
     scheme, _, rest = place.partition("://") if "://" in place else ("", "", place)
     hosts, slash, path = rest.partition("/")
+    if not scheme and "=" in place:
+        return "***"
     if not scheme:
         return re.sub(r"^([^:]*:[^:]*:).*", r"\1***", place, flags=re.DOTALL)
     shown = ",".join(host if _is_host(host) else f"{host.partition(':')[0]}:***" for host in hosts.split(","))

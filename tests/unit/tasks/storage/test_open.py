@@ -144,6 +144,8 @@ def test_a_wrong_address_is_refused_with_what_is_allowed(url: str, word: str) ->
         ("mysql://me:s3cret/db", "mysql://me:***/db"),
         ("mysql://h:5432,me:s3cret", "mysql://h:5432,me:***"),
         ("mysql:me:s3cret", "mysql:me:***"),
+        ("host=h user=me password=s3cret", "***"),
+        ("PASSWORD = 's3cret' host=h", "***"),
         ("mysql://me:pa?s3cret", "mysql://me:***?***"),
         ("mysql://[::1]:5432/db", "mysql://[::1]:5432/db"),
         ("mysql://h/db?listen_url=postgresql%3A%2F%2Fu%3As3cret%40h", "mysql://h/db?listen_url=***"),
