@@ -620,7 +620,15 @@ async def test_what_python_would_not_enqueue_is_refused_in_sql(postgres_url: str
         "queue must be": ["'f', queue => ''", "'f', queue => 'a b'", "'f', queue => repeat('q', 101)"],
         "function must be": ["''", "NULL", "'a b'", "E'a\\n'"],
         "unique_key must have": ["'f', unique_key => ''", "'f', unique_key => repeat('k', 201)"],
-        "id must have": ["'f', id => ''"],
+        "id must have": [
+            "'f', id => ''",
+            "'f', id => E'a\\nb'",
+            "'f', id => E'\\u202e'",
+            "'f', id => repeat('i', 201)",
+        ],
+        "id must not begin": ["'f', id => 'ffffffff-0000'"],
+        "and max_payload is 262144": ["'f', json_build_array(repeat('x', 262144))"],
+        "and max_payload is 9": ["'f', max_payload => 9"],
         "args must be": ["'f', '{\"a\": 1}'", "'f', NULL", "'f', '[]', '[]'"],
     }
     try:
@@ -630,7 +638,9 @@ async def test_what_python_would_not_enqueue_is_refused_in_sql(postgres_url: str
                     await store._fetch(f"SELECT {{schema}}.enqueue({call})")
         right = "'f', queue => repeat('q', 100), unique_key => repeat('k', 200), timeout => 0.1, delay => 3e9"
         await store._fetch(f"SELECT {{schema}}.enqueue({right})")
-        assert len(await store.list(TaskFilter(), limit=9)) == 1
+        large = "'f', json_build_array(repeat('x', 300000)), max_payload => 400000, unique_key => E'\\x1a', id => 'a-1'"
+        await store._fetch(f"SELECT {{schema}}.enqueue({large})")
+        assert {task.unique_key for task in await store.list(TaskFilter(), limit=9)} == {"k" * 200, "\x1a"}
     finally:
         await store.close()
 
@@ -719,3 +729,34 @@ async def test_a_pooler_that_knows_no_prepared_statements_is_named_in_one_line(e
     with pytest.raises(StorageError, match=r"add \?prepared=false to the address$"):
         async with translated_errors("here"):
             raise error("prepared statement is there\n\nNOTE: many lines")
+
+
+async def test_many_unique_keys_take_few_locks(postgres_url: str, schema: str) -> None:
+    """The server has a limited number of locks, for all clients together."""
+    store = PostgresStorage(postgres_url, schema=schema)
+    await store.open()
+    other = await asyncpg.connect(postgres_url)
+    try:
+        tasks = [replace(task, unique_key=task.id) for task in new_tasks(0, 3000)]
+        async with other.transaction():
+            queues, keys = ["default"] * len(tasks), [task.unique_key for task in tasks]
+            await other.execute(f"SELECT {schema}.lock_keys($1, $2)", queues, keys)
+            held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+            assert await other.fetchval(held) == 1
+            adding = asyncio.ensure_future(store.add(new_tasks(9000, 1, unique_key="000007")))
+            await _locked_out(other, schema, 1)
+        assert [task.id for task in await adding] == ["009000"]
+        kept = await store.add(tasks)
+        assert [task.id for task in kept] == [task.id if task.id != "000007" else "009000" for task in tasks]
+        assert len(await store.list(TaskFilter(), limit=4000)) == 3000
+        again = await store.add([replace(task, id=f"x{task.id}") for task in tasks[:200]])
+        assert [task.id for task in again] == [task.id for task in kept[:200]]
+    finally:
+        await other.close()
+        await store.close()
+
+
+async def test_a_server_without_locks_is_busy_and_not_full() -> None:
+    with pytest.raises(StorageBusy):
+        async with translated_errors("it"):
+            raise asyncpg.OutOfMemoryError("out of shared memory")

@@ -116,7 +116,9 @@ class PostgresClient(ServerStorage[ConnectionPool]):
             if not self.prepared:
                 message = f"{name} must be {value!r}, and a client behind a transaction pooler cannot set it"
                 raise StorageError(f"{message}; run ALTER ROLE … SET {name} = {value!r}", storage=self.name)
-            await connection.execute("SELECT set_config($1, $2, false)", name, value)
+            await connection.execute("SELECT pg_catalog.set_config($1, $2, false)", name, value)
+        if self.prepared:  # no statement calls a function of another role
+            await connection.execute("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)")
 
     async def _check_schema(self, connection: Any) -> None:
         found = await self._find_schema(connection)
@@ -130,7 +132,8 @@ class PostgresClient(ServerStorage[ConnectionPool]):
 
     async def _upgrade(self, connection: Any) -> None:
         async with connection.transaction():
-            lock = "SELECT pg_advisory_xact_lock(hashtextextended($1, 1))"  # one client at a time migrates
+            # One client at a time migrates.
+            lock = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($1, 1))"
             await connection.execute(lock, self.schema, timeout=MIGRATION_TIMEOUT)
             found = await self._find_schema(connection)
             found.check(self.name)

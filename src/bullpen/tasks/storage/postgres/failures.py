@@ -21,7 +21,7 @@ _KINDS: dict[str, type[StorageError]] = {
     "3D": StorageUnavailable,  # the database does not exist
     "57": StorageUnavailable,  # the server shuts down or starts
     "53100": StorageFull,
-    "53200": StorageFull,
+    "53200": StorageBusy,  # out of memory, or of locks
     "53300": StorageUnavailable,  # too many connections
     "25006": StorageReadOnly,
     "40001": StorageBusy,

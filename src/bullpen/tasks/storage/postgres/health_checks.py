@@ -21,9 +21,9 @@ async def run_health_checks(connection: Any, url: str) -> Sequence[HealthFinding
         )
 
     async def setting(name: str) -> str:
-        return str(await connection.fetchval("SELECT current_setting($1)", name))
+        return str(await connection.fetchval("SELECT pg_catalog.current_setting($1)", name))
 
-    if await connection.fetchval("SELECT pg_is_in_recovery()"):
+    if await connection.fetchval("SELECT pg_catalog.pg_is_in_recovery()"):
         add("read_only", "the server is a read-only standby", "use the address of the primary server", serious=True)
     if await setting("fsync") == "off":
         add("fsync", "fsync is off: a power failure may corrupt the database", "set fsync = on", serious=True)

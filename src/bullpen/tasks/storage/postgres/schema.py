@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from bullpen.errors import InvalidOption, SchemaTooNew
+from bullpen.tasks.model.codec import MAX_PAYLOAD
+from bullpen.tasks.model.ids import SCHEDULES
 from bullpen.tasks.model.links import GIVEN_UP
 from bullpen.tasks.model.options import MAX_KEY, MAX_RETRIES, MAX_SECONDS, QUEUE_NAME, QUEUE_WORDS
 from bullpen.tasks.model.task import ERRORS_KEPT, HIGHEST_PRIORITY, LOWEST_PRIORITY, NEVER, UNPLANNED
@@ -23,6 +25,7 @@ from bullpen.tasks.storage.postgres.sql_files import fill_placeholders, read_sql
 CLAIM_OVERLAP = 0.05  # seconds; a cursor stays so far behind the clock, because a transaction may commit an older eta
 AWAIT_LOCK_TIMEOUT = "20ms"  # how long `await_end` waits for a locked row
 AWAIT_RETRY_DELAY = 0.1  # seconds until the caller asks again
+MOST_KEY_LOCKS = 100  # unique keys of a queue that one transaction locks one by one
 SKIPPED_BEFORE_RESTART = 100  # rows that a claim skips because of their keys, before it excludes those keys
 
 
@@ -96,6 +99,9 @@ def _placeholders(schema: str) -> dict[str, object]:
         "never": NEVER,
         "given_up": GIVEN_UP,
         "claim_overlap": CLAIM_OVERLAP,
+        "most_key_locks": MOST_KEY_LOCKS,
+        "max_payload": MAX_PAYLOAD,
+        "schedules": SCHEDULES,
         "skipped_before_restart": SKIPPED_BEFORE_RESTART,
         "unplanned": UNPLANNED,
         "await_lock_timeout": AWAIT_LOCK_TIMEOUT,

@@ -56,6 +56,7 @@ UPDATE_TERMS = _tasks["update_terms"]
 _adding = _read("adding")
 ADD = _adding["add"]
 LOCK_KEYS = _adding["lock_keys"]
+HELD_KEYS = _adding["held_keys"]
 KEY_HOLDER = _adding["key_holder"]
 REPLACE = _adding["replace"]
 IMPORT_TASKS = _adding["import_tasks"]

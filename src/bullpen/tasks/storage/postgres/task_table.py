@@ -88,8 +88,17 @@ class PostgresTaskTable:
         return self.timeout + len(tasks) / ADDED_PER_SECOND
 
     async def add_keyed(self, tasks: Sequence[Task], duplicates: Duplicates) -> Sequence[Task]:
+        """Add tasks whose unique keys are locked: first those with a free key together, then the duplicates."""
         now = await self.now()
         existing = {task.id: task for task in await self.get([task.id for task in tasks])}
+        held = await self.held_keys([task for task in tasks if task.id not in existing], now)
+        free: dict[str, Task] = {}
+        for task in tasks:
+            place = (to_text(task.queue), to_text(task.unique_key))
+            if task.id not in existing and task.id not in free and place not in held:
+                free[task.id] = task
+                held |= set() if task.unique_key is None else {place}
+        existing |= {task.id: task for task in await self.add(list(free.values()))} if free else {}
         kept = []
         for task in tasks:
             if task.id not in existing:
@@ -101,6 +110,12 @@ class PostgresTaskTable:
                     existing[task.id] = existing[after.id] = after
             kept.append(existing[task.id].id)
         return [existing[task_id] for task_id in kept]  # as they are at the end: one may be replaced twice
+
+    async def held_keys(self, tasks: Sequence[Task], now: float) -> set[tuple[str, str]]:
+        """The queues and unique keys that have a holder, as they are stored."""
+        places = {(to_text(task.queue), to_text(task.unique_key)) for task in tasks if task.unique_key is not None}
+        queues, keys = [queue for queue, _ in places], [key for _, key in places]
+        return {tuple(row) for row in await self.fetch(statements.HELD_KEYS, queues, keys, now)} if places else set()
 
     async def lock_keys(self, keyed: Sequence[Task]) -> None:
         queues, keys = [to_text(task.queue) for task in keyed], [to_text(task.unique_key) for task in keyed]
@@ -255,4 +270,6 @@ class PostgresTaskTable:
 
     async def send_notification(self, notification: str) -> None:
         if self.notify:
-            await self.connection.execute("SELECT pg_notify($1, $2)", schemas.channel(self.schema), notification)
+            await self.connection.execute(
+                "SELECT pg_catalog.pg_notify($1, $2)", schemas.channel(self.schema), notification
+            )

@@ -3,7 +3,7 @@
 -- Inserts the tasks and returns the id and created_at of every inserted row. A task whose id exists stays as it is. An
 -- `eta` of NULL means now.
 CREATE FUNCTION {schema}.add({add_parameters}, notifies boolean)
-RETURNS TABLE (added_id text, added_at float8) LANGUAGE plpgsql AS $$
+RETURNS TABLE (added_id text, added_at float8) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     now float8 := {schema}.now();
     q text;
@@ -24,7 +24,7 @@ END $$;
 -- The same for a JSON array of tasks, so that any driver can call it in the user's transaction. Returns a JSON array:
 -- for each task its id, or the id of the task that holds its unique key. A task whose key is held is not inserted; with
 -- `reject`, one held key means that no task is inserted.
-CREATE FUNCTION {schema}.add_all(tasks json, notifies boolean, reject boolean) RETURNS text LANGUAGE plpgsql AS $$
+CREATE FUNCTION {schema}.add_all(tasks json, notifies boolean, reject boolean) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     ids text[];
     queues text[];

@@ -5,7 +5,7 @@ CREATE FUNCTION {schema}.capacity(
     queues text[], max_tasks integer, now float8, with_lock boolean,
     OUT names text[], OUT free integer[], OUT max_per_key integer[], OUT retry_in float8, OUT rewound float8,
     OUT has_rate boolean
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     q record;
     room integer;

@@ -2,11 +2,13 @@
 CREATE FUNCTION {schema}.enqueue(
     function text, args json DEFAULT '[]', kwargs json DEFAULT '{}', queue text DEFAULT 'default',
     priority integer DEFAULT 0, delay float8 DEFAULT 0, max_retries integer DEFAULT 0, timeout float8 DEFAULT NULL,
-    unique_key text DEFAULT NULL, id text DEFAULT NULL
-) RETURNS text LANGUAGE plpgsql AS $$
+    unique_key text DEFAULT NULL, id text DEFAULT NULL, max_payload integer DEFAULT {max_payload}
+) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     now float8 := {schema}.now();
     new_id text := coalesce(id, gen_random_uuid()::text);
+    key text := replace(unique_key, E'\x1a', E'\x1a1');  -- as `to_text` in rows.py writes it
+    payload bytea := convert_to(json_build_object('args', args, 'kwargs', kwargs)::text, 'UTF8');
     kept text;
     wrong text;
 BEGIN
@@ -23,14 +25,17 @@ BEGIN
         WHEN timeout IS NOT NULL AND (timeout <= 0 OR timeout > {max_seconds})
             THEN 'timeout must be more than 0 seconds, and at most a century'
         WHEN length(unique_key) NOT BETWEEN 1 AND {max_key} THEN 'unique_key must have 1 to {max_key} characters'
-        WHEN length(id) NOT BETWEEN 1 AND {max_key} THEN 'id must have 1 to {max_key} characters'
+        WHEN id COLLATE "C" !~ '^[!-~]{1,{max_key}}$' THEN 'id must have 1 to {max_key} printable ASCII characters'
+        WHEN starts_with(id, '{schedules}') THEN 'id must not begin like that of a schedule, {schedules}'
+        WHEN octet_length(payload) > max_payload
+            THEN format('args and kwargs have %s bytes, and max_payload is %s', octet_length(payload), max_payload)
     END;
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION '%', wrong USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF unique_key IS NOT NULL THEN
-        PERFORM {schema}.lock_keys(ARRAY[enqueue.queue], ARRAY[enqueue.unique_key]);
-        SELECT h.id INTO kept FROM {schema}.holder(enqueue.queue, enqueue.unique_key, now) AS h;
+        PERFORM {schema}.lock_keys(ARRAY[enqueue.queue], ARRAY[key]);
+        SELECT h.id INTO kept FROM {schema}.holder(enqueue.queue, key, now) AS h;
         IF kept IS NOT NULL THEN
             RETURN kept;
         END IF;
@@ -38,8 +43,7 @@ BEGIN
     INSERT INTO {schema}.task AS t (id, queue, priority, eta, created_at, func_path, max_retries, timeout, unique_key,
         payload)
     VALUES (new_id, enqueue.queue, enqueue.priority, now + delay, now, function, enqueue.max_retries,
-        enqueue.timeout, enqueue.unique_key,
-        convert_to(json_build_object('args', args, 'kwargs', kwargs)::text, 'UTF8'))
+        enqueue.timeout, key, payload)
     ON CONFLICT DO NOTHING;
     PERFORM pg_notify('{channel}', 'w' || enqueue.queue);  -- PostgreSQL sends it when the transaction commits
     RETURN new_id;

@@ -15,7 +15,7 @@ CREATE FUNCTION {schema}.exchange(
     problems text[],
     owner text, queues text[], max_tasks integer, lease float8, claim text, floors float8[], floor_ids text[],
     swept_at float8
-) RETURNS SETOF {schema}.exchange_row LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+) RETURNS SETOF {schema}.exchange_row LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     now float8 := {schema}.now();
     row {schema}.exchange_row;
@@ -154,7 +154,7 @@ END $$;
 
 -- Applies a JSON array of settlements, so that any driver can call it in the user's transaction. Returns a JSON array
 -- of the refused ids.
-CREATE FUNCTION {schema}.settle(settlements json) RETURNS text LANGUAGE plpgsql AS $$
+CREATE FUNCTION {schema}.settle(settlements json) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN (
         SELECT coalesce(json_agg(x.id), '[]')::text

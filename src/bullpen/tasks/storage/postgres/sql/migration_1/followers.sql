@@ -1,6 +1,6 @@
 -- Applies the end of `member` to the task that depends on it, and so on along the chain: the rule of `followed` in
 -- tasks/model/links.py.
-CREATE FUNCTION {schema}.update_followers(member {schema}.task, now float8) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION {schema}.update_followers(member {schema}.task, now float8) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     follower {schema}.task;
     problem text;

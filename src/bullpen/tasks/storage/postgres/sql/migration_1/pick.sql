@@ -9,7 +9,7 @@
 CREATE FUNCTION {schema}.pick(
     names text[], free integer[], max_per_key integer[], max_tasks integer, now float8,
     INOUT floors float8[], INOUT floor_ids text[], OUT picked text[]
-) LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+) LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     wanted integer;
     place integer;

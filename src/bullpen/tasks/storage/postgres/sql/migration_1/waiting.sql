@@ -4,7 +4,7 @@
 -- completed more than `known_runs` runs; NULL if it is marked; otherwise the seconds after which the caller asks again,
 -- because another transaction has locked the row. The mark is not flushed to the disk, which would keep the row locked
 -- for longer. If the server crashes and loses the mark, the waiting callers poll.
-CREATE FUNCTION {schema}.await_end(task_id text, known_runs integer) RETURNS float8 LANGUAGE plpgsql AS $$
+CREATE FUNCTION {schema}.await_end(task_id text, known_runs integer) RETURNS float8 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     r record;
 BEGIN
@@ -24,7 +24,7 @@ END $$;
 -- Seconds until a task behind the floors may start; NULL if no such task is known. A row that another transaction has
 -- locked counts: it may be free by the time of the claim.
 CREATE FUNCTION {schema}.next_work(queues text[], floors float8[], floor_ids text[]) RETURNS float8
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     now float8 := {schema}.now();
     r record;

@@ -4,7 +4,11 @@
 SELECT added_id, added_at FROM {schema}.add({new_arrays}, {notifies_after_new});
 
 -- name: lock_keys
-SELECT set_config('lock_timeout', $3, true), {schema}.lock_keys($1, $2);
+SELECT pg_catalog.set_config('lock_timeout', $3, true), {schema}.lock_keys($1, $2);
+
+-- name: held_keys
+SELECT DISTINCT g.queue, g.key
+FROM unnest($1::text[], $2::text[]) AS g (queue, key), {schema}.holder(g.queue, g.key, $3);
 
 -- name: key_holder
 SELECT {columns} FROM {schema}.holder($1, $2, $3);
@@ -14,7 +18,7 @@ UPDATE {schema}.task SET ({new}, failures, crashes) = ROW ({new_values}, 0, 0) W
 
 -- name: import_tasks
 INSERT INTO {schema}.task ({columns})
-SELECT {columns} FROM json_populate_recordset(NULL::{schema}.task, $1)
+SELECT {columns} FROM pg_catalog.json_populate_recordset(NULL::{schema}.task, $1)
 ON CONFLICT DO NOTHING RETURNING id;
 
 -- name: export_tasks

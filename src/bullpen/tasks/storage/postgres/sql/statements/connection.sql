@@ -5,7 +5,7 @@
 -- name: wrong_settings
 SELECT name, value
 FROM (VALUES ('default_transaction_isolation', 'read committed'), ('array_nulls', 'on')) AS needed (name, value)
-WHERE current_setting(name) <> value;
+WHERE pg_catalog.current_setting(name) <> value;
 
 -- From a table, because `to_regclass` would answer from a cache that is older than the lock that was waited for.
 -- name: has_version_table

@@ -4,7 +4,7 @@
 SELECT {columns} FROM {schema}.task WHERE id = ANY ($1);
 
 -- name: count
-SELECT queue, status, count(*) FROM {schema}.task GROUP BY 1, 2;
+SELECT queue, status, pg_catalog.count(*) FROM {schema}.task GROUP BY 1, 2;
 
 -- A task that a pending or running task still depends on stays.
 -- name: delete
