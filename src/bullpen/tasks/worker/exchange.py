@@ -24,6 +24,7 @@ from bullpen.tasks.worker.options import Lane, WorkerOptions
 from bullpen.tasks.worker.reports import Outage, Reports
 
 FIRST_PAUSE = 0.01  # seconds, after the second notification in a row without a claim
+IN_A_ROW = 0.1  # seconds between two notifications in a row; a later one is of another task, which others may get
 DOUBTFUL_FOR = 4  # leases
 
 
@@ -126,7 +127,7 @@ class StoreExchange:
                 await self._storage.wait_for_work(self._queues, wait)
         except Exception as error:
             await asyncio.sleep(self._outage.failed("waiting for work", error))
-        self._misses = self._misses + 1 if self._loop.time() - began < wait else 0
+        self._misses = self._misses + 1 if self._loop.time() - began < min(wait, IN_A_ROW) else 0
 
     # Reports.
 
