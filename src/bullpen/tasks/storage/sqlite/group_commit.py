@@ -8,8 +8,8 @@ not pay for a change of threads only because others might come.
 leader: it takes the lock, takes all items that wait, has `_run` answer them, and tells their callers. A caller that
 comes meanwhile is a follower: it waits at the gate of its item. When the leader is done and items are left, it wakes
 the caller of the first one, and that caller leads next. An event loop must not block, so a thread of the group commit
-leads for all event loops. The thread starts when the first loop needs it, and a loop wakes it once for all that is
-submitted in one turn of the loop.
+leads for all event loops. The thread starts when the first loop needs it. It cannot run before the loop's thread gives
+up the interpreter lock, which is mostly at the end of a turn of the loop, so what one turn submits is one group.
 
 `_run` belongs to the subclass (`writer.py`): the writer runs a group in one transaction, the reader runs one item after
 the other.
@@ -133,7 +133,7 @@ class GroupCommit:
         self._starting = threading.Lock()
         self._alarm = primitives.gate()  # wakes the thread
         self._alarm.acquire()
-        self._turns: set[asyncio.AbstractEventLoop] = set()  # loops that wake the thread at the end of their turn
+        self._is_called = False  # the thread is to look at the items
         self._is_closing = self._has_ended = False
         self._close_waiters: list[asyncio.Future[None]] = []
 
@@ -180,32 +180,23 @@ class GroupCommit:
         durable: bool = True,
     ) -> asyncio.Future[Any]:
         """Have `work` done, or `tasks` added, for a caller on the running event loop."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._items.append(WorkItem(clock, work, tasks=tasks, durable=durable, future=future))
         if self._has_ended:  # only after the append: items that are there at the end are rejected then
             self._reject_latecomers()
-        elif loop not in self._turns:
-            self._turns.add(loop)
-            loop.call_soon(self._end_turn, loop)
-        return future
-
-    def _end_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._turns.discard(loop)
-        if self._has_ended:
-            self._reject_latecomers()
         else:
             self._wake_thread()
+        return future
 
     def _wake_thread(self) -> None:
         if self._thread is None:
             with self._starting:
                 if self._thread is None and not self._has_ended:
                     self._thread = primitives.start_thread(self._work, f"bullpen-sqlite-{self._name}")
-        try:
-            self._alarm.release()
-        except RuntimeError:  # it is awake
-            pass
+        if not self._is_called:  # read after the append of an item: a thread that is called looks for items later
+            self._is_called = True
+            with contextlib.suppress(RuntimeError):  # another caller was faster
+                self._alarm.release()
 
     # The leader.
 
@@ -305,6 +296,7 @@ class GroupCommit:
     def _work(self) -> None:
         while not self._is_closing:
             self._alarm.acquire()
+            self._is_called = False
             while self._items:
                 with contextlib.suppress(BaseException):  # the callers have been told
                     self._run_as_leader()

@@ -60,8 +60,7 @@ async def behind_a_lock(path: Path, *work: Callable[[], Coroutine[Any, Any, Any]
         first = asyncio.ensure_future(work[0]())
         await asyncio.sleep(0.02)  # the writer has begun with it
         rest = [asyncio.ensure_future(each()) for each in work[1:]]
-        for _ in range(2):  # they submit, and in the next turn of the loop that is sent
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # they submit
     return list(await asyncio.gather(first, *rest, return_exceptions=True))
 
 
