@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,7 @@ from bullpen import (
     WorkerLost,
     WorkerStartFailed,
 )
+from bullpen.pools.runtimes.program import messages
 from tests.scenarios.process_support import PATIENCE, eventually, is_alive, read_pid
 
 PROGRAMS = Path(__file__).parents[2] / "examples" / "programs"
@@ -321,7 +323,7 @@ MISDEEDS = {
     "an item for a plain call": ("say(type='item', id=heard['id'])", "which is no stream"),
     "a second ready": ("say(type='ready', protocol=1)", "twice"),
     "a pong for nobody": ("say(type='pong', id=5)", "ping 5"),
-    "a line without end": ("sys.stdout.write('x' * 200_000); sys.stdout.flush()", "more than 100000 bytes"),
+    "a line without end": ("sys.stdout.write('x' * 200_000); sys.stdout.flush()", "max_message=100000 bytes"),
     "brackets without end": (
         'print(\'{"type":"result","id":1,"value":\' + \'[\' * 50_000, flush=True)',
         "no message.*recursion",
@@ -356,7 +358,58 @@ def test_what_breaks_the_rules_is_a_crash(program: Callable[..., ProgramRuntime]
         assert pool.stats().spawned == 2
 
 
-def test_a_program_that_closes_its_stdin_and_lives_is_replaced(program: Callable[..., ProgramRuntime]) -> None:
+# Much output: all pools share the thread that reads it.
+
+
+def test_a_line_that_is_too_long_names_the_option_that_allows_it(program: Callable[..., ProgramRuntime]) -> None:
+    body = """
+        ready()
+        while True:
+            heard = call()
+            say(type="result", id=heard["id"], value="x" * heard["args"][0])
+        """
+    with Pool(1, runtime=program(body)) as pool:
+        assert len(pool.do("give", 3_000_000)) == 3_000_000
+        error = pool.submit("give", 5_000_000).exception(PATIENCE)
+        assert isinstance(error, WorkerLost)
+        assert "max_message=4194304" in str(error)
+    with Pool(1, runtime=program(body, max_message=10_000_000)) as pool:
+        assert len(pool.do("give", 5_000_000)) == 5_000_000
+
+
+def test_large_messages_are_decoded_elsewhere_and_in_their_order(
+    program: Callable[..., ProgramRuntime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+        ready(capacity=4)
+        heard = [call() for _ in range(4)]
+        for one, size in zip(heard, (300_000, 1, 300_000, 1)):
+            say(type="progress", id=one["id"], value=[0] * size)
+            say(type="result", id=one["id"], value=[one["id"]] * size)
+        os._exit(3)
+        """
+    on: dict[bool, set[str]] = {False: set(), True: set()}
+    seen: list[int] = []
+    read = messages.read
+
+    def note(line: bytes) -> messages.AnyMessage:
+        on[len(line) > 500_000].add(threading.current_thread().name)
+        return read(line)
+
+    monkeypatch.setattr(messages, "read", note)
+    runtime = program(body, on_progress=lambda progress: seen.append(len(progress.value)))
+    with Pool(1, runtime=runtime, capacity=4) as pool:
+        calls = [pool.submit("give", number) for number in range(4)]
+        sizes = sorted(len(call.result(PATIENCE)) for call in calls)
+        assert sizes == [1, 1, 300_000, 300_000], "all came before its end"
+    assert seen == [300_000, 1, 300_000, 1]
+    assert on[False] == {"bullpen-process-io"}
+    assert "bullpen-process-io" not in on[True]
+
+
+def test_a_program_that_closes_its_stdin_and_lives_is_replaced(
+    program: Callable[..., ProgramRuntime], caplog: pytest.LogCaptureFixture
+) -> None:
     runtime = program("""
         ready()
         heard = call()
@@ -366,10 +419,9 @@ def test_a_program_that_closes_its_stdin_and_lives_is_replaced(program: Callable
         """)
     with Pool(1, runtime=runtime) as pool:
         assert pool.do("first") == 1
-        error = pool.submit("second").exception(PATIENCE)
-        assert isinstance(error, WorkerLost)
-        assert "closed its stdin" in str(error)
-        assert pool.do("third") == 1
+        assert pool.submit("second").result(PATIENCE) == 1, "the first program has not read it"
+        assert pool.stats().spawned == 2
+    assert "closed its stdin" in caplog.text
 
 
 def test_what_others_write_without_end_after_a_program_has_ended_holds_up_nobody(

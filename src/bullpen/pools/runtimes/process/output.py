@@ -12,7 +12,8 @@ from bullpen.pools.runtimes.process.io_thread import io_thread
 
 logger = logging.getLogger("bullpen.output")
 
-CHUNK = 64 * 1024
+CHUNK = 4 * 1024  # bytes of one turn: all workers share the thread, and each byte may be a line
+LARGEST_PIPE = 1024 * 1024  # bytes, the default limit of Linux
 LONGEST = 8 * 1024  # bytes; a longer line is split
 KEPT = 16 * 1024  # bytes of the end of the output
 
@@ -54,7 +55,7 @@ class Output:
 
     def drain(self) -> None:
         """Pass on all output that has arrived, without waiting: another process may still hold the stream open."""
-        for _ in range(16):
+        for _ in range(LARGEST_PIPE // CHUNK):
             before = self.tail
             if self._fd < 0:
                 break

@@ -64,6 +64,8 @@ def read(line: bytes) -> AnyMessage:
     try:
         return _decode(line)
     except NoMessage:
+        if b"\\u" not in line:  # a large line is not decoded twice for nothing
+            raise
         with suppress(ValueError, RecursionError):
             return _read_leniently(line)
         raise

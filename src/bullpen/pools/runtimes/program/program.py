@@ -11,6 +11,7 @@ import os
 import selectors
 import struct
 import termios
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,14 +25,14 @@ from bullpen.pools.runtimes.process import forkserver_client, wire
 from bullpen.pools.runtimes.process.calls import RequestCancelled
 from bullpen.pools.runtimes.process.io_thread import TimerHandle, close_in_forked_children, io_thread
 from bullpen.pools.runtimes.process.items import raise_
-from bullpen.pools.runtimes.process.output import Output
+from bullpen.pools.runtimes.process.output import LARGEST_PIPE, Output
 from bullpen.pools.runtimes.process.supervised import TERM_GRACE, Supervised, pipe_from_it
 from bullpen.pools.runtimes.program import messages
 
 logger = logging.getLogger("bullpen")
 
-CHUNK = 64 * 1024
-LARGEST_PIPE = 1024 * 1024  # bytes, the default limit of Linux
+CHUNK = 16 * 1024  # bytes of one turn: all programs share the thread
+LARGE = 64 * 1024  # bytes; a larger message is decoded on another thread
 SHOWN = 200  # bytes of a line that is no message
 MUCH_HELD_BACK = 64  # waiting items after which the app stops reading from a program
 CANCELLED = "Cancelled"  # the name of the error of a cancelled call
@@ -80,6 +81,8 @@ class Program(Supervised):
 
     __slots__ = (
         "_capacity",
+        "_decoding",
+        "_end",
         "_input",
         "_lines",
         "_listens",
@@ -103,6 +106,8 @@ class Program(Supervised):
         self._methods: frozenset[str] | None = None  # that it has; None if it does not list them
         self._capacity = 0  # 0: it is not ready
         self._listens = False  # the io thread reads its stdout
+        self._decoding = False  # a large message is decoded; the messages after it wait
+        self._end: tuple[int | None, str] | None = None  # how it has ended meanwhile
         self._unread: set[int] = set()  # streams whose readers have left
         self._misbehaves = False  # it broke the protocol: its messages are ignored
         self._offsets: dict[int, int] = {}  # of calls, in all that was written to its stdin
@@ -138,9 +143,14 @@ class Program(Supervised):
             self._timer = io_thread.call_later(self._options.start_timeout, self._start_too_slow)
 
     def _listen_again(self) -> None:
-        if not self._listens and not self._over:
+        if not (self._listens or self._over or self._decoding or self._misbehaves):
             self._listens = True
             io_thread.watch(self._output, self._heard)
+
+    def _stop_listening(self) -> None:
+        if self._listens:
+            self._listens = False
+            io_thread.forget(self._output)
 
     def _start_too_slow(self) -> None:
         self._timer = None
@@ -215,8 +225,7 @@ class Program(Supervised):
         except OSError:
             data = b""
         if not data:
-            self._listens = False
-            io_thread.forget(self._output)
+            self._stop_listening()
             self._expect_report()
             if not self._over:
                 io_thread.call_later(TERM_GRACE, self._fell_silent)  # if it has ended, the forkserver reports it first
@@ -238,17 +247,60 @@ class Program(Supervised):
         try:
             lines = self._lines.feed(data)
         except OverflowError:
-            self._misbehaved(f"it wrote a line of more than {self._options.max_message} bytes")
+            self._misbehaved(f"it wrote a line that is longer than max_message={self._options.max_message} bytes")
             return
-        for line in lines:
-            if self._misbehaves:
-                return
-            try:
-                said = messages.read(line)
-            except messages.NoMessage as error:
-                shown = line[:SHOWN].decode(errors="backslashreplace")
-                self._misbehaved(f"it wrote a line that is no message ({error}): {shown}")
-                return
+        self._read(deque(lines))
+
+    def _read(self, lines: deque[bytes]) -> None:
+        while lines and not self._misbehaves:
+            line = lines.popleft()
+            if len(line) <= LARGE or not self._decode_elsewhere(line, lines):
+                self._take_decoded(line, _decoded(line))
+
+    def _decode_elsewhere(self, line: bytes, behind: deque[bytes]) -> bool:
+        """Decode a large message on another thread, because all pools share this one. The messages `behind` it wait
+        until then, and so does the program once its pipe is full. False if there is no thread for it.
+        """
+        if self._over:
+            return False
+
+        waiting = behind.copy()
+
+        def decode() -> None:
+            said = _decoded(line)
+            io_thread.post(lambda: self._go_on(line, said, waiting))
+
+        self._decoding = True
+        self._stop_listening()
+        try:
+            primitives.start_thread(decode, f"{self._worker.name}-decode")
+        except RuntimeError:  # the interpreter exits, or the system has no threads left
+            self._decoding = False
+            self._listen_again()
+            return False
+        behind.clear()
+        return True
+
+    def _go_on(self, line: bytes, said: messages.AnyMessage | BaseException, behind: deque[bytes]) -> None:
+        """A large message is decoded."""
+        self._decoding = False
+        self._take_decoded(line, said)
+        self._read(behind)
+        if self._end is not None and not self._decoding:
+            super().ended(*self._end)
+        self._listen_again()
+
+    def ended(self, code: int | None, why: str) -> None:
+        if self._decoding and not self._over:  # what it has written comes before its end
+            self._end = (code, why)
+        else:
+            super().ended(code, why)
+
+    def _take_decoded(self, line: bytes, said: messages.AnyMessage | BaseException) -> None:
+        if isinstance(said, BaseException):
+            shown = line[:SHOWN].decode(errors="backslashreplace")
+            self._misbehaved(f"it wrote a line that is no message ({said}): {shown}")
+        elif not self._misbehaves:
             self._take(said)
 
     def _take(self, said: messages.AnyMessage) -> None:
@@ -310,9 +362,8 @@ class Program(Supervised):
         if stream.held_back > MUCH_HELD_BACK:
             if self._worker.capacity > 1:
                 self._misbehaved(f"it sends more items of call {said.id} than it has credit for")
-            elif self._listens:  # until the reader has caught up: the pipe fills, and the program waits
-                self._listens = False
-                io_thread.forget(self._output)
+            else:  # until the reader has caught up: the pipe fills, and the program waits
+                self._stop_listening()
 
     def _get_on(self, said: messages.ProgressMessage) -> None:
         on_progress = self._options.on_progress
@@ -368,9 +419,7 @@ class Program(Supervised):
     def _misbehaved(self, why: str) -> None:
         self._misbehaves = True
         self._punish(why)
-        if self._listens:
-            self._listens = False
-            io_thread.forget(self._output)
+        self._stop_listening()
 
     def _hear_the_rest(self) -> None:
         """Read what the program has written. Anything after that is from other processes that hold the pipe open."""
@@ -390,10 +439,17 @@ class Program(Supervised):
     def _close(self) -> None:
         self._cancel_timer()
         self._input.close()
-        if self._listens:
-            io_thread.forget(self._output)
+        self._stop_listening()
         os.close(self._output)
         self._stderr.close()
+
+
+def _decoded(line: bytes) -> messages.AnyMessage | BaseException:
+    """The message in a line, or the error: that it is none, or that there is no memory for it."""
+    try:
+        return messages.read(line)
+    except BaseException as error:
+        return error
 
 
 class Input:

@@ -20,7 +20,7 @@ from bullpen.pools.runtimes.process.supervised import checked_bytes, checked_sec
 from bullpen.pools.runtimes.program import messages
 from bullpen.pools.runtimes.program.program import CallProgress, Program
 
-MAX_MESSAGE = 64 * 1024 * 1024
+MAX_MESSAGE = 4 * 1024 * 1024
 
 
 class ProgramRuntime:

@@ -1,0 +1,24 @@
+"""The output of workers, which one thread reads for all of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+from bullpen.pools.runtimes.process import output
+from bullpen.pools.runtimes.process.output import Output
+
+
+def test_one_turn_passes_on_a_bounded_number_of_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bullpen.output")
+    there, here = os.pipe()
+    os.write(here, b"\n" * 60_000)
+    os.close(here)
+    reader = Output(there, "worker", "stdout")
+    reader.read()
+    assert 0 < len(caplog.records) <= 4096
+    reader.drain()
+    assert len(caplog.records) == 60_000, "the end of a worker loses none"
+    assert len(reader.tail) == output.KEPT
