@@ -23,7 +23,6 @@ from bullpen import (
     RemoteError,
     RestartPolicy,
     WorkerLost,
-    WorkerStartFailed,
 )
 from bullpen.pools.runtimes.port import Listener
 from bullpen.pools.runtimes.process import arena
@@ -135,10 +134,9 @@ def test_a_worker_that_is_killed_while_it_starts_affects_no_request(tmp_path: Pa
         assert pool.stats().spawned == 3
     with Pool(1, runtime="process", initargs=(tmp_path, {*range(5, 100)}), **options) as pool:
         crashing, waiting = pool.submit(work.crash), [pool.submit(pow, 2, 2)]
-        error = waiting[0].exception(PATIENCE)
-        assert isinstance(error, WorkerStartFailed)
-        assert "killed by SIGKILL before it was ready" in str(error)
-        assert pool.stats().degraded
+        eventually(lambda: pool.stats().degraded)
+        assert not waiting[0].done(), "it keeps its own limits"
+        assert waiting[0].cancel()
 
 
 # Errors as data.
