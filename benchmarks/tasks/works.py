@@ -25,7 +25,7 @@ BARS = (
     Bar("enqueue-bulk", RATE, 0.4),
     Bar("drain", RATE, 5.0),
     Bar("drain-def", RATE, 3.0),
-    Bar("drain-def-no-fsync", RATE, 1.0),
+    Bar("drain-def-no-fsync", RATE, 1.2),
     Bar("def-or-async", RATE, 0.7),
     Bar("latency", P50, 6.0),
     Bar("latency-remote", P50, 12.0),
