@@ -37,7 +37,7 @@ TEXT = PAGE.read_text()
 UNSEEN = {
     Place("pools/runtimes/port.py", "WorkerEvents"),
     Place("pools/supervision/workforce.py", "Workforce"),
-    Place("pools/runtimes/thread.py", "_WorkerThread.run"),
+    Place("pools/runtimes/thread.py", "_WorkerThread._work"),
     Place("pools/runtimes/process/forkserver.py", "Forkserver._reap"),
     Place("pools/runtimes/process/bootstrap.py", "become_worker"),
 }
@@ -119,7 +119,7 @@ def test_a_thread_that_runs_is_in_the_table(tmp_path: Path) -> None:
 LIVES = {
     "submit": section(TEXT, "The life of a request"),
     "task": section(TEXT, "The life of a task"),
-    "crash": section(TEXT, "The life of a crash").partition("### A process of a lane")[0],
+    "crash": section(TEXT, "The life of a crash").partition("### A lane process")[0],
 }
 
 

@@ -1,9 +1,10 @@
 """Workers that are threads of this process.
 
-An idle worker waits at its gate. A thread that hands it a request, or None, wakes it. A worker with a capacity above
-one is a group of threads, which start as they are needed. A thread cannot be killed, so this runtime
-promises neither `cancel` nor `kill`. The threads are daemons. The pool waits for them itself, also at interpreter exit,
-except for those that it has abandoned.
+An idle worker waits at its gate. A thread that hands it a request, or None to end it, opens the gate. A gate that opens
+before the worker is there stays open, so the worker misses neither. A worker with a capacity above one is a group of
+threads, which start as they are needed. A thread cannot be killed, so this runtime promises neither `cancel` nor
+`kill`. The threads are daemons. The pool waits for them itself, also at interpreter exit, except for those that it has
+abandoned.
 """
 
 from __future__ import annotations
