@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from bullpen import AsyncWorkerPool, TaskQueue
 from bullpen.tasks.model.task import SUCCESS
 
-from .library import TIMEOUT, Library, forever, pages, returning_async
+from .library import TIMEOUT, Library, forever, pages, returning, returning_async
 from .settings import CONCURRENCY
 from .trace import Trace
 
@@ -24,7 +25,10 @@ class Ours(Library):
     def __init__(self, address: str, trace: Trace, processes: int = 1) -> None:
         super().__init__(address, trace, processes)
         self.queue = TaskQueue(address)
-        self.noop: Any = self.queue.task(name="noop", result_ttl=self.result_ttl)(returning_async(trace))
+        self.noop: Any = self.queue.task(name="noop", result_ttl=self.result_ttl)(self.function(trace))
+
+    def function(self, trace: Trace) -> Callable[[int], Any]:
+        return returning_async(trace)
 
     async def install(self) -> None:
         await self.queue.acounts()
@@ -51,6 +55,13 @@ class OursOnAsyncio(Ours):
     """Where uvloop is not installed."""
 
     on_uvloop = False
+
+
+class OursPlain(Ours):
+    """With a plain function, which runs on threads."""
+
+    def function(self, trace: Trace) -> Callable[[int], Any]:
+        return returning(trace)
 
 
 class OursForgetting(Ours):

@@ -15,7 +15,7 @@ from . import killing, measures, pinned, raw
 from .claiming import CLAIMED, COST, claims
 from .library import Blocking, Library
 from .measures import Place
-from .ours import Ours, OursBlocking, OursForgetting, OursLimited, OursOnAsyncio
+from .ours import Ours, OursBlocking, OursForgetting, OursLimited, OursOnAsyncio, OursPlain
 from .postgres_peers import (
     AWA,
     CHANCY,
@@ -185,6 +185,27 @@ def _works(entries: tuple[Entry, ...], floor: type[raw.Raw], driver: Contestant,
             each(drained(2), measures.drain(Ours, place, 2), ours("bullpen, one process", _OURS, one)),
             reference="best",
         ),
+        *(
+            Work(
+                name,
+                f"`drain` with a plain function, {words}, beside the peers that run plain functions",
+                THROUGHPUT,
+                (
+                    *(
+                        Contestant(entry.peer.name, entry.peer, entry.settings, drained(processes)(entry))
+                        for entry in entries
+                        if issubclass(entry.library, Blocking)
+                    ),
+                    ours("bullpen, async def", _OURS, measures.drain(Ours, place, processes)),
+                    ours("bullpen", f"{_OURS}, a plain function", measures.drain(OursPlain, place, processes)),
+                ),
+                reference="best",
+            )
+            for name, processes, words in (
+                ("drain-def", 1, "one worker process"),
+                ("drain-def-two", 2, "two worker processes"),
+            )
+        ),
         Work(
             "enqueue",
             "{singles:,} tasks one by one, one caller",
@@ -275,11 +296,13 @@ def _works(entries: tuple[Entry, ...], floor: type[raw.Raw], driver: Contestant,
     )
 
 
-def _bars(entries: tuple[Entry, ...], *drain: Bar, two: float, bulk: float) -> tuple[Bar, ...]:
+def _bars(entries: tuple[Entry, ...], *drain: Bar, two: float, bulk: float, plain: float) -> tuple[Bar, ...]:
     on_a_loop = tuple(entry.peer.name for entry in entries if not issubclass(entry.library, Blocking))
     return (
         *drain,
         Bar("drain-two", RATE, two),
+        Bar("drain-def", RATE, plain),
+        Bar("drain-def-two", RATE, plain),
         # The best of all may block its caller: so may ours. Who must not be blocked has `await`, beside others who do.
         Bar("enqueue", RATE, 1.0, judges=SYNC),
         Bar("enqueue", RATE, 1.0, beside=on_a_loop),
@@ -320,7 +343,7 @@ ON_REDIS = Suite(
     higher="Throughput × the best peer",
     lower="Time × the best peer",
     works=_works(_REDIS, raw.RawRedis, _BY_HAND_ON_REDIS, redis_place),
-    bars=_bars(_REDIS, Bar("drain", RATE, 5.0), two=3.0, bulk=5.0),
+    bars=_bars(_REDIS, Bar("drain", RATE, 5.0), two=3.0, bulk=5.0, plain=3.0),
     full=FULL,
     quick=QUICK,
     settings=redis_settings,
@@ -338,6 +361,7 @@ ON_POSTGRES = Suite(
             Bar("drain", RATE, 4.0, beside=_other_than("pgqueuer")),
             two=1.2,
             bulk=1.5,
+            plain=8.0,
         ),
         Bar("pinned", pinned.SHARE, 0.8, of="value"),
     ),
