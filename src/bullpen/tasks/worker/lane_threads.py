@@ -73,7 +73,9 @@ class LaneThreads:
         A runner never raises, and the pool fails a request only if it has no thread at all.
         """
         runner = self._last_runner
-        if runner is not None and runner.done() and (error := runner.exception()) is not None:
+        if runner is None or not runner.done() or runner.cancelled():
+            return
+        if (error := runner.exception()) is not None:
             self._release_waiting(error)
 
     def close(self) -> None:

@@ -156,3 +156,16 @@ async def test_an_attempt_that_cannot_be_settled_is_released_and_the_next_ones_r
     desk.runtime.run_next()
     await turn()
     assert (desk.released, desk.settled) == ([0], [1])
+
+
+@in_lane
+async def test_a_runner_that_a_closed_pool_has_cancelled_releases_nothing(desk: Desk) -> None:
+    """The attempts are settled by then: the worker closes its lanes last."""
+    desk.runtime = ScriptedRuntime(auto_ready=False)
+    desk.run(count=1)
+    runner = desk.threads._last_runner
+    assert runner is not None
+    assert runner.cancel()
+    desk.threads.release_unstarted()
+    assert desk.released == []
+    desk.runtime.ready()
