@@ -109,3 +109,4 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 lock: $(VENV)/.lock
 	$(COMPILE) --upgrade pyproject.toml $(addprefix --group ,$(GROUPS)) --output-file $(VENV)/all.txt
 	$(foreach group,$(GROUPS),$(COMPILE) pyproject.toml --group $(group) --constraints $(VENV)/all.txt --output-file requirements/$(group).txt && )true
+	$(COMPILE) examples/deploy/requirements.in --constraints $(VENV)/all.txt --output-file examples/deploy/requirements.txt
