@@ -96,16 +96,21 @@ def checked_zone(name: str) -> str:
 
 def next_fire_time(schedule: Schedule, after: float) -> float | None:
     """The first time after an instant; None if there is none in the next fifty years, or there is no cron text."""
-    if schedule.cron is None:
+    try:
+        return None if schedule.cron is None else _next_fire_time(schedule, schedule.cron, after)
+    except (OverflowError, ValueError):  # it would be after the last year that datetime has
         return None
+
+
+def _next_fire_time(schedule: Schedule, cron: str, after: float) -> float | None:
     zone = None if schedule.timezone == "UTC" else _zone(schedule.timezone)
     instant = math.floor(after)  # times are whole seconds
     if zone is None:
-        wall = next(_simulate(schedule.cron, _wall(instant)), None)
+        wall = next(_simulate(cron, _wall(instant)), None)
         return None if wall is None else float(_seconds(wall))
-    minute, hour = schedule.cron.split()[-5:-3]
+    minute, hour = cron.split()[-5:-3]
     find = _next_going_on if minute.startswith("*") or hour.startswith("*") else _next_of_the_day
-    found = find(schedule.cron, zone, instant)
+    found = find(cron, zone, instant)
     return None if found is None else float(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, unquote_plus, urlencode, urlsplit, urlunsplit
@@ -38,6 +39,8 @@ def open_storage(url: str) -> Storage:
     if not isinstance(url, str) or "://" not in url:
         raise _wrong(url)
     scheme = url.partition("://")[0].lower()
+    if not _is_encodable(url):
+        raise _wrong(url)
     if scheme == "memory":
         if url.lower() != "memory://":
             raise _wrong(url)
@@ -52,10 +55,22 @@ def open_storage(url: str) -> Storage:
     raise _wrong(url)
 
 
+def _is_encodable(url: str) -> bool:
+    """Whether the system can use it. The name of a file may have bytes that are no UTF-8, as `os.fsdecode` has them."""
+    try:
+        os.fsencode(url) if url[:9].lower() == "sqlite://" else url.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _open_sqlite(url: str) -> Storage:
     from bullpen.tasks.storage.sqlite.store import SqliteStorage
 
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _wrong(url) from None
     path = unquote(parts.path.removeprefix("/"))
     if parts.netloc or parts.fragment or not path or path.endswith("/") or path == ":memory:" or "\0" in path:
         raise _wrong(url)

@@ -165,12 +165,11 @@ class WakeupListener:
     def _read(self) -> None:
         while self._socket is not None:
             try:
-                queues, tasks = _decode(self._socket.recv(1 << 16))
-            except msgspec.DecodeError:
-                continue
+                news = decoded(self._socket.recv(1 << 16))
             except OSError:
                 return
-            self._hear(frozenset(queues), None if tasks is None else frozenset(tasks))
+            if news is not None:
+                self._hear(*news)
 
     def tell(self, queues: Set[str], tasks: Set[str]) -> None:
         """Wake the callers that wait for one of these. Any thread may call it."""
@@ -230,6 +229,15 @@ class Waiting:
 def _end(future: asyncio.Future[None] | None) -> None:
     if future is not None and not future.done():
         future.set_result(None)
+
+
+def decoded(datagram: bytes) -> tuple[Set[str], Set[str] | None] | None:
+    """The queues and tasks of a wake-up; None if it is none: any process of the user can send to the socket."""
+    try:
+        queues, tasks = _decode(datagram)
+    except Exception:  # whatever the decoder makes of arbitrary bytes
+        return None
+    return frozenset(queues), None if tasks is None else frozenset(tasks)
 
 
 @contextmanager
