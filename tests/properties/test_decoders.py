@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from typing import Any
 
 import msgspec
@@ -228,7 +228,8 @@ def test_a_command_line(words: list[str]) -> None:
     """Without a store there is nothing to change, and `worker`, `demo` and `top` need one."""
     if {"demo", "bench", "completion", "worker", "top"} & set(words):
         return
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
+    terminal = TextIOWrapper(BytesIO(), "utf-8")  # which takes no lone surrogates
+    with redirect_stdout(terminal), redirect_stderr(StringIO()) as said:
         try:
             code = main([*words])
         except SystemExit as end:

@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from bullpen import TaskFailed, TaskQueue, TaskStatus, UnreadableTask, WorkerPool
+from bullpen.cli.command import ExitCode
 from bullpen.cli.main import main
 from bullpen.tasks.storage.redis.rows import TaskState
 from tests.scenarios.cli_stores import Desk, desk_at, mail
@@ -153,3 +154,16 @@ def test_a_payload_above_the_limit_is_not_decoded(desk: Desk) -> None:
     (error,) = desk.queue.job(job.id).info().errors
     assert error.kind == "poison"
     assert "max_payload is 262144" in error.message
+
+
+def test_text_that_no_store_can_keep_names_no_task(desk: Desk) -> None:
+    """As the command line gives it, from bytes that are no UTF-8."""
+    desk.add.enqueue(1)
+    half = "\udc80"
+    for words in (["tasks", "show", half], ["why", half], ["tasks", "cancel", half], ["tasks", "purge", half]):
+        assert desk.run(*words)[0] == ExitCode.NOT_FOUND, words
+    for option in ("--function", "--worker"):
+        assert desk.json("tasks", "list", option, half)["tasks"] == []
+    assert desk.run("tasks", "list", "--after", half)[0] == ExitCode.OK
+    assert desk.run("tasks", "list", "--queue", half)[0] == ExitCode.USAGE
+    assert desk.run("schedules", "pause", half)[0] == ExitCode.NOT_FOUND

@@ -15,7 +15,7 @@ from bullpen.tasks.model.ids import SCHEDULES, schedule_id
 from bullpen.tasks.model.info import ScheduleInfo, in_zone, schedule_info_of
 from bullpen.tasks.model.options import whole
 from bullpen.tasks.model.store_move import through_mark
-from bullpen.tasks.model.task import Task
+from bullpen.tasks.model.task import Task, writable
 from bullpen.tasks.storage.port import Move
 from bullpen.tasks.storage.schedules import all_schedules
 
@@ -116,6 +116,7 @@ class Schedules:
     async def _task(self, key: str) -> Task:
         if not isinstance(key, str) or not key:
             raise InvalidOptionType("key", key, "the key of a schedule, a string")
+        key = writable(key)
         storage = await self._backend.clients.get()
         for task in await storage.get([schedule_id(key), key if key.startswith(SCHEDULES) else ""]):
             if task is not None and task.repeats and not task.is_final:

@@ -36,7 +36,7 @@ from bullpen.tasks.model.options import (
     whole,
 )
 from bullpen.tasks.model.registry import TaskRegistry, is_async, task_name
-from bullpen.tasks.model.task import FINAL, TaskStatus
+from bullpen.tasks.model.task import FINAL, TaskStatus, writable
 from bullpen.tasks.storage.port import Counts, Limit, Storage, TaskFilter, WorkerRecord
 from bullpen.telemetry import Kind
 
@@ -303,6 +303,7 @@ class TaskQueue:
 
     async def _list(self, which: TaskFilter, limit: int, after: str | None) -> List[TaskInfo]:
         storage = await self._clients.get()
+        after = None if after is None else writable(after)
         return [info_of(task) for task in await storage.list(which, limit=limit, after=after)]
 
     def counts(self) -> Counts:
@@ -537,7 +538,7 @@ class TaskQueue:
 def _id(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidOptionType("task_id", value, "the id of a task, a string")
-    return value
+    return writable(value)
 
 
 def _filter(
@@ -559,8 +560,8 @@ def _filter(
     return TaskFilter(
         queues=None if queues is None else tuple(queue_name("queue", one) for one in queues),
         statuses=None if statuses is None else tuple(_status(one) for one in statuses),
-        func_path=name,
-        worker=worker,
+        func_path=None if name is None else writable(name),
+        worker=None if worker is None else writable(worker),
     )
 
 
