@@ -78,7 +78,8 @@ def test_a_caller_is_told_in_time_though_c_code_keeps_the_interpreter(tmp_path: 
 
 def test_requests_that_die_with_a_hung_worker_are_told_where_it_hung(tmp_path: Path) -> None:
     with Pool(1, runtime=ProcessRuntime(cancel_grace=1), capacity=2) as pool:
-        other = pool.submit(work.wait_for, tmp_path / "never")
+        other = pool.submit(work.sleep_noting, tmp_path / "other")
+        read_pid(tmp_path / "other")  # it has begun
         hanging = pool.submit(work.hold_the_gil, tmp_path / "pid")
         read_pid(tmp_path / "pid")
         pool.cancel(hanging)
