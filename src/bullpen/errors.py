@@ -78,6 +78,7 @@ Errors carry their data in fields, so that code need not read the text.
 from __future__ import annotations
 
 from _pickle import PicklingError  # pickle itself takes longer to import
+from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor
 from datetime import timedelta
 from typing import Any
@@ -101,6 +102,14 @@ def _rebuild(kind: type[BullpenError], args: tuple[Any, ...], fields: dict[str, 
     error.args = args
     error.__dict__.update(fields)
     return error
+
+
+def meant(name: str, allowed: Iterable[str]) -> str:
+    """The hint at the name that was probably meant, for the end of `allowed`; empty if none is close."""
+    import difflib  # only a mistake needs it
+
+    close = difflib.get_close_matches(name, allowed, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 class InvalidOption(BullpenError, ValueError):

@@ -760,3 +760,19 @@ async def test_a_server_without_locks_is_busy_and_not_full() -> None:
     with pytest.raises(StorageBusy):
         async with translated_errors("it"):
             raise asyncpg.OutOfMemoryError("out of shared memory")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "127.0.0.1:1"])
+async def test_a_host_that_cannot_be_reached_is_named_without_the_password(host: str) -> None:
+    with pytest.raises(StorageUnavailable) as caught:
+        await open_storage(f"postgresql://me:s3cret@{host}/db").open()
+    assert f" at {host}: " in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.anyio
+async def test_an_option_that_the_server_does_not_know_gets_the_name_that_was_probably_meant(postgres_url: str) -> None:
+    between = "&" if "?" in postgres_url else "?"
+    with pytest.raises(InvalidOption, match=r"\(did you mean connections\?\), got '\?conections'$"):
+        await open_storage(f"{postgres_url}{between}application_name=me&conections=3").open()

@@ -205,6 +205,12 @@ def test_a_misspelled_option_is_refused_with_the_name_that_was_probably_meant(ma
 
 
 @pytest.mark.parametrize("make", [Pool, AsyncPool])
+def test_a_misspelled_option_of_a_call_is_refused_with_the_name_that_was_probably_meant(make: Any) -> None:
+    with pytest.raises(InvalidOptionType, match=r"called with .* \(did you mean timeout\?\), got 'timout'"):
+        make(2).using(timout=3)
+
+
+@pytest.mark.parametrize("make", [Pool, AsyncPool])
 @pytest.mark.parametrize(("group", "kind"), [item for item in GROUPS.items() if item[0] != "capacity"])
 @pytest.mark.parametrize("wrong", [None, 5, {"max_requests": 1}, CapacityPolicy()], ids=name_of)
 def test_a_group_of_the_wrong_type_is_refused(make: Any, group: str, kind: type, wrong: object) -> None:

@@ -55,6 +55,23 @@ def test_all_that_match_are_changed_after_a_count(desk: Desk) -> None:
     assert desk.run("tasks", "purge", values[0].id)[0] == 3
 
 
+def test_a_filter_that_matches_nothing_known_says_so(desk: Desk) -> None:
+    desk.work(desk.fail.enqueue("key"), desk.mail.enqueue("a"))
+    name = f"{Desk.__module__}.mail"
+    for words, told in (
+        (("--queue", "mial"), "no task and no worker has the queue 'mial'; did you mean 'mail'?"),
+        (("--function", "mail"), f"no task has the function 'mail'; did you mean {name!r}?"),
+        (("--function", "nothing.like.it"), "no task has the function 'nothing.like.it'"),
+        (("--error", "KeyErorr"), "no task has the error 'KeyErorr'; did you mean 'KeyError'?"),
+        (("--error", "timeot"), "no task has the error 'timeot'; did you mean 'timeout'?"),
+    ):
+        assert desk.tell("tasks", *words) == f"no tasks\n{told}\n"
+        assert desk.tell("tasks", "purge", *words) == f"0 tasks match; nothing was changed\n{told}\n"
+        assert desk.json("tasks", *words) == {"tasks": [], "next": None}
+    for known in (("--queue", "mail"), ("--function", name), ("--error", "timeout"), ("--error", "KeyError")):
+        assert desk.tell("tasks", *known, "--status", "running") == "no tasks\n"
+
+
 def test_tasks_are_found_by_their_age_and_worker(desk: Desk) -> None:
     job = desk.add.enqueue(1)
     with WorkerPool(desk.queue, poll_interval=0.05) as pool:

@@ -57,7 +57,8 @@ def change_many(
         ids = [task.id for task in found if not (readable_only and task.unreadable)]
         if arguments.dry_run or not ids:
             matching_words = counted(len(ids), "task matches", "tasks match")
-            return _tell(arguments, len(ids), 0, f"{matching_words}; nothing was changed")
+            unknown = [] if ids or arguments.json else matching.unknown_names(queue)
+            return _tell(arguments, len(ids), 0, f"{matching_words}; nothing was changed", *unknown)
         _confirm(arguments, len(ids))
         return _change(arguments, queue, ids, change, done)
 
@@ -100,11 +101,11 @@ def _change(arguments: argparse.Namespace, queue: TaskQueue, ids: Sequence[str],
     return _tell(arguments, len(ids), changed, f"{changed} of {len(ids)} {done}{others}")
 
 
-def _tell(arguments: argparse.Namespace, matching: int, changed: int, words: str) -> int:
+def _tell(arguments: argparse.Namespace, matching: int, changed: int, *lines: str) -> int:
     if arguments.json:
         show_json({"matching": matching, "changed": changed})
     else:
-        show([text(words)])
+        show(list(map(text, lines)))
     return ExitCode.OK
 
 

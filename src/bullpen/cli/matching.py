@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from typing import get_args
 
 import msgspec
 
 from bullpen.cli.arguments import names, seconds
+from bullpen.pools.config_file import did_you_mean
 from bullpen.tasks.client.task_queue import LARGEST_PAGE, TaskQueue
 from bullpen.tasks.model.info import TaskInfo, as_datetime
-from bullpen.tasks.model.task import FINAL, TaskStatus
+from bullpen.tasks.model.task import FINAL, ErrorKind, TaskStatus
+
+_KINDS = frozenset(name for kinds in get_args(ErrorKind) for name in get_args(kinds))
 
 
 def add_filters(parser: argparse.ArgumentParser, statuses: str = ", ".join(map(str, TaskStatus))) -> None:
@@ -93,6 +97,25 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
             and (self.older_than is None or age >= self.older_than)
             and (self.newer_than is None or age < self.newer_than)
         )
+
+    def unknown_names(self, queue: TaskQueue) -> list[str]:
+        """A sentence for each filter that no task could match, whatever the other filters are."""
+        sentences = []
+        queues = {*queue.counts(), *queue.paused(), *(name for worker in queue.workers() for name in worker.queues)}
+        queues |= {definition.options.queue for definition in queue.registry}
+        for name in self.queue or ():
+            if name not in queues:
+                sentences.append(f"no task and no worker has the queue {name!r}{did_you_mean(name, queues)}")
+        some = queue.list(limit=LARGEST_PAGE) if self.function or self.error else []
+        if self.function and not queue.list(name=self.function, limit=1):
+            functions = {*queue.registry.names(), *(task.name for task in some)}
+            ends = [name for name in sorted(functions) if name.endswith(f".{self.function}")]
+            hint = f"; did you mean {ends[0]!r}?" if ends else did_you_mean(self.function, functions)
+            sentences.append(f"no task has the function {self.function!r}{hint}")
+        if self.error and self.error not in _KINDS and not Matching(error=self.error).find(queue, 0.0, limit=1):
+            errors = {*_KINDS, *(name for task in some if task.error is not None for name in _names_of(task))}
+            sentences.append(f"no task has the error {self.error!r}{did_you_mean(self.error, errors)}")
+        return sentences
 
 
 def _names_of(task: TaskInfo) -> set[str]:

@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bullpen.cli.arguments import names, number, one_of, whole, words
+from bullpen.cli.worker_process.parent_link import VARIABLE as PARENT_LINK
 from bullpen.errors import ConfigurationError
+from bullpen.escaping import escape
 from bullpen.pools.config_file import candidates, did_you_mean, section_of, trusted_section_of
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOOPS = ("auto", "asyncio", "uvloop")
 ADVICE = "change that, or give it with --config if you trust all users who can write there"
+# Variables that Bullpen, its tests and benchmarks set, and those of Kubernetes for a service named "bullpen".
+OWN_VARIABLE = re.compile(r"BULLPEN_((APP_PROCESS|PARENT_LINK)$|(TEST|BENCH)_|SERVICE_(HOST|PORT)|PORT($|_\d))")
 OF_OTHERS = ("pools", "default_pool")  # keys of the same table that other parts of Bullpen read
 
 
@@ -89,13 +96,24 @@ def _flag(name: str) -> str:
 
 
 def _of_environment() -> dict[str, FoundSetting]:
-    """An empty variable counts as unset."""
+    """An empty variable counts as unset. A misspelled one is a warning, because other programs may have its name."""
+    if PARENT_LINK not in os.environ:  # the supervisor has warned
+        for name in sorted(os.environ):
+            _warn_unless_known(name)
     written = [(setting, os.environ.get(setting.variable, "")) for setting in SETTINGS.values()]
     return {
         setting.name: FoundSetting(_read(setting, text, setting.variable, "the environment"), setting.variable, 1)
         for setting, text in written
         if text
     }
+
+
+@cache
+def _warn_unless_known(name: str) -> None:
+    known = [setting.variable for setting in SETTINGS.values()]
+    if name.startswith("BULLPEN_") and name not in known and not OWN_VARIABLE.match(name):
+        hint = did_you_mean(name, known)
+        print(escape(f"bullpen: warning: the variable {name} is not a setting{hint}"), file=sys.stderr)
 
 
 def _of_file(config: str | None) -> dict[str, FoundSetting]:

@@ -5,14 +5,13 @@ Options that belong together are in the groups of `policies.py`.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from bullpen import primitives
-from bullpen.errors import InvalidOption, InvalidOptionType
+from bullpen.errors import InvalidOption, InvalidOptionType, meant
 from bullpen.pools.checks import Seconds, at_least, boolean, function, has_methods, one_of, seconds, text
 from bullpen.pools.dispatch.ready_queue import SchedulerStrategy
 from bullpen.pools.dispatch.request import AFFINITIES, Affinity, CallTraits, TimeLimits
@@ -164,11 +163,8 @@ def read_keywords(where: str, allowed: frozenset[str], given: Mapping[str, Any])
     """The keywords that `where` was called with: names checked, groups replaced by their values, defaults left out."""
     for name in given:
         if name not in allowed:
-            close = difflib.get_close_matches(name, allowed, n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            raise InvalidOptionType(
-                where, name, f"called with {_instead_of(name) or ', '.join(sorted(allowed)) + hint}"
-            )
+            names = ", ".join(sorted(allowed)) + meant(name, allowed)
+            raise InvalidOptionType(where, name, f"called with {_instead_of(name) or names}")
     values = {name: value for name, value in given.items() if name not in GROUPS}
     for name, kind in GROUPS.items():
         group = given.get(name, kind())
@@ -226,7 +222,8 @@ class CallOptions:
         values["buffersize"] = self.buffersize
         for name, value in changes.items():
             if name not in self.NAMES:
-                raise InvalidOptionType("using()", name, "called with " + ", ".join(self.NAMES))
+                names = ", ".join(self.NAMES) + meant(name, self.NAMES)
+                raise InvalidOptionType("using()", name, f"called with {names}")
             values[name] = _call_option(name, value)
         return CallOptions(
             TimeLimits(**{name: values[name] for name in self.TIMES}),

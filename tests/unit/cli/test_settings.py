@@ -40,6 +40,20 @@ def test_a_flag_counts_before_the_environment_before_the_file_before_the_default
     assert find_all({"concurrency": None})["concurrency"].value == 30
 
 
+def test_an_unknown_variable_is_a_warning_with_the_name_that_was_probably_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BULLPEN_CONCURENCY", "30")
+    for from_kubernetes in ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT", "PORT_8080_TCP_ADDR"):
+        monkeypatch.setenv(f"BULLPEN_{from_kubernetes}", "1")
+    find_all()
+    find_all()
+    warning = (
+        "bullpen: warning: the variable BULLPEN_CONCURENCY is not a setting; did you mean 'BULLPEN_CONCURRENCY'?\n"
+    )
+    assert capsys.readouterr().err == warning
+
+
 def test_lists_are_written_as_toml_has_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, '[tool.bullpen]\nlanes = ["default,mail:50", "reports:2"]\nimports = ["a.b", "c"]\n')
     assert find_all()["lanes"].value == ("default,mail:50", "reports:2")

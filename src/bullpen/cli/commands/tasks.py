@@ -36,13 +36,15 @@ def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
 def _list(arguments: argparse.Namespace) -> int:
     with store.open_queue(arguments) as queue:
         moment = store.now(queue)
-        found = Matching.of(arguments).find(queue, moment, limit=arguments.limit, after=arguments.after)
+        matching = Matching.of(arguments)
+        found = matching.find(queue, moment, limit=arguments.limit, after=arguments.after)
+        unknown = [] if found or arguments.json else matching.unknown_names(queue)
     now = as_datetime(moment)
     following = found[-1].id if len(found) == arguments.limit else None
     if arguments.json:
         show_json({"tasks": found, "next": following})
     elif not found:
-        show([text("no tasks", style="quiet")])
+        show([text("no tasks", style="quiet"), *map(text, unknown)])
     else:
         show(table(("id", "function", "state", "queue", "tries", "", "error"), [_row(task, now) for task in found]))
         if following is not None:

@@ -51,8 +51,8 @@ class Settings(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
+    settings = Settings.of(arguments)  # first: it warns of unknown variables, except below a supervisor
     parent_link = ParentLink.held()
-    settings = Settings.of(arguments)
     logs.configure(
         settings.log_level, as_json=arguments.json, prefix=parent_link.name if parent_link is not None else ""
     )

@@ -6,15 +6,14 @@ calls.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import msgspec
 
-from bullpen.errors import InvalidOption, InvalidOptionType, TaskSignal
+from bullpen.errors import InvalidOption, InvalidOptionType, TaskSignal, meant
 from bullpen.tasks.model.retry import Backoff
 from bullpen.tasks.model.schedule import (
     MISFIRE_GRACE,
@@ -145,7 +144,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The options with `changes`. Raises InvalidOption for a wrong name or value, or a contradiction."""
         for name in changes:
             if name not in allowed:
-                raise InvalidOptionType(where, name, f"called with {', '.join(sorted(allowed))}{_meant(name, allowed)}")
+                raise InvalidOptionType(where, name, f"called with {', '.join(sorted(allowed))}{meant(name, allowed)}")
         if changes.get("delay") is not None and changes.get("eta") is not None:
             raise InvalidOption("delay", changes["delay"], "left out if eta is given: both say when it starts")
         if changes.get("interval") is not None and changes.get("cron") is not None:
@@ -382,11 +381,6 @@ def _delay(name: str, value: Any) -> dict[str, Any]:
 
 def _eta(name: str, value: Any) -> dict[str, Any]:
     return {name: None if value is None else instant(name, value, ", or None for at once")}
-
-
-def _meant(name: str, allowed: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, allowed, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _interval(name: str, value: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, unquote_plus, urlencode, urlsplit, urlunsplit
 
-from bullpen.errors import InvalidOption, MissingExtra
+from bullpen.errors import InvalidOption, MissingExtra, meant
 from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.tasks.storage.port import Storage
 
@@ -31,6 +31,7 @@ _POSTGRES = (
 # Options of other PostgreSQL clients that are ignored: `timeout` detects a server that does not answer.
 _KEEPALIVES = {"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"}
 _REFUSED_UNLESS_OFF = {"channel_binding", "gssencmode"}
+_SQLITE = ("busy_timeout", "shared", "synchronous")
 _REDIS = {"redis", "rediss", "valkey", "valkeys"}
 
 
@@ -74,6 +75,8 @@ def _open_sqlite(url: str) -> Storage:
     path = unquote(parts.path.removeprefix("/"))
     if parts.netloc or parts.fragment or not path or path.endswith("/") or path == ":memory:" or "\0" in path:
         raise _wrong(url)
+    if os.name != "nt" and re.match(r"[A-Za-z]:[/\\]", path):
+        raise InvalidOption("url", url, "sqlite:/// and a path of this system, not of Windows")
     synchronous, busy_timeout, shared = "full", SqliteStorage.busy_timeout, False
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name == "synchronous":
@@ -83,7 +86,8 @@ def _open_sqlite(url: str) -> Storage:
         elif name == "shared":
             shared = _flag(name, value)
         else:
-            raise _wrong(url)
+            known = f"an address with the options {', '.join(_SQLITE)}{meant(name, _SQLITE)}"
+            raise InvalidOption("url", f"?{name}", known)
     return SqliteStorage(path, synchronous=synchronous, busy_timeout=busy_timeout, shared=shared)
 
 
@@ -181,10 +185,21 @@ def _seconds(name: str, value: str, *, above: float = -1.0) -> float:
 def _wrong(url: object) -> InvalidOption:
     if not isinstance(url, str):
         return InvalidOption("url", url, ALLOWED)
-    path = url.removeprefix("sqlite://")
-    is_path = "://" not in path and "@" not in path and path.endswith((".db", ".sqlite", ".sqlite3"))
-    hint = f" (did you mean sqlite:///{path}?)" if is_path and url != f"sqlite:///{path}" else ""
-    return InvalidOption("url", without_password(url), ALLOWED + hint)
+    return InvalidOption("url", without_password(url), ALLOWED + _hint(url))
+
+
+def _hint(url: str) -> str:
+    """The address that was probably meant, without a host, a name or a password."""
+    scheme, _, path = url.partition("://") if "://" in url else ("sqlite", "", url)
+    kind, _, driver = scheme.lower().partition("+")
+    if kind == "sqlite" and path in ("", ":memory:", "/:memory:"):
+        return " (did you mean memory://?)"
+    if driver and kind in ("postgresql", "postgres", "sqlite"):
+        right = "sqlite:///" if kind == "sqlite" else "postgresql://"
+        return f" (did you mean {right}? Bullpen chooses the driver)"
+    is_path = kind == "sqlite" and "@" not in path and path.endswith((".db", ".sqlite", ".sqlite3"))
+    right = "sqlite:///" + path.replace("\\", "/")
+    return f" (did you mean {right}?)" if is_path and url != right else ""
 
 
 def without_password(url: str) -> str:

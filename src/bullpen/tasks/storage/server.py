@@ -116,13 +116,18 @@ class ServerStorage(Generic[C]):
 
 def in_the_clear(url: str) -> list[HealthFinding]:
     """The finding for a connection without TLS to another machine."""
-    parts = urlsplit(url)
-    hosts = parts.netloc.rpartition("@")[2] or dict(parse_qsl(parts.query)).get("host", "")
-    if all(is_local(urlsplit(f"//{unquote(host)}").hostname) for host in hosts.split(",")):
+    if all(is_local(urlsplit(f"//{unquote(host)}").hostname) for host in server_hosts(url)):
         return []
     message = "the connection is not encrypted: arguments and results cross the network in the clear"
     advice = "use TLS: sslmode=verify-full for PostgreSQL, rediss:// for Redis, unless the network is yours alone"
     return [HealthFinding(kind="no_tls", level="warning", message=message, advice=advice)]
+
+
+def server_hosts(url: str) -> list[str]:
+    """The hosts in an address, with their ports; empty if it has none."""
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2] or dict(parse_qsl(parts.query)).get("host", "")
+    return hosts.split(",") if hosts else []
 
 
 def is_local(host: str | None) -> bool:

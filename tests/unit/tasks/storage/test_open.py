@@ -45,9 +45,20 @@ def test_a_plain_path_is_no_address_but_what_is_meant_is_clear() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("prefx", "prefix"), ("socket_timout", "socket_timeout"), ("health_check_intervall", "health_check_interval")],
+)
+async def test_an_option_that_redis_does_not_know_gets_the_name_that_was_probably_meant(wrong: str, right: str) -> None:
+    storage = open_storage(f"redis://127.0.0.1:6379/0?protocol=2&{wrong}=secret")
+    with pytest.raises(InvalidOption, match=rf"did you mean {right}\?\), got '\?{wrong}'$"):
+        await storage.open()
+
+
+@pytest.mark.anyio
 async def test_an_option_that_redis_does_not_know_is_refused_without_its_value() -> None:
     storage = open_storage("redis://127.0.0.1:6379/0?prefx=secret")
-    with pytest.raises(InvalidOption, match=r"\?prefix= .*unexpected keyword argument 'prefx', got '\?prefx'$"):
+    with pytest.raises(InvalidOption, match=r"\?prefix= .*unexpected keyword argument 'prefx' .*, got '\?prefx'$"):
         await storage.open()
 
 
@@ -100,9 +111,20 @@ async def test_an_address_that_redis_py_would_misunderstand_is_refused(address: 
         ("sqlite://jobs.db", "sqlite:///relative.db"),
         ("sqlite:///", "sqlite:///relative.db"),
         ("sqlite:///folder/", "sqlite:///relative.db"),
-        ("sqlite:///:memory:", "memory://"),
+        ("sqlite:///:memory:", "(did you mean memory://?)"),
+        ("sqlite://:memory:", "(did you mean memory://?)"),
+        ("sqlite://", "(did you mean memory://?)"),
+        ("postgresql+asyncpg://host/db", "(did you mean postgresql://?"),
+        ("postgres+psycopg://host/db", "(did you mean postgresql://?"),
+        ("postgresql+psycopg2://host/db", "(did you mean postgresql://?"),
+        ("sqlite+aiosqlite:///jobs.db", "(did you mean sqlite:///?"),
+        ("sqlite:///C:\\data\\jobs.db", "a path of this system, not of Windows"),
+        ("sqlite:///C:/data/jobs.db", "a path of this system, not of Windows"),
+        ("sqlite://C:\\data\\jobs.db", "(did you mean sqlite:///C:/data/jobs.db?)"),
+        ("C:\\data\\jobs.db", "(did you mean sqlite:///C:/data/jobs.db?)"),
         ("sqlite:///a%00b.db", "sqlite:///relative.db"),
-        ("sqlite:///jobs.db?sync=full", "synchronous"),
+        ("sqlite:///jobs.db?sycnhronous=full", "(did you mean synchronous?), got '?sycnhronous'"),
+        ("sqlite:///jobs.db?zzz=full", "busy_timeout, shared, synchronous, got '?zzz'"),
         ("sqlite:///jobs.db?synchronous=off", '"full" or "normal"'),
         ("sqlite:///jobs.db?busy_timeout=soon", "seconds"),
         ("sqlite:///jobs.db?busy_timeout=nan", "seconds"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
-from bullpen.errors import InvalidOption, StorageError
+from bullpen.errors import InvalidOption, StorageError, meant
 from bullpen.tasks.storage.notifications import Hear
 from bullpen.tasks.storage.port import HealthFinding, Schema
 from bullpen.tasks.storage.postgres import schema as schemas
@@ -17,7 +19,7 @@ from bullpen.tasks.storage.postgres.failures import is_lost, is_undone, translat
 from bullpen.tasks.storage.postgres.health_checks import run_health_checks
 from bullpen.tasks.storage.postgres.statements import in_schema
 from bullpen.tasks.storage.postgres.task_table import PostgresTaskTable
-from bullpen.tasks.storage.server import ServerStorage
+from bullpen.tasks.storage.server import ServerStorage, server_hosts
 
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ class PostgresClient(ServerStorage[ConnectionPool]):
         timeout: float = 10.0,
         connect_timeout: float | None = None,
     ) -> None:
-        super().__init__(f"PostgreSQL schema {schema!r}")
+        super().__init__(f"PostgreSQL schema {schema!r} at {', '.join(server_hosts(url)) or 'the default host'}")
         self.url = url
         self.schema = schemas.checked_name(schema)
         self.notify = notify
@@ -89,13 +91,24 @@ class PostgresClient(ServerStorage[ConnectionPool]):
         """A new connection with the settings that the statements need."""
         import asyncpg
 
-        connection = await asyncpg.connect(self.url, **self._connect_options())
+        try:
+            connection = await asyncpg.connect(self.url, **self._connect_options())
+        except asyncpg.UndefinedObjectError as error:  # the driver sends options that it does not know as settings
+            raise self._unknown_option(error) from error
         try:
             await self._set_up(connection)
         except BaseException:
             connection.terminate()
             raise
         return connection
+
+    def _unknown_option(self, error: Exception) -> InvalidOption:
+        names = [name for name, _ in parse_qsl(urlsplit(self.url).query, keep_blank_values=True)]
+        unknown = [name for name in names if f'"{name}"' in str(error)]
+        known = [*inspect.signature(PostgresClient).parameters][1:]
+        hint = "".join(meant(name, [*known, "sslmode", "application_name"]) for name in unknown)
+        allowed = f"an address with the options {', '.join(known)}, options of asyncpg and settings of the server{hint}"
+        return InvalidOption("url", f"?{', '.join(unknown or names)}", allowed)
 
     async def _disconnect(self, client: ConnectionPool) -> None:
         await client.close(within=CLOSE_TIMEOUT)

@@ -7,12 +7,13 @@ A lost connection never repeats a command that is not safe to repeat. The three 
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from bullpen.errors import InvalidOption
+from bullpen.errors import InvalidOption, meant
 from bullpen.tasks.storage.notifications import Hear
 from bullpen.tasks.storage.redis.raw_connection import (
     HEALTH_CHECK,
@@ -136,9 +137,11 @@ def new_client(kind: Any, retry: Any, url: str, **options: Any) -> Any:
         if hasattr(client, "connection_pool"):  # a cluster client makes one for each node later
             new_connection(client)
     except (TypeError, ValueError) as error:
-        names = ", ".join(name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True))
-        allowed = f"redis://host/number, with ?prefix= and options of redis-py, which says: {error}"
-        raise InvalidOption("url", f"?{names}", allowed) from error
+        names = [name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True)]
+        unknown = [name for name in names if f"'{name}'" in str(error)]
+        hint = "".join(meant(name, ["prefix", *inspect.signature(kind).parameters]) for name in unknown)
+        allowed = f"redis://host/number, with ?prefix= and options of redis-py, which says: {error}{hint}"
+        raise InvalidOption("url", f"?{', '.join(unknown or names)}", allowed) from error
     return client
 
 
