@@ -128,7 +128,8 @@ class ChildWorker:
     """The worker in this process."""
 
     def __init__(self, channel: socket.socket, shared: list[int]) -> None:
-        self._pid = os.getpid()
+        self.forked = False  # this is a process that the user's code has forked
+        os.register_at_fork(after_in_child=self._note_fork)
         self.has_memory_limit = _has_memory_limit()  # now: a task may raise the soft limit to the hard one
         self._channel = channel
         self._inbox_memory = Inbox(shared[0]) if shared else None
@@ -172,7 +173,8 @@ class ChildWorker:
                 return 0
 
     def next_frame(self) -> wire.Frame:
-        self.end_if_forked()
+        if self.forked:
+            self.end_forked()
         while True:
             while not self._inbox:
                 self._inbox.extend(self._reader.read(self._channel))
@@ -188,7 +190,8 @@ class ChildWorker:
 
     def read_what_is_there(self) -> None:
         """Read without waiting."""
-        self.end_if_forked()
+        if self.forked:
+            self.end_forked()
         with contextlib.suppress(EOFError, ConnectionError):  # the next blocking read notices it
             while select.select([self._channel], [], [], 0)[0]:
                 self._inbox.extend(self._reader.read(self._channel))
@@ -216,12 +219,13 @@ class ChildWorker:
         """Whether that request has arrived and not begun."""
         return any(frame[0] & ~wire.SHARED == wire.CALL and frame[1] == id for frame in self._inbox)
 
-    def end_if_forked(self, error: BaseException | None = None) -> None:
-        """End a process that the user's code has forked and that comes back here, because the channel belongs to its
-        parent. It ends as a script does: `error` is what it has raised.
+    def _note_fork(self) -> None:
+        self.forked = True
+
+    def end_forked(self, error: BaseException | None = None) -> NoReturn:
+        """End this process, which the user's code has forked and which comes back here: the channel belongs to its
+        parent. It ends as a script does; `error` is what it has raised.
         """
-        if os.getpid() == self._pid:
-            return
         code = 0
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -231,7 +235,8 @@ class ChildWorker:
         _leave(code)
 
     def send(self, kind: int, id: int, data: bytes = b"", buffers: Any = ()) -> None:
-        self.end_if_forked()
+        if self.forked:
+            self.end_forked()
         pieces = wire.pack_shared(kind, id, data, buffers, self._outbox_memory)
         with self._sending:
             if self._inbox_memory is not None and self._inbox_memory.freed:
@@ -303,7 +308,8 @@ class ChildWorker:
             with running(id):
                 value = fn(*args, **kwargs) if kwargs else fn(*args)
         except BaseException as error:
-            self.end_if_forked(error)
+            if self.forked:
+                self.end_forked(error)
             if self._is_ruined_by(error):
                 self.send_error(wire.BROKEN, id, error, hide=1)
                 return
@@ -462,7 +468,8 @@ class SendItems:
         try:
             for item in items:
                 data, buffers = wire.dumps(item)
-                worker.end_if_forked()  # no credit would ever come
+                if worker.forked:  # no credit would ever come
+                    worker.end_forked()
                 if not calls.take_credit(id):
                     break
                 with calls.at_wire():
