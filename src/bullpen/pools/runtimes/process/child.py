@@ -54,6 +54,7 @@ def run(channel: int, shared: list[int]) -> NoReturn:
     code = 1
     try:
         worker = ChildWorker(socket.socket(fileno=channel), shared)
+        os.register_at_fork(after_in_child=worker.note_fork)
         code = worker.live()
     except (EOFError, ConnectionError):
         code = 0  # the app has ended, or has closed the channel
@@ -129,7 +130,6 @@ class ChildWorker:
 
     def __init__(self, channel: socket.socket, shared: list[int]) -> None:
         self.forked = False  # this is a process that the user's code has forked
-        os.register_at_fork(after_in_child=self._note_fork)
         self.has_memory_limit = _has_memory_limit()  # now: a task may raise the soft limit to the hard one
         self._channel = channel
         self._inbox_memory = Inbox(shared[0]) if shared else None
@@ -219,7 +219,7 @@ class ChildWorker:
         """Whether that request has arrived and not begun."""
         return any(frame[0] & ~wire.SHARED == wire.CALL and frame[1] == id for frame in self._inbox)
 
-    def _note_fork(self) -> None:
+    def note_fork(self) -> None:
         self.forked = True
 
     def end_forked(self, error: BaseException | None = None) -> NoReturn:
