@@ -47,7 +47,7 @@ async def pid_of_the_loop() -> int:
     return os.getpid()
 
 
-@plain.task(name="renamed")
+@plain.task(name="renamed", aliases=["former"])
 def has_a_name_of_its_own() -> int:
     return os.getpid()
 

@@ -182,7 +182,7 @@ queue = TaskQueue("sqlite:///jobs.db")
 def send(to: str, on: date) -> None: ...
 
 
-@queue.task
+@queue.task(aliases=["new_code.renamed"])
 def fine(number: int) -> None: ...
 """
 
@@ -201,6 +201,7 @@ def test_tasks_that_the_new_code_cannot_run_are_found(
             ("new_code.send", ("bob", "later")),
             ("new_code.gone", ()),
             ("new_code.fine", (1,)),
+            ("new_code.renamed", (1,)),
         ):
             queue.enqueue(name, args, elsewhere=True)
     code, out, err = run("check", "new_code")
@@ -218,10 +219,10 @@ def test_tasks_that_the_new_code_cannot_run_are_found(
     }
     assert "soon" not in out
     told = json.loads(run("check", "new_code", "--json")[1])
-    assert (told["checked"], sum(one["tasks"] for one in told["misfits"])) == (6, 4)
+    assert (told["checked"], sum(one["tasks"] for one in told["misfits"])) == (7, 4)
     with TaskQueue("sqlite:///jobs.db") as queue:
-        queue.cancel(*(task.id for task in queue.list() if task.name != "new_code.fine"))
-    assert run("check", "new_code")[:2] == (0, "this code can run 1 queued task\n")
+        queue.cancel(*(task.id for task in queue.list() if task.name not in ("new_code.fine", "new_code.renamed")))
+    assert run("check", "new_code")[:2] == (0, "this code can run 2 queued tasks\n")
     assert run("check", "nowhere")[0] == 2
 
 

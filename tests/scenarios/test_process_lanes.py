@@ -63,6 +63,8 @@ async def test_functions_run_in_processes_and_coroutines_on_the_loop() -> None:
         assert await (await tasks.pid_of_the_loop.aenqueue()).aresult(PATIENCE) == os.getpid()
         assert await (await tasks.pid_of_a_thread.aenqueue()).aresult(PATIENCE) == os.getpid()
         assert await (await tasks.has_a_name_of_its_own.aenqueue()).aresult(PATIENCE) != os.getpid()
+        former = await tasks.plain.aenqueue("former", elsewhere=True)
+        assert await former.aresult(PATIENCE) != os.getpid()
         assert await (await tasks.registered_elsewhere.aenqueue()).aresult(PATIENCE) != os.getpid()
     eventually(lambda: not any(map(is_alive, pids)))
 

@@ -547,6 +547,17 @@ async def test_workers_bring_the_schedules_of_their_functions() -> None:
 
 
 @pytest.mark.anyio
+async def test_the_schedule_of_a_renamed_function_replaces_the_one_under_its_alias() -> None:
+    storage = MemoryStorage()
+    before, after = TaskQueue(storage), TaskQueue(storage)
+    before.task(cron="@yearly", name="old")(lambda: None)
+    after.task(cron="@yearly", name="new", aliases=["old"])(lambda: None)
+    for queue in (before, after):
+        async with AsyncWorkerPool(queue):
+            assert [one.key for one in await queue.schedules.alist()] == [queue.registry.names()[0]]
+
+
+@pytest.mark.anyio
 async def test_a_declared_schedule_that_goes_missing_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(declarations, "LOOK_EVERY", 0.05)
     monkeypatch.setattr(heartbeat, "UPKEEP_EVERY", 0.02)

@@ -35,6 +35,7 @@ from bullpen import (
     TaskQueue,
     TaskStatus,
     UnknownTask,
+    WorkerPool,
     current_task,
 )
 from bullpen.tasks.client import backend
@@ -104,6 +105,22 @@ def test_a_task_function_is_still_the_function(queue: TaskQueue) -> None:
     assert function.__wrapped__ is add  # type: ignore[attr-defined]
     assert function.name == f"{__name__}.add"
     assert asyncio.run(queue.task(greet)("you")) == "hello you"
+
+
+@pytest.mark.parametrize("name", ["delay", "apply_async", "send", "adelay", "kiq", "defer"])
+def test_a_verb_of_another_library_is_missing_with_the_verb_to_use(queue: TaskQueue, name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"^task function .*\.add has no attribute '{name}'; use \.enqueue\(…\)"):
+        getattr(queue.task(add), name)
+    assert not hasattr(queue.task(greet), "nothing_like_it")
+
+
+def test_a_task_that_is_stored_under_an_alias_runs_the_function() -> None:
+    with TaskQueue("memory://") as queue:
+        job = queue.enqueue("old.add", (2,), elsewhere=True)
+        queue.task(name="new.add", aliases=["old.add", "older.add"])(add)
+        with WorkerPool(queue, poll_interval=0.02):
+            assert job.result(timeout=20) == 3
+        assert job.info().name == "old.add"
 
 
 by_name = TaskQueue("memory://").task(max_retries=1, name="shop.add_by_name")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from bullpen import primitives
 from bullpen.errors import InvalidArgument
@@ -17,6 +17,9 @@ from bullpen.tasks.model.task_batch import TaskBatch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+# How Celery, Dramatiq, TaskIQ, Procrastinate and others enqueue.
+_OF_OTHERS = frozenset("adelay apply_async defer defer_async delay kiq send send_with_options schedule s si".split())
 
 ManyArguments = Iterable[tuple[Any, ...] | Mapping[str, Any]]
 
@@ -160,6 +163,13 @@ class TaskFunction(Generic[P, R]):
             return (), call
         why = f"is {call!r:.80}; it must be a tuple of arguments, or a dict of them by name"
         raise InvalidArgument(why, function=self.name, path="each call")
+
+    if not TYPE_CHECKING:  # type checkers know that it has no other attributes
+
+        def __getattr__(self, name: str) -> Any:
+            hint = "; use .enqueue(…), or .using(delay=…).enqueue(…) for options" if name in _OF_OTHERS else ""
+            own = self.__dict__.get("name", "")
+            raise AttributeError(f"task function {own} has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __reduce__(self) -> str:
         return self.__qualname__  # by name, as functions are

@@ -126,20 +126,29 @@ class TaskQueue:
     @overload
     def task(self, function: Callable[P, R], /) -> SyncTaskFunction[P, R]: ...
     @overload
-    def task(self, *, name: str | None = None, **options: Unpack[FunctionOptions]) -> _TaskDecorator: ...
+    def task(
+        self, *, name: str | None = None, aliases: Sequence[str] = (), **options: Unpack[FunctionOptions]
+    ) -> _TaskDecorator: ...
     def task(  # type: ignore[misc]
-        self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        **options: Any,
     ) -> Any:
         """Let a function run as a task: `@queue.task`, or `@queue.task(max_retries=5)`.
 
-        Its name is that of its module and its own, unless `name` gives another.
+        Its name is that of its module and its own, unless `name` gives another. `aliases`: earlier names; tasks that
+        are stored under them run this function.
         """
         checked = self._options.using(FUNCTION_NAMES, "task()", options)
 
         def make(function: Callable[..., Any]) -> TaskFunction[..., Any]:
             if isinstance(function, TaskFunction):
                 function = function.definition.function  # of another queue
-            definition = self.registry.register(function, checked, name)
+            definition = self.registry.register(function, checked, name, aliases)
             kind = AsyncTaskFunction if is_async(function) else SyncTaskFunction
             return kind(self._backend, definition)
 

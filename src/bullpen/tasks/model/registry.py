@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import CoroutineType
 from typing import Any
 
@@ -31,7 +31,9 @@ _NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
 class TaskDefinition:
     """One function that may run as a task."""
 
-    __slots__ = ("codec", "func_path", "function", "is_async", "keys", "options", "place", "registry", "schedule")
+    __slots__ = (
+        *("aliases", "codec", "func_path", "function", "is_async", "keys", "options", "place", "registry", "schedule"),
+    )
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class TaskDefinition:
         options: TaskOptions,
         codec: CallCodec,
         place: str,
+        aliases: Sequence[str] = (),
     ) -> None:
         self.registry = registry
         self.func_path = func_path
@@ -49,6 +52,7 @@ class TaskDefinition:
         self.schedule = options if options.repeats else None  # the schedule in its declaration
         self.codec = codec
         self.place = place  # file and line
+        self.aliases = tuple(aliases)  # earlier names, under which tasks may be stored
         self.is_async = is_async(function)
         self.keys = templates_of(function, func_path, options)
 
@@ -112,12 +116,17 @@ class TaskRegistry:
         self._max_payload = max_payload
         self._max_result = max_result
         self._definitions: dict[str, TaskDefinition] = {}
+        self._aliases: dict[str, TaskDefinition] = {}
         self.hooks = Hooks()
 
     def register(
-        self, function: Callable[..., Any], options: TaskOptions | None = None, name: str | None = None
+        self,
+        function: Callable[..., Any],
+        options: TaskOptions | None = None,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
     ) -> TaskDefinition:
-        """Let a function run as a task. Raises InvalidTask, or DuplicateTask if the name is taken.
+        """Let a function run as a task. Raises InvalidTask, or DuplicateTask if the name or an alias is taken.
 
         When a module is loaded again, its functions replace their earlier definitions.
         """
@@ -128,29 +137,45 @@ class TaskRegistry:
             _check_runtime(function, options.runtime)
         func_path = _name_of(function) if name is None else task_name("name", name)
         place = _place_of(function)
-        before = self._definitions.get(func_path)
-        if before is not None and not (before.place == place and _is_of_module(before.function, function)):
-            raise DuplicateTask(name=func_path, place=place, taken_by=before.place)
+        aliases = _checked_aliases(aliases)
+        for one in (func_path, *aliases):
+            before = self.get(one)
+            if before is not None and not (before.place == place and _is_of_module(before.function, function)):
+                raise DuplicateTask(name=one, place=place, taken_by=before.place)
         codec = CallCodec(function, func_path, max_payload=self._max_payload, max_result=self._max_result)
-        definition = TaskDefinition(self, func_path, function, options or TaskOptions(), codec, place)
+        definition = TaskDefinition(self, func_path, function, options or TaskOptions(), codec, place, aliases)
         _refuse_unfit_schedule(definition)
+        earlier = self._definitions.get(func_path)
+        self._aliases = {alias: one for alias, one in self._aliases.items() if one is not earlier}
+        self._aliases.update(dict.fromkeys(aliases, definition))
         self._definitions[func_path] = definition
         return definition
 
     def get(self, func_path: str) -> TaskDefinition | None:
-        return self._definitions.get(func_path)
+        """By its name, or by an alias."""
+        return self._definitions.get(func_path) or self._aliases.get(func_path)
 
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._definitions))
 
+    def all_names(self) -> tuple[str, ...]:
+        """With aliases."""
+        return tuple(sorted({*self._definitions, *self._aliases}))
+
     def __contains__(self, func_path: object) -> bool:
-        return func_path in self._definitions
+        return func_path in self._definitions or func_path in self._aliases
 
     def __iter__(self) -> Iterator[TaskDefinition]:
         return iter(list(self._definitions.values()))
 
     def __len__(self) -> int:
         return len(self._definitions)
+
+
+def _checked_aliases(aliases: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(aliases, str) or not isinstance(aliases, Sequence):
+        raise InvalidOptionType("aliases", aliases, "a list of names")
+    return tuple(task_name("aliases", alias) for alias in aliases)
 
 
 def _refuse_unfit_schedule(definition: TaskDefinition) -> None:

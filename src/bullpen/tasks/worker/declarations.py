@@ -33,7 +33,7 @@ class DeclaredSchedules:
         now = await storage.now()
         wanted = self._wanted(now)
         primitives.failpoint("schedules.before_declare")
-        waiting = await declare(storage, wanted, self._registry.names())
+        waiting = await declare(storage, wanted, self._registry.all_names())
         primitives.failpoint("schedules.after_declare")
         if waiting and not self._is_waiting:
             said = ", ".join(waiting)

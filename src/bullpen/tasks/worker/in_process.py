@@ -157,7 +157,7 @@ def find_definition(place: Place, func_path: str) -> TaskDefinition:
         found = getattr(found, name, None)
     for candidate in (found, *list(vars(module).values())):
         definition = getattr(candidate, "definition", None)
-        if isinstance(definition, TaskDefinition) and definition.func_path == func_path:
+        if isinstance(definition, TaskDefinition) and func_path in (definition.func_path, *definition.aliases):
             return definition
     raise InvalidTask(
         f"a process cannot find it: nothing in the module {module_name!r} is the task {func_path!r}; "

@@ -52,6 +52,24 @@ def test_a_function_is_registered_by_its_module_and_name() -> None:
     assert registry.names() == (definition.func_path,)
 
 
+def test_an_alias_leads_to_the_function_and_belongs_to_it_alone() -> None:
+    registry = TaskRegistry()
+    definition = registry.register(resize, name="new", aliases=("old", "older"))
+    assert registry.get("old") is registry.get("older") is definition
+    assert "old" in registry
+    assert (registry.names(), registry.all_names()) == (("new",), ("new", "old", "older"))
+    for name, aliases in (("old", ()), ("fetch", ("old",)), ("fetch", ("new",))):
+        with pytest.raises(DuplicateTask):
+            registry.register(fetch, name=name, aliases=aliases)
+    assert registry.get("fetch") is None
+    with pytest.raises(InvalidOptionType, match="aliases must be a list of names"):
+        registry.register(fetch, aliases="old")
+    with pytest.raises(InvalidOption, match="aliases must be a string of 1 to 255"):
+        registry.register(fetch, aliases=("a b",))
+    registry.register(resize, name="new")  # the module is loaded again, without its aliases
+    assert registry.get("old") is None
+
+
 def test_a_definition_knows_whether_its_function_is_async() -> None:
     registry = TaskRegistry()
     assert not registry.register(resize).is_async
