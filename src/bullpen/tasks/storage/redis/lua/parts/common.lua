@@ -82,24 +82,28 @@ local function replace_damaged(tag, id, state, old)
     return task
 end
 
--- The task of a stored state. The types are those that scripts rely on.
-local function unpacked(tag, id, state)
-    local ok, task = pcall(cmsgpack.unpack, state)
-    if ok and type(task) == 'table' and type(task[ATTEMPT]) == 'number' and type(task[PRIORITY]) == 'number'
-        and type(task[ETA]) == 'number' and type(task[COMPLETED_RUNS]) == 'number'
-        and type(task[CREATED_AT]) == 'number' and type(task[FINISHED_AT]) == 'number'
-        and type(task[EXPIRES]) == 'number' and type(task[RESULT_TTL]) == 'number'
-        and type(task[UNIQUE_UNTIL]) == 'number' and type(task[WAITS_FOR]) == 'number'
-        and type(task[DEPENDS_ON]) == 'number' and type(task[UNIQUE_KEY]) == 'string'
-        and type(task[CONCURRENCY_KEY]) == 'string' and type(task[NEXT_TASK_ID]) == 'string'
-        and type(task[ERRORS]) == 'table' and type(task[AWAITED]) ~= 'table' and type(task[AWAITED]) ~= 'number'
-        and (task[STATUS] == 'pending' or task[STATUS] == 'running' or is_final(task[STATUS]))
-        and task[PRIORITY] >= 0 and task[PRIORITY] <= 9 and task[PRIORITY] % 1 == 0 then
-        local sum = task[ATTEMPT] + task[ETA] + task[COMPLETED_RUNS] + task[CREATED_AT] + task[FINISHED_AT]
-            + task[EXPIRES] + task[RESULT_TTL] + task[UNIQUE_UNTIL] + task[WAITS_FOR] + task[DEPENDS_ON]
-        if sum - sum == 0 then return task end  -- neither NaN nor infinite
+-- The task of a stored state, if it has the types that scripts rely on. A comparison with another type raises, and is
+-- cheaper than to ask for the type.
+local function sound(state)
+    local t = cmsgpack.unpack(state)
+    local status, priority, awaited = t[STATUS], t[PRIORITY], t[AWAITED]
+    if (status == 'pending' or status == 'running' or is_final(status)) and priority >= 0 and priority <= 9
+        and priority % 1 == 0 and t[ATTEMPT] >= 0 and t[ETA] < NEVER and t[COMPLETED_RUNS] >= 0
+        and t[CREATED_AT] < NEVER and t[FINISHED_AT] < NEVER and t[EXPIRES] < NEVER and t[RESULT_TTL] < NEVER
+        and t[UNIQUE_UNTIL] < NEVER and t[WAITS_FOR] < NEVER and t[DEPENDS_ON] >= 0 and t[UNIQUE_KEY] >= ''
+        and t[CONCURRENCY_KEY] >= '' and t[NEXT_TASK_ID] >= '' and type(t[ERRORS]) == 'table'
+        and (awaited == false or awaited == true or awaited >= '') then
+        local sum = t[ATTEMPT] + t[ETA] + t[COMPLETED_RUNS] + t[CREATED_AT] + t[FINISHED_AT] + t[EXPIRES]
+            + t[RESULT_TTL] + t[UNIQUE_UNTIL] + t[WAITS_FOR] + t[DEPENDS_ON]
+        return sum - sum == 0 and t  -- neither NaN nor infinite
     end
-    return replace_damaged(tag, id, state, ok and task)
+    return nil
+end
+
+local function unpacked(tag, id, state)
+    local ok, task = pcall(sound, state)
+    if ok and task then return task end
+    return replace_damaged(tag, id, state, select(2, pcall(cmsgpack.unpack, state)))
 end
 
 -- The tasks of some ids; false for an id that does not exist.
