@@ -61,11 +61,12 @@ class TestPostgresStorage(StorageContract):
         "repeats": "'infinity'",
     }
     damages_claimed = tuple(_GARBAGE)
-    damages_other = ("eta", "priority", "status", "progress")
+    damages_other = ("attempt", "eta", "priority", "status", "progress")
 
     async def damage(self, task_id: str, kind: str) -> Callable[[], Awaitable[object]]:
         garbage = {
             **self._GARBAGE,
+            "attempt": "2147483647",
             "eta": "'NaN'",
             "priority": "77",
             "status": "'whatever'",

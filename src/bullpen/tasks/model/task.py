@@ -23,7 +23,8 @@ FORMAT = 1  # of the stored rows that this version writes; a row with a higher o
 # The values that a stored field may have. No store writes others, and a row with another one is unreadable.
 Instant = Annotated[float, msgspec.Meta(ge=-62_135_596_800.0, le=253_402_300_799.0)]  # the years that datetime has
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+MAX_COUNT = 2_000_000_000  # one more is still an integer of every store
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
 class TaskStatus(enum.StrEnum):

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from bullpen.tasks.model.task import (
     CANCELLED,
     FAILED,
+    FINAL,
     FORMAT,
     PENDING,
     RUNNING,
@@ -75,6 +76,15 @@ class UnreadableTests(StoreTests):
                 assert after.unreadable, kind
                 assert await stored() == written, kind
 
+    async def test_no_kind_of_damage_keeps_others_from_running(self, store: Storage) -> None:
+        for kind in (*self.damages_claimed, *self.damages_other, "newer"):
+            await self._bad(store, kind)
+            good = await added(store)
+            for task in await claim(store, 10):
+                now = await store.now()
+                assert await settle(store, aside(task, now) if task.unreadable else succeed(task, b"1")) == frozenset()
+            assert (await get(store, good)).status is SUCCESS, kind
+
     async def test_lists_and_counts_show_it(self, store: Storage) -> None:
         await store.add(new_tasks(3))
         for kind in (*self.damages_claimed, *self.damages_other, "newer"):
@@ -82,6 +92,8 @@ class UnreadableTests(StoreTests):
             shown = {task.id: task for task in await store.list(TaskFilter(), limit=100)}
             assert shown[bad.id].unreadable, kind
             assert (await get(store, bad)).unreadable, kind
+            over = await store.list(TaskFilter(statuses=tuple(FINAL)), limit=100)
+            assert (bad.id in ids(over)) == (await get(store, bad)).is_final, kind
         shown_all = await store.list(TaskFilter(), limit=100)
         assert len([task for task in shown_all if not task.unreadable]) == 3
         assert sum(sum(by_status.values()) for by_status in (await store.counts()).values()) >= 3

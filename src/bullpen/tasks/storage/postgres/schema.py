@@ -18,7 +18,7 @@ from bullpen.tasks.model.codec import MAX_PAYLOAD
 from bullpen.tasks.model.ids import SCHEDULES
 from bullpen.tasks.model.links import GIVEN_UP
 from bullpen.tasks.model.options import MAX_KEY, MAX_RETRIES, MAX_SECONDS, QUEUE_NAME, QUEUE_WORDS
-from bullpen.tasks.model.task import ERRORS_KEPT, HIGHEST_PRIORITY, LOWEST_PRIORITY, NEVER, UNPLANNED
+from bullpen.tasks.model.task import ERRORS_KEPT, HIGHEST_PRIORITY, LOWEST_PRIORITY, MAX_COUNT, NEVER, UNPLANNED
 from bullpen.tasks.storage.postgres.rows import CLAIMED, DEFAULTS, FORGOTTEN, NEW, SETTLED
 from bullpen.tasks.storage.postgres.sql_files import fill_placeholders, read_sql
 
@@ -101,6 +101,7 @@ def _placeholders(schema: str) -> dict[str, object]:
         "claim_overlap": CLAIM_OVERLAP,
         "most_key_locks": MOST_KEY_LOCKS,
         "max_payload": MAX_PAYLOAD,
+        "max_count": MAX_COUNT,
         "schedules": SCHEDULES,
         "skipped_before_restart": SKIPPED_BEFORE_RESTART,
         "unplanned": UNPLANNED,

@@ -15,6 +15,7 @@ import msgspec
 
 from bullpen.errors import InvalidOption, LeaseLost, TaskExists
 from bullpen.tasks.model.task import (
+    FINAL,
     PENDING,
     RUNNING,
     Progress,
@@ -324,7 +325,10 @@ class PostgresStorage(PostgresClient):
             add("id = ANY ({})", list(which.ids))
         if which.queues is not None:
             add("queue = ANY ({})", [to_text(queue) for queue in which.queues])
-        if which.statuses is not None:
+        if which.statuses is not None and FINAL.issubset(which.statuses):  # also a status that does not exist
+            others = [status.value for status in TaskStatus if status not in which.statuses]
+            add("status <> ALL ({})", others)
+        elif which.statuses is not None:
             add("status = ANY ({})", [status.value for status in which.statuses])
         if which.func_path is not None:
             add("func_path = {}", to_text(which.func_path))

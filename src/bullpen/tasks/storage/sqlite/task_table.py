@@ -16,6 +16,7 @@ from bullpen import primitives
 from bullpen.tasks.model.links import redriven_behind
 from bullpen.tasks.model.task import (
     FAILED,
+    FINAL,
     RUNNING,
     SUCCESS,
     Progress,
@@ -556,7 +557,10 @@ def _conditions(which: TaskFilter) -> tuple[list[str], list[object]]:
         if allowed is not None:
             conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
             values.append(msgspec.json.encode(allowed).decode())
-    if which.statuses is not None:
+    if which.statuses is not None and FINAL.issubset(which.statuses):  # also a status that does not exist
+        statuses = ", ".join(f"'{status.value}'" for status in TaskStatus if status not in which.statuses)
+        conditions.append(f"status NOT IN ({statuses})")
+    elif which.statuses is not None:
         statuses = ", ".join(f"'{status.value}'" for status in which.statuses)
         conditions.append(f"status IN ({statuses})")
     for column, value in (("func_path", which.func_path), ("worker", which.worker)):

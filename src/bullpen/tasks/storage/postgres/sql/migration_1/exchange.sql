@@ -144,7 +144,8 @@ BEGIN
     END IF;
     RETURN QUERY
         WITH taken AS (
-            UPDATE {schema}.task t SET status = 'running', attempt = t.attempt + 1, worker = owner, claim_id = claim,
+            UPDATE {schema}.task t SET status = 'running', worker = owner, claim_id = claim,
+                attempt = CASE WHEN t.attempt BETWEEN 0 AND {max_count} THEN t.attempt + 1 ELSE 1 END,
                 lease_until = now + lease, started_at = now, progress = NULL
             WHERE t.id = ANY (picked) AND t.status || '' = 'pending'
             RETURNING t.*

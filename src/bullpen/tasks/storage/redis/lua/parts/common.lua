@@ -92,7 +92,12 @@ local function sound(state)
         and t[CREATED_AT] < NEVER and t[FINISHED_AT] < NEVER and t[EXPIRES] < NEVER and t[RESULT_TTL] < NEVER
         and t[UNIQUE_UNTIL] < NEVER and t[WAITS_FOR] < NEVER and t[DEPENDS_ON] >= 0 and t[UNIQUE_KEY] >= ''
         and t[CONCURRENCY_KEY] >= '' and t[NEXT_TASK_ID] >= '' and type(t[ERRORS]) == 'table'
-        and (awaited == false or awaited == true or awaited >= '') then
+        and (awaited == false or awaited == true or awaited >= '')
+        -- A table with a gap would be packed as a map.
+        and t[FAILURES] and t[CRASHES] and t[WORKER] and t[CLAIM_ID] and t[STARTED_AT] and t[RESULT_DROPPED]
+        and t[PROGRESS] and t[SCHEDULED_AT] and t[HOLD] and t[PLACE] and t[FORMAT] and t[UNREADABLE]
+        and t[CANCEL_REQUESTED] ~= nil and t[HAS_RESULT] ~= nil and t[KEEPS_KEY] ~= nil and t[RUN_ALWAYS] ~= nil
+        and t[MANY] ~= nil then
         local sum = t[ATTEMPT] + t[ETA] + t[COMPLETED_RUNS] + t[CREATED_AT] + t[FINISHED_AT] + t[EXPIRES]
             + t[RESULT_TTL] + t[UNIQUE_UNTIL] + t[WAITS_FOR] + t[DEPENDS_ON]
         return sum - sum == 0 and t  -- neither NaN nor infinite
