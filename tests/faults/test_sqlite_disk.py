@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bullpen.errors import StorageError, StorageFull, StorageReadOnly
+from bullpen.errors import StorageError, StorageFull, StorageReadOnly, UnsafeFile
 from bullpen.tasks.model.task import succeed
 from bullpen.tasks.storage.port import TaskFilter
 from tests.unit.tasks.storage.sqlite.support import claim, new_task, opened, raw
@@ -105,7 +105,7 @@ async def _make(path: Path) -> None:
 
 
 async def _refused(path: Path) -> None:
-    with pytest.raises(StorageReadOnly, match=path.name):
+    with pytest.raises((StorageReadOnly, UnsafeFile), match=path.name):
         await _make(path)
 
 

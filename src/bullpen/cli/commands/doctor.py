@@ -6,7 +6,8 @@ import argparse
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from bullpen.cli import store
 from bullpen.cli.command import Command, ExitCode
@@ -48,8 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    logging.getLogger("bullpen.storage").setLevel(logging.CRITICAL)  # the findings repeat it
-    with store.find_queue(arguments) as queue:
+    with store.find_queue(arguments) as queue, _silence():
         store.refuse_what_is_not_there(queue.storage)
         address = store.address_of(queue.storage)
         found = asyncio.run(examine(queue.storage.another() or queue.storage))
@@ -60,6 +60,18 @@ def run(arguments: argparse.Namespace) -> int:
         show([(StyledText(address, "strong"),), ()])
         show(_picture(found))
     return ExitCode.FAILED if bad else ExitCode.OK
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """The stores log nothing, because the findings repeat it."""
+    logger = logging.getLogger("bullpen.storage")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 async def examine(storage: Storage) -> list[HealthFinding]:

@@ -1,11 +1,14 @@
-"""`WorkerLost` for apps that catch `BrokenProcessPool`. Only loaded if the app has loaded that class, which is slow."""
+"""`WorkerLost` for apps that catch `BrokenProcessPool`. Only loaded if the app has loaded that class, which is slow.
+
+The class has the name of its base, because logs and records of tasks name an error by its class.
+"""
 
 from __future__ import annotations
 
 from concurrent.futures.process import BrokenProcessPool
 
-from bullpen.errors import WorkerLost
+from bullpen import errors
 
-
-class WorkerProcessLost(WorkerLost, BrokenProcessPool):
-    """The worker process died while the request was on it. Other workers go on, unlike in `ProcessPoolExecutor`."""
+WorkerLost: type[errors.WorkerLost] = type(
+    "WorkerLost", (errors.WorkerLost, BrokenProcessPool), {"__module__": __name__, "__doc__": errors.WorkerLost.__doc__}
+)

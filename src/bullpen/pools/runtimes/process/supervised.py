@@ -588,9 +588,9 @@ def lost_class() -> type[WorkerLost]:
     """`WorkerLost`, and a `BrokenProcessPool` too in an app that may catch that."""
     if "concurrent.futures.process" not in sys.modules:
         return WorkerLost
-    from bullpen.pools.runtimes.process.broken import WorkerProcessLost
+    from bullpen.pools.runtimes.process import broken
 
-    return WorkerProcessLost
+    return broken.WorkerLost
 
 
 def _how(code: int | None, why: str, when: str = "") -> str:
