@@ -43,7 +43,7 @@
     │   ├── InvalidPayload (ValueError)     the stored arguments or result cannot be decoded
     │   ├── UnknownTask (LookupError)       no function is registered under this name
     │   ├── TaskNotFound (LookupError)      no task has this id
-    │   ├── UnreadableTask      no task has this id
+    │   ├── UnreadableTask                  the stored row of a task cannot be read, so it cannot be retried
     │   ├── TaskExists                      another task has the unique key, and `on_duplicate="reject"`
     │   ├── ScheduleNotFound (LookupError)  no schedule has this key; lists the existing keys
     │   ├── ScheduleBusy                    a schedule cannot move to another queue while it runs
