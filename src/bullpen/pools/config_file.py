@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -42,7 +43,8 @@ def candidates() -> list[Path]:
         here = Path.cwd()
     except OSError:  # the current folder was removed
         return []
-    return [folder / FILE for folder in (here, *here.parents) if (folder / FILE).is_file()]
+    files = (folder / FILE for folder in (here, *here.parents))
+    return [file for file in files if os.path.isfile(file)]  # False, too, where this user may not look
 
 
 def trusted_section_of(path: Path, advice: str) -> Mapping[str, Any]:

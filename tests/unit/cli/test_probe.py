@@ -79,6 +79,16 @@ def test_a_folder_that_is_none(place: str, tmp_path: Path, capsys: pytest.Captur
 
 
 @AS_ROOT
+def test_a_current_folder_that_this_user_may_not_look_into_has_no_settings(
+    tmp_path: Path, open_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    with acting_as(54321):
+        assert main(["probe", str(open_folder)]) == 1
+        assert "Permission denied" not in capsys.readouterr().err
+
+
 def test_files_of_other_users_count_for_root_alone(open_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = open_folder / "user-54321" / "worker-1.health"
     file.parent.mkdir()
