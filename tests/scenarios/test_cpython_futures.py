@@ -34,6 +34,9 @@ KNOWN = {
         "ProcessPoolForkserverProcessPoolExecutorTest.test_max_tasks_per_child_defaults_to_spawn_context": PRIVATE,
         "ProcessPoolForkserverProcessPoolExecutorTest.test_max_workers_negative": "the error has another text",
         "ProcessPoolForkserverProcessPoolExecutorTest.test_python_finalization_error": PRIVATE,
+        "ProcessPoolForkserverProcessPoolExecutorTest.test_saturation": (
+            "its calls cannot be pickled, and a pool starts no further worker for those"
+        ),
         "ProcessPoolForkserverProcessPoolExecutorTest.test_traceback": (
             "an error has the traceback of the worker as its own, not as a cause"
         ),
