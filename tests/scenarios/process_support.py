@@ -79,8 +79,8 @@ def pid() -> int:
 
 
 def note_pid(file: Path) -> None:
-    """Write down who this is, in one go."""
-    draft = file.with_suffix(".draft")
+    """Write the id of this process, in one step. Several processes may write the same file."""
+    draft = file.with_suffix(f".{os.getpid()}")
     draft.write_text(str(os.getpid()))
     draft.rename(file)
 
