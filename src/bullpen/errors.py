@@ -247,10 +247,8 @@ class PoolSaturated(PoolError):
     def __init__(self, *, pool: str, queued: int, limit: int) -> None:
         self.queued = queued
         self.limit = limit
-        super().__init__(
-            f"pool {pool!r} is saturated: all workers are busy and {queued} of {limit} places in the backlog are taken",
-            pool=pool,
-        )
+        places = f"{queued} of {limit} places in the backlog are taken" if limit else "max_queue=0 lets no call wait"
+        super().__init__(f"pool {pool!r} is saturated: no worker can take the call now, and {places}", pool=pool)
 
 
 class TooManySessions(PoolError):

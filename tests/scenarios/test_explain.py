@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import bullpen
-from bullpen import Explanation, InvalidOptionType, Pool, PoolState, Reason, RecyclePolicy, RestartPolicy
+from bullpen import Explanation, InvalidOptionType, Pool, PoolSaturated, PoolState, Reason, RecyclePolicy, RestartPolicy
 from bullpen.pools.dispatch.states import RequestState
 from bullpen.testing import ManualClock, ScriptedRuntime
 
@@ -287,6 +287,22 @@ def test_a_pool_without_room_says_what_would_help() -> None:
             "submit fewer or shorter requests"
         )
         assert (told.reason, told.position, told.since) == (Reason.NO_ROOM, 2, 4)
+
+
+def test_a_pool_that_never_queues_says_that_no_request_may_wait() -> None:
+    with Stage(1, max_queue=0) as stage:
+        stage.pool.submit(fetch)
+        with pytest.raises(PoolSaturated) as caught:
+            stage.pool.submit(fetch)
+        assert str(caught.value) == (
+            "pool 'web' is saturated: no worker can take the call now, and max_queue=0 lets no call wait"
+        )
+        told = stage.pool.explain()
+        assert told.reason is Reason.NO_ROOM
+        assert str(told) == (
+            "pool 'web' has no room: its only worker is busy (it runs fetch for 0 ms); max_queue=0 lets no request "
+            "wait. What would help: raise max_workers (now 1); submit fewer or shorter requests"
+        )
 
 
 def test_functions_that_were_given_up_are_blamed_first() -> None:

@@ -332,7 +332,7 @@ def explain_pool(engine: Engine) -> Explanation:
         waits = f"{_count(facts.queued, 'request')} {'waits' if facts.queued == 1 else 'wait'}"
         parts.append(waits if oldest is None else f"{waits}, the oldest for {in_words(oldest)}")
     if facts.full:
-        parts.append("the backlog is full")
+        parts.append("the backlog is full" if facts.limit else "max_queue=0 lets no request wait")
     text = "; ".join(parts)
     if advice:
         text += f". What would help: {'; '.join(advice)}"
@@ -361,7 +361,7 @@ def _why_pool(facts: PoolFacts) -> Reason:
         return Reason.PAUSED
     if facts.degraded:
         return Reason.DEGRADED
-    if facts.queued and not facts.room:
+    if (facts.queued or facts.full) and not facts.room:
         return Reason.STARTING if facts.starting else _why_no_room(facts)
     return Reason.RUNNING if facts.running else Reason.STARTING if facts.starting else Reason.IDLE
 
