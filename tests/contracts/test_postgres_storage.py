@@ -53,6 +53,7 @@ class TestPostgresStorage(StorageContract):
         "depends_on": "'no json'",
         "timeout": "'NaN'",
         "result_ttl": "-1",
+        "failure_ttl": "-1",
         "on_failure": "'whatever'",
         "unique_scope": "'whatever'",
         "hold": "'whatever'",

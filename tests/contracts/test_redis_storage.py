@@ -55,6 +55,7 @@ class TestRedisStorage(StorageContract):
         "priority": 3.5,
         "completed_runs": [],
         "result_ttl": float("nan"),
+        "failure_ttl": float("inf"),
         "awaited": [],
         "waits_for": {},
         "eta": float("inf"),

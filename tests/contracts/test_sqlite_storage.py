@@ -30,6 +30,7 @@ class TestSqliteStorage(StorageContract):
         "func_path": b"\xff",
         "payload": "text",
         "result_ttl": "text",
+        "failure_ttl": "text",
         "hold": "text",
         "priority": "text",
         "attempt": "text",

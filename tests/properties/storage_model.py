@@ -83,7 +83,8 @@ class Row:
 
 UNCHANGING = (
     "id func_path payload codec queue priority interval schedule max_retries backoff timeout at_most_once on_failure "
-    "result_ttl unique_key unique_scope unique_until concurrency_key headers next_task_id depends_on format unreadable"
+    "result_ttl failure_ttl unique_key unique_scope unique_until concurrency_key headers next_task_id depends_on "
+    "format unreadable"
 ).split()
 
 
@@ -393,7 +394,7 @@ class Model:
 
     def ends_at(self, row: Row) -> float:
         """When it may be forgotten."""
-        ttl = row.given.result_ttl
+        ttl = row.given.failure_ttl if row.status == FAILED else row.given.result_ttl
         if row.lives or ttl is None or row.finished_at is None:
             return math.inf
         return max(row.finished_at + ttl, row.given.unique_until or 0.0)

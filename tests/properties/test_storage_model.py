@@ -189,6 +189,7 @@ class StorageMachine(RuleBasedStateMachine):
             at_most_once=dice.random() < 0.1,
             on_failure=dice.choice(("fail", "continue")),
             result_ttl=dice.choice((None, 0.125, 16.0)),  # after 0.0 a success may be gone at once
+            failure_ttl=dice.choice((None, 0.0, 0.125, 16.0)),
             schedule=dice.choice((None, None, Schedule(key="k\0", cron="* * * * *", timezone="Asia/Tokyo"))),
             scheduled_at=dice.choice((None, now + 0.5)),
             unique_key=unique_key,

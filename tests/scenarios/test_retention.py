@@ -26,18 +26,19 @@ def test_a_worker_prunes_final_tasks_after_their_time_to_live(queue: TaskQueue) 
     async def double(number: int) -> int:
         return 2 * number
 
-    @queue.task(name="fail", result_ttl=0.2)
+    @queue.task(name="fail", failure_ttl=0.2)
     async def fail() -> None:
         raise ValueError
 
     async def main() -> None:
-        kept = [
-            await double.using(result_ttl=3600).aenqueue(2),
+        kept: list[Job[Any]] = [
+            await double.using(result_ttl=3600, failure_ttl=0).aenqueue(2),
             await double.using(result_ttl=None).aenqueue(3),
             await double.using(result_ttl=0, delay=3600).aenqueue(4),
             await double.using(result_ttl=0, queue="elsewhere").aenqueue(5),
             await double.using(result_ttl=0, interval=3600).aenqueue(6),
         ]
+        kept.append(await fail.using(result_ttl=0, failure_ttl=3600).aenqueue())
         short: list[Job[Any]] = [await double.aenqueue(1), await fail.aenqueue()]
         async with AsyncWorkerPool(queue, 4, lanes="default:4"):
             assert await short[0].aresult(timeout=PATIENCE) == 2

@@ -24,7 +24,15 @@ from bullpen.tasks.model.schedule import (
     checked_zone,
     next_fire_time,
 )
-from bullpen.tasks.model.task import HIGHEST_PRIORITY, LOWEST_PRIORITY, OnFailure, Task, UniqueScope
+from bullpen.tasks.model.task import (
+    FAILURE_TTL,
+    HIGHEST_PRIORITY,
+    LOWEST_PRIORITY,
+    RESULT_TTL,
+    OnFailure,
+    Task,
+    UniqueScope,
+)
 from bullpen.tasks.model.unique import RETURN, Duplicates, OnDuplicate
 
 if TYPE_CHECKING:
@@ -55,6 +63,7 @@ class SharedOptions(TypedDict, total=False):
     timeout: Seconds | None
     at_most_once: bool
     result_ttl: Seconds | None
+    failure_ttl: Seconds | None
     headers: Mapping[str, str]
     timezone: str | ZoneInfo
 
@@ -125,7 +134,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     expires_in: float | None = None  # `expires`, given as a duration
     expires_at: float | None = None  # … or as an instant
     at_most_once: bool = False
-    result_ttl: float | None = 86_400.0
+    result_ttl: float | None = RESULT_TTL
+    failure_ttl: float | None = FAILURE_TTL
     unique_key: str | None = None
     unique_scope: UniqueScope | None = None  # None: "waiting" if a duplicate replaces, else "alive"
     unique_for: float | None = None
@@ -280,6 +290,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
             expires=now + self.expires_in if self.expires_in is not None else self.expires_at,
             at_most_once=self.at_most_once,
             result_ttl=self.result_ttl,
+            failure_ttl=self.failure_ttl,
             unique_key=self.unique_key,
             unique_scope=self.unique_scope or ("alive" if self.duplicates.policy != "replace" else "waiting"),
             unique_until=None if self.unique_for is None else now + self.unique_for,
@@ -426,7 +437,7 @@ def _timeout(name: str, value: Any) -> dict[str, Any]:
     return {name: None if value is None else seconds(name, value, zero=False, none="for no limit")}
 
 
-def _result_ttl(name: str, value: Any) -> dict[str, Any]:
+def _time_to_live(name: str, value: Any) -> dict[str, Any]:
     return {name: None if value is None else seconds(name, value, none="to keep it forever")}
 
 
@@ -566,7 +577,8 @@ _CHECKS = {
     "timeout": _timeout,
     "expires": _expires,
     "at_most_once": _boolean,
-    "result_ttl": _result_ttl,
+    "result_ttl": _time_to_live,
+    "failure_ttl": _time_to_live,
     "unique_key": _key,
     "unique_scope": _unique_scope,
     "unique_for": _period,

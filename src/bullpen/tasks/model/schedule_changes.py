@@ -22,6 +22,7 @@ TERMS = (
     "at_most_once",
     "on_failure",
     "result_ttl",
+    "failure_ttl",
     "concurrency_key",
     "headers",
 )
@@ -47,6 +48,7 @@ def occurrence(task: Task) -> Task:
         timeout=task.timeout,
         at_most_once=task.at_most_once,
         result_ttl=task.result_ttl,
+        failure_ttl=task.failure_ttl,
         concurrency_key=task.concurrency_key,
         headers=task.headers,
         scheduled_at=scheduled_at,

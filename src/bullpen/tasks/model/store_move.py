@@ -69,4 +69,5 @@ def through_mark(move: Callable[[Task, float], Task | None]) -> Callable[[Task, 
 def may_have_been_there(task: Task, now: float) -> bool:
     """Whether a marked task that is missing at its destination may have run there and been pruned."""
     mark = mark_of(task)
-    return mark is not None and task.result_ttl is not None and now >= mark.at + task.result_ttl
+    ttls = [ttl for ttl in (task.result_ttl, task.failure_ttl) if ttl is not None]
+    return mark is not None and bool(ttls) and now >= mark.at + min(ttls)

@@ -70,6 +70,7 @@ ScheduleHold = Literal["", "paused", "changed"]
 MAX_CRASHES = 3
 ERRORS_KEPT = 10
 LONGEST_POSTPONEMENT = 60.0
+RESULT_TTL, FAILURE_TTL = 86_400.0, 7 * 86_400.0
 LOWEST_PRIORITY, HIGHEST_PRIORITY = 0, 9
 NEVER = 253_402_214_400.0  # the last day of the year 9999: the `eta` of a schedule that is paused
 UNPLANNED = 0.0  # the `scheduled_at` of a schedule without a planned next run
@@ -138,7 +139,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     expires: Instant | None = None  # not started after
     at_most_once: bool = False
     on_failure: OnFailure = "fail"  # of a task with an interval, or a schedule
-    result_ttl: Seconds | None = 86_400.0
+    result_ttl: Seconds | None = RESULT_TTL
+    failure_ttl: Seconds | None = FAILURE_TTL
     unique_key: str | None = None
     unique_scope: UniqueScope = "alive"  # holds its key until it is final, or until it starts
     unique_until: Instant | None = None  # … and at least until then
@@ -181,6 +183,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def is_final(self) -> bool:
         return self.status in FINAL
+
+    @property
+    def time_to_live(self) -> float | None:
+        """How long it is kept after its end; None for ever."""
+        return self.failure_ttl if self.status is FAILED else self.result_ttl
 
     @property
     def repeats(self) -> bool:

@@ -288,8 +288,9 @@ class Storage(Protocol):
         """Fail pending tasks that were not started before `expires`. Returns them as they are then."""
 
     async def prune(self, *, limit: int) -> int:
-        """Delete final tasks after their `result_ttl`, and return how many. Also delete what is kept of queues without
-        tasks, limits and pause: names of queues may be made from data.
+        """Delete final tasks after their time to live: `failure_ttl` if they failed, `result_ttl` if they succeeded or
+        were cancelled. Returns how many. Also delete what is kept of queues without tasks, limits and pause:
+        names of queues may be made from data.
         """
 
     # Workers, queues, limits.

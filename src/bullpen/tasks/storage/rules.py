@@ -177,7 +177,8 @@ def prune_at(task: Task) -> float | None:
     """When a final task is pruned, infinite for never; None if the task is not final."""
     if not task.is_final or task.finished_at is None:
         return None
-    return math.inf if task.result_ttl is None else max(task.finished_at + task.result_ttl, task.unique_until or 0.0)
+    ttl = task.time_to_live
+    return math.inf if ttl is None else max(task.finished_at + ttl, task.unique_until or 0.0)
 
 
 def is_unawaited(task: Task, follower: Task | None) -> bool:

@@ -56,6 +56,7 @@ class AddingTests(StoreTests):
             at_most_once=True,
             on_failure="continue",
             result_ttl=17.5,
+            failure_ttl=34.25,
             unique_key=f"u {STRANGE}",
             unique_scope="waiting",
             unique_until=now + 3 * FAR,
@@ -69,6 +70,7 @@ class AddingTests(StoreTests):
     @pytest.mark.parametrize("ttl", [None, 0.0, 0.001, 3e9])
     async def test_a_time_to_live_comes_back(self, store: Storage, ttl: float | None) -> None:
         assert (await get(store, await added(store, result_ttl=ttl))).result_ttl == ttl
+        assert (await get(store, await added(store, failure_ttl=ttl))).failure_ttl == ttl
 
     @pytest.mark.parametrize("size", [0, 1, 262_144])
     async def test_a_payload_is_any_bytes(self, store: Storage, size: int) -> None:

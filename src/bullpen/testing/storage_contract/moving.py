@@ -56,6 +56,7 @@ def with_a_past(now: float, status: TaskStatus, **fields: Any) -> Task:
         at_most_once=True,
         on_failure="continue",
         result_ttl=FAR,
+        failure_ttl=2 * FAR,
         unique_key="unique \x00 ü",
         unique_scope="waiting",
         unique_until=now + FAR,

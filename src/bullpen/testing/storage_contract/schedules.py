@@ -91,6 +91,7 @@ class ScheduleTests(StoreTests):
             "at_most_once": True,
             "on_failure": "continue",
             "result_ttl": None,
+            "failure_ttl": 5.5,
             "concurrency_key": None,
             "headers": {"trace": STRANGE},
         }

@@ -130,8 +130,8 @@ class UnreadableTests(StoreTests):
     async def test_it_expires_and_is_pruned(self, store: Storage) -> None:
         for kind in self.damages_claimed:
             late = await store.now() - 1.0
-            bad, _ = await self._bad(store, kind, expires=late, result_ttl=0.0)
-            good = await added(store, expires=late, result_ttl=0.0)
+            bad, _ = await self._bad(store, kind, expires=late, failure_ttl=0.0)
+            good = await added(store, expires=late, failure_ttl=0.0)
             await store.expire(limit=10)
             assert (await get(store, good)).status is FAILED, kind
             await store.wait_for_work(["default"], 0.0)

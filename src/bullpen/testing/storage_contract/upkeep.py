@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from msgspec.structs import replace
 
-from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS, Task, cancel, fail, release, succeed
+from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS, Task, cancel, fail, reject, release, succeed
 from bullpen.tasks.storage.port import AttemptKey, Limit, Storage, TaskFilter, WorkerRecord
 from bullpen.testing.storage_contract.base import (
     A_MOMENT,
@@ -89,18 +90,37 @@ class UpkeepTests(StoreTests):
         assert await store.prune(limit=10) == 0
 
     async def test_however_it_ended(self, store: Storage) -> None:
-        await store.add(new_tasks(4, result_ttl=A_MOMENT))
+        await store.add(new_tasks(4, result_ttl=A_MOMENT, failure_ttl=A_MOMENT))
         done, failed, gone = await claim(store, 3)
         await settle(store, succeed(done, None), fail(failed, error_of(failed), 0.0), cancel(gone))
         await store.cancel([task.id for task in await store.list(TaskFilter(statuses=(PENDING,)), limit=10)])
-        late = await added(store, result_ttl=A_MOMENT, expires=await store.now() - 1.0)
+        late = await added(store, failure_ttl=A_MOMENT, expires=await store.now() - 1.0)
         assert ids(await store.expire(limit=10)) == [late.id]
         assert await store.prune(limit=10) == 5
         assert list(await store.list(TaskFilter(), limit=10)) == []
 
+    async def test_a_failed_task_is_kept_for_its_own_time(self, store: Storage) -> None:
+        """Failed, expired and poison; a cancelled task is kept like a success."""
+        ttls: list[dict[str, Any]] = [
+            {"result_ttl": 0.0},
+            {"result_ttl": 0.0, "failure_ttl": FAR},
+            {"result_ttl": 0.0, "failure_ttl": None},
+            {"result_ttl": None, "failure_ttl": 0.0},
+        ]
+        left = set()
+        for fields in ttls:
+            failed, poison, stopped = [await claimed_one(store, **fields) for _ in range(3)]
+            late = await added(store, expires=await store.now() - 1.0, **fields)
+            bad = replace(error_of(poison), kind="poison")
+            await settle(store, fail(failed, error_of(failed), 0.0), reject(poison, bad), cancel(stopped))
+            assert ids(await store.expire(limit=10)) == [late.id]
+            left |= {stopped.id} if fields["result_ttl"] is None else {failed.id, poison.id, late.id}
+        assert await store.prune(limit=50) == 6
+        assert {task.id for task in await store.list(TaskFilter(), limit=50)} == left
+
     async def test_a_success_that_is_kept_for_no_time_may_be_gone_at_once(self, store: Storage) -> None:
         """The next prune deletes it at the latest, and failed tasks that are kept for no time."""
-        done, failed, again = [await claimed_one(store, result_ttl=0.0) for _ in range(3)]
+        done, failed, again = [await claimed_one(store, result_ttl=0.0, failure_ttl=0.0) for _ in range(3)]
         unique = await claimed_one(store, result_ttl=0.0, unique_key="k", unique_until=await store.now() + FAR)
         endings = (succeed(done, b"1"), fail(failed, error_of(failed), 0.0), release(again, FAR), succeed(unique, b"1"))
         assert not await settle(store, *endings)

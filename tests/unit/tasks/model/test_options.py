@@ -65,6 +65,7 @@ def using(**options: Any) -> TaskOptions:
         {"expires": "soon"},
         {"at_most_once": 1},
         {"result_ttl": -1},
+        {"failure_ttl": -1},
         {"unique_key": ""},
         {"unique_key": "x" * 201},
         {"unique_key": 5},
@@ -154,6 +155,7 @@ def test_a_task_is_made_with_all_of_them() -> None:
         timeout=30,
         expires=timedelta(hours=1),
         result_ttl=None,
+        failure_ttl=timedelta(days=30),
         unique_key="u",
         concurrency_key="c",
         headers={"a": "b"},
@@ -165,6 +167,7 @@ def test_a_task_is_made_with_all_of_them() -> None:
     assert (task.interval, task.on_failure, task.max_retries, task.timeout) == (60.0, "continue", 5, 30.0)
     assert task.backoff == Backoff(2.0)
     assert task.result_ttl is None
+    assert task.failure_ttl == 30 * 86_400
     assert (task.unique_key, task.concurrency_key, task.headers) == ("u", "c", {"a": "b"})
     assert using(at_most_once=True).new_task("i", "f", b"").at_most_once
 

@@ -36,7 +36,8 @@ def test_nothing_is_forgotten_before_its_time() -> None:
     assert there is not None
     assert not may_have_been_there(there, 109.9)
     assert may_have_been_there(there, 110.0)
-    assert not may_have_been_there(replace(there, result_ttl=None), 1e12)
+    assert may_have_been_there(replace(there, failure_ttl=5.0), 105.0)
+    assert not may_have_been_there(replace(there, result_ttl=None, failure_ttl=None), 1e12)
 
 
 def test_why_says_where_it_goes() -> None:

@@ -18,7 +18,7 @@ _numbers = itertools.count()
 
 
 def new_task(**fields: object) -> Task:
-    return Task(id=f"{next(_numbers):012}", func_path="f", payload=b"{}", result_ttl=0.0, **fields)  # type: ignore[arg-type]
+    return Task(id=f"{next(_numbers):012}", func_path="f", payload=b"{}", result_ttl=0.0, failure_ttl=0.0, **fields)  # type: ignore[arg-type]
 
 
 async def run_keyed(store: MemoryStorage) -> None:

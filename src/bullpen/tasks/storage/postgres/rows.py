@@ -22,6 +22,7 @@ from bullpen.tasks.model.task import (
     TaskStatus,
 )
 from bullpen.tasks.model.unreadable import unreadable_task
+from bullpen.tasks.storage.rules import prune_at
 
 NEW = {  # the columns that are written when a task is added
     "id": "text",
@@ -44,6 +45,7 @@ NEW = {  # the columns that are written when a task is added
     "schedule": "text",
     "scheduled_at": "float8",
     "result_ttl": "float8",
+    "failure_ttl": "float8",
     "headers": "text",
     "next_task_id": "text",
     "depends_on": "text",
@@ -158,6 +160,7 @@ def new_row(task: Task) -> tuple[Any, ...]:
         None if task.schedule is None else json_of(task.schedule),
         task.scheduled_at,
         task.result_ttl,
+        task.failure_ttl,
         headers_of(task),
         task.next_task_id,
         None if task.depends_on is None else json_of(task.depends_on),
@@ -185,7 +188,7 @@ def changed_row(task: Task) -> tuple[Any, ...]:
         to_text(task.worker),
         task.cancel_requested,
         task.finished_at,
-        _prune_at(task),
+        prune_at(task),
         [json_of(error) for error in task.errors],
         task.id,
     )
@@ -196,7 +199,7 @@ def whole_row(task: Task) -> dict[str, Any]:
     return {
         **dict(zip(NEW, new_row(task), strict=True)),
         **dict(zip(CHANGING, changed_row(task), strict=False)),
-        "prune_at": _as_json(_prune_at(task)),
+        "prune_at": _as_json(prune_at(task)),
         "payload": _hex(task.payload),
         "result": _hex(task.result),
         "result_dropped": to_text(task.result_dropped),
@@ -305,9 +308,10 @@ def claimed_task(row: Iterable[Any], **set_by_claim: Any) -> Task:
 
 
 def _task_of(names: Iterable[str], row: Iterable[Any], others: Mapping[str, Any]) -> Task:
-    """NULL means the default of the field; in `result_ttl` it means None."""
+    """NULL means the default of the field; in a time to live it means None."""
     stored = {name: value for name, value in zip(names, row, strict=False) if value is not None}
     stored.setdefault("result_ttl", None)
+    stored.setdefault("failure_ttl", None)
     fields = {**stored, **others}
     try:
         for name, decode in _DECODED.items():
@@ -332,12 +336,6 @@ def changes_of_unreadable(row: Iterable[Any], after: Task) -> dict[str, Any]:
     except Exception:
         changes.pop("errors", None)
     return changes
-
-
-def _prune_at(task: Task) -> float | None:
-    if not task.is_final or task.finished_at is None:
-        return None
-    return math.inf if task.result_ttl is None else max(task.finished_at + task.result_ttl, task.unique_until or 0.0)
 
 
 # PostgreSQL does not store NUL in a text. JSON escapes it; elsewhere it is written as two characters.

@@ -18,7 +18,16 @@ from bullpen.tasks.model.codec import MAX_PAYLOAD
 from bullpen.tasks.model.ids import SCHEDULES
 from bullpen.tasks.model.links import GIVEN_UP
 from bullpen.tasks.model.options import MAX_KEY, MAX_RETRIES, MAX_SECONDS, QUEUE_NAME, QUEUE_WORDS
-from bullpen.tasks.model.task import ERRORS_KEPT, HIGHEST_PRIORITY, LOWEST_PRIORITY, MAX_COUNT, NEVER, UNPLANNED
+from bullpen.tasks.model.task import (
+    ERRORS_KEPT,
+    FAILURE_TTL,
+    HIGHEST_PRIORITY,
+    LOWEST_PRIORITY,
+    MAX_COUNT,
+    NEVER,
+    RESULT_TTL,
+    UNPLANNED,
+)
 from bullpen.tasks.storage.postgres.rows import CLAIMED, DEFAULTS, FORGOTTEN, NEW, SETTLED
 from bullpen.tasks.storage.postgres.sql_files import fill_placeholders, read_sql
 
@@ -97,6 +106,8 @@ def _placeholders(schema: str) -> dict[str, object]:
         "channel": channel(schema),
         "errors_kept": ERRORS_KEPT,
         "never": NEVER,
+        "result_ttl": RESULT_TTL,
+        "failure_ttl": FAILURE_TTL,
         "given_up": GIVEN_UP,
         "claim_overlap": CLAIM_OVERLAP,
         "most_key_locks": MOST_KEY_LOCKS,

@@ -84,7 +84,7 @@ def _of_server(info: dict[str, Any]) -> list[HealthFinding]:
     used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     if most and used > NEARLY_ALL * most:
         message = f"{used / most:.0%} of maxmemory is in use; enqueueing fails when it is full"
-        advice = "raise maxmemory, shorten result_ttl, or `bullpen tasks purge`"
+        advice = "raise maxmemory, shorten result_ttl and failure_ttl, or `bullpen tasks purge`"
         found.append(HealthFinding(kind="memory", level="problem", message=message, advice=advice))
     return found
 

@@ -89,6 +89,7 @@ class TaskState(msgspec.Struct, array_like=True, gc=False):
     many: bool = False
     place: str = ""
     format: Count = FORMAT  # of the body and of this; a newer version may write a higher one
+    failure_ttl: Annotated[float, msgspec.Meta(ge=-1.0, le=1e11)] = -1.0
     unreadable: str = ""  # why a script had to replace the state; the original is in another hash
 
 
@@ -191,6 +192,7 @@ def state_of(task: Task) -> bytes:
         task.unique_scope == "alive",
         *_links_of(task),
         task.format,
+        _or_none(task.failure_ttl),
     )
     return pack(state)
 
@@ -235,6 +237,7 @@ def new_task(task: Task, queue: int, body: int) -> tuple[Any, ...]:
         body,
         *_links_of(task),
         dependency_ids(task),
+        _or_none(task.failure_ttl),
     )
 
 
@@ -244,7 +247,7 @@ def plain_state(tasks: Sequence[Task]) -> tuple[Any, ...] | None:
     """
     looked_at = templates_of(tasks)
     first = looked_at[0]
-    priority, eta, result_ttl = first.priority, first.eta, first.result_ttl
+    priority, eta, result_ttl, failure_ttl = first.priority, first.eta, first.result_ttl, first.failure_ttl
     if any(map(is_schedule, ids_of(tasks))):
         return None
     for task in looked_at:
@@ -260,15 +263,17 @@ def plain_state(tasks: Sequence[Task]) -> tuple[Any, ...] | None:
             or task.priority != priority
             or task.eta != eta
             or task.result_ttl != result_ttl
+            or task.failure_ttl != failure_ttl
         ):
             return None
-    return (priority, repr(eta) if eta > 0 else "", *_plain_parts(priority, _or_none(result_ttl)))
+    parts = _plain_parts(priority, _or_none(result_ttl), _or_none(failure_ttl))
+    return (priority, repr(eta) if eta > 0 else "", *parts)
 
 
 @lru_cache(maxsize=100)
-def _plain_parts(priority: int, result_ttl: float) -> tuple[bytes, ...]:
+def _plain_parts(priority: int, result_ttl: float, failure_ttl: float) -> tuple[bytes, ...]:
     here = -2.0  # a value that no other field has
-    state = TaskState(priority=priority, result_ttl=result_ttl, eta=here, created_at=here)
+    state = TaskState(priority=priority, result_ttl=result_ttl, failure_ttl=failure_ttl, eta=here, created_at=here)
     before, between, behind = pack(state).split(pack(here))
     return before, between, behind
 
@@ -326,6 +331,7 @@ def change_of(before: Task, after: Task, body: int | None) -> tuple[Any, ...]:
         after.concurrency_key or "",
         body,
         before.waits_for,
+        _or_none(after.failure_ttl),
     )
 
 
@@ -424,6 +430,7 @@ def _task_of(
         at_most_once=given.at_most_once,
         on_failure=given.on_failure,
         result_ttl=None if state.result_ttl < 0 else state.result_ttl,
+        failure_ttl=None if state.failure_ttl < 0 else state.failure_ttl,
         unique_key=state.unique_key or None,
         unique_scope="alive" if state.keeps_key else "waiting",
         unique_until=state.unique_until or None,

@@ -35,19 +35,20 @@ Row = tuple[Any, ...]
 COLUMNS = (
     "id, queue, priority, status, eta, expires, unique_key, concurrency_key, attempt, failures, crashes, "
     "completed_runs, scheduled_at, hold, unique_until, next_task_id, depends_on, waits_for, worker, claim_id, "
-    "lease_until, cancel_requested, created_at, started_at, finished_at, result_ttl, func_path, options, "
+    "lease_until, cancel_requested, created_at, started_at, finished_at, result_ttl, failure_ttl, func_path, options, "
     "headers, progress, errors, result_dropped, payload, result, format"
 )
 # Of tasks that are new, and need nothing else; those enqueued together differ in the last two only. To bind a value
 # takes longer than to store it, so nothing is bound that need not be.
-SHARED = "queue, priority, eta, created_at, result_ttl, func_path, options"
+SHARED = "queue, priority, eta, created_at, result_ttl, failure_ttl, func_path, options"
 PLAIN = f"{SHARED}, id, payload"
 CHANGING = (
     "status, eta, expires, attempt, failures, crashes, completed_runs, scheduled_at, hold, waits_for, worker, "
     "claim_id, lease_until, cancel_requested, started_at, finished_at, prune_at, progress, errors, "
     "result_dropped, result"
 )
-TERMS = "priority, concurrency_key, result_ttl, func_path, options, headers, payload"  # changed by people, if at all
+# Changed by people, if at all.
+TERMS = "priority, concurrency_key, result_ttl, failure_ttl, func_path, options, headers, payload"
 
 
 class _Options(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -105,6 +106,7 @@ def row_of(task: Task, ahead: float) -> Row:
         task.started_at,
         task.finished_at,
         task.result_ttl,
+        task.failure_ttl,
         task.func_path,
         _options_of(task),
         headers_of(task),
@@ -153,6 +155,7 @@ def shared_of(task: Task) -> Row:
         task.eta,
         task.created_at,
         task.result_ttl,
+        task.failure_ttl,
         task.func_path,
         _options_of(task),
     )
@@ -209,6 +212,7 @@ def terms_of(task: Task) -> Row:
         task.priority,
         task.concurrency_key,
         task.result_ttl,
+        task.failure_ttl,
         task.func_path,
         _options_of(task),
         headers_of(task),
@@ -281,6 +285,7 @@ def _task_of(row: Row, ahead: float) -> Task:
         started_at,
         finished_at,
         result_ttl,
+        failure_ttl,
         func_path,
         packed,
         headers,
@@ -312,6 +317,7 @@ def _task_of(row: Row, ahead: float) -> Task:
         at_most_once=options.at_most_once,
         on_failure=options.on_failure,
         result_ttl=result_ttl,
+        failure_ttl=failure_ttl,
         unique_key=unique_key,
         unique_scope=options.unique_scope,
         unique_until=unique_until,

@@ -41,7 +41,8 @@ CREATE TABLE bullpen_task (
     started_at       REAL,
     finished_at      REAL,
     result_ttl       REAL,
-    prune_at         REAL,                     -- of final tasks; infinite without result_ttl
+    failure_ttl      REAL,
+    prune_at         REAL,                     -- of final tasks; infinite without a time to live
     func_path        TEXT NOT NULL,
     options          BLOB NOT NULL,            -- msgpack, as are progress, errors and headers
     headers          BLOB,

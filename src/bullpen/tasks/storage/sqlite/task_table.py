@@ -94,7 +94,7 @@ _CLAIM = (
     "started_at = ?, progress = NULL WHERE rowid IN (SELECT value FROM json_each(?))"
 )
 _SET_ASIDE = (
-    "UPDATE bullpen_task SET status = 'failed', finished_at = ?, prune_at = ? + ifnull(result_ttl, 9e999), "
+    "UPDATE bullpen_task SET status = 'failed', finished_at = ?, prune_at = ? + ifnull(failure_ttl, 9e999), "
     "claim_id = NULL, lease_until = NULL WHERE rowid = ?"
 )
 # No unfinished task still needs its result.

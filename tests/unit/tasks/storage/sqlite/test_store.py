@@ -52,7 +52,7 @@ async def test_a_new_boot_ends_all_leases(tmp_path: Path) -> None:
 async def test_upkeep_is_bounded_and_writes_nothing_when_there_is_nothing_to_do(tmp_path: Path) -> None:
     manual = ManualClock()
     async with opened(tmp_path / "jobs.db", clock=manual.clock) as storage:
-        await storage.add([new_task(expires=manual.wall + 1, result_ttl=5.0) for _ in range(10)])
+        await storage.add([new_task(expires=manual.wall + 1, failure_ttl=5.0) for _ in range(10)])
         before = data_version(storage.path)
         assert (await storage.expire(limit=4), await storage.prune(limit=4)) == ([], 0)
         assert await storage.rescue_expired(decide, limit=4) == []

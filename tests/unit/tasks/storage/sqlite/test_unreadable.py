@@ -37,7 +37,7 @@ def claim(db: sqlite3.Connection, *queues: str) -> list[str]:
 @pytest.mark.parametrize("garbage", ["x'ff'", "CAST(x'ff' AS TEXT)"])
 def test_a_row_whose_id_is_no_text_is_set_aside_at_once(db: sqlite3.Connection, garbage: str) -> None:
     tasks = [
-        Task(id=name, func_path="f", payload=b"", concurrency_key=key, result_ttl=5.0) for name, key in ABOUT.items()
+        Task(id=name, func_path="f", payload=b"", concurrency_key=key, failure_ttl=5.0) for name, key in ABOUT.items()
     ]
     table(db).add(tasks)
     db.execute(f"UPDATE bullpen_task SET id = {garbage} WHERE id = 'bad'")

@@ -70,7 +70,8 @@ BEGIN
                         OR s.completed_runs > t.completed_runs
                     THEN now END,
                 prune_at = CASE WHEN s.status <> 'pending' OR t.cancel_requested
-                    THEN greatest(now + coalesce(t.result_ttl, 'infinity'), t.unique_until) END
+                    THEN greatest(now + coalesce(CASE s.status WHEN 'failed' THEN t.failure_ttl ELSE t.result_ttl END,
+                        'infinity'), t.unique_until) END
             FROM unnest(ids, attempts, statuses, delays, etas, scheduled_ats, nexts, failed, crashed, ran, results,
                     dropped, problems)
                 AS s (id, attempt, status, delay, eta, scheduled_at, next_run, failures, crashes,

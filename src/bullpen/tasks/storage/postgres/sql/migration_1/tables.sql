@@ -25,7 +25,7 @@ CREATE TABLE {schema}.task (
     created_at       float8 NOT NULL,
     started_at       float8,
     finished_at      float8,
-    prune_at         float8,                       -- set when the task is final; infinity without result_ttl
+    prune_at         float8,                       -- set when the task is final; infinity without a time to live
     func_path        text NOT NULL,
     codec            text NOT NULL DEFAULT 'json',
     repeats          float8,                       -- seconds between two runs
@@ -35,7 +35,8 @@ CREATE TABLE {schema}.task (
     at_most_once     boolean NOT NULL DEFAULT false,
     on_failure       text NOT NULL DEFAULT 'fail',
     schedule         text,                         -- JSON
-    result_ttl       float8 DEFAULT 86400,
+    result_ttl       float8 DEFAULT {result_ttl},
+    failure_ttl      float8 DEFAULT {failure_ttl},
     headers          text,                         -- JSON
     next_task_id     text,                         -- the task that depends on this one
     depends_on       text,                         -- JSON: the tasks that this one depends on

@@ -11,7 +11,7 @@ local function add(queues, tasks, new_state, policy, push_limit, now)
         task[EXPIRES], task[RESULT_TTL], task[UNIQUE_KEY], task[CONCURRENCY_KEY] = new[5], new[6], key, new[8]
         task[SCHEDULED_AT], task[UNIQUE_UNTIL], task[KEEPS_KEY] = new[9], new[10], new[11]
         task[NEXT_TASK_ID], task[WAITS_FOR], task[RUN_ALWAYS], task[DEPENDS_ON] = new[13], new[14], new[15], new[16]
-        task[MANY], task[PLACE] = new[17], new[18]
+        task[MANY], task[PLACE], task[FAILURE_TTL] = new[17], new[18], new[20]
         local followed = new[19]
         if queue.existing[id] or (is_schedule(id) and find(queue.tag, id)) then
             other = id

@@ -90,7 +90,7 @@ local function sound(state)
     if (status == 'pending' or status == 'running' or is_final(status)) and priority >= 0 and priority <= 9
         and priority % 1 == 0 and t[ATTEMPT] >= 0 and t[ETA] < NEVER and t[COMPLETED_RUNS] >= 0
         and t[CREATED_AT] < NEVER and t[FINISHED_AT] < NEVER and t[EXPIRES] < NEVER and t[RESULT_TTL] < NEVER
-        and t[UNIQUE_UNTIL] < NEVER and t[WAITS_FOR] < NEVER and t[DEPENDS_ON] >= 0 and t[UNIQUE_KEY] >= ''
+        and t[FAILURE_TTL] < NEVER and t[UNIQUE_UNTIL] < NEVER and t[WAITS_FOR] < NEVER and t[DEPENDS_ON] >= 0 and t[UNIQUE_KEY] >= ''
         and t[CONCURRENCY_KEY] >= '' and t[NEXT_TASK_ID] >= '' and type(t[ERRORS]) == 'table'
         and (awaited == false or awaited == true or awaited >= '')
         -- A table with a gap would be packed as a map.
@@ -99,7 +99,7 @@ local function sound(state)
         and t[CANCEL_REQUESTED] ~= nil and t[HAS_RESULT] ~= nil and t[KEEPS_KEY] ~= nil and t[RUN_ALWAYS] ~= nil
         and t[MANY] ~= nil then
         local sum = t[ATTEMPT] + t[ETA] + t[COMPLETED_RUNS] + t[CREATED_AT] + t[FINISHED_AT] + t[EXPIRES]
-            + t[RESULT_TTL] + t[UNIQUE_UNTIL] + t[WAITS_FOR] + t[DEPENDS_ON]
+            + t[RESULT_TTL] + t[FAILURE_TTL] + t[UNIQUE_UNTIL] + t[WAITS_FOR] + t[DEPENDS_ON]
         return sum - sum == 0 and t  -- neither NaN nor infinite
     end
     return nil

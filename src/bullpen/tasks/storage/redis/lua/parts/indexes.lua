@@ -99,8 +99,8 @@ local function enter(queue, id, task, lease_until)
         put(queue.added, ':running', lease_until, id)
         if task[CONCURRENCY_KEY] ~= '' then redis.call('HINCRBY', queue.tag .. ':busy', task[CONCURRENCY_KEY], 1) end
     else
-        local prune_at = task[RESULT_TTL] < 0 and 'inf'
-            or exact(math.max(task[FINISHED_AT] + task[RESULT_TTL], task[UNIQUE_UNTIL]))
+        local ttl = status == 'failed' and task[FAILURE_TTL] or task[RESULT_TTL]
+        local prune_at = ttl < 0 and 'inf' or exact(math.max(task[FINISHED_AT] + ttl, task[UNIQUE_UNTIL]))
         put(queue.added, ':finished', prune_at, id)
     end
     if has_key(task) then redis.call('HSET', queue.tag .. ':unique', task[UNIQUE_KEY], id) end
