@@ -21,6 +21,7 @@ from bullpen import (
     Pool,
     PoolClosed,
     PoolSaturated,
+    SessionWorkerUnavailable,
     WorkerBroken,
     WorkerLost,
 )
@@ -519,6 +520,55 @@ def test_a_stream_of_a_full_pool_is_refused_or_waits(run: Run) -> None:
                         await reading
                 else:
                     assert await reading == [0, 1, 2]
+
+    run(main())
+
+
+def test_entering_a_stream_submits_its_call(run: Run, kind: str) -> None:
+    async def main() -> None:
+        tap = Tap()
+        async with AsyncPool(1, threads=1) as pool:
+            async with pool.stream(getattr(tap, kind)):
+                await until(lambda: tap.made > 0)  # although no item was asked for
+            await at_rest(pool)
+
+    run(main())
+
+
+def test_entering_a_stream_of_a_full_pool_raises_or_waits(run: Run) -> None:
+    async def main() -> None:
+        for when_full in ("reject", "block"):
+            door = Door()
+            async with AsyncPool(1, max_queue=0, when_full=when_full) as pool:
+                pool.submit(door)
+                stream = pool.stream(count, 3)
+                entering = asyncio.create_task(stream.__aenter__())
+                await steps(3)
+                assert entering.done() == (when_full == "reject")
+                door.open()
+                if when_full == "reject":
+                    with pytest.raises(PoolSaturated):
+                        await entering
+                else:
+                    assert await read_all(await entering) == [0, 1, 2]
+
+    run(main())
+
+
+def raise_broken() -> None:
+    raise WorkerBroken("broken")
+
+
+def test_entering_a_stream_of_a_session_without_its_worker_raises(run: Run) -> None:
+    async def main() -> None:
+        async with AsyncPool(threads=1) as pool:
+            view = pool.using(session="ann", affinity="strict_queue")
+            assert await view.do(square, 2) == 4
+            with pytest.raises(WorkerLost):
+                await view.do(raise_broken)
+            with pytest.raises(SessionWorkerUnavailable):
+                async with view.stream(count_on_a_thread, 3):
+                    pytest.fail("the session's worker is gone")
 
     run(main())
 

@@ -26,9 +26,10 @@ T = TypeVar("T")
 
 
 class AsyncStream(Generic[T]):
-    """The items of one generator. It starts when the first item is requested. Its error is raised after all items.
+    """The items of one generator. Its error is raised after all items.
 
-    Closing or dropping the stream early cancels the generator. The stream is its own context manager.
+    The stream is its own context manager. Entering it submits the call, which raises if the pool rejects it; outside
+    `async with`, the request for the first item does that. Closing or dropping the stream early cancels the generator.
     """
 
     __slots__ = ("_args", "_bridge", "_buffer", "_fn", "_future", "_kwargs", "_reading", "_side", "_submit")
@@ -73,8 +74,7 @@ class AsyncStream(Generic[T]):
 
     async def _next(self) -> T:
         buffer = self._buffer
-        if self._future is None and not buffer.closed:
-            await self._start()
+        await self._start()
         while not buffer.items:
             if self._future is None or buffer.closed:
                 raise StopAsyncIteration
@@ -85,7 +85,10 @@ class AsyncStream(Generic[T]):
         return buffer.take()  # type: ignore[no-any-return]
 
     async def _start(self) -> None:
+        """Submit the call, unless that was done or the stream is closed."""
         buffer = self._buffer
+        if self._future is not None or buffer.closed:
+            return
         args, kwargs = self._args, self._kwargs
         self._args, self._kwargs = (), {}
         remote = buffer if isinstance(buffer, _RemoteBuffer) else None
@@ -104,6 +107,7 @@ class AsyncStream(Generic[T]):
             future.exception()  # mark it as retrieved: the reader got it, or has closed the stream
 
     async def __aenter__(self) -> AsyncStream[T]:
+        await self._start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
