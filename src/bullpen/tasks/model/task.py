@@ -10,6 +10,7 @@ The values here contain only values, so the garbage collector need not track the
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -183,11 +184,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def is_final(self) -> bool:
         return self.status in FINAL
-
-    @property
-    def time_to_live(self) -> float | None:
-        """How long it is kept after its end; None for ever."""
-        return self.failure_ttl if self.status is FAILED else self.result_ttl
 
     @property
     def repeats(self) -> bool:
@@ -540,3 +536,11 @@ def expired(task: Task, now: float) -> Task | None:
         return None
     error = TaskError(kind="expired", attempt=task.attempt, at=now, message=NOT_IN_TIME)
     return msgspec.structs.replace(task, status=FAILED, errors=(*task.errors, error)[-ERRORS_KEPT:], finished_at=now)
+
+
+def prune_at(task: Task) -> float | None:
+    """When a final task is pruned, infinite for never; None if the task is not final."""
+    if not task.is_final or task.finished_at is None:
+        return None
+    ttl = task.failure_ttl if task.status is FAILED else task.result_ttl
+    return math.inf if ttl is None else max(task.finished_at + ttl, task.unique_until or 0.0)

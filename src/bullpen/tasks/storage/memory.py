@@ -32,6 +32,7 @@ from bullpen.tasks.model.task import (
     claimed,
     expired,
     new_as_kept,
+    prune_at,
 )
 from bullpen.tasks.model.unique import RETURN, Duplicates, has_key, meet
 from bullpen.tasks.storage.port import (
@@ -51,7 +52,6 @@ from bullpen.tasks.storage.rules import (
     is_unawaited,
     keys_limit,
     most_starts,
-    prune_at,
     rate_period,
 )
 

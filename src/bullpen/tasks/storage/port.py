@@ -34,7 +34,7 @@ The files of the contract suite (`bullpen/testing/storage_contract`) hold every 
 | children come with their settlement | `rules._settle_task` | PostgreSQL, Redis | links.py |
 | cancel, retry | `cancelled_by_operator`, `redriven_behind` | Redis | people.py |
 | the time to start | `expired` | Redis | upkeep.py |
-| the time to live | `rules.prune_at` | PostgreSQL, Redis; SQLite for plain successes | upkeep.py |
+| the time to live | `prune_at` | PostgreSQL, Redis; SQLite for plain successes | upkeep.py |
 | schedules | `schedule_changes`, through `change` | no store | schedules.py |
 
 Beside the contracts, `tests/properties/test_storage_model.py` compares random histories of memory and SQLite with a

@@ -173,14 +173,6 @@ def most_starts(rate: float) -> int:
 # Pruning.
 
 
-def prune_at(task: Task) -> float | None:
-    """When a final task is pruned, infinite for never; None if the task is not final."""
-    if not task.is_final or task.finished_at is None:
-        return None
-    ttl = task.time_to_live
-    return math.inf if ttl is None else max(task.finished_at + ttl, task.unique_until or 0.0)
-
-
 def is_unawaited(task: Task, follower: Task | None) -> bool:
     """Whether a task is final, and no task that depends on it still needs its result."""
     return task.is_final and (follower is None or follower.is_final)

@@ -20,9 +20,9 @@ from bullpen.tasks.model.task import (
     Task,
     TaskError,
     TaskStatus,
+    prune_at,
 )
 from bullpen.tasks.model.unreadable import unreadable_task
-from bullpen.tasks.storage.rules import prune_at
 
 NEW = {  # the columns that are written when a task is added
     "id": "text",

@@ -26,9 +26,9 @@ from bullpen.tasks.model.task import (
     TaskError,
     TaskStatus,
     UniqueScope,
+    prune_at,
 )
 from bullpen.tasks.model.unreadable import FIELD_TYPES, unreadable_task
-from bullpen.tasks.storage.rules import prune_at
 
 Row = tuple[Any, ...]
 
