@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bullpen import TaskQueue, TaskStatus, WorkerPool
+from bullpen import TaskStatus, WorkerPool
 from bullpen.cli.main import main
+from bullpen.tasks.client import backend
+from bullpen.tasks.storage.port import Batch
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
 from tests.scenarios.cli_stores import Desk, desk_at
 from tests.scenarios.cli_support import command
 from tests.scenarios.terminal import terminal
@@ -132,19 +137,24 @@ def test_people_at_a_terminal_are_asked_and_shown_how_far_it_is(sqlite_desk: Des
         assert "600 of 600 cancelled or asked to stop" in session.shown
 
 
-def test_ctrl_c_says_how_far_it_came(sqlite_desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_stops_between_two_batches_and_says_how_far_it_came(
+    sqlite_desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch that the store is changing is finished and counted."""
     sqlite_desk.add.enqueue_many([(number,) for number in range(500)])
-    cancel = TaskQueue.cancel
+    change_batch = SqliteStorage.change_batch
 
-    def interrupted(queue: TaskQueue, *ids: str) -> int:
-        if queue.counts()["default"].get(TaskStatus.CANCELLED, 0) >= 400:
-            raise KeyboardInterrupt
-        return cancel(queue, *ids)
+    async def interrupted(store: SqliteStorage, *arguments: Any, **options: Any) -> Batch:
+        if (await store.counts())["default"].get(TaskStatus.CANCELLED, 0) >= 200:
+            os.kill(os.getpid(), signal.SIGINT)
+        return await change_batch(store, *arguments, **options)
 
-    monkeypatch.setattr(TaskQueue, "cancel", interrupted)
+    monkeypatch.setattr(SqliteStorage, "change_batch", interrupted)
+    monkeypatch.setattr(backend, "BATCH", 200)
     code, out, err = sqlite_desk.run("tasks", "cancel", "--all", "--yes")
     assert (code, out) == (130, "")
     assert "interrupted after 400 of 500 tasks: 400 cancelled or asked to stop" in err
+    assert sqlite_desk.queue.count(status="cancelled") == 400
 
 
 # Queues.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bullpen import Backoff, InvalidOption, TaskQueue, WorkerPool
+from bullpen.tasks.client import backend
 
 PATIENCE = 60
 
@@ -98,9 +99,36 @@ def test_dead_tasks_run_again_all_that_fit(queue: TaskQueue) -> None:
         works = True
         assert queue.retry_all(name="none") == 0
         assert queue.retry_all(status="success") == 0
-        assert queue.retry_all(error_type="KeyError") == 1
+        assert queue.retry_all(error="KeyError") == 1
         assert jobs[1].result(timeout=PATIENCE) is None
         assert queue.retry_all(queue="default", name="f") == 2
         assert [job.result(timeout=PATIENCE) for job in jobs] == [None] * 3
-    with pytest.raises(InvalidOption, match="not over"):
+    with pytest.raises(InvalidOption, match="success or failed or cancelled"):
         queue.retry_all(status="pending")
+
+
+def test_all_matching_tasks_are_counted_and_cancelled_in_batches(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "BATCH", 2)
+    queue.task(name="f")(dict).enqueue_many([()] * 5)
+    queue.task(name="g", queue="other")(dict).enqueue()
+    assert (queue.count(), queue.count(name="f"), queue.count(queue="other", newer_than=60)) == (6, 5, 1)
+    assert queue.count(older_than=60) == queue.count(error="timeout") == 0
+    batches: list[tuple[int, int]] = []
+
+    def stop_after_four(matching: int, changed: int) -> None:
+        batches.append((matching, changed))
+        if changed == 4:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        queue.cancel_all(name="f", on_batch=stop_after_four)
+    assert batches == [(2, 2), (4, 4)]
+    assert queue.count(status="pending") == 2
+    assert queue.cancel_all() == 2
+    assert queue.purge(error="timeout") == 0
+    assert queue.purge(on_batch=lambda *so_far: batches.append(so_far)) == 6
+    assert batches[-1] == (6, 6)
+    with pytest.raises(InvalidOption, match="pending or running"):
+        queue.cancel_all(status="failed")

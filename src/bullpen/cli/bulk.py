@@ -9,17 +9,16 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from bullpen.cli import store
-from bullpen.cli.command import CommandError, ExitCode
+from bullpen.cli.command import CommandError, ExitCode, Stopped
 from bullpen.cli.matching import Matching, add_filters
 from bullpen.cli.terminal.output import agrees, counted, show, show_json, text
 from bullpen.cli.terminal.progress import ProgressBar
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.task import TaskStatus
 
-BATCH = 200
-
 Statuses = Sequence[TaskStatus]
-Change = Callable[[TaskQueue, Sequence[str]], int]  # returns how many it has changed
+ChangeNamed = Callable[..., int]  # a method of TaskQueue that takes ids, and returns how many it has changed
+ChangeAll = Callable[..., int]  # … that takes filters
 
 
 def add_arguments(parser: argparse.ArgumentParser, statuses: Statuses, default: Statuses | None = None) -> None:
@@ -38,29 +37,25 @@ def add_arguments(parser: argparse.ArgumentParser, statuses: Statuses, default: 
 def change_many(
     arguments: argparse.Namespace,
     statuses: Statuses,
-    change: Change,
+    change_named: ChangeNamed,
+    change_all: ChangeAll,
     done: str,
     default: Statuses | None = None,
-    *,
-    readable_only: bool = False,
 ) -> int:
-    """`done`: how the message calls the change, such as "cancelled". `readable_only`: the filters leave out tasks whose
-    stored rows cannot be read.
-    """
+    """`done`: how the message calls the change, such as "cancelled"."""
     matching = Matching.of(arguments)
     _check(arguments, matching, statuses)
     with store.open_queue(arguments) as queue:
         if arguments.ids:
-            return _named(arguments, change(queue, arguments.ids), done)
+            return _named(arguments, change_named(queue, *arguments.ids), done)
         matching = matching if matching.status else replace(matching, status=tuple(map(str, default or statuses)))
-        found = matching.find(queue, store.now(queue))
-        ids = [task.id for task in found if not (readable_only and task.unreadable)]
-        if arguments.dry_run or not ids:
-            matching_words = counted(len(ids), "task matches", "tasks match")
-            unknown = [] if ids or arguments.json else matching.unknown_names(queue)
-            return _tell(arguments, len(ids), 0, f"{matching_words}; nothing was changed", *unknown)
-        _confirm(arguments, len(ids))
-        return _change(arguments, queue, ids, change, done)
+        total = queue.count(**matching.filters)
+        if arguments.dry_run or not total:
+            matching_words = counted(total, "task matches", "tasks match")
+            unknown = [] if total or arguments.json else matching.unknown_names(queue)
+            return _tell(arguments, total, 0, f"{matching_words}; nothing was changed", *unknown)
+        _confirm(arguments, total)
+        return _change(arguments, queue, matching, total, change_all, done)
 
 
 def _check(arguments: argparse.Namespace, matching: Matching, statuses: Statuses) -> None:
@@ -86,19 +81,22 @@ def _confirm(arguments: argparse.Namespace, many: int) -> None:
         raise CommandError("nothing was changed")
 
 
-def _change(arguments: argparse.Namespace, queue: TaskQueue, ids: Sequence[str], change: Change, done: str) -> int:
-    changed = 0
-    with ProgressBar(done, len(ids), quiet=arguments.json) as progress:
-        try:
-            for first in range(0, len(ids), BATCH):
-                batch = ids[first : first + BATCH]
-                changed += change(queue, batch)
-                progress.advance(len(batch))
-        except KeyboardInterrupt:
-            message = f"interrupted after {progress.done} of {len(ids)} tasks: {changed} {done}"
-            raise CommandError(message, ExitCode.INTERRUPTED) from None
-    others = "" if changed == len(ids) else "; the others have changed their status meanwhile"
-    return _tell(arguments, len(ids), changed, f"{changed} of {len(ids)} {done}{others}")
+def _change(
+    arguments: argparse.Namespace, queue: TaskQueue, matching: Matching, total: int, change_all: ChangeAll, done: str
+) -> int:
+    """A signal stops it after the batch that the store is changing."""
+    stopped = Stopped()
+
+    def after_batch(seen: int, changed: int) -> None:
+        bar.advance(seen - bar.done)
+        if stopped and seen < total:
+            message = f"interrupted after {seen} of {total} tasks: {changed} {done}"
+            raise CommandError(message, ExitCode.INTERRUPTED)
+
+    with ProgressBar(done, total, quiet=arguments.json) as bar, stopped.by_signals():
+        changed = change_all(queue, on_batch=after_batch, **matching.filters)
+    others = "" if changed == total else "; the others have changed meanwhile, or cannot be read"
+    return _tell(arguments, total, changed, f"{changed} of {total} {done}{others}")
 
 
 def _tell(arguments: argparse.Namespace, matching: int, changed: int, *lines: str) -> int:

@@ -1,18 +1,16 @@
-"""The filters of `bullpen tasks`. Reads matching tasks page by page."""
+"""The filters of `bullpen tasks`."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from typing import get_args
 
 import msgspec
 
 from bullpen.cli.arguments import names, seconds
 from bullpen.pools.config_file import did_you_mean
-from bullpen.tasks.client.task_queue import LARGEST_PAGE, TaskQueue
-from bullpen.tasks.model.info import TaskInfo, as_datetime
-from bullpen.tasks.model.task import FINAL, ErrorKind, TaskStatus
+from bullpen.tasks.client.task_queue import LARGEST_PAGE, TaskFilters, TaskQueue
+from bullpen.tasks.model.task import ErrorKind, TaskStatus
 
 _KINDS = frozenset(name for kinds in get_args(ErrorKind) for name in get_args(kinds))
 
@@ -59,44 +57,18 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
     def __bool__(self) -> bool:
         return any(getattr(self, name) is not None for name in self.__struct_fields__)
 
-    def find(
-        self, queue: TaskQueue, now: float, *, limit: int | None = None, after: str | None = None
-    ) -> list[TaskInfo]:
-        """At most `limit` matching tasks, in the order of their ids."""
-        found = []
-        for task in self._candidates(queue, limit, after):
-            if self._fits(task, now):
-                found.append(task)
-                if len(found) == limit:
-                    break
-        return found
-
-    def _candidates(self, queue: TaskQueue, limit: int | None, after: str | None) -> Iterator[TaskInfo]:
-        """Tasks that match the filters of the store itself."""
-        is_all = self.error is None and self.older_than is None and self.newer_than is None
-        size = min(limit, LARGEST_PAGE) if limit is not None and is_all else LARGEST_PAGE
-        while True:
-            page = queue.list(
-                status=self.status,  # type: ignore[arg-type]
-                queue=self.queue,
-                name=self.function,
-                worker=self.worker,
-                limit=size,
-                after=after,
-            )
-            yield from page
-            if len(page) < size:
-                return
-            after = page[-1].id
-
-    def _fits(self, task: TaskInfo, now: float) -> bool:
-        since = task.finished_at if task.status in FINAL and task.finished_at is not None else task.created_at
-        age = (as_datetime(now) - since).total_seconds()
-        return (
-            (self.error is None or (task.error is not None and self.error in _names_of(task)))
-            and (self.older_than is None or age >= self.older_than)
-            and (self.newer_than is None or age < self.newer_than)
-        )
+    @property
+    def filters(self) -> TaskFilters:
+        """As the methods of a queue take them."""
+        return {
+            "status": self.status,  # type: ignore[typeddict-item]
+            "queue": self.queue,
+            "name": self.function,
+            "worker": self.worker,
+            "error": self.error,
+            "older_than": self.older_than,
+            "newer_than": self.newer_than,
+        }
 
     def unknown_names(self, queue: TaskQueue) -> list[str]:
         """A sentence for each filter that no task could match, whatever the other filters are."""
@@ -112,13 +84,7 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
             ends = [name for name in sorted(functions) if name.endswith(f".{self.function}")]
             hint = f"; did you mean {ends[0]!r}?" if ends else did_you_mean(self.function, functions)
             sentences.append(f"no task has the function {self.function!r}{hint}")
-        if self.error and self.error not in _KINDS and not Matching(error=self.error).find(queue, 0.0, limit=1):
-            errors = {*_KINDS, *(name for task in some if task.error is not None for name in _names_of(task))}
+        if self.error and self.error not in _KINDS and not queue.list(error=self.error, limit=1):
+            errors = {*_KINDS, *(name for task in some if task.error is not None for name in task.error.names)}
             sentences.append(f"no task has the error {self.error!r}{did_you_mean(self.error, errors)}")
         return sentences
-
-
-def _names_of(task: TaskInfo) -> set[str]:
-    """Names for its latest error: kind, type, and type without its module."""
-    assert task.error is not None
-    return {task.error.kind, task.error.type, task.error.type.rpartition(".")[2]} - {""}

@@ -13,6 +13,8 @@ from bullpen.tasks.model.task import FINAL, RUNNING, Progress, Settlement, Task
 from bullpen.tasks.model.unique import RETURN, Duplicates
 from bullpen.tasks.storage.port import (
     AttemptKey,
+    Batch,
+    BatchVerb,
     Counts,
     Decide,
     Exchange,
@@ -22,6 +24,7 @@ from bullpen.tasks.storage.port import (
     Storage,
     TaskFilter,
     WorkerRecord,
+    batch_of,
 )
 from bullpen.testing.history import Op, Record, Terms, Write
 
@@ -231,6 +234,9 @@ class RecordingStorage:
     async def counts(self) -> Counts:
         return await self._storage.counts()
 
+    async def count(self, which: TaskFilter) -> int:
+        return await self._storage.count(which)
+
     async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
         return await self._change("cancel", ids, self._storage.cancel)
 
@@ -270,6 +276,14 @@ class RecordingStorage:
 
     async def delete(self, ids: Sequence[str]) -> int:
         return await self._forget(self._storage.delete(ids))
+
+    async def change_batch(self, verb: BatchVerb, which: TaskFilter, *, limit: int, cursor: str | None = None) -> Batch:
+        """By id, so that the history has each task."""
+        found = await self.list(which, limit=limit, after=cursor)
+        if verb == "delete":
+            return batch_of(found, [task for task in found if await self.delete([task.id])], limit)
+        change = self.cancel if verb == "cancel" else self.retry
+        return batch_of(found, await change([task.id for task in found]), limit)
 
     # Moving tasks between stores, which is no part of a history.
 

@@ -12,7 +12,7 @@ from bullpen.cli.command import Command, CommandGroup, ExitCode
 from bullpen.cli.matching import Matching, add_filters
 from bullpen.cli.terminal.output import facts, indented, show, show_json, state, table, text, when
 from bullpen.cli.terminal.screen import Line, StyledText
-from bullpen.tasks.client.task_queue import LARGEST_PAGE
+from bullpen.tasks.client.task_queue import LARGEST_PAGE, TaskQueue
 from bullpen.tasks.client.why import Why
 from bullpen.tasks.model.info import TaskInfo, as_datetime
 from bullpen.tasks.model.task import TaskStatus
@@ -35,11 +35,10 @@ def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _list(arguments: argparse.Namespace) -> int:
     with store.open_queue(arguments) as queue:
-        moment = store.now(queue)
+        now = as_datetime(store.now(queue))
         matching = Matching.of(arguments)
-        found = matching.find(queue, moment, limit=arguments.limit, after=arguments.after)
+        found = queue.list(limit=arguments.limit, after=arguments.after, **matching.filters)
         unknown = [] if found or arguments.json else matching.unknown_names(queue)
-    now = as_datetime(moment)
     following = found[-1].id if len(found) == arguments.limit else None
     if arguments.json:
         show_json({"tasks": found, "next": following})
@@ -155,7 +154,7 @@ def _add_cancel_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _cancel(arguments: argparse.Namespace) -> int:
-    return bulk.change_many(arguments, ALIVE, lambda queue, ids: queue.cancel(*ids), "cancelled or asked to stop")
+    return bulk.change_many(arguments, ALIVE, TaskQueue.cancel, TaskQueue.cancel_all, "cancelled or asked to stop")
 
 
 def _add_retry_arguments(parser: argparse.ArgumentParser) -> None:
@@ -163,14 +162,8 @@ def _add_retry_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _retry(arguments: argparse.Namespace) -> int:
-    return bulk.change_many(
-        arguments,
-        OVER,
-        lambda queue, ids: queue.retry(*ids),
-        "will run again",
-        default=(TaskStatus.FAILED,),
-        readable_only=True,
-    )
+    failed = (TaskStatus.FAILED,)
+    return bulk.change_many(arguments, OVER, TaskQueue.retry, TaskQueue.retry_all, "will run again", failed)
 
 
 def _add_purge_arguments(parser: argparse.ArgumentParser) -> None:
@@ -178,7 +171,7 @@ def _add_purge_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _purge(arguments: argparse.Namespace) -> int:
-    return bulk.change_many(arguments, OVER, lambda queue, ids: queue.delete(*ids), "purged")
+    return bulk.change_many(arguments, OVER, TaskQueue.delete, TaskQueue.purge, "purged")
 
 
 GROUP = CommandGroup(

@@ -27,11 +27,15 @@ from bullpen.tasks.model.task import Task
 from bullpen.tasks.model.task_batch import TaskBatch
 from bullpen.tasks.model.unique import RETURN, Duplicates
 from bullpen.tasks.storage import schedules
-from bullpen.tasks.storage.port import Storage, SupportsBlockingCalls
+from bullpen.tasks.storage.port import BatchVerb, Storage, SupportsBlockingCalls, TaskFilter
 
 T = TypeVar("T")
 Keys = Sequence[Mapping[str, str]] | None
 Added = list[tuple[str, bool]]  # the id of each task, and whether it is new
+
+OnBatch = Callable[[int, int], object]  # called after each batch: how many tasks matched, and how many changed
+
+BATCH = 1000  # tasks that one step of the store changes, so that no lock is held for long
 
 _warned = False
 
@@ -297,6 +301,24 @@ class QueueBackend:
             if task is not None and task.unreadable:
                 raise UnreadableTask(task=task.id, reason=task.unreadable)
         return len(changed)
+
+    async def change_all(self, verb: BatchVerb, which: TaskFilter, on_batch: OnBatch | None) -> int:
+        """Cancel, retry or delete all tasks that match, batch by batch in the store; how many this changed."""
+        storage = await self.clients.get()
+        matching, changed, cursor = 0, 0, None
+        while True:
+            batch = await storage.change_batch(verb, which, limit=BATCH, cursor=cursor)
+            if verb == "cancel":
+                self.watch.cancelled(batch.changed)
+            elif verb == "retry":
+                self.watch.redriven(batch.changed)
+            else:
+                self.watch.forgotten(len(batch.changed))
+            matching, changed, cursor = matching + batch.matching, changed + len(batch.changed), batch.cursor
+            if on_batch is not None:
+                on_batch(matching, changed)
+            if cursor is None:
+                return changed
 
     async def task(self, task_id: str) -> Task:
         """A task as it is now. Raises TaskNotFound."""

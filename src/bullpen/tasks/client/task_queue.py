@@ -11,7 +11,7 @@ from typing import Any, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, ov
 import msgspec
 
 from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, UnknownTask
-from bullpen.tasks.client.backend import NewTasks, QueueBackend
+from bullpen.tasks.client.backend import NewTasks, OnBatch, QueueBackend
 from bullpen.tasks.client.clients import Clients
 from bullpen.tasks.client.function import AsyncTaskFunction, SyncTaskFunction, TaskFunction, enqueue, enqueue_blocking
 from bullpen.tasks.client.ids import new_ids as _new_ids
@@ -36,7 +36,7 @@ from bullpen.tasks.model.options import (
     whole,
 )
 from bullpen.tasks.model.registry import TaskRegistry, is_async, task_name
-from bullpen.tasks.model.task import FINAL, TaskStatus, writable
+from bullpen.tasks.model.task import TaskStatus, writable
 from bullpen.tasks.storage.port import Counts, Limit, Storage, TaskFilter, WorkerRecord
 from bullpen.telemetry import Kind
 
@@ -50,7 +50,7 @@ List = list  # in the class, `list` is a method
 Status = TaskStatus | Literal["pending", "running", "success", "failed", "cancelled"]
 
 LARGEST_PAGE = 1000
-_PURGE_PAGE = 500
+_OVER = (TaskStatus.SUCCESS, TaskStatus.FAILED, TaskStatus.CANCELLED)
 _GIBIBYTE = 1 << 30
 
 
@@ -61,6 +61,23 @@ class LimitTerms(TypedDict, total=False):
     max_running_per_key: int | None
     rate: float | None
     in_order: bool
+
+
+class TaskFilters(TypedDict, total=False):
+    """Which tasks a call is about: those that match all that is given.
+
+    `status`, `queue`: one or several. `name`: of the function. `worker`: that runs them, or ran them last. `error`: the
+    kind or type of their latest error, such as "timeout" or "ConnectionError". `older_than`, `newer_than`: since they
+    ended; unfinished tasks: since they were enqueued.
+    """
+
+    status: Status | Iterable[Status] | None
+    queue: str | Iterable[str] | None
+    name: str | None
+    worker: str | None
+    error: str | None
+    older_than: Seconds | None
+    newer_than: Seconds | None
 
 
 class _TaskDecorator:
@@ -283,37 +300,45 @@ class TaskQueue:
     async def aget(self, task_id: str) -> TaskInfo:
         return info_of(await self._backend.task(_id(task_id)))
 
-    def list(
-        self,
-        *,
-        status: Status | Iterable[Status] | None = None,
-        queue: str | Iterable[str] | None = None,
-        name: str | None = None,
-        worker: str | None = None,
-        limit: int = 100,
-        after: str | None = None,
-    ) -> List[TaskInfo]:
-        """Tasks that fit all that is given, oldest first. `after` is the id of the last one of the page before."""
-        which = _filter(status, queue, name, worker, limit, after)
-        return self._backend.run("list", self._list(which, limit, after))
+    def list(self, *, limit: int = 100, after: str | None = None, **filters: Unpack[TaskFilters]) -> List[TaskInfo]:
+        """Tasks that match all `filters`, oldest first. `after` is the id of the last one of the page before."""
+        return self._backend.run("list", self.alist(limit=limit, after=after, **filters))
 
     async def alist(
-        self,
-        *,
-        status: Status | Iterable[Status] | None = None,
-        queue: str | Iterable[str] | None = None,
-        name: str | None = None,
-        worker: str | None = None,
-        limit: int = 100,
-        after: str | None = None,
+        self, *, limit: int = 100, after: str | None = None, **filters: Unpack[TaskFilters]
     ) -> List[TaskInfo]:
         """`list`, for async code."""
-        return await self._list(_filter(status, queue, name, worker, limit, after), limit, after)
-
-    async def _list(self, which: TaskFilter, limit: int, after: str | None) -> List[TaskInfo]:
+        whole("limit", limit, 1, LARGEST_PAGE, f"a whole number from 1 to {LARGEST_PAGE}")
+        after = None if after is None else _id(after)
+        which = await self._which(filters)
         storage = await self._clients.get()
-        after = None if after is None else writable(after)
         return [info_of(task) for task in await storage.list(which, limit=limit, after=after)]
+
+    def count(self, **filters: Unpack[TaskFilters]) -> int:
+        """How many tasks match all `filters`. The store counts them."""
+        return self._backend.run("count", self.acount(**filters))
+
+    async def acount(self, **filters: Unpack[TaskFilters]) -> int:
+        """`count`, for async code."""
+        which = await self._which(filters)
+        return await (await self._clients.get()).count(which)
+
+    async def _which(self, filters: TaskFilters, allowed: Iterable[TaskStatus] = TaskStatus) -> TaskFilter:
+        """Without a status: those of `allowed`."""
+        which, older_than, newer_than = _filter(**filters)
+        statuses = tuple(allowed)
+        if which.statuses is not None and not set(statuses).issuperset(which.statuses):
+            raise InvalidOption("status", filters["status"], " or ".join(map(str, statuses)))
+        if which.statuses is None and allowed is not TaskStatus:
+            which = msgspec.structs.replace(which, statuses=statuses)
+        if older_than is None and newer_than is None:
+            return which
+        now = await (await self._clients.get()).now()
+        return msgspec.structs.replace(
+            which,
+            until=None if older_than is None else now - older_than,
+            since=None if newer_than is None else now - newer_than,
+        )
 
     def counts(self) -> Counts:
         """How many tasks there are, by queue and status."""
@@ -340,6 +365,19 @@ class TaskQueue:
         ids = [_id(task_id) for task_id in task_ids]
         return await self._backend.cancel(ids)
 
+    def cancel_all(self, *, on_batch: OnBatch | None = None, **filters: Unpack[TaskFilters]) -> int:
+        """Cancel all pending tasks that match all `filters`, and ask running ones to stop; how many this changed.
+
+        The store changes them in batches. `on_batch` is called after each batch: how many tasks have matched so far,
+        and how many were changed. If it raises, no other batch begins, and the error is raised here.
+        """
+        return self._backend.run("cancel_all", self.acancel_all(on_batch=on_batch, **filters))
+
+    async def acancel_all(self, *, on_batch: OnBatch | None = None, **filters: Unpack[TaskFilters]) -> int:
+        """`cancel_all`, for async code."""
+        which = await self._which(filters, (TaskStatus.PENDING, TaskStatus.RUNNING))
+        return await self._backend.change_all("cancel", which, on_batch)
+
     def retry(self, *task_ids: str) -> int:
         """Let tasks that are over run again, with all their tries; how many this changed."""
         return self._backend.run("retry", self.aretry(*task_ids))
@@ -348,46 +386,16 @@ class TaskQueue:
         ids = [_id(task_id) for task_id in task_ids]
         return await self._backend.retry(ids)
 
-    def retry_all(
-        self,
-        *,
-        status: Status | Iterable[Status] = "failed",
-        queue: str | Iterable[str] | None = None,
-        name: str | None = None,
-        error_type: str | None = None,
-    ) -> int:
-        """Let all tasks run again that are over and fit all that is given, with all their tries; how many.
-
-        `error_type`: the type of their latest error, as `TaskError.type` has it.
+    def retry_all(self, *, on_batch: OnBatch | None = None, **filters: Unpack[TaskFilters]) -> int:
+        """Let all final tasks run again that match all `filters`, with all their tries; how many. Without a `status`:
+        failed ones. A task whose row cannot be read stays as it is. `on_batch`: see `cancel_all`.
         """
-        return self._backend.run(
-            "retry_all", self.aretry_all(status=status, queue=queue, name=name, error_type=error_type)
-        )
+        return self._backend.run("retry_all", self.aretry_all(on_batch=on_batch, **filters))
 
-    async def aretry_all(
-        self,
-        *,
-        status: Status | Iterable[Status] = "failed",
-        queue: str | Iterable[str] | None = None,
-        name: str | None = None,
-        error_type: str | None = None,
-    ) -> int:
+    async def aretry_all(self, *, on_batch: OnBatch | None = None, **filters: Unpack[TaskFilters]) -> int:
         """`retry_all`, for async code."""
-        which = _filter(status, queue, name, None, _PURGE_PAGE, None)
-        if not FINAL.issuperset(which.statuses or ()):
-            raise InvalidOption("status", status, "success, failed or cancelled: others are not over")
-        storage = await self._clients.get()
-        count, after = 0, None
-        while page := await storage.list(which, limit=_PURGE_PAGE, after=after):
-            after = page[-1].id
-            fitting = [
-                task.id
-                for task in page
-                if not task.unreadable
-                and (error_type is None or (task.error is not None and task.error.type == error_type))
-            ]
-            count += await self._backend.retry(fitting) if fitting else 0
-        return count
+        which = await self._which({"status": "failed", **filters}, _OVER)
+        return await self._backend.change_all("retry", which, on_batch)
 
     def delete(self, *task_ids: str) -> int:
         """Forget tasks that are over, and their results; how many. Those that wait or run stay."""
@@ -399,35 +407,15 @@ class TaskQueue:
         self._watch.forgotten(forgotten)
         return forgotten
 
-    def purge(
-        self,
-        *,
-        status: Status | Iterable[Status] | None = None,
-        queue: str | Iterable[str] | None = None,
-        older_than: Seconds = 0.0,
-    ) -> int:
-        """Forget tasks that are over, at least for `older_than`; how many. Those that wait or run stay."""
-        return self._backend.run("purge", self.apurge(status=status, queue=queue, older_than=older_than))
+    def purge(self, *, on_batch: OnBatch | None = None, **filters: Unpack[TaskFilters]) -> int:
+        """Delete all final tasks that match all `filters`, and their results; how many. Others stay. `on_batch`: see
+        `cancel_all`.
+        """
+        return self._backend.run("purge", self.apurge(on_batch=on_batch, **filters))
 
-    async def apurge(
-        self,
-        *,
-        status: Status | Iterable[Status] | None = None,
-        queue: str | Iterable[str] | None = None,
-        older_than: Seconds = 0.0,
-    ) -> int:
-        age = seconds("older_than", older_than)
-        which = _filter(status or tuple(FINAL), queue, None, None, _PURGE_PAGE, None)
-        if not FINAL.issuperset(which.statuses or ()):
-            raise InvalidOption("status", status, "success, failed or cancelled: others are not over")
-        storage = await self._clients.get()
-        before, forgotten, after = await storage.now() - age, 0, None
-        while page := await storage.list(which, limit=_PURGE_PAGE, after=after):
-            after = page[-1].id
-            old = [task.id for task in page if task.finished_at is None or task.finished_at <= before]
-            forgotten += await storage.delete(old) if old else 0
-        self._watch.forgotten(forgotten)
-        return forgotten
+    async def apurge(self, *, on_batch: OnBatch | None = None, **filters: Unpack[TaskFilters]) -> int:
+        """`purge`, for async code."""
+        return await self._backend.change_all("delete", await self._which(filters, _OVER), on_batch)
 
     def pause(self, queue: str = "default") -> None:
         """Let no task of a queue start, in any worker. Those that run go on."""
@@ -551,26 +539,32 @@ def _id(value: object) -> str:
 
 
 def _filter(
-    status: Status | Iterable[Status] | None,
-    queue: str | Iterable[str] | None,
-    name: str | None,
-    worker: str | None,
-    limit: int,
-    after: str | None,
-) -> TaskFilter:
-    whole("limit", limit, 1, LARGEST_PAGE, f"a whole number from 1 to {LARGEST_PAGE}")
-    if after is not None:
-        _id(after)
-    for option, value in (("name", name), ("worker", worker)):
+    *,
+    status: Status | Iterable[Status] | None = None,
+    queue: str | Iterable[str] | None = None,
+    name: str | None = None,
+    worker: str | None = None,
+    error: str | None = None,
+    older_than: Seconds | None = None,
+    newer_than: Seconds | None = None,
+) -> tuple[TaskFilter, float | None, float | None]:
+    """The filter, without the two ages, which are durations."""
+    for option, value in (("name", name), ("worker", worker), ("error", error)):
         if value is not None and not isinstance(value, str):
             raise InvalidOptionType(option, value, "a string, or None for any")
     queues = None if queue is None else _one_or_many("queue", queue, "the name of a queue, several, or None for all")
     statuses = None if status is None else _one_or_many("status", status, "a status, several, or None for all")
-    return TaskFilter(
+    which = TaskFilter(
         queues=None if queues is None else tuple(queue_name("queue", one) for one in queues),
         statuses=None if statuses is None else tuple(_status(one) for one in statuses),
         func_path=None if name is None else writable(name),
         worker=None if worker is None else writable(worker),
+        error=None if error is None else writable(error),
+    )
+    return (
+        which,
+        None if older_than is None else seconds("older_than", older_than),
+        None if newer_than is None else seconds("newer_than", newer_than),
     )
 
 

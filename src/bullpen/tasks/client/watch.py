@@ -9,6 +9,7 @@ from typing import Any
 from bullpen import primitives
 from bullpen.errors import InvalidOptionType
 from bullpen.tasks.model.task import CANCELLED, Task
+from bullpen.tasks.storage.port import ChangedTask
 from bullpen.telemetry import Kind, TelemetryEvent
 
 logger = logging.getLogger("bullpen.queue")
@@ -31,13 +32,13 @@ class Watch:
     def enqueued(self, task: Task) -> None:
         self._tell_of(Kind.TASK_ENQUEUED, [task])
 
-    def cancelled(self, tasks: Iterable[Task]) -> None:
+    def cancelled(self, tasks: Iterable[Task | ChangedTask]) -> None:
         """By people: those that waited are over, those that run are asked to stop."""
         if self.observer is not None:
             for task in tasks:
                 self._tell_of(Kind.TASK_CANCELLED if task.status is CANCELLED else Kind.TASK_STOPPING, [task])
 
-    def redriven(self, tasks: Iterable[Task]) -> None:
+    def redriven(self, tasks: Iterable[Task | ChangedTask]) -> None:
         self._tell_of(Kind.TASK_REDRIVEN, tasks)
 
     def forgotten(self, count: int) -> None:
@@ -48,7 +49,7 @@ class Watch:
         """A queue was paused, resumed or limited."""
         self._tell(kind, queue=queue, detail=detail)
 
-    def _tell_of(self, kind: Kind, tasks: Iterable[Task]) -> None:
+    def _tell_of(self, kind: Kind, tasks: Iterable[Task | ChangedTask]) -> None:
         if self.observer is not None:
             for task in tasks:
                 self._tell(kind, task=task.id, attempt=task.attempt, queue=task.queue)

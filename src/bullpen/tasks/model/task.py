@@ -91,6 +91,11 @@ class TaskError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     traceback: str = ""
     worker: str = ""
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that a filter may give: its kind, its type, and its type without the module."""
+        return frozenset((self.kind, self.type, self.type.rpartition(".")[2])) - {""}
+
 
 def writable(text: str) -> str:
     """The text as every store can keep it: a lone surrogate, which UTF-8 cannot encode, is escaped. All text that

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -37,6 +38,8 @@ from bullpen.tasks.model.task import (
 from bullpen.tasks.model.unique import RETURN, Duplicates, has_key, meet
 from bullpen.tasks.storage.port import (
     AttemptKey,
+    Batch,
+    BatchVerb,
     Counts,
     Decide,
     Exchange,
@@ -45,6 +48,7 @@ from bullpen.tasks.storage.port import (
     Renewal,
     TaskFilter,
     WorkerRecord,
+    batch_of,
 )
 from bullpen.tasks.storage.rules import (
     QueueRoom,
@@ -383,7 +387,7 @@ class MemoryStorage(StoreRules):
     async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
         with self._lock:
             fitting = (
-                task for task in self._tasks.values() if _fits(task, which) and (after is None or task.id > after)
+                task for task in self._tasks.values() if which.matches(task) and (after is None or task.id > after)
             )
             return heapq.nsmallest(limit, fitting, key=lambda task: task.id)
 
@@ -393,6 +397,10 @@ class MemoryStorage(StoreRules):
             for task in self._tasks.values():
                 counts[task.queue][task.status] += 1
         return counts  # type: ignore[return-value]
+
+    async def count(self, which: TaskFilter) -> int:
+        with self._lock:
+            return sum(map(which.matches, self._tasks.values()))
 
     async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
         return self._change(ids, cancelled_by_operator)
@@ -406,6 +414,18 @@ class MemoryStorage(StoreRules):
     async def delete(self, ids: Sequence[str]) -> int:
         with self._lock:
             return self._forget(task_id for task_id in ids if self._may_go(self._tasks.get(task_id)))
+
+    async def change_batch(self, verb: BatchVerb, which: TaskFilter, *, limit: int, cursor: str | None = None) -> Batch:
+        with self._lock:
+            ids = sorted(self._tasks)
+            behind = ids[bisect.bisect(ids, cursor) :] if cursor is not None else ids
+            found = list(islice((task for one in behind if which.matches(task := self._tasks[one])), limit))
+        if verb == "delete":
+            changed = [task for task in found if await self.delete([task.id])]
+        else:
+            change = self.cancel if verb == "cancel" else self.retry
+            changed = list(await change([task.id for task in found]))
+        return batch_of(found, changed, limit)
 
     # Moving tasks between stores.
 
@@ -688,16 +708,6 @@ def _take_due(heap: list[Entry], now: float, limit: int, still: Callable[[Entry]
         if still(entry):
             taken[entry[1]] = None
     return list(taken)
-
-
-def _fits(task: Task, which: TaskFilter) -> bool:
-    return (
-        (which.ids is None or task.id in which.ids)
-        and (which.queues is None or task.queue in which.queues)
-        and (which.statuses is None or task.status in which.statuses)
-        and (which.func_path is None or task.func_path == which.func_path)
-        and (which.worker is None or task.worker == which.worker)
-    )
 
 
 def _no_transaction() -> StorageError:

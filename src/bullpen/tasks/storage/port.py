@@ -33,6 +33,8 @@ The files of the contract suite (`bullpen/testing/storage_contract`) hold every 
 | a task that comes back changes those behind it | `called_back`, `rules._keep` | Redis | links.py |
 | children come with their settlement | `rules._settle_task` | PostgreSQL, Redis | links.py |
 | cancel, retry | `cancelled_by_operator`, `redriven_behind` | Redis | people.py |
+| cancel, retry of many tasks without links | the same | SQLite, PostgreSQL, Redis | batches.py |
+| which tasks match a filter | `TaskFilter.matches` | SQLite, PostgreSQL, Redis | batches.py |
 | the time to start | `expired` | Redis | upkeep.py |
 | the time to live | `prune_at` | PostgreSQL, Redis; SQLite for plain successes | upkeep.py |
 | schedules | `schedule_changes`, through `change` | no store | schedules.py |
@@ -81,6 +83,51 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     statuses: tuple[TaskStatus, ...] | None = None
     func_path: str | None = None
     worker: str | None = None
+    error: str | None = None  # one of the names of the latest stored error: its kind or type
+    since: float | None = None  # it ended after this instant; an unfinished task: it was added after it
+    until: float | None = None  # … at this instant or before
+
+    def matches(self, task: Task) -> bool:
+        at = task.finished_at if task.is_final and task.finished_at is not None else task.created_at
+        return (
+            (self.ids is None or task.id in self.ids)
+            and (self.queues is None or task.queue in self.queues)
+            and (self.statuses is None or task.status in self.statuses)
+            and (self.func_path is None or task.func_path == self.func_path)
+            and (self.worker is None or task.worker == self.worker)
+            and (self.error is None or (task.error is not None and self.error in task.error.names))
+            and (self.since is None or at > self.since)
+            and (self.until is None or at <= self.until)
+        )
+
+
+BatchVerb = Literal["cancel", "retry", "delete"]
+
+
+class ChangedTask(msgspec.Struct, frozen=True, gc=False):
+    """A task that `change_batch` has changed, as it is then; a deleted one as it was."""
+
+    id: str
+    queue: str
+    attempt: int
+    status: TaskStatus
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """The outcome of `change_batch`."""
+
+    matching: int  # tasks that the filter matched
+    changed: tuple[ChangedTask, ...]
+    cursor: str | None  # where the next batch starts; None: there is none
+
+
+def batch_of(found: Sequence[Task], changed: Iterable[Task], limit: int) -> Batch:
+    """The outcome for a page of matching tasks, in the order of their ids."""
+    return Batch(
+        len(found),
+        tuple(ChangedTask(task.id, task.queue, task.attempt, task.status) for task in changed),
+        found[-1].id if len(found) == limit else None,
+    )
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,6 +300,9 @@ class Storage(Protocol):
 
     async def counts(self) -> Counts: ...
 
+    async def count(self, which: TaskFilter) -> int:
+        """How many tasks match."""
+
     async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
         """Cancel pending tasks, and ask running ones to stop, in the order of `ids`. Returns those that this changed;
         not those that were cancelled because they depend on one before them.
@@ -269,6 +319,13 @@ class Storage(Protocol):
 
     async def delete(self, ids: Sequence[str]) -> int:
         """Delete final tasks. Returns how many."""
+
+    async def change_batch(self, verb: BatchVerb, which: TaskFilter, *, limit: int, cursor: str | None = None) -> Batch:
+        """`cancel`, `retry` or `delete` at most `limit` of the tasks that match, from `cursor` on, in the store. A
+        caller changes all by repeating it with the cursor of the batch before, until that is None. Each task changes
+        as it would alone, in one step with those that depend on it; the batch may take more than one step. A task
+        whose row cannot be read is not retried.
+        """
 
     # Moving tasks between stores.
 

@@ -15,6 +15,8 @@ from bullpen.tasks.model.unique import RETURN, Duplicates
 from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.tasks.storage.port import (
     AttemptKey,
+    Batch,
+    BatchVerb,
     Counts,
     Decide,
     Exchange,
@@ -206,6 +208,9 @@ class Client:
     async def counts(self) -> Counts:
         return await self._call(self._recording.counts)
 
+    async def count(self, which: TaskFilter) -> int:
+        return await self._call(lambda: self._recording.count(which))
+
     async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
         return await self._call(lambda: self._recording.cancel(ids))
 
@@ -217,6 +222,9 @@ class Client:
 
     async def delete(self, ids: Sequence[str]) -> int:
         return await self._call(lambda: self._recording.delete(ids))
+
+    async def change_batch(self, verb: BatchVerb, which: TaskFilter, *, limit: int, cursor: str | None = None) -> Batch:
+        return await self._call(lambda: self._recording.change_batch(verb, which, limit=limit, cursor=cursor))
 
     async def import_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
         return await self._call(lambda: self._recording.import_tasks(tasks))

@@ -26,6 +26,7 @@ leases.py     leases, rescue, progress
 links.py      tasks that wait for others, and tasks that come with the success of another
 limits.py     paused queues, limits
 moving.py     tasks that come from another store, or go to one
+batches.py    counting and changing all tasks that match a filter
 people.py     get, list, counts, cancel, retry, delete
 schedules.py  schedules that are paused or changed
 unreadable.py rows that another program, or a newer version, has written
@@ -36,6 +37,7 @@ child.py      the other process
 """
 
 from bullpen.testing.storage_contract.adding import AddingTests
+from bullpen.testing.storage_contract.batches import BatchTests
 from bullpen.testing.storage_contract.claiming import ClaimingTests
 from bullpen.testing.storage_contract.leases import LeaseTests
 from bullpen.testing.storage_contract.limits import LimitTests
@@ -63,6 +65,7 @@ class StorageContract(
     MovingTests,
     LinkTests,
     PeopleTests,
+    BatchTests,
     ScheduleTests,
     UnreadableTests,
     UpkeepTests,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from bullpen.tasks.model.retry import Backoff
 from bullpen.tasks.model.schedule import Schedule
 from bullpen.tasks.model.task import (
     FAILED,
+    FINAL,
     FORMAT,
     NEVER,
     DependsOn,
@@ -23,6 +25,7 @@ from bullpen.tasks.model.task import (
     prune_at,
 )
 from bullpen.tasks.model.unreadable import unreadable_task
+from bullpen.tasks.storage.port import TaskFilter
 
 NEW = {  # the columns that are written when a task is added
     "id": "text",
@@ -336,6 +339,52 @@ def changes_of_unreadable(row: Iterable[Any], after: Task) -> dict[str, Any]:
     except Exception:
         changes.pop("errors", None)
     return changes
+
+
+def where_of(which: TaskFilter, after: str | None = None) -> tuple[str, list[Any]]:
+    """The condition of a filter, and its values."""
+    conditions: list[str] = []
+    values: list[Any] = []
+
+    def add(condition: str, value: Any) -> None:
+        values.append(value)
+        conditions.append(condition.format(f"${len(values)}"))
+
+    if which.ids is not None:
+        add("id = ANY ({})", list(which.ids))
+    if which.queues is not None:
+        add("queue = ANY ({})", [to_text(queue) for queue in which.queues])
+    if which.statuses is not None and FINAL.issubset(which.statuses):  # also a status that does not exist
+        others = [status.value for status in TaskStatus if status not in which.statuses]
+        add("status <> ALL ({})", others)
+    elif which.statuses is not None:
+        add("status = ANY ({})", [status.value for status in which.statuses])
+    if which.func_path is not None:
+        add("func_path = {}", to_text(which.func_path))
+    if which.worker is not None:
+        add("worker = {}", to_text(which.worker))
+    if which.error is not None:
+        add("errors[pg_catalog.cardinality(errors)] ~ {}", _error_pattern(which.error))
+    for comparison, instant in ((">", which.since), ("<=", which.until)):
+        if instant is not None:
+            add(f"{_ENDED_OR_ADDED} {comparison} {{}}", instant)
+    if after is not None:
+        add("id > {}", after)
+    return f"WHERE {' AND '.join(conditions)}" if conditions else "", values
+
+
+_ENDED_OR_ADDED = (
+    "CASE WHEN status IN ('pending', 'running') THEN created_at ELSE coalesce(finished_at, created_at) END"
+)
+
+
+def _error_pattern(name: str) -> str:
+    """A regular expression for the JSON of an error with this name. It is text that need not be JSON, so it is not
+    parsed; a quotation mark without a backslash cannot be part of a value.
+    """
+    word = re.escape(json_of(name)[1:-1])
+    module = "" if "." in name else '([^"]*[.])?'
+    return f'"(kind" ?: ?"|type" ?: ?"{module}){word}"'
 
 
 # PostgreSQL does not store NUL in a text. JSON escapes it; elsewhere it is written as two characters.

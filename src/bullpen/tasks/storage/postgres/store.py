@@ -15,7 +15,6 @@ import msgspec
 
 from bullpen.errors import InvalidOption, LeaseLost, TaskExists
 from bullpen.tasks.model.task import (
-    FINAL,
     PENDING,
     RUNNING,
     Progress,
@@ -30,6 +29,9 @@ from bullpen.tasks.model.unique import RETURN, Duplicates
 from bullpen.tasks.storage.notifications import RESULT, WORK
 from bullpen.tasks.storage.port import (
     AttemptKey,
+    Batch,
+    BatchVerb,
+    ChangedTask,
     Counts,
     Decide,
     Exchange,
@@ -57,6 +59,7 @@ from bullpen.tasks.storage.postgres.rows import (
     status_of,
     task_of,
     to_text,
+    where_of,
     whole_row,
 )
 from bullpen.tasks.storage.postgres.task_table import PostgresTaskTable
@@ -314,34 +317,18 @@ class PostgresStorage(PostgresClient):
         return [task_of(by_id[task_id]) if task_id in by_id else None for task_id in ids]
 
     async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
-        conditions: list[str] = []
-        values: list[Any] = []
+        return [task_of(row) for row in await self._page(COLUMNS, which, limit, after)]
 
-        def add(condition: str, value: Any) -> None:
-            values.append(value)
-            conditions.append(condition.format(f"${len(values)}"))
+    async def _page(self, columns: str, which: TaskFilter, limit: int, after: str | None) -> Sequence[Any]:
+        where, values = where_of(which, after)
+        statement = f"SELECT {columns} FROM {{schema}}.task {where} ORDER BY id LIMIT ${len(values) + 1}"
+        return await self._fetch(statement, *values, limit, again=True)
 
-        if which.ids is not None:
-            add("id = ANY ({})", list(which.ids))
-        if which.queues is not None:
-            add("queue = ANY ({})", [to_text(queue) for queue in which.queues])
-        if which.statuses is not None and FINAL.issubset(which.statuses):  # also a status that does not exist
-            others = [status.value for status in TaskStatus if status not in which.statuses]
-            add("status <> ALL ({})", others)
-        elif which.statuses is not None:
-            add("status = ANY ({})", [status.value for status in which.statuses])
-        if which.func_path is not None:
-            add("func_path = {}", to_text(which.func_path))
-        if which.worker is not None:
-            add("worker = {}", to_text(which.worker))
-        if after is not None:
-            add("id > {}", after)
-        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-        values.append(limit)
-        rows = await self._fetch(
-            f"SELECT {COLUMNS} FROM {{schema}}.task {where} ORDER BY id LIMIT ${len(values)}", *values, again=True
+    async def count(self, which: TaskFilter) -> int:
+        where, values = where_of(which)
+        return int(
+            await self._fetchval(f"SELECT pg_catalog.count(*) FROM {{schema}}.task {where}", *values, again=True)
         )
-        return [task_of(row) for row in rows]
 
     async def counts(self) -> Counts:
         counts: dict[str, dict[TaskStatus, int]] = {}
@@ -361,6 +348,24 @@ class PostgresStorage(PostgresClient):
 
     async def delete(self, ids: Sequence[str]) -> int:
         return len(await self._fetch(statements.DELETE, list(ids)))
+
+    async def change_batch(self, verb: BatchVerb, which: TaskFilter, *, limit: int, cursor: str | None = None) -> Batch:
+        """Tasks that depend on no other, and on which none depends, change in one statement; the others one by one, in
+        a transaction of their own, because all transactions lock those after the first ones.
+        """
+        if verb == "retry":
+            tasks = await self.list(which, limit=limit, after=cursor)
+            found = [task.id for task in tasks]
+            ids = [task.id for task in tasks if not task.unreadable]
+        else:
+            found = ids = [row["id"] for row in await self._page("id", which, limit, cursor)]
+        changed = await self._transact(lambda table: table.change_together(verb, ids)) if ids else []
+        others = list(set(ids).difference(task.id for task in changed)) if verb != "delete" else []
+        if others:
+            move = cancelled_by_operator if verb == "cancel" else redriven
+            linked = await self.change(sorted(others), move)
+            changed += [ChangedTask(task.id, task.queue, task.attempt, task.status) for task in linked]
+        return Batch(len(ids), tuple(changed), found[-1] if len(found) == limit else None)
 
     # Moving tasks between stores.
 

@@ -11,7 +11,7 @@ from bullpen.tasks.model.task import PENDING, RUNNING, SUCCESS, Settlement, Task
 from bullpen.tasks.model.unique import Duplicates, has_key, meet
 from bullpen.tasks.model.unreadable import moved
 from bullpen.tasks.storage.notifications import RESULT, WORK
-from bullpen.tasks.storage.port import Move
+from bullpen.tasks.storage.port import BatchVerb, ChangedTask, Move
 from bullpen.tasks.storage.postgres import schema as schemas
 from bullpen.tasks.storage.postgres import statements
 from bullpen.tasks.storage.postgres.rows import (
@@ -20,8 +20,10 @@ from bullpen.tasks.storage.postgres.rows import (
     arrays,
     changed_row,
     changes_of_unreadable,
+    from_text,
     new_row,
     settled_row,
+    status_of,
     task_of,
     terms_row,
     to_text,
@@ -191,6 +193,22 @@ class PostgresTaskTable:
             await self.send_notification(WORK + to_text(queue))
         return changed
 
+    async def change_together(self, verb: BatchVerb, ids: Sequence[str]) -> list[ChangedTask]:
+        """Delete tasks, or change those that no other task is concerned with, in one statement."""
+        if verb == "delete":
+            rows = await self.fetch(statements.DELETE, ids)
+        else:
+            statement = statements.CANCEL_TOGETHER if verb == "cancel" else statements.RETRY_TOGETHER
+            rows = await self.fetch(statement, ids, await self.now())
+            queues = {row["queue"] for row in rows if verb == "retry" or row["has_key"]}
+            for queue in sorted(queues) if verb == "retry" else ():
+                await self.execute(statements.REWIND, queue)
+            ended = [RESULT + row["id"] for row in rows if row["awaited"]]
+            await self.send_notifications([*ended, *(WORK + queue for queue in queues)])
+        return [
+            ChangedTask(row["id"], from_text(row["queue"]), row["attempt"], status_of(row["status"])) for row in rows
+        ]
+
     async def update_followers(self, before: Task, after: Task, now: float) -> dict[str, Task]:
         """Update the tasks that depend on a task that ended or runs again. Returns those that changed, by id."""
         changed: dict[str, Task] = {}
@@ -269,7 +287,8 @@ class PostgresTaskTable:
         await self.execute(statements.REWIND, to_text(queue))
 
     async def send_notification(self, notification: str) -> None:
-        if self.notify:
-            await self.connection.execute(
-                "SELECT pg_catalog.pg_notify($1, $2)", schemas.channel(self.schema), notification
-            )
+        await self.send_notifications([notification])
+
+    async def send_notifications(self, notifications: Sequence[str]) -> None:
+        if self.notify and notifications:
+            await self.fetch(statements.NOTIFY_EACH, schemas.channel(self.schema), notifications)

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from bullpen.tasks.model.task import Task
+import msgspec
+
+from bullpen.tasks.model.task import Task, TaskStatus
 from bullpen.tasks.model.unreadable import moved
-from bullpen.tasks.storage.port import Move
+from bullpen.tasks.storage.port import Batch, BatchVerb, ChangedTask, Move, TaskFilter
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.failures import translated_errors
 from bullpen.tasks.storage.redis.reading import TaskReading
 from bullpen.tasks.storage.redis.rows import body_of, change_of, pack
+
+COUNTED = 1000  # tasks that one script counts
+_AT_ANY_TIME = 1e300
+
+_decode_cursor = msgspec.json.Decoder(tuple[str, str]).decode
+
+
+def _encode_cursor(place: tuple[str, str]) -> str:
+    return msgspec.json.encode(place).decode()
 
 
 class TaskChanging(TaskReading):
@@ -59,6 +71,81 @@ class TaskChanging(TaskReading):
 
     async def delete(self, ids: Sequence[str]) -> int:
         return sum(await self._run_each(scripts.DELETE, list((await self._by_queue(ids)).items())))
+
+    async def count(self, which: TaskFilter) -> int:
+        if which.ids is not None:
+            return len(await self.list(which, limit=len(which.ids)))
+        count, cursor = 0, None
+        while True:
+            matching, _, cursor = await self._page_of_batch("count", which, COUNTED, cursor)
+            count += matching
+            if cursor is None:
+                return count
+
+    async def change_batch(self, verb: BatchVerb, which: TaskFilter, *, limit: int, cursor: str | None = None) -> Batch:
+        """`limit`: how many tasks one script reads, because Redis runs nothing else meanwhile."""
+        if which.ids is not None:
+            tasks = await self.list(which, limit=limit, after=cursor)
+            changed: list[ChangedTask] = []
+            for queue in dict.fromkeys(task.queue for task in tasks):
+                _, some, _ = await self._run_batch(verb, queue, which, [task for task in tasks if task.queue == queue])
+                changed += some
+            return Batch(len(tasks), tuple(changed), tasks[-1].id if len(tasks) == limit else None)
+        matching, changed, cursor = await self._page_of_batch(verb, which, limit, cursor)
+        return Batch(matching, tuple(changed), cursor)
+
+    async def _page_of_batch(
+        self, verb: Literal[BatchVerb, "count"], which: TaskFilter, limit: int, cursor: str | None
+    ) -> tuple[int, list[ChangedTask], str | None]:
+        """One page of one queue. The cursor is the queue, and the id behind which its next page starts."""
+        first, after = _decode_cursor(cursor) if cursor is not None else ("", "")
+        queues = [one for one in await self._queues() if one >= first and (which.queues is None or one in which.queues)]
+        if not queues:
+            return 0, [], None
+        queue = queues[0]
+        if verb == "retry":  # only the client can tell whether a row is readable
+            rows = await self._run(scripts.LIST_TASKS, queue, [str(limit), after if queue == first else "", "0"])
+            page = self._tasks(queue, rows)
+            last = page[-1].id if len(page) == limit else ""
+            matching, changed, _ = await self._run_batch(verb, queue, which, page)
+        else:
+            matching, changed, last = await self._run_batch(
+                verb, queue, which, limit=limit, after=after if queue == first else ""
+            )
+        if last:
+            return matching, changed, _encode_cursor((queue, last))
+        return matching, changed, _encode_cursor((queues[1], "")) if len(queues) > 1 else None
+
+    async def _run_batch(
+        self,
+        verb: Literal[BatchVerb, "count"],
+        queue: str,
+        which: TaskFilter,
+        tasks: Sequence[Task] | None = None,
+        *,
+        limit: int = 0,
+        after: str = "",
+    ) -> tuple[int, list[ChangedTask], str]:
+        ids = False if tasks is None else [task.id for task in tasks if verb != "retry" or not task.unreadable]
+        words = pack((verb, self._channel, limit, after, ids, _filter_in_lua(which)))
+        last, matching, rows = await self._run(scripts.CHANGE_BATCH, queue, [words])
+        changed = [
+            ChangedTask(rows[at].decode(), queue, int(rows[at + 1]), TaskStatus(rows[at + 2].decode()))
+            for at in range(0, len(rows), 3)
+        ]
+        return matching, changed, last.decode()
+
+
+def _filter_in_lua(which: TaskFilter) -> tuple[object, ...]:
+    """The filter of `change_batch.lua`. Lua has no None in an array."""
+    return (
+        False if which.statuses is None else {status.value: True for status in which.statuses},
+        which.func_path or "",
+        which.worker or "",
+        "" if which.error is None else msgspec.json.encode(which.error).decode()[1:-1],
+        -1.0 if which.since is None else which.since,
+        _AT_ANY_TIME if which.until is None else which.until,
+    )
 
 
 def _changes(moves: Sequence[tuple[Task, Task]]) -> list[bytes]:

@@ -29,7 +29,7 @@ class TaskReading(RedisClient):
     async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
         if which.ids is not None:
             tasks = [task for task in await self.get(list(dict.fromkeys(which.ids))) if task is not None]
-            fitting = [task for task in tasks if _fits(task, which) and (after is None or task.id > after)]
+            fitting = [task for task in tasks if which.matches(task) and (after is None or task.id > after)]
             return sorted(fitting, key=lambda task: task.id)[:limit]
         found: Tasks = []
         for queue in await self._queues():
@@ -42,7 +42,7 @@ class TaskReading(RedisClient):
         only_running = "1" if which.statuses == (RUNNING,) else "0"
         while len(found) < limit:
             rows = await self._run(scripts.LIST_TASKS, queue, [str(PAGE), after or "", only_running])
-            found += [task for task in self._tasks(queue, rows) if _fits(task, which)]
+            found += [task for task in self._tasks(queue, rows) if which.matches(task)]
             if len(rows) < 6 * PAGE:
                 break
             after = rows[-6]
@@ -79,12 +79,3 @@ class TaskReading(RedisClient):
             for at in range(0, len(words), 7)
             for task in self._tasks(queues[int(words[at]) - 1], words[at + 1 : at + 7])
         ]
-
-
-def _fits(task: Task, which: TaskFilter) -> bool:
-    return (
-        (which.queues is None or task.queue in which.queues)
-        and (which.statuses is None or task.status in which.statuses)
-        and (which.func_path is None or task.func_path == which.func_path)
-        and (which.worker is None or task.worker == which.worker)
-    )

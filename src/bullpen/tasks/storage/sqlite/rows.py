@@ -201,6 +201,14 @@ def changes_of_unreadable(row: Row, after: Task, ahead: float) -> dict[str, Any]
     return changes
 
 
+def has_error(errors: bytes | None, name: str) -> bool:
+    """Whether the latest of stored errors has this name. A function of SQL, too."""
+    try:
+        return errors is not None and name in _decode_errors(errors)[-1].names
+    except Exception:  # it cannot be read
+        return False
+
+
 def status_of(written: object) -> TaskStatus:
     """A status that does not exist counts as failed: no statement finds work in such a row."""
     return _statuses.get(written, FAILED) if isinstance(written, str) else FAILED

@@ -14,6 +14,8 @@ from bullpen.tasks.model.task import Progress, Settlement, Task
 from bullpen.tasks.model.unique import RETURN, Duplicates
 from bullpen.tasks.storage.port import (
     AttemptKey,
+    Batch,
+    BatchVerb,
     Counts,
     Decide,
     Exchange,
@@ -241,6 +243,9 @@ class SqliteStorage:
     async def counts(self) -> Counts:
         return await self._read(lambda table: table.counts())
 
+    async def count(self, which: TaskFilter) -> int:
+        return await self._read(lambda table: table.count(which))
+
     async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
         return await self._write(lambda table: table.cancel(ids))
 
@@ -252,6 +257,11 @@ class SqliteStorage:
 
     async def delete(self, ids: Sequence[str]) -> int:
         return await self._write(lambda table: table.delete(ids))
+
+    async def change_batch(self, verb: BatchVerb, which: TaskFilter, *, limit: int, cursor: str | None = None) -> Batch:
+        ids, following = await self._read(lambda table: table.batch(verb, which, limit, cursor))
+        changed = await self._write(lambda table: table.change_batch(verb, ids)) if ids else ()
+        return Batch(len(ids), tuple(changed), following)
 
     # Moving tasks between stores.
 

@@ -31,6 +31,8 @@ from bullpen.tasks.model.task_batch import TaskBatch, batches_of
 from bullpen.tasks.model.unique import RETURN, Duplicates, has_key
 from bullpen.tasks.storage.port import (
     AttemptKey,
+    BatchVerb,
+    ChangedTask,
     Decide,
     Exchange,
     Limit,
@@ -51,6 +53,7 @@ from bullpen.tasks.storage.sqlite.rows import (
     Row,
     changes_of,
     changes_of_unreadable,
+    has_error,
     headers_of,
     is_plain,
     row_of,
@@ -101,6 +104,20 @@ _SET_ASIDE = (
 _UNAWAITED = (
     "(next_task_id IS NULL OR NOT EXISTS (SELECT 1 FROM bullpen_task AS f WHERE f.id = bullpen_task.next_task_id "
     "AND f.status IN ('pending', 'running')))"
+)
+_AMONG = "WHERE id IN (SELECT value FROM json_each(?))"
+_LOOK_AT = f"SELECT id, queue, attempt, status FROM bullpen_task {_AMONG}"
+_ALONE = "next_task_id IS NULL AND depends_on IS NULL"
+# The same as `cancelled_by_operator` and `redriven` make of many tasks, without reading them first.
+_CANCEL_TOGETHER = (
+    "UPDATE bullpen_task SET cancel_requested = cancel_requested OR status = 'running', "
+    "status = iif(status = 'running', status, 'cancelled'), finished_at = iif(status = 'running', finished_at, ?), "
+    "prune_at = iif(status = 'running', prune_at, max(? + ifnull(result_ttl, 9e999), ifnull(unique_until, 0))) "
+    f"{_AMONG}"
+)
+_RETRY_TOGETHER = (
+    "UPDATE bullpen_task SET status = 'pending', eta = ?, failures = 0, crashes = 0, expires = NULL, "
+    f"cancel_requested = 0, finished_at = NULL, prune_at = NULL, worker = NULL {_AMONG}"
 )
 _HELD = "WHERE id = ? AND attempt = ? AND status = 'running'"
 _RENEW = f"UPDATE bullpen_task SET lease_until = ? {_HELD}"
@@ -336,6 +353,42 @@ class SqliteTaskTable(StoreRules):
         delete = f"DELETE FROM bullpen_task WHERE id = ? AND status NOT IN ('pending', 'running') AND {_UNAWAITED}"
         return self._db.executemany(delete, [(task_id,) for task_id in ids]).rowcount if ids else 0
 
+    def batch(self, verb: BatchVerb, which: TaskFilter, limit: int, after: str | None) -> tuple[list[str], str | None]:
+        """The ids of one batch, and where the next one starts."""
+        if verb == "retry":
+            tasks = self.page(which, limit, after)
+            return [task.id for task in tasks if not task.unreadable], tasks[-1].id if len(tasks) == limit else None
+        ids = [task_id for (task_id,) in self._page("id", which, limit, after) if type(task_id) is str]
+        return ids, ids[-1] if len(ids) == limit else None
+
+    def change_batch(self, verb: BatchVerb, ids: Sequence[str]) -> list[ChangedTask]:
+        """A task that depends on no other, and on which none depends, changes in one statement with the others."""
+        packed = msgspec.json.encode(ids).decode()
+        if verb == "delete":
+            gone = self._changed(f"{_LOOK_AT} AND status NOT IN ('pending', 'running') AND {_UNAWAITED}", packed)
+            self._db.execute(f"DELETE FROM bullpen_task {_AMONG}", (_ids_of(gone),))
+            return gone
+        if verb == "cancel":
+            alone = self._changed(f"{_LOOK_AT} AND status IN ('pending', 'running') AND {_ALONE}", packed)
+            self._db.execute(_CANCEL_TOGETHER, (self.now, self.now, _ids_of(alone)))
+        else:
+            final = "status IN ('success', 'failed', 'cancelled')"
+            alone = self._changed(f"{_LOOK_AT} AND {final} AND {_ALONE} AND unique_key IS NULL", packed)
+            self._db.execute(_RETRY_TOGETHER, (self.now, _ids_of(alone)))
+        done = {task.id for task in alone}
+        self.settled |= done
+        self.changed_queues |= {task.queue for task in alone}
+        change = self.cancel if verb == "cancel" else self.retry
+        others = change([task_id for task_id in ids if task_id not in done])
+        after = self._changed(_LOOK_AT, _ids_of(alone))
+        return after + [ChangedTask(task.id, task.queue, task.attempt, task.status) for task in others]
+
+    def _changed(self, statement: str, packed: str) -> list[ChangedTask]:
+        return [
+            ChangedTask(task_id, queue, attempt, status_of(status))
+            for task_id, queue, attempt, status in self._rows(statement, (packed,))
+        ]
+
     def import_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
         return frozenset(task.id for task in tasks if self._import_task(task, self.now))
 
@@ -421,14 +474,28 @@ class SqliteTaskTable(StoreRules):
         return self._tasks(f"SELECT {COLUMNS} {running} ORDER BY priority DESC, eta, id", (claim_id,))
 
     def page(self, which: TaskFilter, limit: int, after: str | None) -> Sequence[Task]:
-        conditions, values = _conditions(which)
+        found = self._page(COLUMNS, which, limit, after)
+        return [task_of(row, self._ahead) for row in found if type(row[0]) is str]
+
+    def _page(self, columns: str, which: TaskFilter, limit: int, after: str | None) -> list[Row]:
+        conditions, values = self._conditions(which)
         if after is not None:
             conditions.append("id > ?")
             values.append(after)
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         table = f"bullpen_task {_index_for(which)}"
-        found = self._rows(f"SELECT {COLUMNS} FROM {table} {where} ORDER BY id LIMIT ?", (*values, limit))
-        return [task_of(row, self._ahead) for row in found if type(row[0]) is str]
+        return self._rows(f"SELECT {columns} FROM {table} {where} ORDER BY id LIMIT ?", (*values, limit))
+
+    def count(self, which: TaskFilter) -> int:
+        conditions, values = self._conditions(which)
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        (count,) = self._db.execute(f"SELECT count(*) FROM bullpen_task {where}", values).fetchone()
+        return int(count)
+
+    def _conditions(self, which: TaskFilter) -> tuple[list[str], list[object]]:
+        if which.error is not None:
+            self._db.create_function("has_error", 2, has_error, deterministic=True)
+        return _conditions(which)
 
     def counts(self) -> dict[str, dict[TaskStatus, int]]:
         """Each from the index that has just those tasks."""
@@ -547,6 +614,10 @@ def _is_plain_success(one: Settlement) -> bool:
     return one.status is SUCCESS and one.error is None and not one.linked and not one.children
 
 
+def _ids_of(tasks: Iterable[ChangedTask]) -> str:
+    return msgspec.json.encode([task.id for task in tasks]).decode()
+
+
 def _in_portions(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
     return (all_of_them[first : first + MOST_TOGETHER] for first in range(0, len(all_of_them), MOST_TOGETHER))
 
@@ -567,6 +638,14 @@ def _conditions(which: TaskFilter) -> tuple[list[str], list[object]]:
         if value is not None:
             conditions.append(f"{column} = ?")
             values.append(value)
+    if which.error is not None:
+        conditions.append("has_error(errors, ?)")
+        values.append(which.error)
+    at = "iif(status NOT IN ('pending', 'running'), ifnull(finished_at, created_at), created_at)"
+    for comparison, instant in ((">", which.since), ("<=", which.until)):
+        if instant is not None:
+            conditions.append(f"{at} {comparison} ?")
+            values.append(instant)
     return conditions, values
 
 

@@ -13,7 +13,40 @@ WHERE id = ANY ($1) AND status NOT IN ('pending', 'running')
     AND (t.next_task_id IS NULL OR NOT EXISTS (
         SELECT 1 FROM {schema}.task f WHERE f.id = t.next_task_id AND f.status IN ('pending', 'running')
     ))
-RETURNING 1;
+RETURNING id, queue, attempt, status;
+
+-- The rules of `cancelled_by_operator` and `redriven` in tasks/model/task.py, for tasks that depend on no other, and on
+-- which none depends. A task with a unique key is retried by itself, because another one may have the key.
+-- name: cancel_together
+WITH alone AS (
+    SELECT id FROM {schema}.task
+    WHERE id = ANY ($1) AND status IN ('pending', 'running') AND next_task_id IS NULL AND depends_on IS NULL
+    ORDER BY id FOR UPDATE
+)
+UPDATE {schema}.task t SET
+    cancel_requested = t.cancel_requested OR t.status = 'running',
+    status = CASE t.status WHEN 'running' THEN t.status ELSE 'cancelled' END,
+    finished_at = CASE t.status WHEN 'running' THEN t.finished_at ELSE $2 END,
+    prune_at = CASE t.status WHEN 'running' THEN t.prune_at
+        ELSE greatest($2 + coalesce(t.result_ttl, 'infinity'), t.unique_until) END
+FROM alone WHERE t.id = alone.id
+RETURNING t.id, t.queue, t.attempt, t.status, t.awaited, t.concurrency_key IS NOT NULL AS has_key;
+
+-- name: retry_together
+WITH alone AS (
+    SELECT id FROM {schema}.task
+    WHERE id = ANY ($1) AND status IN ('success', 'failed', 'cancelled') AND unique_key IS NULL
+        AND next_task_id IS NULL AND depends_on IS NULL
+    ORDER BY id FOR UPDATE
+)
+UPDATE {schema}.task t SET
+    status = 'pending', eta = $2, failures = 0, crashes = 0, expires = NULL, cancel_requested = false,
+    finished_at = NULL, prune_at = NULL, worker = NULL
+FROM alone WHERE t.id = alone.id
+RETURNING t.id, t.queue, t.attempt, t.status, t.awaited, t.concurrency_key IS NOT NULL AS has_key;
+
+-- name: notify_each
+SELECT pg_catalog.pg_notify($1, news) FROM unnest($2::text[]) AS n (news);
 
 -- Rows are locked in one order everywhere, which rules out deadlocks: tasks that depend on others after those others,
 -- as when a settlement updates the task behind the one that ended.
