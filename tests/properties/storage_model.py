@@ -181,6 +181,7 @@ class Model:
             row.result, row.result_dropped = one.result, one.result_dropped
         if one.error is not None:
             row.errors = [*row.errors, one.error.kind][-10:]
+        row.progress = one.progress or row.progress
         row.claim_id = row.lease_until = None
         if row.status == WAITS:
             row.eta, row.scheduled_at = (
@@ -254,7 +255,7 @@ class Model:
             if len(taken) < limit and row.given.queue in queues and self._may_start(row):
                 row.status, row.attempt = RUNS, row.attempt + 1
                 row.worker, row.claim_id, row.lease_until = worker, claim_id, self.now + lease
-                row.started_at, row.progress = self.now, None
+                row.started_at = self.now
                 taken.append(row)
                 limits = self.limits.get(row.given.queue)
                 if limits is not None and limits.rate is not None:

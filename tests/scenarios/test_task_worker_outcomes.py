@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from bullpen import AsyncWorkerPool
-from bullpen.errors import Cancel, Retry, Snooze
+from bullpen.errors import Cancel, Retry, Snooze, StorageUnavailable
 from bullpen.tasks.model.context import current_task
 from bullpen.tasks.model.registry import TaskRegistry
 from bullpen.tasks.model.retry import Backoff
-from bullpen.tasks.model.task import CANCELLED, FAILED, PENDING, SUCCESS, Task
-from bullpen.tasks.storage.port import Storage
+from bullpen.tasks.model.task import CANCELLED, FAILED, PENDING, SUCCESS, Progress, Task
+from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.tasks.storage.sqlite.store import SqliteStorage
 from bullpen.tasks.worker.attempt import MESSAGE_KEPT, TRACEBACK_KEPT
 from tests.scenarios.support import Blocker
@@ -586,6 +586,56 @@ def test_progress_is_written_while_it_runs() -> None:
             assert progress is not None
             assert (progress.done, progress.total, progress.note) == (49, 50, "copying")
             let_go.set()
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_the_last_progress_is_written_with_the_settlement(kind: str) -> None:
+    """However soon it comes after another one, and in whatever way the function ends."""
+
+    async def main() -> None:
+        desk = Desk()
+
+        def work(number: int) -> None:
+            for done in range(1, 4):
+                current_task().progress(done, 3, f"attempt {current_task().attempt}")
+                if done == number:
+                    raise ValueError(number)
+
+        async def awork(number: int) -> None:
+            work(number)
+
+        name = desk.task(work if kind == "sync" else awork)
+        retries = {"max_retries": 1, "backoff": Backoff(base=0.0)}
+        async with desk.worker():
+            ended = [await desk.ended(await desk.add(name, number, **retries)) for number in (2, 4)]
+        assert [task.progress for task in ended] == [Progress(2, 3, "attempt 2"), Progress(3, 3, "attempt 1")]
+
+    asyncio.run(main())
+
+
+def test_progress_that_the_store_has_not_confirmed_is_written_again() -> None:
+    class Forgetful(OneLoopStorage):
+        async def note_progress(self, hold: AttemptKey, progress: Progress) -> bool:
+            notes.append(progress)
+            raise StorageUnavailable("away", storage="memory")
+
+    notes = list[Progress]()
+
+    async def main() -> None:
+        desk = Desk(Forgetful())
+        let_go = asyncio.Event()
+
+        async def work() -> None:
+            current_task().progress(1, 2)
+            await let_go.wait()
+
+        task_id = await desk.add(desk.task(work))
+        async with desk.worker():
+            await until(lambda: len(notes) > 2)
+            let_go.set()
+            assert (await desk.ended(task_id)).progress == Progress(1, 2)
 
     in_virtual_time(main)
 

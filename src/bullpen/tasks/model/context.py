@@ -134,13 +134,13 @@ class CurrentTask:
         return jobs[0]
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Report progress. It is cheap: only the latest report is kept, and the worker writes it once a second."""
-        _number("done", done)
-        if total is not None:
-            _number("total", total)
+        """Report progress. It is cheap: only the latest report is kept. The worker writes it once a second, and the
+        last one with the outcome of the attempt.
+        """
         if not isinstance(note, str):
             raise InvalidOptionType("note", note, "a string")
-        self._report(Progress(done, total, writable(note)))
+        whole = None if total is None else _number("total", total)
+        self._report(Progress(_number("done", done), whole, writable(note)))
 
     def complete(self, connection: Any, result: Any = None) -> None:
         """Settle the task as a success inside your own transaction: your writes and the success are committed together,
@@ -175,11 +175,16 @@ class CurrentTask:
         return f"<task {self.name} {self.id}, attempt {self.attempt}>"
 
 
-def _number(name: str, value: object) -> None:
+LARGEST = 1.7e308  # a float of that size is finite
+
+
+def _number(name: str, value: object) -> int | float:
+    """The number as every store can keep it: an integer of at most 63 bits, or a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidOptionType(name, value, "a number")
-    if not value - value == 0 or value < 0:
+    if not 0 <= value <= LARGEST:
         raise InvalidOption(name, value, "a number ≥ 0, and finite")
+    return int(value) if isinstance(value, int) and value < 2**63 else float(value)
 
 
 _current: ContextVar[CurrentTask | Callable[[], CurrentTask]] = ContextVar("bullpen_current_task")

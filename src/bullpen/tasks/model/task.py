@@ -105,16 +105,20 @@ def writable(text: str) -> str:
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False):
-    """The progress that a running task has reported."""
+    """The progress that a task has reported."""
 
-    done: float
-    total: float | None = None
+    done: int | float
+    total: int | float | None = None
     note: str = ""
 
     def __str__(self) -> str:
         """`3 of 10 done (rows)`"""
-        of = "" if self.total is None else f" of {self.total:g}"
-        return f"{self.done:g}{of} done" + (f" ({self.note})" if self.note else "")
+        of = "" if self.total is None else f" of {_shown(self.total)}"
+        return f"{_shown(self.done)}{of} done" + (f" ({self.note})" if self.note else "")
+
+
+def _shown(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 class DependsOn(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -168,7 +172,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     claim_id: str | None = None
     lease_until: Instant | None = None
     cancel_requested: bool = False
-    progress: Progress | None = None
+    progress: Progress | None = None  # the latest report, of this attempt or an earlier one
 
     result: bytes | None = None
     result_dropped: str = ""  # why the result could not be stored
@@ -220,6 +224,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     result: bytes | None = None
     result_dropped: str = ""
     error: TaskError | None = None  # added to the task's errors
+    progress: Progress | None = None  # the last report, if the store may not have it
     linked: bool = False  # another task depends on this one
     forgotten: bool = False  # a success that a store may delete at once, if no caller waits for it
     children: tuple[Task, ...] = ()  # of a success: new tasks that are added in the same step
@@ -464,7 +469,6 @@ def claimed(task: Task, *, worker: str, claim_id: str, now: float, lease_until: 
         claim_id=claim_id,
         lease_until=lease_until,
         started_at=now,
-        progress=None,
     )
 
 
@@ -497,6 +501,7 @@ def settled(task: Task, settlement: Settlement, now: float) -> Task:
         result=settlement.result if completed else task.result,
         result_dropped=settlement.result_dropped if completed else task.result_dropped,
         errors=(*task.errors, settlement.error)[-ERRORS_KEPT:] if settlement.error is not None else task.errors,
+        progress=settlement.progress or task.progress,
         worker=None if again else task.worker,
         claim_id=None,
         lease_until=None,

@@ -124,7 +124,8 @@ class TaskAttempt:
     began = False  # the function may have been called
     ended = False  # it has a settlement, or another worker has the task
     interruption: Interruption | None = None
-    progress: Progress | None = None  # reported, and not written yet
+    progress: Progress | None = None  # the latest report; any thread sets it
+    written: Progress | None = None  # the latest report that the store has
     repeated = False  # the store may have its settlement already
     completion: Settlement | None = None  # written by `complete()` in a transaction of the function
     returned = False  # the function has returned after `complete()`
@@ -344,8 +345,14 @@ class TaskAttempt:
         self._children = (*self._children, *make(self._now()))
 
     def report(self, progress: Progress) -> None:
-        """On any thread: the heartbeat writes the latest."""
+        """On any thread: the heartbeat writes the latest, and the settlement the last."""
         self.progress = progress
+
+    def with_progress(self, settlement: Settlement) -> Settlement:
+        """The settlement with the last progress, unless the store has it."""
+        if self.progress is self.written:
+            return settlement
+        return msgspec.structs.replace(settlement, progress=self.progress)
 
     def _is_interrupted(self) -> bool:
         return self.interruption is not None
@@ -355,6 +362,7 @@ class TaskAttempt:
         settlement = self._success(value)
         if settlement is None:
             raise LeaseLost(task=self.task.id, attempt=self.task.attempt)
+        settlement = self.with_progress(settlement)
         primitives.failpoint("complete.before")
         waiting = self._lane.settle_in(connection, settlement)
         if waiting is not None:

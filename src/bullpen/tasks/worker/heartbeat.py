@@ -222,9 +222,11 @@ class Heartbeat:
     async def _write_progress(self) -> None:
         """Write the latest progress of each task, if it is new."""
         for (task_id, number), attempt in self._held():
-            if attempt.progress is not None:
-                progress, attempt.progress = attempt.progress, None
-                await self._storage.note_progress(AttemptKey(task_id, number), progress)
+            latest = attempt.progress
+            if latest is None or latest is attempt.written:
+                continue
+            if await self._storage.note_progress(AttemptKey(task_id, number), latest):
+                attempt.written = latest
 
     async def _end_doubts(self) -> None:
         """Release tasks of doubtful claims that the store has made after all."""

@@ -176,6 +176,8 @@ class LaneRunner:
             self.held.pop(attempt.key, None)
             self.reports.lost(attempt.task, Interruption.LOST.value)
         else:
+            if attempt.progress is not None:
+                settlement = attempt.with_progress(settlement)
             self._ended.append((attempt, settlement))
         if self._waiter is not None:
             self._wake()

@@ -129,12 +129,14 @@ class ClaimingTests(StoreTests):
         assert exchange.refused == {hold(lost)}
         assert ids(exchange.claimed) == [waiting.id]
 
-    async def test_a_claim_takes_off_what_the_last_attempt_left(self, store: Storage) -> None:
+    async def test_progress_stays_until_the_next_attempt_reports(self, store: Storage) -> None:
         task = await claimed_one(store)
-        await store.note_progress(hold(task), Progress(1.0, 2.0, "half"))
+        await store.note_progress(hold(task), Progress(1, 2, "half"))
         (again,) = await claim(store, 1, release(task), worker="other", claim_id="again")
-        assert (again.progress, again.worker, again.claim_id) == (None, "other", "again")
-        assert (await get(store, task)).progress is None
+        assert (again.progress, again.worker, again.claim_id) == (Progress(1, 2, "half"), "other", "again")
+        assert (await get(store, task)).progress == Progress(1, 2, "half")
+        await store.note_progress(hold(again), Progress(0, 2))
+        assert (await get(store, task)).progress == Progress(0, 2)
 
     # Lost answers of claims.
 

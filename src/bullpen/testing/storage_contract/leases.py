@@ -176,3 +176,7 @@ class LeaseTests(StoreTests):
             after = await get(store, task)
             assert after.progress == progress
         assert still(replace(after, progress=None)) == still(before)
+        await store.note_progress(hold(task), Progress(3, 7.0))
+        whole = (await get(store, task)).progress
+        assert whole is not None
+        assert (type(whole.done), type(whole.total)) == (int, float)

@@ -249,6 +249,17 @@ class SettlingTests(StoreTests):
         assert {len(error.traceback) for error in kept} == {20_000}
         assert [error.attempt for error in kept] == list(range(4, ERRORS_KEPT + 4))
 
+    @pytest.mark.parametrize("kind", SETTLEMENTS)
+    async def test_the_last_progress_comes_with_the_settlement(self, store: Storage, kind: str) -> None:
+        """Also beside settlements without one, which leave it as it is."""
+        told, quiet = [await claimed_one(store, max_retries=3) for _ in range(2)]
+        for task in (told, quiet):
+            await store.note_progress(hold(task), Progress(1, 3))
+        last = replace(SETTLEMENTS[kind](told), progress=Progress(3, 3.5, STRANGE))
+        assert not await settle(store, last, SETTLEMENTS[kind](quiet))
+        assert (await get(store, told)).progress == Progress(3, 3.5, STRANGE)
+        assert (await get(store, quiet)).progress == Progress(1, 3)
+
     # Late writes.
 
     @pytest.mark.parametrize("loss", LOSSES)

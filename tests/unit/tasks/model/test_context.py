@@ -8,6 +8,7 @@ import threading
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from bullpen.errors import Cancel, InvalidOption, NoCurrentTask
@@ -47,6 +48,26 @@ def test_progress_goes_to_the_report_function() -> None:
     task.progress(1)
     task.progress(2.5, 10, "half")
     assert reports == [Progress(1), Progress(2.5, 10, "half")]
+    assert [type(report.done) for report in reports] == [int, float]
+    assert [str(report) for report in reports] == ["1 done", "2.5 of 10 done (half)"]
+
+
+def test_progress_is_a_number_that_every_store_can_keep() -> None:
+    class Pages(int): ...
+
+    reports: list[Progress] = []
+    task = make(report=reports.append)
+    for done in (1_000_000, Pages(7), 2**63 - 1, 2**63):
+        task.progress(done, done)
+    assert [type(report.done) for report in reports] == [int, int, int, float]
+    assert str(reports[0]) == "1000000 of 1000000 done"
+    for decode, encode in (
+        (msgspec.json.decode, msgspec.json.encode),
+        (msgspec.msgpack.decode, msgspec.msgpack.encode),
+    ):
+        assert [decode(encode(report), type=Progress) for report in reports] == reports
+    with pytest.raises(InvalidOption):
+        task.progress(10**400)
 
 
 @pytest.mark.parametrize("bad", [{"done": -1}, {"done": float("nan")}, {"done": "1"}, {"done": 1, "total": True}])

@@ -193,7 +193,7 @@ def test_a_claim_raises_the_attempt() -> None:
     waiting = msgspec.structs.replace(running(progress=moves.Progress(1)), status=PENDING)
     claimed = moves.claimed(waiting, worker="v", claim_id="d", now=NOW, lease_until=NOW + 15)
     assert (claimed.status, claimed.attempt, claimed.worker, claimed.claim_id) == (RUNNING, 5, "v", "d")
-    assert (claimed.started_at, claimed.lease_until, claimed.progress) == (NOW, NOW + 15, None)
+    assert (claimed.started_at, claimed.lease_until, claimed.progress) == (NOW, NOW + 15, moves.Progress(1))
 
 
 def test_a_status_compares_with_its_word() -> None:

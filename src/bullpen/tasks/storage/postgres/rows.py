@@ -88,7 +88,7 @@ READ = {name: kind for name, kind in {**NEW, **CHANGING, **RAN, **_FORMAT}.items
 # Everything that is read, by name: a migration may add columns, and `*` would then return other rows.
 COLUMNS = ", ".join((*READ, *_NO_FIELDS))
 # The columns that a claim returns: without those that the client knows already. A column with its default is NULL.
-_SET_BY_CLAIM = ("status", "worker", "claim_id", "lease_until", "started_at", "progress")
+_SET_BY_CLAIM = ("status", "worker", "claim_id", "lease_until", "started_at")
 CLAIMED = {name: kind for name, kind in READ.items() if name not in _SET_BY_CLAIM}
 DEFAULTS = {
     "queue": "'default'",
@@ -125,6 +125,7 @@ SETTLED = {  # the columns of a settlement
     "result": "bytea",
     "result_dropped": "text",
     "error": "text",
+    "progress": "text",
 }
 
 FORGOTTEN = "forgotten"  # the status in a settlement of a task that succeeded and is not kept
@@ -240,6 +241,7 @@ def settled_row(one: Settlement) -> tuple[Any, ...]:
         one.result,
         to_text(one.result_dropped),
         None if one.error is None else json_of(one.error),
+        None if one.progress is None else json_of(one.progress),
     )
 
 

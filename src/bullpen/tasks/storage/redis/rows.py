@@ -301,6 +301,7 @@ def settlement_of(
         None if one.error is None else _json(one.error),
         lease_until,
         children,
+        None if one.progress is None else _json(one.progress),
     )
 
 

@@ -94,7 +94,7 @@ _KEEP = f"UPDATE bullpen_task SET ({CHANGING}) = ({', '.join('?' * (CHANGING.cou
 _KEEP_TERMS = f"UPDATE bullpen_task SET ({TERMS}) = ({', '.join('?' * (TERMS.count(',') + 1))}) WHERE id = ?"
 _CLAIM = (
     "UPDATE bullpen_task SET status = 'running', attempt = attempt + 1, worker = ?, claim_id = ?, lease_until = ?, "
-    "started_at = ?, progress = NULL WHERE rowid IN (SELECT value FROM json_each(?))"
+    "started_at = ? WHERE rowid IN (SELECT value FROM json_each(?))"
 )
 _SET_ASIDE = (
     "UPDATE bullpen_task SET status = 'failed', finished_at = ?, prune_at = ? + ifnull(failure_ttl, 9e999), "
@@ -610,8 +610,9 @@ def _text_or_bytes(stored: bytes) -> str | bytes:
 
 
 def _is_plain_success(one: Settlement) -> bool:
-    """Whether it is of no concern to any other task."""
-    return one.status is SUCCESS and one.error is None and not one.linked and not one.children
+    """Whether it is of no concern to any other task, and brings nothing but a result."""
+    has_more = one.error is not None or one.progress is not None or one.linked or one.children
+    return one.status is SUCCESS and not has_more
 
 
 def _ids_of(tasks: Iterable[ChangedTask]) -> str:

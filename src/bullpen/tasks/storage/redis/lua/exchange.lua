@@ -58,6 +58,7 @@ for _, one in ipairs(settlements) do
             task[HAS_RESULT], task[RESULT_DROPPED] = result and true or false, dropped
         end
         if problem then add_error(task, problem) end
+        if one[17] then task[PROGRESS] = one[17] end
         enter(queue, id, task)
         if task[AWAITED] and (not again or completed) then
             awaited[#awaited + 1] = {id, task}

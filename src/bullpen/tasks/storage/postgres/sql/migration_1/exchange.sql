@@ -12,7 +12,7 @@ CREATE TYPE {schema}.exchange_row AS ({claimed_record}, claim_cursor text);
 CREATE FUNCTION {schema}.exchange(
     ids text[], attempts integer[], statuses text[], delays float8[], etas float8[], scheduled_ats float8[],
     nexts boolean[], failed integer[], crashed integer[], ran integer[], results bytea[], dropped text[],
-    problems text[],
+    problems text[], progresses text[],
     owner text, queues text[], max_tasks integer, lease float8, claim text, floors float8[], floor_ids text[],
     swept_at float8
 ) RETURNS SETOF {schema}.exchange_row LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
@@ -63,6 +63,7 @@ BEGIN
                     THEN s.result_dropped ELSE t.result_dropped END,
                 errors = CASE WHEN s.error IS NULL OR array_ndims(t.errors) > 1 THEN t.errors
                     ELSE (t.errors || s.error)[greatest(1, cardinality(t.errors) + 2 - {errors_kept}):] END,
+                progress = coalesce(s.progress, t.progress),
                 worker = CASE WHEN s.status <> 'pending' OR t.cancel_requested THEN t.worker END,
                 claim_id = NULL,
                 lease_until = NULL,
@@ -73,9 +74,9 @@ BEGIN
                     THEN greatest(now + coalesce(CASE s.status WHEN 'failed' THEN t.failure_ttl ELSE t.result_ttl END,
                         'infinity'), t.unique_until) END
             FROM unnest(ids, attempts, statuses, delays, etas, scheduled_ats, nexts, failed, crashed, ran, results,
-                    dropped, problems)
+                    dropped, problems, progresses)
                 AS s (id, attempt, status, delay, eta, scheduled_at, next_run, failures, crashes,
-                    completed_runs, result, result_dropped, error)
+                    completed_runs, result, result_dropped, error, progress)
             WHERE t.id = s.id AND t.attempt = s.attempt AND t.status || '' = 'running'
             RETURNING t.id, t.attempt, t.status, t.queue, t.awaited, t.next_task_id
         )
@@ -147,7 +148,7 @@ BEGIN
         WITH taken AS (
             UPDATE {schema}.task t SET status = 'running', worker = owner, claim_id = claim,
                 attempt = CASE WHEN t.attempt BETWEEN 0 AND {max_count} THEN t.attempt + 1 ELSE 1 END,
-                lease_until = now + lease, started_at = now, progress = NULL
+                lease_until = now + lease, started_at = now
             WHERE t.id = ANY (picked) AND t.status || '' = 'pending'
             RETURNING t.*
         )

@@ -9,7 +9,7 @@ local function claim(tags, limit, now, worker, lease, claim_id)
         queues[tag] = queues[tag] or changes(tag)
         leave(queues[tag], id, task)
         task[STATUS], task[ATTEMPT], task[WORKER], task[CLAIM_ID] = 'running', task[ATTEMPT] + 1, worker, claim_id
-        task[STARTED_AT], task[PROGRESS] = now, ''
+        task[STARTED_AT] = now
         local state = enter(queues[tag], id, task, exact(now + lease))
         if from.rate then redis.call('ZADD', tag .. ':starts', now, claim_id .. '/' .. place .. '/' .. id) end
         claimed[n + 1], claimed[n + 2], claimed[n + 3], claimed[n + 4] = tag, id, state, false
