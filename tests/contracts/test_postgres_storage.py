@@ -62,12 +62,14 @@ class TestPostgresStorage(StorageContract):
         "repeats": "'infinity'",
     }
     damages_claimed = tuple(_GARBAGE)
-    damages_other = ("attempt", "eta", "priority", "status", "progress")
+    damages_other = ("attempt", "attempt.high", "attempt.negative", "eta", "priority", "status", "progress")
 
     async def damage(self, task_id: str, kind: str) -> Callable[[], Awaitable[object]]:
         garbage = {
             **self._GARBAGE,
             "attempt": "2147483647",
+            "attempt.high": "2000000001",
+            "attempt.negative": "-7",
             "eta": "'NaN'",
             "priority": "77",
             "status": "'whatever'",

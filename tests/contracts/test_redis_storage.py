@@ -15,21 +15,28 @@ from redis.asyncio import Redis
 
 from bullpen import TaskQueue
 from bullpen.errors import StorageError
-from bullpen.tasks.model.task import PENDING, succeed
+from bullpen.tasks.model.task import FAILED, PENDING, SUCCESS, succeed
 from bullpen.tasks.storage.port import Limit, Storage
 from bullpen.tasks.storage.redis import connection, raw_connection
 from bullpen.tasks.storage.redis.rows import TaskBody, TaskState
 from bullpen.tasks.storage.redis.store import RedisStorage
 from bullpen.testing import StorageContract
 from bullpen.testing.storage_contract.base import (
+    A_MOMENT,
     FAR,
+    added,
+    claim,
     claimed_one,
     get,
+    hold,
     ids,
     new_task,
+    new_tasks,
     settle,
+    take_back,
 )
 from bullpen.testing.storage_contract.links import new_group
+from bullpen.testing.storage_contract.unreadable import aside
 from bullpen.testing.storage_contract.waiting import waits
 from tests.redis_users import add_user, delete_user, documented_rights
 
@@ -51,7 +58,11 @@ class TestRedisStorage(StorageContract):
         "created_at": 1e300,
         "unique_until": "text",
         "next_task_id": 5,
+        "hold.no text": "no text!",
         "attempt": "text",
+        "attempt.negative": -7,
+        "attempt.fraction": 1.5,
+        "attempt.high": 2**53,
         "priority": 3.5,
         "completed_runs": [],
         "result_ttl": float("nan"),
@@ -69,7 +80,7 @@ class TestRedisStorage(StorageContract):
         tag = f"{{{self.prefix}:default}}"
         of_body = kind in self._BODIES or kind.endswith("body")
         key = f"{tag}:body" if of_body else f"{tag}:state"
-        field = "format" if kind == "newer" else kind
+        field = "format" if kind == "newer" else kind.partition(".")[0]
         whole = {"body": b"\xc1", "state": b"\xc1", "state that is a number": b"\x05", "short state": b"\x90"}
         async with Redis.from_url(self.url) as client:
             before: Any = await client.hget(key, task_id)
@@ -81,18 +92,100 @@ class TestRedisStorage(StorageContract):
             if kind == "no body":
                 await client.hdel(key, task_id)
             else:
-                await client.hset(key, task_id, whole.get(kind) or msgspec.msgpack.encode(values))
+                packed = msgspec.msgpack.encode(values).replace(b"no text!", b"\xff" * 8)
+                await client.hset(key, task_id, whole.get(kind) or packed)
 
         async def stored() -> object:
             async with Redis.from_url(self.url) as client:
                 if of_body:
                     return await client.hget(key, task_id)
                 state: Any = await client.hget(f"{tag}:damaged", task_id) or await client.hget(key, task_id)
-                if kind in whole:
-                    return state
+                if kind in whole or kind.endswith("no text"):
+                    return state if kind in whole else state.count(b"\xff" * 8)
                 return repr(msgspec.msgpack.decode(state)[TaskState.__struct_fields__.index(field)])[:4]
 
         return stored
+
+    async def _write_state(self, task_id: str, **fields: object) -> None:
+        async with Redis.from_url(self.url) as client:
+            key = f"{{{self.prefix}:default}}:state"
+            packed: Any = await client.hget(key, task_id)
+            state = msgspec.msgpack.decode(packed)
+            for name, value in fields.items():
+                state[TaskState.__struct_fields__.index(name)] = value
+            await client.hset(key, task_id, msgspec.msgpack.encode(state))
+
+    @pytest.mark.parametrize("limited", [False, True])
+    @pytest.mark.parametrize("key", [None, "k"])
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("priority", 7),
+            ("concurrency_key", "z"),
+            ("concurrency_key", ""),
+            *(("status", s) for s in ("success", "running")),
+        ],
+    )
+    async def test_a_state_that_contradicts_the_indexes_is_set_aside_once(
+        self, store: Storage, field: str, value: object, key: str | None, limited: bool
+    ) -> None:
+        """It was claimed again and again, as fast as workers could ask."""
+        if limited:
+            await store.set_limit(Limit(queue="default", in_order=True))
+        bad, good = await added(store, concurrency_key=key), await added(store, concurrency_key=key)
+        if (key or "") == value:
+            return
+        await self._write_state(bad.id, **{field: value})
+        claims = []
+        for _ in range(4):
+            for task in await claim(store, 10):
+                claims.append(task.id)
+                now = await store.now()
+                await settle(store, aside(task, now) if task.unreadable else succeed(task, b"1"))
+        assert sorted(claims) == [bad.id, good.id]
+        assert ((await get(store, bad)).status, (await get(store, good)).status) == (FAILED, SUCCESS)
+        assert (await get(store, bad)).unreadable
+        async with Redis.from_url(self.url) as client:
+            counts: Any = await client.hgetall(f"{{{self.prefix}:default}}:counts")
+            left = [name async for name in client.scan_iter(match=f"{{{self.prefix}:default}}:[rkob]*", count=1000)]
+        assert {status: count for status, count in counts.items() if count != b"0"} == {
+            b"failed": b"1",
+            b"success": b"1",
+        }
+        assert [name for name in left if not name.endswith((b":body", b":result"))] == []
+
+    @pytest.mark.parametrize("status", ["pending", "success"])
+    async def test_a_state_that_denies_that_its_task_runs_gives_its_place_back(
+        self, store: Storage, status: str
+    ) -> None:
+        await store.set_limit(Limit(queue="default", max_running=2))
+        bad, gone = await claimed_one(store), await claimed_one(store)
+        await store.renew([hold(bad), hold(gone)], A_MOMENT)
+        await self._write_state(bad.id, status=status)
+        async with Redis.from_url(self.url) as client:
+            await client.hdel(f"{{{self.prefix}:default}}:state", gone.id)
+        assert ids(await store.rescue_expired(take_back, limit=10)) == [bad.id]
+        (again,) = await claim(store, 10)
+        assert again.unreadable
+        await settle(store, aside(again, await store.now()))
+        await store.add(new_tasks(2))
+        assert len(await claim(store, 10)) == 2
+
+    async def test_entries_without_a_task_hold_nothing_back(self, store: Storage) -> None:
+        stale = {f"stale-{number}": 1.0 for number in range(300)}
+        async with Redis.from_url(self.url) as client:
+            for name in ("ready:0", "keyed:0", "running", "expiring", "finished"):
+                await client.zadd(f"{{{self.prefix}:default}}:{name}", stale)
+            good, late = await added(store), await added(store, expires=1.0)
+            await store.rescue_expired(take_back, limit=10)
+            for _ in range(5):
+                await store.expire(limit=100)
+                await store.prune(limit=100)
+            assert (await get(store, late)).status is FAILED
+            claimed = [task for _ in range(4) for task in await claim(store, 10)]
+            assert ids(claimed) == [good.id]
+            for name in ("ready:0", "expiring"):
+                assert await client.zcard(f"{{{self.prefix}:default}}:{name}") == 0
 
     async def damage_worker(self, worker: str) -> None:
         async with Redis.from_url(self.url) as client:

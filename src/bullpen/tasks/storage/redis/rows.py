@@ -391,14 +391,14 @@ def _unreadable_task(
 def _salvaged(kind: type[Packed], packed: bytes, usual: Packed, problems: list[str]) -> Packed:
     """The fields of a packed value that can be read, and those of `usual` for the others."""
     try:
-        values = msgspec.msgpack.decode(packed, type=list[Any])
+        values = msgspec.msgpack.decode(packed, type=list[msgspec.Raw])
     except Exception as error:
         problems.append(f"{'body' if kind is TaskBody else 'state'}: {error}")
         return usual
     types = typing.get_type_hints(kind, include_extras=True)
     for name, value in zip(kind.__struct_fields__, values, strict=False):
         try:
-            setattr(usual, name, msgspec.convert(value, types[name], builtin_types=(bytes,)))
+            setattr(usual, name, msgspec.msgpack.decode(value, type=types[name]))
         except Exception as error:
             problems.append(f"{name}: {error}")
     return usual

@@ -74,7 +74,7 @@ from importlib.resources import files
 
 from bullpen.tasks.model.ids import SCHEDULES
 from bullpen.tasks.model.links import GIVEN_UP
-from bullpen.tasks.model.task import ERRORS_KEPT, NEVER, NOT_IN_TIME, UNPLANNED
+from bullpen.tasks.model.task import ERRORS_KEPT, MAX_COUNT, NEVER, NOT_IN_TIME, UNPLANNED
 from bullpen.tasks.storage.redis.rows import TaskState, default_state_in_lua
 
 # The values of names in scripts. A local variable would cost time whenever a script starts.
@@ -82,6 +82,7 @@ _CONSTANTS: dict[str, object] = {
     "DEFAULT_STATE": default_state_in_lua(),
     **{name.upper(): number for number, name in enumerate(TaskState.__struct_fields__, start=1)},
     "ERRORS_KEPT": ERRORS_KEPT,
+    "MAX_COUNT": MAX_COUNT,
     "UNPLANNED": UNPLANNED,
     "LAST_DAY": NEVER,
     "GIVEN_UP": GIVEN_UP,

@@ -1,8 +1,18 @@
--- Find running tasks whose lease has ended, or whose worker is dead. It changes nothing: `exchange.lua` settles them.
+-- Find running tasks whose lease has ended, or whose worker is dead. `exchange.lua` settles them. An entry without a
+-- task is removed, and a state that says that the task does not run is damaged.
 -- KEYS: a tag. ARGV: dead workers. Returns the time, and rows. Held by LeaseTests.
 -- WITH clock common task_rows
 local tag, now = KEYS[1], server_time()
 local late = redis.call('ZRANGEBYSCORE', tag .. ':running', '-inf', now)
+local states = values(tag .. ':state', late)
+for i, id in ipairs(late) do
+    local task = states[i] and unpacked(tag, id, states[i])
+    if not task then
+        redis.call('ZREM', tag .. ':running', id)
+    elseif task[STATUS] ~= 'running' then
+        replace_damaged(tag, id, states[i], task)
+    end
+end
 if #ARGV > 0 then
     local dead, ids = {}, redis.call('ZRANGEBYSCORE', tag .. ':running', '(' .. exact(now), 'inf')
     for _, worker in ipairs(ARGV) do dead[worker] = true end

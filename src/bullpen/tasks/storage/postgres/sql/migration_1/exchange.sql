@@ -77,8 +77,10 @@ BEGIN
                     dropped, problems, progresses)
                 AS s (id, attempt, status, delay, eta, scheduled_at, next_run, failures, crashes,
                     completed_runs, result, result_dropped, error, progress)
-            WHERE t.id = s.id AND t.attempt = s.attempt AND t.status || '' = 'running'
-            RETURNING t.id, t.attempt, t.status, t.queue, t.awaited, t.next_task_id
+            -- A damaged attempt is read as 0.
+            WHERE t.id = s.id AND CASE WHEN t.attempt BETWEEN 0 AND {max_count} THEN t.attempt ELSE 0 END = s.attempt
+                AND t.status || '' = 'running'
+            RETURNING t.id, s.attempt, t.status, t.queue, t.awaited, t.next_task_id
         )
         SELECT applied || array_agg(z.id), applied_attempts || array_agg(z.attempt),
             finished || array_agg(z.queue) FILTER (WHERE z.status <> 'pending'),

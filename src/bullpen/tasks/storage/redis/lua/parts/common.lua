@@ -38,7 +38,8 @@ local function values(key, ids)
     return found
 end
 
--- Replace a state that scripts cannot use, because another program has written it. The stored bytes stay in :damaged.
+-- Replace a state that scripts cannot use, or that contradicts the indexes, because another program has written it. The
+-- stored bytes stay in :damaged.
 -- The indexes tell the status, the priority and the concurrency key; other fields that are sound stay. The new state
 -- says that it is unreadable, so no worker runs the task.
 local function replace_damaged(tag, id, state, old)
@@ -47,6 +48,7 @@ local function replace_damaged(tag, id, state, old)
         local value = type(old) == 'table' and old[i]
         if type(value) == type(usual) and (type(value) ~= 'number' or value - value == 0) then task[i] = value end
     end
+    if task[ATTEMPT] < 0 or task[ATTEMPT] > MAX_COUNT or task[ATTEMPT] % 1 ~= 0 then task[ATTEMPT] = 0 end
     for i, problem in ipairs(task[ERRORS]) do
         if type(problem) ~= 'string' then task[ERRORS] = {} break end
     end
@@ -65,7 +67,7 @@ local function replace_damaged(tag, id, state, old)
     end
     local was = is_running and 'running' or priority and 'pending' or 'failed'
     task[STATUS], task[PRIORITY], task[CONCURRENCY_KEY] = was, priority or 0, key
-    task[AWAITED], task[UNREADABLE] = true, 'state: it was no state of a task; the key :damaged has it'
+    task[AWAITED], task[UNREADABLE] = true, 'state: it was damaged; the key :damaged has it'
     task[DEPENDS_ON] = redis.call('HEXISTS', tag .. ':depends_on', id)
     if task[ETA] < 0 then task[ETA] = 0 end
     if was == 'running' then
@@ -88,7 +90,7 @@ local function sound(state)
     local t = cmsgpack.unpack(state)
     local status, priority, awaited = t[STATUS], t[PRIORITY], t[AWAITED]
     if (status == 'pending' or status == 'running' or is_final(status)) and priority >= 0 and priority <= 9
-        and priority % 1 == 0 and t[ATTEMPT] >= 0 and t[ETA] < NEVER and t[COMPLETED_RUNS] >= 0
+        and priority % 1 == 0 and t[ATTEMPT] >= 0 and t[ATTEMPT] <= MAX_COUNT and t[ATTEMPT] % 1 == 0 and t[ETA] < NEVER and t[COMPLETED_RUNS] >= 0
         and t[CREATED_AT] < NEVER and t[FINISHED_AT] < NEVER and t[EXPIRES] < NEVER and t[RESULT_TTL] < NEVER
         and t[FAILURE_TTL] < NEVER and t[UNIQUE_UNTIL] < NEVER and t[WAITS_FOR] < NEVER and t[DEPENDS_ON] >= 0 and t[UNIQUE_KEY] >= ''
         and t[CONCURRENCY_KEY] >= '' and t[NEXT_TASK_ID] >= '' and type(t[ERRORS]) == 'table'

@@ -25,12 +25,35 @@ local READ_IN_VAIN = 100  -- tasks held back by their key, after which it may be
 
 -- Add the stream of a queue's due tasks with a concurrency key, or of those without. Most queues have no priorities, and
 -- one EXISTS tells that.
-local function add_stream(queue, name)
+local function add_stream(queue, name, keyed)
     name = queue.tag .. name
     local has_others = redis.call('EXISTS', name .. 1, name .. 2, name .. 3, name .. 4, name .. 5, name .. 6, name .. 7,
         name .. 8, name .. 9) > 0
     if not has_others and redis.call('EXISTS', name .. 0) == 0 then return end
-    queue.streams[#queue.streams + 1] = {queue = queue, name = name, highest = has_others and 9 or 0}
+    queue.streams[#queue.streams + 1] = {queue = queue, name = name, highest = has_others and 9 or 0, keyed = keyed}
+end
+
+-- Whether the other indexes of a keyed task agree with its state.
+local function is_of_key(stream, priority, id, key)
+    return stream.keyed and (is_schedule(id)
+        or redis.call('ZSCORE', stream.queue.tag .. ':keyed:' .. priority .. ':' .. key, id))
+end
+
+-- The task of an entry in the index of a stream, if it may start. A state that contradicts the indexes is damaged: a
+-- claim would take the task out of the indexes of its state, find it in this one again, and claim it without an end.
+local function indexed(stream, priority, id, state)
+    local tag = stream.queue.tag
+    if not state then
+        redis.call('ZREM', stream.name .. priority, id)
+        return nil
+    end
+    local task = unpacked(tag, id, state)
+    local key = task[CONCURRENCY_KEY]
+    if task[STATUS] ~= 'pending' or task[PRIORITY] ~= priority
+        or (key == '' and stream.keyed) or (key ~= '' and not is_of_key(stream, priority, id, key)) then
+        task = replace_damaged(tag, id, state, task)
+    end
+    return task[STATUS] == 'pending' and task
 end
 
 -- Whether a stream has another due task of a priority. It reads the next page, with the states, if it has to.
@@ -104,8 +127,8 @@ local function pick(tags, most, now)
             local queue = {tag = tag, left = left, per_key = per_key, running = {}, chosen = {}, rate = rate, streams = {}}
             queue.in_order = in_order
             rooms[#rooms + 1] = queue
-            add_stream(queue, ':ready:')
-            add_stream(queue, ':keyed:')
+            add_stream(queue, ':ready:', false)
+            add_stream(queue, ':keyed:', true)
             for _, stream in ipairs(queue.streams) do
                 all_streams[#all_streams + 1] = stream
                 highest = math.max(highest, stream.highest)
@@ -129,7 +152,7 @@ local function pick(tags, most, now)
             end
             if not first then break end
             local state, queue = first.states[first.at], first.queue
-            local task = state and unpacked(queue.tag, first_id, state)
+            local task = indexed(first, priority, first_id, state)
             first.at = first.at + 1
             local fits = task and not (task[EXPIRES] > 0 and task[EXPIRES] <= now)
             local key = queue.per_key and fits and task[CONCURRENCY_KEY] or ''
