@@ -7,6 +7,7 @@ import itertools
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -632,3 +633,54 @@ def send_raw(data: bytes, then: str = "wait") -> None:
         time.sleep(600)
     elif then == "crash":
         crash()
+
+
+def close_descriptors(then: str) -> None:
+    """Close all descriptors but the standard streams, as daemons do, and go on."""
+    os.closerange(3, 1000)
+    keep = [socket.socketpair() for _ in range(20)]  # one of them has the number of the channel now
+    if then == "wait":
+        time.sleep(600)
+    others.append(keep)
+
+
+others: list[Any] = []  # that a worker keeps
+
+
+def descriptors_of_a_program() -> list[str]:
+    """The descriptors that a program gets which is started without closing them."""
+    reads, writes = os.pipe()
+    pid = os.posix_spawn(
+        "/bin/ls", ["ls", "-l", "/proc/self/fd"], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, writes, 1)]
+    )
+    os.close(writes)
+    os.waitpid(pid, 0)
+    with open(reads) as file:
+        return [line.split(" -> ")[1] for line in file.read().splitlines() if " -> " in line]
+
+
+def be_interrupted_while_sending() -> Iterator[list[Any]]:
+    """A stream of large items; a signal handler raises while one of them is being sent."""
+
+    def interrupt(_: int, frame: Any) -> None:
+        if frame.f_code.co_name == "send_all":
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise TimeoutError
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    while True:
+        yield [pickle.PickleBuffer(bytearray(100_000)) for _ in range(200)]
+
+
+def fork_and_tell(tell: Any) -> int:
+    """Report from a forked child; the exit code of the child."""
+    child = os.fork()
+    if not child:
+        try:
+            tell("from the child")
+        except RuntimeError:
+            os._exit(5)
+        os._exit(6)
+    tell("from the worker")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -27,7 +27,8 @@ from bullpen import (
     WorkerLost,
     WorkerStartFailed,
 )
-from bullpen.pools.runtimes.process import forkserver_client, wire
+from bullpen.pools.runtimes.port import Listener
+from bullpen.pools.runtimes.process import forkserver_client, process, wire
 from bullpen.pools.runtimes.process.process import Process
 from bullpen.pools.supervision import restarts, retries
 from tests.scenarios import process_support as work
@@ -49,6 +50,30 @@ def test_a_forked_child_that_leaves_the_function_ends_without_a_word(start: Any,
         assert list(pool.stream(work.fork_and_yield)) == [0]
         assert pool.do(work.pid) == first
     assert pool.stats().spawned == 1
+
+
+class Told(Listener):
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def hear(self, value: Any) -> None:
+        self.values.append(value)
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_a_forked_child_cannot_report_for_its_parent(capacity: int) -> None:
+    told = Told()
+    with Pool(1, runtime="process", capacity=capacity) as pool:
+        assert pool.submit(work.fork_and_tell, told).result(PATIENCE) == 5
+    assert told.values == ["from the worker"]
+
+
+@pytest.mark.parametrize("start", START_METHODS)
+def test_programs_that_a_worker_starts_have_none_of_its_descriptors(start: Any) -> None:
+    with Pool(1, runtime=ProcessRuntime(start=start)) as pool:
+        targets = pool.do(work.descriptors_of_a_program)
+    assert len(targets) == 4, targets  # the standard streams, and the folder that it lists
+    assert not [target for target in targets if "socket" in target or "memfd" in target]
 
 
 def test_a_forked_child_of_an_initializer_is_no_second_worker() -> None:
@@ -175,6 +200,7 @@ GARBAGE = {
     "a huge length": frame(wire.DONE, 1, length=HUGE),
     "a length beyond all memory": frame(wire.DONE, 1, length=2**64 - 1),
     "huge buffers": frame(wire.DONE, 1, buffers=3) + struct.pack("<3Q", HUGE, HUGE, HUGE),
+    "too many buffers": frame(wire.DONE, 1, buffers=65535) + bytes(600_000),
     "no kind": frame(wire.NEWS + 1),
     "a kind of the app": frame(wire.CALL, 1, PICKLE),
     "the result of no call": frame(wire.DONE, NO_CALL, PICKLE),
@@ -209,6 +235,36 @@ def test_a_frame_that_is_cut_off_is_a_crash_of_that_worker(size: int) -> None:
         assert error.exit_code == 7
         if size < wire.HEADER.size:  # else its answer would be the rest of that frame
             assert isinstance(pool.submit(work.send_raw, data, "return").exception(PATIENCE), WorkerLost)
+        assert pool.do(work.identity, 1) == 1
+
+
+@pytest.mark.parametrize("then", ["wait", "return"])
+def test_half_a_frame_and_then_silence_is_a_crash_of_that_worker(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "LOOK_EVERY", 0.05)
+    with Pool(1, runtime="process") as pool:
+        for size in (wire.HEADER.size - 1, wire.HEADER.size + 100) if then == "wait" else (wire.HEADER.size + 100,):
+            data = frame(wire.DONE, 1, bytes(1_000_000))[:size]
+            error = pool.submit(work.send_raw, data, then).exception(PATIENCE)
+            assert isinstance(error, WorkerLost)
+            assert "part of a message" in str(error)
+        assert pool.do(work.identity, 1) == 1
+
+
+def test_a_frame_that_a_signal_handler_tears_is_a_crash_of_that_worker() -> None:
+    with Pool(1, runtime="process") as pool:
+        with pytest.raises(WorkerLost) as lost:
+            for _ in pool.using(timeout=PATIENCE).stream(work.be_interrupted_while_sending):
+                pass
+        assert "TimeoutError" in lost.value.stderr
+        assert pool.do(work.identity, 1) == 1
+
+
+@pytest.mark.parametrize("then", ["wait", "return"])
+def test_a_worker_that_closes_its_channel_and_goes_on_is_killed(then: str) -> None:
+    with Pool(1, runtime="process") as pool:
+        error = pool.submit(work.close_descriptors, then).exception(PATIENCE)
+        assert isinstance(error, WorkerLost)
+        assert "it closed its channel" in str(error)
         assert pool.do(work.identity, 1) == 1
 
 

@@ -137,3 +137,14 @@ def test_a_request_may_be_cancelled_while_its_worker_ends(monkeypatch: pytest.Mo
     process.ended(0, "")
     assert board.cancel_timer.call_count == 2
     assert process.join(0)
+
+
+def test_the_rest_of_a_channel_ends_at_garbage() -> None:
+    mine, its = socket.socketpair()
+    channel = Channel(mine)
+    valid = b"".join(wire.pack(wire.NEWS, 1, bytes(1000)))
+    count = 70  # frames; more than one read takes
+    its.sendall(valid * count + b"garbage" * 1000)
+    assert len(channel.rest()) >= count // 2
+    mine.close()
+    its.close()

@@ -90,7 +90,7 @@ class Outbox:
         except BaseException as error:
             with self._lock:
                 del self._used[offset]
-            if not isinstance(error, OSError):
+            if getattr(error, "errno", None) is None:  # raised by a signal handler of the user's
                 raise
             return INLINE  # there is no memory
         finally:

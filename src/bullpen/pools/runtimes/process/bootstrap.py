@@ -53,6 +53,7 @@ def wait_for_orders(sock: socket.socket, alive: int, death: int) -> None:
     """Be a spare process. Orders may come in pieces; the forkserver closes the socket after the last one."""
     with sock:
         data, fds, _, _ = socket.recv_fds(sock, LARGEST, MOST_FDS)
+        child.keep_to_itself(*fds)
         while more := sock.recv(LARGEST):
             data += more
     if data:  # else the forkserver has ended, or does not need it

@@ -120,6 +120,9 @@ class MainThreadCalls:
     @contextlib.contextmanager
     def at_wire(self) -> Iterator[None]:
         """Inside, the running request reads or sends frames, and is not interrupted."""
+        if threading.current_thread() is not threading.main_thread():  # only the main thread is interrupted
+            yield
+            return
         with self._undisturbed():
             yield
         self._look()
@@ -182,6 +185,7 @@ class CallThreads:
         self._threads = 0
         self._running: dict[int, int] = {}  # the threads, by request
         self._told: set[int] = set()
+        self._at_wire: set[int] = set()  # requests that send a frame now
         self._credits: dict[int, int] = {}  # of streams; below 0: the reader has left
 
     def run(self, id: int, data: Any, buffers: Any) -> None:
@@ -237,7 +241,8 @@ class CallThreads:
             if thread is None or id in self._told:
                 return
             self._told.add(id)
-            self._raise_in(self._thread_id(thread), self._object(RequestCancelled))
+            if id not in self._at_wire:
+                self._raise_in(self._thread_id(thread), self._object(RequestCancelled))
             self._changed.notify_all()
 
     def recall(self) -> None:
@@ -246,8 +251,21 @@ class CallThreads:
     def current(self) -> int:
         return int(_here.id)
 
-    def at_wire(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def at_wire(self) -> Iterator[None]:
+        """Inside, the request of this thread sends a frame, and is not interrupted."""
+        id = getattr(_here, "id", 0)  # 0: a thread of the user's, which is never interrupted
+        with self._changed:
+            self._at_wire.add(id)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._at_wire.discard(id)
+                told = id in self._told
+        if told:
+            self._over(id)
+            raise RequestCancelled
 
     def take_credit(self, id: int) -> bool:
         with self._changed:

@@ -32,9 +32,17 @@ def main() -> None:
     global of_an_app  # noqa: PLW0603 — one process, one app
     of_an_app = True
     _, _, channel, death, shared, *sys.argv = sys.argv
+    files = [int(fd) for fd in shared.split()]
+    keep_to_itself(int(channel), int(death), *files)
     die_with_the_app(int(death))
     prepare()
-    run(int(channel), [int(fd) for fd in shared.split()])
+    run(int(channel), files)
+
+
+def keep_to_itself(*fds: int) -> None:
+    """No program that this process starts gets these descriptors."""
+    for fd in fds:
+        os.set_inheritable(fd, False)
 
 
 def prepare() -> None:
@@ -240,8 +248,14 @@ class ChildWorker:
         pieces = wire.pack_shared(kind, id, data, buffers, self._outbox_memory)
         with self._sending:
             if self._inbox_memory is not None and self._inbox_memory.freed:
-                wire.send_all(self._channel, wire.pack(wire.FREED, 0, self._inbox_memory.take_freed()))
-            wire.send_all(self._channel, pieces)
+                pieces = [*wire.pack(wire.FREED, 0, self._inbox_memory.take_freed()), *pieces]
+            try:
+                wire.send_all(self._channel, pieces)
+            except ConnectionError:  # the app has ended
+                raise
+            except BaseException:  # raised by a signal handler of the user's: a part of the frame may have been sent
+                sys.excepthook(*sys.exc_info())
+                _leave(1)
 
     def send_error(self, kind: int, id: int, error: BaseException, hide: int = 0) -> None:
         self.send(kind, id, wire.dumps(failures.describe(error, hide))[0])
@@ -378,11 +392,12 @@ class RemoteListener:
         return RemoteListener, ()
 
     def __call__(self, value: Any) -> None:
+        if worker.forked:
+            raise RuntimeError("a process that a worker has forked cannot report progress: the call is its parent's")
         if self._id is None:
             self._id = worker.calls.current()
         data, buffers = wire.dumps(value)
-        on_main = threading.current_thread() is threading.main_thread()
-        with worker.calls.at_wire() if on_main else contextlib.nullcontext():
+        with worker.calls.at_wire():
             worker.send(wire.NEWS, self._id, data, buffers)
 
 

@@ -38,6 +38,7 @@ def main() -> None:
     """
     child.of_an_app = True
     _, _, control, death, preload, *script = sys.argv
+    child.keep_to_itself(int(control), int(death))
     Forkserver(socket.socket(fileno=int(control)), int(death)).live(preload.split(), script)
 
 
@@ -103,6 +104,7 @@ class Forkserver:
     def _handle_order(self) -> None:
         """Read one order: start a worker."""
         header, fds, _, _ = socket.recv_fds(self._control, wire.HEADER.size, bootstrap.MOST_FDS)
+        child.keep_to_itself(*fds)
         if not header:
             raise EOFError
         header += self._exactly(wire.HEADER.size - len(header))

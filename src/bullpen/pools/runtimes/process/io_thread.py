@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import fcntl
 import heapq
 import itertools
 import logging
 import os
 import selectors
 import socket
+import struct
+import termios
 import time
 import weakref
 from collections import deque
@@ -294,14 +297,25 @@ class Channel:
         except (BlockingIOError, InterruptedError):
             return []
 
+    @property
+    def half(self) -> tuple[int, int] | None:
+        """How far the frame has come that has arrived in part; None between two frames."""
+        return self._reader.half
+
     def rest(self) -> list[wire.Frame]:
-        """All frames that a process sent before it ended. A large frame takes several reads."""
+        """The frames that a process sent before it ended. Another process may hold the other end open and send more,
+        so this reads only what is there now.
+        """
         frames: list[wire.Frame] = []
         try:
-            while True:
-                frames += self._reader.read(self.sock)
-        except (EOFError, OSError):  # or another process holds the other end open
-            return frames
+            (left,) = struct.unpack("i", fcntl.ioctl(self.sock, termios.FIONREAD, bytes(4)))
+            while left > 0:
+                data = self.sock.recv(min(left, wire.JOIN_BELOW))
+                frames += self._reader.feed(data)
+                left -= len(data) or left
+        except (OSError, wire.NoFrame):  # there are no more
+            pass
+        return frames
 
     def close(self) -> None:
         with self._lock:

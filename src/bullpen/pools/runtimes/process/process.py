@@ -56,6 +56,8 @@ OF_A_CALL = (*ANSWERS, wire.ITEM)
 MOST_PREFETCHED = 32  # requests that a quick worker may have at once
 STREAK = 4  # quick answers in a row that make a quick worker
 SMALL = 16 * 1024  # bytes; a larger request is not prefetched
+LOOK_EVERY = 0.5  # seconds between two looks at a frame that has arrived in part
+MOST_LOOKS = 60  # looks, not seconds: a machine that sleeps, or an app that was stopped, wakes up to one look
 PATIENCE = 0.02  # seconds after which a quick worker that has not answered is stuck
 
 
@@ -77,6 +79,7 @@ class Process(Supervised):
     """One worker process that runs Python functions."""
 
     __slots__ = (
+        "_awaits_rest",
         "_channel",
         "_each",
         "_has_authkey",
@@ -104,6 +107,7 @@ class Process(Supervised):
         self._nudged_early = False  # a signal was sent before the frame that it announces, because the socket was full
         self._streak = 0  # quick answers in a row
         self._watched = False  # a timer checks whether it makes progress
+        self._awaits_rest = False  # a timer looks for the rest of a frame
         self._has_main = False
         self._has_authkey = False
         self._misbehaves = False  # it broke the protocol: its messages are ignored
@@ -210,7 +214,7 @@ class Process(Supervised):
             frames = self._channel.receive()
         except (EOFError, ConnectionError):  # the forkserver reports how the worker ended
             io_thread.forget(self._channel.sock.fileno())
-            self._expect_report()
+            self._closed("channel")
             return
         except wire.NoFrame as error:
             self._misbehaved(error)
@@ -223,6 +227,23 @@ class Process(Supervised):
             self._take(frame)
         if self._streak >= STREAK and not self._over:
             self._prefetch()
+        if not self._awaits_rest and self._channel.half is not None:
+            self._look_for_rest(None, 0)
+
+    def _look_for_rest(self, before: tuple[int, int] | None, looks: int) -> None:
+        """A frame has arrived in part. If no more of it comes, the worker broke the protocol."""
+        half = self._channel.half
+        looks = looks + 1 if half == before else 0
+        self._awaits_rest = half is not None and not (self._over or self._misbehaves)
+        if looks == MOST_LOOKS:
+            self._misbehaved(wire.NoFrame("it sent a part of a message and not the rest"))
+        elif self._awaits_rest:
+            io_thread.call_later(LOOK_EVERY, functools.partial(self._read_rest, half, looks))
+
+    def _read_rest(self, before: tuple[int, int] | None, looks: int) -> None:
+        if not (self._over or self._misbehaves):
+            self._heard()  # it may have come while this thread was busy
+            self._look_for_rest(before, looks)
 
     def _take(self, frame: wire.Frame) -> None:
         """Handle one frame. It never fails, because the frames after it concern other requests."""

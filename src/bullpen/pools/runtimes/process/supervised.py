@@ -367,6 +367,16 @@ class Supervised:
             self._failure = self._failure or error
             self.kill()
 
+    def _closed(self, what: str) -> None:
+        """It has ended, or it has only closed a descriptor, without which it cannot work."""
+        self._expect_report()
+        if not self._over:
+            io_thread.call_later(TERM_GRACE, functools.partial(self._goes_on_without, what))
+
+    def _goes_on_without(self, what: str) -> None:
+        if not self._stopping and not (self._pidfd is not None and _has_ended(self._pidfd)):
+            self._punish(f"it closed its {what}")
+
     def _punish(self, why: str) -> None:
         """Kill it, for a reason that its error names."""
         if not self._over:
@@ -489,7 +499,10 @@ class Supervised:
         with self._lock:  # no other thread is about to signal it
             self._over = True
         self._take_no_more()
-        self._hear_the_rest()
+        try:
+            self._hear_the_rest()
+        except BaseException:  # there is no memory for it, for example
+            logger.exception("the last messages of worker %s could not be read", self._worker.name)
         self._close()
         if self._pidfd is not None:
             os.close(self._pidfd)

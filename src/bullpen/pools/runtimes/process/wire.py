@@ -194,6 +194,13 @@ class FrameReader:
             raise EOFError
         return self._parse(self._used + count)
 
+    @property
+    def half(self) -> tuple[int, int] | None:
+        """How far the frame has come that has arrived in part; None between two frames."""
+        if self._body is not None:
+            return self._body.reached
+        return (0, self._used) if self._used else None
+
     def feed(self, data: bytes) -> list[Frame]:
         """The same for `data` that was read elsewhere, at most `JOIN_BELOW` bytes."""
         frames: list[Frame] = []
@@ -214,6 +221,8 @@ class FrameReader:
             kind, count, magic, id, length = HEADER.unpack_from(self._data, at)
             if magic != MAGIC:
                 raise NoFrame(f"it sent bytes that are no message: {bytes(self._data[at : min(end, at + SHOWN)])!r}")
+            if count > MOST_BUFFERS + 1:  # with a pickle that does not fit into shared memory
+                raise NoFrame(f"it announced a message with {count} buffers")
             start = at + HEADER.size
             if not count and start + length <= end:
                 at = start + length
@@ -254,6 +263,11 @@ class _FrameBody:
     @property
     def complete(self) -> bool:
         return self._index == len(self._parts)
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """The part that arrives now, from 1, and its bytes so far."""
+        return self._index + 1, self._offset
 
     def space(self) -> memoryview:
         part = self._parts[self._index]

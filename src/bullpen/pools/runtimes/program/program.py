@@ -26,7 +26,7 @@ from bullpen.pools.runtimes.process.calls import RequestCancelled
 from bullpen.pools.runtimes.process.io_thread import TimerHandle, close_in_forked_children, io_thread
 from bullpen.pools.runtimes.process.items import raise_
 from bullpen.pools.runtimes.process.output import LARGEST_PIPE, Output
-from bullpen.pools.runtimes.process.supervised import TERM_GRACE, Supervised, pipe_from_it
+from bullpen.pools.runtimes.process.supervised import Supervised, pipe_from_it
 from bullpen.pools.runtimes.program import messages
 
 logger = logging.getLogger("bullpen")
@@ -121,7 +121,7 @@ class Program(Supervised):
         its_in, into = os.pipe()
         opened.callback(os.close, into)
         its_own.append(its_in)
-        self._input = Input(into, self._does_not_listen)
+        self._input = Input(into, functools.partial(self._closed, "stdin"))
         self._output = pipe_from_it(opened, its_own)
         os.set_blocking(self._output, False)
         self._stderr = Output(pipe_from_it(opened, its_own), self._worker.name, "stderr")
@@ -226,22 +226,9 @@ class Program(Supervised):
             data = b""
         if not data:
             self._stop_listening()
-            self._expect_report()
-            if not self._over:
-                io_thread.call_later(TERM_GRACE, self._fell_silent)  # if it has ended, the forkserver reports it first
+            self._closed("stdout")
             return
         self._understand(data)
-
-    def _does_not_listen(self) -> None:
-        io_thread.call_later(TERM_GRACE, self._turned_deaf)  # if it has ended, the forkserver reports it first
-
-    def _turned_deaf(self) -> None:
-        if not self._stopping:
-            self._punish("it closed its stdin")
-
-    def _fell_silent(self) -> None:
-        if not self._stopping:
-            self._punish("it closed its stdout")
 
     def _understand(self, data: bytes) -> None:
         try:
