@@ -1241,6 +1241,25 @@ def test_an_exit_in_a_call_ends_the_program_and_hangs_no_thread(kind: str) -> No
 # Looking at it, and changing it.
 
 
+@pytest.mark.parametrize("used", ["neither", "coroutines", "threads"])
+def test_a_side_that_was_never_used_is_healthy(run: Run, used: str) -> None:
+    pool = AsyncPool(3)
+    assert pool.stats().healthy
+
+    async def main() -> None:
+        async with pool:
+            if used == "coroutines":
+                await pool.do(asyncio.sleep, 0)
+            elif used == "threads":
+                await pool.do(square, 2)
+            stats = pool.stats()
+            assert (stats.healthy, stats.coroutines.healthy, stats.threads.healthy) == (True, True, True)
+            assert stats.state is (PoolState.INITIALIZING if used == "neither" else PoolState.RUNNING)
+
+    run(main())
+    assert not pool.stats().healthy
+
+
 def test_stats_count_both_sides_and_the_whole(run: Run) -> None:
     async def main() -> None:
         door = Door()

@@ -438,6 +438,7 @@ def test_a_degraded_pool_says_so_once_and_recovers_when_its_workers_stay(
     assert kinds.count(Kind.POOL_DEGRADED) == 1
     assert caplog.text.count("degraded") == 1
     assert pool.stats().degraded
+    assert not pool.stats().healthy
     assert "degraded" in str(pool.stats())
     assert len(runtime.workers) == 1
     advance(pool, 28)

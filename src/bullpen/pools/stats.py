@@ -36,6 +36,8 @@ class Percentiles:
     def __str__(self) -> str:
         return f"p50 {_duration(self.p50)}, p90 {_duration(self.p90)}, p99 {_duration(self.p99)}"
 
+_ACCEPTING = (PoolState.CONFIGURING, PoolState.INITIALIZING, PoolState.RUNNING)
+
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
@@ -109,6 +111,11 @@ class PoolStats:
             run=Percentiles.of([run for _, run in samples]),
         )
 
+    @property
+    def healthy(self) -> bool:
+        """Whether the pool accepts calls, and its workers do not die too often. A pool that was never used is."""
+        return self.state in _ACCEPTING and not self.degraded
+
     def __str__(self) -> str:
         rows = [f"pool {self.name} ({self.state}): {self.busy} busy, {self.idle} idle of at most {self.max_workers}"]
         if self.tainted:
@@ -139,10 +146,19 @@ class AsyncPoolStats:
 
     @property
     def state(self) -> PoolState:
-        """That of the coroutines, unless the threads have failed or are not closed yet."""
+        """That of the coroutines, unless the threads have failed or are not closed yet. A side that was never used
+        does not decide.
+        """
         if self.threads.state is PoolState.FAILED or self.coroutines.state is PoolState.CLOSED:
             return self.threads.state
+        if self.coroutines.state is PoolState.INITIALIZING and self.threads.state is PoolState.RUNNING:
+            return PoolState.RUNNING
         return self.coroutines.state
+
+    @property
+    def healthy(self) -> bool:
+        """Whether both sides are; one that was never used is."""
+        return self.coroutines.healthy and self.threads.healthy
 
     @property
     def submitted(self) -> int:
