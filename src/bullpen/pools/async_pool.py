@@ -194,8 +194,9 @@ class AsyncPool:
         function, which runs on a thread.
 
         `async with pool.stream(…) as items` submits the call before the first item is asked for, so that a full pool
-        raises `PoolSaturated` there. A generator that is faster than its reader waits. When the stream is closed (`aclose`, or the end of its
-        `async with`), dropped, or its reader cancelled, the generator is cancelled; one on a thread at its next item.
+        raises `PoolSaturated` there. A generator that is faster than its reader waits. When the stream is closed
+        (`aclose`, or the end of its `async with`), dropped, or its reader cancelled, the generator is cancelled; one on
+        a thread at its next item.
         """
         return self._view.owned_by(self).stream(fn, *args, **kwargs)
 
