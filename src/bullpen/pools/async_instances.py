@@ -69,6 +69,10 @@ class LoopInstances(Instances):
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
 
+    def release(self) -> None:
+        super().release()
+        self._calls.clear()
+
     def method(self, name: str) -> MethodCall:
         return self._method(name, streams=False)
 

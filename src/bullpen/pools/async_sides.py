@@ -343,10 +343,14 @@ class Sides:
         for side in self:
             is_prepared = await side.prepared(None if until is None else max(0.0, until - time.monotonic()))
             side.engine.startup.join(None if is_prepared else 0.0)
-            side.engine.deaths.join()
+            side.engine.shutdown.join_workers()
             side.engine.timer.join()
         self.bridge.catch_up()  # requests may have ended on threads since the last delivery
         await self._stop_watching()
+        if all(side.engine.status.ended for side in self):
+            for side in self:
+                side.engine.drain_watch.release()  # of a side that failed
+            self.bridge.sides = None
 
     async def _closed(self, timeout: float | None) -> bool:
         start = time.monotonic()

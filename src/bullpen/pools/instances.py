@@ -97,6 +97,10 @@ class Instances:
         """`worker` has ended, with or without closing its instance."""
         self._of.pop(worker, None)
 
+    def release(self) -> None:
+        """The pool has ended: drop the calls, which refer to this."""
+        self._methods.clear()
+
     # Calls.
 
     def method(self, name: str) -> MethodCall:

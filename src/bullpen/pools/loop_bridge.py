@@ -184,7 +184,16 @@ class LoopTimer:
         """This is a forked child: nothing is watched here."""
         self._called = True
 
+    def release(self) -> None:
+        """Call `tick` no more."""
+        self._tick = _ends
+
     def join(self, timeout: float | None) -> bool:  # noqa: ARG002 — there is nothing to wait for
         if self._timer is not None:
             self._bridge.call(self._timer.cancel)
         return True
+
+
+def _ends(_: float) -> float:
+    """A `tick` with nothing left to watch."""
+    return math.inf

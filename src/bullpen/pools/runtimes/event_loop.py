@@ -161,6 +161,7 @@ class _LoopWorker:
         self._tasks.clear()
         self._events.died(self._worker, error)
         self._gone.release()
+        del self._worker  # which refers to this
 
     # Work.
 
@@ -227,6 +228,7 @@ class _LoopWorker:
     def _exited(self) -> None:
         self._events.exited(self._worker)
         self._gone.release()
+        del self._worker  # which refers to this
 
     def join(self, timeout: float | None) -> bool:
         if timeout == 0 or self.is_here():  # waiting on the loop would wait forever

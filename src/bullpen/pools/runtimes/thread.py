@@ -86,11 +86,11 @@ class _Starter:
 class _WorkerThread(_Starter):
     """The thread of one worker; the first one, if the worker has several."""
 
-    __slots__ = ("_events", "_gate", "_inbox", "_runtime", "_worker")
+    __slots__ = ("_events", "_gate", "_inbox", "_runtime", "worker")
 
     def __init__(self, worker: Worker, events: WorkerEvents, runtime: ThreadRuntime) -> None:
         super().__init__()
-        self._worker = worker
+        self.worker = worker
         self._events = events
         self._runtime = runtime
         self._inbox: Request | None = None
@@ -105,7 +105,7 @@ class _WorkerThread(_Starter):
             primitives.interrupt_later()
 
     def run(self) -> None:
-        worker = self._worker
+        worker = self.worker
         port.enter(worker)
         try:
             self._runtime.initialize()
@@ -113,7 +113,7 @@ class _WorkerThread(_Starter):
             if worker.capacity == 1:
                 self._work()
             else:  # no thread has used the handle yet, because a starting worker gets no requests
-                worker.handle = group = _ThreadGroup(worker, self._events, self)
+                worker.handle = group = _ThreadGroup(self._events, self)
                 group.run_first()
             self._events.retire(worker)
         except BaseException as error:  # it could not start, is broken, or one of its reports failed
@@ -122,9 +122,10 @@ class _WorkerThread(_Starter):
             self._events.exited(worker)
         finally:
             port.leave()
+            del self.worker, self._events  # the worker refers to this, and so may an error that the pool keeps
 
     def _work(self) -> None:
-        worker = self._worker
+        worker = self.worker
         events = self._events
         finished = events.finished
         gate = self._gate  # not its method, which would be another object for each idle worker
@@ -170,13 +171,11 @@ class _ThreadGroup:
         "_only",
         "_open",
         "_short",
-        "_worker",
     )
 
-    def __init__(self, worker: Worker, events: WorkerEvents, first: _WorkerThread) -> None:
-        self._worker = worker
+    def __init__(self, events: WorkerEvents, first: _WorkerThread) -> None:
         self._events = events
-        self._first = first
+        self._first = first  # it also has the worker
         self._more: list[_Starter] = []  # all threads but the first
         self._lock = primitives.leaf_lock()
         self._inbox: list[Request] = []
@@ -199,7 +198,7 @@ class _ThreadGroup:
             else:
                 self._inbox.append(request)
                 gates = [self._idle.pop()] if self._idle else []
-                if not gates and self._open < self._worker.capacity:
+                if not gates and self._open < self._first.worker.capacity:
                     self._open += 1
                     thread = _Starter()
                     self._more.append(thread)
@@ -210,13 +209,13 @@ class _ThreadGroup:
 
     def _start(self, thread: _Starter) -> None:
         try:
-            thread.start(self._run, f"{self._worker.name}.{self._more.index(thread) + 1}")
+            thread.start(self._run, f"{self._first.worker.name}.{self._more.index(thread) + 1}")
         except Exception as error:
             self._missed(thread, error)
 
     def _missed(self, thread: _Starter, error: Exception) -> None:
         """The thread did not start, so one request fails. The request that follows it waits for another thread."""
-        worker = self._worker
+        worker = self._first.worker
         with self._lock:
             self._open -= 1
             self._more.remove(thread)
@@ -265,7 +264,7 @@ class _ThreadGroup:
 
     def _work(self, *, first: bool = False) -> None:
         """Run one thread until the worker ends."""
-        running = port.enter_thread_of(self._worker)
+        running = port.enter_thread_of(self._first.worker)
         try:
             if first:
                 self._begin()
@@ -274,15 +273,15 @@ class _ThreadGroup:
             self._fail(error)
 
     def _begin(self) -> None:
-        request = self._events.ready(self._worker)
+        request = self._events.ready(self._first.worker)
         if request is not None:
             self._put(request)
 
     def _fail(self, error: BaseException) -> None:
         """The worker is broken, or a report failed. It dies when its other requests have ended."""
-        with self._worker.lock:
-            if self._worker.status is not STOPPING:
-                self._worker.move(STOPPING)
+        with self._first.worker.lock:
+            if self._first.worker.status is not STOPPING:
+                self._first.worker.move(STOPPING)
         with self._lock:
             self._failure = error
             self._ending = True
@@ -291,7 +290,7 @@ class _ThreadGroup:
             gate.release()
 
     def _serve(self, running: list[Request]) -> None:
-        worker = self._worker
+        worker = self._first.worker
         finished = self._events.finished
         gate = primitives.gate()
         gate.acquire()

@@ -285,16 +285,25 @@ class Deaths:
 
     def join(self) -> None:
         """Wait until the threads, or processes, of workers that have ended are gone."""
-        while True:
-            with self._lock:
-                if not self._departing:
-                    return
-                worker = self._departing.popleft()
-            self._runtime.join(worker, None)
+        _join_all(self._lock, self._runtime, self._departing)
+
+    def release(self) -> Callable[[], None]:
+        """The pool has ended. Returns `join` for the workers that have ended, to which this no longer refers."""
+        departing, self._departing = self._departing, deque()
+        return functools.partial(_join_all, self._lock, self._runtime, departing)
 
     def forget(self) -> None:
         """This is a forked child: there are no workers to wait for."""
         self._departing.clear()
+
+
+def _join_all(lock: primitives.Lock, runtime: port.Runtime, workers: deque[Worker]) -> None:
+    while True:
+        with lock:
+            if not workers:
+                return
+            worker = workers.popleft()
+        runtime.join(worker, None)
 
 
 def _text_of(error: BaseException) -> str:

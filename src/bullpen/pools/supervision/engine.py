@@ -1,19 +1,22 @@
 """Builds the machinery behind one `Pool` and connects its parts.
 
 Every part gets the functions, values and other parts that it needs, and knows nothing of the engine. They are built in
-an order in which each finds what it needs; where two need each other, one gets a `lambda` that looks later.
+an order in which each finds what it needs; where two need each other, one gets a `LateCall` of the other. The end of
+the pool cuts these calls. Then no part refers to another in a circle, and a closed pool that is dropped is freed at
+once, without the garbage collector.
 
 Workers know these parts, not the pool, so a pool to which no reference is left can be collected; it then drains by
 itself.
 """
 
-# ruff: noqa: PLW0108 — these lambdas look for parts that are built later
-
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 from bullpen import primitives
 from bullpen.errors import NestedWait
@@ -61,6 +64,21 @@ STATE_LOCKS = 4096
 LEAST_RESTARTS = 8  # the default of `restarts.limit` is twice `max_workers`, and at least this
 
 
+class LateCall:
+    """A function of a part that is built later. Once the pool has ended, it does nothing."""
+
+    __slots__ = ("target",)
+
+    target: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> Any:
+        return self.target(*args)
+
+
+def _nothing(*_: Any) -> int:
+    return 0
+
+
 class Engine:
     """The parts of one pool."""
 
@@ -91,18 +109,20 @@ class Engine:
         self.lock = primitives.pool_lock()  # for the pool's status, its slots and which workers there are
         locks = itertools.starmap(primitives.state_lock, itertools.repeat((), STATE_LOCKS))
         self.state_lock = itertools.cycle(locks).__next__  # makes that many, then deals out the same again
+        self._late_calls: dict[str, LateCall] = defaultdict(LateCall)
         self._build_dispatch(new_timer)
         self._build_forced_outcomes()
         self._build_starts(call_on_loop)
         self._build_ends()
         self._build_callers_side()
         self._offer_calls()
+        self._connect_late_calls()
 
     def _build_dispatch(self, new_timer: Callable[[Callable[[float], float]], Timer] | None) -> None:
         """State, time and dispatch."""
         self.status = status = PoolStatus(self.name)
         self.counts = Counts()
-        options, clock, now = self.options, self.clock, self.clock.monotonic
+        options, clock, now, late = self.options, self.clock, self.clock.monotonic, self._late_calls
         self.reports = PoolReports(self.name, status, now, options.observer, log_errors=options.log_errors)
         self.bounded = None if options.max_queue is None else BoundedBacklog(options.max_queue, options.capacity)
         self.backlog = Backlog() if self.bounded is None else self.bounded
@@ -110,15 +130,15 @@ class Engine:
             clock,
             self.name,
             status,
-            expire=lambda request, now: self.expiry.judge(request, now),
-            help_waiting=lambda: self.nested.help(),
+            expire=late["expire"],
+            help_waiting=late["help_waiting"],
             new_timer=new_timer,
         )
         self.dispatcher = dispatcher = Dispatcher(
             self.backlog,
             options.new_scheduler(),
             status,
-            spawn=lambda slot: self.starter.spawn(slot),
+            spawn=late["spawn"],
             watch=self.timer.watch,
             now=now,
             complain=self.reports.complain,
@@ -138,7 +158,8 @@ class Engine:
             counts=self.counts,
             report_state=self.reports.report_state,
             wake=self.timer.wake,
-            retrying=lambda: len(self.retries),
+            retrying=late["retrying"],
+            release=late["release"],
         )
 
     def _build_forced_outcomes(self) -> None:
@@ -187,7 +208,7 @@ class Engine:
             dispatcher=self.dispatcher,
             timer=self.timer,
             restarts=self.restarts,
-            start_failed=lambda worker, error: self.deaths.start_failed(worker, error),
+            start_failed=self._late_calls["start_failed"],
             min_workers=self.options.min_workers,
             startup_batch=(self.options.startup_batch_size, self.options.startup_batch_delay),
             reconcile_batch_size=self.options.reconcile_batch_size,
@@ -205,7 +226,7 @@ class Engine:
             timer=self.timer,
             clock=self.clock,
             report_state=self.reports.report_state,
-            check_may_wait=self.check_may_wait,
+            check_may_wait=self._late_calls["check_may_wait"],
             min_workers=self.options.min_workers,
             delegate=self.options.initialization,
             call_on_loop=call_on_loop,
@@ -325,11 +346,11 @@ class Engine:
             nested=self.nested,
             reports_here=self._reports_here,
             closed_if_done=self.drain_watch.closed_if_done,
-            queued=self.queued,
+            queued=self._late_calls["queued"],
             rejects=self.options.when_full == "reject",
             max_sessions=self.options.max_sessions,
         )
-        self.maps = Maps(self.name, self.lock, self.status, end_if_fed=lambda: self.shutdown.end_if_fed())
+        self.maps = Maps(self.name, self.lock, self.status, end_if_fed=self._late_calls["end_if_fed"])
         self.streams: dict[int, OpenStream] = {}  # those that have not ended; changed without a self.lock
         self.shutdown = Shutdown(
             name=self.name,
@@ -341,8 +362,9 @@ class Engine:
             timer=self.timer,
             report_state=self.reports.report_state,
             reports_here=self._reports_here,
-            queued=self.queued,
-            forget=self._forget,
+            queued=self._late_calls["queued"],
+            counts=self.counts,
+            renew_state_locks=functools.partial(_renew_state_locks, self.state_lock),
             drain_watch=self.drain_watch,
             pausing=self.pausing,
             outcomes=self.outcomes,
@@ -383,6 +405,28 @@ class Engine:
         self.cancel_waiting = self.shutdown.cancel_waiting
         self.opens_when_closed = self.drain_watch.opens_when_closed
 
+    def _connect_late_calls(self) -> None:
+        late = self._late_calls
+        late["expire"].target = self.expiry.judge
+        late["help_waiting"].target = self.nested.help
+        late["spawn"].target = self.starter.spawn
+        late["retrying"].target = self.retries.__len__
+        late["start_failed"].target = self.deaths.start_failed
+        late["end_if_fed"].target = self.shutdown.end_if_fed
+        late["check_may_wait"].target = self.check_may_wait
+        late["queued"].target = self.queued
+        late["release"].target = self._release
+
+    def _release(self) -> None:
+        """The pool has ended: from now on no part refers to another in a circle."""
+        for call in self._late_calls.values():
+            call.target = _nothing
+        self.starter.release()
+        self.timer.release()
+        self.shutdown.join_departed = self.deaths.release()
+        if self.instances is not None:
+            self.instances.release()
+
     def start(self) -> None:
         """Accept requests; start the workers that have to be there from the beginning."""
         self.status.change(PoolState.INITIALIZING)
@@ -418,18 +462,8 @@ class Engine:
                 pool=self.name,
             )
 
-    def _forget(self) -> None:
-        """This is a forked child. Locks are made anew, their holders may not exist here."""
-        primitives.renew_lock(self.lock)
-        self.dispatcher.free.clear()
-        self.maps.forget()
-        self.counts.renew()
-        for _ in range(STATE_LOCKS):  # these are where they are, in futures
-            primitives.renew_lock(self.state_lock())
-        self.backlog.forget()
-        self.registry.forget()
-        self.sessions.forget()
-        self.deaths.forget()
-        self.startup.forget()
-        self.retries.forget()
-        self.timer.forget()
+
+def _renew_state_locks(deal: Callable[[], primitives.Lock]) -> None:
+    """This is a forked child: the holders of locks may not exist here. The locks stay where they are, in futures."""
+    for _ in range(STATE_LOCKS):
+        primitives.renew_lock(deal())

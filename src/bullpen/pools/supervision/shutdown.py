@@ -80,7 +80,8 @@ class Summary:
 class DrainWatch:
     """Closes a draining pool when its last request and its last worker are gone.
 
-    `retrying()` is the number of requests that wait for another try.
+    `retrying()` is the number of requests that wait for another try. `release()` is called once the pool
+    has ended, and does nothing the second time.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class DrainWatch:
         report_state: Callable[[], None],
         wake: Callable[..., bool],
         retrying: Callable[[], int],
+        release: Callable[[], None],
     ) -> None:
         self._lock = lock
         self._status = status
@@ -104,6 +106,7 @@ class DrainWatch:
         self._report_state = report_state
         self._wake = wake
         self._retrying = retrying
+        self.release = release
         self._waiters: list[primitives.Lock] = []
         self.summary: Summary | None = None  # once the pool drains
 
@@ -126,6 +129,7 @@ class DrainWatch:
             return
         assert self.summary is not None
         self.summary.log(self._counts)
+        self.release()
         for gate in waiters:
             gate.release()
         self._report_state()
@@ -168,7 +172,8 @@ class Shutdown:
         report_state: Callable[[], None],
         reports_here: Callable[[], bool],
         queued: Callable[[], int],
-        forget: Callable[[], None],
+        counts: Counts,
+        renew_state_locks: Callable[[], None],
         drain_watch: DrainWatch,
         pausing: Pausing,
         outcomes: ForcedOutcomes,
@@ -195,7 +200,8 @@ class Shutdown:
         self._report_state = report_state
         self._reports_here = reports_here
         self._queued = queued
-        self._forget = forget
+        self._counts = counts
+        self._renew_state_locks = renew_state_locks
         self._drain_watch = drain_watch
         self._pausing = pausing
         self._outcomes = outcomes
@@ -208,6 +214,7 @@ class Shutdown:
         self._nested = nested
         self._maps = maps
         self._streams = streams
+        self.join_departed: Callable[[], None] = _nobody  # waits for the last workers of a pool that has ended
 
     @property
     def ended(self) -> bool:
@@ -232,9 +239,16 @@ class Shutdown:
             self.cancel_waiting()
             self._abandonment.give_up_running(grace or 0.0)
         self._startup.join(None if until is None else max(0.0, until - self._now()))
-        self._deaths.join()
+        self.join_workers()
         self._maps.join()
         self._timer.join()
+        if self._status.ended:
+            self._drain_watch.release()  # of a pool that failed
+
+    def join_workers(self) -> None:
+        """Wait until the threads, or processes, of workers that have ended are gone."""
+        self._deaths.join()
+        self.join_departed()
 
     def _wait_closed(self, grace: float | None) -> bool:
         gate = primitives.gate()
@@ -352,6 +366,23 @@ class Shutdown:
                     self._backlog.dropped()
 
     def forget_workers(self, because: str) -> None:
-        """This is a forked child: the workers are the parent's."""
+        """This is a forked child: the workers are the parent's. Locks are made anew, their holders may not exist
+        here.
+        """
         self._status.disown(because)
-        self._forget()
+        primitives.renew_lock(self._lock)
+        self._dispatcher.free.clear()
+        self._maps.forget()
+        self._counts.renew()
+        self._renew_state_locks()
+        self._backlog.forget()
+        self._registry.forget()
+        self._dispatcher.sessions.forget()
+        self._deaths.forget()
+        self._startup.forget()
+        self._retries.forget()
+        self._timer.forget()
+
+
+def _nobody() -> None:
+    pass

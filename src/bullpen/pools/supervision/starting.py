@@ -32,7 +32,7 @@ class StartEvents(WorkerEvents, Protocol):
 class WorkerStarter:
     """Makes workers and has the runtime start them."""
 
-    events: StartEvents  # all workers but helpers report to it
+    events: StartEvents | None  # all workers but helpers report to it; None once the pool has ended
 
     def __init__(
         self,
@@ -87,21 +87,29 @@ class WorkerStarter:
     def start(self, worker: Worker) -> None:
         self._report(Kind.WORKER_STARTING, worker, None)
         primitives.failpoint("worker.registered_not_started")
+        events = self.events  # `release` may come before `start` returns, if the worker ends at once
+        assert events is not None, "a pool with a registered worker has not ended"
         try:
-            self._runtime.start(worker, self.events)
+            self._runtime.start(worker, events)
         except Exception as error:
-            self.events.died(worker, error)
+            events.died(worker, error)
         except BaseException:
-            self.events.start_interrupted(worker)
+            events.start_interrupted(worker)
             raise
         else:
-            self.events.launched()
+            events.launched()
 
     def begin(self, worker: Worker) -> Request | None:
         """A worker that is ready begins to take requests: its first, if one waits."""
+        events = self.events
         request = self._dispatcher.started(worker)
-        self.events.began(worker)
+        if events is not None:  # else it was abandoned while it started
+            events.began(worker)
         return request
+
+    def release(self) -> None:
+        """The pool has ended: no worker starts any more."""
+        self.events = None
 
     # Successors.
 

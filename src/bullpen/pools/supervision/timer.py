@@ -30,6 +30,7 @@ class Timer(Protocol):
 
     def wake(self, *, start: bool = True) -> bool: ...
     def forget(self) -> None: ...
+    def release(self) -> None: ...
     def join(self, timeout: float | None) -> bool: ...
 
 
@@ -105,6 +106,11 @@ class PoolTimer:
         self.deadlines.forget()
         self._thread.forget()
         self.queue.forget()
+
+    def release(self) -> None:
+        """The pool has ended: nothing is left to do."""
+        self._thread.release()
+        self.queue.clear()
 
     def join(self) -> None:
         """Wait until the timer thread has ended; nothing is left to watch."""
@@ -249,6 +255,10 @@ class TimerThread:
         self._running = self._called = False
         self._thread = None
 
+    def release(self) -> None:
+        """Call `tick` no more: the thread ends when it is woken."""
+        self._tick, self._missing = _ends, _ignore
+
     def join(self, timeout: float | None) -> bool:
         """Wait until the thread has ended; the caller has seen to it that nothing is left to watch."""
         self.wake(start=False)
@@ -257,3 +267,12 @@ class TimerThread:
             return True
         thread.join(timeout)
         return not thread.is_alive()
+
+
+def _ends(_: float) -> float:
+    """A `tick` with nothing left to watch."""
+    return math.inf
+
+
+def _ignore() -> None:
+    pass

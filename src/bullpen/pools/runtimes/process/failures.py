@@ -106,23 +106,22 @@ def _unpickle(data: bytes | None) -> BaseException | None:
 
 
 def traceback_of(frames: list[tuple[str, str, int]]) -> types.TracebackType | None:
-    """A traceback with these frames."""
+    """A traceback with these frames. Each is that of a generator that never runs, because the frame of a function that
+    has run keeps its callers' frames alive, and all that they refer to.
+    """
     following = None
     for filename, name, line in reversed(frames):
-        try:
-            exec(_code_at(filename, name, line), {"__name__": name, "__file__": filename})
-        except ZeroDivisionError as error:
-            here = error.__traceback__
-            assert here is not None
-            assert here.tb_next is not None
-            following = types.TracebackType(following, here.tb_next.tb_frame, here.tb_next.tb_lasti, line)
+        made = types.FunctionType(_code_at(filename, name, line), {"__name__": name, "__file__": filename})()
+        following = types.TracebackType(following, made.gi_frame, 0, line)
     return following
 
 
 @functools.lru_cache(maxsize=512)
 def _code_at(filename: str, name: str, line: int) -> types.CodeType:
-    """Code that fails in this file and function, at this line. It has no columns, so that none is underlined."""
-    code = compile("1/0", filename, "exec")
+    """The code of a generator in this file and function, at this line. It has no columns, so that none is
+    underlined.
+    """
+    code: types.CodeType = compile("def _(): yield", filename, "exec").co_consts[0]
     units = len(code.co_code) // 2
     lengths = itertools.chain(itertools.repeat(8, units // 8), [units % 8] if units % 8 else [])
     table = b"".join(bytes((0x80 | 13 << 3 | length - 1, 0)) for length in lengths)  # see Objects/locations.md

@@ -400,7 +400,7 @@ class Supervised:
         with self._lock:
             number = self._ids.get(request)
             if number is None:
-                if request in self._worker.requests:
+                if not self._over and request in self._worker.requests:
                     self._early.add(request)
                 return True
             if number in self._told:
@@ -527,11 +527,13 @@ class Supervised:
                 self._early.clear()
             if self._stop_timer is not None:
                 insisting.append(self._stop_timer)
+                self._stop_timer = None
             for timer in insisting:
                 io_thread.cancel_timer(timer)
             self._requests.clear()
             self._streams.clear()
             self._gone.release()
+            del self._worker  # which refers to this
 
     def never_began(self, request: Request) -> bool:
         """Whether it has ended before it began `request`."""
