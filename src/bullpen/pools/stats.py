@@ -36,6 +36,7 @@ class Percentiles:
     def __str__(self) -> str:
         return f"p50 {_duration(self.p50)}, p90 {_duration(self.p90)}, p99 {_duration(self.p99)}"
 
+
 _ACCEPTING = (PoolState.CONFIGURING, PoolState.INITIALIZING, PoolState.RUNNING)
 
 
