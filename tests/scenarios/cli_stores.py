@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import Job, TaskQueue, WorkerPool
+from bullpen import Job, Retry, TaskQueue, WorkerPool
 from bullpen.cli.main import main
 
 Shown = tuple[int, str, str]
@@ -58,6 +58,8 @@ def add(a: int, b: int = 1) -> int:
 
 
 def fail(how: str) -> None:
+    if how == "retry":
+        raise Retry("busy") from KeyError("as told")
     raise KeyError("as told") if how == "key" else ValueError("as told")
 
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import date
 from pathlib import Path
 
-from bullpen import Inject, Pool, TaskQueue, WorkerBroken, WorkerStartFailed, current_task
+from bullpen import Inject, Pool, Retry, TaskQueue, WorkerBroken, WorkerStartFailed, current_task
 from bullpen.tasks.worker.in_process import TaskProcess
 from tests.scenarios.process_support import note_pid
 
@@ -50,6 +50,14 @@ async def pid_of_the_loop() -> int:
 @plain.task(name="renamed", aliases=["former"])
 def has_a_name_of_its_own() -> int:
     return os.getpid()
+
+
+@plain.task
+def ask_again() -> None:
+    try:
+        raise KeyError("missing")
+    except KeyError as error:
+        raise Retry("busy") from error
 
 
 def not_decorated() -> int:

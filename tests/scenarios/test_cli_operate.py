@@ -60,6 +60,12 @@ def test_all_that_match_are_changed_after_a_count(desk: Desk) -> None:
     assert desk.run("tasks", "purge", values[0].id)[0] == 3
 
 
+def test_a_retry_is_found_by_its_cause(desk: Desk) -> None:
+    job = desk.fail.enqueue("retry")
+    desk.work(job)
+    assert [task["id"] for task in desk.json("tasks", "--error", "KeyError")["tasks"]] == [job.id]
+
+
 def test_a_filter_that_matches_nothing_known_says_so(desk: Desk) -> None:
     desk.work(desk.fail.enqueue("key"), desk.mail.enqueue("a"))
     name = f"{Desk.__module__}.mail"

@@ -181,13 +181,20 @@ async def test_a_task_that_always_crashes_is_poison_and_one_at_most_once_is_lost
         assert (await failure(await tasks.crash_once.aenqueue())).kind == "lost"
 
 
+async def test_a_retry_in_a_process_keeps_its_cause() -> None:
+    async with working():
+        error = await failure(await tasks.ask_again.aenqueue())
+    assert (error.type, error.message) == ("KeyError", "'missing'; try again: busy")
+    assert 'raise Retry("busy") from error' in error.traceback
+
+
 async def test_a_timeout_kills_what_holds_the_interpreter(tmp_path: Path) -> None:
     async with working(lanes="default:1@process") as worker:
         await (await tasks.pid.aenqueue()).aresult(PATIENCE)  # there is a process now
         job = await tasks.hold_the_gil.using(timeout=1.0).aenqueue(str(tmp_path / "pid"))
         pid = await asyncio.to_thread(read_pid, tmp_path / "pid")
         error = await failure(job)
-        assert error.kind == "timeout"
+        assert (error.kind, error.type) == ("timeout", "TimeoutError")
         assert not is_alive(pid), "the task was settled while its process still ran"
         assert worker.abandoned == 0
         assert await (await tasks.pid.aenqueue()).aresult(PATIENCE) > 0

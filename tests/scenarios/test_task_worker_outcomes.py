@@ -15,10 +15,11 @@ import pytest
 
 from bullpen import AsyncWorkerPool
 from bullpen.errors import Cancel, Retry, Snooze, StorageUnavailable
+from bullpen.tasks.client.why import Surroundings, explain
 from bullpen.tasks.model.context import current_task
 from bullpen.tasks.model.registry import TaskRegistry
 from bullpen.tasks.model.retry import Backoff
-from bullpen.tasks.model.task import CANCELLED, FAILED, PENDING, SUCCESS, Progress, Task
+from bullpen.tasks.model.task import CANCELLED, FAILED, PENDING, SUCCESS, Progress, Task, TaskError
 from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.tasks.storage.sqlite.store import SqliteStorage
 from bullpen.tasks.worker.attempt import MESSAGE_KEPT, TRACEBACK_KEPT
@@ -403,6 +404,78 @@ def test_a_retry_that_is_asked_for_is_logged_quietly(caplog: pytest.LogCaptureFi
     assert [record.levelno for record in lines] == [logging.INFO, logging.ERROR]
     assert all(record.exc_info is None for record in lines)
     assert "retrying in 1 s" in lines[0].getMessage()
+
+
+@pytest.mark.parametrize("how", ["from", "while handled", "from None"])
+def test_a_retry_keeps_the_error_that_it_was_raised_for(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bullpen.worker")
+
+    async def main() -> tuple[TaskError, ...]:
+        desk = Desk(OneLoopStorage())
+
+        async def work() -> None:
+            try:
+                raise ConnectionResetError("refused")
+            except OSError as error:
+                if how == "from":
+                    raise Retry("busy", after=1) from error
+                if how == "from None":
+                    raise Retry("busy", after=1) from None
+                raise Retry("busy", after=1)  # noqa: B904
+
+        async with desk.worker():
+            return (await desk.ended(await desk.add(desk.task(work), max_retries=1))).errors
+
+    errors = in_virtual_time(main)
+    lines = [record for record in caplog.records if "busy" in record.getMessage()]
+    assert [record.levelno for record in lines] == [logging.INFO, logging.ERROR]
+    if how == "from None":
+        assert {(error.type, error.message) for error in errors} == {
+            ("bullpen.errors.Retry", "try again after 1 s: busy")
+        }
+        assert all(record.exc_info is None for record in lines)
+        return
+    for error, record in zip(errors, lines, strict=True):
+        assert (error.kind, error.type) == ("exception", "ConnectionResetError")
+        assert error.message == "refused; try again after 1 s: busy"
+        assert error.names == {"exception", "ConnectionResetError"}
+        assert 'raise ConnectionResetError("refused")' in error.traceback
+        assert "raised Retry (busy) because of ConnectionResetError: refused" in record.getMessage()
+        assert record.exc_info is not None
+        assert record.exc_info[0] is ConnectionResetError
+
+
+@pytest.mark.parametrize("reaction", ["ends", "raises its own error", "runs on a thread"])
+def test_a_timeout_is_recorded_as_a_timeout(reaction: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> Task:
+        desk = Desk()
+        with Blocker() as blocker:
+
+            async def work() -> None:
+                try:
+                    await asyncio.sleep(100)
+                except asyncio.CancelledError:
+                    if reaction == "ends":
+                        raise
+                    raise ValueError("no time") from None
+
+            name = desk.task(blocker if reaction == "runs on a thread" else work, "work")
+            async with desk.worker():
+                task = await desk.ended(await desk.add(name, timeout=0.05))
+                blocker.release()
+            return task
+
+    task = asyncio.run(main())
+    error = task.error
+    assert error is not None
+    assert (error.kind, error.type) == ("timeout", "TimeoutError")
+    own = "; it raised ValueError: no time" if reaction == "raises its own error" else ""
+    message = f"ran longer than its timeout of 0.05 s{own}"
+    assert error.message == message
+    assert error.traceback.endswith(f"TimeoutError: {message}\n")
+    assert ("await asyncio.sleep" in error.traceback) is (reaction == "ends")
+    shown = [error.traceback, str(explain(task, Surroundings(now=0.0))), caplog.text]
+    assert not [text for text in shown if "CancelledError" in text]
 
 
 @pytest.mark.parametrize(

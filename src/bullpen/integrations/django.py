@@ -128,7 +128,7 @@ class BullpenBackend(BaseTaskBackend):  # type: ignore[misc]
             enqueued_at=as_datetime(stored.created_at),
             started_at=None if stored.started_at is None else as_datetime(stored.started_at),
             finished_at=None if stored.finished_at is None else as_datetime(stored.finished_at),
-            errors=[_error(error.type, error.kind, error.traceback or error.message) for error in stored.errors],
+            errors=[_error(error.type, error.traceback or error.message) for error in stored.errors],
             worker_ids=_workers(stored),
         )
         if stored.status is SUCCESS and stored.result is not None:
@@ -223,9 +223,8 @@ _STATUSES = {
 }
 
 
-def _error(type_name: str, kind: str, told: str) -> Any:
-    if not type_name:
-        type_name = "TimeoutError" if kind == "timeout" else "RuntimeError"
+def _error(type_name: str, told: str) -> Any:
+    type_name = type_name or "RuntimeError"
     path = type_name if "." in type_name else f"builtins.{type_name}"
     return _StoredError(exception_class_path=path, traceback=told)
 
@@ -326,7 +325,7 @@ class _StoredOutcome:
         changes = {"finished_at": timezone.now(), "status": TaskResultStatus.SUCCESSFUL, "_return_value": self.value}
         if error is not None:
             told = "".join(traceback.format_exception(error))
-            changes["errors"] = [_error(f"{type(error).__module__}.{type(error).__qualname__}", "exception", told)]
+            changes["errors"] = [_error(f"{type(error).__module__}.{type(error).__qualname__}", told)]
             changes["status"] = TaskResultStatus.FAILED
         for name, value in changes.items():
             object.__setattr__(self._result, name, value)

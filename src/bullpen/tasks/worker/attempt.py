@@ -436,9 +436,16 @@ class TaskAttempt:
         backoff = None if isinstance(error, Retry) else self.definition.options.backoff_of(error)
         if backoff is not None:
             after = backoff.delay(self.task.failures + 1, random)
-        settlement = fail(self.task, self._error("exception", error), random, retry=retry, after=after)
-        if isinstance(error, Retry):  # it has a reason: no traceback
-            self._log_failure(f"raised Retry ({error.reason})", settlement, None, quiet=True)
+        failure = self._error("exception", error)
+        cause = _cause_of_retry(error) if isinstance(error, Retry) else None
+        if cause is not None:
+            message = writable(f"{_text_of(cause)}; {error}")[:MESSAGE_KEPT]
+            failure = msgspec.structs.replace(failure, type=_type_of(cause), message=message)
+        settlement = fail(self.task, failure, random, retry=retry, after=after)
+        if isinstance(error, Retry):  # it has a reason: no traceback, but that of its cause
+            said = f"raised Retry ({error.reason})" if error.reason else "raised Retry"
+            because = "" if cause is None else f" because of {_type_of(cause)}: {_text_of(cause)}"
+            self._log_failure(said + because, settlement, cause, quiet=True)
         else:
             self._log_failure("failed", settlement, error)
         return settlement
@@ -453,15 +460,22 @@ class TaskAttempt:
             self._log(logging.INFO, "cancelled")
             return cancel(self.task)
         if why is Interruption.TIMEOUT:
-            timeout = f"ran longer than its timeout of {self.task.timeout:g} s"
-            settlement = fail(self.task, self._error("timeout", error, timeout), primitives.random.random())
-            self._log_failure(timeout, settlement, None if isinstance(error, asyncio.CancelledError) else error)
-            return settlement
+            return self._timed_out(error)
         if self.task.at_most_once and self.began:
             self._log(logging.ERROR, "lost: it was interrupted (%s) and must not run again", why.value)
             return crash(self.task, self._error("lost", None, f"it was interrupted: {why.value}"))
         self._log(logging.INFO, "released: %s", why.value)
         return release(self.task)
+
+    def _timed_out(self, error: BaseException | None) -> Settlement:
+        """It is recorded as a timeout, whatever the function raised when it was interrupted."""
+        timeout = f"ran longer than its timeout of {self.task.timeout:g} s"
+        own = None if isinstance(error, asyncio.CancelledError | CancelledError) else error
+        raised = "" if own is None else f"; it raised {_type_of(own)}: {_text_of(own)}"
+        failure = TimeoutError(timeout + raised).with_traceback(None if error is None else error.__traceback__)
+        settlement = fail(self.task, self._error("timeout", failure), primitives.random.random())
+        self._log_failure(timeout, settlement, own)
+        return settlement
 
     def _unknown(self) -> Settlement:
         hint = self._hint()
@@ -499,9 +513,9 @@ class TaskAttempt:
         return reject(self.task, self._error("poison", error))
 
     def _error(self, kind: ErrorKind, error: BaseException | None, message: str = "") -> TaskError:
-        """A failure as data."""
-        if error is not None and (not message or not isinstance(error, asyncio.CancelledError)):
-            message = f"{message}; it raised {_text_of(error)}" if message else _text_of(error)
+        """A failure as data, with the message of the error unless another is given."""
+        if error is not None and not message:
+            message = _text_of(error)
         return TaskError(
             kind=kind,
             attempt=self.task.attempt,
@@ -602,6 +616,11 @@ def _has_result(member: Task | None, depends_on: DependsOn) -> bool:
 
 def _cause_of(error: BaseException) -> BaseException:
     return error.__cause__ or error
+
+
+def _cause_of_retry(error: Retry) -> BaseException | None:
+    """The error that it was raised from, or while it was handled."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _type_of(error: BaseException) -> str:
