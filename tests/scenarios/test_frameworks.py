@@ -191,10 +191,10 @@ for path, kind in {
     "json.decoder.JSONDecodeError": json.JSONDecodeError,
     "json.JSONDecodeError": json.JSONDecodeError,
 }.items():
-    assert _error(path, "exception", "").exception_class is kind
+    assert _error(path, "").exception_class is kind
 for path in ("trap.Trap", "lazy.Trap", "os.system", "json.loads", "shop.tasks", "a..b", ".", "shop.tasks.fail.func.x"):
     try:
-        _error(path, "exception", "").exception_class
+        _error(path, "").exception_class
         print("found", path)
     except ValueError as error:
         assert "import it first" in str(error)
