@@ -36,16 +36,12 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 class TimerHandle:
     """One action that is due at an instant."""
 
-    __slots__ = ("action", "at", "cancelled", "number")
+    __slots__ = ("action", "cancelled", "due")
 
     def __init__(self, at: float, number: int, action: Action) -> None:
-        self.at = at
-        self.number = number
+        self.due = (at, number)
         self.action = action
         self.cancelled = False
-
-    def __lt__(self, other: TimerHandle) -> bool:
-        return (self.at, self.number) < (other.at, other.number)
 
 
 class IOThread:
@@ -54,7 +50,7 @@ class IOThread:
     def __init__(self) -> None:
         self._lock = primitives.leaf_lock()
         self._posted: deque[Action] = deque()
-        self._timers: list[TimerHandle] = []  # a heap; only the io thread uses it
+        self._timers: list[tuple[tuple[float, int], TimerHandle]] = []  # a heap; only the io thread uses it
         self._numbers = itertools.count()
         self._watched: dict[int, Action] = {}  # by file descriptor
         self._selector: selectors.BaseSelector | None = None  # while the thread runs
@@ -84,22 +80,22 @@ class IOThread:
         """Call `action` on the io thread in `seconds` from now."""
         timer = TimerHandle(time.monotonic() + seconds, next(self._numbers), action)
         if self.is_here():
-            self._push(timer)
+            heapq.heappush(self._timers, (timer.due, timer))
         else:
             self.post(lambda: self._push(timer))
         return timer
 
     def _push(self, timer: TimerHandle) -> None:
         if not timer.cancelled:
-            heapq.heappush(self._timers, timer)
+            heapq.heappush(self._timers, (timer.due, timer))
 
     def cancel_timer(self, timer: TimerHandle) -> None:
         """Cancel what `call_later` has returned, if it has not run."""
         timer.cancelled = True  # another thread may have posted it a moment ago
         if not self.is_here():
             self.post(lambda: self.cancel_timer(timer))
-        elif timer in self._timers:
-            self._timers.remove(timer)
+        elif (timer.due, timer) in self._timers:
+            self._timers.remove((timer.due, timer))
             heapq.heapify(self._timers)
 
     def is_here(self) -> bool:
@@ -155,7 +151,7 @@ class IOThread:
         while self._do_posted(woken):
             timeout = None
             if self._timers:
-                timeout = max(0.0, self._timers[0].at - time.monotonic())
+                timeout = max(0.0, self._timers[0][0][0] - time.monotonic())
             for key, events in selector.select(timeout):
                 if key.data is None:
                     continue
@@ -167,8 +163,8 @@ class IOThread:
                         _call(heard)
                 elif key.fd in self._watched:
                     _call(key.data)
-            while self._timers and self._timers[0].at <= time.monotonic():
-                _call(heapq.heappop(self._timers).action)
+            while self._timers and self._timers[0][0][0] <= time.monotonic():
+                _call(heapq.heappop(self._timers)[1].action)
 
     def _do_posted(self, woken: int) -> bool:
         """Run the posted actions. False if there is nothing left to wait for: then the thread ends."""
@@ -235,12 +231,12 @@ def close_in_forked_children(end: Endpoint) -> None:
 class Channel:
     """One socket. Any thread sends frames; the io thread receives them."""
 
-    __slots__ = ("__weakref__", "_closed", "_lock", "_out", "_reader", "sock")
+    __slots__ = ("__weakref__", "_closed", "_lock", "_out", "reader", "sock")
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
-        self._reader = wire.FrameReader()
+        self.reader = wire.FrameReader()
         self._lock = primitives.leaf_lock()
         self._out: list[Any] = []  # pieces for which the socket had no room
         self._closed = False
@@ -293,14 +289,9 @@ class Channel:
     def receive(self) -> list[wire.Frame]:
         """The frames that have arrived. `EOFError` or `ConnectionError` if there will be no more."""
         try:
-            return self._reader.read(self.sock)
+            return self.reader.read(self.sock)
         except (BlockingIOError, InterruptedError):
             return []
-
-    @property
-    def half(self) -> tuple[int, int] | None:
-        """How far the frame has come that has arrived in part; None between two frames."""
-        return self._reader.half
 
     def rest(self) -> list[wire.Frame]:
         """The frames that a process sent before it ended. Another process may hold the other end open and send more,
@@ -311,7 +302,7 @@ class Channel:
             (left,) = struct.unpack("i", fcntl.ioctl(self.sock, termios.FIONREAD, bytes(4)))
             while left > 0:
                 data = self.sock.recv(min(left, wire.JOIN_BELOW))
-                frames += self._reader.feed(data)
+                frames += self.reader.feed(data)
                 left -= len(data) or left
         except (OSError, wire.NoFrame):  # there are no more
             pass

@@ -227,12 +227,12 @@ class Process(Supervised):
             self._take(frame)
         if self._streak >= STREAK and not self._over:
             self._prefetch()
-        if not self._awaits_rest and self._channel.half is not None:
+        if self._channel.reader.has_half and not self._awaits_rest:
             self._look_for_rest(None, 0)
 
     def _look_for_rest(self, before: tuple[int, int] | None, looks: int) -> None:
         """A frame has arrived in part. If no more of it comes, the worker broke the protocol."""
-        half = self._channel.half
+        half = self._channel.reader.half()
         looks = looks + 1 if half == before else 0
         self._awaits_rest = half is not None and not (self._over or self._misbehaves)
         if looks == MOST_LOOKS:

@@ -170,13 +170,14 @@ def without(pieces: list[Any], sent: int) -> list[Any]:
 class FrameReader:
     """Reads frames from a stream socket."""
 
-    __slots__ = ("_body", "_data", "_used", "_view")
+    __slots__ = ("_body", "_data", "_used", "_view", "has_half")
 
     def __init__(self) -> None:
         self._data = bytearray(CHUNK)
         self._view = memoryview(self._data)
         self._used = 0
         self._body: _FrameBody | None = None  # a frame that has arrived in part
+        self.has_half = False  # after the last read: a frame has arrived in part
 
     def read(self, sock: socket.socket) -> list[Frame]:
         """Read once; the frames that are complete now. `EOFError` if the other process has closed the socket."""
@@ -188,13 +189,13 @@ class FrameReader:
             if not body.advance(count):
                 return []
             self._body = None
+            self.has_half = False
             return [body.frame()]
         count = sock.recv_into(self._view[self._used :])
         if not count:
             raise EOFError
         return self._parse(self._used + count)
 
-    @property
     def half(self) -> tuple[int, int] | None:
         """How far the frame has come that has arrived in part; None between two frames."""
         if self._body is not None:
@@ -241,6 +242,7 @@ class FrameReader:
                 break
             frames.append(body.frame())
         self._used = end - at
+        self.has_half = self._body is not None or self._used > 0
         if at and self._used:
             self._data[: self._used] = self._data[at:end]
         return frames
