@@ -104,12 +104,18 @@ def _rebuild(kind: type[BullpenError], args: tuple[Any, ...], fields: dict[str, 
     return error
 
 
-def meant(name: str, allowed: Iterable[str]) -> str:
-    """The hint at the name that was probably meant, for the end of `allowed`; empty if none is close."""
+def closest(name: str, allowed: Iterable[str]) -> str | None:
+    """The name that was probably meant, if one is close."""
     import difflib  # only a mistake needs it
 
     close = difflib.get_close_matches(name, allowed, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return close[0] if close else None
+
+
+def meant(name: str, allowed: Iterable[str]) -> str:
+    """The hint at the name that was probably meant, for the end of `allowed`; empty if none is close."""
+    close = closest(name, allowed)
+    return f" (did you mean {close}?)" if close else ""
 
 
 class InvalidOption(BullpenError, ValueError):

@@ -6,7 +6,6 @@ the only TaskQueue of the module. Modules in the current folder can be imported.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import re
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from bullpen.cli.command import CommandError, ExitCode
-from bullpen.errors import BullpenError
+from bullpen.errors import BullpenError, closest
 from bullpen.tasks.client.function import TaskFunction
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.storage.open import without_password
@@ -134,9 +133,9 @@ def _suggestion(where: str) -> str:
     if dot and module in sys.modules and isinstance(getattr(sys.modules[module], attribute, None), TaskQueue):
         return f"did you mean {module}:{attribute}?"
     queues = _files_with_queues()
-    close = difflib.get_close_matches(where, [file.stem for file in queues], n=1)
+    close = closest(where, [file.stem for file in queues])
     if close:
-        return f"did you mean {close[0]}?"
+        return f"did you mean {close}?"
     return f"files with a TaskQueue: {', '.join(str(file) for file in queues[:5])}" if queues else HOW
 
 

@@ -24,6 +24,7 @@ from bullpen.errors import (
     ScheduleNotFound,
     TaskNotFound,
     UnknownTask,
+    closest,
 )
 from bullpen.escaping import escape, escape_lines
 
@@ -123,13 +124,9 @@ def wrong_command(words: Sequence[str]) -> str | None:
 
 
 def _unknown(typed: str, word: str, names: Sequence[str]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(word, names, n=1)
+    close = closest(word, names)
     hint = (
-        f"did you mean `{typed} {close[0]}`?"
-        if close
-        else f"the commands are {', '.join(names)}; see `{typed} --help`."
+        f"did you mean `{typed} {close}`?" if close else f"the commands are {', '.join(names)}; see `{typed} --help`."
     )
     return f"{typed}: unknown command {word!r}: {hint}"
 

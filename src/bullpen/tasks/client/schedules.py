@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from bullpen.errors import InvalidOption, InvalidOptionType, ScheduleNotFound
+from bullpen.errors import InvalidOption, InvalidOptionType, ScheduleNotFound, closest
 from bullpen.tasks.client.backend import QueueBackend
 from bullpen.tasks.client.job import Job
 from bullpen.tasks.model import schedule_changes
@@ -122,5 +121,4 @@ class Schedules:
             if task is not None and task.repeats and not task.is_final:
                 return task
         known = sorted(one.key for one in await self.alist())
-        near = difflib.get_close_matches(key, known, 1)
-        raise ScheduleNotFound(key=key, known=tuple(known), suggestion=near[0] if near else None)
+        raise ScheduleNotFound(key=key, known=tuple(known), suggestion=closest(key, known))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -10,7 +9,7 @@ from typing import Any, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, ov
 
 import msgspec
 
-from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, UnknownTask
+from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, UnknownTask, closest
 from bullpen.tasks.client.backend import NewTasks, OnBatch, QueueBackend
 from bullpen.tasks.client.clients import Clients
 from bullpen.tasks.client.function import AsyncTaskFunction, SyncTaskFunction, TaskFunction, enqueue, enqueue_blocking
@@ -281,8 +280,7 @@ class TaskQueue:
             base, codec = self._options, CallCodec(None, func_path, max_payload=self._max_payload)
         else:
             known = self.registry.names()
-            near = difflib.get_close_matches(func_path, known, 1)
-            raise UnknownTask(name=func_path, known=known, suggestion=near[0] if near else None)
+            raise UnknownTask(name=func_path, known=known, suggestion=closest(func_path, known))
         made, payload = base.using(CALL_NAMES, "enqueue()", options), codec.encode(args, kwargs or {})
         templates = None if definition is None or definition.keys is None else definition.keys.without(made)
         return made, payload, None if templates is None else templates.of_call(args, kwargs or {})

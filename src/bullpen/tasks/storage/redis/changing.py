@@ -35,7 +35,7 @@ class TaskChanging(TaskReading):
         unreadable = {task.id for task in await self.get(ids) if task is not None and task.unreadable}
         return await self._change_each(scripts.RETRY, [one for one in ids if one not in unreadable])
 
-    async def _change_each(self, script: str, ids: Sequence[str]) -> list[Task]:
+    async def _change_each(self, script: scripts.Script, ids: Sequence[str]) -> list[Task]:
         wanted = list(dict.fromkeys(ids))
         places = await self._find_queues(wanted)
         name_of = {self._tag(name): name for name in places.values()}

@@ -104,13 +104,13 @@ class RedisClient(ServerStorage[RedisConnection]):
         with translated_errors(self.name):
             return await (await self._connected()).now()
 
-    async def _run(self, script: str, queue: str, words: Sequence[Any]) -> Any:
+    async def _run(self, script: scripts.Script, queue: str, words: Sequence[Any]) -> Any:
         """Run a script that is safe to repeat."""
         with translated_errors(self.name):
             connection = await self._connected()
             return await connection.run(script, [self._tag(queue)], words)
 
-    async def _run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+    async def _run_each(self, script: scripts.Script, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         """Run a script that is safe to repeat, on each of several queues."""
         if not calls:
             return []

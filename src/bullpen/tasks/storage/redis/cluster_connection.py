@@ -11,6 +11,7 @@ from bullpen.tasks.storage.notifications import Hear
 from bullpen.tasks.storage.redis.address import host_and_port, node_addresses, split_timeout, with_host
 from bullpen.tasks.storage.redis.connection import RedisConnection, new_client
 from bullpen.tasks.storage.redis.loop_connection import MAX_CONNECTIONS, LoopConnection
+from bullpen.tasks.storage.redis.scripts import Script
 
 _OLDEST_DRIVER = 6  # major version of redis-py; older ones repeat commands by themselves
 _REDIRECTIONS = 3  # that a command follows before it fails
@@ -52,7 +53,7 @@ class ClusterConnection(RedisConnection):
                         raise
         raise self._errors.ConnectionError("the keys are being moved to another node of the cluster")
 
-    async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+    async def run_each(self, script: Script, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         return await asyncio.gather(*(self.run(script, [key], words) for key, words in calls))
 
     async def execute_many(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:

@@ -6,18 +6,15 @@ A lost connection never repeats a command that is not safe to repeat. The three 
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from bullpen.errors import InvalidOption, meant
 from bullpen.tasks.storage.notifications import Hear
-from bullpen.tasks.storage.redis.raw_connection import (
-    HEALTH_CHECK,
-)
+from bullpen.tasks.storage.redis.raw_connection import HEALTH_CHECK
+from bullpen.tasks.storage.redis.scripts import Script
 
 _pack_command: Callable[[tuple[Any, ...]], bytes] | None
 try:
@@ -54,7 +51,7 @@ class RedisConnection:
     async def close(self) -> None:
         raise NotImplementedError
 
-    async def run(self, script: str, keys: Sequence[str], words: Sequence[Any], *, once: bool = False) -> Any:
+    async def run(self, script: Script, keys: Sequence[str], words: Sequence[Any], *, once: bool = False) -> Any:
         """Run a script. If the connection is lost, it runs again, unless `once` says that this is not safe."""
         try:
             return await self._run(script, keys, words)
@@ -63,18 +60,18 @@ class RedisConnection:
                 raise
             return await self._run(script, keys, words)
 
-    async def _run(self, script: str, keys: Sequence[str], words: Sequence[Any]) -> Any:
+    async def _run(self, script: Script, keys: Sequence[str], words: Sequence[Any]) -> Any:
         try:
-            return await self.execute("EVALSHA", _digest(script), len(keys), *keys, *words)
+            return await self.execute("EVALSHA", script.digest, len(keys), *keys, *words)
         except self._errors.NoScriptError:
-            return await self.execute("EVAL", script, len(keys), *keys, *words)
+            return await self.execute("EVAL", script.text, len(keys), *keys, *words)
 
-    async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+    async def run_each(self, script: Script, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         """Run a script that is safe to repeat, once for each key."""
         if len(calls) == 1:
             ((key, words),) = calls
             return [await self.run(script, [key], words)]
-        answers = await self._answers([("EVALSHA", _digest(script), 1, key, *words) for key, words in calls])
+        answers = await self._answers([("EVALSHA", script.digest, 1, key, *words) for key, words in calls])
         for number, (key, words) in enumerate(calls):
             if isinstance(answers[number], self._errors.NoScriptError):
                 answers[number] = await self.run(script, [key], words)
@@ -157,8 +154,3 @@ def pack_command(words: tuple[Any, ...]) -> bytes:
         return _pack_command(words)
     encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
-
-
-@cache
-def _digest(script: str) -> str:
-    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()

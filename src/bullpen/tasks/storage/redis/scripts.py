@@ -69,8 +69,10 @@ Cost
 
 from __future__ import annotations
 
+import hashlib
 import re
-from importlib.resources import files
+from functools import cached_property
+from pathlib import Path
 
 from bullpen.tasks.model.ids import SCHEDULES
 from bullpen.tasks.model.links import GIVEN_UP
@@ -93,16 +95,28 @@ _NAME = re.compile(rf"\b({'|'.join(_CONSTANTS)})\b")
 
 _WITH = re.compile(r"^ *-- WITH (.+)$", re.MULTILINE)
 
-_LUA = files(__package__).joinpath("lua")
+_LUA = Path(__file__).with_name("lua")
 
 
-def _script(name: str) -> str:
-    """The text of a script: each line `-- WITH part part …` is replaced by these parts, in this order."""
+class Script:
+    """One script. Its text is read when it is first used: a process uses a few of them."""
 
-    def parts(found: re.Match[str]) -> str:
-        return "\n".join(_text(f"parts/{part}.lua") for part in found[1].split())
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-    return _NAME.sub(lambda found: str(_CONSTANTS[found[0]]), _WITH.sub(parts, _text(f"{name}.lua")))
+    @cached_property
+    def text(self) -> str:
+        """The text for the server: each line `-- WITH part part …` is replaced by these parts, in this order."""
+
+        def parts(found: re.Match[str]) -> str:
+            return "\n".join(_text(f"parts/{part}.lua") for part in found[1].split())
+
+        return _NAME.sub(lambda found: str(_CONSTANTS[found[0]]), _WITH.sub(parts, _text(f"{self.name}.lua")))
+
+    @cached_property
+    def digest(self) -> str:
+        """The name under which the server keeps the script."""
+        return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _text(path: str) -> str:
@@ -110,40 +124,40 @@ def _text(path: str) -> str:
 
 
 # Producers.
-ADD = _script("add")
-ADD_ONE = _script("add_one")
-ADD_PLAIN = _script("add_plain")
+ADD = Script("add")
+ADD_ONE = Script("add_one")
+ADD_PLAIN = Script("add_plain")
 
 # Workers.
-EXCHANGE = _script("exchange")
-FIND_CLAIM = _script("find_claim")
-NEXT_START = _script("next_start")
-FIND_LOST = _script("find_lost")
-PREVIEW_CLAIM = _script("preview_claim")
-SAVE_PROGRESS = _script("save_progress")
-RENEW_LEASES = _script("renew_leases")
+EXCHANGE = Script("exchange")
+FIND_CLAIM = Script("find_claim")
+NEXT_START = Script("next_start")
+FIND_LOST = Script("find_lost")
+PREVIEW_CLAIM = Script("preview_claim")
+SAVE_PROGRESS = Script("save_progress")
+RENEW_LEASES = Script("renew_leases")
 
 # Reading and changing tasks.
-WAIT_FOR_RESULT = _script("wait_for_result")
-CANCEL = _script("cancel")
-CHANGE = _script("change")
-CHANGE_BATCH = _script("change_batch")
-COUNT = _script("count")
-DELETE = _script("delete")
-LIST_TASKS = _script("list_tasks")
-RETRY = _script("retry")
-GET_TASKS = _script("get_tasks")
-LOCATE = _script("locate")
+WAIT_FOR_RESULT = Script("wait_for_result")
+CANCEL = Script("cancel")
+CHANGE = Script("change")
+CHANGE_BATCH = Script("change_batch")
+COUNT = Script("count")
+DELETE = Script("delete")
+LIST_TASKS = Script("list_tasks")
+RETRY = Script("retry")
+GET_TASKS = Script("get_tasks")
+LOCATE = Script("locate")
 
 # Moving tasks between stores.
-IMPORT_TASKS = _script("import_tasks")
-EXPORT_TASKS = _script("export_tasks")
+IMPORT_TASKS = Script("import_tasks")
+EXPORT_TASKS = Script("export_tasks")
 
 # Worker records and limits of queues.
-SET_LIMITS = _script("set_limits")
-SAVE_WORKER = _script("save_worker")
+SET_LIMITS = Script("set_limits")
+SAVE_WORKER = Script("save_worker")
 
 # Upkeep.
-QUEUES_DUE = _script("queues_due")
-EXPIRE = _script("expire")
-PRUNE = _script("prune")
+QUEUES_DUE = Script("queues_due")
+EXPIRE = Script("expire")
+PRUNE = Script("prune")
