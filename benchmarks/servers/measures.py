@@ -9,12 +9,12 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, sleep
 
 from benchmarks.metrics import RATE, latency_of
 from benchmarks.model import Measure
 
-from .library import Library
+from .library import TIMEOUT, Blocking, Library
 from .settings import Sizes
 from .trace import LOOK_CLOSELY, Trace, new_trace
 from .worker import WorkerProcess, ready_workers
@@ -126,13 +126,20 @@ def until_the_result(library: type[Library], place: Place) -> Measure:
 
     async def call(producer: Library, trace: Trace, number: int) -> float:
         began = perf_counter()
-        result = await producer.ask(number)
-        elapsed = perf_counter() - began
-        if result != number:
-            raise WrongResult(f"expected {number}, got {result!r}")
-        return elapsed
+        return _checked(await producer.ask(number), number, began)
 
-    return _one_at_a_time(library, place, call)
+    def call_now(producer: Blocking, trace: Trace, number: int) -> float:
+        began = perf_counter()
+        return _checked(producer.ask_now(number), number, began)
+
+    return _one_at_a_time(library, place, call, call_now)
+
+
+def _checked(result: object, number: int, began: float) -> float:
+    elapsed = perf_counter() - began
+    if result != number:
+        raise WrongResult(f"expected {number}, got {result!r}")
+    return elapsed
 
 
 def until_it_runs(library: type[Library], place: Place) -> Measure:
@@ -144,13 +151,35 @@ def until_it_runs(library: type[Library], place: Place) -> Measure:
         await trace.reaches(before + 1, every=LOOK_CLOSELY)
         return trace.entries()[-1][1] - began
 
-    return _one_at_a_time(library, place, call)
+    def call_now(producer: Blocking, trace: Trace, number: int) -> float:
+        before, began = trace.count(), monotonic()
+        producer.put_now(number)
+        while trace.count() <= before:
+            if monotonic() > began + TIMEOUT:
+                raise TimeoutError(f"task {number} has not run after {TIMEOUT:g} s")
+            sleep(LOOK_CLOSELY)
+        return trace.entries()[-1][1] - began
+
+    return _one_at_a_time(library, place, call, call_now)
 
 
 def _one_at_a_time(
-    library: type[Library], place: Place, call: Callable[[Library, Trace, int], Awaitable[float]]
+    library: type[Library],
+    place: Place,
+    call: Callable[[Library, Trace, int], Awaitable[float]],
+    call_now: Callable[[Blocking, Trace, int], float],
 ) -> Measure:
+    """`call_now` is for a client that blocks: its calls are made on a thread without an event loop."""
+
+    def spans_of(producer: Blocking, trace: Trace, count: int, pause: float) -> list[float]:
+        spans = []
+        for number in range(count):
+            sleep(pause)
+            spans.append(call_now(producer, trace, number))
+        return spans
+
     async def timed(sizes: Sizes) -> list[float]:
+        count = WARM_UP + sizes.calls
         async with (
             opened(library, place) as (producer, trace),
             ready_workers(library, producer.address, trace) as workers,
@@ -158,8 +187,10 @@ def _one_at_a_time(
             for worker in workers:
                 worker.begin()
             await _until_it_listens(producer, trace, workers)
+            if isinstance(producer, Blocking):
+                return (await asyncio.to_thread(spans_of, producer, trace, count, sizes.pause))[WARM_UP:]
             spans = []
-            for number in range(WARM_UP + sizes.calls):
+            for number in range(count):
                 await asyncio.sleep(sizes.pause)
                 spans.append(await call(producer, trace, number))
         return spans[WARM_UP:]

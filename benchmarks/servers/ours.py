@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from bullpen import AsyncWorkerPool, TaskQueue
 from bullpen.tasks.model.task import SUCCESS
 
-from .library import TIMEOUT, Library, forever, pages, returning, returning_async
+from .library import TIMEOUT, Blocking, Library, forever, pages, returning, returning_async
 from .settings import CONCURRENCY
 from .trace import Trace
 
@@ -62,6 +62,23 @@ class OursPlain(Ours):
 
     def function(self, trace: Trace) -> Callable[[int], Any]:
         return returning(trace)
+
+
+class OursPlainBlocking(OursPlain, Blocking):
+    """With a plain function, and as sync code uses it: `enqueue` and `result()`, on a thread without an event loop."""
+
+    async def put(self, number: int) -> object:
+        return await self.noop.aenqueue(number)  # before the measurement
+
+    def put_now(self, number: int) -> object:
+        return self.noop.enqueue(number)
+
+    def ask_now(self, number: int) -> object:
+        return self.noop.enqueue(number).result(TIMEOUT)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.queue.close)
+        await super().close()
 
 
 class OursForgetting(Ours):

@@ -15,7 +15,7 @@ from . import killing, measures, pinned, raw
 from .claiming import CLAIMED, COST, claims
 from .library import Blocking, Library
 from .measures import Place
-from .ours import Ours, OursBlocking, OursForgetting, OursLimited, OursOnAsyncio, OursPlain
+from .ours import Ours, OursBlocking, OursForgetting, OursLimited, OursOnAsyncio, OursPlain, OursPlainBlocking
 from .postgres_peers import (
     AWA,
     CHANCY,
@@ -140,7 +140,9 @@ _POSTGRES = (
     ),
 )
 SYNC = "bullpen, sync"
+PLAIN = "bullpen, def"
 _OURS = f"concurrency={CONCURRENCY}, uvloop as its command has it with pybullpen[uvloop], results kept"
+_PLAIN = f"{_OURS}, a plain function, enqueue and result() that block"
 
 
 def _works(entries: tuple[Entry, ...], floor: type[raw.Raw], driver: Contestant, place: Place) -> tuple[Work, ...]:
@@ -248,6 +250,7 @@ def _works(entries: tuple[Entry, ...], floor: type[raw.Raw], driver: Contestant,
             each(
                 lambda entry: measures.until_the_result(entry.library, place),
                 measures.until_the_result(Ours, place),
+                ours(PLAIN, _PLAIN, measures.until_the_result(OursPlainBlocking, place)),
                 results=True,
             ),
             reference="best",
@@ -256,7 +259,11 @@ def _works(entries: tuple[Entry, ...], floor: type[raw.Raw], driver: Contestant,
             "start",
             "the same until the function begins",
             LATENCY,
-            each(lambda entry: measures.until_it_runs(entry.library, place), measures.until_it_runs(Ours, place)),
+            each(
+                lambda entry: measures.until_it_runs(entry.library, place),
+                measures.until_it_runs(Ours, place),
+                ours(PLAIN, _PLAIN, measures.until_it_runs(OursPlainBlocking, place)),
+            ),
             reference="best",
         ),
         Work(
