@@ -116,6 +116,31 @@ async def semaphore_and_task_group() -> AsyncIterator[AsyncLoop]:
     yield grouped
 
 
+@asynccontextmanager
+async def queue_and_consumers() -> AsyncIterator[AsyncLoop]:
+    """As the documentation of asyncio shows it; the queue is bounded, because the input of a map may be endless."""
+
+    async def consumed(function: Callable[..., Any], count: int) -> object:
+        queue: asyncio.Queue[int] = asyncio.Queue(COROUTINES_AT_ONCE)
+        results: list[object] = [None] * count
+
+        async def consume() -> None:
+            while True:
+                number = await queue.get()
+                results[number] = await function()
+                queue.task_done()
+
+        consumers = [asyncio.create_task(consume()) for _ in range(COROUTINES_AT_ONCE)]
+        for number in range(count):
+            await queue.put(number)
+        await queue.join()
+        for consumer in consumers:
+            consumer.cancel()
+        return results
+
+    yield consumed
+
+
 def _pool() -> Any:
     return import_module("bullpen").AsyncPool(COROUTINES_AT_ONCE, threads=WORKERS)
 

@@ -106,6 +106,13 @@ TASK_GROUP = Peer(
     None,
     f"Semaphore({COROUTINES_AT_ONCE})",
 )
+CONSUMERS = Peer(
+    "asyncio.Queue + consumers",
+    "asyncio:Queue",
+    None,
+    None,
+    f"Queue({COROUTINES_AT_ONCE}), as many tasks that take from it",
+)
 ASYNC_BULLPEN = Peer(
     "bullpen",
     "bullpen:AsyncPool",

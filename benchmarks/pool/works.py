@@ -14,6 +14,7 @@ from .peers import (
     ASYNC_BULLPEN,
     BULLPEN,
     BULLPEN_LIMITED,
+    CONSUMERS,
     EXECUTOR,
     JOBLIB,
     JOBLIB_SINGLE,
@@ -293,6 +294,12 @@ WORKS = (
                 TASK_GROUP,
                 f"{TASK_GROUP.opened_as}: each task enters it",
                 asynchronous.rate_of_coroutines(asynchronous.semaphore_and_task_group),
+            ),
+            Contestant(
+                CONSUMERS.name,
+                CONSUMERS,
+                f"{CONSUMERS.opened_as} and keep the results in order",
+                asynchronous.rate_of_coroutines(asynchronous.queue_and_consumers),
             ),
             Contestant(
                 f"{ASYNC_BULLPEN.name}, submit and gather",
