@@ -19,6 +19,7 @@ from bullpen.tasks.storage.port import Storage, TaskFilter
 from bullpen.tasks.storage.postgres.store import PostgresStorage
 from bullpen.tasks.storage.redis.connection import RedisConnection
 from bullpen.tasks.storage.redis.loop_connection import LoopConnection
+from bullpen.tasks.storage.redis.scripts import Script
 from bullpen.tasks.storage.redis.store import RedisStorage
 from tests.postgres import new_schema, run
 from tests.properties.test_storage_model import StorageMachine
@@ -99,12 +100,12 @@ class ClockedLink(LoopConnection):
         super().__init__(url)
         self._key = key
 
-    async def _run(self, script: str, keys: Sequence[str], words: Sequence[Any]) -> Any:
-        text = script.replace(_TIME, f"return tonumber(redis.call('GET', '{self._key}'))")
+    async def _run(self, script: Script, keys: Sequence[str], words: Sequence[Any]) -> Any:
+        text = script.text.replace(_TIME, f"return tonumber(redis.call('GET', '{self._key}'))")
         assert "'TIME'" not in text
         return await self.execute("EVAL", text, len(keys), *keys, *words)
 
-    async def run_each(self, script: str, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+    async def run_each(self, script: Script, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
         return [await self.run(script, [key], words) for key, words in calls]
 
 
