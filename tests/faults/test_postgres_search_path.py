@@ -28,6 +28,7 @@ TRAPS = {
     "array_append(integer[], integer)": ("integer[]", "pg_catalog.array_append($1, $2)"),
     "append(text[], text)": ("text[]", "pg_catalog.array_append($1, $2)"),
     "jsonb_build_object(text, text)": ("jsonb", "pg_catalog.jsonb_build_object($1, $2)"),
+    "differs(text, text)": ("boolean", "pg_catalog.textne($1, $2)"),
     "set_config(text, text, boolean)": ("text", "pg_catalog.set_config($1, $2, $3)"),
 }
 
@@ -54,6 +55,7 @@ def trap(postgres_url: str, schema: str) -> Iterator[str]:
             f"CREATE FUNCTION {name}.{function} RETURNS {returns} LANGUAGE plpgsql AS $$BEGIN {note} {then} END$$"
         )
     made.append(f"CREATE OPERATOR {name}.|| (leftarg = text[], rightarg = text, function = {name}.append)")
+    made.append(f"CREATE OPERATOR {name}.<> (leftarg = text, rightarg = text, function = {name}.differs)")
     made.append("RESET ROLE")
     run(postgres_url, lambda connection: connection.execute("; ".join(made)))
     yield name
@@ -61,8 +63,8 @@ def trap(postgres_url: str, schema: str) -> Iterator[str]:
     run(postgres_url, lambda connection: connection.execute(dropped))
 
 
-def through(url: str, trap: str) -> str:
-    return f"{url}{'&' if urlsplit(url).query else '?'}search_path={trap},public"
+def through(url: str, trap: str, then: str = "public") -> str:
+    return f"{url}{'&' if urlsplit(url).query else '?'}search_path={trap},{then}"
 
 
 async def caught(url: str, trap: str) -> list[Any]:
@@ -85,6 +87,16 @@ async def test_a_client_calls_no_function_of_another_role(
     postgres_url: str, schema: str, trap: str, prepared: bool
 ) -> None:
     store = PostgresStorage(through(postgres_url, trap), schema=schema, prepared=prepared)
+    await store.open()
+    try:
+        await _use(store)
+    finally:
+        await store.close()
+    assert await caught(postgres_url, trap) == []
+
+
+async def test_a_schema_before_pg_catalog_changes_nothing(postgres_url: str, schema: str, trap: str) -> None:
+    store = PostgresStorage(through(postgres_url, trap, "pg_catalog"), schema=schema)
     await store.open()
     try:
         await _use(store)

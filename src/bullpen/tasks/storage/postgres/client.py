@@ -125,13 +125,13 @@ class PostgresClient(ServerStorage[ConnectionPool]):
 
     async def _set_up(self, connection: Any) -> None:
         """Make the settings that the statements need. Behind a transaction pooler, other clients would get them too."""
+        if self.prepared:  # first, so that no statement calls a function or an operator of another role
+            await connection.execute("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)")
         for name, value in await connection.fetch(statements.WRONG_SETTINGS):
             if not self.prepared:
                 message = f"{name} must be {value!r}, and a client behind a transaction pooler cannot set it"
                 raise StorageError(f"{message}; run ALTER ROLE … SET {name} = {value!r}", storage=self.name)
             await connection.execute("SELECT pg_catalog.set_config($1, $2, false)", name, value)
-        if self.prepared:  # no statement calls a function of another role
-            await connection.execute("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)")
 
     async def _check_schema(self, connection: Any) -> None:
         found = await self._find_schema(connection)

@@ -65,15 +65,17 @@ def claimable(
             streams.append(_within_keys(db, queue, room, now))
     found: list[Row] = []
     rows = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=_place)
-    for row in rows:
-        room = rooms[row[2]]
-        if room.left > 0:
-            room.take(row[8])
-            found.append(row)
-            if len(found) >= limit:
-                break
-    for stream in streams:
-        stream.close()
+    try:
+        for row in rows:
+            room = rooms[row[2]]
+            if room.left > 0:
+                room.take(row[8])
+                found.append(row)
+                if len(found) >= limit:
+                    break
+    finally:
+        for stream in streams:
+            stream.close()
     return found
 
 
@@ -226,7 +228,7 @@ def _within_keys(db: sqlite3.Connection, queue: str, room: QueueRoom, now: float
 
 def _is_first(db: sqlite3.Connection, row: Row) -> bool:
     """Whether no task with its concurrency key that was added before is alive."""
-    if is_schedule(row[1]):
+    if type(row[1]) is str and is_schedule(row[1]):
         return True
     (first,) = db.execute(f"SELECT id {_FIRST}", (row[2], row[8])).fetchone()
     return bool(first == row[1])

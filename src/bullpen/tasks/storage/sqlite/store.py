@@ -31,7 +31,7 @@ from bullpen.tasks.storage.sqlite import shared as files
 from bullpen.tasks.storage.sqlite.file import folder_of, resolve
 from bullpen.tasks.storage.sqlite.group_commit import Work, WorkItem
 from bullpen.tasks.storage.sqlite.shared import SharedFile
-from bullpen.tasks.storage.sqlite.task_table import StoreClock
+from bullpen.tasks.storage.sqlite.task_table import StoreClock, UnnamedRow
 from bullpen.tasks.storage.sqlite.transaction import add_in, settle_in
 from bullpen.tasks.storage.sqlite.upkeep_turns import take_turn
 from bullpen.tasks.storage.sqlite.wakeups import WakeupListener
@@ -238,7 +238,7 @@ class SqliteStorage:
         return await self._read(lambda table: table.find(ids))
 
     async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
-        return await self._read(lambda table: table.page(which, limit, after))
+        return await self._read_page(lambda table: table.page(which, limit, after))
 
     async def counts(self) -> Counts:
         return await self._read(lambda table: table.counts())
@@ -259,7 +259,7 @@ class SqliteStorage:
         return await self._write(lambda table: table.delete(ids))
 
     async def change_batch(self, verb: BatchVerb, which: TaskFilter, *, limit: int, cursor: str | None = None) -> Batch:
-        ids, following = await self._read(lambda table: table.batch(verb, which, limit, cursor))
+        ids, following = await self._read_page(lambda table: table.batch(verb, which, limit, cursor))
         changed = await self._write(lambda table: table.change_batch(verb, ids)) if ids else ()
         return Batch(len(ids), tuple(changed), following)
 
@@ -319,6 +319,13 @@ class SqliteStorage:
 
     def _read(self, work: Work[T]) -> Awaitable[T]:
         return self._shared().reader.submit(self._clock, work) if self._is_ready() else self._open_and_read(work)
+
+    async def _read_page(self, work: Work[T]) -> T:
+        try:
+            return await self._read(work)
+        except UnnamedRow:
+            await self._write(lambda table: table.name_rows())
+            return await self._read(work)
 
     async def _open_and_read(self, work: Work[T]) -> T:
         await self.open()

@@ -22,6 +22,7 @@ from bullpen.tasks.model.task import (
     Progress,
     Settlement,
     Task,
+    TaskError,
     TaskStatus,
     cancelled_by_operator,
     claimed,
@@ -96,9 +97,11 @@ _CLAIM = (
     "UPDATE bullpen_task SET status = 'running', attempt = attempt + 1, worker = ?, claim_id = ?, lease_until = ?, "
     "started_at = ? WHERE rowid IN (SELECT value FROM json_each(?))"
 )
+# A row whose id is no text: no verb could name it.
+_NAME = "UPDATE bullpen_task SET id = 'unreadable-' || hex(id) WHERE rowid = ?"
 _SET_ASIDE = (
     "UPDATE bullpen_task SET status = 'failed', finished_at = ?, prune_at = ? + ifnull(failure_ttl, 9e999), "
-    "claim_id = NULL, lease_until = NULL WHERE rowid = ?"
+    "errors = ?, claim_id = NULL, lease_until = NULL WHERE rowid = ? AND status IN ('pending', 'running')"
 )
 # No unfinished task still needs its result.
 _UNAWAITED = (
@@ -146,6 +149,10 @@ _decode_worker = msgspec.msgpack.Decoder(WorkerRecord).decode
 _elapsed: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.time
 )
+
+
+class UnnamedRow(Exception):
+    """A page has a row whose id is no text. `name_rows` gives it one."""
 
 
 class StoreClock(msgspec.Struct, frozen=True):
@@ -273,25 +280,29 @@ class SqliteTaskTable(StoreRules):
             claimed(task_of(row[1:], ahead), worker=worker, claim_id=claim_id, now=now, lease_until=now + lease)
             for row in rows
         ]
+        has_unreadable = True in [bool(task.unreadable) for task in taken]
+        if has_unreadable and any(type(row[1]) is not str for row in rows):
+            self.name_rows()
+            return self._claim(worker, queues, limit, lease, claim_id)
         if rows:
             rowids = str([row[0] for row in rows])
             self._db.execute(_CLAIM, (worker, claim_id, elapsed + lease, now, rowids))
             claims.note_starts(self._db, rows, self.limits(), elapsed)
             self.must_last |= True in [task.at_most_once for task in taken]
-            if True in [bool(task.unreadable) for task in taken]:
-                pairs = zip(rows, taken, strict=True)
-                taken = [
-                    task for row, task in pairs if not task.unreadable or self._claim_unreadable(row[0], row[1], task)
-                ]
+            if has_unreadable:  # each with the attempt that the task has: the stored one may be no number
+                attempts = [(task.attempt, row[0]) for row, task in zip(rows, taken, strict=True) if task.unreadable]
+                self._db.executemany("UPDATE bullpen_task SET attempt = ? WHERE rowid = ?", attempts)
         return tuple(taken)
 
-    def _claim_unreadable(self, rowid: int, stored_id: object, task: Task) -> bool:
-        """A row that cannot be read was claimed. False if it was set aside, because no settlement can name it."""
-        if type(stored_id) is not str:
-            self._db.execute(_SET_ASIDE, (self.now, self.now, rowid))
-            return False
-        self._db.execute("UPDATE bullpen_task SET attempt = ? WHERE rowid = ?", (task.attempt, rowid))
-        return True  # with the attempt that the task has: the stored one may be no number
+    def name_rows(self) -> None:
+        """Give every row whose id is no text an id with the same bytes in hexadecimal, so that verbs can name it. Its
+        task fails, unless it is final.
+        """
+        error = TaskError(kind="poison", attempt=0, at=self.now, message="its stored id was no text")
+        for rowid, stored in self._rows("SELECT rowid, id FROM bullpen_task"):
+            if type(stored) is not str:
+                self._db.execute(_NAME, (rowid,))
+                self._db.execute(_SET_ASIDE, (self.now, self.now, msgspec.msgpack.encode([error]), rowid))
 
     def renew(self, holds: Sequence[AttemptKey], lease: float) -> Renewal:
         lost, cancelled = set(), set()
@@ -310,7 +321,11 @@ class SqliteTaskTable(StoreRules):
 
     def rescue_expired(self, decide: Decide, limit: int, dead_workers: Sequence[str]) -> Sequence[Task]:
         rescued: list[Task] = []
-        for task_id in self.to_rescue(dead_workers):
+        to_rescue = self.to_rescue(dead_workers)
+        if any(type(task_id) is not str for task_id in to_rescue):
+            self.name_rows()
+            to_rescue = self.to_rescue(dead_workers)
+        for task_id in to_rescue:
             task = self.get(task_id)
             settlement = None if task is None else decide(task, self.now)
             if settlement is not None and not self.settle([settlement]):
@@ -320,9 +335,11 @@ class SqliteTaskTable(StoreRules):
         return rescued
 
     def to_rescue(self, dead_workers: Sequence[str]) -> list[str]:
+        """The ids of running tasks without a living worker, and every id that is no text but a BLOB."""
         dead = set(dead_workers)
         running = "FROM bullpen_task INDEXED BY bullpen_running WHERE status IN ('running')"
-        return [
+        unnamed = [task_id for (task_id,) in self._rows("SELECT id FROM bullpen_task WHERE id >= x''")]
+        return unnamed + [
             task_id
             for task_id, worker, lease_until in self._rows(f"SELECT id, worker, lease_until {running}")
             if worker in dead or type(lease_until) is not float or lease_until <= self.elapsed
@@ -358,7 +375,7 @@ class SqliteTaskTable(StoreRules):
         if verb == "retry":
             tasks = self.page(which, limit, after)
             return [task.id for task in tasks if not task.unreadable], tasks[-1].id if len(tasks) == limit else None
-        ids = [task_id for (task_id,) in self._page("id", which, limit, after) if type(task_id) is str]
+        ids = [task_id for (task_id,) in self._page("id", which, limit, after)]
         return ids, ids[-1] if len(ids) == limit else None
 
     def change_batch(self, verb: BatchVerb, ids: Sequence[str]) -> list[ChangedTask]:
@@ -474,8 +491,7 @@ class SqliteTaskTable(StoreRules):
         return self._tasks(f"SELECT {COLUMNS} {running} ORDER BY priority DESC, eta, id", (claim_id,))
 
     def page(self, which: TaskFilter, limit: int, after: str | None) -> Sequence[Task]:
-        found = self._page(COLUMNS, which, limit, after)
-        return [task_of(row, self._ahead) for row in found if type(row[0]) is str]
+        return [task_of(row, self._ahead) for row in self._page(COLUMNS, which, limit, after)]
 
     def _page(self, columns: str, which: TaskFilter, limit: int, after: str | None) -> list[Row]:
         conditions, values = self._conditions(which)
@@ -484,7 +500,10 @@ class SqliteTaskTable(StoreRules):
             values.append(after)
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         table = f"bullpen_task {_index_for(which)}"
-        return self._rows(f"SELECT {columns} FROM {table} {where} ORDER BY id LIMIT ?", (*values, limit))
+        rows = self._rows(f"SELECT {columns} FROM {table} {where} ORDER BY id LIMIT ?", (*values, limit))
+        if any(type(row[0]) is not str for row in rows):
+            raise UnnamedRow
+        return rows
 
     def count(self, which: TaskFilter) -> int:
         conditions, values = self._conditions(which)

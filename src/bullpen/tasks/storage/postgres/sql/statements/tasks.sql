@@ -46,7 +46,7 @@ FROM alone WHERE t.id = alone.id
 RETURNING t.id, t.queue, t.attempt, t.status, t.awaited, t.concurrency_key IS NOT NULL AS has_key;
 
 -- name: notify_each
-SELECT pg_catalog.pg_notify($1, news) FROM unnest($2::text[]) AS n (news);
+SELECT pg_catalog.pg_notify($1, news) FROM pg_catalog.unnest($2::text[]) AS n (news);
 
 -- Rows are locked in one order everywhere, which rules out deadlocks: tasks that depend on others after those others,
 -- as when a settlement updates the task behind the one that ended.
