@@ -124,7 +124,6 @@ LAYERS = [
     # What brings both wings together.
     Layer("testing", f"{GROUND} pools tasks", third_party="hypothesis msgspec pytest"),
     Layer("cli", "ALL", third_party="msgspec"),
-    Layer("web", "ALL"),
     Layer("__main__", "ALL"),
     Layer("", "ALL"),  # bullpen/__init__.py
 ]

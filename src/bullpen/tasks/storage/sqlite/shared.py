@@ -1,8 +1,8 @@
-"""What all stores of this process that use one file share: its lines, and the waker.
+"""What all stores of this process that use one file share: its writer, its reader and its waker.
 
 Nothing of SQLite may live through a fork: a connection that a child opens would believe that it holds the locks of its
-parent's, and hold none. So before a fork the lines stop between two transactions and their connections are closed;
-the parent opens them again when they are needed, and the child begins anew.
+parent's, and hold none. So before a fork the writer and the reader stop between two transactions and close their
+connections. The parent opens them again when they are needed, and the child begins anew.
 """
 
 from __future__ import annotations
