@@ -81,11 +81,11 @@ LAYERS = [
     Layer(f"{PROCESS}.arena"),
     Layer(f"{PROCESS}.wire", f"{PROCESS}.arena", third_party="cloudpickle"),
     Layer(f"{PROCESS}.failures", f"{PROCESS}.wire"),
-    Layer(f"{PROCESS}.refusals", f"errors {PROCESS}.failures"),
+    Layer(f"{PROCESS}.pickle_errors", f"errors {PROCESS}.failures"),
     Layer(f"{PROCESS}.calls", f"{PROCESS}.wire"),
     Layer(
         f"{PROCESS}.child",
-        f"errors {PROCESS}.arena {PROCESS}.calls {PROCESS}.wire {PROCESS}.failures {PROCESS}.refusals",
+        f"errors {PROCESS}.arena {PROCESS}.calls {PROCESS}.wire {PROCESS}.failures {PROCESS}.pickle_errors",
     ),
     Layer(f"{PROCESS}.orphans"),
     Layer(f"{PROCESS}.bootstrap", f"{PROCESS}.child"),

@@ -27,7 +27,7 @@ class Kind(enum.Enum):
     REQUEST_EXPIRED = "request.expired"
     REQUEST_LOST = "request.lost"
     REQUEST_ABANDONED = "request.abandoned"
-    REQUEST_REFUSED = "request.refused"
+    REQUEST_REJECTED = "request.rejected"
     REQUEST_RETURNED = "request.returned"
     REQUEST_REQUEUED = "request.requeued"
     WORKER_STARTING = "worker.starting"

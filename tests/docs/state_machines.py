@@ -25,7 +25,7 @@ REQUEST_METHODS = {
     (Q, R): f"{REQUEST}.start",
     (Q, RequestState.EXPIRED): f"{REQUEST}.expire",
     (Q, RequestState.CANCELLED): f"{REQUEST}.cancel_queued",
-    (Q, RequestState.FAILED): f"{REQUEST}.refuse",
+    (Q, RequestState.FAILED): f"{REQUEST}.fail_queued",
     (R, RequestState.DONE): f"{REQUEST}.settle",
     (R, RequestState.FAILED): f"{REQUEST}.settle",
     (R, RequestState.CANCELLED): f"{REQUEST}.cancel_running",
@@ -65,9 +65,9 @@ POOL_METHODS = {
     (P.CONFIGURING, P.INITIALIZING): f"{ENGINE}.start",
     (P.CONFIGURING, P.FAILED): "bullpen.errors.InvalidOption",
     (P.INITIALIZING, P.RUNNING): f"{STARTUP}.worker_is_ready",
-    (P.INITIALIZING, P.DRAINING): f"{SHUTDOWN}.refuse_work",
+    (P.INITIALIZING, P.DRAINING): f"{SHUTDOWN}.reject_new_work",
     (P.INITIALIZING, P.FAILED): f"{STARTUP}.fail",
-    (P.RUNNING, P.DRAINING): f"{SHUTDOWN}.refuse_work",
+    (P.RUNNING, P.DRAINING): f"{SHUTDOWN}.reject_new_work",
     (P.DRAINING, P.CLOSED): f"{DRAIN_WATCH}.closed_if_done",
 }
 

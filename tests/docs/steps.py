@@ -144,7 +144,7 @@ QUEUE = _steps(
     ("waiting", "timed_out", "queue_timeout or timeout passed", f"{REQUEST}.expire"),
     ("timed_out", "dropped", "its function and arguments are released at once", f"{REQUEST}.expire"),
     ("waiting", "dropped", "cancelled", f"{REQUEST}.cancel_queued"),
-    ("waiting", "dropped", "no worker can run it", f"{OUTCOMES}.refuse_waiting"),
+    ("waiting", "dropped", "no worker can run it", f"{OUTCOMES}.fail_waiting"),
     ("dropped", END, "it never runs", f"{DISPATCHER}.queued"),
     ("waiting", "processing", "a worker takes the oldest", f"{REQUEST}.start"),
     ("processing", "completed", "it ended", f"{REQUEST}.settle"),

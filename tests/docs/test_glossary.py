@@ -13,6 +13,9 @@ from tests.docs.markdown import ROOT
 
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 IN_THE_CODE = "In the code: "
+REPLACED = {  # patterns of words that have given way to a word of the glossary
+    r"(?i)(?<!connection)(?<!connection )refus(e|es|ed|al|als|ing)(?![a-z]|[ _]to[ _])": "reject",
+}
 
 
 class Entry(NamedTuple):
@@ -43,6 +46,19 @@ def test_each_word_is_defined_once_and_stands_where_a_reader_looks_for_it() -> N
     for part in ("Words of pools", "Words of tasks", "Words of both"):
         words = [re.sub(r"\W", "", entry.word).lower() for entry in ENTRIES if entry.part == part]
         assert words == sorted(words), part
+
+
+def test_the_code_and_the_pages_use_the_word_of_the_glossary() -> None:
+    assert set(REPLACED.values()) <= {entry.word for entry in ENTRIES}
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.lua"), *(ROOT / "src").rglob("*.sql")]
+    files += (ROOT / "docs").rglob("*.md")
+    found = [
+        f"{file.relative_to(ROOT)}: {match[0]!r} is {word!r} here"
+        for file in files
+        for pattern, word in REPLACED.items()
+        for match in re.finditer(pattern, file.read_text())
+    ]
+    assert found == []
 
 
 def test_each_identifier_in_the_glossary_exists() -> None:

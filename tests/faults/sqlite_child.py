@@ -64,7 +64,7 @@ async def drain(storage: SqliteStorage, count: int) -> None:
             lease=60.0,
             claim_id=str(uuid.uuid4()),
         )
-        assert not answer.refused
+        assert not answer.rejected
         held = answer.claimed
         for task in held:
             say("ran", task.id, task.attempt)

@@ -69,8 +69,8 @@ async def test_a_claim_and_a_settlement_are_made_once_wherever_the_connection_br
             (after,) = await sound.get([task.id])
             assert after is not None
             assert after.status is SUCCESS
-            assert after.result == (b"1" if again.refused else b"2")
-            assert again.refused or not was_answered
+            assert after.result == (b"1" if again.rejected else b"2")
+            assert again.rejected or not was_answered
         kept = await sound.get(ids)
         assert {task.status for task in kept if task is not None} <= {PENDING, SUCCESS}
         assert all(task is not None and task.attempt <= 1 for task in kept)
@@ -115,7 +115,7 @@ async def connected(store: Storage) -> None:
     answer = await store.exchange(
         [succeed(unknown, b"1")], worker="w", queues=("nothing",), limit=1, lease=60.0, claim_id="nothing"
     )
-    assert len(answer.refused) == 1
+    assert len(answer.rejected) == 1
 
 
 async def exchange(store: Storage, claim_id: str, *settlements: Any, limit: int = 0) -> Any:
@@ -126,7 +126,7 @@ async def exchange(store: Storage, claim_id: str, *settlements: Any, limit: int 
         )
     except StorageError:
         return None
-    assert not answer.refused
+    assert not answer.rejected
     return answer.claimed
 
 

@@ -59,7 +59,7 @@ async def claim(store: PostgresStorage, limit: int, *settlements: Any) -> list[T
     exchange = await store.exchange(
         settlements, worker="w", queues=("default",), limit=limit, lease=60.0, claim_id=f"c{time.monotonic_ns()}"
     )
-    assert not exchange.refused
+    assert not exchange.rejected
     return list(exchange.claimed)
 
 
@@ -664,7 +664,7 @@ async def test_a_success_that_is_kept_for_no_time_is_deleted_and_not_written(pos
         statuses = [task and task.status for task in await store.get([done.id, failed.id, awaited.id])]
         assert statuses == [None, FAILED, SUCCESS]
         again = await store.exchange(endings, worker="w", queues=(), limit=0, lease=60.0, claim_id="c")
-        assert again.refused == {AttemptKey(task.id, task.attempt) for task in (done, failed, awaited)}
+        assert again.rejected == {AttemptKey(task.id, task.attempt) for task in (done, failed, awaited)}
     finally:
         await store.close()
 

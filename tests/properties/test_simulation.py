@@ -83,9 +83,9 @@ def test_everything_that_can_go_wrong_does(first_runs: list[SimulationRun], dens
     """Else the promises are kept for want of trouble."""
     runs = [*first_runs, *dense_runs]
     seen = {(record.op, record.outcome, record.status) for run in runs for record in run.history}
-    assert {("settle", "refused", status) for status in ("success", "failed", "pending")} <= seen
+    assert {("settle", "rejected", status) for status in ("success", "failed", "pending")} <= seen
     assert {("rescue", "ok", status) for status in ("pending", "failed", "cancelled")} <= seen
-    assert {("renew", "refused", ""), ("expire", "ok", "failed"), ("enqueue", "refused", "")} <= seen
+    assert {("renew", "rejected", ""), ("expire", "ok", "failed"), ("enqueue", "rejected", "")} <= seen
     assert {("cancel", "ok", "running"), ("cancel", "ok", "cancelled"), ("redrive", "ok", "pending")} <= seen
     ops = {record.op for run in runs for record in run.history}
     assert ops >= {"begin", "end", "abandon", "return", "effect", "lose", "progress"}

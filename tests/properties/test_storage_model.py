@@ -245,7 +245,7 @@ class StorageMachine(RuleBasedStateMachine):
         answer = self.run(
             self.store.exchange(settlements, worker=worker, queues=queues, limit=limit, lease=lease, claim_id=claim_id)
         )
-        assert answer.refused == self.model.settle(settlements)
+        assert answer.rejected == self.model.settle(settlements)
         self.same(answer.claimed, self.model.claim(worker, queues, limit, lease, claim_id))
         return answer.claimed
 

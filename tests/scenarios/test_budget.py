@@ -164,7 +164,7 @@ def test_a_call_without_any_time_is_refused_at_once(options: dict[str, Any], cal
         assert (stats.submitted, stats.queued, stats.timed_out) == (0, 0, 0)
     assert ran == []
     kinds = [event.kind for event in events if event.request is not None]
-    assert kinds == ([] if call == "map" else [Kind.REQUEST_QUEUED, Kind.REQUEST_REFUSED])
+    assert kinds == ([] if call == "map" else [Kind.REQUEST_QUEUED, Kind.REQUEST_REJECTED])
 
 
 def test_a_closed_pool_says_that_it_is_closed_first() -> None:

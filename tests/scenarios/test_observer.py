@@ -104,7 +104,7 @@ class Recorder:
     def requests(self) -> dict[int, list[RequestState]]:
         """The history of each request that was taken in."""
         histories: dict[int, list[RequestState]] = defaultdict(list)
-        refused = {event.request for event in self.events if event.kind is Kind.REQUEST_REFUSED}
+        refused = {event.request for event in self.events if event.kind is Kind.REQUEST_REJECTED}
         for event in self.events:
             if event.kind in REQUEST and event.request not in refused:
                 assert event.request is not None
@@ -248,7 +248,7 @@ def test_a_refused_request_is_told() -> None:
             pool.submit(int)
         assert not pool.serve(int)
         blocker.release()
-    assert recorder.kinds().count(Kind.REQUEST_REFUSED) == 2
+    assert recorder.kinds().count(Kind.REQUEST_REJECTED) == 2
     assert_agrees(recorder, pool)
 
 

@@ -151,7 +151,7 @@ def _() -> None:
         assert stage.pool.wait_ready(0)
 
 
-@drives("pool", "initializing", "draining", "refuse_work")
+@drives("pool", "initializing", "draining", "reject_new_work")
 def _() -> None:
     with Stage(auto_ready=False, min_workers=1) as stage:
         waits = stage.submit()
@@ -172,7 +172,7 @@ def _() -> None:
         assert isinstance(waits.exception(0), PoolFailed)
 
 
-@drives("pool", "running", "draining", "refuse_work")
+@drives("pool", "running", "draining", "reject_new_work")
 def _() -> None:
     with Stage() as stage:
         stage.submit()

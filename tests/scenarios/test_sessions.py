@@ -736,7 +736,7 @@ def test_every_refusal_is_told_after_the_request_was_announced() -> None:
         assert Counter(tuple(kinds) for kinds in history.values()) == {
             (Kind.REQUEST_QUEUED, Kind.REQUEST_STARTED, Kind.REQUEST_DONE): 1,
             (Kind.REQUEST_QUEUED, Kind.REQUEST_STARTED, Kind.REQUEST_LOST): 1,
-            (Kind.REQUEST_QUEUED, Kind.REQUEST_REFUSED): 3,
+            (Kind.REQUEST_QUEUED, Kind.REQUEST_REJECTED): 3,
         }
 
 

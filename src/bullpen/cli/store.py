@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def open_queue(arguments: argparse.Namespace) -> Iterator[TaskQueue]:
     """The queue of an existing store."""
     with find_queue(arguments) as queue:
-        refuse_what_is_not_there(queue.storage)
+        reject_what_is_not_there(queue.storage)
         yield queue
 
 
@@ -60,14 +60,14 @@ def find_app(typed: str | None, config: str | None) -> str:
     return str(app)
 
 
-def refuse_what_is_not_there(storage: Storage) -> None:
+def reject_what_is_not_there(storage: Storage) -> None:
     """Commands that read a store do not create it."""
-    refuse_memory(storage)
+    reject_memory(storage)
     if isinstance(storage, SqliteStorage) and not storage.path.exists():
         raise CommandError(f"there is no file {storage.path}: no task was enqueued there yet, or the path is wrong")
 
 
-def refuse_memory(storage: Storage) -> None:
+def reject_memory(storage: Storage) -> None:
     if isinstance(storage, MemoryStorage):
         raise CommandError("memory:// lives in one process; other processes cannot read it")
 

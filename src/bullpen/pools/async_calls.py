@@ -130,7 +130,7 @@ class CoroutineFuture(AsyncFuture[T]):
 
     __name__ = "AsyncPool.do"  # in the `repr` of such a task
 
-    def refuse(self, error: Exception) -> None:
+    def reject(self, error: Exception) -> None:
         """The pool rejected the call: raise `error` where it is awaited."""
         if not self.done():
             self.set_exception(error)

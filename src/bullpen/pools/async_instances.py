@@ -90,10 +90,10 @@ class LoopInstances(Instances):
         return call
 
     def check_kind(self, name: str, method: Any, streams: bool) -> None:
-        """Refuse a method that cannot run on a loop."""
+        """Reject a method that cannot run on a loop."""
         if not (inspect.isasyncgenfunction if streams else inspect.iscoroutinefunction)(method):
             kind = "an async generator function" if streams else "a coroutine function"
-            raise self._refusal(name, f"is not {kind}, and would stop the loop on which it lives: write `async def`")
+            raise self._rejection(name, f"is not {kind}, and would stop the loop on which it lives: write `async def`")
 
     def _here(self) -> Worker | None:
         request = coroutine_request.get()

@@ -140,7 +140,7 @@ class AsyncPool:
         try:
             self._begin(future, fn, args, kwargs)
         except Exception as error:
-            future.refuse(error)
+            future.reject(error)
         return future
 
     @overload

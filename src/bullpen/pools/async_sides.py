@@ -326,7 +326,7 @@ class Sides:
         """Reject new work, run or cancel waiting calls, and wait until none runs; see `AsyncPool.close`."""
         until = None if grace is None else time.monotonic() + grace
         for side in self:
-            side.engine.refuse_work("it is closed", drain)
+            side.engine.reject_new_work("it is closed", drain)
             if not drain:
                 side.engine.cancel_waiting()
         if self.coroutines.runs_here() is not None:
@@ -368,7 +368,9 @@ class Sides:
         self._dropped = True
         if self.bridge.loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self.bridge.loop.call_soon_threadsafe(self.coroutines.engine.refuse_work, "it was garbage-collected")
+                self.bridge.loop.call_soon_threadsafe(
+                    self.coroutines.engine.reject_new_work, "it was garbage-collected"
+                )
             close_in_background(self.threads.engine.shutdown)
 
     # A loop that ends before the pool was closed.
@@ -387,7 +389,7 @@ class Sides:
             "%s: the event loop ends, but the pool was not closed; cancelling its running calls", self.bridge.name
         )
         for side in self:
-            side.engine.refuse_work("its event loop has ended", drain=False)
+            side.engine.reject_new_work("its event loop has ended", drain=False)
             side.engine.cancel_waiting()
         self.coroutines.cancel_running(0.0)
         if not await self.coroutines.closed(CLEANUP_SECONDS):

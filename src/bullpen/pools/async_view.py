@@ -99,7 +99,7 @@ class AsyncPoolView:
             if not self._admit(side, call):
                 raise side.engine.saturated_error()
         except Exception as error:
-            future.refuse(error)
+            future.reject(error)
         return future
 
     async def _do_when_room(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -54,7 +54,7 @@ class Instances:
         return None
 
     def _check_made(self, instance: Any) -> None:
-        """Refuse an instance that cannot be used here."""
+        """Reject an instance that cannot be used here."""
 
     def _keep(self, worker: Worker, instance: Any) -> None:
         """`worker` has an instance that is warm."""
@@ -112,13 +112,13 @@ class Instances:
         return call
 
     def _check(self, name: str) -> None:
-        """Refuse a name that is that of no method to be called, as far as can be known."""
+        """Reject a name that is that of no method to be called, as far as can be known."""
         if name.startswith("_"):
-            raise self._refusal(name, "is not public")
+            raise self._rejection(name, "is not public")
         if name in (WARM_UP, CLOSE):
-            raise self._refusal(name, "is called by the pool itself")
+            raise self._rejection(name, "is called by the pool itself")
         if self._class is not None and not _is_method(self._class, name):
-            raise self._refusal(name, "is no method of it")
+            raise self._rejection(name, "is no method of it")
 
     def _here(self) -> Worker | None:
         """The worker that runs the current request."""
@@ -134,10 +134,10 @@ class Instances:
         instance = self._of[worker]
         method = getattr(instance, name, None)
         if not callable(method):
-            raise self._refusal(name, "is no method of it", type(instance))
+            raise self._rejection(name, "is no method of it", type(instance))
         return method  # type: ignore[no-any-return]
 
-    def _refusal(self, name: str, why: str, cls: type | None = None) -> NoSuchMethod:
+    def _rejection(self, name: str, why: str, cls: type | None = None) -> NoSuchMethod:
         cls = self._class if cls is None else cls
         return NoSuchMethod(name, why, owner=self._name, methods=() if cls is None else _public_methods(cls))
 
@@ -151,7 +151,7 @@ class ProgramMethods(Instances):
 
     def _check(self, name: str) -> None:
         if not name:
-            raise self._refusal(name, "is no name of a method")
+            raise self._rejection(name, "is no name of a method")
 
 
 def _no_factory() -> NoReturn:

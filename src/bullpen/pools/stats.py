@@ -87,7 +87,7 @@ class PoolStats:
             state=engine.state,
             submitted=engine.dispatcher.submitted + engine.counts.items.value + engine.counts.extra_submitted.value,
             completed=tallies.completed + engine.counts.extra_completed.value,
-            failed=tallies.failed + engine.counts.refused.value + engine.counts.extra_failed.value,
+            failed=tallies.failed + engine.counts.failed_waiting.value + engine.counts.extra_failed.value,
             cancelled=engine.counts.cancelled.value + engine.counts.extra_cancelled.value,
             timed_out=engine.counts.timed_out.value,
             queue_timeouts=engine.counts.queue_timeouts.value,

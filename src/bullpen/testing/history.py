@@ -29,7 +29,7 @@ from bullpen.telemetry import Kind, TelemetryEvent
 
 Op = Literal[
     # Of tasks, at the store.
-    "enqueue",  # `terms`; refused: another one with its unique key is alive
+    "enqueue",  # `terms`; rejected: another one with its unique key is alive
     "claim",  # `lease`, `permits` asked for if it is unknown
     "renew",  # `lease`
     "progress",
@@ -59,7 +59,7 @@ Op = Literal[
     "counts",  # of tasks, by status
     "resources",  # of a process, `state` before or after
 ]
-Outcome = Literal["ok", "refused", "unknown"]
+Outcome = Literal["ok", "rejected", "unknown"]
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

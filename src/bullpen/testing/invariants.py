@@ -148,7 +148,7 @@ def i6_one_end_per_generation(course: Course) -> Found:
 
 
 def i7_no_write_of_an_attempt_that_is_over(course: Course) -> Found:
-    """When a task was claimed again, or is out of an attempt's hands, the store refuses what that attempt writes."""
+    """When a task was claimed again, or is out of an attempt's hands, the store rejects what that attempt writes."""
     for life in course.lives.values():
         tries = life.in_order()
         for attempt in tries:

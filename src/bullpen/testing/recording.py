@@ -96,7 +96,7 @@ class RecordingStorage:
             terms = self._terms(task)
             is_old = existing.attempt > 0 or existing.is_final  # it was there, and stays as it is
             when = {} if is_old else {"eta": _eta_of(existing), "scheduled_at": existing.scheduled_at}
-            self._answer(call, task.id, 0, refused=existing.id != task.id, terms=terms, **when)
+            self._answer(call, task.id, 0, rejected=existing.id != task.id, terms=terms, **when)
         return kept
 
     def _terms(self, task: Task) -> Terms:
@@ -135,17 +135,19 @@ class RecordingStorage:
         )
         after = await self._after(settlements)
         for one in settlements:
-            refused = AttemptKey(one.id, one.attempt) in exchange.refused
-            facts = _facts_of(after[one.id]) if one.id in after and not refused else _facts_of_settlement(settling, one)
+            rejected = AttemptKey(one.id, one.attempt) in exchange.rejected
+            facts = (
+                _facts_of(after[one.id]) if one.id in after and not rejected else _facts_of_settlement(settling, one)
+            )
             kind = "" if one.error is None else one.error.kind
-            self._answer(settling, one.id, one.attempt, refused=refused, error=kind, **facts)
+            self._answer(settling, one.id, one.attempt, rejected=rejected, error=kind, **facts)
             for child in one.children:
                 eta = None if child.waits_for else child.eta or adding.store_at
                 self._answer(
                     adding,
                     child.id,
                     0,
-                    refused=refused,
+                    rejected=rejected,
                     eta=eta,
                     scheduled_at=child.scheduled_at,
                     terms=self._terms(child),
@@ -193,13 +195,13 @@ class RecordingStorage:
         call = await self._ask("renew", [(hold.id, hold.attempt) for hold in holds])
         renewal = await self._storage.renew(holds, lease)
         for hold in holds:
-            self._answer(call, hold.id, hold.attempt, refused=hold in renewal.lost, lease=lease)
+            self._answer(call, hold.id, hold.attempt, rejected=hold in renewal.lost, lease=lease)
         return renewal
 
     async def note_progress(self, hold: AttemptKey, progress: Progress) -> bool:
         call = await self._ask("progress", [(hold.id, hold.attempt)])
         applied = await self._storage.note_progress(hold, progress)
-        self._answer(call, hold.id, hold.attempt, refused=not applied)
+        self._answer(call, hold.id, hold.attempt, rejected=not applied)
         return applied
 
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
@@ -271,7 +273,7 @@ class RecordingStorage:
         existing = {task.id for task in changed}
         for task_id in ids:
             if task_id not in existing:
-                self._answer(call, task_id, 0, refused=True)
+                self._answer(call, task_id, 0, rejected=True)
         return changed
 
     async def delete(self, ids: Sequence[str]) -> int:
@@ -376,15 +378,15 @@ class RecordingStorage:
             self._write(asked)
         return call
 
-    def _answer(self, call: _StoreCall, task: str, attempt: int, *, refused: bool = False, **facts: Any) -> None:
-        """It was done, or refused."""
+    def _answer(self, call: _StoreCall, task: str, attempt: int, *, rejected: bool = False, **facts: Any) -> None:
+        """It was done, or rejected."""
         self._write(
             Record(
                 at=self._clock(),
                 since=call.since,
                 actor=call.actor,
                 op=call.op,
-                outcome="refused" if refused else "ok",
+                outcome="rejected" if rejected else "ok",
                 task=task,
                 attempt=attempt,
                 call=call.id,
@@ -396,7 +398,7 @@ class RecordingStorage:
     def _answer_nothing(self, call: _StoreCall, done: Sequence[object]) -> None:
         """It was answered, and nothing was done."""
         if not done and not self._exact:
-            self._answer(call, "", 0, refused=True)
+            self._answer(call, "", 0, rejected=True)
 
 
 def _eta_of(task: Task) -> float | None:

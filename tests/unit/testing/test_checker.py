@@ -166,8 +166,8 @@ CASES: dict[str, tuple[list[Record], list[list[Record]]]] = {
             claim(1),
             rescue(12),
             claim(13, 2, actor="w2"),
-            settle(14, outcome="refused"),
-            renew(15, outcome="refused"),
+            settle(14, outcome="rejected"),
+            renew(15, outcome="rejected"),
             settle(16, attempt=2, actor="w2"),
         ],
         [
@@ -260,7 +260,7 @@ CASES: dict[str, tuple[list[Record], list[list[Record]]]] = {
     "I12": (
         [
             enqueue(0, "a", unique_key="k"),
-            enqueue(0.5, "b", "refused", unique_key="k"),
+            enqueue(0.5, "b", "rejected", unique_key="k"),
             *run(1, "a"),
             enqueue(3, "c", unique_key="k"),
             kept(task="a"),
@@ -504,7 +504,7 @@ def test_what_may_have_been_is_no_violation(history: list[Record]) -> None:
 
 def test_a_question_with_an_answer_is_no_doubt() -> None:
     asked = rec("rescue", 2, actor="w3", outcome="unknown", call="c1")
-    answered = rec("rescue", 2.1, actor="w3", outcome="refused", call="c1")
+    answered = rec("rescue", 2.1, actor="w3", outcome="rejected", call="c1")
     history = [enqueue(), claim(1), asked, answered, claim(3, 2, actor="w2")]
     assert check(history).broken >= {"I5"}
 

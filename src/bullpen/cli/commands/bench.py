@@ -73,7 +73,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 def run(arguments: argparse.Namespace) -> int:
     stopped = Stopped()
     with store.find_queue(arguments) as queue, stopped.by_signals():
-        store.refuse_memory(queue.storage)
+        store.reject_memory(queue.storage)
         address = store.address_of(queue.storage)
         with ProgressBar("measuring", 2 * arguments.tasks, quiet=arguments.json) as progress:
             storage = queue.storage.another() or queue.storage

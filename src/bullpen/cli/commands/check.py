@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         for module in find_all({"imports": arguments.imports}, arguments.config)["imports"].value:
             import_module(module, module)
         storage = queue.storage if arguments.url is None else open_storage(arguments.url)
-        store.refuse_what_is_not_there(storage)
+        store.reject_what_is_not_there(storage)
         looked_at, misfits = asyncio.run(_look(storage.another() or storage, queue.registry))
     if arguments.json:
         show_json({"checked": looked_at, "misfits": misfits})

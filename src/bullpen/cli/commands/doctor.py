@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with store.find_queue(arguments) as queue, _silence():
-        store.refuse_what_is_not_there(queue.storage)
+        store.reject_what_is_not_there(queue.storage)
         address = store.address_of(queue.storage)
         found = asyncio.run(examine(queue.storage.another() or queue.storage))
     bad = any(one.level == "problem" or arguments.strict for one in found)

@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     options = {name: getattr(arguments, name) for name in OPTIONS if getattr(arguments, name) is not None}
     with store.open_either(arguments.where) as queue:
-        store.refuse_memory(queue.storage)
+        store.reject_memory(queue.storage)
         if "://" in arguments.where:
             args, kwargs = call_of(read(arguments.arguments))
             job = queue.enqueue(arguments.function, args, kwargs, elsewhere=True, **options)

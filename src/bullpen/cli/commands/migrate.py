@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     with store.find_queue(arguments) as queue:
         storage = queue.storage
-        store.refuse_memory(storage)
+        store.reject_memory(storage)
         if not isinstance(storage, SupportsMigrations):
             return _tell_of_none(arguments, storage)
         return asyncio.run(_migrate(arguments, storage, store.address_of(storage)))

@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     source, destination = open_storage(arguments.source), open_storage(arguments.destination)
-    store.refuse_what_is_not_there(source)
-    store.refuse_memory(destination)
+    store.reject_what_is_not_there(source)
+    store.reject_memory(destination)
     if store.is_same_store(source, destination):
         raise CommandError("FROM and TO are the same store", ExitCode.USAGE)
     if arguments.give_up:

@@ -98,13 +98,13 @@ def _resume(arguments: argparse.Namespace) -> int:
 
 def _change(arguments: argparse.Namespace, change: Callable[[TaskQueue, str], None]) -> int:
     with store.open_queue(arguments) as queue:
-        _refuse_unknown(queue, arguments.queues)
+        _reject_unknown(queue, arguments.queues)
         for name in arguments.queues:
             change(queue, name)
         return _tell(arguments, [state for state in _look(queue) if state.name in arguments.queues])
 
 
-def _refuse_unknown(queue: TaskQueue, names: Sequence[str]) -> None:
+def _reject_unknown(queue: TaskQueue, names: Sequence[str]) -> None:
     """An unused name is most likely a typing error."""
     known = {state.name for state in _look(queue)} | {definition.options.queue for definition in queue.registry}
     for name in names:
@@ -149,7 +149,7 @@ def _limit(arguments: argparse.Namespace) -> int:
     if arguments.reset and changes:
         raise CommandError("--reset cannot be combined with other limits", ExitCode.USAGE)
     with store.open_queue(arguments) as queue:
-        _refuse_unknown(queue, [arguments.queue])
+        _reject_unknown(queue, [arguments.queue])
         if arguments.reset:
             queue.reset_limit(arguments.queue)
         elif changes:

@@ -64,7 +64,7 @@ class Backlog:
         return max(0, len(self.entries) + pinned - (self.tombstones.value - skipped - self._dropped.value))
 
     def withdrawn(self) -> None:
-        """A waiting request was cancelled, expired, refused or started out of turn: its entry is a tombstone."""
+        """A waiting request was cancelled, expired, failed or started out of turn: its entry is a tombstone."""
         self.tombstones.add()
 
     def left(self) -> None:

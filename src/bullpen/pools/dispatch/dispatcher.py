@@ -106,7 +106,7 @@ class Dispatcher:
         self.capacity = capacity  # of a worker that is not there yet
         self.free = primitives.new_deque()  # slots in which a worker may be started
         self._offered = Tally()
-        self._turned_away = Tally()
+        self._rejected = Tally()
         self.status = status
         self.samples: deque[tuple[float, float]] = deque(maxlen=_SAMPLES_KEPT)  # how long requests waited and ran
         self.fewest_ready = 0  # since it was last reset: that many workers were not needed
@@ -129,8 +129,8 @@ class Dispatcher:
     @property
     def submitted(self) -> int:
         """How many requests were taken in so far."""
-        turned_away = self._turned_away.value
-        return self._offered.value - turned_away
+        rejected = self._rejected.value
+        return self._offered.value - rejected
 
     # A request comes in.
 
@@ -254,18 +254,18 @@ class Dispatcher:
         except IndexError:
             return None
 
-    def refuse(self, request: Request) -> None:
+    def reject_new(self, request: Request) -> None:
         """A request comes that is not even looked at."""
         request.number = self._number()
         if self._report is not None:
             self._report(Kind.REQUEST_QUEUED, None, request)
-        self.turn_away(request)
+        self.reject(request)
 
-    def turn_away(self, request: Request) -> None:
+    def reject(self, request: Request) -> None:
         """A registered request was not taken in."""
-        self._turned_away.add()
+        self._rejected.add()
         if self._report is not None:
-            self._report(Kind.REQUEST_REFUSED, None, request)
+            self._report(Kind.REQUEST_REJECTED, None, request)
 
     def withdraw(self, request: Request) -> bool:
         """Take back a request that was queued too late; False if a worker has it already."""
@@ -278,7 +278,7 @@ class Dispatcher:
             self.backlog.withdrawn()
         else:
             return False
-        self.turn_away(request)
+        self.reject(request)
         return True
 
     def queued(self) -> int:

@@ -268,7 +268,7 @@ class Request:
         """queued → cancelled."""
         return self._leave(QUEUED, CANCELLED, None)
 
-    def refuse(self, error: BaseException) -> bool:
+    def fail_queued(self, error: BaseException) -> bool:
         """queued → failed: its pool or its worker is gone."""
         return self._leave(QUEUED, FAILED, error)
 

@@ -53,10 +53,10 @@ class Counts:
         "extra_completed",
         "extra_failed",
         "extra_submitted",
+        "failed_waiting",
         "items",
         "lost",
         "queue_timeouts",
-        "refused",
         "retried",
         "runners_queued",
         "saturated",
@@ -67,7 +67,7 @@ class Counts:
         self.saturated = Tally()
         self.cancelled = Tally()
         self.lost = Tally()
-        self.refused = Tally()
+        self.failed_waiting = Tally()
         self.retried = Tally()
         self.timed_out = Tally()
         self.queue_timeouts = Tally()

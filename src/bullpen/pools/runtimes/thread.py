@@ -223,9 +223,9 @@ class _ThreadGroup:
             request = self._inbox.pop() if self._inbox else None  # none if another thread has taken it
         logger.error("worker %s could not start a thread: %r", worker.name, error)
         if request is not None:
-            refusal = WorkerStartFailed(f"worker {worker.name} could not start a thread: {error!r}", worker=worker.name)
-            refusal.__cause__ = error
-            following = self._events.finished(worker, request, FAILED, refusal)
+            failure = WorkerStartFailed(f"worker {worker.name} could not start a thread: {error!r}", worker=worker.name)
+            failure.__cause__ = error
+            following = self._events.finished(worker, request, FAILED, failure)
             if following is not None:
                 self._put(following)
 

@@ -96,7 +96,7 @@ class Abandonment:
     def _left_behind(self, worker: Worker) -> None:
         self._report(Kind.WORKER_ABANDONED, worker, None)
         self._recycling.gone(worker, 0.0)
-        self._outcomes.refuse_line(worker)
+        self._outcomes.fail_line(worker)
         self._dispatcher.use_new_room()
         self._sizing.fill_soon()
         self._closed_if_done()

@@ -1,6 +1,6 @@
 """The one door into a pool: `Admission` queues a request, gives it to a worker, or says why it does not.
 
-The rule while a pool closes is the same for all requests. Before a request is queued, a draining pool refuses it,
+The rule while a pool closes is the same for all requests. Before a request is queued, a draining pool rejects it,
 unless it is an item of a map that began before. After it is queued, it is taken back if no worker will come for it.
 
 This is in `supervision`, not in `dispatch`, because a caller may have to wait here: for room in a bounded backlog, with
@@ -145,7 +145,7 @@ class Admission:
     def _timed(self, request: Request, limits: TimeLimits) -> Timing:
         """The timing of a request with limits. If its time is over, it is not even queued."""
         if limits.budget <= 0:
-            self._dispatcher.refuse(request)
+            self._dispatcher.reject_new(request)
             raise DeadlineExceeded(seconds=limits.budget, ran=False)
         timing = request.timing = Timing(request, self._now(), limits)
         return timing
@@ -155,7 +155,7 @@ class Admission:
             self._wake()
 
     def _take_back(self, request: Request) -> None:
-        """The pool closed while `request` was being queued: it is refused, unless a worker has it."""
+        """The pool closed while `request` was being queued: it is rejected, unless a worker has it."""
         if self._dispatcher.withdraw(request):
             raise self.too_late()
 
@@ -170,7 +170,7 @@ class Admission:
             if self._sessions.forgotten:
                 self._reports.report_forgotten(self._sessions.forgotten)
             if session is None:
-                raise self._turned_away(request, TooManySessions(pool=self._name, limit=self._max_sessions))
+                raise self._rejected(request, TooManySessions(pool=self._name, limit=self._max_sessions))
             with contextlib.suppress(SessionChanged):
                 admitted = self._admit_to(session, traits, request, wait_for_room)
         return admitted
@@ -183,7 +183,7 @@ class Admission:
         if not traits.strict:
             return self._admit_anywhere(request, wait_for_room)
         if traits.affinity == "strict_fail_fast" and self._sessions.is_expected(session):
-            raise self._turned_away(request, WorkerBusy(worker="", session=session.id))
+            raise self._rejected(request, WorkerBusy(worker="", session=session.id))
         return self._admit_anywhere(request, wait_for_room, session)
 
     def _admit_anywhere(self, request: Request, wait_for_room: bool, session: Session | None = None) -> bool:
@@ -197,9 +197,9 @@ class Admission:
             bounded, request, wait_for_room, session
         )
 
-    def _turned_away(self, request: Request, error: BullpenError) -> BullpenError:
-        """A registered request is refused with `error`."""
-        self._dispatcher.turn_away(request)
+    def _rejected(self, request: Request, error: BullpenError) -> BullpenError:
+        """A registered request is rejected with `error`."""
+        self._dispatcher.reject(request)
         return error
 
     def _admit_pinned(
@@ -220,15 +220,15 @@ class Admission:
                 self._sessions.rebind(session, worker)
             return self._admit_anywhere(request, wait_for_room)
         if outcome is Pinned.BUSY:
-            raise self._turned_away(request, WorkerBusy(worker=worker.name, session=traits.session))
+            raise self._rejected(request, WorkerBusy(worker=worker.name, session=traits.session))
         if self._status.phase.draining:  # which is why the worker takes nothing any more
-            raise self._turned_away(request, self._status.not_open())
+            raise self._rejected(request, self._status.not_open())
         if session.worker is worker:
-            raise self._turned_away(request, SessionWorkerUnavailable(worker=worker.name, session=traits.session))
+            raise self._rejected(request, SessionWorkerUnavailable(worker=worker.name, session=traits.session))
         return None
 
     def _line_up_late(self, worker: Worker, request: Request, wait_for_room: bool) -> Pinned:
-        """There was no room for a request that waits for `worker`: wait for it, unless it has to be refused."""
+        """There was no room for a request that waits for `worker`: wait for it, unless it has to be rejected."""
         backlog = self._bounded
         assert backlog is not None
         if (self._rejects and not wait_for_room) or self._reports_here():
@@ -259,7 +259,7 @@ class Admission:
     def _admit_late(
         self, backlog: BoundedBacklog, request: Request, wait_for_room: bool, session: Session | None = None
     ) -> bool:
-        """There was no room: refuse, or wait for it."""
+        """There was no room: reject, or wait for it."""
         if (self._rejects and not wait_for_room) or self._reports_here():
             return self._saturated(request)  # to wait where results arrive would be to wait forever
         worker = current_worker()
@@ -276,7 +276,7 @@ class Admission:
 
     def _saturated(self, request: Request) -> bool:
         self._counts.saturated.add()
-        self._dispatcher.turn_away(request)
+        self._dispatcher.reject(request)
         return False
 
     def _run_here(self, worker: Worker, request: Request) -> bool:
@@ -328,7 +328,7 @@ class Admission:
             raise
         except BaseException:
             if not request.ended:  # closed, interrupted or cancelled
-                self._dispatcher.turn_away(request)
+                self._dispatcher.reject(request)
             raise
         finally:
             try:

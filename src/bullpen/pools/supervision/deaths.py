@@ -225,11 +225,11 @@ class Deaths:
         if failed:
             self._startup.tell_failed()
         elif self._status.state is PoolState.FAILED:
-            self._outcomes.refuse_waiting(self._status.not_open())
+            self._outcomes.fail_waiting(self._status.not_open())
         else:
-            refusal = WorkerStartFailed(f"worker {worker.name} could not start: {error!r}", worker=worker.name)
-            refusal.__cause__ = error
-            self._outcomes.refuse_waiting(refusal)
+            failure = WorkerStartFailed(f"worker {worker.name} could not start: {error!r}", worker=worker.name)
+            failure.__cause__ = error
+            self._outcomes.fail_waiting(failure)
 
     def _any_alive(self) -> bool:
         """Whether a worker is alive: of several that die together, the last to look finds none."""
@@ -237,7 +237,7 @@ class Deaths:
 
     def _gone(self, worker: Worker, *, replace: bool = True, hold: float = 0.0) -> None:
         """`worker` has left its slot; if requests wait, another may start there, after `hold` seconds."""
-        self._outcomes.refuse_line(worker)
+        self._outcomes.fail_line(worker)
         primitives.failpoint("worker.ended_not_removed")
         with self._lock:
             self._registry.remove(worker)

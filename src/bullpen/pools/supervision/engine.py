@@ -401,7 +401,7 @@ class Engine:
         self.resume = self.pausing.resume
         self.close = self.shutdown.close
         self.cut_short = self.shutdown.cut_short
-        self.refuse_work = self.shutdown.refuse_work
+        self.reject_new_work = self.shutdown.reject_new_work
         self.cancel_waiting = self.shutdown.cancel_waiting
         self.opens_when_closed = self.drain_watch.opens_when_closed
 

@@ -1,4 +1,4 @@
-"""The outcomes that a pool gives a request instead of its function: cancelled, refused, withdrawn, set by hand."""
+"""The outcomes that a pool gives a request instead of its function: cancelled, failed, withdrawn, set by hand."""
 
 from __future__ import annotations
 
@@ -94,19 +94,19 @@ class ForcedOutcomes:
         for request in self.take_waiting():
             self._drop(request, request.cancel_queued(), self._counts.cancelled)
 
-    def refuse_waiting(self, error: BaseException) -> None:
+    def fail_waiting(self, error: BaseException) -> None:
         """No worker can run the requests that wait: they fail with `error`."""
         for request in self.take_waiting():
-            self.refuse(request, error)
+            self.fail(request, error)
         if self._status.state is PoolState.FAILED:
-            self._retries.refuse_all(error)
+            self._retries.fail_all(error)
 
-    def refuse_line(self, worker: Worker) -> None:
+    def fail_line(self, worker: Worker) -> None:
         """`worker` does not run the requests that wait for it alone: they fail."""
         for request in self._dispatcher.empty_line(worker):
             assert request.traits is not None
             assert request.traits.session is not None
-            self.refuse(request, SessionWorkerUnavailable(worker=worker.name, session=request.traits.session))
+            self.fail(request, SessionWorkerUnavailable(worker=worker.name, session=request.traits.session))
 
     def take_waiting(self) -> Iterator[Request]:
         """Take out all requests that wait at this moment, in the backlog and in the lines of workers."""
@@ -118,9 +118,9 @@ class ForcedOutcomes:
         for worker in self._dispatcher.registry.snapshot():
             yield from self._dispatcher.empty_line(worker)
 
-    def refuse(self, request: Request, error: BaseException) -> None:
+    def fail(self, request: Request, error: BaseException) -> None:
         """A request that was taken out fails with `error`."""
-        self._drop(request, request.refuse(error), self._counts.refused)
+        self._drop(request, request.fail_queued(error), self._counts.failed_waiting)
 
     def _drop(self, request: Request, ended: bool, count: Tally) -> None:
         """A request that was taken out `ended` just now; otherwise its entry was a tombstone."""

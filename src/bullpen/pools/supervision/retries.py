@@ -163,13 +163,13 @@ class Retries:
         for request in list(self._waiting):
             self.cancel(request)
 
-    def refuse_all(self, error: BaseException) -> None:
+    def fail_all(self, error: BaseException) -> None:
         """The pool has failed: no worker can run them."""
         with self._lock:
             requests, self._waiting = self._waiting, set()
         for request in requests:
             if request.settle_and_call_back(FAILED, error):
-                self._counts.refused.add()
+                self._counts.failed_waiting.add()
                 self._dispatcher.report_end(request, None)
 
     def forget(self) -> None:

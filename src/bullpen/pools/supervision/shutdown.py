@@ -70,7 +70,7 @@ class Summary:
             self._queued,
             self._waiters,
             tallies.completed + counts.extra_completed.value,
-            tallies.failed + counts.refused.value + counts.extra_failed.value,
+            tallies.failed + counts.failed_waiting.value + counts.extra_failed.value,
             counts.cancelled.value + counts.extra_cancelled.value,
             counts.lost.value,
             counts.abandoned_workers.value,
@@ -224,7 +224,7 @@ class Shutdown:
         """End the pool: no new requests, then the waiting ones run or are cancelled, then the workers end. Safe to
         call again, from anywhere.
         """
-        for work in self.refuse_work("it is closed", drain):
+        for work in self.reject_new_work("it is closed", drain):
             self._maps.start_feeder(work)
         if not drain:
             self.cancel_waiting()
@@ -260,7 +260,7 @@ class Shutdown:
         for work in list(self._streams.values()):
             work.pool_closes(drain=drain, closer=closer)
 
-    def refuse_work(self, because: str, drain: bool = True) -> list[UnfinishedMap]:
+    def reject_new_work(self, because: str, drain: bool = True) -> list[UnfinishedMap]:
         """Accept no new request from now on; workers end when no request waits any more.
 
         Returns the maps that the caller has to feed to their end; until then their items are still accepted.
@@ -334,7 +334,7 @@ class Shutdown:
     def drain_at_exit(self) -> None:
         """Every pool goes on: wait until this one has ended. Without workers, the requests run on this thread."""
         self._maps.cut_endless()
-        unread = self.refuse_work(at_exit.AT_EXIT)
+        unread = self.reject_new_work(at_exit.AT_EXIT)
         self._settle_streams(drain=False)
         if len(self._registry):
             for work in unread:
@@ -361,7 +361,7 @@ class Shutdown:
         while len(self._backlog):  # a runner of a map lets others pass, and a request may take another out of turn
             for request in self._outcomes.take_waiting():
                 if getattr(request.function, "needs_instance", False):  # there is no instance, nor will there be one
-                    self._outcomes.refuse(request, self._status.not_open())
+                    self._outcomes.fail(request, self._status.not_open())
                 elif not self._nested.run_here(here, request, queued=False):
                     self._backlog.dropped()
 

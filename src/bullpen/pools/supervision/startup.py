@@ -113,9 +113,9 @@ class Startup:
         if failed:
             self.tell_failed()
             return
-        refusal = PoolFailed(f"pool {self._name!r} could not be prepared: {error!r}", pool=self._name)
-        refusal.__cause__ = error  # closed meanwhile, with requests that wait for workers
-        self._outcomes.refuse_waiting(refusal)
+        failure = PoolFailed(f"pool {self._name!r} could not be prepared: {error!r}", pool=self._name)
+        failure.__cause__ = error  # closed meanwhile, with requests that wait for workers
+        self._outcomes.fail_waiting(failure)
 
     def fail(self, error: BaseException) -> bool:
         """No worker could start, and none ever did: the pool has failed. The pool's lock is held; the caller calls
@@ -128,10 +128,10 @@ class Startup:
         return True
 
     def tell_failed(self) -> None:
-        """The pool has failed: report that, end the timer, refuse the requests that wait."""
+        """The pool has failed: report that, end the timer, and fail the requests that wait."""
         self._report_state()
         self._timer.wake(start=False)
-        self._outcomes.refuse_waiting(self._status.not_open())
+        self._outcomes.fail_waiting(self._status.not_open())
 
     def worker_is_ready(self) -> None:
         """One more worker has started; with enough of them the pool runs."""

@@ -35,7 +35,7 @@ class Clients:
 
     def __init__(self, source: str | Storage) -> None:
         if isinstance(source, str):
-            self.root = open_storage(source)  # a wrong address is refused here; nothing is connected yet
+            self.root = open_storage(source)  # a wrong address is rejected here; nothing is connected yet
             self._is_shared = self.root.another() is self.root
         elif callable(getattr(source, "add", None)) and callable(getattr(source, "exchange", None)):
             self.root = source

@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 MOST = 10_000  # tasks in one chain or group
 REJECT = Duplicates("reject")
-REFUSED = ("delay", "eta", "interval", "cron", "debounce", "connection")
+REJECTED = ("delay", "eta", "interval", "cron", "debounce", "connection")
 
 
 class _ResultPlaceholder:
@@ -262,7 +262,7 @@ class _CompositionPlan:
         call, options = node.call, node.call.options
         if node.after or node.next_node is not None:
             allowed = "left out in a chain or a group"
-            for name in ("interval", "cron", "connection") if not node.after else REFUSED:
+            for name in ("interval", "cron", "connection") if not node.after else REJECTED:
                 if getattr(options, name) is not None:
                     why = "; a part begins when the one before is done" if name in ("delay", "eta") else ""
                     raise InvalidOption(name, getattr(options, name), allowed + why)
@@ -313,7 +313,7 @@ class _CompositionPlan:
             options = node.call.options
             linked = node.after or node.next_node is not None
             if options.unique_key is not None and (linked or options.duplicates.policy != "return"):
-                allowed = "left out here, or of a single call that returns the one that is there: nothing can refuse it"
+                allowed = "left out here, or of a single call that returns the one that is there: nothing can reject it"
                 raise InvalidOption("unique_key", options.unique_key, allowed)
             for name in ("interval", "cron", "connection"):
                 if getattr(options, name) is not None:

@@ -105,13 +105,13 @@ class CallCodec:
                 if problem is not None:
                     raise InvalidArgument(problem, function=self.name, path="")
                 payload = _encode(_DecodedCall(shape.write_positions(args), shape.write_names(kwargs)))
-        except (_Refused, UnicodeEncodeError, ValueError):
-            self._refuse(args, kwargs)
+        except (_Rejected, UnicodeEncodeError, ValueError):
+            self._reject(args, kwargs)
         if len(payload) > self.max_payload:
             raise PayloadTooLarge(function=self.name, size=len(payload), limit=self.max_payload)
         return payload
 
-    def _refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NoReturn:
+    def _reject(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NoReturn:
         """Find the argument that cannot be encoded, after encoding has failed."""
         kinds = self._shape.of_positions(len(args))
         for number, (kind, value) in enumerate(zip(kinds, args, strict=False)):
@@ -140,7 +140,7 @@ class CallCodec:
             for key, raw in call.kwargs.items():
                 path = f"kwargs[{key!r}]"
                 kwargs[key] = shape.of_name(key).read(raw)
-        except (msgspec.MsgspecError, _Refused, ValueError, TypeError, RecursionError) as error:
+        except (msgspec.MsgspecError, _Rejected, ValueError, TypeError, RecursionError) as error:
             where, why = _locate(error, path)
             raise InvalidPayload(why, function=self.name, path=where) from None
         problem = shape.misfit(call.args, call.kwargs)
@@ -158,7 +158,7 @@ class CallCodec:
         kind = (self._known or self._shape).result
         try:
             data = _encode(value) if type(value) in kind.plain else bytes(kind.write(value))
-        except (_Refused, UnicodeEncodeError, ValueError):
+        except (_Rejected, UnicodeEncodeError, ValueError):
             kind.check(value, "result", lambda path, why: InvalidResult(why, function=self.name, path=path))
             raise InvalidResult("cannot be written as JSON", function=self.name, path="result") from None
         if len(data) > self.max_result:
@@ -171,7 +171,7 @@ class CallCodec:
         try:
             _limit_depth(data)
             return (self._known or self._shape).result.read(data)
-        except (msgspec.MsgspecError, _Refused, ValueError, TypeError, RecursionError) as error:
+        except (msgspec.MsgspecError, _Rejected, ValueError, TypeError, RecursionError) as error:
             where, why = _locate(error, "result")
             raise InvalidPayload(why, function=self.name, path=where) from None
 
@@ -314,7 +314,7 @@ class _Shape:
         return self._names.get(name) or self._more_names or _ANYTHING
 
 
-class _Refused(Exception):
+class _Rejected(Exception):
     """A value does not survive; `CallCodec` then finds its path."""
 
 
@@ -342,14 +342,14 @@ class _ValueCodec:
             return msgspec.Raw(_encode(value))
         data = write(value)
         if data is None:
-            raise _Refused
+            raise _Rejected
         try:
             _limit_depth(data)
             restored = self._decode(data)
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
-            raise _Refused from None
+            raise _Rejected from None
         if find_difference(value, restored) is not None:
-            raise _Refused
+            raise _Rejected
         return msgspec.Raw(data)
 
     def read(self, raw: Any) -> Any:
@@ -369,7 +369,7 @@ class _ValueCodec:
         try:
             _limit_depth(data)
             restored = self._decode(data)
-        except (msgspec.MsgspecError, _Refused, ValueError, TypeError, RecursionError) as error:
+        except (msgspec.MsgspecError, _Rejected, ValueError, TypeError, RecursionError) as error:
             return find_nan(value, path) or _locate(error, path)
         change = find_difference(value, restored)
         return None if change is None else (path + change[0], change[1])
@@ -431,20 +431,20 @@ def _read_unknown(kind: Any, value: Any) -> Any:
         try:
             return validate(_encode(value))
         except ValueError as error:
-            raise ValueError(_refusal_of_model(kind, error)) from None
+            raise ValueError(_rejection_of_model(kind, error)) from None
     if isinstance(kind, type) and isinstance(value, kind):
         return value
     raise TypeError(f"cannot be restored as {getattr(kind, '__qualname__', kind)}")
 
 
-def _refusal_of_model(kind: Any, error: ValueError) -> str:
+def _rejection_of_model(kind: Any, error: ValueError) -> str:
     """The message of pydantic, without the values that it quotes."""
     try:
         found = error.errors(include_url=False, include_context=False, include_input=False)  # type: ignore[attr-defined]
         said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found[:3])
     except Exception:  # another library with the same method
         said = type(error).__name__
-    return f"Refused by {kind.__qualname__}: {said}"
+    return f"Rejected by {kind.__qualname__}: {said}"
 
 
 _QUOTED_VALUE = re.compile(r"^(Invalid .*?value) .*", re.DOTALL)

@@ -49,7 +49,7 @@ class Dependency:
         """The injected parameters of the provider. Resolved on first use, when all names are defined."""
         if self._needs is None:
             self._needs = self.find_needs()
-            _refuse_circles(self, ())
+            _reject_circles(self, ())
         return self._needs
 
     def find_needs(self) -> dict[str, Dependency]:
@@ -61,12 +61,12 @@ class Dependency:
             if dependency is not None:
                 needs[parameter.name] = dependency
                 if self.scope == "worker" and dependency.scope == "task":
-                    self.refuse(f"its scope is 'worker', but its parameter {parameter.name!r} has the scope 'task'")
+                    self.reject(f"its scope is 'worker', but its parameter {parameter.name!r} has the scope 'task'")
             elif parameter.default is parameter.empty and parameter.kind not in _MANY:
-                self.refuse(f"its parameter {parameter.name!r} has no default; give it an Inject(…) too")
+                self.reject(f"its parameter {parameter.name!r} has no default; give it an Inject(…) too")
         return needs
 
-    def refuse(self, why: str) -> NoReturn:
+    def reject(self, why: str) -> NoReturn:
         raise InvalidHook(why, what="provider", function=self.hook.name)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -81,11 +81,11 @@ class Dependency:
         return f"Inject({self.hook.name}, scope={self.scope!r})"
 
 
-def _refuse_circles(dependency: Dependency, above: tuple[Key, ...]) -> None:
+def _reject_circles(dependency: Dependency, above: tuple[Key, ...]) -> None:
     if dependency.key in above:
-        dependency.refuse("it needs itself")
+        dependency.reject("it needs itself")
     for need in dependency.find_needs().values():
-        _refuse_circles(need, (*above, dependency.key))
+        _reject_circles(need, (*above, dependency.key))
 
 
 @overload

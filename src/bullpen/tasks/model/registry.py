@@ -86,7 +86,7 @@ class TaskDefinition:
         """A result as it is stored. Raises InvalidResult."""
         return self.codec.encode_result(value)
 
-    def refuse_unawaited(self, value: Any) -> None:
+    def reject_unawaited(self, value: Any) -> None:
         """Raises InvalidTask if a function has returned a coroutine, which has not run."""
         if type(value) is CoroutineType:
             value.close()
@@ -132,7 +132,7 @@ class TaskRegistry:
         """
         if not callable(function):
             raise InvalidTask("it cannot be called", function=repr(function))
-        _refuse_generators(function)
+        _reject_generators(function)
         if options is not None and options.runtime is not None:
             _check_runtime(function, options.runtime)
         func_path = _name_of(function) if name is None else task_name("name", name)
@@ -144,7 +144,7 @@ class TaskRegistry:
                 raise DuplicateTask(name=one, place=place, taken_by=before.place)
         codec = CallCodec(function, func_path, max_payload=self._max_payload, max_result=self._max_result)
         definition = TaskDefinition(self, func_path, function, options or TaskOptions(), codec, place, aliases)
-        _refuse_unfit_schedule(definition)
+        _reject_unfit_schedule(definition)
         earlier = self._definitions.get(func_path)
         self._aliases = {alias: one for alias, one in self._aliases.items() if one is not earlier}
         self._aliases.update(dict.fromkeys(aliases, definition))
@@ -178,7 +178,7 @@ def _checked_aliases(aliases: Sequence[str]) -> tuple[str, ...]:
     return tuple(task_name("aliases", alias) for alias in aliases)
 
 
-def _refuse_unfit_schedule(definition: TaskDefinition) -> None:
+def _reject_unfit_schedule(definition: TaskDefinition) -> None:
     try:
         definition.scheduled(0.0)
     except InvalidArgument as error:
@@ -194,7 +194,7 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _refuse_generators(function: Callable[..., Any]) -> None:
+def _reject_generators(function: Callable[..., Any]) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidTask(
             "it is a generator, so calling it would run nothing; return a list", function=_describe(function)

@@ -31,7 +31,7 @@ class AddBatcher:
         self._is_crowd = False  # the last batch had several callers
 
     async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        """Add tasks, alone or in a batch. If the tasks of one caller are refused, the others do not fail."""
+        """Add tasks, alone or in a batch. If the tasks of one caller are rejected, the others do not fail."""
         loop = asyncio.get_running_loop()
         if self._going is None and self._alone is None and not self._is_crowd:
             self._alone = loop.create_future()

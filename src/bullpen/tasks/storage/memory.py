@@ -168,7 +168,7 @@ class MemoryStorage(StoreRules):
     ) -> Exchange:
         with self._lock:
             now = self._now()
-            refused = frozenset(
+            rejected = frozenset(
                 AttemptKey(settlement.id, settlement.attempt)
                 for settlement in settlements
                 if not self._settle_task(settlement, now)
@@ -183,7 +183,7 @@ class MemoryStorage(StoreRules):
                 taken.append(mine)
         if settlements:
             self._wake()
-        return Exchange(tuple(taken), refused)
+        return Exchange(tuple(taken), rejected)
 
     def _claimable(self, queues: Sequence[str], now: float, limit: int) -> Iterator[Task]:
         """The next tasks that may start now. The caller writes each as running before it takes the next one."""

@@ -92,7 +92,7 @@ class Mover:
         return released
 
     async def _move(self, tasks: Sequence[Task]) -> int:
-        self._refuse_other_moves(tasks)
+        self._reject_other_moves(tasks)
         primitives.failpoint("move.before_mark")
         resumed = [task for task in tasks if mark_of(task) is not None]
         fresh = await self._mark([task for task in tasks if task.status is PENDING and mark_of(task) is None])
@@ -116,7 +116,7 @@ class Mover:
 
     async def _move_together(self, tasks: Sequence[Task]) -> int:
         """Move tasks that depend on each other: all of them, or none while one of them runs."""
-        self._refuse_other_moves(tasks)
+        self._reject_other_moves(tasks)
         if any(task.status is RUNNING or task.id in self.left or task.unreadable for task in tasks):
             return 0
         primitives.failpoint("move.before_mark")
@@ -135,7 +135,7 @@ class Mover:
         primitives.failpoint("move.after_remove")
         return len(removed)
 
-    def _refuse_other_moves(self, tasks: Sequence[Task]) -> None:
+    def _reject_other_moves(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
             mark = mark_of(task)
             if mark is not None and mark.to != self._to:
@@ -157,10 +157,10 @@ class Mover:
 
     async def _put(self, tasks: Sequence[Task], *, release: bool = True) -> list[Task]:
         """Import tasks; return those that the destination has now. The others stay, unmarked if `release`."""
-        arrived, refused = await self._try(tasks)
-        existing = dict(zip(refused, await self._destination.get(list(refused)), strict=True)) if refused else {}
+        arrived, rejected = await self._try(tasks)
+        existing = dict(zip(rejected, await self._destination.get(list(rejected)), strict=True)) if rejected else {}
         stale: list[Task] = []  # they have changed since they were copied, and the copies have not started
-        for task in (task for task in tasks if task.id in refused):
+        for task in (task for task in tasks if task.id in rejected):
             copy = existing[task.id]
             if copy is not None and copy.created_at == task.created_at:
                 if task.status is PENDING and copy.attempt == task.attempt and copy.status is not RUNNING:

@@ -30,7 +30,7 @@ _POSTGRES = (
 )
 # Options of other PostgreSQL clients that are ignored: `timeout` detects a server that does not answer.
 _KEEPALIVES = {"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"}
-_REFUSED_UNLESS_OFF = {"channel_binding", "gssencmode"}
+_REJECTED_UNLESS_OFF = {"channel_binding", "gssencmode"}
 _SQLITE = ("busy_timeout", "shared", "synchronous")
 _REDIS = {"redis", "rediss", "valkey", "valkeys"}
 
@@ -108,7 +108,7 @@ def _open_postgres(url: str) -> Storage:
             ours[name] = _count(name, value)
         elif name in ("timeout", "connect_timeout"):
             ours[name] = _seconds(name, value, above=0.0)
-        elif name in _REFUSED_UNLESS_OFF:
+        elif name in _REJECTED_UNLESS_OFF:
             if value not in ("disable", "prefer"):
                 raise InvalidOption(name, value, "disable or prefer: the driver, asyncpg, does not support more")
         elif name not in _KEEPALIVES:

@@ -4,7 +4,7 @@
 - Durable: a task is stored when `add` returns, and stays until it is pruned. A store with `durable` keeps it across a
   crash. A task with a `result_ttl` of 0 may be deleted as soon as it succeeds.
 - Exclusive: one worker at a time has a task. Each claim raises `attempt` by one. From then on the store applies only
-  writes with that attempt; it refuses a write of an earlier attempt, which then changes nothing.
+  writes with that attempt; it rejects a write of an earlier attempt, which then changes nothing.
 - Ordered: claims go by priority (highest first), then `eta`, then id. The store never claims a task before its `eta`,
   from a paused queue, or beyond a limit.
 - Idempotent: a caller that did not learn the outcome of a call may repeat it. Adding an existing id, or settling an
@@ -65,7 +65,7 @@ class Exchange(msgspec.Struct, frozen=True, gc=False):
     """The outcome of `exchange`."""
 
     claimed: tuple[Task, ...]
-    refused: frozenset[AttemptKey] = frozenset()  # settlements of attempts that are no longer current
+    rejected: frozenset[AttemptKey] = frozenset()  # settlements of attempts that are no longer current
 
 
 class Renewal(msgspec.Struct, frozen=True, gc=False):

@@ -246,7 +246,7 @@ class TaskAttempt:
                 value = await lane.scope.call(self.definition, args, kwargs)
             else:
                 value = await self.definition.function(*args, **kwargs)
-            self.definition.refuse_unawaited(value)
+            self.definition.reject_unawaited(value)
         except BaseException as error:  # also SystemExit, which would end the loop: only this attempt failed
             settlement = self._raised(error)
         else:
@@ -276,7 +276,7 @@ class TaskAttempt:
                         value = lane.scope.call_on_thread(self.definition, args, kwargs)
                     else:
                         value = self.definition.function(*args, **kwargs)
-                    self.definition.refuse_unawaited(value)
+                    self.definition.reject_unawaited(value)
             except BaseException as error:
                 settlement = self._raised(error)
             else:

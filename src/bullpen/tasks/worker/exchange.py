@@ -87,7 +87,7 @@ class StoreExchange:
         self._outage.over()
         if exchange.claimed or settlements:  # a settlement may notify this lane, too
             self._misses = 0
-        return ExchangeAnswer(exchange.claimed, sent, exchange.refused)
+        return ExchangeAnswer(exchange.claimed, sent, exchange.rejected)
 
     async def _resolve(self, claim_id: str, limit: int, sent: float, error: Exception) -> Sequence[Task]:
         """The answer to an exchange is lost: find out what it has claimed. The lane repeats the settlements."""

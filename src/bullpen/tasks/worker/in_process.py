@@ -64,7 +64,7 @@ class TaskProcess:
         with running(CurrentTask(task, deadline=deadline, report=teller, complete=_cannot_complete)):
             try:
                 value = self._call(definition, args, kwargs)
-                definition.refuse_unawaited(value)
+                definition.reject_unawaited(value)
             finally:
                 teller.flush()
         try:

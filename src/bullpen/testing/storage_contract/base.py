@@ -121,10 +121,10 @@ async def claimed_one(store: Storage, **fields: Any) -> Task:
 
 
 async def settle(store: Storage, *settlements: Settlement) -> frozenset[AttemptKey]:
-    """Those that were refused."""
+    """Those that were rejected."""
     exchange = await store.exchange(settlements, worker="w", queues=(), limit=0, lease=FAR, claim_id="none")
     assert exchange.claimed == ()
-    return exchange.refused
+    return exchange.rejected
 
 
 async def get(store: Storage, task: Task | str) -> Task:

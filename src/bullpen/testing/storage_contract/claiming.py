@@ -115,18 +115,18 @@ class ClaimingTests(StoreTests):
         exchange = await store.exchange(
             [succeed(first, b"1")], worker="w", queues=["default"], limit=1, lease=FAR, claim_id="next"
         )
-        assert exchange.refused == frozenset()
+        assert exchange.rejected == frozenset()
         assert ids(exchange.claimed) == [second.id]
         assert (await get(store, first)).result == b"1"
 
-    async def test_a_claim_goes_on_beside_a_refusal(self, store: Storage) -> None:
+    async def test_a_claim_goes_on_beside_a_rejection(self, store: Storage) -> None:
         lost = await claimed_one(store)
         await settle(store, succeed(lost, None))
         waiting = await added(store)
         exchange = await store.exchange(
             [succeed(lost, b"late")], worker="w", queues=["default"], limit=5, lease=FAR, claim_id="next"
         )
-        assert exchange.refused == {hold(lost)}
+        assert exchange.rejected == {hold(lost)}
         assert ids(exchange.claimed) == [waiting.id]
 
     async def test_progress_stays_until_the_next_attempt_reports(self, store: Storage) -> None:

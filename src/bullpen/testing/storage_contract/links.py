@@ -429,7 +429,7 @@ class LinkTests(StoreTests):
             lease=FAR,
             claim_id="c",
         )
-        assert exchange.refused == {AttemptKey(third.id, 1)}
+        assert exchange.rejected == {AttemptKey(third.id, 1)}
         assert ids(exchange.claimed) == [child.id, third.id]
         assert await statuses(store, [first, second, fourth]) == [SUCCESS, SUCCESS, FAILED]
 

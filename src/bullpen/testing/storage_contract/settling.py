@@ -276,7 +276,7 @@ class SettlingTests(StoreTests):
         (after,) = await store.get([task.id])
         assert still(after) == still(before)
 
-    async def test_a_write_of_an_attempt_that_never_was_is_refused(self, store: Storage) -> None:
+    async def test_a_write_of_an_attempt_that_never_was_is_rejected(self, store: Storage) -> None:
         task = await claimed_one(store)
         for other in (replace(task, attempt=0), replace(task, attempt=2), replace(task, id="nobody")):
             assert await settle(store, succeed(other, b"x")) == {hold(other)}
@@ -290,7 +290,7 @@ class SettlingTests(StoreTests):
         assert await get(store, task) == task
 
     @pytest.mark.parametrize("count", [2, 11, 130])
-    async def test_a_stale_one_among_others_is_refused_alone(self, store: Storage, count: int) -> None:
+    async def test_a_stale_one_among_others_is_rejected_alone(self, store: Storage, count: int) -> None:
         given = await store.add(new_tasks(count, max_retries=1))
         mine = await claim(store, count)
         stale = {mine[0].id, mine[count // 2].id, mine[-1].id}

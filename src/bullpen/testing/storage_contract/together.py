@@ -112,7 +112,7 @@ class TogetherTests(StoreTests):
 
         async def settle_all(other: Storage) -> int:
             answers = [await settle(other, succeed(task, b"%d" % threading.get_ident())) for task in mine]
-            return sum(not refused for refused in answers)
+            return sum(not rejected for rejected in answers)
 
         assert sum(await self.on_threads(*[settle_all] * THREADS)) == len(mine)
 

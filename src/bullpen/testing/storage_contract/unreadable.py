@@ -65,8 +65,8 @@ class UnreadableTests(StoreTests):
             assert set(claimed) == {bad.id, good.id}, kind
             assert claimed[bad.id].unreadable, kind
             assert not claimed[good.id].unreadable, kind
-            refused = await settle(store, aside(claimed[bad.id], await store.now()), succeed(claimed[good.id], b"1"))
-            assert refused == frozenset(), kind
+            rejected = await settle(store, aside(claimed[bad.id], await store.now()), succeed(claimed[good.id], b"1"))
+            assert rejected == frozenset(), kind
             assert (await get(store, good)).status is SUCCESS, kind
             after = await get(store, bad)
             assert after.status is FAILED, kind

@@ -39,7 +39,7 @@ MOVES: dict[str, Callable[[Request], bool]] = {
     "cancel_queued": lambda request: request.cancel_queued(),
     "withdraw": lambda request: request.withdraw(),
     "cancel_running": lambda request: request.cancel_running(),
-    "refuse": lambda request: request.refuse(ERROR),
+    "fail_queued": lambda request: request.fail_queued(ERROR),
     "expire": lambda request: request.expire(ERROR),
     "abandon": lambda request: request.abandon(ERROR),
     "lose": lambda request: request.lose(ERROR),
@@ -90,7 +90,7 @@ def test_a_request_that_has_ended_holds_its_outcome_and_nothing_else(state: Requ
     assert request.label == ""
 
 
-@pytest.mark.parametrize("ending", ["cancel_queued", "withdraw", "refuse", "expire"])
+@pytest.mark.parametrize("ending", ["cancel_queued", "withdraw", "fail_queued", "expire"])
 def test_ending_a_request_removes_it_from_its_timing(ending: str) -> None:
     request = new_request()
     request.timing = timing = Timing(request, 0.0, TimeLimits(1))
@@ -98,7 +98,7 @@ def test_ending_a_request_removes_it_from_its_timing(ending: str) -> None:
     assert timing.request is None
 
 
-@pytest.mark.parametrize("first", ["start", "cancel_queued", "refuse", "expire"])
+@pytest.mark.parametrize("first", ["start", "cancel_queued", "fail_queued", "expire"])
 def test_exactly_one_of_several_threads_gets_a_waiting_request(first: str) -> None:
     def scenario(run: Run) -> None:
         request, won = new_request(), list[bool]()

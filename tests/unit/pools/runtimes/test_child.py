@@ -41,7 +41,7 @@ def test_a_call_whose_memory_cannot_be_had_fails_alone(app: socket.socket) -> No
     kind, number, data, _ = child.worker.next_frame()
     assert (kind, number, bytes(data)) == (wire.CALL, 2, b"the next")
     *_, (kind, number, data, _) = wire.FrameReader().read(app)
-    assert (kind, number) == (wire.REFUSED, 1)
+    assert (kind, number) == (wire.UNPICKLABLE, 1)
     assert "mmap length" in str(failures.rebuild(wire.loads(data, ()), RuntimeError))
 
 

@@ -433,7 +433,7 @@ def test_stored_data_that_a_model_refuses_is_a_damaged_payload() -> None:
     with pytest.raises(InvalidPayload) as caught:
         taking(list[Customer]).decode(b'{"args":[[{"name":"a","since":"secret"}]],"kwargs":{}}')
     assert caught.value.path == "args[0][0]"
-    assert "refused by Customer: since: Input should be a valid date" in caught.value.reason
+    assert "rejected by Customer: since: Input should be a valid date" in caught.value.reason
     assert "secret" not in str(caught.value)
 
 

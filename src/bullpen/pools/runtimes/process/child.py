@@ -194,7 +194,7 @@ class ChildWorker:
             except Exception as error:  # usually there is no memory
                 if frame[0] & ~wire.SHARED != wire.CALL:
                     raise
-                self._refuse(frame[1], error)
+                self._report_unpicklable(frame[1], error)
 
     def read_what_is_there(self) -> None:
         """Read without waiting."""
@@ -313,7 +313,7 @@ class ChildWorker:
         try:
             fn, args, kwargs = wire.loads(data, buffers)
         except BaseException as error:
-            self._refuse(id, error)
+            self._report_unpicklable(id, error)
             return
         received = wire.size(data, buffers)
         del data, buffers
@@ -338,18 +338,18 @@ class ChildWorker:
             if self._is_ruined_by(error):
                 self.send_error(wire.BROKEN, id, error, hide=1)
                 return
-            self.send_error(wire.REFUSED, id, _unpicklable_result(value, error), hide=1)
+            self.send_error(wire.UNPICKLABLE, id, _unpicklable_result(value, error), hide=1)
             return
         quick = time.perf_counter() - begun < wire.QUICK_SECONDS
         self.send(wire.QUICK if quick else wire.DONE, id, answer, extra)
 
-    def _refuse(self, id: int, error: BaseException) -> None:
+    def _report_unpicklable(self, id: int, error: BaseException) -> None:
         """Report that a request cannot be unpickled."""
         if self._is_ruined_by(error):
             self.send_error(wire.BROKEN, id, error, hide=2)
             return
         _explain_by(error, self._main_error)
-        self.send_error(wire.REFUSED, id, error, hide=2)
+        self.send_error(wire.UNPICKLABLE, id, error, hide=2)
 
     def _is_ruined_by(self, error: BaseException) -> bool:
         """Whether this worker has to be replaced: it raised `WorkerBroken`, or has reached its memory limit."""
@@ -440,30 +440,30 @@ def run_items(fn: Callable[..., Any], *columns: list[Any]) -> SentOutcomes:
 
 
 def run_sendable_items(
-    fn: Callable[..., Any], refused: dict[int, list[failures.Entry]], *columns: list[Any]
+    fn: Callable[..., Any], unpicklable: dict[int, list[failures.Entry]], *columns: list[Any]
 ) -> SentOutcomes:
-    """`run_items` for the items that could be pickled; `refused` has the errors of the others."""
+    """`run_items` for the items that could be pickled; `unpicklable` has the errors of the others."""
     ran = run_items(fn, *columns)
-    values: list[Any] = [None] * (len(ran.values) + len(refused))
-    places = [place for place in range(len(values)) if place not in refused]
+    values: list[Any] = [None] * (len(ran.values) + len(unpicklable))
+    places = [place for place in range(len(values)) if place not in unpicklable]
     for place, value in zip(places, ran.values, strict=True):
         values[place] = value
     errors = {places[number]: error for number, error in ran.errors.items()}
-    return SentOutcomes(values, errors | refused, ran.seconds)
+    return SentOutcomes(values, errors | unpicklable, ran.seconds)
 
 
 def run_readable_items(fn: Callable[..., Any], items: list[tuple[bytes, list[Any]]]) -> SentOutcomes:
     """`run_items` for the items that can be unpickled."""
     readable: list[tuple[Any, ...]] = []
-    refused: dict[int, list[failures.Entry]] = {}
+    unpicklable: dict[int, list[failures.Entry]] = {}
     for place, (data, buffers) in enumerate(items):
         try:
             readable.append(wire.loads(data, buffers))
         except BaseException as error:
             if _ends_all(error):
                 raise
-            refused[place] = failures.describe(_unreadable_item(error))
-    return run_sendable_items(fn, refused, *map(list, zip(*readable, strict=True)))
+            unpicklable[place] = failures.describe(_unreadable_item(error))
+    return run_sendable_items(fn, unpicklable, *map(list, zip(*readable, strict=True)))
 
 
 class SendItems:
@@ -613,12 +613,12 @@ def _dumps_result(value: Any) -> tuple[bytes, list[Any]]:
 
 
 def _unreadable_item(error: BaseException) -> BaseException:
-    from bullpen.pools.runtimes.process.refusals import unreadable
+    from bullpen.pools.runtimes.process.pickle_errors import unreadable
 
     return unreadable("the call", error, ran=False)
 
 
 def _unpicklable_result(value: Any, error: BaseException) -> BaseException:
-    from bullpen.pools.runtimes.process.refusals import not_picklable
+    from bullpen.pools.runtimes.process.pickle_errors import not_picklable
 
     return not_picklable("the result", value, error, wire.dumps, ran=True)

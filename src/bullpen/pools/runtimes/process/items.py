@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Protocol
 from bullpen.pools.dispatch.request import FAILED
 from bullpen.pools.runtimes.port import ProducesItems
 from bullpen.pools.runtimes.process.io_thread import io_thread
-from bullpen.pools.runtimes.process.refusals import unreadable
+from bullpen.pools.runtimes.process.pickle_errors import unreadable
 
 
 class Source(Protocol):

@@ -13,7 +13,7 @@ from typing import Any
 from bullpen.errors import NotPicklable
 from bullpen.pools.runtimes.port import CallsMany, CallsMethod, Listener, ProducesItems
 from bullpen.pools.runtimes.process import child, failures, wire
-from bullpen.pools.runtimes.process.refusals import can_be, not_picklable
+from bullpen.pools.runtimes.process.pickle_errors import can_be, not_picklable
 
 MAIN, MP_MAIN = b"\x8c\x08__main__", b"\x8c\x0b__mp_main__"  # the names of the script, as pickle writes them
 
@@ -28,11 +28,11 @@ def encode_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -
     except NotPicklable:
         if not isinstance(fn, CallsMany):
             raise
-        refused = _refused_items(args)
-        if not refused or len(args[0]) == 1:
+        unpicklable = _unpicklable_items(args)
+        if not unpicklable or len(args[0]) == 1:
             raise
-    sendable = tuple([value for place, value in enumerate(column) if place not in refused] for column in args)
-    call = functools.partial(child.run_sendable_items, _elsewhere(fn.fn), refused)
+    sendable = tuple([value for place, value in enumerate(column) if place not in unpicklable] for column in args)
+    call = functools.partial(child.run_sendable_items, _elsewhere(fn.fn), unpicklable)
     return _encode_call(call, sendable, kwargs)
 
 
@@ -61,15 +61,15 @@ def _arguments(args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
     return ((f"argument {number}", value) for number, value in enumerate(args, 1))
 
 
-def _refused_items(columns: tuple[list[Any], ...]) -> dict[int, list[failures.Entry]]:
+def _unpicklable_items(columns: tuple[list[Any], ...]) -> dict[int, list[failures.Entry]]:
     """The errors of the items that cannot be pickled, by their place."""
-    refused = {}
+    unpicklable = {}
     for place, args in enumerate(zip(*columns, strict=True)):
         try:
             _encode(args, functools.partial(_arguments, args))
         except NotPicklable as error:
-            refused[place] = failures.describe(error, hide=2)
-    return refused
+            unpicklable[place] = failures.describe(error, hide=2)
+    return unpicklable
 
 
 def encode_setup(initializer: Any, initargs: tuple[Any, ...], keeps: Any) -> Encoded:

@@ -36,6 +36,7 @@ from bullpen.pools.runtimes.process.calls import RequestCancelled
 from bullpen.pools.runtimes.process.io_thread import Channel, io_thread
 from bullpen.pools.runtimes.process.items import raise_
 from bullpen.pools.runtimes.process.output import Output
+from bullpen.pools.runtimes.process.pickle_errors import unreadable
 from bullpen.pools.runtimes.process.pickling import (
     Encoded,
     encode_call,
@@ -44,14 +45,13 @@ from bullpen.pools.runtimes.process.pickling import (
     is_of_main,
     main_module,
 )
-from bullpen.pools.runtimes.process.refusals import unreadable
 from bullpen.pools.runtimes.process.supervised import Supervised, pipe_from_it
 
 logger = logging.getLogger("bullpen")
 
 Start = Literal["forkserver", "spawn"]
 
-ANSWERS = (wire.QUICK, wire.DONE, wire.FAILED, wire.REFUSED)
+ANSWERS = (wire.QUICK, wire.DONE, wire.FAILED, wire.UNPICKLABLE)
 OF_A_CALL = (*ANSWERS, wire.ITEM)
 MOST_PREFETCHED = 32  # requests that a quick worker may have at once
 STREAK = 4  # quick answers in a row that make a quick worker
@@ -291,8 +291,8 @@ class Process(Supervised):
                 self.finished(number, DONE, value)
         elif kind == wire.FAILED:
             self.finished(number, FAILED, _error(data))
-        elif kind == wire.REFUSED:
-            self._refused(number, _main_reason(_error(data)))
+        elif kind == wire.UNPICKLABLE:
+            self._not_pickled(number, _main_reason(_error(data)))
         elif kind == wire.ITEM:
             stream = self._streams.get(number)
             if stream is None:
@@ -313,7 +313,7 @@ class Process(Supervised):
         else:
             raise wire.NoFrame(f"it sent a message of the unknown kind {kind}")
 
-    def _refused(self, number: int, problem: BaseException) -> None:
+    def _not_pickled(self, number: int, problem: BaseException) -> None:
         """The worker could not unpickle a call, or not pickle its result."""
         if not isinstance(problem, NotPicklable | MissingMainGuard):
             if self._send_each(number):

@@ -21,8 +21,8 @@ Frame = tuple[int, int, Any, tuple[Any, ...]]  # kind, id, pickle, buffers
 
 # From the app to a worker.
 BEGIN, CAPACITY, CALL, CANCEL, CREDIT, STOP, MAIN, RECALL, AUTHKEY = range(1, 10)
-# From a worker to the app.
-READY, DONE, QUICK, FAILED, REFUSED, BROKEN, ITEM, NOT_BEGUN, NEWS = range(20, 29)  # QUICK: DONE within QUICK_SECONDS
+# From a worker to the app. QUICK is DONE within QUICK_SECONDS.
+READY, DONE, QUICK, FAILED, UNPICKLABLE, BROKEN, ITEM, NOT_BEGUN, NEWS = range(20, 29)
 # In both directions: places in shared memory that the sender of the frame no longer uses. A kind with SHARED has pieces
 # in shared memory.
 FREED = 50

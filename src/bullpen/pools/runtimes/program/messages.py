@@ -94,14 +94,14 @@ def write_call(method: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None
     try:
         return _encode({"method": method, "args": args, "kwargs": kwargs or {}, "stream": stream})
     except Exception as error:
-        raise _refusal(args, kwargs or {}, error) from error
+        raise _not_json(args, kwargs or {}, error) from error
 
 
 def numbered(number: int, call: bytes) -> bytes:
     return b'{"type":"call","id":%d,%b\n' % (number, call[1:])
 
 
-def _refusal(args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> NotJson:
+def _not_json(args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> NotJson:
     named = [(f"argument {place}", value) for place, value in enumerate(args, 1)]
     named += [(f"argument {name}", value) for name, value in kwargs.items()]
     for what, value in named:

@@ -187,7 +187,7 @@ class PostgresStorage(PostgresClient):
             *cursor.floors(),
             cursor.swept_by(began),
         )
-        refused = set()
+        rejected = set()
         claimed = []
         set_by_claim: dict[str, Any] = {}
         for row in rows:
@@ -204,13 +204,13 @@ class PostgresStorage(PostgresClient):
                     "lease_until": now + lease,
                 }
             elif row["func_path"] is None:
-                refused.add(AttemptKey(row["id"], row["attempt"]))
+                rejected.add(AttemptKey(row["id"], row["attempt"]))
             else:
                 claimed.append(claimed_task(row, **set_by_claim))
-        return Exchange(tuple(claimed), frozenset(refused))
+        return Exchange(tuple(claimed), frozenset(rejected))
 
     async def _settle_with_children(self, settlements: Sequence[Settlement]) -> frozenset[AttemptKey]:
-        """Apply settlements and add their children, in one transaction. Returns the refused ones; their children
+        """Apply settlements and add their children, in one transaction. Returns the rejected ones; their children
         are not added.
         """
         keyed = [child for one in settlements for child in one.children if child.unique_key is not None]
@@ -218,15 +218,18 @@ class PostgresStorage(PostgresClient):
         async def settle(table: PostgresTaskTable) -> frozenset[AttemptKey]:
             await table.lock_keys(keyed)
             rows = await table.settle(settlements)
-            refused = frozenset(AttemptKey(row["id"], row["attempt"]) for row in rows)
+            rejected = frozenset(AttemptKey(row["id"], row["attempt"]) for row in rows)
             children = [
-                child for one in settlements if AttemptKey(one.id, one.attempt) not in refused for child in one.children
+                child
+                for one in settlements
+                if AttemptKey(one.id, one.attempt) not in rejected
+                for child in one.children
             ]
             plain = [child for child in children if child.unique_key is None]
             if plain:
                 await table.add(plain)
             await table.add_keyed([child for child in children if child.unique_key is not None], RETURN)
-            return refused
+            return rejected
 
         return await self._transact(settle)
 
@@ -467,6 +470,6 @@ def _worker_of(record: str, seen_at: float) -> WorkerRecord:
     return msgspec.structs.replace(_decode_worker(record), seen_at=seen_at)
 
 
-def _check_settled(settlement: Settlement, refused: str) -> None:
-    if _decode_ids(refused):
+def _check_settled(settlement: Settlement, rejected: str) -> None:
+    if _decode_ids(rejected):
         raise LeaseLost(task=settlement.id, attempt=settlement.attempt)

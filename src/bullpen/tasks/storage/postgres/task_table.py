@@ -140,7 +140,7 @@ class PostgresTaskTable:
         return after
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Any]:
-        """Apply settlements. Returns the id and attempt of each that was refused."""
+        """Apply settlements. Returns the id and attempt of each that was rejected."""
         return await self.fetch(statements.SETTLE, *arrays(SETTLED, map(settled_row, settlements)))
 
     async def importable(self, tasks: Sequence[Task]) -> list[Task]:

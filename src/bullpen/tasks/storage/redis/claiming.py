@@ -51,9 +51,9 @@ class TaskClaiming(TaskAdding):
         if of_children:
             await self._list_first(of_children)
         numbers = {name: number for number, name in enumerate(names, start=1)}
-        refused = {AttemptKey(one.id, one.attempt) for one in settlements if one.id not in places}
+        rejected = {AttemptKey(one.id, one.attempt) for one in settlements if one.id not in places}
         if not names:
-            return Exchange((), frozenset(refused)), []
+            return Exchange((), frozenset(rejected)), []
         given, words = [], []
         for one in settlements:
             if one.id in places:
@@ -85,7 +85,7 @@ class TaskClaiming(TaskAdding):
         if of_children:
             await self._list_again(of_children)
         denied, until, claimed, taken = answer
-        refused.update(AttemptKey(denied[at].decode(), int(denied[at + 1])) for at in range(0, len(denied), 2))
+        rejected.update(AttemptKey(denied[at].decode(), int(denied[at + 1])) for at in range(0, len(denied), 2))
         lease_until = float(until)
         tasks = []
         for at in range(0, len(claimed), 6):
@@ -93,7 +93,7 @@ class TaskClaiming(TaskAdding):
             tasks.append(task_of(names[number - 1], lease_until, *stored))
         self._remember({task.id: task.queue for task in tasks})
         after = [task for number, shown in taken for task in self._tasks(names[number - 1], shown)]
-        return Exchange(tuple(tasks), frozenset(refused)), after
+        return Exchange(tuple(tasks), frozenset(rejected)), after
 
     async def _exchange_apart(
         self,
@@ -107,7 +107,7 @@ class TaskClaiming(TaskAdding):
         claim_id: str,
     ) -> tuple[Exchange, list[Task]]:
         """Exchange with several nodes of a cluster, which share no script: first settle, then claim."""
-        refused = {AttemptKey(one.id, one.attempt) for one in settlements if one.id not in places}
+        rejected = {AttemptKey(one.id, one.attempt) for one in settlements if one.id not in places}
         by_queue: dict[str, list[Settlement]] = {}
         for one in settlements:
             if one.id in places:
@@ -115,7 +115,7 @@ class TaskClaiming(TaskAdding):
         after: list[Task] = []
         for queue, some in by_queue.items():
             exchange, settled = await self._settle_apart(queue, some, leases)
-            refused |= exchange.refused
+            rejected |= exchange.rejected
             after += settled
         claimed: list[Task] = []
         if wanted and limit > 0:
@@ -123,7 +123,7 @@ class TaskClaiming(TaskAdding):
                 exchange, _ = await self._exchange([], {}, worker, some_queues, share, lease, claim_id)
                 claimed += exchange.claimed
         claimed.sort(key=lambda task: (-task.priority, task.eta, task.id))
-        return Exchange(tuple(claimed), frozenset(refused)), after
+        return Exchange(tuple(claimed), frozenset(rejected)), after
 
     async def _settle_apart(
         self, queue: str, settlements: Sequence[Settlement], leases: dict[str, float | None]

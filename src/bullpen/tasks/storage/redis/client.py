@@ -76,7 +76,7 @@ class RedisClient(ServerStorage[RedisConnection]):
         for settings in await settings_of(connection):
             if settings is None:
                 self._warn_once(
-                    "the server refuses CONFIG GET; make sure that appendonly is on and maxmemory-policy is noeviction"
+                    "the server rejects CONFIG GET; make sure that appendonly is on and maxmemory-policy is noeviction"
                 )
                 continue
             policy = settings.get("maxmemory-policy") or "noeviction"

@@ -35,7 +35,7 @@ class RedisConnection:
         self._idle: list[Any] = []  # connections
 
     async def execute(self, *words: Any) -> Any:
-        """Run one command and return the reply of the server. A server that has become a replica refuses the command,
+        """Run one command and return the reply of the server. A server that has become a replica rejects the command,
         so it runs again, on a new connection.
         """
         try:

@@ -62,7 +62,7 @@ async def run_health_checks(connection: RedisConnection, url: str) -> Sequence[H
         found += _of_server(info)
     for settings in await settings_of(connection):
         if settings is None:
-            message = "the server refuses CONFIG GET, so its settings are unknown"
+            message = "the server rejects CONFIG GET, so its settings are unknown"
             advice = "make sure that appendonly is on and maxmemory-policy is noeviction"
             found.append(HealthFinding(kind="settings", level="warning", message=message, advice=advice))
         else:

@@ -4,7 +4,7 @@ Why scripts
     A verb of the store changes several keys: a claim moves a task from one index to another, rewrites its state and
     counts it elsewhere. Redis runs a script alone, from its first command to its last. So every verb is one script, and
     a client never sees half of a verb. A script also reads the clock of the server, so clocks of hosts do not matter.
-    Redis does not roll a failed script back. A script can fail if the memory of the server is full, but Redis refuses
+    Redis does not roll a failed script back. A script can fail if the memory of the server is full, but Redis rejects
     only its first write, so either all writes happen or none (`parts/write_when_full.lua` uses that).
     Scripts are safe to repeat if the connection is lost, except `exchange.lua`: a repeated claim would claim more.
     After a lost reply, a worker asks `find_claim.lua` for the tasks of its claim id.

@@ -94,7 +94,7 @@ def pending_migrations(found: int) -> tuple[str, ...]:
 
 
 def version_of(db: sqlite3.Connection, storage: str) -> int:
-    """The version of the schema there, 0 for an empty file; refuses files that are not ours."""
+    """The version of the schema there, 0 for an empty file; rejects files that are not ours."""
     application, version = _pragma(db, "application_id"), _pragma(db, "user_version")
     if application != APPLICATION_ID:
         if application or version or _pragma(db, "schema_version"):
@@ -104,7 +104,7 @@ def version_of(db: sqlite3.Connection, storage: str) -> int:
 
 
 def check(db: sqlite3.Connection, storage: str) -> int:
-    """The same; also refuses one that is too new."""
+    """The same; also rejects one that is too new."""
     version = version_of(db, storage)
     if version > VERSION:
         raise SchemaTooNew(storage=storage, found=version, known=VERSION)

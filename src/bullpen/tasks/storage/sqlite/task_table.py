@@ -78,7 +78,7 @@ _ADD = (
 
 
 @cache
-def _add_together(count: int) -> str:
+def _add_statement(count: int) -> str:
     """Many rows that have all but their ids and payloads in common."""
     template = ", ".join("?" * (SHARED.count(",") + 1))
     own = ", ".join(["(?, ?)"] * count)
@@ -137,7 +137,8 @@ WHERE id = done.column1 AND attempt = done.column2 AND status = 'running'
 
 
 @cache
-def _succeed_together(count: int) -> str:
+def _success_statement(count: int) -> str:
+    """The successes of so many tasks."""
     return _SUCCEED.format(values=", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * count))
 
 
@@ -211,7 +212,7 @@ class SqliteTaskTable(StoreRules):
             values = list(shared)
             for own in zip(some, map(bytearray, payloads[first : first + MOST_TOGETHER]), strict=True):
                 values += own
-            added += self._db.execute(_add_together(len(some)), values).rowcount
+            added += self._db.execute(_add_statement(len(some)), values).rowcount
         return kept if added == len(ids) else [self.get(task.id) or task for task in kept]
 
     # Workers.
@@ -226,36 +227,36 @@ class SqliteTaskTable(StoreRules):
         lease: float,
         claim_id: str,
     ) -> Exchange:
-        refused = self.settle(settlements) if settlements else ()
+        rejected = self.settle(settlements) if settlements else ()
         taken = self._claim(worker, queues, limit, lease, claim_id) if limit > 0 else ()
-        return Exchange(taken, frozenset(refused))
+        return Exchange(taken, frozenset(rejected))
 
     def settle(self, settlements: Sequence[Settlement]) -> set[AttemptKey]:
-        """Apply them; those that were refused."""
+        """Apply them; those that were rejected."""
         successes = list(filter(_is_plain_success, settlements))
-        refused = self._succeed(successes)
+        rejected = self._succeed(successes)
         if len(successes) < len(settlements):
             for settlement in settlements:
                 if not _is_plain_success(settlement) and not self._settle_task(settlement, self.now):
-                    refused.add(AttemptKey(settlement.id, settlement.attempt))
+                    rejected.add(AttemptKey(settlement.id, settlement.attempt))
         self.settled.update([settlement.id for settlement in settlements])
         self.changed_queues.update([limit.queue for limit in self.limits()])  # there may be room again
-        return refused
+        return rejected
 
     def _succeed(self, successes: Sequence[Settlement]) -> set[AttemptKey]:
-        refused = set()
+        rejected = set()
         for some in _in_portions(successes):
             if not self._succeed_together(some):
-                refused |= {AttemptKey(one.id, one.attempt) for one in some if not self._succeed_together([one])}
-        return refused
+                rejected |= {AttemptKey(one.id, one.attempt) for one in some if not self._succeed_together([one])}
+        return rejected
 
     def _succeed_together(self, some: Sequence[Settlement]) -> bool:
         """All of them or none."""
         values = [value for one in some for value in self._success(one)]
         if len(some) == 1:
-            return self._db.execute(_succeed_together(1), values).rowcount == 1
+            return self._db.execute(_success_statement(1), values).rowcount == 1
         self._db.execute("SAVEPOINT together")
-        all_applied = self._db.execute(_succeed_together(len(some)), values).rowcount == len(some)
+        all_applied = self._db.execute(_success_statement(len(some)), values).rowcount == len(some)
         if not all_applied:
             self._db.execute("ROLLBACK TO together")
         self._db.execute("RELEASE together")

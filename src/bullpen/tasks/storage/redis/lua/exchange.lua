@@ -2,7 +2,7 @@
 -- KEYS: the tags of the settled tasks, of their children and of the queues to claim from, each once. ARGV: {channel,
 -- worker, limit, lease, claim id, names of the queues, numbers of the queues to claim from, settlements as
 -- `rows.settlement_of` packs them, number of the argument that has the state of a new task}, then results and bodies.
--- Returns id and attempt of each settlement that was refused; the end of the new leases; for each claimed task the
+-- Returns id and attempt of each settlement that was rejected; the end of the new leases; for each claimed task the
 -- number of its queue, id, state, body, result and dependencies; and the rows of the tasks that were settled by their
 -- lease.
 -- Repeats `model.task.applies`, `settled` and `claimed`, and `model.links`. Held by ClaimingTests, SettlingTests,
@@ -12,7 +12,7 @@ local channel, worker, limit, lease, claim_id, names, wanted, settlements, new_s
 
 local now = server_time()
 if #settlements > 0 then allow_writes_when_full(KEYS[1] .. ':state') end
-local queues, freed, again_in, refused, ended, awaited = {}, {}, {}, {}, {}, {}
+local queues, freed, again_in, rejected, ended, awaited = {}, {}, {}, {}, {}, {}
 local ids, tasks, by_lease = {}, {}, {}
 for number, tag in ipairs(KEYS) do queues[number], ids[number] = changes(tag), {} end
 for _, one in ipairs(settlements) do table.insert(ids[one[1]], one[2]) end
@@ -29,8 +29,8 @@ for _, one in ipairs(settlements) do
     local task, queue = tasks[number][id], queues[number]
     if not task or task[STATUS] ~= 'running' or task[ATTEMPT] ~= attempt or (lease_until
         and tonumber(redis.call('ZSCORE', queue.tag .. ':running', id) or 0) ~= lease_until) then
-        refused[#refused + 1] = id
-        refused[#refused + 1] = attempt
+        rejected[#rejected + 1] = id
+        rejected[#rejected + 1] = attempt
     else
         leave(queue, id, task)
         local waits = status == 'pending'
@@ -109,4 +109,4 @@ for number, queue in ipairs(queues) do
 end
 local taken = {}
 for number, some in pairs(by_lease) do taken[#taken + 1] = {number, rows_of(KEYS[number], some)} end
-return {refused, exact(now + lease), claimed, taken}
+return {rejected, exact(now + lease), claimed, taken}

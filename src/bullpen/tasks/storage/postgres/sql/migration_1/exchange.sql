@@ -3,7 +3,7 @@
 CREATE TYPE {schema}.exchange_row AS ({claimed_record}, claim_cursor text);
 
 -- Applies the settlements, then claims at most `max_tasks` tasks. Returns up to three kinds of rows:
---   refused settlements  only id and attempt are set
+--   rejected settlements  only id and attempt are set
 --   the claim cursor     only claim_cursor is set: JSON [[queues, floors, floor_ids], now, searched from the front?]
 --   the claimed tasks    in claim order; a column with its default value is NULL
 --
@@ -104,7 +104,7 @@ BEGIN
                     row.id := ids[i]; row.attempt := attempts[i];
                     RETURN NEXT row;
                 END IF;
-                -- A second settlement of the same attempt is refused.
+                -- A second settlement of the same attempt is rejected.
                 applied := array_remove(applied, ids[i] || ' ' || attempts[i]);
             END LOOP;
         END IF;
@@ -158,7 +158,7 @@ BEGIN
 END $$;
 
 -- Applies a JSON array of settlements, so that any driver can call it in the user's transaction. Returns a JSON array
--- of the refused ids.
+-- of the rejected ids.
 CREATE FUNCTION {schema}.settle(settlements json) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN (

@@ -41,9 +41,9 @@ def not_picklable(what: str, value: Any, error: BaseException, dumps: Dumps, *, 
 def unreadable(what: str, error: BaseException, *, ran: bool) -> NotPicklable:
     """The error for an object that arrived but cannot be unpickled."""
     reason = f"it was pickled, but unpickling it raised {failures.text_of(error, repr)}"
-    refusal = NotPicklable(what, "", reason, ran=ran)
-    refusal.__cause__ = error
-    return refusal
+    problem = NotPicklable(what, "", reason, ran=ran)
+    problem.__cause__ = error
+    return problem
 
 
 def can_be(dumps: Dumps, value: Any) -> bool:
