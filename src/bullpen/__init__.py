@@ -127,6 +127,7 @@ if TYPE_CHECKING:
     from bullpen.pools.pool import Pool
     from bullpen.pools.pools import Pools
     from bullpen.pools.remaining import remaining
+    from bullpen.pools.runtimes.port import Runtime
     from bullpen.pools.runtimes.process.calls import RequestCancelled
     from bullpen.pools.runtimes.process.runtime import ProcessRuntime
     from bullpen.pools.runtimes.program.program import CallProgress
@@ -264,6 +265,7 @@ _HOMES = {
         "Cause",
         "Why",
     ),
+    "bullpen.pools.runtimes.port": ("Runtime",),
     "bullpen.pools.runtimes.process.calls": ("RequestCancelled",),
     "bullpen.pools.runtimes.process.runtime": ("ProcessRuntime",),
     "bullpen.pools.runtimes.program.program": ("CallProgress",),
@@ -364,6 +366,7 @@ __all__ = [
     "Retry",
     "RunTimeout",
     "RunningRequest",
+    "Runtime",
     "ScheduleBusy",
     "ScheduleInfo",
     "ScheduleNotFound",

@@ -67,6 +67,9 @@ def test_the_second_signal_releases_and_exits_and_the_third_is_immediate(folder:
         worker.seen("finishes its tasks and exits")
         worker.send()
         assert worker.ends() == 0
+    ordinary, urgent = (line for line in worker.told.splitlines() if "tasks and exits" in line)
+    assert " INFO " in ordinary
+    assert " WARNING " in urgent
     assert folder.json("tasks", "show", task, "--app", "app")["task"]["status"] == "pending"
     folder.python(f"queue.cancel({task!r}); block.enqueue(1000)")
     with folder.worker() as worker:

@@ -531,6 +531,7 @@ def test_why_a_task_waits(queue: TaskQueue, storage: MemoryStorage, now: Now) ->
     work_now(queue)
     assert causes(queue, job.id) == ["retry"]
     assert "its attempt 1 failed with ValueError: too much, try 2 of 4 is due in 2.0 s" in str(job.why())
+    assert str(job.why()).endswith("; its backoff is 2, 4, 8 s")
     now.seconds += 31
     assert causes(queue, job.id) == ["no_worker"]
     assert "w-1 did, but has not reported" in str(job.why())

@@ -87,6 +87,7 @@ PUBLIC = [
     "Retry",
     "RunTimeout",
     "RunningRequest",
+    "Runtime",
     "ScheduleBusy",
     "ScheduleInfo",
     "ScheduleNotFound",

@@ -14,8 +14,8 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
 class Backoff(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """After the n-th failure: `base * factor**n` seconds, plus a random share of up to `jitter`; at most `max_delay`.
 
-    A `factor` of 1 is a constant delay. `delays` are explicit delays, one after the other; the last one
-    repeats.
+    `Backoff(base=30)` waits 60, 120, 240 … seconds. A `factor` of 1 is a constant delay. `delays` are explicit delays,
+    one after the other; the last one repeats.
     """
 
     base: _Seconds = 1.0
@@ -31,3 +31,7 @@ class Backoff(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         else:
             plain = self.base * self.factor ** min(failures, _LARGEST_EXPONENT)
         return min(plain * (1.0 + self.jitter * random), self.max_delay)
+
+    def waits(self, retries: int) -> tuple[float, ...]:
+        """Seconds before each of so many retries, without the random share."""
+        return tuple(self.delay(failures, 0.0) for failures in range(1, retries + 1))

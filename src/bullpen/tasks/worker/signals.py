@@ -66,6 +66,9 @@ class StopSignals:
         self._loop.call_soon_threadsafe(self._call, number, self._count)
 
     def _call(self, number: int, count: int) -> None:
-        then = "finishes its tasks and exits" if count == 1 else "releases its tasks and exits"
-        log_message(logging.WARNING, "%s: the worker %s", signal.Signals(number).name, then)
+        name = signal.Signals(number).name
+        if count == 1:
+            log_message(logging.INFO, "%s: the worker finishes its tasks and exits", name)
+        else:
+            log_message(logging.WARNING, "%s: the worker releases its tasks and exits", name)
         self._stop(count)

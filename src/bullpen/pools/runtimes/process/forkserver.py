@@ -60,7 +60,8 @@ class Forkserver:
             self._set_signals()
             _adopt_orphans()
             with child.dying_with_the_app(self._death):  # later it outlives the app for a moment, to kill all others
-                _import(preload, script)
+                if not _import(preload, script):
+                    self._start_again(without=script)
             self._set_signals()  # an imported module may have set its own
             gc.collect()
             gc.freeze()  # workers share these pages until one of them writes: collections skip them
@@ -71,6 +72,12 @@ class Forkserver:
             self._tell(wire.START_FAILED, 0, traceback.format_exc().encode())
         finally:
             self._end()
+
+    def _start_again(self, without: list[str]) -> NoReturn:
+        """Become the same program without the app's script."""
+        for fd in (self._control.fileno(), self._death):
+            os.set_inheritable(fd, True)
+        os.execv(sys.executable, sys.orig_argv[: -len(without)])
 
     def _set_signals(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -242,23 +249,23 @@ class Forkserver:
             os._exit(0)
 
 
-def _import(preload: list[str], script: list[str]) -> None:
+def _import(preload: list[str], script: list[str]) -> bool:
+    """Import what workers have from the start. False if this process may not fork them after that."""
     pid = os.getpid()
     try:
         for name in preload:
             importlib.import_module(name)
-        if script:
-            _import_script(*script)
+        return not script or _import_script(*script)
     finally:
         if os.getpid() != pid:
             os._exit(0)  # a module has forked this process, which must not become a second forkserver
 
 
-def _import_script(name: str, path: str, *argv: str) -> None:
+def _import_script(name: str, path: str, *argv: str) -> bool:
     """Import the app's script, so that every worker has it from the start.
 
-    If that fails, or if it has started threads, which a fork would lose, this process starts again without the script.
-    Then each worker imports it, and reports its error.
+    False if that fails, or if it has started threads, which a fork would lose. Then each worker imports it, and reports
+    its error.
     """
     try:
         sys.argv[:] = argv
@@ -269,8 +276,7 @@ def _import_script(name: str, path: str, *argv: str) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    if not alone:
-        os.execv(sys.executable, sys.orig_argv[: -2 - len(argv)])
+    return alone
 
 
 def _adopt_orphans() -> None:
