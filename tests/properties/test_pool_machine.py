@@ -636,7 +636,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_runs_is_on_exactly_one_worker(self) -> None:
-        workers = [*self.engine.registry.snapshot(), *self.engine.registry.left_behind()]
+        workers = [*self.engine.registry.snapshot(), *self.engine.registry.abandoned()]
         for call in self.among(RUNNING):
             assert sum(call.request in worker.requests for worker in workers) == (not call.is_pending)
         on_workers = {request for worker in self.runtime.workers for request in worker.requests}

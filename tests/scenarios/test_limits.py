@@ -369,7 +369,7 @@ def test_an_abandoned_thread_that_returned_may_be_followed_by_another() -> None:
                 assert isinstance(pool.submit(blocker).exception(PATIENCE), RunTimeout)
                 assert eventually(lambda round_=round_: pool.stats().abandoned == round_)  # type: ignore[misc]
                 assert eventually(lambda: pool.stats().workers == 0), "its slot is free"
-            assert eventually(lambda: not pool._engine.registry.left_behind())
+            assert eventually(lambda: not pool._engine.registry.abandoned())
 
 
 @pytest.mark.parametrize("max_queue", [None, 5])

@@ -212,7 +212,7 @@ class AsyncPool:
         """Reject new work, run the waiting calls (or cancel them, without `drain`), and wait until none runs.
 
         After `grace` seconds (by default the pool's `grace`; without that, no limit) the pool cancels waiting calls and
-        running coroutines, which have a second to clean up. It leaves running functions behind on their threads; their
+        running coroutines, which have a second to clean up. It abandons running functions on their threads; their
         callers get `WorkerAbandoned`. Safe to call twice, to cancel, and in a request of this pool, where it does not
         wait.
         """

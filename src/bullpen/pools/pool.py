@@ -252,8 +252,8 @@ class Pool(Executor):
         """Reject new work, run the waiting requests (or cancel them, without `drain`), and wait for all workers to end.
 
         After `grace` seconds (by default the pool's `grace`; without that, no limit) the pool cancels waiting requests
-        and kills running ones if the runtime can. Otherwise it leaves them behind, and their callers get
-        `WorkerAbandoned`. Safe to call twice, from any thread, and in a request of this pool, where it does not wait.
+        and kills running ones if the runtime can (`WorkerLost`). Otherwise it abandons them (`WorkerAbandoned`). Safe
+        to call twice, from any thread, and in a request of this pool, where it does not wait.
         """
         limit = seconds("grace", grace)
         self._engine.close(self._engine.options.grace if limit is None else limit, drain)

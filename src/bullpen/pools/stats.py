@@ -79,7 +79,7 @@ class PoolStats:
     def of(cls, engine: Engine) -> PoolStats:
         tallies, spawned, retired = engine.registry.totals()
         workers = engine.registry.snapshot()
-        everyone = (*workers, *engine.registry.left_behind())
+        everyone = (*workers, *engine.registry.abandoned())
         loads = [(worker.status, len(worker.requests) + len(worker.prefetched)) for worker in workers]
         samples = list(engine.dispatcher.samples)
         return cls(

@@ -35,7 +35,7 @@ class Registry:
         self._lock = primitives.registry_lock()
         self._workers: dict[int, Worker] = {}
         self.get = self._workers.get  # by id, None if it is not there: each request asks for its worker
-        self._left_behind: dict[int, Worker] = {}  # those of the pool no longer that still do something
+        self._abandoned: dict[int, Worker] = {}  # that still run a function
         self._gone = Tallies()
         self._added = 0
         self._removed = 0
@@ -48,7 +48,7 @@ class Registry:
     def remove(self, worker: Worker) -> bool:
         """Forget `worker`, keep its tallies; False if it was not there."""
         with self._lock:
-            if self._left_behind.pop(worker.id, None) is not None:
+            if self._abandoned.pop(worker.id, None) is not None:
                 self._gone.add(worker)
                 return False
             if self._workers.pop(worker.id, None) is None:
@@ -57,27 +57,27 @@ class Registry:
             self._removed += 1
             return True
 
-    def leave_behind(self, worker: Worker) -> None:
-        """`worker` is none of the pool's any more, but what it still does counts, until it is removed."""
+    def abandon(self, worker: Worker) -> None:
+        """`worker` is no worker of the pool any more, but its requests count until it is removed."""
         with self._lock:
             if self._workers.pop(worker.id, None) is not None:
-                self._left_behind[worker.id] = worker
+                self._abandoned[worker.id] = worker
                 self._removed += 1
 
-    def left_behind(self) -> list[Worker]:
-        """Those that were left behind and are not gone yet."""
+    def abandoned(self) -> list[Worker]:
+        """The abandoned workers that have not ended."""
         with self._lock:
-            return list(self._left_behind.values())
+            return list(self._abandoned.values())
 
-    def serves_behind(self) -> bool:
-        """Whether one that was left behind runs a request that has not ended: it may have had several."""
-        return any(not request.ended for worker in self.left_behind() for request in worker.requests)
+    def abandoned_still_serve(self) -> bool:
+        """Whether an abandoned worker runs a request that has not ended: it may have had several."""
+        return any(not request.ended for worker in self.abandoned() for request in worker.requests)
 
     def forget(self) -> None:
         """There are no workers here: this is a forked child. The lock is made anew, its holder may not exist here."""
         self._lock = primitives.registry_lock()
         self._workers.clear()
-        self._left_behind.clear()
+        self._abandoned.clear()
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -95,7 +95,7 @@ class Registry:
         """Tallies over all workers there ever were, how many were added, how many were removed."""
         with self._lock:
             sums = Tallies(self._gone.completed, self._gone.failed, self._gone.skipped)
-            workers = [*self._workers.values(), *self._left_behind.values()]
+            workers = [*self._workers.values(), *self._abandoned.values()]
             added, removed = self._added, self._removed
         for worker in workers:
             sums.add(worker)

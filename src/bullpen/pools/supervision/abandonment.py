@@ -66,7 +66,7 @@ class Abandonment:
         if request not in worker.requests:
             return  # the worker died just now
         with self._lock:
-            room = len(self._registry.left_behind()) < self._limit
+            room = len(self._registry.abandoned()) < self._limit
             replaced = room and request in worker.requests and self._detach(worker)
         if not replaced:
             message = (
@@ -76,7 +76,7 @@ class Abandonment:
             logger.warning(message, self._name, worker.name, self._limit)
             return
         logger.warning("%s: worker %s runs past run_timeout; abandoned and replaced", self._name, worker.name)
-        self._left_behind(worker)
+        self._abandoned(worker)
 
     def _detach(self, worker: Worker) -> bool:
         """Count `worker` no longer and give its slot away; False if it has ended. The pool's lock is held."""
@@ -86,14 +86,15 @@ class Abandonment:
             if worker.status is not STOPPING:
                 worker.move(STOPPING)
             slot, worker.slot = worker.slot, None
-        self._registry.leave_behind(worker)
+        self._registry.abandon(worker)
         self._tainted_workers.forget(worker)
         if slot is not None and not (slot in self._slots and self._recycling.inherits(worker, slot)):
             self._slots.give_back(slot)
         self._counts.abandoned_workers.add()
         return True
 
-    def _left_behind(self, worker: Worker) -> None:
+    def _abandoned(self, worker: Worker) -> None:
+        """`worker` is abandoned: report that, and use its slot."""
         self._report(Kind.WORKER_ABANDONED, worker, None)
         self._recycling.gone(worker, 0.0)
         self._outcomes.fail_line(worker)
@@ -103,13 +104,13 @@ class Abandonment:
 
     def give_up_running(self, grace: float) -> None:
         """The grace has passed: kill the workers that can be killed, and fail the requests on the others."""
-        behind = self._registry.left_behind()  # they may have other requests than the one that ran past its limit
+        earlier = self._registry.abandoned()  # they may have other requests than the one that ran past its limit
         leaving = []
-        for worker in [*self._registry.snapshot(), *behind]:
+        for worker in [*self._registry.snapshot(), *earlier]:
             if self._runtime.kill(worker):
                 continue
             with self._lock:
-                abandoned = worker not in behind and self._detach(worker)
+                abandoned = worker not in earlier and self._detach(worker)
             for request in all_on(worker):
                 if self._give_up(worker, request, self.outlasted(worker, grace)):
                     self._counts.timed_out.add()
@@ -117,8 +118,8 @@ class Abandonment:
             if abandoned:
                 message = "%s: worker %s still runs after the grace of %g s and cannot be stopped; abandoned"
                 logger.warning(message, self._name, worker.name, grace)
-                self._left_behind(worker)
-            elif worker not in behind:
+                self._abandoned(worker)
+            elif worker not in earlier:
                 leaving.append(worker)
         self._closed_if_done()
         for worker in leaving:  # it has ended, and is about to report that

@@ -118,7 +118,7 @@ class DrainWatch:
         with self._lock:
             if self._status.state is not PoolState.DRAINING or not self._status.ending:
                 return
-            if self._retrying() or self._registry.serves_behind() or self._dispatcher.queued():
+            if self._retrying() or self._registry.abandoned_still_serve() or self._dispatcher.queued():
                 return
             workers = self._registry.snapshot()
             if not workers:
