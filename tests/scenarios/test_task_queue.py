@@ -532,6 +532,10 @@ def test_why_a_task_waits(queue: TaskQueue, storage: MemoryStorage, now: Now) ->
     assert causes(queue, job.id) == ["retry"]
     assert "its attempt 1 failed with ValueError: too much, try 2 of 4 is due in 2.0 s" in str(job.why())
     assert str(job.why()).endswith("; its backoff is 2, 4, 8 s")
+    patient = function.using(max_retries=1_000_000).enqueue()
+    work_now(queue)
+    assert str(patient.why()).endswith("; its backoff is 2, 4, 8, 16, 32, 64 … s")
+    patient.cancel()
     now.seconds += 31
     assert causes(queue, job.id) == ["no_worker"]
     assert "w-1 did, but has not reported" in str(job.why())
@@ -810,3 +814,8 @@ def test_a_queue_that_is_never_closed_does_not_keep_the_interpreter() -> None:
         timeout=50,
     )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "ok", "")
+
+
+def test_an_unknown_filter_is_named(queue: TaskQueue) -> None:
+    with pytest.raises(InvalidOptionType, match=r"a filter must be one of .*did you mean status\?.*got 'statu'"):
+        queue.list(statu="failed")  # type: ignore[call-arg]

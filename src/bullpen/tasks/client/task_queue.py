@@ -9,7 +9,7 @@ from typing import Any, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, ov
 
 import msgspec
 
-from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, UnknownTask, closest
+from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, UnknownTask, closest, meant
 from bullpen.tasks.client.backend import NewTasks, OnBatch, QueueBackend
 from bullpen.tasks.client.clients import Clients
 from bullpen.tasks.client.function import AsyncTaskFunction, SyncTaskFunction, TaskFunction, enqueue, enqueue_blocking
@@ -323,6 +323,9 @@ class TaskQueue:
 
     async def _which(self, filters: TaskFilters, allowed: Iterable[TaskStatus] = TaskStatus) -> TaskFilter:
         """Without a status: those of `allowed`."""
+        for name in filters.keys() - TaskFilters.__annotations__.keys():
+            known = sorted(TaskFilters.__annotations__)
+            raise InvalidOptionType("a filter", name, f"one of {', '.join(known)}{meant(name, known)}")
         which, older_than, newer_than = _filter(**filters)
         statuses = tuple(allowed)
         if which.statuses is not None and not set(statuses).issuperset(which.statuses):

@@ -13,7 +13,7 @@ from bullpen.tasks.model.task import FAILED, FORMAT, PENDING, RUNNING, SUCCESS, 
 from bullpen.tasks.model.unreadable import unreadable_message
 from bullpen.tasks.storage.port import Limit, Storage, TaskFilter, WorkerRecord
 
-MOST_WAITS = 6  # waits before retries that are listed
+MOST_WAITS = 6  # waits before retries that `why` lists; a task may have millions of retries
 
 STALE_AFTER = 30.0  # a worker that said nothing for so long does not count
 _HOLDERS_NAMED = 5
@@ -167,8 +167,10 @@ def _waits_for_time(task: Task, now: float) -> list[Cause]:
     if task.failures and error is not None:
         said = f"{error.type}: {error.message}" if error.type else error.message or error.kind
         tries = f"try {task.failures + 1} of {task.max_retries + 1} is due {wait}"
-        waits = task.backoff.waits(task.max_retries)
-        message = f"its attempt {error.attempt} failed with {said}, {tries}; its backoff is {_list_of(waits)}"
+        waits = task.backoff.waits(min(task.max_retries, MOST_WAITS))
+        more = " …" if task.max_retries > MOST_WAITS else ""
+        backoff = f"its backoff is {', '.join(f'{wait:g}' for wait in waits)}{more} s"
+        message = f"its attempt {error.attempt} failed with {said}, {tries}; {backoff}"
         return [Cause("retry", message, data | {"error": error, "failures": task.failures, "waits": waits})]
     if task.completed_runs:
         return [
@@ -280,12 +282,6 @@ def _is_over(task: Task) -> Cause:
         said = "" if error is None else f" with {error.type or error.kind}: {error.message}"
         return Cause("failed", f"it failed{at}{said}", data | {"error": error})
     return Cause("cancelled", f"it was cancelled{at}", data)
-
-
-def _list_of(waits: Sequence[float]) -> str:
-    """The first waits before retries, as text."""
-    more = f" … {waits[-1]:g}" if len(waits) > MOST_WAITS else ""
-    return f"{', '.join(f'{wait:g}' for wait in waits[:MOST_WAITS])}{more} s"
 
 
 def _until(eta: float, now: float) -> str:
