@@ -1300,10 +1300,10 @@ def bind_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The request that comes first to a worker binds the session and starts, though an older one waits."""
     bind = Sessions._bind
 
-    def start_at_once(self: Sessions, session: Session, worker: Worker, request: Any) -> bool:
+    def start_at_once(self: Sessions, session: Session, worker: Worker, request: Any, now: float) -> bool:
         if request in session.pending:
             session.pending.remove(request)
-        return bind(self, session, worker, request)
+        return bind(self, session, worker, request, now)
 
     monkeypatch.setattr(Sessions, "_bind", start_at_once)
 
@@ -1314,7 +1314,7 @@ def note_before_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def offer_bounded(self: Dispatcher, *args: Any, session: Session | None = None, **options: Any) -> bool:
         if session is not None and len(args) == 2:
-            self.sessions.expect(session, args[1])
+            self.sessions.expect(session, args[1], 0.0)
         return offer(self, *args, **options)
 
     monkeypatch.setattr(Dispatcher, "offer_bounded", offer_bounded)

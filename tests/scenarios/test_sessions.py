@@ -285,6 +285,18 @@ def test_they_start_another_worker_if_none_is_on_its_way() -> None:
         assert script.runtime.running == futures[:1]
 
 
+@pytest.mark.parametrize("max_queue", [None, 5])
+def test_they_start_another_worker_if_the_first_of_them_is_too_late(max_queue: int | None) -> None:
+    with Script(3, auto_ready=False, max_queue=max_queue) as script:
+        script.view().using(queue_timeout=0).submit(print)
+        script.runtime.ready()  # and drops the request, which the timer has not ended yet
+        plain = [script.pool.submit(print) for _ in range(2)]
+        assert script.runtime.running == plain[:1]
+        assert len(script.runtime.starting) == 1, "for the second plain request"
+        script.view().submit(print)
+        assert len(script.runtime.starting) == 2
+
+
 def test_what_follows_takes_no_place_of_a_worker_that_is_on_its_way() -> None:
     with Script(3, auto_ready=False, max_queue=0) as script:
         first = script.view().submit(print)

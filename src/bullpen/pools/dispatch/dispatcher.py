@@ -160,7 +160,7 @@ class Dispatcher:
         """
         follows = session is not None and self._follows(session)
         if session is not None:
-            self.sessions.expect(session, request)
+            self.sessions.expect(session, request, self._now())
         self._append(request)
         if self._idle():
             self.pair_waiting_with_ready()
@@ -170,7 +170,7 @@ class Dispatcher:
 
     def _follows(self, session: Session) -> bool:
         """Whether a worker is on its way for an earlier strict request of `session`, and will be that of this one."""
-        return self.sessions.is_expected(session) and self.registry.starting_count() > 0
+        return self.sessions.is_expected(session, self._now()) and self.registry.starting_count() > 0
 
     def _accept_specially(self, request: Request) -> None:
         if request.timing is None:
@@ -242,7 +242,7 @@ class Dispatcher:
 
     def _expect(self, backlog: BoundedBacklog, session: Session, request: Request) -> None:
         try:
-            self.sessions.expect(session, request)
+            self.sessions.expect(session, request, self._now())
         except SessionChanged:
             backlog.left()  # the place it has taken
             raise
@@ -469,7 +469,7 @@ class Dispatcher:
                 if worker.status is not READY:
                     return False
                 if session is not None:
-                    self.sessions.expect(session, request)
+                    self.sessions.expect(session, request, self._now())
                 self._append(request)  # without a place: this worker takes one request for it at once
                 oldest = self._take_reserved(worker, backlog)
                 if oldest is None:

@@ -95,7 +95,7 @@ class Sessions:
                 self._add(session)
             return session
 
-    def expect(self, session: Session, request: Request) -> None:
+    def expect(self, session: Session, request: Request, now: float) -> None:
         """Note a strict `request` that has its number and a place, and is put into the backlog next; or raise
         `SessionChanged`.
         """
@@ -103,7 +103,7 @@ class Sessions:
         with self._lock:
             if session.worker is not None or self._find(session.id) is not session:
                 raise SessionChanged
-            self._prune(session)
+            self._prune(session, now)
             if session.pending and request.traits.affinity == "strict_fail_fast":
                 raise SessionChanged
             session.pending.append(request)
@@ -114,10 +114,10 @@ class Sessions:
             pending = [session.pending for session in self._strict.values() if len(session.pending) > 1]
             return sum(max(0, sum(request.state is QUEUED for request in each) - 1) for each in pending)
 
-    def is_expected(self, session: Session) -> bool:
-        """Whether a strict request of an unbound session waits already."""
+    def is_expected(self, session: Session, now: float) -> bool:
+        """Whether a strict request of an unbound session waits already, and can still start at `now`."""
         with self._lock:
-            self._prune(session)
+            self._prune(session, now)
             return session.worker is None and bool(session.pending)
 
     def rebind(self, session: Session, gone: Worker) -> None:
@@ -150,7 +150,7 @@ class Sessions:
                 binding = _can_bind(worker) and _is_free(session)
                 if traits.strict and session.worker is not worker and (session.worker is not None or not binding):
                     return False
-                if binding and self._bind(session, worker, request):
+                if binding and self._bind(session, worker, request, now):
                     return False
                 if not request.start(worker):
                     return False
@@ -161,13 +161,13 @@ class Sessions:
                 self._used(session, now)
             return True
 
-    def _bind(self, session: Session, worker: Worker, request: Request) -> bool:
+    def _bind(self, session: Session, worker: Worker, request: Request, now: float) -> bool:
         """Bind `session` to `worker`, and move its waiting requests to the worker's line; True if `request` went there,
         too, because an older one waits.
         """
         session.worker = worker
         session.begun = False
-        self._prune(session)
+        self._prune(session, now)
         waiting = [other for other in session.pending if other.state is QUEUED]
         session.pending.clear()
         if waiting and waiting[0] is request:
@@ -193,7 +193,7 @@ class Sessions:
             if self._is_stale(session, now):
                 self._forget(session)
                 return False
-            self._prune(session)
+            self._prune(session, now)
             session.worker = None
             if not session.pending:
                 self._remove(session)
@@ -251,18 +251,19 @@ class Sessions:
         session.used_at = now
         (self._strict if session.strict else self._loose).move_to_end(session.id)
 
-    def _prune(self, session: Session) -> None:
-        while session.pending and session.pending[0].ended:
+    def _prune(self, session: Session, now: float) -> None:
+        """Drop the first waiting requests as far as they cannot start any more. The timer may end a late one later."""
+        while session.pending and not _can_start(session.pending[0], now):
             session.pending.popleft()
 
     def _is_stale(self, session: Session, now: float) -> bool:
         """Not used for the time to live, and nothing of it is under way."""
         if now - session.used_at < self._ttl:
             return False
-        return not self._under_way(session)
+        return not self._under_way(session, now)
 
-    def _under_way(self, session: Session) -> bool:
-        self._prune(session)
+    def _under_way(self, session: Session, now: float) -> bool:
+        self._prune(session, now)
         if session.pending:
             return True
         worker = session.worker
@@ -275,11 +276,11 @@ class Sessions:
     def _make_room(self, now: float) -> bool:
         """Forget one session: the least recently used one that no request relies on."""
         for session in self._loose.values():
-            if not self._under_way(session):
+            if not self._under_way(session, now):
                 self._forget(session)
                 return True
         for session in self._strict.values():
-            unbound = session.worker is None and not self._under_way(session)  # nothing of it ever started
+            unbound = session.worker is None and not self._under_way(session, now)  # nothing of it ever started
             if unbound or self._is_stale(session, now):
                 self._forget(session)
                 return True
@@ -289,6 +290,11 @@ class Sessions:
 def _can_bind(worker: Worker) -> bool:
     """Whether `worker` will be there when the next request of the session comes."""
     return not worker.transient and worker.status is not STOPPING and worker.status is not TAINTED
+
+
+def _can_start(request: Request, now: float) -> bool:
+    """Whether a request that waited when it was noted can still start at `now`."""
+    return not request.ended and (request.timing is None or now < request.timing.start_by)
 
 
 def _is_free(session: Session) -> bool:

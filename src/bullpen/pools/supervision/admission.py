@@ -182,7 +182,7 @@ class Admission:
             return self._admit_pinned(session, worker, traits, request, wait_for_room)
         if not traits.strict:
             return self._admit_anywhere(request, wait_for_room)
-        if traits.affinity == "strict_fail_fast" and self._sessions.is_expected(session):
+        if traits.affinity == "strict_fail_fast" and self._sessions.is_expected(session, self._now()):
             raise self._rejected(request, WorkerBusy(worker="", session=session.id))
         return self._admit_anywhere(request, wait_for_room, session)
 

@@ -142,7 +142,7 @@ def test_requests_that_wait_for_the_binding_go_to_the_line_in_order() -> None:
     session = use(sessions, traits())
     first, second, third, cancelled = (request_of(traits(), number) for number in (1, 2, 3, 4))
     for request in (first, second, third, cancelled):
-        sessions.expect(session, request)
+        sessions.expect(session, request, 0.0)
     cancelled.cancel_queued()
     assert start(sessions, first, worker)
     assert sorted(worker.line) == [(2, second), (3, third)]
@@ -154,8 +154,8 @@ def test_a_request_does_not_start_before_an_older_one_of_its_session() -> None:
     sessions, worker = table(), ready_worker()
     session = use(sessions, traits())
     older, younger = request_of(traits(), 1), request_of(traits(), 2)
-    sessions.expect(session, older)
-    sessions.expect(session, younger)
+    sessions.expect(session, older, 0.0)
+    sessions.expect(session, younger, 0.0)
     assert not start(sessions, younger, worker)
     assert session.worker is worker
     assert sorted(worker.line) == [(1, older), (2, younger)]
@@ -167,7 +167,7 @@ def test_a_cancelled_request_binds_nothing() -> None:
     sessions = table()
     session = use(sessions, traits())
     request = request_of(traits())
-    sessions.expect(session, request)
+    sessions.expect(session, request, 0.0)
     request.cancel_queued()
     assert not start(sessions, request, ready_worker())
     assert session.worker is None
@@ -178,25 +178,25 @@ def test_a_request_that_comes_too_late_to_be_noted_raises() -> None:
     session = use(sessions, traits())
     run(sessions, traits(), worker)
     with pytest.raises(SessionChanged):
-        sessions.expect(session, request_of(traits()))
+        sessions.expect(session, request_of(traits()), 0.0)
     forgotten = use(sessions, traits("ended"))
     sessions.end("ended")
     with pytest.raises(SessionChanged):
-        sessions.expect(forgotten, request_of(traits("ended")))
+        sessions.expect(forgotten, request_of(traits("ended")), 0.0)
 
 
 def test_one_that_does_not_wait_is_noted_only_alone() -> None:
     sessions, impatient = table(), traits(affinity="strict_fail_fast")
     session = use(sessions, impatient)
     first = request_of(impatient)
-    assert not sessions.is_expected(session)
-    sessions.expect(session, first)
-    assert sessions.is_expected(session)
+    assert not sessions.is_expected(session, 0.0)
+    sessions.expect(session, first, 0.0)
+    assert sessions.is_expected(session, 0.0)
     with pytest.raises(SessionChanged):
-        sessions.expect(session, request_of(impatient))
+        sessions.expect(session, request_of(impatient), 0.0)
     first.cancel_queued()
-    assert not sessions.is_expected(session)
-    sessions.expect(session, request_of(impatient))
+    assert not sessions.is_expected(session, 0.0)
+    sessions.expect(session, request_of(impatient), 0.0)
 
 
 # The end of a session.
@@ -230,8 +230,8 @@ def test_requests_that_wait_for_a_binding_stay_together_after_the_session_has_en
     sessions, worker = table(), ready_worker()
     session = use(sessions, traits())
     first, second = request_of(traits(), 1), request_of(traits(), 2)
-    sessions.expect(session, first)
-    sessions.expect(session, second)
+    sessions.expect(session, first, 0.0)
+    sessions.expect(session, second, 0.0)
     assert sessions.end("s")
     assert use(sessions, traits()) is session
     assert start(sessions, first, worker)
@@ -272,7 +272,7 @@ def test_no_session_is_forgotten_while_something_runs_or_waits() -> None:
     waiting.cancel_queued()
     assert use(sessions, traits(), 200.0).worker is None
     unbound = use(sessions, traits("unbound"), 0.0)
-    sessions.expect(unbound, request_of(traits("unbound")))
+    sessions.expect(unbound, request_of(traits("unbound")), 0.0)
     assert use(sessions, traits("unbound"), 300.0) is unbound
 
 
@@ -330,7 +330,7 @@ def test_a_strict_session_that_never_began_makes_room() -> None:
     sessions = table(limit=1)
     refused = use(sessions, traits("refused"))
     request = request_of(traits("refused"))
-    sessions.expect(refused, request)
+    sessions.expect(refused, request, 0.0)
     assert sessions.use(traits("new"), 0.0) is None
     request.cancel_queued()
     assert sessions.use(traits("new"), 0.0) is not None
@@ -366,7 +366,7 @@ def test_a_snapshot_tells_what_waits() -> None:
     with worker.lock:
         worker.line_up(request_of(traits(), 1))
         worker.line_up(request_of(traits("other"), 2))
-    sessions.expect(use(sessions, traits("unbound"), 4.0), request_of(traits("unbound")))
+    sessions.expect(use(sessions, traits("unbound"), 4.0), request_of(traits("unbound")), 0.0)
     bound, unbound = sorted(sessions.snapshot(5.0), key=lambda one: one.id)
     assert (bound.id, bound.worker, bound.strict, bound.waiting, bound.used_at) == ("s", worker, True, 1, 3.0)
     assert (unbound.id, unbound.worker, unbound.waiting, unbound.used_at) == ("unbound", None, 1, 4.0)
