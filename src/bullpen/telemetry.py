@@ -89,6 +89,11 @@ class TelemetryEvent:
     task: str | None = None  # its id
     attempt: int | None = None  # of the task
     queue: str | None = None  # of the task
+    function: str | None = None  # the name of the task's function
+    waited: float | None = None  # seconds from the instant at which the task was due to its claim
+    ran: float | None = None  # seconds that its function has run in this attempt
+    outcome: str | None = None  # of the attempt: a `TaskOutcome`
+    error: str | None = None  # the type of the attempt's error; its kind if it has no type
 
 
 class LogObserver:
@@ -112,13 +117,18 @@ def describe(event: TelemetryEvent) -> str:
     if event.request is not None:
         words.append(str(event.request))
     if event.task is not None:
-        words.append(f"{event.task}, attempt {event.attempt}, queue {event.queue}")
+        of = "" if event.function is None else f"{event.function} "
+        words.append(f"{of}{event.task}, attempt {event.attempt}, queue {event.queue}")
     if event.worker is not None:
         words.append(event.worker if event.request is None and event.task is None else f"on {event.worker}")
     if event.session is not None:
         words.append(f"of session {event.session}")
     if isinstance(event.detail, enum.Enum | int | float):
         words.append(f"({event.detail})")
+    times = [
+        f"{word} {value:.3f} s" for word, value in (("waited", event.waited), ("ran", event.ran)) if value is not None
+    ]
+    words += [f"[{', '.join(times)}]"] if times else []
     return escape(" ".join(words))
 
 

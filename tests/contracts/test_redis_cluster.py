@@ -152,7 +152,7 @@ class TestClaims(OnCluster, ClaimingTests):
             with pytest.raises(StorageError, match=r"each other \(a, b\); keep .* curly brackets"):
                 await through.aenqueue()
             with pytest.raises(StorageError, match="different queues"):
-                through.children(0.0)
+                through.children(0.0, {})
             assert await queue.acounts() == {}
 
 

@@ -14,6 +14,7 @@ from bullpen import (
     RESULT,
     InvalidArgument,
     InvalidOption,
+    NewTasks,
     PredecessorFailed,
     Retry,
     TaskCancelled,
@@ -314,3 +315,39 @@ def test_a_child_may_be_delayed_and_unique_and_nothing_that_could_refuse(queue: 
     assert problems == ["unique_key", "unique_key", "interval", "work"]
     assert child.info().eta.timestamp() > time.time() + 3000
     assert len(queue.list()) == 2
+
+
+def test_children_pass_the_middleware_and_inherit_the_trace(queue: TaskQueue) -> None:
+    to, passed = Functions(queue), []
+
+    @queue.enqueue_middleware
+    def tenant(new: NewTasks) -> Iterator[None]:
+        new.headers["tenant"] = "acme"
+        yield
+        passed.append((new.name, new.headers.get("traceparent"), new.ids))
+
+    @queue.task(name="parent")
+    def parent() -> list[str]:
+        own = to.add.using(headers={"traceparent": "own"}).call(1)
+        return [current_task().enqueue(to.add.call(1)).id, current_task().enqueue(own).id]
+
+    with WorkerPool(queue):
+        first, second = parent.using(headers={"traceparent": "00-1", "private": "p"}).enqueue().result(PATIENCE)
+    assert queue.get(first).headers == {"traceparent": "00-1", "tenant": "acme"}
+    assert queue.get(second).headers == {"traceparent": "own", "tenant": "acme"}
+    assert passed[1:] == [("add", "00-1", (first,)), ("add", "own", (second,))]
+
+
+def test_children_cannot_await_middleware(queue: TaskQueue) -> None:
+    to = Functions(queue)
+
+    @queue.enqueue_middleware
+    async def waits(new: NewTasks) -> None:
+        await asyncio.sleep(0)
+
+    @queue.task(name="parent")
+    def parent() -> None:
+        current_task().enqueue(to.add.call(1))
+
+    with WorkerPool(queue), pytest.raises(TaskFailed, match="cannot await async middleware"):
+        parent.enqueue().result(PATIENCE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -100,6 +101,43 @@ def test_workers_without_an_observer_tell_that_of_their_queue(queue: TaskQueue, 
     assert of_stuck.index("task.stopping") < of_stuck.index("task.cancelled")
     assert "task.succeeded" in own.kinds()
     assert told.kinds().count("task.succeeded") == 2
+
+
+def test_the_end_of_an_attempt_says_what_ran_how_long_and_how_it_ended(queue: TaskQueue, told: Told) -> None:
+    @queue.task(name="works")
+    def works() -> None:
+        began = time.monotonic()
+        while time.monotonic() - began < 0.02:
+            time.sleep(0.005)
+
+    @queue.task(name="fails", max_retries=1, backoff=0.01)
+    async def fails() -> None:
+        raise ConnectionError("gone")
+
+    worked, failed = works.enqueue(), fails.enqueue()
+    expired = works.using(expires=0.01, queue="nobody").enqueue()
+    with WorkerPool(queue, lanes="default:4") as pool:
+        worked.result(10)
+        assert eventually(lambda: failed.status.value == "failed")
+        assert eventually(lambda: expired.status.value == "failed")
+    ends = {
+        (event.task, event.attempt): event
+        for event in told.events
+        if event.kind in (Kind.TASK_SUCCEEDED, Kind.TASK_RETRYING, Kind.TASK_FAILED, Kind.TASK_EXPIRED)
+    }
+    success = ends[worked.id, 1]
+    assert (success.function, success.outcome, success.error) == ("works", "success", None)
+    assert success.ran is not None
+    assert 0.02 <= success.ran < 10
+    assert success.waited is not None
+    assert 0 <= success.waited < 10
+    assert success.worker == pool.id
+    first, second = ends[failed.id, 1], ends[failed.id, 2]
+    assert (first.function, first.outcome, first.error) == ("fails", "retried", "ConnectionError")
+    assert (second.outcome, second.error) == ("failed", "ConnectionError")
+    late = ends[expired.id, 0]
+    assert (late.function, late.outcome, late.error, late.waited) == ("works", "expired", "expired", None)
+    assert next(event.function for event in told.events if event.kind is Kind.TASK_ENQUEUED) == "works"
 
 
 async def adds_and_cancels(queue: TaskQueue) -> None:

@@ -67,6 +67,7 @@ def inline(queue: TaskQueue, *, raises: bool = False) -> Iterator[None]:
 
     hook = Hook(run_at_once, "inline mode")
     hook.blocking_form = Hook(run_at_once_blocking, "inline mode")
+    hook.for_children = False  # they are not there before the task that enqueues them has succeeded
     around_enqueue = queue.registry.hooks.around_enqueue
     around_enqueue.insert(0, hook)
     try:

@@ -20,6 +20,7 @@ from bullpen import primitives
 from bullpen.errors import InvalidOption, InvalidOptionType, QueueError, TaskNotFound, UnreadableTask
 from bullpen.tasks.client.clients import Clients
 from bullpen.tasks.client.watch import Watch
+from bullpen.tasks.model.hooks import Hook
 from bullpen.tasks.model.ids import as_schedule_id, schedule_id
 from bullpen.tasks.model.options import CALL_NAMES, TaskOptions
 from bullpen.tasks.model.registry import TaskRegistry
@@ -209,24 +210,26 @@ class QueueBackend:
             raise QueueError(f"{name}(connection=…) cannot await async middleware around enqueue; use a{name}()")
         if not hooks:
             return self._add_blocking(name, storage, plan, plan.options)
-        added: Added = []
-        news = plan.new_tasks()
-        with _noting_kept_tasks(news):
-            failure: BaseException | None = None
-            with ExitStack() as stack:
-                try:
-                    for new in news:
-                        for hook in hooks:
-                            if hook is not None:
-                                stack.enter_context(hook.around(new))
-                    added = self._add_blocking(name, storage, plan, _with_headers(plan.options, news))
-                    _tell_ids(news, added)
-                except BaseException as error:
-                    failure = error
-                    raise
-            if failure is not None:
-                raise failure
-        return added
+        return _surrounded(hooks, plan, lambda options: self._add_blocking(name, storage, plan, options))
+
+    def make_children(self, plan: EnqueuePlan, now: float) -> list[Task]:
+        """The tasks of a plan that an attempt enqueues with its success. They pass the middleware here; the store adds
+        them when the attempt settles.
+        """
+        hooks = [hook.blocking_form for hook in self.registry.hooks.around_enqueue if hook.for_children]
+        if None in hooks:
+            raise QueueError("current_task().enqueue() cannot await async middleware around enqueue; make it sync")
+        tasks: list[Task] = []
+
+        def make(options: Sequence[TaskOptions]) -> Added:
+            tasks.extend(plan.tasks(options, now, self.new_ids).tasks)
+            return [(task.id, True) for task in tasks]
+
+        if hooks:
+            _surrounded(hooks, plan, make)
+        else:
+            make(plan.options)
+        return tasks
 
     async def _add(self, plan: EnqueuePlan, options: Sequence[TaskOptions]) -> Added:
         if plan.connection is not None:
@@ -331,6 +334,30 @@ class QueueBackend:
         if storage is None:
             return self.run(name, self.task(task_id))
         return _found(task_id, storage.get_blocking([task_id]))
+
+
+def _surrounded(
+    hooks: Sequence[Hook | None], plan: EnqueuePlan, add: Callable[[Sequence[TaskOptions]], Added]
+) -> Added:
+    """What `add` does with the options, inside sync middleware, which may change the headers."""
+    added: Added = []
+    news = plan.new_tasks()
+    with _noting_kept_tasks(news):
+        failure: BaseException | None = None
+        with ExitStack() as stack:
+            try:
+                for new in news:
+                    for hook in hooks:
+                        if hook is not None:
+                            stack.enter_context(hook.around(new))
+                added = add(_with_headers(plan.options, news))
+                _tell_ids(news, added)
+            except BaseException as error:
+                failure = error
+                raise
+        if failure is not None:
+            raise failure  # some middleware has swallowed it
+    return added
 
 
 def _found(task_id: str, tasks: Sequence[Task | None]) -> Task:

@@ -84,9 +84,9 @@ class Call(Generic[R]):
             raise InvalidOption("RESULT", self.name, "given to a part that has another one before it")
         return CallPlan(self.options, self.name, [self.payload], [self.keys])
 
-    def children(self, now: float) -> tuple[Sequence[Task], Job[R]]:
+    def children(self, now: float, headers: Mapping[str, str]) -> tuple[Sequence[Task], Job[R]]:
         plan = _CompositionPlan([self])
-        return plan.children(now), plan.jobs()[-1]
+        return plan.children(now, headers), plan.jobs()[-1]
 
     def __repr__(self) -> str:
         return f"<call of {self.name}>"
@@ -125,9 +125,9 @@ class Chain(Generic[R]):
         plan = _CompositionPlan(self.parts, run_always=self.run_always)
         return ComposedJob(plan.backend, await plan.enqueue())
 
-    def children(self, now: float) -> tuple[Sequence[Task], ComposedJob[R]]:
+    def children(self, now: float, headers: Mapping[str, str]) -> tuple[Sequence[Task], ComposedJob[R]]:
         plan = _CompositionPlan(self.parts, run_always=self.run_always)
-        tasks = plan.children(now)
+        tasks = plan.children(now, headers)
         return tasks, ComposedJob(plan.backend, plan.jobs())
 
     def __repr__(self) -> str:
@@ -165,9 +165,9 @@ class Group:
         jobs = await plan.enqueue()
         return [jobs[number] for number in plan.lasts]
 
-    def children(self, now: float) -> tuple[Sequence[Task], list[Job[Any]]]:
+    def children(self, now: float, headers: Mapping[str, str]) -> tuple[Sequence[Task], list[Job[Any]]]:
         plan = _CompositionPlan([self])
-        tasks = plan.children(now)
+        tasks = plan.children(now, headers)
         jobs = plan.jobs()
         return tasks, [jobs[number] for number in plan.lasts]
 
@@ -287,10 +287,12 @@ class _CompositionPlan:
         is_unique = any(task.unique_key is not None for task in tasks)
         return NewBatch(tasks, [task.id for task in tasks], REJECT if is_unique else RETURN)
 
-    def children(self, now: float) -> list[Task]:
+    def children(self, now: float, headers: Mapping[str, str]) -> list[Task]:
         """The tasks, to be added by the store when the attempt that enqueues them settles."""
         self._check_children()
-        return self._tasks(self.options, now, self.backend.new_ids)
+        if headers:
+            self.options = [msgspec.structs.replace(one, headers={**headers, **one.headers}) for one in self.options]
+        return self.backend.make_children(self, now)
 
     def _with(self, options: Sequence[TaskOptions]) -> Iterable[tuple[_Node, TaskOptions]]:
         return zip(self.nodes, options, strict=True)

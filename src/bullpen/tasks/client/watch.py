@@ -52,7 +52,8 @@ class Watch:
     def _tell_of(self, kind: Kind, tasks: Iterable[Task | ChangedTask]) -> None:
         if self.observer is not None:
             for task in tasks:
-                self._tell(kind, task=task.id, attempt=task.attempt, queue=task.queue)
+                function = task.func_path if isinstance(task, Task) else None
+                self._tell(kind, task=task.id, attempt=task.attempt, queue=task.queue, function=function)
 
     def _tell(self, kind: Kind, **fields: Any) -> None:
         if self.observer is None:

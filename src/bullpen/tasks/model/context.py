@@ -11,6 +11,10 @@ from typing import Any, Protocol, TypeVar
 from bullpen.errors import Cancel, InvalidOption, InvalidOptionType, NoCurrentTask
 from bullpen.tasks.model.task import Progress, Task, scheduled_time_of, writable
 
+# A task that `current_task().enqueue` makes inherits these, so that a trace goes on: W3C Trace Context and Baggage,
+# and Sentry.
+TRACE_HEADERS = ("traceparent", "tracestate", "baggage", "sentry-trace")
+
 J = TypeVar("J")
 J_co = TypeVar("J_co", covariant=True)
 
@@ -18,8 +22,10 @@ J_co = TypeVar("J_co", covariant=True)
 class Work(Protocol[J_co]):
     """Anything that can be enqueued: a call, a chain, a group."""
 
-    def children(self, now: float) -> tuple[Sequence[Task], J_co]:
-        """Its tasks, with `now` by the store's clock, and the job that `enqueue` returns."""
+    def children(self, now: float, headers: Mapping[str, str]) -> tuple[Sequence[Task], J_co]:
+        """Its tasks, with `now` by the store's clock, and the job that `enqueue` returns. `headers`: each task gets
+        them, unless its call has given others of these names.
+        """
 
 
 class CurrentTask:
@@ -114,7 +120,8 @@ class CurrentTask:
             current_task().enqueue(resize.call(path))
             current_task().enqueue(group(resize.call(path) for path in paths).then(report.call()))
 
-        The tasks of the returned jobs exist as soon as this task has succeeded.
+        The tasks of the returned jobs exist as soon as this task has succeeded. They pass the enqueue middleware here,
+        and inherit the trace headers of this task (`traceparent`, `tracestate`, `baggage`, `sentry-trace`).
         """
         if self._adopt is None:
             raise NoCurrentTask("no worker runs this task here, so there is no success to enqueue others with")
@@ -123,9 +130,10 @@ class CurrentTask:
             raise InvalidOptionType("work", work, "a call, a chain or a group: send_email.call(…)")
         tasks: list[Task] = []
         jobs: list[J] = []
+        inherited = {name: self.headers[name] for name in TRACE_HEADERS if name in self.headers}
 
         def of(now: float) -> Sequence[Task]:
-            made, job = work.children(now)
+            made, job = work.children(now, inherited)
             tasks.extend(made)
             jobs.append(job)
             return tasks

@@ -23,7 +23,7 @@ from bullpen.tasks.model.annotations import signature_of
 class Hook:
     """A function in one of the four forms, as a context manager."""
 
-    __slots__ = ("_open", "blocking_form", "function", "is_async", "name", "what")
+    __slots__ = ("_open", "blocking_form", "for_children", "function", "is_async", "name", "what")
 
     def __init__(self, function: Callable[..., Any], what: str) -> None:
         if not callable(function):
@@ -35,6 +35,7 @@ class Hook:
         around = inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain)
         self.is_async = inspect.isasyncgenfunction(plain) or (not around and _is_coroutine_function(function))
         self.blocking_form: Hook | None = None if self.is_async else self  # to be entered where no event loop runs
+        self.for_children = True  # of middleware around enqueue: whether it surrounds `current_task().enqueue` too
         make = plain if around else _yielding(function, self.is_async)
         self._open: Callable[..., Any] = asynccontextmanager(make) if self.is_async else contextmanager(make)
 

@@ -61,6 +61,11 @@ ErrorKind = (
     | Literal["upstream", "input"]
 )
 
+# How an attempt ended, or a task that was never claimed ("expired"). "failed" is for good, "retried" waits for its next
+# attempt; "crashed": the worker or the process of the attempt died, whether or not the task runs again; "released":
+# nothing is counted.
+TaskOutcome = Literal["success", "failed", "retried", "cancelled", "expired", "crashed", "released"]
+
 OnFailure = Literal["fail", "continue"]
 UniqueScope = Literal["alive", "waiting"]
 
@@ -193,6 +198,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def is_final(self) -> bool:
         return self.status in FINAL
+
+    @property
+    def waited(self) -> float | None:
+        """Seconds from the instant at which it was due to its latest claim."""
+        return None if self.started_at is None else max(self.started_at - self.eta, 0.0)
 
     @property
     def repeats(self) -> bool:
@@ -448,6 +458,19 @@ def _give_up(task: Task, error: TaskError, *, failures: int, crashes: int) -> Se
     if not task.repeats or task.on_failure != "continue":
         return given_up
     return _followed(msgspec.structs.replace(given_up, failures=0, crashes=0), task, error.at)
+
+
+def outcome_of(task: Task, settlement: Settlement) -> TaskOutcome:
+    """How the attempt of `task` ended."""
+    if settlement.status is SUCCESS or settlement.completed_runs > task.completed_runs:
+        return "success"
+    if settlement.status is CANCELLED:
+        return "cancelled"
+    if settlement.error is None or (settlement.status is PENDING and settlement.error.kind == "unknown_function"):
+        return "released"
+    if settlement.error.kind in ("crash", "lost") or settlement.crashes > task.crashes:
+        return "crashed"
+    return "failed" if settlement.status is FAILED or settlement.next_run else "retried"
 
 
 # How a move changes a task: the same in every store.

@@ -121,7 +121,8 @@ class TaskAttempt:
 
     # Defaults on the class: most attempts never set these.
     unit: asyncio.Task[None] | None = None
-    began = False  # the function may have been called
+    began_at: float | None = None  # when the function may have been called, on the loop's clock; None: not yet
+    ran: float | None = None  # seconds that it has run, once it has ended
     ended = False  # it has a settlement, or another worker has the task
     interruption: Interruption | None = None
     progress: Progress | None = None  # the latest report; any thread sets it
@@ -187,7 +188,7 @@ class TaskAttempt:
         if definition.is_async:
             self.unit = lane.loop.create_task(self._run_on_loop())
         else:
-            self.began = True
+            self.began_at = lane.loop.time()
             if runs_apart:
                 self._run_in_process()
             else:
@@ -231,7 +232,7 @@ class TaskAttempt:
         if self.interruption is not None:
             lane.settle(self, self._interrupted(None))
             return
-        self.began = True
+        self.began_at = lane.loop.time()
         primitives.failpoint("attempt.before")
         if lane.reports.watched:
             lane.reports.event(Kind.TASK_STARTED, self.task)
@@ -262,6 +263,7 @@ class TaskAttempt:
         if self.ended:  # before a thread was free: it never runs
             lane.settle_from_thread(self, None)
             return
+        self.began_at = began_at = lane.loop.time()  # only now: it may have waited for a thread
         primitives.failpoint("attempt.before")
         if lane.reports.watched:
             lane.reports.event(Kind.TASK_STARTED, self.task)
@@ -281,6 +283,7 @@ class TaskAttempt:
                 settlement = self._raised(error)
             else:
                 settlement = self._returned(value)
+        self.ran = lane.loop.time() - began_at
         primitives.failpoint("attempt.after")
         lane.settle_from_thread(self, settlement)
 
@@ -461,7 +464,7 @@ class TaskAttempt:
             return cancel(self.task)
         if why is Interruption.TIMEOUT:
             return self._timed_out(error)
-        if self.task.at_most_once and self.began:
+        if self.task.at_most_once and self.began_at is not None:
             self._log(logging.ERROR, "lost: it was interrupted (%s) and must not run again", why.value)
             return crash(self.task, self._error("lost", None, f"it was interrupted: {why.value}"))
         self._log(logging.INFO, "released: %s", why.value)
@@ -555,7 +558,7 @@ class TaskAttempt:
         if self.interruption is None or why is Interruption.LOST:
             self.interruption = why
         if self.unit is not None:
-            if self.began:
+            if self.began_at is not None:
                 self.unit.cancel()
             self._give_up_within(PATIENCE if why in _PATIENT else SHORT_PATIENCE)
         elif self._future is not None:

@@ -136,7 +136,7 @@ class StoreExchange:
         if attempt.completion is not None:
             await self._report_completed(attempt, settlement, attempt.completion, rejected=rejected)
         elif not rejected or (attempt.repeated and await self._was_applied(settlement)):
-            self._reports.settled(attempt.task, settlement)
+            self._reports.settled(attempt.task, settlement, attempt.ran)
         else:
             self._reports.lost(attempt.task, f"the store rejected {settlement.status}: another attempt has the task")
 
@@ -148,7 +148,7 @@ class StoreExchange:
         if not rejected:
             if attempt.returned:
                 self._reports.log(logging.ERROR, task, "failed: %s; now %s", UNCOMMITTED, after.status)
-            self._reports.settled(task, after)
+            self._reports.settled(task, after, attempt.ran)
             return
         now = await self._get(task.id)
         if now is None or (
@@ -156,7 +156,7 @@ class StoreExchange:
         ):
             if not attempt.returned:
                 self._reports.log(logging.WARNING, task, "raised after complete(): the completion stands")
-            self._reports.settled(task, completion)
+            self._reports.settled(task, completion, attempt.ran)
         else:
             self._reports.lost(task, f"the store rejected {after.status}: another attempt has the task")
 

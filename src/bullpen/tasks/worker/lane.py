@@ -170,8 +170,11 @@ class LaneRunner:
         attempt.ended = True
         if attempt.timer is not None:
             attempt.stop_timer()
-        if attempt.began and self.reports.watched:
-            self.reports.event(Kind.TASK_ENDED, attempt.task)
+        if attempt.began_at is not None:
+            if attempt.ran is None:
+                attempt.ran = self.loop.time() - attempt.began_at
+            if self.reports.watched:
+                self.reports.event(Kind.TASK_ENDED, attempt.task, ran=attempt.ran)
         if settlement is None:
             self.held.pop(attempt.key, None)
             self.reports.lost(attempt.task, Interruption.LOST.value)

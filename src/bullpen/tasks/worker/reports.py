@@ -12,7 +12,7 @@ from typing import Any
 from bullpen import primitives
 from bullpen.errors import StorageGone
 from bullpen.escaping import escape
-from bullpen.tasks.model.task import CANCELLED, FAILED, SUCCESS, Settlement, Task
+from bullpen.tasks.model.task import CANCELLED, FAILED, SUCCESS, Settlement, Task, TaskError, TaskOutcome, outcome_of
 from bullpen.tasks.storage.port import WorkerRecord
 from bullpen.telemetry import Kind, TelemetryEvent
 
@@ -50,7 +50,16 @@ class Reports:
         self._observer = observer
         self._clock = clock
 
-    def event(self, kind: Kind, task: Task | None = None, detail: Any = None) -> None:
+    def event(
+        self,
+        kind: Kind,
+        task: Task | None = None,
+        detail: Any = None,
+        *,
+        ran: float | None = None,
+        outcome: TaskOutcome | None = None,
+        error: TaskError | None = None,
+    ) -> None:
         if self._observer is None:
             return
         if task is None:
@@ -65,6 +74,11 @@ class Reports:
                 task=task.id,
                 attempt=task.attempt,
                 queue=task.queue,
+                function=task.func_path,
+                waited=task.waited,
+                ran=ran,
+                outcome=outcome,
+                error=None if error is None else error.type or error.kind,
             )
         try:
             self._observer(event)
@@ -92,12 +106,13 @@ class Reports:
         """Whether successful tasks are reported at all."""
         return self.watched or logger.isEnabledFor(logging.DEBUG)
 
-    def settled(self, task: Task, settlement: Settlement) -> None:
-        """The store has applied the settlement of a task."""
+    def settled(self, task: Task, settlement: Settlement, ran: float | None) -> None:
+        """The store has applied the settlement of a task. `ran`: seconds that its function has run."""
         if logger.isEnabledFor(logging.DEBUG):
             self.log(logging.DEBUG, task, "settled as %s", settlement.status)
         if self.watched:
-            self.event(_kind(task, settlement), task, settlement.delay)
+            kind, outcome = _kind(task, settlement), outcome_of(task, settlement)
+            self.event(kind, task, settlement.delay, ran=ran, outcome=outcome, error=settlement.error)
 
     def lost(self, task: Task, why: str) -> None:
         self.log(logging.WARNING, task, "lost: %s", why)
@@ -107,7 +122,13 @@ class Reports:
         """The worker has taken `task` back from `owner`. `task.attempt` is the lost attempt."""
         where = f" on {record.host}" if record is not None else ""
         self.log(logging.WARNING, task, "taken back from worker %s%s, now %s", owner, where, task.status)
-        self.event(Kind.TASK_RESCUED, task, str(task.status))
+        crashed = task.error is not None and task.error.attempt == task.attempt
+        error = task.error if crashed else None
+        self.event(Kind.TASK_RESCUED, task, str(task.status), outcome="crashed" if crashed else "released", error=error)
+
+    def expired(self, task: Task) -> None:
+        """The task was not started in time."""
+        self.event(Kind.TASK_EXPIRED, task, outcome="expired", error=task.error)
 
 
 def _kind(task: Task, settlement: Settlement) -> Kind:

@@ -23,7 +23,6 @@ from bullpen.tasks.model.task import Settlement, Task, TaskError, crash, release
 from bullpen.tasks.storage.port import Storage, WorkerRecord
 from bullpen.tasks.worker.identity import is_dead, is_on_this_host
 from bullpen.tasks.worker.reports import Reports
-from bullpen.telemetry import Kind
 
 RESCUED, TENDED, ROUNDS = 100, 500, 10
 PATIENCE = 2  # leases
@@ -73,7 +72,7 @@ class Upkeep:
         for _ in range(ROUNDS):
             late = await self._storage.expire(limit=TENDED)
             for task in late:
-                self._reports.event(Kind.TASK_EXPIRED, task)
+                self._reports.expired(task)
             if len(late) < TENDED:
                 return False
         return True
