@@ -122,7 +122,7 @@ LAYERS = [
         third_party="asgiref django django_tasks",
     ),
     # What brings both wings together.
-    Layer("testing", f"{GROUND} pools tasks", third_party="hypothesis msgspec pytest"),
+    Layer("testing", f"{GROUND} pools tasks", third_party="hypothesis msgspec pytest sqlalchemy"),
     Layer("cli", "ALL", third_party="msgspec"),
     Layer("__main__", "ALL"),
     Layer("", "ALL"),  # bullpen/__init__.py

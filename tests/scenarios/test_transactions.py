@@ -24,6 +24,7 @@ from bullpen import AsyncWorkerPool, StorageError, TaskFailed, TaskNotFound, Tas
 from bullpen.errors import InvalidOption, InvalidOptionType, QueueError, TaskExists
 from bullpen.tasks.model.task import SUCCESS
 from bullpen.tasks.storage.postgres.store import PostgresStorage
+from bullpen.testing import assert_enqueued, assert_not_enqueued, enqueued, in_memory
 from tests.postgres import new_schema, run
 
 PATIENCE = 60.0
@@ -250,6 +251,122 @@ async def test_a_transaction_that_does_not_see_the_holder_of_a_key_cannot_give_i
 
 
 def _greet() -> None: ...
+
+
+# In tests: the fixture `bullpen_queue` and `in_memory`.
+
+HOOKED = [sqlalchemy_async, session_async, scoped_async, sqlalchemy_sync, session_sync, scoped_sync]
+
+
+@pytest.mark.parametrize("opened", [*ASYNC, *SYNC])
+async def test_a_store_in_memory_keeps_a_task_when_the_transaction_commits(postgres_url: str, opened: Opened) -> None:
+    queue = TaskQueue("postgresql://nowhere.invalid/shop")
+    greet = queue.task(name="greet")(_greet)
+
+    async def enqueue(open_now: Open, **options: Any) -> Any:
+        function = greet.using(connection=open_now.connection, **options)
+        return function.enqueue() if opened in SYNC else await function.aenqueue()
+
+    async def ids() -> list[str]:
+        return [info.id for info in await queue.alist()]
+
+    with in_memory(queue):
+        async with opened(postgres_url) as here:
+            never = await enqueue(here)
+            await done(here.rollback())
+            at_once = [] if opened in HOOKED else [never.id]  # the others report no commit
+            assert await ids() == at_once
+        async with opened(postgres_url) as here:
+            job = await enqueue(here, unique_key="anna", delay=60)
+            again = await enqueue(here, unique_key="anna")
+            assert (job.is_new, again.is_new, again.id) == (True, False, job.id)
+            with pytest.raises(TaskExists):
+                await enqueue(here, unique_key="anna", on_duplicate="reject")
+            with pytest.raises(InvalidOption, match="'return' or 'reject'"):
+                await enqueue(here, unique_key="anna", on_duplicate="replace")
+            if opened in HOOKED:
+                assert await ids() == []
+            await done(here.commit())
+            assert await ids() == [*at_once, job.id]
+        async with opened(postgres_url) as here:
+            await enqueue(here)
+            await done(here.commit())
+            assert len(await ids()) == len(at_once) + 2
+        async with opened(postgres_url) as here:
+            await enqueue(here)  # closed without a commit
+        assert len(await ids()) == 2 * len(at_once) + 2
+        if opened in ASYNC:
+            async with opened(postgres_url) as here:
+                with pytest.raises(InvalidOptionType, match="await aenqueue"):
+                    greet.using(connection=here.connection).enqueue()
+
+
+@pytest.mark.parametrize("opened", [sqlalchemy_sync, session_sync])
+async def test_a_store_in_memory_drops_the_tasks_of_a_savepoint_with_it(postgres_url: str, opened: Opened) -> None:
+    queue = TaskQueue("postgresql://nowhere.invalid/shop")
+    greet = queue.task(name="greet")(_greet)
+    with in_memory(queue):
+        async with opened(postgres_url) as here:
+            kept = [greet.using(connection=here.connection).enqueue()]
+            with here.connection.begin_nested():
+                kept.append(greet.using(connection=here.connection).enqueue())
+                assert_not_enqueued(greet)
+            assert_not_enqueued(greet)
+            with here.connection.begin_nested() as savepoint:
+                greet.using(connection=here.connection).enqueue()
+                with here.connection.begin_nested():
+                    greet.using(connection=here.connection).enqueue()
+                savepoint.rollback()
+            here.commit()
+            assert [call.info.id for call in enqueued(greet)] == [job.id for job in kept]
+
+
+async def test_a_session_that_joined_the_transaction_of_a_test_commits_its_tasks(postgres_url: str) -> None:
+    queue = TaskQueue("postgresql://nowhere.invalid/shop")
+    greet = queue.task(name="greet")(_greet)
+    engine = create_engine(postgres_url.replace("postgresql:", "postgresql+psycopg:"))
+    with in_memory(queue), engine.connect() as connection, connection.begin() as around:
+        with Session(connection, join_transaction_mode="create_savepoint") as session:
+            greet.using(connection=session).enqueue()
+            session.rollback()
+            greet.using(connection=session).enqueue()
+            assert_not_enqueued(greet)
+            session.commit()
+        assert len(enqueued(greet)) == 1
+        around.rollback()
+    engine.dispose()
+
+
+async def test_a_store_in_memory_keeps_a_task_at_once_in_autocommit_mode(postgres_url: str) -> None:
+    queue = TaskQueue("postgresql://nowhere.invalid/shop")
+    greet = queue.task(name="greet")(_greet)
+    engine = create_engine(postgres_url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
+    with in_memory(queue), engine.connect() as connection:
+        greet.using(connection=connection).enqueue()
+        assert_enqueued(greet)
+    engine.dispose()
+
+
+def test_a_store_in_memory_takes_the_connections_that_the_own_store_takes(tmp_path: Path) -> None:
+    engine = create_engine("sqlite://")
+    on_sqlite, on_postgres = TaskQueue(f"sqlite:///{tmp_path}/jobs.db"), TaskQueue("postgresql://nowhere.invalid/shop")
+    with sqlite3.connect(":memory:") as connection, Session(engine) as session:
+        for queue, wrong in ((on_sqlite, session), (on_postgres, connection), (on_postgres, "text")):
+            with in_memory(queue), pytest.raises(InvalidOptionType, match="connection must be"):
+                queue.task(name="greet")(_greet).using(connection=wrong).enqueue()
+        with in_memory(on_sqlite):
+            on_sqlite.task(name="greet")(_greet).using(connection=connection).enqueue()
+            assert len(on_sqlite.list()) == 1
+        with in_memory(TaskQueue("memory://")) as queue:
+            queue.task(name="greet")(_greet).using(connection=connection).enqueue()
+            queue.task(name="other")(_greet).using(connection=session).enqueue()
+            assert [info.name for info in queue.list()] == ["greet"]
+            session.commit()
+            assert [info.name for info in queue.list()] == ["greet", "other"]
+        with in_memory(TaskQueue("redis://nowhere.invalid")) as queue, pytest.raises(StorageError, match="transaction"):
+            queue.task(name="greet")(_greet).using(connection=session).enqueue()
+    connection.close()
+    engine.dispose()
 
 
 async def test_many_are_enqueued_in_their_order(postgres_url: str, queue: TaskQueue) -> None:

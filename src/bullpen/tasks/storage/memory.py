@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -287,10 +287,15 @@ class MemoryStorage(StoreRules):
         if limit is not None and limit.rate is not None:
             self._starts[task.queue].append(now)
 
-    def add_in(self, connection: Any, tasks: Sequence[Task], duplicates: Duplicates = RETURN) -> Sequence[str]:  # noqa: ARG002
+    def add_in(
+        self,
+        connection: Any,  # noqa: ARG002
+        tasks: Sequence[Task],  # noqa: ARG002
+        duplicates: Duplicates = RETURN,  # noqa: ARG002
+    ) -> Sequence[str] | Awaitable[Sequence[str]]:
         raise _no_transaction()
 
-    def now_in(self, connection: Any) -> float:  # noqa: ARG002
+    def now_in(self, connection: Any) -> float | Awaitable[float]:  # noqa: ARG002
         raise _no_transaction()
 
     def settle_in(self, connection: Any, settlement: Settlement) -> None:  # noqa: ARG002
