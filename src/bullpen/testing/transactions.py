@@ -126,7 +126,7 @@ class _UserTransaction(Protocol):
     def stop_listening(self) -> None: ...
 
 
-class _Listener:
+class _CommitListener:
     """Listens to the events of one connection or session."""
 
     def __init__(self, source: Any, keep: Keep) -> None:
@@ -151,7 +151,7 @@ class _Listener:
         self._keep(added)
 
 
-class _SessionTransaction(_Listener):
+class _SessionTransaction(_CommitListener):
     """Of a session. Its own commit counts, also if the session has joined a transaction that a test rolls back."""
 
     def _listeners(self) -> dict[str, Callable[..., None]]:
@@ -185,7 +185,7 @@ def _lineage(transaction: Any) -> list[Any]:
     return around
 
 
-class _CoreTransaction(_Listener):
+class _CoreTransaction(_CommitListener):
     """Of a connection without a session."""
 
     def __init__(self, source: Any, keep: Keep) -> None:
