@@ -196,8 +196,10 @@ for path in ("trap.Trap", "lazy.Trap", "os.system", "json.loads", "shop.tasks", 
     try:
         _error(path, "").exception_class
         print("found", path)
-    except ValueError as error:
+    except ImportError as error:
         assert "import it first" in str(error)
+    except ValueError as error:
+        assert "does not reference a valid exception" in str(error)
 """
     )
     assert python(folder, source, **DJANGO, BULLPEN_URL=f"sqlite:///{tmp_path}/jobs.db") == ""

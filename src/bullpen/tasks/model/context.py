@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
 from bullpen.errors import Cancel, InvalidOption, InvalidOptionType, NoCurrentTask
+from bullpen.tasks.model.info import TaskInfo, info_of
 from bullpen.tasks.model.task import Progress, Task, scheduled_time_of, writable
 
 # A task that `current_task().enqueue` makes inherits these, so that a trace goes on: W3C Trace Context and Baggage,
@@ -60,6 +61,11 @@ class CurrentTask:
     def id(self) -> str:
         """The same in every attempt: use it as idempotency key."""
         return self._task.id
+
+    @property
+    def info(self) -> TaskInfo:
+        """The task as it was when this attempt began: its options, times and earlier errors."""
+        return info_of(self._task)
 
     @property
     def name(self) -> str:

@@ -118,6 +118,8 @@ class TaskRegistry:
         self._definitions: dict[str, TaskDefinition] = {}
         self._aliases: dict[str, TaskDefinition] = {}
         self.hooks = Hooks()
+        # The queues that workers serve unless they are told others. Empty: "default", and the queues of the functions.
+        self.served_queues: tuple[str, ...] = ()
 
     def register(
         self,

@@ -95,6 +95,7 @@ class TaskError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     message: str = ""
     traceback: str = ""
     worker: str = ""
+    started_at: Instant | None = None  # of the attempt; None if it never started
 
     @property
     def names(self) -> frozenset[str]:

@@ -527,6 +527,7 @@ class TaskAttempt:
             message=writable(message)[:MESSAGE_KEPT],
             traceback="" if error is None else writable(_traceback_of(error))[-TRACEBACK_KEPT:],
             worker=self._lane.worker,
+            started_at=self.task.started_at,
         )
 
     def _now(self) -> float:

@@ -122,6 +122,7 @@ class _Decision:
             at=now,
             message=f"worker {owner} {self._what_happened_to(owner, record, now)}",
             worker=owner,
+            started_at=task.started_at,
         )
         return crash(task, error)
 

@@ -368,5 +368,7 @@ class AsyncWorkerPool:
 
 
 def queues_of(registry: TaskRegistry) -> tuple[str, ...]:
-    """The default queue and the queues of the registered functions."""
-    return tuple(dict.fromkeys(["default", *(definition.options.queue for definition in registry)]))
+    """The queues that the registry names; without any, the default queue and the queues of the registered functions."""
+    return registry.served_queues or tuple(
+        dict.fromkeys(["default", *(definition.options.queue for definition in registry)])
+    )

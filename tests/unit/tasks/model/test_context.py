@@ -30,6 +30,7 @@ def test_a_task_knows_itself() -> None:
         assert task.deadline == deadline
         assert task.headers == {"a": "b"}
         assert task.max_retries == 0
+        assert (task.info.id, task.info.attempt, task.info.priority) == ("id-1", 3, 0)
         assert not task.is_cancelled
 
 
