@@ -146,7 +146,8 @@ def test_tasks_of_a_worker_that_died_on_this_host_run_again_within_two_seconds()
             assert asyncio.get_running_loop().time() - began <= 2.0
         assert (task.status, task.attempt) == (SUCCESS, 2)
         assert [error.kind for error in task.errors] == ["crash"]
-        assert task.errors[0].started_at is not None and task.errors[0].started_at <= task.errors[0].at
+        assert task.errors[0].started_at is not None
+        assert task.errors[0].started_at <= task.errors[0].at
         assert [record.id for record in await desk.storage.workers()] == []
         assert Kind.TASK_RESCUED in [event.kind for event in events]
 
