@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: run the rounds, print the report, write what was asked for."""
+"""``python -m benchmarks``: runs the rounds, prints the report, and writes the requested files."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _size(names: Sequence[str], text: str) -> tuple[str, float]:
 
 
 def _chosen(suite: Suite, only: Sequence[str] | None, peers: Sequence[str] | None) -> Suite:
-    """The works asked for. A filter by peer keeps the reference, without which there is no ratio."""
+    """The selected works. A filter by peer keeps the reference, because every ratio needs it."""
     works = [work for work in suite.works if not only or work.name in only]
     if peers:
         kept = [

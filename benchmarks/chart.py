@@ -88,7 +88,7 @@ class Axis:
 
 
 def draw(run: Run, interpreter: Interpreter) -> str:
-    """One chart for one interpreter: throughput above, what should be small below."""
+    """One chart for one interpreter: throughput above, figures that should be small below."""
     panels = [
         (f"{run.suite.higher} — longer is better", _groups(run, interpreter, "higher")),
         (f"{run.suite.lower} — shorter is better", _groups(run, interpreter, "lower")),
@@ -111,7 +111,7 @@ def draw(run: Run, interpreter: Interpreter) -> str:
 
 
 def page(title: str, height: int, body: Sequence[str]) -> str:
-    """A whole file, light or dark as its reader is."""
+    """A whole SVG file, which follows the reader's light or dark colour scheme."""
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     return "\n".join(
         [
@@ -154,7 +154,7 @@ def _panel(title: str, groups: Sequence[Group], y: int) -> tuple[list[str], int]
 
 
 def _reach(groups: Sequence[Group]) -> float:
-    """The axis is for Bullpen, its goals and what is near them; a far larger ratio is cut, not the rest shrunk."""
+    """The axis fits Bullpen, its goals and similar ratios. A far larger ratio is cut; the others stay readable."""
     near = [1.5]
     for group in groups:
         for row in group.rows:
@@ -180,7 +180,7 @@ def _group(group: Group, axis: Axis, y: int) -> Iterator[str]:
 
 
 def _goals(row: Row) -> list[Bar]:
-    """Those that can be drawn on the axis: ratios to the reference of the group."""
+    """The bars that the axis can show: ratios to the reference of the group."""
     return [verdict.bar for verdict in row.verdicts if verdict.bar.of == "ratio" and not verdict.bar.beside]
 
 

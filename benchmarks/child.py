@@ -1,8 +1,8 @@
 """One measurement in a process of its own: ``python -m benchmarks.child SUITE WORK CONTESTANT SIZES``.
 
 A process per measurement keeps one peer's garbage, threads and grown heap from slowing down the next one. The sizes are
-a JSON object. The last line of standard output is one too; ``SUITE --probe [PEER]`` instead tells what this interpreter
-has.
+a JSON object, and so is the last line of standard output. ``SUITE --probe [PEER]`` instead prints the peers that this
+interpreter can import.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def main(arguments: list[str]) -> None:
     if arguments[1] == "--probe":
         print(json.dumps(probe([peer for peer in suite.peers() if peer.name in (arguments[2:] or [peer.name])])))
         return
-    logging.disable(logging.WARNING)  # a line for each task would be what is measured
+    logging.disable(logging.WARNING)  # otherwise the log lines would dominate the measurement
     work, label, sizes = arguments[1:]
     figures = suite.find(work, label).measure(type(suite.full)(**json.loads(sizes)))
     print(json.dumps(dict(figures)))
 
 
 def probe(peers: Sequence[Peer]) -> dict[str, object]:
-    """This interpreter, the versions of those peers it has, and why it lacks the others."""
+    """This interpreter, the versions of its peers, and the reason for each missing one."""
     versions: dict[str, str] = {}
     missing: dict[str, str] = {}
     for peer in peers:

@@ -1,7 +1,7 @@
 """``python -m benchmarks.environments FOLDER [PEER…]``: a virtual environment for each peer on a server.
 
-They cannot share one: they want different versions of redis-py, and of each other. Here each has its newest version
-with what it asks for itself. Give the folder to ``python -m benchmarks redis --environments FOLDER``.
+They cannot share one, because they need different versions of redis-py, and of each other. Each gets its newest version
+and its own dependencies. Give the folder to ``python -m benchmarks redis --environments FOLDER``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .suites import SUITES
 
 
 def main(folder: Path, names: list[str]) -> int:
-    """Exit 1 if somebody could not be installed; the others are."""
+    """Exit 1 if a peer could not be installed. The others are installed nevertheless."""
     peers = {peer.name: peer for suite in ("redis", "postgres") for peer in SUITES[suite].peers() if peer.install}
     failed = [name for name, peer in peers.items() if name != OURS and name in (names or peers) and make(folder, peer)]
     print(f"not installed: {', '.join(failed)}" if failed else "all are installed")

@@ -1,7 +1,7 @@
-"""What a benchmark starts ends with it, however it ends, and with all that was started there. On Linux.
+"""Ends every process that a benchmark starts when the benchmark ends, also if it is killed. Linux only.
 
-A guarded program is the child of a small one, ``python guard.py DESCRIPTOR PROGRAM …``, which waits for two things: the
-end of the program, and that of whoever has started it, which closes a pipe. After either it kills the whole session.
+A guarded program is the child of a guard, ``python guard.py DESCRIPTOR PROGRAM …``. The guard waits for the end of the
+program, and for the end of the benchmark, which closes a pipe. After either it kills the whole session.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Guarded(subprocess.Popen[Any]):
             os.close(death)
 
     def end(self) -> None:
-        """Kill it, and whatever it has started. May be called again."""
+        """Kill the program and its session. May be called again."""
         if self.returncode is None:
             if AVAILABLE:
                 _kill_session(self.pid)
@@ -70,7 +70,7 @@ def _session(leader: int) -> list[int]:
 
 
 def _end_with(death: int) -> None:
-    os.read(death, 1)  # nobody ever writes
+    os.read(death, 1)  # nothing is ever written: it returns when the pipe closes
     _kill_session(os.getpid())
     os._exit(1)
 

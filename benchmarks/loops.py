@@ -1,4 +1,4 @@
-"""The event loop that many asyncio programs run on instead of Python's own."""
+"""uvloop, the event loop that many asyncio programs use."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ from .model import Contestant, Metric, Sizes, Suite, Work
 
 ROOT = Path(__file__).resolve().parent.parent
 TIME_LIMIT_SECONDS = 300
-PAIRED = "/reference"  # after the key of a metric: its ratio to the reference, as the measurement itself has taken it
+PAIRED = "/reference"  # after the key of a metric: its ratio to the reference, if the measurement itself took it
 DISTORTING_VARIABLES = (
     "PYTHONDEVMODE",
     "PYTHONTRACEMALLOC",
     "PYTHONMALLOC",
     "PYTHONPROFILEIMPORTTIME",
-    "PYTHONDONTWRITEBYTECODE",  # with it every process that imports a module compiles it anew
+    "PYTHONDONTWRITEBYTECODE",  # it would make every process compile its modules again
 )
 
 
@@ -37,14 +37,14 @@ class InterpreterUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A Python to measure under, and what it can import. Some peers have an environment of their own."""
+    """A Python interpreter for the measurements, and its peers. Some peers have their own environment."""
 
     command: str
     python: str
     implementation: str
     versions: Mapping[str, str]
     missing: Mapping[str, str]
-    environments: Mapping[str, str] = field(default_factory=dict)  # a command for the name of a peer
+    environments: Mapping[str, str] = field(default_factory=dict)  # the command of each peer, by its name
 
     @property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One measurement that is about to be made, for those who show progress."""
+    """One measurement that begins now, for the progress line."""
 
     number: int
     total: int
@@ -94,7 +94,7 @@ class Results:
 
     @classmethod
     def kept(cls, file: Path) -> Results:
-        """What earlier commands have measured; nothing if there is no such file."""
+        """The results of earlier commands. Empty if there is no such file."""
         if not file.exists():
             return cls()
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -115,7 +115,7 @@ class Results:
     def best(
         self, interpreter: Interpreter, work: Work, among: Sequence[Contestant], metric: Metric
     ) -> Contestant | None:
-        """Whose median is the best; None if nobody was measured."""
+        """The contestant with the best median. None if there is no measurement."""
         medians = [
             (spread.median, number)
             for number, one in enumerate(among)
@@ -149,7 +149,7 @@ class Results:
 
 
 def probe(command: str, suite: Suite, environments: Path | None = None) -> Interpreter:
-    """Ask an interpreter what it is and which peers of the suite it has, or has an environment for in this folder."""
+    """Ask an interpreter for its version and its peers, including those with an environment in this folder."""
     answer = _run(command, [suite.name, "--probe"])
     if isinstance(answer, str):
         raise InterpreterUnusable(
@@ -224,7 +224,7 @@ def measure(
 
 
 def _run(command: str, arguments: Sequence[str]) -> dict[str, Any] | str:
-    """A child's answer, or what went wrong."""
+    """A child's answer, or its error."""
     pipe = subprocess.PIPE
     try:
         child = Guarded(
@@ -252,7 +252,7 @@ def _run(command: str, arguments: Sequence[str]) -> dict[str, Any] | str:
 
 
 def _environment() -> dict[str, str]:
-    """The caller's environment with this checkout in front, and without what would slow every peer down."""
+    """The caller's environment with this checkout in front, and without variables that slow every peer down."""
     environment = {name: value for name, value in os.environ.items() if name not in DISTORTING_VARIABLES}
     paths = [str(ROOT / "src"), str(ROOT), environment.get("PYTHONPATH", "")]
     return environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONIOENCODING": "utf-8"}

@@ -1,4 +1,4 @@
-"""The figures that several suites have: how many in a second, and how long one takes."""
+"""The metrics that several suites share: rates and latencies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LATENCY = (Metric(P50, "median", "µs", "lower"), Metric(P99, "99th percentile",
 
 
 def percentile(part: int, spans: Iterable[float]) -> float:
-    """The span that so many percent of them do not exceed."""
+    """The percentile: the given percentage of the spans does not exceed it."""
     ordered = sorted(spans)
     return ordered[len(ordered) * part // 100]
 

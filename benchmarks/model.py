@@ -21,7 +21,7 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A library that takes part: its name in the report, the object it needs, what to install, how it is opened."""
+    """A library that takes part: its name in the report, the object it needs, its package, and how it is opened."""
 
     name: str
     requires: str
@@ -29,7 +29,7 @@ class Peer:
     install: str | None
     opened_as: str
     open: Callable[[], Any] = lambda: None
-    is_rival: bool = True  # False for what is no library but the least that one has to do: raw statements
+    is_rival: bool = True  # False for raw statements, which are no library
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One comparison. The reference of all ratios is the first contestant, or the best of the peers, whoever it is
-    in this run; ours, the last, is judged by the bars, unless one names another.
+    """One comparison. The reference of all ratios is the first contestant, or the best peer of this run. The bars
+    judge Bullpen, the last contestant, unless a bar names another one.
 
     The title may name the fields of the suite's sizes: `{tasks:,} no-ops`.
     """
@@ -93,7 +93,7 @@ class Bar:
     """A promise: the median over the rounds, rounded to the two digits that are printed, reaches `limit`.
 
     Of the ratios to the reference, or of the figure itself. `beside` names the contestants the best of which is the
-    reference for this bar alone. `judges` names who has to reach it, if that is not the last contestant.
+    reference for this bar alone. `judges` names the contestant that has to reach it, if that is not the last one.
     """
 
     work: str
@@ -106,18 +106,18 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Works that are measured together, and what a reader has to know about all of them."""
+    """Works that are measured together, and notes about all of them."""
 
     name: str
     title: str  # of the chart
-    higher: str  # its panel of what should be large …
-    lower: str  # … and of what should be small
+    higher: str  # its panel of figures that should be large …
+    lower: str  # … and of figures that should be small
     works: tuple[Work, ...]
     bars: tuple[Bar, ...]
     full: Sizes
     quick: Sizes
     settings: Callable[[], Mapping[str, str]]  # shared by all contestants
-    notes: tuple[str, ...] = ()  # who takes no part in some work, and why
+    notes: tuple[str, ...] = ()  # contestants that are missing from a work, and why
 
     def bars_of(self, work: Work, metric: Metric, contestant: Contestant) -> tuple[Bar, ...]:
         return tuple(
@@ -137,7 +137,7 @@ class Suite:
         )
 
     def peers(self) -> list[Peer]:
-        """Each once: by what it requires."""
+        """Each peer once, by the object that it requires."""
         found = {contestant.peer.requires: contestant.peer for work in self.works for contestant in work.contestants}
         return list(found.values())
 

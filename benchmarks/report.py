@@ -17,7 +17,7 @@ from .model import Bar, Contestant, Metric, Sizes, Suite, Work, meets
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a bar says about a figure. A bar without a measurement is not met."""
+    """The verdict of a bar about a figure. A bar without a measurement is not met."""
 
     bar: Bar
     judged: Spread | None
@@ -27,7 +27,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One contestant's figure for one metric. There are verdicts about those that a bar judges."""
+    """One contestant's figure for one metric. It has verdicts if a bar judges it."""
 
     work: Work
     metric: Metric
@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything that was measured, with the settings it was measured under."""
+    """All figures of a run, and its settings."""
 
     interpreters: Sequence[Interpreter]
     suite: Suite
@@ -87,7 +87,7 @@ class Run:
         return Verdict(bar, judged, met, reference.label if reference else "")
 
     def above_floor(self, interpreter: Interpreter, work: Work, metric: Metric) -> Spread | None:
-        """Ours as a part of what the raw statements do, where a work is compared with its peers."""
+        """Bullpen's figure as a fraction of the raw statements, where a work is compared with its peers."""
         if work.reference == "first" or work.floor is None or work.judged is None:
             return None
         return self.results.ratio(interpreter, work, work.judged, metric, work.floor)
@@ -114,12 +114,12 @@ class Run:
 
 
 def versions(interpreter: Interpreter) -> str:
-    """What a reader needs to repeat the run: this Python and its peers."""
+    """The Python and the versions of the peers, so that a reader can repeat the run."""
     return ", ".join([interpreter.name, *(f"{name} {version}" for name, version in interpreter.versions.items())])
 
 
 def omissions(run: Run, interpreter: Interpreter) -> Iterator[str]:
-    """One sentence for each peer that is missing, and what to do about it; and for those that cannot take part."""
+    """One sentence for each missing peer, with the command that installs it, and for each that cannot take part."""
     needed = {contestant.peer.requires: contestant.peer for work in run.suite.works for contestant in work.contestants}
     for requirement, reason in interpreter.missing.items():
         if peer := needed.get(requirement):
@@ -155,7 +155,7 @@ def markdown(run: Run) -> str:
         f"`{command} --markdown` wrote this file, from one run{f' in {parts} parts' if parts > 1 else ''}.",
         "Values are medians, with the smallest and the largest round in brackets.",
         "× is the ratio to the row of each table that has 1 ×, taken round by round.",
-        "`docs/reference/benchmarks.md` says how it is measured, and what the ratios do not mean.",
+        "`docs/reference/benchmarks.md` describes the method, and the limits of the ratios.",
         "",
     ]
     lines += [f"- {name}: {value}" for name, value in run.settings().items()]

@@ -1,4 +1,4 @@
-"""Work from asyncio: functions on threads, and coroutines of which so many may run at once.
+"""Work from asyncio: functions on threads, and coroutines with a limit of concurrency.
 
 A loop here is a coroutine function that gets the function and how often to call it. When the clock starts, the event
 loop runs and the pool has done its warm-up.
@@ -22,7 +22,7 @@ from .settings import COROUTINES_AT_ONCE, WORKERS, Sizes, noop
 from .timing import WorkNotDone
 
 AsyncLoop = Callable[[Callable[..., Any], int], Awaitable[object]]
-"""Calls a function that many times; returns what must stay alive until the clock has stopped."""
+"""Calls a function that many times. Returns the objects that must stay alive until the clock has stopped."""
 Opened = Callable[[], AbstractAsyncContextManager[AsyncLoop]]
 
 

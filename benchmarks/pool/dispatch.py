@@ -1,8 +1,8 @@
-"""What one dispatch costs with few and with many workers.
+"""The cost of one dispatch with few and with many workers.
 
-Real threads would measure the kernel at 10,000 workers, so the workers are scripted: they start at once, keep what they
-are handed, and finish it when told. What is left is the pool's own work: admit, reserve a worker, hand over, take
-back. All of it happens on the measuring thread.
+Real threads would measure the kernel at 10,000 workers, so the workers are scripted: they start at once, keep the
+requests that they get, and finish them on command. The rest is the pool's own work: admit, reserve a worker, hand over,
+complete. All of it happens on the measuring thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bytes per queued request and per idle worker.
 
-Two views of each. *Traced* is what Python objects weigh (`tracemalloc`, repeatable to the byte). *Resident* is how much
-the process grew (pages from the kernel: allocator slack, thread stacks and arenas included, and noisier). The resident
-pass comes first, since tracing would itself grow the process.
+Two views of each. *Traced* is the size of the Python objects (`tracemalloc`, repeatable to the byte). *Resident* is the
+growth of the process (pages from the kernel: allocator slack, thread stacks and arenas included, and noisier). The
+resident pass comes first, because tracing would grow the process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORKER_TRACED = "worker-traced"
 WORKER_RESIDENT = "worker-resident"
 
 SETTLE_SECONDS = 0.1
-REQUESTS_BEFORE = 5_000  # so that what a pool makes once, or keeps of its first requests, is there in both
+REQUESTS_BEFORE = 5_000  # both figures include the objects that a pool makes once, or keeps of its first requests
 Meter = Callable[[], float]
 _STATM = Path("/proc/self/statm")
 
@@ -36,7 +36,7 @@ def memory(open_pool: Callable[[int], Any]) -> Measure:
 
     def measure(sizes: Sizes) -> Mapping[str, float]:
         figures: dict[str, float] = {}
-        with open_pool(1) as pool:  # what is imported, or made once for all pools, is no pool's weight
+        with open_pool(1) as pool:  # imports, and objects that all pools share, do not count
             pool.submit(noop).result()
         if _STATM.exists():
             figures[WORKER_RESIDENT] = _per_idle_worker(open_pool, sizes.idle_workers, _resident)
@@ -51,7 +51,7 @@ def memory(open_pool: Callable[[int], Any]) -> Measure:
 
 
 def _per_queued_request(open_pool: Callable[[int], Any], count: int, meter: Meter) -> float:
-    """Block every worker, then queue no-ops. The caller keeps no future, so what is weighed is what the pool holds."""
+    """Block every worker, then queue no-ops. The caller keeps no future, so the figure is the memory of the pool."""
     gate, waiting = Event(), Semaphore(0)
 
     def block() -> None:
@@ -72,14 +72,14 @@ def _per_queued_request(open_pool: Callable[[int], Any], count: int, meter: Mete
 
 
 def _per_idle_worker(open_pool: Callable[[int], Any], count: int, meter: Meter) -> float:
-    """What each worker adds: a pool of many weighed against a pool of few, both after the same work."""
+    """The memory of each worker: a pool of many compared with a pool of few, both after the same work."""
     few = count // 4
     weight_of_few = _pool_of(open_pool, few, meter)
     return (_pool_of(open_pool, few + count, meter) - weight_of_few) / count
 
 
 def _pool_of(open_pool: Callable[[int], Any], count: int, meter: Meter) -> float:
-    """Make every worker start by letting them meet, let all do some work and go idle, and weigh the pool."""
+    """Start every worker at a barrier, let all run some requests and go idle, and measure the pool."""
     before = meter()
     with open_pool(count) as pool:
         meeting = Barrier(count)

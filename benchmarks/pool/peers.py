@@ -1,7 +1,7 @@
 """Each library in its own idiom: how it is opened, and the loop its users would write.
 
 No adapter stands between a loop and a peer. A loop receives the peer's own bound method (``pool.submit``,
-``pool.apply_async``), so nobody pays for a wrapper. Peers are imported by name when opened, so a missing one is a
+``pool.apply_async``), so no peer pays for a wrapper. Peers are imported when they are opened: a missing one is a
 message and not a crash.
 """
 
@@ -22,7 +22,7 @@ from .settings import COROUTINES_AT_ONCE, LIMIT_SECONDS, MAX_QUEUE, WORKERS
 
 Function = Callable[..., object]
 Loop = Callable[[Function, int], object]
-"""Runs a function that many times on an open pool; returns what must stay alive until the clock has stopped."""
+"""Runs a function that many times on an open pool. Returns the objects that must live until the clock has stopped."""
 TimedLoop = Callable[[Function, int], list[int]]
 """Runs a function that many times, one after the other; returns the nanoseconds of each call."""
 L = TypeVar("L", Loop, TimedLoop)
@@ -166,7 +166,7 @@ def gather_async_results(apply_async: Callable[..., Any]) -> Loop:
 
 
 def serve(submit: Callable[..., object], *closing: Callable[[], object]) -> Loop:
-    """Submit everything and look at nothing; then close, which waits until all of it has run."""
+    """Submit all calls without keeping their futures, then close, which waits until all have run."""
 
     def loop(function: Function, count: int) -> object:
         for _ in range(count):

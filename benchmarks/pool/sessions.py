@@ -1,4 +1,4 @@
-"""What one request of a session costs with few and with many sessions.
+"""The cost of one request of a session with few and with many sessions.
 
 Workers are scripted, as in `dispatch`: all of it happens on the measuring thread. Every session is bound before the
 clock starts. Then requests are made as a web application would make them, `pool.using(session=id).submit(…)`, of

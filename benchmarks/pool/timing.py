@@ -1,7 +1,7 @@
 """One measurement of time: warm up, prove that the work is done, collect garbage, then let the clock run.
 
-The cyclic collector stays on while the clock runs, as it is for users: a pool that makes fewer or lighter objects is
-meant to gain from that. What a loop returns is freed after the clock has stopped.
+The cyclic collector stays on while the clock runs, as it is for users: a pool that makes fewer or smaller objects
+gains from that. The objects that a loop returns are freed after the clock has stopped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is measured, who takes part in it, and the bar Bullpen has set itself for each: all of it in tables."""
+"""The works of this suite as tables: the measurements, their contestants, and the bars for Bullpen."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""The process pool beside other process pools: `works` (what is measured, by whom, and the bars), `peers` (each library
-as its users open it), `timing` (one measurement), `calls` (what they run).
+"""The process pool beside other process pools: `works` (measurements, contestants and bars), `peers` (each library as
+its users open it), `timing` (one measurement), `calls` (the functions that run).
 """

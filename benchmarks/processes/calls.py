@@ -1,4 +1,4 @@
-"""What all peers run. Whoever does not fork the app imports this in every worker, so it needs little."""
+"""The functions that all peers run. A peer that does not fork the app imports this module in every worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATIENCE_SECONDS = 30.0  # for workers to start
 
 
 def noop(x: object = None) -> object:
-    """Cost nothing, so that only the pool is measured. Also sends back what it is sent."""
+    """Cost nothing, so that only the pool is measured. Also returns its argument."""
     return x
 
 
@@ -20,14 +20,14 @@ def nap(seconds: float) -> float:
 
 
 def die(note: str) -> None:
-    """Be killed; the note says when that was, on the clock that all processes share."""
+    """Kill this process. The file gets the time, on the clock that all processes share."""
     with open(note, "w") as file:
         file.write(repr(perf_counter()))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def meet(folder: str, count: int) -> None:
-    """Wait until so many workers are here, each in a process of its own."""
+    """Wait until that many workers, each in its own process, are here."""
     open(os.path.join(folder, str(os.getpid())), "w").close()
     until = perf_counter() + PATIENCE_SECONDS
     while len(os.listdir(folder)) < count and perf_counter() < until:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WORKERS = 2
-LIMIT_SECONDS = 2.0  # who is told nothing of a crash for that long will never be
+LIMIT_SECONDS = 2.0  # a caller that gets no error of a crash within this time never gets one
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """One measurement: warm up, collect garbage, then let the clock run.
 
-What ran is in other processes, so there are no traces to be counted; loops look at the results instead.
+The calls run in other processes and leave no traces here, so the loops check the results instead.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def latency(opened: Callable[[], AbstractContextManager[TimedLoop]]) -> Measure:
 
 
 Call = Callable[[Any], Callable[[Any], Any]]
-"""From an open pool to what sends a value there and back."""
+"""Makes a function that sends a value to a worker and back, on an open pool."""
 
 
 def large(peer: Peer, call: Call) -> Measure:
@@ -118,15 +118,15 @@ def start(peer: Peer, call: Call) -> Measure:
 
 
 Ask = Callable[[Any], Callable[..., Callable[[float], Any]]]
-"""From an open pool to what submits a call, and from that to what waits for its result, for so many seconds."""
+"""Makes a function that submits a call on an open pool, and returns a function that waits for its result."""
 
 OTHERS = 20
 
 
 def crash(peer: Peer, ask: Ask) -> Measure:
-    """A worker is killed in the middle of other requests: how many of these are answered, and how many milliseconds it
-    takes until whoever waits for that one is told, and until all workers are there again. Where a crash breaks the
-    pool, its user has to open another one, which counts.
+    """A worker is killed in the middle of other requests: how many of these get a result, and how many
+    milliseconds pass until the caller of the killed request gets its error, and until all workers are there again.
+    Where a crash breaks the pool, its user has to open another one; that time counts.
     """
 
     def measure(_: Sizes) -> Mapping[str, float]:
@@ -184,7 +184,7 @@ def _is_answered(wait: Callable[[float], Any]) -> bool:
 
 
 def memory(peer: Peer, ask: Ask) -> Measure:
-    """Megabytes that a worker has for itself alone after some calls: what one more of them costs. Linux only."""
+    """Megabytes that a worker has for itself alone after some calls: the cost of one more worker. Linux only."""
 
     def measure(sizes: Sizes) -> Mapping[str, float]:
         with peer.open() as pool:

@@ -1,4 +1,4 @@
-"""What is measured, who takes part in it, and the bar Bullpen has set itself for each: all of it in tables."""
+"""The works of this suite as tables: the measurements, their contestants, and the bars for Bullpen."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _map_by(peer: Peer, chunk: int) -> Contestant:
 
 
 def _one_value(measure: Callable[[Peer, Any], Measure]) -> tuple[Contestant, ...]:
-    """A value there and back, by everybody who takes single calls."""
+    """A value to a worker and back, with every peer that takes single calls."""
     return (
         *(_contestant(peer, "submit(…).result()", measure(peer, _by_submit)) for peer in FUTURES),
         *(_contestant(peer, "apply_async(…).get()", measure(peer, _by_apply)) for peer in ASYNC_RESULTS),
@@ -90,7 +90,7 @@ def _one_value(measure: Callable[[Peer, Any], Measure]) -> tuple[Contestant, ...
 
 
 def _single_calls(measure: Callable[[Peer, timing.Ask], Measure]) -> tuple[Contestant, ...]:
-    """Calls of several functions, by everybody who takes single ones."""
+    """Calls of several functions, with every peer that takes single calls."""
     return (
         *(_contestant(peer, "submit, then result()", measure(peer, _submitting)) for peer in FUTURES),
         *(_contestant(peer, "apply_async, then get()", measure(peer, _applying)) for peer in ASYNC_RESULTS),

@@ -1,4 +1,4 @@
-"""What one claim costs, asked of the store directly, with few and with many tasks that wait."""
+"""The cost of one claim, called on the store directly, with few and with many waiting tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = 10_000
 
 
 def claims(place: Place, backlog: str) -> Measure:
-    """`backlog` is the field of the sizes that says how many wait."""
+    """`backlog` names the field of the sizes with the number of waiting tasks."""
 
     async def timed(sizes: Sizes) -> list[float]:
         waiting = max(getattr(sizes, backlog), sizes.claims * CLAIMED)

@@ -1,6 +1,6 @@
-"""What dying workers cost: one of two killed every two seconds, and all of them at once.
+"""The cost of killed workers: one of two is killed every two seconds, or all are killed at once.
 
-Nothing may be lost in either; a task that ran twice is counted once.
+No task may be lost in either case. A task that ran twice counts once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a measurement asks of a library: to take tasks in, to work them off in a process of its own, to bring results.
+"""The interface of a contestant: enqueue tasks, run them in another process, and return results.
 
-The same class is both ends. The producer opens it in the measuring process; `worker` opens it again in each worker
-process, and calls `work`, which ends when the process is killed.
+One class is both producer and worker. The producer opens it in the measuring process; `worker` opens it again in each
+worker process, and calls `work`, which ends when the process is killed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ TIMEOUT = 30.0
 
 
 class Library:
-    """One with an async client. `put` enqueues a task, `ask` also waits for its result."""
+    """A library with an async client. `put` enqueues a task, `ask` also waits for its result."""
 
     on_uvloop: ClassVar[bool] = False  # where its own command runs workers on it
     is_one_service: ClassVar[bool] = False  # it starts its processes itself
-    keeps_tasks: ClassVar[bool] = True  # those that come while nobody works
+    keeps_tasks: ClassVar[bool] = True  # also without a worker
 
     def __init__(self, address: str, trace: Trace, processes: int = 1) -> None:
         self.address = address
@@ -31,7 +31,7 @@ class Library:
         self.processes = processes
 
     async def install(self) -> None:
-        """Make what it needs on the server."""
+        """Create its tables or keys on the server."""
 
     async def open(self) -> None:
         """Connect."""
@@ -48,7 +48,7 @@ class Library:
             await asyncio.gather(*[self.put(number) for number in range(first, min(first + 16, count))])
 
     async def put_by(self, callers: int, count: int) -> None:
-        """So many callers at once, each of whom enqueues one after the other."""
+        """Run `callers` callers at once, each of which enqueues one task after the other."""
         await asyncio.gather(*[self._put_some(count) for _ in range(callers)])
 
     async def _put_some(self, count: int) -> None:
@@ -68,7 +68,7 @@ class Library:
 
 
 class Blocking(Library):
-    """One with a client that blocks: its callers are threads."""
+    """A library with a client that blocks: its callers are threads."""
 
     def put_now(self, number: int) -> object:
         raise NotImplementedError
@@ -106,7 +106,7 @@ def pages(count: int, size: int) -> Sequence[range]:
 
 
 def returning(trace: Trace) -> Callable[[int], int]:
-    """The task of everybody, as a function …"""
+    """The task of all libraries, as a function …"""
 
     def noop(x: int) -> int:
         trace(x)

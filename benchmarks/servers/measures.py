@@ -1,6 +1,6 @@
-"""Tasks in, tasks out, and from a call to its result. The workers are processes of their own, as in a deployment.
+"""Rates of enqueueing and running, and latencies. The workers are separate processes, as in a deployment.
 
-Who is measured is opened at a place of its own on the server, which is cleared in the end.
+Each contestant gets its own place on the server, which is cleared at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .worker import WorkerProcess, ready_workers
 WARM_UP = 20
 
 Place = Callable[[], AbstractAsyncContextManager[str]]
-"""Makes room on a server, and clears it: an address."""
+"""Yields the address of an empty place on a server, and clears the place."""
 
 
 class TasksNotDone(Exception):
@@ -30,7 +30,7 @@ class TasksNotDone(Exception):
 
 
 class WrongResult(Exception):
-    """A task brought what it was not given."""
+    """A task returned another value than its argument."""
 
 
 @asynccontextmanager
@@ -75,7 +75,7 @@ def rate_of(entries: Sequence[tuple[int, float]], count: int) -> float:
 
 
 async def _until_it_listens(producer: Library, trace: Trace, workers: Sequence[WorkerProcess]) -> int:
-    """Send tasks until one has run, and all that were sent have; how many."""
+    """Send tasks until one runs, and wait for all of them. Return their number."""
     for sent in range(1, 100):
         await producer.put(-sent)
         try:
@@ -143,7 +143,7 @@ def _checked(result: object, number: int, began: float) -> float:
 
 
 def until_it_runs(library: type[Library], place: Place) -> Measure:
-    """From the call to the start of the function: what those can do too who keep no results."""
+    """From the call to the start of the function: also for libraries that keep no results."""
 
     async def call(producer: Library, trace: Trace, number: int) -> float:
         before, began = trace.count(), monotonic()

@@ -82,7 +82,7 @@ class OursPlainBlocking(OursPlain, Blocking):
 
 
 class OursForgetting(Ours):
-    """With a task that nobody asks for a result."""
+    """With a task whose result is not kept."""
 
     result_ttl = 0
 
@@ -104,7 +104,7 @@ class OursBlocking(Ours):
 
 
 class OursLimited(Ours):
-    """With limits over all workers that never hold a task back, so that what is measured is their bookkeeping."""
+    """With limits over all workers that never hold a task back: the difference is the cost of the limits."""
 
     async def install(self) -> None:
         await self.queue.aset_limit("default", max_running=1_000_000, rate=1e9)

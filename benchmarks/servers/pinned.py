@@ -1,5 +1,5 @@
-"""A transaction that somebody left open: PostgreSQL then keeps every version of every task. How much slower the last
-fifth of a backlog is worked off than the first; several workers, several priorities.
+"""A transaction is left open, so PostgreSQL keeps every version of every task. Compares the rates of the last and the
+first fifth of a backlog, with several workers and several priorities.
 """
 
 from __future__ import annotations

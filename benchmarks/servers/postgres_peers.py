@@ -102,7 +102,7 @@ class PgQueuer(Library):
             await self._queries.enqueue(["noop"] * len(payloads), payloads, [0] * len(payloads))
 
     async def ask(self, number: int) -> object:
-        """It keeps no results: until the job is known to have ended well."""
+        """It keeps no results: waits until the job has succeeded."""
         (job_id,) = await self._queries.enqueue("noop", str(number).encode())
         status = await asyncio.wait_for(self._watcher.wait_for(job_id), TIMEOUT)
         return number if status == "successful" else status
@@ -234,7 +234,7 @@ class Awa(Library):
 
 
 class Dispatcherd(Blocking):
-    """Its messages are notifications: who is not listening misses them."""
+    """Its messages are notifications: a worker that does not listen misses them."""
 
     is_one_service = True
     keeps_tasks = False

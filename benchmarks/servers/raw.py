@@ -1,6 +1,4 @@
-"""What the servers themselves can do: the statements that one would write by hand over the same drivers.
-
-Nothing is run.
+"""The speed of the servers themselves: statements written by hand, over the same drivers. They call no function.
 
 They take part as a library without workers: in `drain` a batch is settled with results and the next one is claimed.
 """
@@ -88,7 +86,7 @@ class RawPostgres(Raw):
 
 
 class RawRedis(Raw):
-    """A sorted set of what waits, one of what runs, hashes of bodies and results."""
+    """A sorted set of waiting tasks, one of running tasks, hashes of bodies and results."""
 
     async def open(self) -> None:
         from redis.asyncio import Redis
@@ -117,7 +115,7 @@ class RawRedis(Raw):
             await together.execute()
 
     async def work_off(self, count: int) -> None:
-        """Two pipelines for each batch: settle and claim, then read what was claimed."""
+        """Two pipelines for each batch: settle and claim, then read the claimed tasks."""
         done, held = 0, list[Any]()
         while done < count:
             async with self._client.pipeline(transaction=True) as together:

@@ -1,7 +1,7 @@
-"""What has run, and when: every task appends its number and the time to one file, whatever process or thread it is in.
+"""The trace of all runs: every task appends its number and the time to one file, from any process or thread.
 
-The times are those of the clock that all processes of a machine share, taken inside the task. So nobody has to look at
-the right moment, and to look costs the measurement nothing.
+The times are those of the clock that all processes of a machine share, taken inside the task. So the reader
+need not poll at the right moment, and reading does not disturb the measurement.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A worker process: ``python -m benchmarks.servers.worker LIBRARY ADDRESS TRACE PROCESSES``, until it is killed.
 
-It says that it is ready when everything is imported, and begins when it is told to.
+It reports that it is ready when everything is imported, and begins on command.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _READY = "ready"
 
 
 class WorkerDied(Exception):
-    """Its process has ended, with these last words."""
+    """The worker process has ended, with this output."""
 
 
 class WorkerProcess:
-    """One process, with all that it starts."""
+    """One worker process, with its children."""
 
     def __init__(self, library: type[Library], address: str, trace: Trace, processes: int = 1) -> None:
         name = f"{library.__module__}:{library.__qualname__}"
@@ -47,7 +47,7 @@ class WorkerProcess:
         self._process.stdin.flush()
 
     def check(self) -> None:
-        """That it lives."""
+        """Raises if the process has ended."""
         if self._process.poll() is not None:
             raise self._dead()
 
@@ -58,7 +58,7 @@ class WorkerProcess:
         return WorkerDied(words[-2000:])
 
     def kill(self) -> None:
-        """It, and whatever it has started. Once is enough."""
+        """Kill the process and its children. May be called again."""
         if self._errors.closed:
             return
         self._process.end()
@@ -71,7 +71,7 @@ class WorkerProcess:
 async def ready_workers(
     library: type[Library], address: str, trace: Trace, processes: int = 1
 ) -> AsyncIterator[list[WorkerProcess]]:
-    """Ready to begin, and killed in the end. A library that starts its processes itself does that."""
+    """Yields workers that are ready to begin, and kills them at the end."""
     count = 1 if library.is_one_service else processes
     workers = [WorkerProcess(library, address, trace, processes // count) for _ in range(count)]
     try:
@@ -84,7 +84,7 @@ async def ready_workers(
 
 
 def main(name: str, address: str, trace: str, processes: int) -> None:
-    logging.disable(logging.WARNING)  # a line for each task would be what is measured
+    logging.disable(logging.WARNING)  # otherwise the log lines would dominate the measurement
     module, _, attribute = name.partition(":")
     library: Library = getattr(import_module(module), attribute)(address, Trace(trace), processes)
     print(_READY, flush=True)

@@ -1,6 +1,6 @@
-"""What is measured, who takes part in it, and the bar Bullpen has set itself for each: all of it in tables.
+"""The works of this suite as tables: the measurements, their contestants, and the bars for Bullpen.
 
-Ratios are to the best peer of the run. Beside it stand the raw statements over the same driver, which run nothing.
+Ratios are to the best peer of the run. The raw statements over the same driver, which call no function, are listed too.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def _bars(entries: tuple[Entry, ...], *drain: Bar, two: float, bulk: float, plai
         Bar("drain-two", RATE, two),
         Bar("drain-def", RATE, plain),
         Bar("drain-def-two", RATE, plain),
-        # The best of all may block its caller: so may ours. Who must not be blocked has `await`, beside others who do.
+        # Blocking `enqueue` is compared with the best of all peers, `await` with the peers that have an async client.
         Bar("enqueue", RATE, 1.0, judges=SYNC),
         Bar("enqueue", RATE, 1.0, beside=on_a_loop),
         Bar("enqueue-concurrent", RATE, 3.0),
@@ -378,6 +378,6 @@ ON_POSTGRES = Suite(
     notes=(
         "procrastinate, chancy, awa and dispatcherd keep no results, so they take no part in the work result",
         "pgqueuer keeps no results either: there it is the time until it is known that the task has ended well",
-        "awa is awa-pg on PyPI; what is called awa there is another project",
+        "awa is awa-pg on PyPI; the project named awa there is another one",
     ),
 )

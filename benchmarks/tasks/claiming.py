@@ -1,7 +1,7 @@
-"""What one claim costs with few and with many tasks that wait.
+"""The cost of one claim with few and with many waiting tasks.
 
 The store is asked directly, for one batch of tasks at a time. It does not wait for the disk here (synchronous=NORMAL),
-for that would hide what grows. Among those that wait are some that are first in order but not due.
+because that would hide the growth. Some of the waiting tasks are first in order but not due.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGE = 10_000
 
 
 def cost(backlog: str) -> Measure:
-    """`backlog` is the field of the sizes that says how many wait."""
+    """`backlog` names the field of the sizes with the number of waiting tasks."""
 
     def measure(sizes: Sizes) -> Mapping[str, float]:
         with new_folder() as folder:

@@ -1,6 +1,6 @@
 """Tasks per second out of a store: a backlog waits, a worker starts, and the clock stops when all of it is settled.
 
-Everybody runs in one process and returns what the task was given, which is kept as its result where there are results.
+Each contestant runs in one process. The task returns its argument, which is stored where the contestant keeps results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TasksNotDone(Exception):
 
 
 class Tally:
-    """Counts calls, and says when it is enough. A task may be counted on any thread."""
+    """Counts calls on any thread, and signals when all have run."""
 
     def __init__(self, expected: int, enough: Callable[[], object]) -> None:
         self.calls = 0

@@ -26,11 +26,11 @@ Put = Callable[[int], object]
 AsyncPut = Callable[[int], Awaitable[object]]
 Count = Callable[[], int]
 Opened = Callable[[Path], AbstractContextManager[tuple[Put, Count]]]
-"""What enqueues one number, and what counts those that are there."""
+"""A function that enqueues one number, and a function that counts the stored ones."""
 
 
 class TasksMissing(Exception):
-    """Not everything that was acknowledged is there; the time would mean nothing."""
+    """An acknowledged task is not stored; the time would mean nothing."""
 
     def __init__(self, expected: int, found: int) -> None:
         super().__init__(f"expected {expected} tasks to be there, got {found}")
@@ -125,7 +125,7 @@ def many_coroutines(
 
 
 Bulk = tuple[Callable[[int], Any], Callable[[Any], Any], Count]
-"""What prepares so many tasks, untimed; what enqueues them; and what counts those that are there."""
+"""Functions that prepare tasks (untimed), enqueue them, and count the stored ones."""
 
 
 def at_once(opened: Callable[[Path], AbstractContextManager[Bulk]]) -> Measure:

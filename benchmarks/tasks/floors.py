@@ -1,8 +1,8 @@
-"""The least that many callers can cost who share commits: what any queue in Python on SQLite has to do, and no more.
+"""The floor for many callers that share commits: the least work of any queue in Python on SQLite.
 
-Callers have their row ready. Whoever finds nobody at work inserts all rows that wait with one statement, and wakes the
-others; coroutines leave that to one thread. There is no encoding, no id, no lock between processes, and no worker to
-wake: what is left is SQLite, the disk, and the wake-ups of threads under the interpreter's lock.
+Callers have their row ready. A caller that finds no leader becomes the leader: it inserts all waiting rows with one
+statement, and wakes the others. Coroutines leave that to one thread. There is no encoding, no id, no lock between
+processes, and no worker to wake: only SQLite, the disk, and the wake-ups of threads under the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Waiting:
 
 @contextmanager
 def of_threads(folder: Path) -> Iterator[tuple[Callable[[int], object], Callable[[], int]]]:
-    """What a thread calls for each task."""
+    """A function that a thread calls for each task."""
     with Plain(folder, any_thread=True) as plain:
         lead = threading.Lock()
         waiting: deque[_Waiting] = deque()
@@ -87,7 +87,7 @@ def of_coroutines_normal(
 def of_coroutines(
     folder: Path, synchronous: str = "FULL"
 ) -> Iterator[tuple[Callable[[int], Awaitable[object]], Callable[[], int]]]:
-    """What a coroutine awaits for each task: one thread commits whatever is there."""
+    """A function that a coroutine awaits for each task: one thread commits all waiting rows."""
     with Plain(folder, any_thread=True, synchronous=synchronous) as plain:
         pending: list[tuple[Row, asyncio.Future[None]]] = []
         groups: SimpleQueue[list[tuple[Row, asyncio.Future[None]]] | None] = SimpleQueue()

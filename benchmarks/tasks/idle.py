@@ -1,4 +1,4 @@
-"""What an idle worker costs: ``python -m benchmarks.tasks.idle [--workers N] [--seconds S]``.
+"""The cost of an idle worker: ``python -m benchmarks.tasks.idle [--workers N] [--seconds S]``.
 
 N workers share one SQLite file, and one worker beside them has a file of its own. None has a task. The cost of a worker
 is the CPU time of its process, in seconds per minute. It should not grow with N.

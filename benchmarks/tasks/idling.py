@@ -1,4 +1,4 @@
-"""What a worker with nothing to do costs: its part of one core, over some seconds."""
+"""The cost of an idle worker: its share of one core, over some seconds."""
 
 from __future__ import annotations
 

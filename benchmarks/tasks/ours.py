@@ -1,4 +1,4 @@
-"""Bullpen as its users write it: a queue in a file, and a no-op that returns what it is given."""
+"""Bullpen as its users write it: a queue in a file, and a no-op that returns its argument."""
 
 from __future__ import annotations
 

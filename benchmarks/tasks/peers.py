@@ -1,7 +1,7 @@
 """Each library in its own idiom: how it is opened, and which of its settings decide how durable it is.
 
-What a connection really does is asked for (`PRAGMA synchronous`) and compared with what the table says, so that no row
-names a setting that is not in force. Peers are imported when they are opened, so a missing one is a message and not a
+The measurement reads `PRAGMA synchronous` of each connection and compares it with the table, so that no row names a
+setting that is not in force. Peers are imported when they are opened, so a missing one is a message and not a
 crash.
 """
 
@@ -36,7 +36,7 @@ Seen = Callable[[int], object]
 
 
 class SettingsDiffer(Exception):
-    """A connection does not do what its row of the table says."""
+    """A connection has another setting than its row of the table."""
 
 
 def check_settings(db: sqlite3.Connection, synchronous: str) -> None:
@@ -86,7 +86,7 @@ class PersistQueue:
 
 
 class Taskito:
-    """taskito with one task. Its core is not Python: what its connections do cannot be asked for."""
+    """taskito with one task. Its core is not Python, so the settings of its connections cannot be read."""
 
     def __init__(self, folder: Path, *, seen: Seen = lambda x: None, **options: Any) -> None:
         import_module("taskito.log_config").configure("WARNING")  # by default it logs two lines for each task

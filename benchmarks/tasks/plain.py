@@ -1,4 +1,4 @@
-"""What SQLite itself can do: the SQL that one would write by hand.
+"""The speed of SQLite itself: SQL written by hand.
 
 One table of nine columns, one partial index; no leases, no options, no errors kept, no limits. WAL.
 """
@@ -65,7 +65,7 @@ class Plain:
             self.db.executemany(_ADD, rows)
 
     def exchange(self, limit: int) -> int:
-        """Settle what was claimed, with a result, and claim the next, in one transaction; how many were claimed."""
+        """Settle the claimed tasks with results, and claim the next, in one transaction. Return their number."""
         with self._transaction():
             self.db.executemany(_SETTLE, [(b"12345", task_id) for task_id, _ in self._held])
             self._held = self.db.execute(_CLAIM, (limit,)).fetchall()

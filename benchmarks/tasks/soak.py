@@ -1,8 +1,8 @@
 """The memory of a worker over many tasks: ``python -m benchmarks.tasks.soak [--tasks N] [--svg FILE] [--json FILE]``.
 
-One worker process runs no-ops, results kept for ten seconds, while this process enqueues and looks at the pages that
-the worker has resident. Flat means: the median over the last fifth of the tasks is not above that over the second fifth
-by more than `ALLOWED`. In the first fifth caches fill, and old results begin to be forgotten.
+One worker process runs no-ops, results kept for ten seconds, while this process enqueues and reads the resident
+memory of the worker. Flat means: the median over the last fifth of the tasks is not above that over the second fifth
+by more than `ALLOWED`. In the first fifth, caches fill and the pruning of results begins.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def growth(samples: Sequence[Sample]) -> float:
 
 
 def _middle(samples: Sequence[Sample], begin: float) -> float:
-    """The median of a fifth of the way, from `begin` on; the nearest one if nobody looked then."""
+    """The median of a fifth of the way, from `begin` on; the nearest sample if there is none."""
     first, last = begin * samples[-1].done, (begin + 0.2) * samples[-1].done
     seen = [one for one in samples if first <= one.done <= last]
     return statistics.median(one.resident for one in seen or [min(samples, key=lambda one: abs(one.done - first))])

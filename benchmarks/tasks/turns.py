@@ -1,5 +1,5 @@
-"""A contestant and plain SQL, turn by turn in one process: the disk of a busy machine changes within a second, and so
-it harms both alike. The ratio of a round is the median of the ratios of its turns.
+"""A contestant and plain SQL, turn by turn in one process: the speed of the disk changes within a second, so
+turns expose both to the same disk. The ratio of a round is the median of the ratios of its turns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Turns:
 
 
 class Commits:
-    """The reference of what is enqueued one by one: one `INSERT`, one commit."""
+    """The reference of enqueueing one by one: one `INSERT`, one commit."""
 
     def __init__(self, plain: Plain, turns: Turns) -> None:
         self._plain = plain

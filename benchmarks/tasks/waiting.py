@@ -1,6 +1,6 @@
 """From enqueue to the result in hand, with a worker that has nothing else to do: one task at a time.
 
-Before each there is a pause, for the worker to become idle. After each, and another pause, comes the reference: one
+Before each there is a pause, so that the worker is idle. After each, and another pause, comes the reference: one
 commit in plain SQL.
 """
 
@@ -30,7 +30,7 @@ TIMEOUT = 30.0
 
 
 class WrongResult(Exception):
-    """What came back is not what the task returned."""
+    """The result is not the value that the task returned."""
 
 
 Call = Callable[[int], Any]  # enqueues a number, and returns its result

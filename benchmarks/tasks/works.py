@@ -1,4 +1,4 @@
-"""What is measured, who takes part in it, and the bar Bullpen has set itself for each: all of it in tables."""
+"""The works of this suite as tables: the measurements, their contestants, and the bars for Bullpen."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BARS = (
     Bar("memory-drain", RATE, 0.4),
 )
 
-# The settings that decide what a figure means. WAL everywhere.
+# The settings that decide how durable a write is. WAL everywhere.
 _HUEY = "SqliteHuey(fsync=None), its default: synchronous=FULL"
 _HUEY_OFF = "SqliteHuey(fsync=False), its fastest: synchronous=OFF, a power cut may damage the file"
 _LITEQUEUE = "LiteQueue(), its default: synchronous=NORMAL, a power cut may take the latest"
@@ -312,7 +312,7 @@ WORKS = (
     ),
     Work(
         "backlog",
-        f"{{claims:,}} claims of {claiming.BATCH}: what one costs must not grow with what waits",
+        f"{{claims:,}} claims of {claiming.BATCH}: the cost of one must not grow with the number of waiting tasks",
         (Metric(claiming.COST, "cost of a claim, median", "µs", "lower"),),
         tuple(
             Contestant(

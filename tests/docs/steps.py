@@ -73,7 +73,7 @@ TASK_WAYS = _steps(
     ("running", "pending", "a run of many is complete", f"{TASK}.succeed"),
     ("running", "pending", "this worker does not know its function", f"{TASK}.postpone"),
     ("running", "failed", "its worker died for the third time, or it may run only once", f"{TASK}.crash"),
-    ("running", "failed", "no worker can ever run it", f"{TASK}.reject"),
+    ("running", "failed", "no worker can ever run it", f"{TASK}.fail_permanently"),
     ("running", "running", "it is asked to stop", f"{TASK}.cancelled_by_operator"),
     ("success", END, "", f"{TASK}.settled"),
     ("failed", END, "", f"{TASK}.settled"),

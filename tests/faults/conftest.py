@@ -10,6 +10,6 @@ from tests.stores import KINDS, new_store
 
 @pytest.fixture(params=KINDS)
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Of an empty store; for servers only: `@pytest.mark.parametrize("address", SERVERS, indirect=True)`."""
+    """An empty store. For servers only: `@pytest.mark.parametrize("address", SERVERS, indirect=True)`."""
     with new_store(request.param, tmp_path, request) as url:
         yield url

@@ -1,4 +1,4 @@
-"""An interrupt at any point of some files, one point after the other."""
+"""Interrupts a thread at each point of some files, one point after the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 class Interrupt:
     """Raises `KeyboardInterrupt` on this thread at the `count`-th point of `files` at which a signal could.
 
-    That is where a function of Python begins, and where one of C has returned.
+    Such a point is where a Python function begins, and where a C function has returned.
     """
 
     def __init__(self, count: int, files: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What can happen between a client and its server."""
+"""A proxy with the faults of a network between clients and a server."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ REQUEST, ANSWER = "request", "answer"
 
 
 class Proxy:
-    """Between clients and a server. It breaks connections, holds back what they say, or takes its time with it."""
+    """Forwards bytes between clients and a server. It can break connections, hold bytes back, or delay them."""
 
     def __init__(self, url: str, host: str = "127.0.0.1") -> None:
-        """`host`: where it is found."""
+        """`host`: the address that it listens on."""
         self._url = urlsplit(url)
         self._host = host
         self._left: dict[str, int | None] = {REQUEST: None, ANSWER: None}
@@ -39,13 +39,13 @@ class Proxy:
         await asyncio.sleep(0.01)
 
     def lead_to(self, url: str) -> None:
-        """From now on, those that connect get there; the others stay where they are."""
+        """Send new connections to `url`. Existing connections keep their server."""
         self._url = urlsplit(url)
 
-    # Breaking.
+    # Break connections.
 
     def cut_after(self, direction: str, count: int) -> None:
-        """Break once, when so many bytes of a request, or an answer, have passed."""
+        """Break one connection after `count` bytes of a request or of an answer have passed."""
         self._left[direction] = count
 
     def mend(self) -> None:
@@ -55,18 +55,18 @@ class Proxy:
         for writer in self._writers:
             writer.transport.abort()
 
-    # Holding back.
+    # Hold bytes back.
 
     def part(self) -> None:
-        """Pass nothing any more, without closing a connection; new connections get no answer either."""
+        """Forward nothing, and close no connection. New connections get no answer either."""
         self._is_whole.clear()
 
     def join(self) -> None:
-        """Everything passes that was held back."""
+        """Forward the bytes that were held back, and all later ones."""
         self._is_whole.set()
 
     def slow_down(self, shortest: float, longest: float) -> None:
-        """So many seconds for every piece, each way."""
+        """Delay each piece, in both directions, by a random time between these seconds."""
         self._delay = (shortest, longest)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -89,7 +89,7 @@ class Proxy:
             self.passed += 1
             left = self._left[direction]
             if left is not None and len(data) > left:
-                self._left[direction] = None  # whoever tries again gets through
+                self._left[direction] = None  # the next connection is not broken
                 writer.write(data[:left])
                 await writer.drain()
                 raise ConnectionResetError

@@ -1,4 +1,4 @@
-"""A worker with schedules, which may be killed at any moment, or at a failpoint.
+"""A worker with schedules. The tests kill it at any moment, or at a failpoint.
 
 python -m tests.faults.schedule_worker URL EFFECTS FATAL HITS
 """

@@ -1,4 +1,4 @@
-"""Processes that use a store until something ends them. What was acknowledged they print, one line each.
+"""Processes that use a store until they are killed. They print each acknowledged operation as one line.
 
 python -m tests.faults.sqlite_child VERB PATH [ARGUMENTS]
 """
@@ -18,7 +18,9 @@ from bullpen.tasks.storage.sqlite.store import SqliteStorage
 
 
 def say(*words: object) -> None:
-    os.write(1, (" ".join(map(str, words)) + "\n").encode())  # unbuffered: it is out before anything can end us
+    os.write(
+        1, (" ".join(map(str, words)) + "\n").encode()
+    )  # unbuffered: the line is written before the process can be killed
 
 
 def new_task() -> Task:
@@ -48,7 +50,7 @@ async def work(storage: SqliteStorage, rounds: int) -> None:
 
 
 async def drain(storage: SqliteStorage, count: int) -> None:
-    """Claim and settle until nothing is left, adding `count` tasks first."""
+    """Add `count` tasks, then claim and settle until no task is left."""
     name = f"w{os.getpid()}"
     for _ in range(count):
         (task,) = await storage.add([new_task()])
@@ -74,14 +76,14 @@ async def drain(storage: SqliteStorage, count: int) -> None:
 
 
 async def wait(storage: SqliteStorage, _: int) -> None:
-    """Say when there is work."""
+    """Print a line when there is a due task."""
     say("waiting")
     await storage.wait_for_work(["default"], 30)
     say("woken")
 
 
 def killed_at(name: str, count: int) -> None:
-    """End this process the `count`-th time that it comes to the failpoint."""
+    """Kill this process when it reaches the failpoint for the `count`-th time."""
     left = count
 
     def failpoint(reached: str) -> None:

@@ -1,4 +1,4 @@
-"""Worker processes that share a store, what can be done to them, and the history of it all."""
+"""Worker processes that share a store, the faults that hit them, and the history of all operations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BEGIN, _END = b'"op":"begin"', b'"op":"end"'
 
 
 class Storm:
-    """A producer, a look at the store, and workers. What happens to them is not random: a seed decides."""
+    """A producer, an observer of the store, and workers. A seed determines the faults."""
 
     def __init__(self, folder: Path, address: str, *, seed: int = 0, workers: int = 0, lease: float = LEASE) -> None:
         self._folder = folder
@@ -53,7 +53,7 @@ class Storm:
     # Workers.
 
     def start(self, *, address: str | None = None, host: str = "", within: Sequence[str] = ()) -> str:
-        """Another worker; its name. It may be told another address of the store, and be put into something."""
+        """Start another worker and return its name. It may use another address, and a command around it."""
         self._made += 1
         name = f"w{self._made}"
         arguments = [name, address or self._address, str(self._history(name)), str(self._lease), host]
@@ -62,14 +62,14 @@ class Storm:
         return name
 
     async def started(self, name: str) -> None:
-        """When it has begun to claim."""
+        """Wait until the worker has begun to claim."""
         async with asyncio.timeout(WITHIN):
             while b'"state":"started"' not in self._written_by(name):
                 assert self._workers[name].poll() is None, f"{name} has ended"
                 await asyncio.sleep(0.01)
 
     async def at_work(self) -> list[str]:
-        """Those that run something, once there are any."""
+        """The names of the workers that run a task. Waits until there is one."""
         async with asyncio.timeout(WITHIN):
             while True:
                 written = {name: self._written_by(name) for name in sorted(self._workers)}
@@ -96,7 +96,7 @@ class Storm:
         self.kills += 1
 
     async def strike(self) -> None:
-        """Kill a worker, or let it stand still for longer than its leases, and start another."""
+        """Kill a worker, or first stop it (SIGSTOP) for up to two leases. Then start another one."""
         name = self.luck.choice(await self.at_work())
         process = self._workers[name]
         await asyncio.sleep(self.luck.choice([0.0, self.luck.uniform(0.0, 1.0)]))
@@ -111,7 +111,7 @@ class Storm:
         self.start()
 
     async def stop(self) -> None:
-        """In order: each lets go of what it holds, and says so by its exit code."""
+        """Stop all workers with SIGTERM. Each releases its tasks, and its exit code is 0."""
         for name, process in self._workers.items():
             await self.started(name)
             process.send_signal(signal.SIGTERM)
@@ -122,7 +122,7 @@ class Storm:
     # Tasks.
 
     async def enqueue(self, count: int) -> None:
-        """Some of each kind, some of them one behind the other."""
+        """Enqueue tasks of each kind, and some chains."""
         names = ["nap", "nap", "grind", "stumble", "transfer"][: None if self.effects.exists else -1]
         for _ in range(count):
             name = self.luck.choice(names)
@@ -130,7 +130,7 @@ class Storm:
             await self.queue.aenqueue(name, [argument], concurrency_key=self.luck.choice([None, None, "a", "b", "c"]))
 
     async def held_by(self, task_id: str, attempt: int) -> str:
-        """Who runs it, once it is in that attempt."""
+        """The worker that runs this attempt of the task. Waits until there is one."""
         async with asyncio.timeout(WITHIN):
             while True:
                 (task,) = await self.storage.get([task_id])
@@ -141,7 +141,9 @@ class Storm:
     async def all_ended(self, within: float = WITHIN) -> None:
         async with asyncio.timeout(within):
             while True:
-                with contextlib.suppress(StorageUnavailable):  # this client too is cut off when a server is killed
+                with contextlib.suppress(
+                    StorageUnavailable
+                ):  # this client, too, loses its connection when the server is killed
                     found = await self.storage.counts()
                     if not any(counts.get(status) for counts in found.values() for status in (PENDING, RUNNING)):
                         return
@@ -150,7 +152,7 @@ class Storm:
     # The history.
 
     async def judged(self) -> list[Record]:
-        """All that has happened, if no invariant is broken by it."""
+        """The whole history. The checker has found no violation in it."""
         await take_stock(self.storage, self._write)
         if self.effects.exists:
             for task, attempt in await asyncio.to_thread(self.effects.rows):

@@ -1,8 +1,8 @@
-"""A worker of a kill storm: it records everything it does, and anything may kill it.
+"""A worker of a kill storm: it records each of its operations, and can be killed at any moment.
 
 python -m tests.faults.storm_worker NAME ADDRESS HISTORY LEASE [HOST]
 
-With a HOST it is on another machine than those with another one, as far as it can tell.
+Workers with different HOSTs take each other for workers on different machines.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def new_queue(address: str, history: HistoryFile, name: str) -> TaskQueue:
 
     @queue.task(name="transfer")
     def transfer(seconds: float) -> None:
-        """Its effect and its end are committed together."""
+        """One transaction commits its effect and its end."""
         time.sleep(seconds)
         with effects.transaction() as connection:
             current_task().complete(connection)
@@ -111,7 +111,7 @@ class Elsewhere(identity.LocalMachine):
 
 
 def end_with_parent() -> None:
-    """Whoever started this has a pipe to it, and is gone when that ends."""
+    """The parent holds a pipe to this process. The pipe closes when the parent ends."""
     os.read(0, 1)
     os._exit(1)
 
@@ -129,7 +129,7 @@ async def main(name: str, address: str, history: str, lease: str, host: str = ""
         worker.id = name
         try:
             await worker.run(lambda: started.append(True))
-        except (StorageError, TimeoutError):  # whoever supervises workers would start another
+        except (StorageError, TimeoutError):  # a supervisor would start another worker
             if started:
                 raise
     write.close()

@@ -1,4 +1,4 @@
-"""A worker is killed at every failpoint in the life of chains, groups and children: all of it comes to an end, once."""
+"""A worker is killed at every failpoint in the life of chains, groups and children: each task ends exactly once."""
 
 from __future__ import annotations
 
@@ -141,13 +141,13 @@ def test_chains_groups_and_children_survive_a_kill(tmp_path: Path, deaths: list[
             last.communicate("")
         assert last.returncode == 0
         tasks = queue.list()
-        assert len(tasks) == 3 + 4 + 1 + 4  # the children are there once
+        assert len(tasks) == 3 + 4 + 1 + 4  # each child exists once
         assert {str(task.status) for task in tasks} == {"success"}
         starts = Counter(line.split()[0] for line in effects.read_text().splitlines())
         assert set(starts) == {task.id for task in tasks}
         for task in tasks:
-            assert starts[task.id] <= min(task.attempt, 1 + len(deaths))  # one under suspicion may be put back besides
-        assert sum(starts.values()) <= len(tasks) + 3 * len(deaths)  # only what the dead held runs again
+            assert starts[task.id] <= min(task.attempt, 1 + len(deaths))  # and a suspected task may have been released
+        assert sum(starts.values()) <= len(tasks) + 3 * len(deaths)  # only the tasks of killed workers run again
 
 
 @pytest.mark.parametrize(("fatal", "kept"), [("enqueue.before_add", 0), ("enqueue.after_add", 3)])

@@ -1,4 +1,4 @@
-"""A worker is killed around the commit of a task's own transaction: effect and end of the task are there, or none."""
+"""A worker is killed around the commit of a task's own transaction: effect and end are both stored, or neither is."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def main():
 asyncio.run(main())
 """
 
-# Where, how often that is passed before, whether the transaction was committed by then, and what runs it.
+# The failpoint, how often it is passed before, whether the transaction is committed by then, and the kind of function.
 POINTS = [
     ("complete.before", 0, False, "sync"),
     ("complete.after", 0, False, "async"),
@@ -58,7 +58,7 @@ POINTS = [
     ("effect.before_commit", 0, False, "async"),
     ("effect.after_commit", 0, True, "sync"),
     ("attempt.after", 0, True, "async"),
-    ("exchange.before", 1, True, "sync"),  # before it tells the store, which knows
+    ("exchange.before", 1, True, "sync"),  # before it settles the task, whose row is already final
 ]
 
 
@@ -78,7 +78,9 @@ def work(path: Path, kind: str, fatal: str = "", passed: int = 0) -> subprocess.
 
 
 @pytest.mark.parametrize(("fatal", "passed", "committed", "kind"), POINTS)
-def test_both_or_neither(tmp_path: Path, fatal: str, passed: int, committed: bool, kind: str) -> None:
+def test_the_effect_and_the_end_of_a_task_are_both_stored_or_neither_is(
+    tmp_path: Path, fatal: str, passed: int, committed: bool, kind: str
+) -> None:
     path = tmp_path / "jobs.db"
     with TaskQueue(f"sqlite:///{path}", new_ids=lambda _: ["the task"]) as queue:
         queue.enqueue("work", elsewhere=True)

@@ -1,4 +1,4 @@
-"""Connections that break at any byte of a request, or of its answer: nothing is lost, and nothing is done twice."""
+"""Connections break at each byte of a request or of its answer: no task is lost, and no operation happens twice."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.stores import SERVERS
 
 pytestmark = pytest.mark.anyio
 
-LONGEST = 1200  # bytes that any of these requests and answers has, or less
+LONGEST = 1200  # bytes; no request or answer here is longer
 
 
 @pytest.fixture
 def cuts(thorough: bool) -> list[int]:
-    """Bytes after which it is cut: none, within the first word, here and there, or everywhere, and after all of it."""
+    """The numbers of bytes after which the connection breaks: 0, some in between (thorough: each), and the end."""
     return [*range(LONGEST)] if thorough else [0, 1, 7, *range(17, LONGEST, 23), 100_000]
 
 
 @asynccontextmanager
 async def stores(proxy: Proxy, address: str) -> AsyncIterator[tuple[Storage, Storage]]:
-    """One whose connections break, and one whose do not."""
+    """A store whose connections break, and one whose connections do not."""
     broken, sound = open_storage(proxy.address), open_storage(address)
     await sound.open()
     await broken.open()
@@ -83,7 +83,7 @@ async def test_a_claim_and_a_settlement_are_made_once_wherever_the_connection_br
 async def test_added_tasks_are_stored_once_wherever_the_connection_breaks(
     address: str, direction: str, cuts: list[int]
 ) -> None:
-    """All of a call or nothing, all of it if that was said, and all of it if it is said again."""
+    """One call adds all of its tasks or none. It has added all of them if it succeeds, also when it is repeated."""
     async with Proxy(address) as proxy, stores(proxy, address) as (broken, sound):
         every: list[str] = []
         for number, count in enumerate(cuts):
@@ -106,7 +106,7 @@ async def test_added_tasks_are_stored_once_wherever_the_connection_breaks(
 
 
 async def connected(store: Storage) -> None:
-    """With a connection that has said all of this before, so that what is cut next is that, and no greeting."""
+    """Make the same requests once before, so that the fault hits the request and not the handshake."""
     known, unknown = (
         Task(id="known", func_path="f", payload=b"[]", queue="known"),
         Task(id="?", func_path="f", payload=b""),
@@ -119,7 +119,7 @@ async def connected(store: Storage) -> None:
 
 
 async def exchange(store: Storage, claim_id: str, *settlements: Any, limit: int = 0) -> Any:
-    """What was claimed; None if nobody knows."""
+    """The claimed tasks. None if the answer was lost."""
     try:
         answer = await store.exchange(
             settlements, worker="w", queues=("default",), limit=limit, lease=60.0, claim_id=claim_id
@@ -131,7 +131,7 @@ async def exchange(store: Storage, claim_id: str, *settlements: Any, limit: int 
 
 
 async def settled_view(store: Storage, claim_id: str) -> list[Task]:
-    """What was claimed, once a server that lost its client is done with what that one asked for."""
+    """The claimed tasks, after the server has finished the request of the lost connection."""
     found: list[Task] = []
     for _ in range(3):
         await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""An interrupt, at whatever line of a submission it comes, leaves every worker usable and no pool that cannot close."""
+"""An interrupt at any line of a submission leaves every worker usable, and the pool can close."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOT: tuple[str, ...] = tuple(
 
 @pytest.fixture(autouse=True)
 def locks_of_the_interpreter() -> Iterator[None]:
-    """What checks their order is written in Python, where signals come in that would not come otherwise."""
+    """The lock-order checker is written in Python: it would add points at which a signal can arrive."""
     lock_order.uninstall()
     yield
     lock_order.install()
@@ -46,7 +46,7 @@ def test_an_interrupt_costs_no_worker(call: str, options: dict[str, Any]) -> Non
 
 
 def interrupted_at(count: int, call: str, options: dict[str, Any]) -> str | None:
-    """Interrupt the submission at its `count`-th line and look what is left; where that was, None if nowhere."""
+    """Interrupt the submission at its `count`-th line and check the pool. Return the line, or None if there is none."""
     workers = 2
     with Pool(workers, min_workers=workers, recycling=RecyclePolicy(idle_timeout=None), **options) as pool:
         assert pool.wait_ready(PATIENCE)
@@ -65,12 +65,12 @@ def interrupted_at(count: int, call: str, options: dict[str, Any]) -> str | None
 
 
 def interrupt(count: int, submit: Callable[[Any], object]) -> str | None:
-    """Interrupt a submission at its `count`-th point; where that was, None if it has not so many."""
+    """Interrupt a submission at its `count`-th point. Return that point, or None if there is no such point."""
     here = Interrupt(count, HOT)
     with contextlib.suppress(KeyboardInterrupt):
         with here:
             submit(int)
-        if here.where:  # it was put off, and comes as a signal
+        if here.where:  # it was deferred, and arrives as a signal
             assert eventually(lambda: False), "the interrupt was lost"
     return here.where or None
 
@@ -98,7 +98,7 @@ def test_an_interrupted_submitter_gives_up_its_ticket() -> None:
         with Pool(1, max_queue=0, when_full="block") as pool, Blocker() as blocker:
             pool.submit(blocker)
             blocker.wait_entered()
-            room = threading.Timer(0.01, blocker.release)  # for it to get as far as the wait
+            room = threading.Timer(0.01, blocker.release)  # until the submitter waits
             room.start()
             last = interrupt(len(where) + 1, pool.submit)
             room.join()

@@ -1,4 +1,4 @@
-"""A network that is slow, or parts: workers wait, let go in time, and go on by themselves."""
+"""The network is slow or interrupted: workers wait, give up their tasks in time, and continue without help."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.stores import SERVERS
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("address", SERVERS, indirect=True)]
 
 
-async def test_a_worker_that_is_parted_from_the_store_loses_its_tasks_and_nothing_else(
+async def test_a_worker_that_is_cut_off_from_the_store_loses_its_tasks_and_nothing_else(
     tmp_path: Path, address: str
 ) -> None:
-    """Others run them when the lease is over. What it says when it is back is refused, and the worker goes on."""
+    """Other workers run them after the lease expires. The store rejects the late results, and the worker continues."""
     lease = 1.5
     async with Storm(tmp_path, address, lease=lease) as storm, Proxy(address) as proxy:
         parted = storm.start(address=proxy.address, host="one host")
@@ -44,7 +44,7 @@ async def test_a_worker_that_is_parted_from_the_store_loses_its_tasks_and_nothin
             (SUCCESS, 2, other)
         ] * 2
         storm.kill(other)
-        last = await storm.queue.aenqueue("nap", [0.0])  # by itself, whoever was parted is back
+        last = await storm.queue.aenqueue("nap", [0.0])  # the worker has reconnected without help
         await last.aresult(timeout=WITHIN)
         await storm.stop()
         records = await storm.judged()
@@ -53,7 +53,7 @@ async def test_a_worker_that_is_parted_from_the_store_loses_its_tasks_and_nothin
 
 
 async def test_a_caller_that_times_out_on_a_silent_store_does_not_wait_for_it(address: str) -> None:
-    """Neither for the answer, nor for the server to agree that nobody wants it any more. Later all is well again."""
+    """It waits neither for the answer nor for the server to confirm the cancellation. Later calls succeed."""
     async with Proxy(address) as proxy:
         store = open_storage(proxy.address)
         await store.open()
@@ -77,8 +77,8 @@ async def test_a_caller_that_times_out_on_a_silent_store_does_not_wait_for_it(ad
             await store.close()
 
 
-async def test_a_store_that_does_not_answer_is_given_up_after_the_time_that_its_address_says(address: str) -> None:
-    """By each verb, by who opens it, and by who waits for a result, within the limit of that."""
+async def test_a_store_that_does_not_answer_is_given_up_after_the_timeout_in_its_address(address: str) -> None:
+    """By each method, by opening it, and by waiting for a result within the timeout of that wait."""
     patience = "timeout=0.3" if address.startswith("postgresql:") else "socket_timeout=0.3"
     async with Proxy(address) as proxy, TaskQueue(address) as well:
         store = open_storage(f"{proxy.address}&{patience}")
@@ -97,16 +97,16 @@ async def test_a_store_that_does_not_answer_is_given_up_after_the_time_that_its_
             lambda: parted_job.aresult(timeout=0.3),
         ]
         async with asyncio.timeout(WITHIN / 2):
-            for refused in await asyncio.gather(*(ask() for ask in asked), return_exceptions=True):
-                assert isinstance(refused, StorageUnavailable), refused
+            for error in await asyncio.gather(*(ask() for ask in asked), return_exceptions=True):
+                assert isinstance(error, StorageUnavailable), error
             proxy.join()
             assert await store.counts()
         await queue.aclose()
         await store.close()
 
 
-async def test_a_slow_network_makes_no_worker_busy_and_loses_no_lease(address: str, thorough: bool) -> None:
-    """Each way takes 50 to 100 ms."""
+async def test_on_a_slow_network_an_idle_worker_stays_idle_and_loses_no_lease(address: str, thorough: bool) -> None:
+    """Each direction takes 50 to 100 ms."""
     lease, longest = (4.0, 6.0) if thorough else (15.0, 0.2)
     events: list[TelemetryEvent] = []
     async with Proxy(address) as proxy, TaskQueue(proxy.address) as queue:
@@ -124,7 +124,7 @@ async def test_a_slow_network_makes_no_worker_busy_and_loses_no_lease(address: s
             took = time.monotonic() - began
             before, cpu = proxy.passed, time.process_time()
             await asyncio.sleep(1.0)
-            assert proxy.passed - before < 60  # idle: a look every half a second, upkeep every second
+            assert proxy.passed - before < 60  # idle: one poll every half a second, upkeep every second
             assert time.process_time() - cpu < 0.5
         infos = [await job.ainfo() for job in jobs]
         proxy.slow_down(0.0, 0.0)

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that is away, refuses, hangs up, or remembers what everybody else has forgotten."""
+"""A PostgreSQL server is away, rejects a client, breaks connections, or keeps old versions of rows."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ async def test_concurrent_clients_create_a_schema_once(postgres_url: str, schema
         await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_a_worker_of_the_version_before_goes_on_while_and_after_the_schema_is_migrated(
+async def test_a_worker_of_the_version_before_continues_while_and_after_the_schema_is_migrated(
     postgres_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing has a second version yet: this one is the test's own."""
+    """There is no second version yet, so the test defines one."""
     second = schemas.Migration(
         "ALTER TABLE {schema}.task ADD COLUMN shoes text NOT NULL DEFAULT 'none';\n"
         "CREATE INDEX task_shoes ON {schema}.task (shoes);",
@@ -137,7 +137,7 @@ async def test_a_worker_of_the_version_before_goes_on_while_and_after_the_schema
         waits = await note.using(delay=60.0, unique_key="k").aenqueue(41)
         assert await waits.acancel()
         assert await queue.acounts() == {"default": {TaskStatus.SUCCESS: 41, TaskStatus.CANCELLED: 1}}
-    store = PostgresStorage(postgres_url, schema=schema)  # one that starts after it
+    store = PostgresStorage(postgres_url, schema=schema)  # one that starts after the migration
     await store.open()
     await store.add(new_tasks(0, COPIED))
     put = [replace(task, id=f"p{task.id}") for task in await claim(store, 1)]
@@ -146,7 +146,7 @@ async def test_a_worker_of_the_version_before_goes_on_while_and_after_the_schema
     await store.close()
 
 
-async def test_a_schema_that_is_newer_than_a_client_can_use_is_refused_and_left_alone(
+async def test_a_schema_that_is_newer_than_a_client_can_use_is_rejected_and_left_alone(
     postgres_url: str, schema: str
 ) -> None:
     store = PostgresStorage(postgres_url, schema=schema)
@@ -183,22 +183,20 @@ async def test_a_migration_that_has_to_wait_for_a_table_gives_up_before_all_work
 
 
 @pytest.mark.parametrize("word", ["order", "left", "values", "time"])
-async def test_a_word_of_sql_is_no_name_of_a_schema(postgres_url: str, word: str) -> None:
+async def test_a_reserved_word_as_the_name_of_a_schema_is_rejected(postgres_url: str, word: str) -> None:
     with pytest.raises(InvalidOption, match=f"schema must be another name.*{word}"):
         await PostgresStorage(postgres_url, schema=word).open()
 
 
-async def test_nothing_is_made_where_that_is_not_wanted(postgres_url: str, schema: str) -> None:
+async def test_with_migrate_false_no_table_is_created(postgres_url: str, schema: str) -> None:
     with pytest.raises(StorageError, match="bullpen migrate"):
         await PostgresStorage(postgres_url, schema=schema, migrate=False).open()
     there = f"SELECT count(*) FROM pg_namespace WHERE nspname = '{schema}'"
     assert await asyncio.to_thread(run, postgres_url, lambda connection: connection.fetchval(there)) == 0
 
 
-async def test_a_role_with_the_rights_that_the_page_gives_can_do_all_a_worker_does(
-    postgres_url: str, schema: str
-) -> None:
-    role = schema  # a name that nobody else has
+async def test_a_role_with_the_documented_rights_can_run_a_worker(postgres_url: str, schema: str) -> None:
+    role = schema  # unique
     page = Path("docs/how-to/postgresql.md").read_text()
     rights = page.partition("```sql\n")[2].partition("```")[0]
     rights = rights.replace("bullpen_worker", role).replace("SCHEMA bullpen ", f"SCHEMA {schema} ")
@@ -228,11 +226,11 @@ async def test_a_role_with_the_rights_that_the_page_gives_can_do_all_a_worker_do
 
 
 @pytest.mark.parametrize("address", ["postgresql://me:s3cret@127.0.0.1:1/test", "{url}_that_is_not_there"])
-async def test_a_server_that_cannot_be_used_is_one_clear_line(postgres_url: str, address: str) -> None:
-    with pytest.raises(StorageUnavailable) as refused:
+async def test_the_error_of_a_server_that_cannot_be_used_is_one_line(postgres_url: str, address: str) -> None:
+    with pytest.raises(StorageUnavailable) as caught:
         await PostgresStorage(address.format(url=postgres_url)).open()
-    assert "\n" not in str(refused.value).strip()
-    assert "s3cret" not in str(refused.value)
+    assert "\n" not in str(caught.value).strip()
+    assert "s3cret" not in str(caught.value)
 
 
 async def test_a_server_with_tls_is_reached_if_its_certificate_is_trusted(tmp_path: Path) -> None:
@@ -244,9 +242,9 @@ async def test_a_server_with_tls_is_reached_if_its_certificate_is_trusted(tmp_pa
     server = await asyncio.to_thread(OwnPostgres, tmp_path, *options)
     try:
         trusted = f"{server.url}?sslmode=verify-full&sslrootcert={certificate}"
-        with pytest.raises(StorageUnavailable, match=r"(?i)certificate") as refused:
+        with pytest.raises(StorageUnavailable, match=r"(?i)certificate") as caught:
             await open_storage(f"{server.url}?sslmode=verify-full&sslrootcert={_another_of(made, tmp_path)}").open()
-        assert "\n" not in str(refused.value).strip()
+        assert "\n" not in str(caught.value).strip()
         store = open_storage(trusted)
         await store.open()
         try:
@@ -304,7 +302,7 @@ async def test_a_task_is_settled_where_arrays_have_no_nulls(postgres_url: str, s
         await store.close()
 
 
-async def test_functions_are_made_and_run_where_the_server_is_strict(postgres_url: str, schema: str) -> None:
+async def test_functions_are_created_and_run_where_the_server_is_strict(postgres_url: str, schema: str) -> None:
     store = PostgresStorage(f"{postgres_url}?options=-c%20plpgsql.extra_errors%3Dall", schema=schema)
     await store.open()
     try:
@@ -330,8 +328,8 @@ async def test_a_schema_whose_version_is_gone_is_left_alone(postgres_url: str, s
 # Many at once.
 
 
-async def test_many_tasks_at_once_are_kept_as_single_ones_are(postgres_url: str, schema: str) -> None:
-    """They go another way (COPY), by which nothing that is there already can stay as it is."""
+async def test_many_tasks_at_once_are_stored_like_single_ones(postgres_url: str, schema: str) -> None:
+    """They are added by COPY, which knows no ON CONFLICT."""
     store = PostgresStorage(postgres_url, schema=schema)
     await store.open()
     try:
@@ -367,7 +365,7 @@ async def test_many_tasks_that_were_due_before_are_found_by_a_claim_that_begins_
 # Connections that break.
 
 
-async def test_a_worker_goes_on_when_all_its_connections_were_cut(postgres_url: str, schema: str) -> None:
+async def test_a_worker_continues_after_all_its_connections_broke(postgres_url: str, schema: str) -> None:
     queue = TaskQueue(f"{postgres_url}?schema={schema}")
     ran: list[int] = []
     enough = asyncio.Event()
@@ -399,8 +397,8 @@ async def test_a_worker_goes_on_when_all_its_connections_were_cut(postgres_url: 
     assert counts["default"] == {TaskStatus.SUCCESS: 200}
 
 
-async def test_what_may_be_asked_twice_is_if_its_connection_broke(postgres_url: str, schema: str) -> None:
-    """The client has not noticed it yet, because its loop was busy."""
+async def test_a_repeatable_request_is_repeated_if_its_connection_broke(postgres_url: str, schema: str) -> None:
+    """The client has not noticed the break yet, because its loop was busy."""
     store = PostgresStorage(postgres_url, schema=schema)
     await store.open()
     try:
@@ -435,7 +433,7 @@ async def test_a_server_that_allows_few_connections_serves_many_callers_at_once(
         parts = urlsplit(postgres_url)
         address = parts._replace(netloc=f"{schema}@{parts.netloc.rpartition('@')[2]}").geturl()
         store = PostgresStorage(address, schema=schema, migrate=False)
-        for _ in range(3):  # those that were there are found again
+        for _ in range(3):  # existing tasks are found again
             await asyncio.gather(*(store.counts() for _ in range(20)))
         await store.close()
     finally:
@@ -444,7 +442,9 @@ async def test_a_server_that_allows_few_connections_serves_many_callers_at_once(
 
 
 async def test_the_victim_of_a_deadlock_tries_again(postgres_url: str, schema: str) -> None:
-    store = PostgresStorage(f"{postgres_url}?deadlock_timeout=2s", schema=schema)  # then the server looks, once
+    store = PostgresStorage(
+        f"{postgres_url}?deadlock_timeout=2s", schema=schema
+    )  # after this time the server looks for deadlocks, once
     await store.open()
     other = await asyncpg.connect(postgres_url)
     try:
@@ -463,7 +463,7 @@ async def test_the_victim_of_a_deadlock_tries_again(postgres_url: str, schema: s
 
 
 async def _patiently(ask: Any) -> Any:
-    """A caller that waits for a result may be cut off, too, and asks again."""
+    """A caller that waits for a result may lose its connection, too, and asks again."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -521,7 +521,7 @@ async def test_a_settlement_and_a_cancellation_of_a_task_with_followers_do_not_d
     store = PostgresStorage(postgres_url, schema=schema)
     await store.open()
     other = await asyncpg.connect(postgres_url)
-    first, then = "b", "a"  # whoever goes by their ids locks the second one first
+    first, then = "b", "a"  # a transaction that locks in the order of ids locks the second one first
     try:
         expires = 1.0 if ends == "expires" else None
         common: dict[str, Any] = {"func_path": "f", "payload": b"[]"}
@@ -540,7 +540,7 @@ async def test_a_settlement_and_a_cancellation_of_a_task_with_followers_do_not_d
             ended = together.create_task(ending)
             await _locked_out(other, schema, 2 if held else 1)
             if not held:
-                await ended  # passes over what somebody has
+                await ended  # skips locked tasks
         states = {task.id: task.status for task in await store.get([first, then]) if task}
         assert states[then] is TaskStatus.CANCELLED
         assert states[first] is (TaskStatus.SUCCESS if held else TaskStatus.CANCELLED)
@@ -600,7 +600,9 @@ async def test_a_task_can_be_enqueued_in_sql_and_counts_when_its_transaction_com
                 first = await connection.fetchval(enqueue, '["Anna"]', '{"loud": true}', "k")
                 assert await connection.fetchval(enqueue, '["Anna"]', "{}", "k") == first
                 later = await queue.aenqueue("greet", ("Ben",))
-                assert await later.aresult(timeout=PATIENCE) == "Ben"  # newer, and claimed before the older is there
+                assert (
+                    await later.aresult(timeout=PATIENCE) == "Ben"
+                )  # newer, and claimed before the older one is committed
                 await transaction.commit()
                 assert await queue.job(first).aresult(timeout=PATIENCE) == "ANNA"
             with pytest.raises(TaskNotFound):
@@ -609,7 +611,7 @@ async def test_a_task_can_be_enqueued_in_sql_and_counts_when_its_transaction_com
             await connection.close()
 
 
-async def test_what_python_would_not_enqueue_is_refused_in_sql(postgres_url: str, schema: str) -> None:
+async def test_sql_rejects_every_task_that_python_rejects(postgres_url: str, schema: str) -> None:
     store = PostgresStorage(postgres_url, schema=schema)
     await store.open()
     wrong = {
@@ -645,11 +647,11 @@ async def test_what_python_would_not_enqueue_is_refused_in_sql(postgres_url: str
         await store.close()
 
 
-# What nobody keeps.
+# Results that are not kept.
 
 
 async def test_a_success_that_is_kept_for_no_time_is_deleted_and_not_written(postgres_url: str, schema: str) -> None:
-    """But what somebody waits for is written as ever, and told."""
+    """If a caller waits for the result, it is written, and the caller is notified."""
     store = PostgresStorage(postgres_url, schema=schema)
     await store.open()
     try:
@@ -669,12 +671,12 @@ async def test_a_success_that_is_kept_for_no_time_is_deleted_and_not_written(pos
         await store.close()
 
 
-# A transaction that somebody forgot.
+# A transaction that is left open.
 
 
 async def test_claims_do_not_get_slower_while_a_transaction_is_left_open(postgres_url: str, schema: str) -> None:
-    """It makes the server keep every version of every task. Counted in pages of the index that claims read, which are
-    made by several workers, of tasks with several priorities that were added at once and so are due at once.
+    """It makes the server keep every version of every task. The test counts the index pages that the claims
+    of several workers read. The tasks have several priorities and one `eta`, because one call added them.
     """
     stores = [PostgresStorage(postgres_url, schema=schema, connections=1) for _ in range(3)]
     for store in stores:
@@ -689,14 +691,14 @@ async def test_claims_do_not_get_slower_while_a_transaction_is_left_open(postgre
         pages = [await _pages_read(stores)]
         held: list[list[Task]] = [await claim(store, 1) for store in stores]
         for store in stores:
-            store.claim_cursors["default",].sweeps_at = float("inf")  # it would be one in many
+            store.claim_cursors["default",].sweeps_at = float("inf")  # by default one insert in many
         for number in range(len(added) // 50):
             which = number % len(stores)
             held[which] = await claim(stores[which], 50, *[succeed(task, None) for task in held[which]])
             if number % 20 == 19:
                 pages.append(await _pages_read(stores))
         assert len(held[which]) < 50, "there are more than were added"
-        await stores[0].wait_for_work(["default"], 0.01)  # looks whether there is more
+        await stores[0].wait_for_work(["default"], 0.01)  # the last claim finds nothing
         pages.append(await _pages_read(stores))
     finally:
         await transaction.rollback()
@@ -704,7 +706,7 @@ async def test_claims_do_not_get_slower_while_a_transaction_is_left_open(postgre
         for store in stores:
             await store.close()
     *claims, waited = [after - before for before, after in pairwise(pages)]
-    # A claim of the lowest priority looks at ten of them: 21 pages; from the front it would be 50, and so on.
+    # A claim of the lowest priority reads ten priorities: 21 pages. From the front it would read 50, then more.
     assert max(claims) < 20 * 30, claims
     assert waited < 40, waited
 
@@ -718,14 +720,14 @@ async def _pages_read(stores: Sequence[PostgresStorage]) -> int:
 
 
 @pytest.mark.parametrize("error", [asyncpg.InternalClientError("x"), asyncpg.InterfaceError("x"), OSError("x")])
-async def test_whatever_the_driver_says_of_a_broken_connection_is_one_error(error: Exception) -> None:
+async def test_each_error_of_the_driver_about_a_broken_connection_becomes_one_error(error: Exception) -> None:
     with pytest.raises(StorageUnavailable):
         async with translated_errors("here"):
             raise error
 
 
 @pytest.mark.parametrize("error", [asyncpg.DuplicatePreparedStatementError, asyncpg.InvalidSQLStatementNameError])
-async def test_a_pooler_that_knows_no_prepared_statements_is_named_in_one_line(error: type[Exception]) -> None:
+async def test_the_error_of_a_pooler_without_prepared_statements_names_it_in_one_line(error: type[Exception]) -> None:
     with pytest.raises(StorageError, match=r"add \?prepared=false to the address$"):
         async with translated_errors("here"):
             raise error("prepared statement is there\n\nNOTE: many lines")

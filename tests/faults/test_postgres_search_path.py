@@ -41,7 +41,7 @@ def schema(postgres_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def trap(postgres_url: str, schema: str) -> Iterator[str]:
-    """A schema in which another role has created functions. What they run is in the table `caught`."""
+    """A schema in which another role has created functions. Each of their calls leaves a row in the table `caught`."""
     name, mallory = f"{schema}_open", f"{schema}_mallory"
     made = [
         f"CREATE ROLE {mallory}; CREATE SCHEMA {name}; GRANT ALL ON SCHEMA {name} TO {mallory}; SET ROLE {mallory}",

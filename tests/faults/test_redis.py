@@ -1,4 +1,4 @@
-"""A Redis server that is away, restarts, or cannot be trusted with tasks."""
+"""A Redis server is away, restarts, or is configured so that it may lose tasks."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def new_server(tmp_path: Path) -> Iterator[NewServer]:
         server.kill()
 
 
-async def test_a_server_that_is_not_there_is_one_clear_line() -> None:
-    with pytest.raises(StorageUnavailable) as refused:
+async def test_the_error_of_a_server_that_is_away_is_one_line() -> None:
+    with pytest.raises(StorageUnavailable) as caught:
         await RedisStorage("redis://:s3cret@127.0.0.1:1/0").open()
-    assert "\n" not in str(refused.value).strip()
-    assert "s3cret" not in str(refused.value)
+    assert "\n" not in str(caught.value).strip()
+    assert "s3cret" not in str(caught.value)
 
 
 async def test_a_server_that_does_not_answer_is_not_waited_for_without_end() -> None:
@@ -66,7 +66,7 @@ async def test_a_server_that_does_not_answer_is_not_waited_for_without_end() -> 
             await asyncio.to_thread(queue.counts)
 
 
-def test_threads_talk_to_the_server_themselves(new_server: NewServer) -> None:
+def test_threads_use_connections_of_their_own(new_server: NewServer) -> None:
     with TaskQueue(new_server().url) as queue, ThreadPoolExecutor(4) as threads:
         step = queue.task(name="step")(lambda number: number)
         jobs = list(threads.map(step.enqueue, range(40)))
@@ -101,7 +101,7 @@ async def test_connections_of_threads_are_few_when_they_are_idle(new_server: New
             await client.client_unpause()
             for job in jobs:
                 await asyncio.wrap_future(job)
-            async with asyncio.timeout(PATIENCE):  # the server learns a moment later who is gone
+            async with asyncio.timeout(PATIENCE):  # the server notices closed connections a moment later
                 while (await client.info("clients"))["connected_clients"] > 33:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
@@ -130,7 +130,7 @@ async def test_a_caller_that_stops_waiting_for_a_connection_leaves_it_to_others(
     await asyncio.sleep(0)
     waiting[0].cancel()
     link._give_back(taken[0])
-    waiting[1].cancel()  # it was its turn
+    waiting[1].cancel()  # it had its turn
     assert await waiting[2] is taken[0]
     for wire in taken:
         link._give_back(wire)
@@ -139,7 +139,7 @@ async def test_a_caller_that_stops_waiting_for_a_connection_leaves_it_to_others(
 
 
 async def follow(server: OwnRedis, primary: OwnRedis | None) -> None:
-    """Make one the replica of another, or a primary."""
+    """Make a server the replica of another one, or a primary."""
     words = ("NO", "ONE") if primary is None else ("127.0.0.1", str(urlsplit(primary.url).port))
     client: Any = Redis.from_url(server.url)
     async with client:
@@ -191,7 +191,7 @@ async def test_no_connection_to_a_primary_that_has_become_a_replica_is_used_agai
             await link.close()
 
 
-async def test_workers_go_on_at_the_new_primary_while_the_old_one_stays_up(new_server: NewServer) -> None:
+async def test_workers_continue_at_the_new_primary_while_the_old_one_stays_up(new_server: NewServer) -> None:
     old, new = new_server(), new_server()
     async with Proxy(old.url) as proxy, Redis.from_url(old.url) as before, Redis.from_url(new.url) as after:
         store = RedisStorage(proxy.address)
@@ -205,7 +205,7 @@ async def test_workers_go_on_at_the_new_primary_while_the_old_one_stays_up(new_s
             await follow(new, None)
             await follow(old, new)
             proxy.lead_to(new.url)
-            (second,) = await store.add([new_task()])  # the old one refuses it, so nothing has happened yet
+            (second,) = await store.add([new_task()])  # the old primary rejects the write, so nothing has changed
             assert ids(await claim(store, 2)) == ids([first, second])
         finally:
             await store.close()
@@ -247,13 +247,13 @@ async def test_a_call_fails_if_no_primary_is_found(new_server: NewServer) -> Non
         await store.close()
 
 
-async def test_a_server_that_drops_keys_is_refused(new_server: NewServer) -> None:
+async def test_a_server_that_evicts_keys_is_rejected(new_server: NewServer) -> None:
     server = new_server("--maxmemory-policy", "allkeys-lru")
     with pytest.raises(StorageError, match="maxmemory-policy allkeys-lru"):
         await RedisStorage(server.url).open()
 
 
-async def test_while_the_memory_is_full_workers_keep_what_they_hold_and_nothing_new_is_taken(
+async def test_while_the_memory_is_full_workers_keep_their_tasks_and_no_new_one_is_added(
     new_server: NewServer,
 ) -> None:
     server = new_server()
@@ -281,14 +281,14 @@ async def test_while_the_memory_is_full_workers_keep_what_they_hold_and_nothing_
         async with waits(store.wait_for_result(keyed.id, 0, FAR)) as ended:
             assert await settle(store, *(succeed(task, b"1") for task in running.values())) == frozenset()
         assert ended.result() is not None
-        await another.pause("mail")  # by somebody who has never been there
+        await another.pause("mail")  # by a client that is not connected yet
         assert await store.paused() == {"mail"}
     finally:
         await store.close()
         await another.close()
 
 
-async def test_many_tasks_go_in_several_steps_and_are_taken_back_if_one_fails(
+async def test_many_tasks_are_added_in_several_steps_and_removed_if_one_step_fails(
     new_server: NewServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adding, "STEP", 300)
@@ -298,7 +298,9 @@ async def test_many_tasks_go_in_several_steps_and_are_taken_back_if_one_fails(
         async with Redis.from_url(server.url) as client:
             few = new_tasks(1000)
             assert ids(await store.add(few)) == ids(few)
-            assert (await client.info("commandstats"))["cmdstat_eval"]["calls"] == 1  # the others go by its digest
+            assert (await client.info("commandstats"))["cmdstat_eval"][
+                "calls"
+            ] == 1  # the later calls send only its digest
             assert (await client.info("commandstats"))["cmdstat_evalsha"]["calls"] == 4
             await client.config_set("maxmemory", (await client.info("memory"))["used_memory"] + 8_000_000)
         with pytest.raises(StorageFull):
@@ -308,11 +310,11 @@ async def test_many_tasks_go_in_several_steps_and_are_taken_back_if_one_fails(
         await store.close()
 
 
-async def test_much_that_is_said_at_once_may_take_longer(new_server: NewServer) -> None:
+async def test_a_large_request_gets_a_longer_timeout(new_server: NewServer) -> None:
     url = f"{new_server().url}?socket_timeout=1"
     link, blocking = LoopConnection(url), BlockingConnection(url)
     async with Redis.from_url(url) as client:
-        await client.client_pause(1500, all=False)  # longer than that, and nothing is written meanwhile
+        await client.client_pause(1500, all=False)  # longer than the timeout, and nothing is written meanwhile
     words = ("HSET", "h", "large", bytes(20_000_000))
     assert (
         sum(await asyncio.gather(link.execute(*words), asyncio.to_thread(asyncio.run, blocking.execute(*words)))) == 1
@@ -321,7 +323,7 @@ async def test_much_that_is_said_at_once_may_take_longer(new_server: NewServer) 
     await blocking.close()
 
 
-async def test_those_that_run_can_be_cancelled_while_the_memory_is_full(new_server: NewServer) -> None:
+async def test_running_tasks_can_be_cancelled_while_the_memory_is_full(new_server: NewServer) -> None:
     server = new_server()
     store = RedisStorage(server.url)
     try:
@@ -347,7 +349,7 @@ def test_a_user_needs_no_dangerous_commands_and_no_keys_but_those_of_its_prefix(
         assert queue.counts() == {"default": {TaskStatus.SUCCESS: 2}}
 
 
-async def test_a_server_that_forgets_is_named_when_it_is_opened(
+async def test_opening_a_server_without_persistence_warns(
     new_server: NewServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = new_server().url
@@ -368,9 +370,9 @@ async def test_a_server_with_tls_is_reached_if_its_certificate_is_trusted(
     port = str(free_port())
     files = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-ca-cert-file", str(certificate))
     await asyncio.to_thread(new_server, "--tls-port", port, *files, "--tls-auth-clients", "no")
-    with pytest.raises(StorageUnavailable, match=r"(?i)certificate") as refused:
+    with pytest.raises(StorageUnavailable, match=r"(?i)certificate") as caught:
         await open_storage(f"rediss://:s3cret@127.0.0.1:{port}/0").open()
-    assert "s3cret" not in str(refused.value)
+    assert "s3cret" not in str(caught.value)
     store = open_storage(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}")
     await store.open()
     try:
@@ -381,7 +383,7 @@ async def test_a_server_with_tls_is_reached_if_its_certificate_is_trusted(
 
 
 async def test_a_result_that_is_published_while_no_listener_is_connected_is_not_missed(new_server: NewServer) -> None:
-    """Who waits for one task after the other says so as it adds them, and does not look."""
+    """A client that waits for one task after the other registers each wait with the add, and does not read the task."""
     server = new_server()
     store, other = open_storage(server.url), open_storage(server.url)
 

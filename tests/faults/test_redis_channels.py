@@ -1,4 +1,4 @@
-"""A Redis user who may read and write every channel, but no key, learns no argument or result and changes nothing."""
+"""A Redis user with all channels and no keys reads no argument or result, and changes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.servers import OwnRedis
 pytestmark = pytest.mark.anyio
 
 PATIENCE = 30.0
-TOO_LARGE = 40 * 2**20  # bytes; a server disconnects subscribers to whom it owes more than 32 MB
+TOO_LARGE = 40 * 2**20  # bytes; a server disconnects a subscriber with more than 32 MB of unsent messages
 
 
 @pytest.fixture
@@ -64,11 +64,11 @@ async def spying(server: OwnRedis) -> AsyncIterator[Spy]:
             await asyncio.wait([listening])
 
 
-async def refused(server: OwnRedis) -> set[tuple[str, str]]:
-    """What the server has refused to the app: the kind, and the command, key or channel."""
+async def denied(server: OwnRedis) -> set[tuple[str, str]]:
+    """The commands, keys and channels that the server has denied the app, each with its kind."""
     async with Redis.from_url(server.url) as client:
         entries: Any = await client.acl_log()
-    of_driver = ("command", "client|setinfo")  # redis-py tells its version, if it may
+    of_driver = ("command", "client|setinfo")  # redis-py sends its version, if it has the right to
     return {(one["reason"], one["object"]) for one in entries if one["username"] == "app"} - {of_driver}
 
 
@@ -104,7 +104,7 @@ async def test_a_user_with_all_channels_and_no_keys_learns_and_changes_nothing(
         held = await pay.aenqueue("secret-held")
         waiting = asyncio.create_task(held.aresult(PATIENCE))
         await asyncio.wait_for(began.wait(), PATIENCE)
-        assert await refused(server) == set()
+        assert await denied(server) == set()
 
         replayed = [message for _, message in spy.heard]
         forged = [message.replace(job.id.encode(), held.id.encode()) for message in replayed]

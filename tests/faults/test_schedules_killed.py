@@ -1,4 +1,4 @@
-"""Workers with schedules are killed, many of them and at random, or at the worst moments. No time comes twice."""
+"""Workers with schedules are killed at random, or at failpoints. No time of a schedule runs twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORKERS, WITHIN = 8, 60.0
 
 
 class Herd:
-    """Workers in processes of their own, none of which outlives the test."""
+    """Workers in their own processes. No process outlives the test."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.effects = url, folder / "effects"
@@ -49,7 +49,7 @@ class Herd:
         return [line.split() for line in self.effects.read_text().splitlines()] if self.effects.exists() else []
 
     def wait_for_ends(self, count: int, name: str = "alone") -> None:
-        """Until there are so many more."""
+        """Wait until there are `more` further runs."""
         deadline = time.monotonic() + WITHIN
         enough = self._ends(name) + count
         while self._ends(name) < enough:
@@ -63,7 +63,7 @@ class Herd:
         for process in self.alive:
             process.terminate()
         for process in self.alive:
-            assert process.wait(WITHIN) in (0, -signal.SIGTERM)  # the latter if it had not begun yet
+            assert process.wait(WITHIN) in (0, -signal.SIGTERM)  # the latter if the run had not begun yet
             process.communicate()
         self.alive.clear()
 
@@ -77,7 +77,7 @@ class Herd:
 
 
 def check_that_no_time_came_twice(herd: Herd) -> None:
-    """Whoever began a run for a time that somebody else had begun had a reason: that one was killed with it."""
+    """A second run of one time is allowed only if the worker of the first run was killed during it."""
     begun: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, at, pid, what in herd.lines():
         if what == "begins" and name != "again":
@@ -111,14 +111,16 @@ def storm(herd: Herd, kills: int, seed: int, workers: int = WORKERS) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_no_time_comes_twice_while_eight_workers_are_killed_at_random(tmp_path: Path, thorough: bool) -> None:
+def test_no_time_runs_twice_while_eight_workers_are_killed_at_random(tmp_path: Path, thorough: bool) -> None:
     with Herd(f"sqlite:///{tmp_path / 'jobs.db'}", tmp_path) as herd:
         storm(herd, kills=100 if thorough else 5, seed=1)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", SERVERS)
-def test_nor_on_a_server(tmp_path: Path, kind: str, request: pytest.FixtureRequest, thorough: bool) -> None:
+def test_no_time_runs_twice_on_a_server(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest, thorough: bool
+) -> None:
     with new_store(kind, tmp_path, request) as url, Herd(url, tmp_path) as herd:
         storm(herd, kills=30 if thorough else 2, seed=2, workers=WORKERS if thorough else 3)
 
@@ -143,7 +145,7 @@ def test_a_worker_that_is_killed_with_its_schedules_leaves_one_of_each(tmp_path:
         assert len(asyncio.run(look(herd.url))) == 3
 
 
-def test_a_time_that_came_twice_would_be_seen(tmp_path: Path) -> None:
+def test_the_check_finds_a_time_that_ran_twice(tmp_path: Path) -> None:
     herd = Herd("", tmp_path)
     herd.effects.write_text("alone 10 1 begins\nalone 10 2 begins\n")
     with pytest.raises(AssertionError, match="was begun by"):
@@ -152,6 +154,6 @@ def test_a_time_that_came_twice_would_be_seen(tmp_path: Path) -> None:
     check_that_no_time_came_twice(herd)
 
 
-def test_the_functions_of_the_workers_are_what_is_meant(tmp_path: Path) -> None:
+def test_the_workers_declare_the_functions_that_the_tests_expect(tmp_path: Path) -> None:
     queue = new_queue(f"sqlite:///{tmp_path / 'jobs.db'}", "")
     assert [each.schedule_key for each in queue.registry] == ["alone", "beside", "again"]

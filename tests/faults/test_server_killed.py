@@ -1,7 +1,7 @@
-"""A server is killed while tasks flow, and started again: workers go on by themselves, and nothing is lost.
+"""A server is killed while tasks run, and started again: workers continue without help, and no task is lost.
 
-What was acknowledged is there, as far as the server promises to keep it: PostgreSQL with `synchronous_commit = on` and
-Redis with `appendfsync always` keep everything. With `appendfsync everysec` Redis may forget its last two seconds.
+Acknowledged writes survive as far as the server promises it: PostgreSQL with `synchronous_commit = on` and Redis with
+`appendfsync always` keep all of them. With `appendfsync everysec` Redis may lose its last two seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.servers import OwnPostgres, OwnRedis, OwnServer
 
 pytestmark = pytest.mark.anyio
 
-FORGETS = 2.0  # seconds, by `everysec`: Redis delays a write for so long while it waits for its disk
+FORGETS = 2.0  # seconds, with `everysec`: so long Redis may delay a write while its disk is busy
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OwnServer
 
 
 class Feed:
-    """Enqueues one task after the other. An answer is either an acknowledgement or an error of ours."""
+    """Enqueues one task after the other. Each call succeeds or raises an error of Bullpen."""
 
     def __init__(self, storm: Storm) -> None:
         self._storm = storm
@@ -58,14 +58,14 @@ class Feed:
             await asyncio.sleep(0.005)
 
     async def gets(self, count: int) -> None:
-        """Until so many more were acknowledged."""
+        """Wait until `more` further tasks are acknowledged."""
         enough = len(self.acknowledged) + count
         async with asyncio.timeout(WITHIN):
             while len(self.acknowledged) < enough:
                 await self._answer()
 
     async def fails(self) -> None:
-        """Until an error was the answer."""
+        """Wait until a call has raised an error."""
         enough = self.errors + 1
         async with asyncio.timeout(WITHIN):
             while self.errors < enough:
@@ -77,7 +77,7 @@ class Feed:
         await asyncio.wait([answered, self._feeding], return_when=asyncio.FIRST_COMPLETED)
         answered.cancel()
         if self._feeding.done():
-            self._feeding.result()  # what it should not have raised
+            self._feeding.result()  # raises an unexpected error of the feeding task
 
     async def stop(self) -> None:
         self._feeding.cancel()
@@ -85,7 +85,7 @@ class Feed:
 
 
 async def interrupt(storm: Storm, feed: Feed, server: OwnServer, number: signal.Signals) -> None:
-    """Kill it in the middle of everything, and start it again."""
+    """Kill the server under load, and start it again."""
     await storm.at_work()
     await feed.gets(30)
     storm.note("fault", "storm", f"the server is sent {number.name}")
@@ -114,8 +114,8 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(
 
 
 @pytest.mark.parametrize("server", ["everysec"], indirect=True)
-async def test_redis_forgets_its_last_two_seconds_at_most(tmp_path: Path, server: OwnServer, thorough: bool) -> None:
-    """With `everysec`. What was acknowledged before is there, and so is what comes after."""
+async def test_redis_loses_its_last_two_seconds_at_most(tmp_path: Path, server: OwnServer, thorough: bool) -> None:
+    """With `everysec`. All writes that were acknowledged before, or after the restart, are there."""
     async with Storm(tmp_path, server.url, lease=5.0, workers=1) as storm:
         feed = Feed(storm)
         killed: list[tuple[float, float]] = []

@@ -1,4 +1,4 @@
-"""Whatever ends a process, what the store has acknowledged is there, and the file is whole."""
+"""A process is killed at any point: every acknowledged write is in the file, and the file is intact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHILD = [sys.executable, "-m", "tests.faults.sqlite_child"]
 
 
 async def check(path: Path, said: str) -> int:
-    """Everything that was acknowledged is there; how much that is."""
+    """Check that every acknowledged write is in the file. Return their number."""
     words = [line.split() for line in said.splitlines()]
     added = {task for verb, task in words if verb == "added"}
     settled = {task for verb, task in words if verb == "settled"}
@@ -40,7 +40,7 @@ async def check(path: Path, said: str) -> int:
     "failpoint",
     ["sqlite.before_commit", "sqlite.after_commit", "sqlite.before_checkpoint", "sqlite.before_migration_commit"],
 )
-async def test_killed_at_a_failpoint(tmp_path: Path, failpoint: str, when: int) -> None:
+async def test_acknowledged_writes_survive_a_kill_at_a_failpoint(tmp_path: Path, failpoint: str, when: int) -> None:
     if failpoint == "sqlite.before_migration_commit":
         when = 1
     path = tmp_path / "jobs.db"
@@ -52,7 +52,7 @@ async def test_killed_at_a_failpoint(tmp_path: Path, failpoint: str, when: int) 
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
-async def test_killed_at_a_system_call(tmp_path: Path, thorough: bool) -> None:
+async def test_acknowledged_writes_survive_a_kill_at_a_system_call(tmp_path: Path, thorough: bool) -> None:
     """At the k-th write or sync of the writer thread, for many k."""
     acknowledged = 0
     for when in range(1, 120) if thorough else (1, 2, 3, 5, 9, 14, 33, 80):

@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or damaged: a named error, never a false success, and it goes on afterwards."""
+"""The disk is full, read-only or damaged: a call raises a named error, never succeeds falsely, and later calls work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-async def test_a_full_disk(small_disk: Path) -> None:
+async def test_on_a_full_disk_nothing_succeeds_falsely(small_disk: Path) -> None:
     path = small_disk / "jobs.db"
     acknowledged = []
     async with opened(path) as storage:
@@ -57,7 +57,7 @@ async def test_a_full_disk(small_disk: Path) -> None:
     db.close()
 
 
-async def test_a_disk_without_room_for_the_first_page(small_disk: Path) -> None:
+async def test_a_disk_without_room_for_the_first_page_is_named(small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(b"x" * ((2 << 20) - 8192))
     with pytest.raises(StorageError):
         async with opened(small_disk / "jobs.db") as storage:
@@ -67,7 +67,7 @@ async def test_a_disk_without_room_for_the_first_page(small_disk: Path) -> None:
         await storage.add([new_task()])
 
 
-async def test_a_disk_that_became_read_only(small_disk: Path) -> None:
+async def test_a_disk_that_became_read_only_is_named(small_disk: Path) -> None:
     async with opened(small_disk / "jobs.db") as storage:
         await storage.add([new_task()])
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
@@ -84,18 +84,18 @@ async def test_a_disk_that_became_read_only(small_disk: Path) -> None:
     [(0o755, 0o644), (0o755, 0o600), (0o777, 0o644), (0o777, 0o600), (0o755, None)],
     ids=["only read", "not even read", "only the folder", "only the folder, not even read", "not made"],
 )
-def test_a_file_of_another_user(folder_mode: int, file_mode: int | None) -> None:
-    """It can be read, or not even that, or it cannot be made; and it stays as it is."""
+def test_a_file_of_another_user_is_rejected_and_left_alone(folder_mode: int, file_mode: int | None) -> None:
+    """The file is readable, or unreadable, or cannot be created. It stays unchanged."""
     if os.geteuid() != 0:
-        pytest.skip("only root can be somebody else")
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
+        pytest.skip("only root can become another user")
+    with tempfile.TemporaryDirectory() as folder:  # other users cannot enter pytest's own folders
         path = Path(folder) / "jobs.db"
         if file_mode is not None:
             asyncio.run(_make(path))
             path.chmod(file_mode)
         os.chmod(folder, folder_mode)
         before = path.read_bytes() if path.exists() else b""
-        assert _as_nobody(lambda: asyncio.run(_refused(path))) == 0
+        assert _as_nobody(lambda: asyncio.run(_rejected(path))) == 0
         assert (path.read_bytes() if path.exists() else b"") == before
 
 
@@ -104,7 +104,7 @@ async def _make(path: Path) -> None:
         await storage.add([new_task()])
 
 
-async def _refused(path: Path) -> None:
+async def _rejected(path: Path) -> None:
     with pytest.raises((StorageReadOnly, UnsafeFile), match=path.name):
         await _make(path)
 
@@ -126,15 +126,15 @@ def _as_nobody(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-async def test_damaged_bytes_are_refused_or_harmless(tmp_path: Path, thorough: bool) -> None:
-    """Whatever bytes flip: an error of ours or an answer, and the file stays what it was, never an empty one."""
+async def test_damaged_bytes_are_rejected_or_harmless(tmp_path: Path, thorough: bool) -> None:
+    """Whatever bytes flip, a call returns or raises a Bullpen error, and never replaces the file by an empty one."""
     whole = tmp_path / "whole.db"
     async with opened(whole) as storage:
         await storage.add([new_task(payload=os.urandom(100), unique_key=f"u{n}") for n in range(300)])
         await claim(storage, 50)
     size = whole.stat().st_size
     rng = random.Random(7)
-    refused = 0
+    rejected = 0
     for number in range(1000 if thorough else 60):
         path = tmp_path / f"{number}.db"
         shutil.copy(whole, path)
@@ -150,7 +150,7 @@ async def test_damaged_bytes_are_refused_or_harmless(tmp_path: Path, thorough: b
                 await storage.counts()
                 await storage.add([new_task()])
         except StorageError:
-            refused += 1
+            rejected += 1
         assert path.stat().st_size >= size
         path.unlink()
-    assert refused > 5
+    assert rejected > 5

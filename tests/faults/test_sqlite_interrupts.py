@@ -34,7 +34,7 @@ _groups = itertools.count()
 
 @pytest.fixture(autouse=True)
 def locks_of_the_interpreter() -> Iterator[None]:
-    """What checks their order is written in Python, where signals come in that would not come otherwise."""
+    """The lock-order checker is written in Python: it would add points at which a signal can arrive."""
     lock_order.uninstall()
     yield
     lock_order.install()
@@ -50,7 +50,7 @@ def storage(tmp_path: Path) -> Iterator[SqliteStorage]:
 
 @pytest.mark.parametrize(("batched", "adds"), [(True, "SqliteTaskTable.add_plain"), (False, "SqliteTaskTable.add")])
 def test_an_interrupted_leader_leaves_no_call_unanswered(storage: SqliteStorage, batched: bool, adds: str) -> None:
-    """Of tasks that one statement adds, and of those that take several, in a transaction."""
+    """For tasks that one statement adds, and for those that need several statements in a transaction."""
     where = list[str]()
     while last := next(filter(None, (interrupted_at(len(where) + 1, storage, batched) for _ in range(TRIES))), ""):
         where.append(last)
@@ -66,9 +66,9 @@ def test_an_interrupted_leader_leaves_no_call_unanswered(storage: SqliteStorage,
 
 
 def interrupted_at(count: int, storage: SqliteStorage, batched: bool) -> str:
-    """Lead a group with others in it, and be interrupted at the `count`-th point; where that was, "" if nowhere.
+    """Lead a group with other callers, and be interrupted at the `count`-th point. Return that point, or "".
 
-    That may also be because the thread of the group_commit, which the loop has woken, led instead.
+    There is none, too, if the writer thread, which the loop has woken, led instead.
     """
     name = f"{count}, {next(_groups)}"
     assert storage._file is not None
@@ -87,14 +87,14 @@ def interrupted_at(count: int, storage: SqliteStorage, batched: bool) -> str:
             added.extend(task.id for task in tasks)
 
     other = file.WriteLock(file.folder_of(storage.path))
-    other.acquire(PATIENCE)  # this thread leads, and waits here for the others
+    other.acquire(PATIENCE)  # this thread leads, and waits here for the other callers
     others = [threading.Thread(target=add, args=(f"{name} of thread {number}",)) for number in range(OTHERS - 1)]
     others.append(threading.Thread(target=lambda: asyncio.run(add_two(f"{name} of a loop"))))
 
     finished = threading.Event()
 
     def bring_others() -> None:
-        """When this thread leads, or was interrupted before; the lock is free when all of them wait."""
+        """Wait until this thread leads, or was interrupted before. The lock is free when all callers wait."""
         while storage._file.writer._leader == 0 and not finished.is_set():  # type: ignore[union-attr]
             time.sleep(0.0002)
         for thread in others:
@@ -113,7 +113,7 @@ def interrupted_at(count: int, storage: SqliteStorage, batched: bool) -> str:
     bringer.join()
     for thread in others:
         thread.join(group_commit._LOOK_AGAIN / 2)
-    assert not any(thread.is_alive() for thread in others), f"somebody waits for ever after {interrupt.where}"
+    assert not any(thread.is_alive() for thread in others), f"a caller waits for ever after {interrupt.where}"
     other.close()
     add(f"{name} afterwards")
     kept = [task.id for task in asyncio.run(storage.list(TaskFilter(), limit=100_000))]
@@ -122,16 +122,16 @@ def interrupted_at(count: int, storage: SqliteStorage, batched: bool) -> str:
     return interrupt.where
 
 
-def test_a_handler_that_calls_in_the_midst_of_a_call_is_refused(
+def test_a_call_of_a_signal_handler_during_a_call_is_rejected(
     storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = list[BaseException]()
+    caught = list[BaseException]()
 
     def handle(*_: object) -> None:
         try:
             storage.add_blocking([new_task(id="of the handler")])
         except StorageBusy as error:
-            refused.append(error)
+            caught.append(error)
 
     def interrupted(*arguments: Any) -> TaskBatch | None:
         signal.raise_signal(signal.SIGUSR1)
@@ -144,11 +144,11 @@ def test_a_handler_that_calls_in_the_midst_of_a_call_is_refused(
         assert storage.add_blocking(TaskBatch(COMMON, ["of the call"], [b"[]"]))[0].id == "of the call"
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert "signal handler" in str(refused[0])
+    assert "signal handler" in str(caught[0])
     assert [task.id for task in asyncio.run(storage.list(TaskFilter(), limit=9))] == ["of the call"]
 
 
-def test_what_an_interrupted_leader_could_not_give_back_is_found_again(
+def test_a_claim_that_an_interrupted_leader_lost_is_found_again(
     storage: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two interrupts in the same few microseconds."""
@@ -166,7 +166,7 @@ def test_what_an_interrupted_leader_could_not_give_back_is_found_again(
         writing._leader = -1
         other.start()
         assert eventually(lambda: len(writing._items) == 1)
-        writing._items.popleft()  # it was taken, and then forgotten
+        writing._items.popleft()  # the group was taken, and its callers got no answer
         writing._leader = 0
     assert done.wait(PATIENCE)
     other.join()

@@ -1,4 +1,4 @@
-"""Another process locks the SQLite file: workers wait for it, and running tasks run on."""
+"""Another process locks the SQLite file: workers wait for it, and running tasks continue."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def lease_is_over(pool: AsyncWorkerPool) -> None:
 
 
 @pytest.mark.parametrize("busy_timeout", [0.02, 5.0], ids=["rejected", "waiting"])
-def test_a_running_task_runs_on_and_is_renewed_afterwards(tmp_path: Path, busy_timeout: float) -> None:
+def test_a_running_task_continues_and_its_lease_is_renewed_afterwards(tmp_path: Path, busy_timeout: float) -> None:
     async def main() -> None:
         with one_task(tmp_path, busy_timeout) as (queue, began, go_on):
             async with AsyncWorkerPool(queue, 1, lease=LEASE, grace=0) as pool:
@@ -115,7 +115,7 @@ def test_a_running_task_runs_on_and_is_renewed_afterwards(tmp_path: Path, busy_t
     asyncio.run(main())
 
 
-def test_a_task_that_another_worker_got_first_is_interrupted(tmp_path: Path) -> None:
+def test_a_task_that_another_worker_claimed_first_is_interrupted(tmp_path: Path) -> None:
     claim = "UPDATE bullpen_task SET attempt = attempt + 1, worker = 'other', lease_until = 1e12"
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Several processes on one file."""
+"""Several processes use one SQLite file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHILD = [sys.executable, "-m", "tests.faults.sqlite_child"]
 
 
 async def test_eight_processes_share_a_file(tmp_path: Path) -> None:
-    """All make it at the same time, add, claim and settle; every task runs once."""
+    """All create the file at the same time, add, claim and settle. Every task runs once."""
     path = tmp_path / "jobs.db"
     children = [
         subprocess.Popen([*CHILD, "drain", path, "40"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,7 +1,7 @@
 """Two hosts with workers and one with a server, joined by cables that can be pulled.
 
 A host here is a network namespace with a cable (veth) to this one, where the server is. That needs root and the program
-`ip` of iproute2 (Debian: `apt install iproute2`). Without, the test is skipped and says so, but in CI it fails.
+`ip` of iproute2 (Debian: `apt install iproute2`). Without them the test is skipped; in CI it fails.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.anyio
 
 
 class Hosts:
-    """Two of them, 1 and 2, on one network with this one."""
+    """Two hosts, 1 and 2, on one network with this host."""
 
     def __init__(self) -> None:
         self._name = f"bp{secrets.token_hex(3)}"
-        self._net = f"198.18.{secrets.randbelow(256)}"  # of those that are for tests only
+        self._net = f"198.18.{secrets.randbelow(256)}"  # TEST-NET: addresses for documentation and tests
         self.here = f"{self._net}.254"
 
     def __enter__(self) -> Hosts:
@@ -53,7 +53,7 @@ class Hosts:
         ip("link", "del", self._name, check=False)
 
     def on(self, number: int) -> list[str]:
-        """What runs a command there."""
+        """The arguments that run a command on that host."""
         return ["ip", "netns", "exec", self._host(number)]
 
     def pull_cable(self, number: int) -> None:
@@ -92,7 +92,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 @pytest.mark.parametrize("address", ["postgres"], indirect=True)
-async def test_a_host_whose_cable_is_pulled_loses_its_tasks_to_the_other_and_goes_on_when_it_is_back(
+async def test_a_host_whose_cable_is_pulled_loses_its_tasks_to_the_other_and_continues_when_it_is_back(
     tmp_path: Path, hosts: Hosts, address: str
 ) -> None:
     lease = 1.5
@@ -114,7 +114,7 @@ async def test_a_host_whose_cable_is_pulled_loses_its_tasks_to_the_other_and_goe
         hosts.pull_cable(2)
         storm.note("fault", "storm", "the other one is pulled")
         last = await storm.queue.aenqueue("nap", [0.0])
-        await last.aresult(timeout=WITHIN)  # by the one that is back
+        await last.aresult(timeout=WITHIN)  # by the host that is back
         hosts.plug_cable(2)
         storm.note("fault", "storm", "calm")
         await storm.stop()

@@ -1,4 +1,4 @@
-"""A worker is killed at every failpoint in the life of a task: nothing is lost, and another one goes on at once."""
+"""A worker is killed at every failpoint in the life of a task: no task is lost, and another worker goes on at once."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ asyncio.run(AsyncWorkerPool(Queue, 3, poll_interval=0.1, lease=lease).run())
 
 
 class Worker:
-    """In a process of its own, which never outlives the test."""
+    """A worker in its own process, which never outlives the test."""
 
     def __init__(self, path: Path, effects: Path, fatal: str = "", hits: int = 0, **times: float) -> None:
         times = {"lease": 15.0, "nap": 0.05, **times}
@@ -126,7 +126,7 @@ class Worker:
 
 
 def new_calls(names: Sequence[str]) -> list[Task]:
-    """One task each, with its number as argument."""
+    """Enqueue tasks with their numbers as arguments."""
 
     async def on_loop(number: int) -> int:
         return number
@@ -159,7 +159,7 @@ async def all_ended(path: Path, ids: list[str]) -> list[Task]:
 
 
 @pytest.mark.parametrize(("fatal", "hits"), FAILPOINTS)
-def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, fatal: str, hits: int) -> None:
+def test_a_killed_worker_loses_no_task(tmp_path: Path, fatal: str, hits: int) -> None:
     path, effects = tmp_path / "jobs.db", tmp_path / "effects"
     ids = asyncio.run(fill(path))
     slow = {"lease": 0.6, "nap": 1.0} if fatal.startswith("renew") else {}
@@ -174,11 +174,11 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, fatal: str, hits:
     assert {task_id for task_id, _ in starts} == set(ids)
     assert max(Counter(starts).values()) == 1  # no attempt is started twice
     again = [task for task in tasks if task.attempt > 1]
-    assert len(again) <= CONCURRENCY  # only what the dead one held
+    assert len(again) <= CONCURRENCY  # only the tasks of the killed worker
     assert all(task.attempt == 2 for task in again)
 
 
-def test_a_worker_that_is_killed_when_it_leaves_has_left_nothing(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_while_it_stops_leaves_nothing_behind(tmp_path: Path) -> None:
     path, effects = tmp_path / "jobs.db", tmp_path / "effects"
     ids = asyncio.run(fill(path))
     with Worker(path, effects, "worker.before_leave") as first:
@@ -186,7 +186,7 @@ def test_a_worker_that_is_killed_when_it_leaves_has_left_nothing(tmp_path: Path)
         first.send(signal.SIGTERM)
         first.dies()
     assert [(task.status, task.attempt) for task in tasks] == [(SUCCESS, 1)] * TASKS
-    with Worker(path, effects) as second:  # and takes the record of the dead one away
+    with Worker(path, effects) as second:  # and deletes the record of the killed one
         (late,) = asyncio.run(add(path, new_calls(["on_loop"] * (TASKS + 1))[-1:]))
         asyncio.run(all_ended(path, [late]))
         asyncio.run(only_living_workers(path))
@@ -235,7 +235,7 @@ for number in range(100):
 
 @pytest.mark.parametrize(("fatal", "kept_unsaid"), [("enqueue.before_add", 0), ("enqueue.after_add", 1)])
 @pytest.mark.parametrize("hits", [0, 7])
-def test_what_a_killed_producer_had_acknowledged_is_there(
+def test_the_acknowledged_tasks_of_a_killed_producer_are_there(
     tmp_path: Path, fatal: str, kept_unsaid: int, hits: int
 ) -> None:
     path, effects = tmp_path / "jobs.db", tmp_path / "effects"

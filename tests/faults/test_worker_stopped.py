@@ -25,7 +25,7 @@ LEASE = 0.5
 
 
 async def running(storage: SqliteStorage, worker: str | None = None) -> Task:
-    """The task, once it runs, on another worker than `worker`."""
+    """The task. Waits until another worker than `worker` runs it."""
     async with asyncio.timeout(WITHIN):
         while True:
             for task in await storage.list(TaskFilter(statuses=(RUNNING,)), limit=1):
@@ -35,7 +35,7 @@ async def running(storage: SqliteStorage, worker: str | None = None) -> Task:
 
 
 async def stand_still(worker: Worker, path: Path) -> None:
-    """Stop it, but not in the middle of a write: who stands still there keeps everybody from the file."""
+    """Stop the process, but not during a write: a process that is stopped there locks the file for all others."""
     async with asyncio.timeout(WITHIN):
         while True:
             worker.send(signal.SIGSTOP)
@@ -50,7 +50,7 @@ async def stand_still(worker: Worker, path: Path) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_stopped_worker_loses_its_task_and_what_it_writes_afterwards_is_refused(tmp_path: Path) -> None:
+async def test_a_stopped_worker_loses_its_task_and_its_later_writes_are_rejected(tmp_path: Path) -> None:
     path, effects = tmp_path / "jobs.db", tmp_path / "effects"
     storage = SqliteStorage(path)
     await storage.open()
@@ -64,7 +64,7 @@ async def test_a_stopped_worker_loses_its_task_and_what_it_writes_afterwards_is_
             assert [error.kind for error in taken.errors] == ["crash"]
             assert "has been silent for" in taken.errors[0].message
             first.send(signal.SIGCONT)
-            first.stops()  # it has told what became of attempt 1
+            first.stops()  # it has sent the outcome of attempt 1
             (after,) = await storage.get([task.id])
             assert after is not None
             assert after.attempt >= 2
@@ -103,7 +103,7 @@ def idle_worker(address: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.parametrize("address", ["redis"], indirect=True)
 async def test_a_stopped_idle_worker_gets_no_task(address: str) -> None:
-    """Another worker runs what comes meanwhile, long before a lease could expire."""
+    """Another worker runs the tasks that arrive meanwhile, long before a lease could expire."""
     async with TaskQueue(address) as queue:
         pid = queue.task(name="pid")(lambda: 0)
         with idle_worker(address) as first:

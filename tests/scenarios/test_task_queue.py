@@ -521,7 +521,7 @@ def test_why_a_task_waits(queue: TaskQueue, storage: MemoryStorage, now: Now) ->
     asyncio.run(storage.save_worker(record(now, queues=("mail",))))
     assert "the workers serve mail" in str(job.why())
     asyncio.run(storage.save_worker(record(now)))
-    assert causes(queue, job.id) == ["in_line"]
+    assert causes(queue, job.id) == ["due"]
     assert causes(queue, later.id) == ["eta"]
     assert "in 60.0 s, at 2030-01-01 00:01:00 UTC" in str(later.why())
     queue.pause()
@@ -576,7 +576,7 @@ def test_why_names_the_limit_that_a_task_waits_for_and_its_holders(
     assert why.causes[0].data["key"] == "k"
     assert first.id in str(why)
     another = queue.task(add).using(concurrency_key="other").enqueue(3)
-    assert causes(queue, another.id) == ["in_line"]
+    assert causes(queue, another.id) == ["due"]
     queue.set_limit(max_running=1)
     assert causes(queue, second.id) == ["limit"]
     queue.set_limit(rate=0.1)

@@ -22,20 +22,20 @@ def add_filters(parser: argparse.ArgumentParser, statuses: str = ", ".join(map(s
     parser.add_argument("--worker", metavar="ID", help="only tasks that this worker runs, or ran last")
     parser.add_argument(
         "--error",
-        metavar="WHAT",
+        metavar="KIND",
         help="only tasks whose latest error has this kind or type, such as timeout, crash or ConnectionError",
     )
     parser.add_argument(
         "--older-than",
         type=seconds,
         metavar="AGE",
-        help="only tasks that ended at least this long ago, such as 90s, 5m, 2h, 7d; unfinished tasks: enqueued",
+        help="only tasks that ended, or were enqueued and have not ended, this long ago or earlier: 90s, 5m, 2h, 7d",
     )
     parser.add_argument(
         "--newer-than",
         type=seconds,
         metavar="AGE",
-        help="only tasks that ended, or were enqueued, less than this long ago",
+        help="only tasks that ended, or were enqueued and have not ended, less than this long ago",
     )
 
 

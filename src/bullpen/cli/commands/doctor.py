@@ -82,7 +82,7 @@ async def examine(storage: Storage) -> list[HealthFinding]:
                 return found
             concerns = list(await storage.check_health()) if isinstance(storage, SupportsHealthChecks) else []
             if any(one.kind == "eviction" for one in concerns):
-                return concerns  # the adapter refuses to open such a store
+                return concerns  # the adapter does not open such a store
             try:
                 await storage.open()
                 return [*concerns, *diagnose(await look_at(storage))]

@@ -136,7 +136,7 @@ class Admission:
             if must_not_wait():
                 bounded.put_above_limit(request)
             else:
-                yield from self._stand_in_line(bounded, new_ticket(), request, self._offer_to(bounded, request))
+                yield from self._offer_in_turn(bounded, new_ticket(), request, self._offer_to(bounded, request))
         if self._status.phase.ending:
             self._take_back(request)
         if timing is not None:
@@ -248,7 +248,7 @@ class Admission:
                 backlog.pass_on(ticket)
             return outcome is not Pinned.FULL
 
-        self._block(self._stand_in_line(backlog, Ticket(), request, line_up, wait_for_room))
+        self._block(self._offer_in_turn(backlog, Ticket(), request, line_up, wait_for_room))
         return outcome
 
     def submit_runner(self, runner: Request) -> bool:
@@ -266,7 +266,7 @@ class Admission:
         if worker is not None and self._nested.is_own(worker):  # to wait for room here could be to wait for itself
             return self._run_here(worker, request)
         offer = self._offer_to(backlog, request, session)
-        self._block(self._stand_in_line(backlog, Ticket(), request, offer, wait_for_room))
+        self._block(self._offer_in_turn(backlog, Ticket(), request, offer, wait_for_room))
         return True
 
     def _offer_to(
@@ -303,7 +303,7 @@ class Admission:
                 steps.close()
                 raise
 
-    def _stand_in_line(
+    def _offer_in_turn(
         self,
         backlog: BoundedBacklog,
         ticket: Ticket,
@@ -311,7 +311,7 @@ class Admission:
         offer: Callable[[Ticket], bool],
         wait_for_room: bool = False,
     ) -> WaitSteps:
-        """Stand in line until `offer` succeeds."""
+        """Call `offer` whenever it is the turn of this ticket, until it succeeds."""
         until = math.inf if request.timing is None else request.timing.start_by
         try:
             backlog.take_ticket(ticket)

@@ -37,7 +37,7 @@ CauseKind = Literal[
     "waits_for",
     "limit",
     "rate",
-    "in_line",
+    "due",
 ]
 
 
@@ -121,7 +121,7 @@ def explain(task: Task, around: Surroundings) -> Why:
         causes = [_waits_for_members(task, around)]
     elif task.status is PENDING:
         causes = [*_waits_for_code(task), *_waits_for_time(task, around.now), *_waits_for_others(task, around)]
-        causes = causes or [_in_line(task, around)]
+        causes = causes or [_due(task, around)]
     elif task.status is RUNNING:
         causes = list(_runs(task, around))
     else:
@@ -247,10 +247,10 @@ def _named(running: Sequence[Task]) -> str:
     return f"{named} and {more} more" if more > 0 else named
 
 
-def _in_line(task: Task, around: Surroundings) -> Cause:
+def _due(task: Task, around: Surroundings) -> Cause:
     workers = [worker.id for worker in _serving(task.queue, around)]
     message = f"it is due, and is one of {around.waiting} waiting tasks in {task.queue!r}"
-    return Cause("in_line", message, {"waiting": around.waiting, "workers": tuple(workers)})
+    return Cause("due", message, {"waiting": around.waiting, "workers": tuple(workers)})
 
 
 def _runs(task: Task, around: Surroundings) -> list[Cause]:

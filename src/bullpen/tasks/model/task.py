@@ -315,7 +315,7 @@ def _released_attempts(task: Task) -> str:
     return f"; released without an outcome: attempt{'s' if len(released) > 1 else ''} {named}"
 
 
-def reject(task: Task, error: TaskError) -> Settlement:
+def fail_permanently(task: Task, error: TaskError) -> Settlement:
     """No worker can run it: its arguments cannot be decoded, or its function stayed unknown."""
     return Settlement(
         id=task.id,
@@ -332,7 +332,7 @@ def postpone(task: Task, error: TaskError, random: float, *, give_up_after: floa
     """Its function is unknown here: maybe another worker knows it, or this one after the next deployment.
 
     It waits as long again as it has waited for its function, at most `LONGEST_POSTPONEMENT` seconds, with nothing
-    counted. `error` is kept once, as the mark of when this began; after `give_up_after` seconds the task is rejected.
+    counted. `error` is kept once, as the mark of when this began; after `give_up_after` seconds the task fails.
     """
     if task.cancel_requested:
         return cancel(task)
@@ -340,7 +340,7 @@ def postpone(task: Task, error: TaskError, random: float, *, give_up_after: floa
     waits_already = mark is not None and mark.kind == "unknown_function" and mark.type == _POSTPONED
     waited = max(error.at - mark.at, 0.0) if mark is not None and waits_already else 0.0
     if waited >= give_up_after:
-        return reject(task, error)
+        return fail_permanently(task, error)
     postponed = None if waits_already else msgspec.structs.replace(error, type=_POSTPONED)
     return _again(task, _postponement(waited, random), failures=task.failures, crashes=task.crashes, error=postponed)
 
@@ -352,7 +352,7 @@ def set_aside(task: Task, error: TaskError, random: float) -> Settlement:
     if task.cancel_requested:
         return cancel(task)
     if task.format <= FORMAT:
-        return reject(task, error)
+        return fail_permanently(task, error)
     delay = _postponement(error.at - task.created_at, random)
     return _again(task, delay, failures=task.failures, crashes=task.crashes)
 

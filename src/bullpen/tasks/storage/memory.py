@@ -273,7 +273,7 @@ class MemoryStorage(StoreRules):
         """Whether every earlier task with its concurrency key is final."""
         if task.concurrency_key is None or is_schedule(task.id):
             return True
-        self._tidy_line(task)
+        self._tidy_key(task)
         return self._of_keys[task.queue, task.concurrency_key][0][1] == task.id
 
     def _recent_starts(self, limit: Limit, now: float) -> deque[float]:
@@ -550,7 +550,7 @@ class MemoryStorage(StoreRules):
     def _write(self, task: Task, now: float) -> None:
         """The only place where a task changes. A due task takes a shorter path."""
         if task.concurrency_key is not None:
-            self._stand_in_line(task)
+            self._add_to_key(task)
         self._tasks[task.id] = task
         status = task.status
         if status is RUNNING:
@@ -568,21 +568,21 @@ class MemoryStorage(StoreRules):
                     heapq.heappush(self._expiring, (task.expires, task.id))
             else:
                 self._note_end(task)
-                self._tidy_line(task)
+                self._tidy_key(task)
                 for member in self._members(task):  # they stayed because of this task
                     if member is not None:
                         self._note_end(member)
         if task.unique_key is not None and has_key(task, math.inf):
             self._unique[task.queue, task.unique_key] = task.id
 
-    def _stand_in_line(self, task: Task) -> None:
+    def _add_to_key(self, task: Task) -> None:
         """Add it to the tasks with its concurrency key, unless it is among them."""
         before = self._tasks.get(task.id)
         is_there = before is not None and not before.is_final and before.concurrency_key == task.concurrency_key
         if task.concurrency_key is not None and not (is_there or task.is_final or is_schedule(task.id)):
             heapq.heappush(self._of_keys[task.queue, task.concurrency_key], (task.created_at, task.id))
 
-    def _tidy_line(self, task: Task) -> None:
+    def _tidy_key(self, task: Task) -> None:
         """Drop tasks in front that are final, have another key, or are gone."""
         place = (task.queue, task.concurrency_key or "")
         line = self._of_keys.get(place)
@@ -611,7 +611,7 @@ class MemoryStorage(StoreRules):
     def _forget(self, ids: Iterable[str]) -> int:
         gone = [task for task_id in ids if (task := self._tasks.pop(task_id, None)) is not None]
         for task in gone:
-            self._tidy_line(task)
+            self._tidy_key(task)
             if task.unique_key is not None and self._unique.get((task.queue, task.unique_key)) == task.id:
                 del self._unique[task.queue, task.unique_key]
         return len(gone)

@@ -52,9 +52,9 @@ from bullpen.tasks.model.task import (
     cancel,
     crash,
     fail,
+    fail_permanently,
     instead_of_run,
     postpone,
-    reject,
     release,
     set_aside,
     succeed,
@@ -215,7 +215,7 @@ class TaskAttempt:
         if missing:
             why = f"the result of its predecessor {missing[0]} does not exist"
             self._log(logging.ERROR, "failed: %s", why)
-            lane.settle(self, reject(self.task, self._error("input", None, why)))
+            lane.settle(self, fail_permanently(self.task, self._error("input", None, why)))
             return
         results = [b"null" if one is None or one.result is None else one.result for one in members]
         value = b"[" + b",".join(results) + b"]" if depends_on.many else results[0]
@@ -513,7 +513,7 @@ class TaskAttempt:
         self._log(
             logging.ERROR, "failed: the stored arguments cannot be decoded (%s)", _type_of(error)
         )  # never log arguments
-        return reject(self.task, self._error("poison", error))
+        return fail_permanently(self.task, self._error("poison", error))
 
     def _error(self, kind: ErrorKind, error: BaseException | None, message: str = "") -> TaskError:
         """A failure as data, with the message of the error unless another is given."""

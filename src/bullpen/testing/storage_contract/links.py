@@ -24,7 +24,7 @@ from bullpen.tasks.model.task import (
     cancel,
     crash,
     fail,
-    reject,
+    fail_permanently,
     release,
     succeed,
 )
@@ -74,7 +74,7 @@ async def statuses(store: Storage, tasks: list[Task]) -> list[TaskStatus]:
 ENDINGS: dict[str, tuple[Callable[[Task], Settlement], TaskStatus]] = {
     "succeeds": (lambda task: succeed(task, b"1"), SUCCESS),
     "fails": (lambda task: fail(task, error_of(task), 0.0), FAILED),
-    "is rejected": (lambda task: reject(task, error_of(task)), FAILED),
+    "fails permanently": (lambda task: fail_permanently(task, error_of(task)), FAILED),
     "cancels itself": (cancel, CANCELLED),
     "crashes too often": (lambda task: crash(replace(task, crashes=10), error_of(task)), FAILED),
 }

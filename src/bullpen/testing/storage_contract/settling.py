@@ -22,8 +22,8 @@ from bullpen.tasks.model.task import (
     cancel,
     crash,
     fail,
+    fail_permanently,
     postpone,
-    reject,
     release,
     settled,
     succeed,
@@ -68,7 +68,7 @@ SETTLEMENTS: dict[str, Move] = {
     "crash": lambda task: crash(task, error_of(task)),
     "poison": lambda task: crash(replace(task, crashes=2), error_of(task)),
     "lost": lambda task: crash(replace(task, at_most_once=True), error_of(task)),
-    "rejected": lambda task: reject(task, error_of(task)),
+    "failed permanently": lambda task: fail_permanently(task, error_of(task)),
     "postponed": lambda task: postpone(task, error_of(task), 0.5, give_up_after=FAR),
     "released": release,
     "released for later": lambda task: release(task, FAR),
@@ -148,7 +148,7 @@ async def _was_cancelled_and_rescued(store: Storage, task: Task) -> None:
 
 
 async def _was_retried_and_claimed(store: Storage, task: Task) -> None:
-    await _was_settled(store, task, SETTLEMENTS["rejected"])
+    await _was_settled(store, task, SETTLEMENTS["failed permanently"])
     await store.retry([task.id])
     assert ids(await claim(store, worker="other")) == [task.id]
 
@@ -160,7 +160,7 @@ async def _was_deleted(store: Storage, task: Task) -> None:
 
 LOSSES: dict[str, Callable[[Storage, Task], Awaitable[None]]] = {
     "it succeeded": lambda store, task: _was_settled(store, task, SETTLEMENTS["success"]),
-    "it failed": lambda store, task: _was_settled(store, task, SETTLEMENTS["rejected"]),
+    "it failed": lambda store, task: _was_settled(store, task, SETTLEMENTS["failed permanently"]),
     "it was cancelled": lambda store, task: _was_settled(store, task, SETTLEMENTS["cancelled"]),
     "it was released": lambda store, task: _was_settled(store, task, SETTLEMENTS["released"]),
     "it waits for its retry": lambda store, task: _was_settled(store, task, SETTLEMENTS["retry"]),

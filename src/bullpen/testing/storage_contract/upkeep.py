@@ -7,7 +7,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS, Task, cancel, fail, reject, release, succeed
+from bullpen.tasks.model.task import (
+    FAILED,
+    PENDING,
+    RUNNING,
+    SUCCESS,
+    Task,
+    cancel,
+    fail,
+    fail_permanently,
+    release,
+    succeed,
+)
 from bullpen.tasks.storage.port import AttemptKey, Limit, Storage, TaskFilter, WorkerRecord
 from bullpen.testing.storage_contract.base import (
     A_MOMENT,
@@ -112,7 +123,7 @@ class UpkeepTests(StoreTests):
             failed, poison, stopped = [await claimed_one(store, **fields) for _ in range(3)]
             late = await added(store, expires=await store.now() - 1.0, **fields)
             bad = replace(error_of(poison), kind="poison")
-            await settle(store, fail(failed, error_of(failed), 0.0), reject(poison, bad), cancel(stopped))
+            await settle(store, fail(failed, error_of(failed), 0.0), fail_permanently(poison, bad), cancel(stopped))
             assert ids(await store.expire(limit=10)) == [late.id]
             left |= {stopped.id} if fields["result_ttl"] is None else {failed.id, poison.id, late.id}
         assert await store.prune(limit=50) == 6

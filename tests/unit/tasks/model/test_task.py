@@ -77,7 +77,10 @@ OUTCOMES = {
     "crash too many": (moves.crash(running(crashes=MAX_CRASHES - 1), ERROR), (FAILED, None, 0, MAX_CRASHES, 0)),
     "crash of what may run once": (moves.crash(running(at_most_once=True), ERROR), (FAILED, None, 0, 1, 0)),
     "crash of what is to stop": (moves.crash(running(cancel_requested=True), ERROR), (CANCELLED, None, 0, 0, 0)),
-    "rejection": (moves.reject(running(completed_runs=7, failures=2, crashes=1), ERROR), (FAILED, None, 2, 1, 7)),
+    "permanent failure": (
+        moves.fail_permanently(running(completed_runs=7, failures=2, crashes=1), ERROR),
+        (FAILED, None, 2, 1, 7),
+    ),
     "release": (moves.release(running(failures=2, crashes=1, completed_runs=7), 3.0), (PENDING, 3.0, 2, 1, 7)),
     "release of what is to stop": (moves.release(running(cancel_requested=True)), (CANCELLED, None, 0, 0, 0)),
     "cancellation": (moves.cancel(running(failures=2, crashes=1, completed_runs=7)), (CANCELLED, None, 2, 1, 7)),
