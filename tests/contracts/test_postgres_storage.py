@@ -8,10 +8,12 @@ from typing import ClassVar
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
 from bullpen.tasks.storage.port import Storage
 from bullpen.tasks.storage.postgres.store import PostgresStorage
 from bullpen.testing import StorageContract
+from bullpen.testing.storage_contract.unreadable import WORKER
 from tests.postgres import new_schema, run
 
 _TABLES = ("task", "worker", "queue", "start")
@@ -94,6 +96,41 @@ class TestPostgresStorage(StorageContract):
         connection = await asyncpg.connect(self.url)
         await connection.execute(f"UPDATE {self.schema}.worker SET record = '[' WHERE id = $1", worker)
         await connection.close()
+
+    _LIMITS: ClassVar = {
+        "rate zero": "rate = 0",
+        "rate negative": "rate = -1",
+        "rate nan": "rate = 'NaN'",
+        "rate infinite": "rate = 'infinity'",
+        "rate small": "rate = -1e-300",
+        "most zero": "max_running = 0",
+        "most negative": "max_running = -1",
+        "most huge": "max_running = 2147483647",
+        "per key zero": "max_running_per_key = 0",
+    }
+    _SETTINGS: ClassVar = {
+        "starts to come": "INSERT INTO {}.start SELECT 'other', 'infinity' FROM generate_series(1, 5000)",
+        "starts no time": "INSERT INTO {}.start SELECT 'other', 'NaN' FROM generate_series(1, 5000)",
+        "alien queue": "INSERT INTO {}.queue (name, paused) VALUES (E'\\x1a9 \n', true)",
+        "rewound to come": "UPDATE {}.queue SET rewound_at = 'NaN'",
+    }
+    damages_limit = tuple(_LIMITS)
+    damages_settings = tuple(_SETTINGS)
+
+    async def damage_settings(self, kind: str) -> None:
+        of_limit = f"UPDATE {self.schema}.queue SET {self._LIMITS.get(kind)} WHERE name = 'other'"
+        connection = await asyncpg.connect(self.url)
+        await connection.execute(self._SETTINGS.get(kind, of_limit).format(self.schema))
+        await connection.close()
+
+    async def test_a_worker_that_was_seen_at_no_time_hides_no_other(self, store: Storage) -> None:
+        for seen in ("NaN", "infinity", "1e300"):
+            await store.save_worker(WORKER)
+            await store.save_worker(replace(WORKER, id="v"))
+            connection = await asyncpg.connect(self.url)
+            await connection.execute(f"UPDATE {self.schema}.worker SET seen_at = '{seen}' WHERE id = 'v'")
+            await connection.close()
+            assert [record.id for record in await store.workers()] == ["w"]
 
     def make_storage(self) -> PostgresStorage:
         return PostgresStorage(self.url, schema=self.schema)

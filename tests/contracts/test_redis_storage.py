@@ -191,6 +191,28 @@ class TestRedisStorage(StorageContract):
         async with Redis.from_url(self.url) as client:
             await client.hset(f"{self.prefix}:workers", worker, "[")
 
+    damages_limit = tuple(
+        f"{field} {value}"
+        for field, values in {
+            "max_running": ("x", "", "0", "-1", "nan", "0x10", "9" * 400),
+            "max_running_per_key": ("x", "0", "nan"),
+            "rate": ("x", "", "0", "-1", "nan", "inf", "1e-300", "1e300", "-inf"),
+        }.items()
+        for value in values
+    )
+    damages_settings = ("starts to come", "unknown field")
+
+    async def damage_settings(self, kind: str) -> None:
+        tag = f"{{{self.prefix}:other}}"
+        async with Redis.from_url(self.url) as client:
+            if kind == "starts to come":
+                await client.zadd(f"{tag}:starts", {str(number): float("inf") for number in range(5000)})
+            elif kind == "unknown field":
+                await client.hset(f"{tag}:limits", b"\xff", b"\xff")
+            else:
+                field, value = kind.split(" ")
+                await client.hset(f"{tag}:limits", field, value)
+
     @pytest.fixture(autouse=True)
     def _place(self, redis_url: str) -> Iterator[None]:
         self.url, self.prefix = redis_url, f"bullpen-test-{secrets.token_hex(6)}"

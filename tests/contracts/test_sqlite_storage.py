@@ -8,11 +8,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 import pytest
 
 from bullpen.tasks.storage.port import Storage
 from bullpen.tasks.storage.sqlite.store import SqliteStorage
 from bullpen.testing import StorageContract
+from bullpen.testing.storage_contract.base import added, claim
 
 
 class TestSqliteStorage(StorageContract):
@@ -63,6 +65,46 @@ class TestSqliteStorage(StorageContract):
     async def damage_worker(self, worker: str) -> None:
         with closing(sqlite3.connect(self.path)) as db, db:
             db.execute("UPDATE bullpen_worker SET record = x'c1' WHERE id = ?", (worker,))
+
+    _TERMS: ClassVar[dict[str, dict[str, object]]] = {
+        "rate zero": {"rate": 0.0},
+        "rate nan": {"rate": float("nan")},
+        "rate infinite": {"rate": float("inf")},
+        "rate text": {"rate": "5"},
+        "most negative": {"max_running": -1},
+        "per key zero": {"max_running_per_key": 0},
+        "terms of another queue": {"queue": "default", "max_running": 0},
+    }
+    _SETTINGS: ClassVar = {
+        "no msgpack": "UPDATE bullpen_limit SET terms = x'c1'",
+        "terms no text": "UPDATE bullpen_limit SET terms = CAST(x'ff' AS TEXT)",
+        "limit of a blob": "INSERT OR REPLACE INTO bullpen_limit VALUES (x'ff', x'80')",
+        "limit of no text": "INSERT OR REPLACE INTO bullpen_limit VALUES (CAST(x'ff' AS TEXT), x'80')",
+        "pause of a blob": "INSERT OR REPLACE INTO bullpen_paused VALUES (x'ff')",
+        "pause of no text": "INSERT OR REPLACE INTO bullpen_paused VALUES (CAST(x'ff' AS TEXT))",
+        "starts to come": "INSERT INTO bullpen_start SELECT 'other', 9e999 FROM generate_series(1, 5000)",
+        "starts no time": "INSERT INTO bullpen_start SELECT 'other', 'text' FROM generate_series(1, 5000)",
+        "starts no text": "INSERT INTO bullpen_start VALUES (CAST(x'ff' AS TEXT), x'ff')",
+    }
+    damages_limit = (*_TERMS, *list(_SETTINGS)[:2])
+    damages_settings = tuple(_SETTINGS)[2:]
+
+    async def damage_settings(self, kind: str) -> None:
+        many = "(WITH RECURSIVE n (n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM n WHERE n < 5000) SELECT n FROM n)"
+        with closing(sqlite3.connect(self.path)) as db, db:
+            if kind in self._TERMS:
+                terms = msgspec.msgpack.encode({"queue": "other", **self._TERMS[kind]})
+                db.execute("UPDATE bullpen_limit SET terms = ? WHERE queue = 'other'", (terms,))
+            else:
+                db.execute(self._SETTINGS[kind].replace("generate_series(1, 5000)", many))
+
+    async def test_a_damaged_name_of_the_boot_keeps_no_client_out(self, store: Storage) -> None:
+        await added(store)
+        with closing(sqlite3.connect(self.path)) as db, db:
+            db.execute("UPDATE bullpen_boot SET boot = CAST(x'ff' AS TEXT)")
+        await store.close()
+        await store.open()
+        assert len(await claim(store)) == 1
 
     def make_storage(self) -> SqliteStorage:
         return SqliteStorage(self.path, synchronous="normal")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import asyncpg
 import msgspec
@@ -19,6 +19,7 @@ from bullpen import TaskFailed, TaskQueue, TaskStatus, UnreadableTask, WorkerPoo
 from bullpen.cli.command import ExitCode
 from bullpen.cli.main import main
 from bullpen.tasks.storage.redis.rows import TaskState
+from tests.postgres import run
 from tests.scenarios.cli_stores import Desk, desk_at, mail
 from tests.stores import KINDS, new_store
 
@@ -56,6 +57,20 @@ async def _damage_postgres(url: str, schema: str, task_id: str, *, newer: bool) 
     await connection.close()
 
 
+def damage_limit(url: str) -> None:
+    """Of the queue `mail`."""
+    server, words = url.partition("?")[0], dict(parse_qsl(urlsplit(url).query))
+    if "schema" in words:
+        statement = f"UPDATE {words['schema']}.queue SET rate = 'NaN' WHERE name = 'mail'"
+        run(server, lambda connection: connection.execute(statement))
+    elif "prefix" in words:
+        with redis.Redis.from_url(server) as client:
+            client.hset(f"{{{words['prefix']}:mail}}:limits", "max_running", "many")
+    else:
+        with closing(sqlite3.connect(urlsplit(url).path)) as db, db:
+            assert db.execute("UPDATE bullpen_limit SET terms = x'c1'").rowcount == 1
+
+
 def test_a_worker_sets_a_damaged_row_aside_and_runs_the_others(desk: Desk) -> None:
     before, bad, after = (desk.add.enqueue(number) for number in range(3))
     damage(desk.url, bad.id)
@@ -82,6 +97,22 @@ def test_a_worker_releases_a_row_of_a_newer_version_and_runs_the_others(desk: De
     (cause, *_) = newer.why().causes
     assert (cause.kind, cause.data["newer"]) == ("unreadable", True)
     assert "format 2" in cause.message
+
+
+def test_a_limit_that_cannot_be_read_is_shown_and_can_be_set_again(desk: Desk) -> None:
+    desk.queue.set_limit("mail", max_running=2)
+    damage_limit(desk.url)
+    waiting, other = desk.mail.enqueue("a@example.org"), desk.add.enqueue(1)
+    desk.work(other)
+    assert (other.result(), waiting.status) == (2, TaskStatus.PENDING)
+    assert "cannot be read" in str(waiting.why())
+    assert "cannot be read" in desk.tell("queues", "list")
+    assert "cannot be read" in desk.tell("status")
+    findings = desk.json("doctor", code=1)["findings"]
+    assert "unreadable_limit" in {one["kind"] for one in findings}
+    desk.tell("queues", "limit", "mail", "--max-running", "3")
+    desk.work(waiting)
+    assert waiting.status is TaskStatus.SUCCESS
 
 
 def test_it_is_not_retried_and_the_error_says_why(desk: Desk) -> None:

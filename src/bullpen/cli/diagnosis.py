@@ -11,7 +11,7 @@ from bullpen.cli.terminal.output import counted, duration
 from bullpen.tasks.client.why import STALE_AFTER
 from bullpen.tasks.model.store_move import mark_of
 from bullpen.tasks.model.task import FORMAT, Task
-from bullpen.tasks.storage.port import HealthFinding, Schema, WorkerRecord
+from bullpen.tasks.storage.port import HealthFinding, Limit, Schema, WorkerRecord
 from bullpen.tasks.worker.identity import is_dead
 
 MANY = 10_000  # pending tasks in a queue …
@@ -30,6 +30,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     oldest: Mapping[str, Sequence[Task]] = {}  # by queue
     running: Sequence[Task] = ()
     paused: frozenset[str] = frozenset()
+    limits: Sequence[Limit] = ()
     workers: Sequence[WorkerRecord] = ()
 
     @property
@@ -66,6 +67,7 @@ def diagnose(look: Look) -> list[HealthFinding]:
         *_stuck(look),
         *_unreadable(look),
         *_unknown_functions(look),
+        *_unreadable_limits(look),
         *_paused(look),
         *_lost_workers(look),
         *_moving(look),
@@ -127,6 +129,13 @@ def _unknown_functions(look: Look) -> Iterable[HealthFinding]:
         yield problem(
             "unknown_function", message, f"start a worker with it, or `bullpen tasks cancel --function {name}`"
         )
+
+
+def _unreadable_limits(look: Look) -> Iterable[HealthFinding]:
+    for limit in look.limits:
+        if not limit.is_readable:
+            message = f"the limit of the queue {limit.queue!r} cannot be read, so none of its tasks start"
+            yield problem("unreadable_limit", message, f"set it again: `bullpen queues limit {limit.queue}`")
 
 
 def _paused(look: Look) -> Iterable[HealthFinding]:

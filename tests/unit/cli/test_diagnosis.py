@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from bullpen.cli.diagnosis import MANY, Look, diagnose, of_schema
 from bullpen.tasks.model.store_move import marked
 from bullpen.tasks.model.task import RUNNING, Task, TaskError
-from bullpen.tasks.storage.port import Schema, WorkerRecord
+from bullpen.tasks.storage.port import Limit, Schema, WorkerRecord
 from bullpen.tasks.worker.identity import machine
 
 NOW = 10_000.0
@@ -46,6 +46,7 @@ STUCK = task(status=RUNNING, lease_until=NOW - 60)
         (look(task(eta=NOW + 60), workers=[]), []),
         (look(task(queue="mail"), task()), ["unserved_queue"]),
         (look(task(queue="mail"), paused=frozenset({"mail", "empty"})), ["paused_queue"]),
+        (look(limits=[Limit(queue="mail", max_running=0), Limit(queue="sms", max_running=1)]), ["unreadable_limit"]),
         (look(running=[STUCK]), ["expired_leases"]),
         (look(running=[STUCK], workers=[]), ["expired_leases"]),
         (look(running=[replace(STUCK, lease_until=NOW - 5)]), []),

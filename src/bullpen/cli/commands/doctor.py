@@ -115,6 +115,7 @@ async def look_at(storage: Storage) -> Look:
         },
         running=await storage.list(TaskFilter(statuses=(RUNNING,)), limit=PAGE),
         paused=await storage.paused(),
+        limits=await storage.limits(),
         workers=await storage.workers(),
     )
 

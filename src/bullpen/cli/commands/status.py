@@ -157,7 +157,9 @@ def _count(many: int, style: str) -> StyledText:
 def remarks(paused: bool, limit: Limit | None) -> list[str]:
     """Pause and limits of a queue."""
     told = ["‖ paused"] if paused else []
-    if limit is not None:
+    if limit is not None and not limit.is_readable:
+        told.append("its limit cannot be read")
+    elif limit is not None:
         fields = {
             f"at most {limit.max_running} at once": limit.max_running,
             f"at most {limit.max_running_per_key} per key": limit.max_running_per_key,

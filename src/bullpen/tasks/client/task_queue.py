@@ -36,7 +36,7 @@ from bullpen.tasks.model.options import (
 )
 from bullpen.tasks.model.registry import TaskRegistry, is_async, task_name
 from bullpen.tasks.model.task import TaskStatus, writable
-from bullpen.tasks.storage.port import Counts, Limit, Storage, TaskFilter, WorkerRecord
+from bullpen.tasks.storage.port import MAX_LIMIT, MIN_RATE, Counts, Limit, Storage, TaskFilter, WorkerRecord
 from bullpen.telemetry import Kind
 
 P = ParamSpec("P")
@@ -592,12 +592,13 @@ def _limit(queue: str, terms: LimitTerms) -> Limit:
     most, per_key, rate = terms.get("max_running"), terms.get("max_running_per_key"), terms.get("rate")
     for name, value in (("max_running", most), ("max_running_per_key", per_key)):
         if value is not None:
-            whole(name, value, 1, 1_000_000_000, allowed)
+            whole(name, value, 1, MAX_LIMIT, allowed)
     if rate is not None:
         if isinstance(rate, bool) or not isinstance(rate, int | float):
             raise InvalidOptionType("rate", rate, "a number of starts in a second, or None")
-        if not 0 < rate <= 1_000_000_000:
-            raise InvalidOption("rate", rate, "> 0 starts in a second, or None for no limit")
+        if not MIN_RATE <= rate <= MAX_LIMIT:
+            allowed = f"{MIN_RATE:g} to {MAX_LIMIT:g} starts in a second, or None for no limit"
+            raise InvalidOption("rate", rate, allowed)
         rate = float(rate)
     in_order = terms.get("in_order", False)
     if not isinstance(in_order, bool):

@@ -217,6 +217,9 @@ def _no_worker(task: Task, around: Surroundings) -> Cause:
 
 def _limits(task: Task, limit: Limit, around: Surroundings) -> list[Cause]:
     causes = []
+    if not limit.is_readable:
+        message = f"the stored limit of {task.queue!r} cannot be read, so none of its tasks start; set it again"
+        return [Cause("limit", message, _holders((), 0))]
     if limit.max_running is not None and len(around.running) >= limit.max_running:
         message = f"{len(around.running)} of at most {limit.max_running} tasks of {task.queue!r} run: "
         causes.append(Cause("limit", message + _named(around.running), _holders(around.running, limit.max_running)))

@@ -46,7 +46,7 @@ model of a store.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -157,6 +157,11 @@ def readable_workers(rows: Iterable[Sequence[Any]], decode: Callable[..., Worker
     return found
 
 
+MAX_LIMIT = 1_000_000_000
+MIN_RATE = 1e-9
+_Most = Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT)]
+
+
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a queue: `max_running` tasks at once, `max_running_per_key` of each concurrency key, and `rate`
     starts per second.
@@ -168,9 +173,9 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     queue: str
-    max_running: int | None = None
-    max_running_per_key: int | None = None
-    rate: float | None = None
+    max_running: _Most | None = None
+    max_running_per_key: _Most | None = None
+    rate: Annotated[float, msgspec.Meta(ge=MIN_RATE, le=float(MAX_LIMIT))] | None = None
     in_order: bool = False
     declared: bool = False
 
@@ -179,6 +184,19 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
         """Whether any limit is set."""
         terms = (self.max_running, self.max_running_per_key, self.rate)
         return self.in_order or terms != (None, None, None)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether it is as a caller has set it. One that another program has damaged lets no task start."""
+        return self.max_running != 0
+
+
+def read_limit(queue: str, terms: Callable[[], Mapping[str, Any]]) -> Limit:
+    """A stored limit. One that cannot be read holds its queue back, and no other one."""
+    try:
+        return msgspec.convert({**terms(), "queue": queue}, Limit)
+    except Exception:  # whatever a decoder makes of arbitrary bytes
+        return Limit(queue=queue, max_running=0)
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,6 +60,14 @@ class StoreTests:
         """Write garbage into the record of a worker."""
         pytest.skip("the store has no way to damage a record")
 
+    # What `damage_settings` can do to the limit and the pauses of the queue `other`.
+    damages_limit: Sequence[str] = ()  # then the limit cannot be read
+    damages_settings: Sequence[str] = ()
+
+    async def damage_settings(self, kind: str) -> None:
+        """Write garbage beside the tasks: into limits, pauses, and the times of recent starts."""
+        pytest.skip("the store has no way to damage a setting")
+
     async def queue_names(self, store: Storage) -> set[str]:
         """Every name of a queue that the store keeps. Override it if the store keeps names that no verb shows."""
         tasks = await store.list(TaskFilter(), limit=1000)

@@ -24,7 +24,7 @@ from bullpen.tasks.model.task import (
     succeed,
 )
 from bullpen.tasks.model.unreadable import unreadable_message
-from bullpen.tasks.storage.port import Storage, TaskFilter, WorkerRecord
+from bullpen.tasks.storage.port import Limit, Storage, TaskFilter, WorkerRecord
 from bullpen.testing.storage_contract.base import (
     A_MOMENT,
     StoreTests,
@@ -206,3 +206,24 @@ class UnreadableTests(StoreTests):
         await self.damage_worker("v")
         assert [record.id for record in await store.workers()] == ["w"]
         await store.delete_worker("v")
+
+    async def test_damaged_settings_of_a_queue_stop_no_other_queue(self, store: Storage) -> None:
+        for kind in (*self.damages_limit, *self.damages_settings):
+            await store.set_limit(Limit(queue="other", max_running=1000, rate=1000.0))
+            await settle(store, succeed(await claimed_one(store, queue="other"), b"1"))  # a start that the rate counts
+            await self.damage_settings(kind)
+            here, there = await added(store), await added(store, queue="other")
+            for task in await claim(store, 10, queues=["default", "other"]):
+                assert await settle(store, succeed(task, b"1")) == frozenset(), kind
+            assert (await get(store, here)).status is SUCCESS, kind
+            await store.wait_for_work(["default", "other"], 0.0)
+            found = {limit.queue: limit for limit in await store.limits()}
+            assert all(type(name) is str for name in [*found, *await store.paused()]), kind
+            is_held_back = (await get(store, there)).status is PENDING
+            assert is_held_back == (kind in self.damages_limit), kind
+            assert found["other"].is_readable != is_held_back, kind
+            await store.set_limit(Limit(queue="other", max_running=5))
+            for task in await claim(store, 10, queues=["other"]):
+                await settle(store, succeed(task, b"1"))
+            assert (await get(store, there)).status is SUCCESS, kind
+            await store.set_limit(Limit(queue="other"))

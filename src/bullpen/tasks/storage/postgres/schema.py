@@ -28,6 +28,7 @@ from bullpen.tasks.model.task import (
     RESULT_TTL,
     UNPLANNED,
 )
+from bullpen.tasks.storage.port import MAX_LIMIT, MIN_RATE
 from bullpen.tasks.storage.postgres.rows import CLAIMED, DEFAULTS, FORGOTTEN, NEW, SETTLED
 from bullpen.tasks.storage.postgres.sql_files import fill_placeholders, read_sql
 
@@ -113,6 +114,8 @@ def _placeholders(schema: str) -> dict[str, object]:
         "most_key_locks": MOST_KEY_LOCKS,
         "max_payload": MAX_PAYLOAD,
         "max_count": MAX_COUNT,
+        "max_limit": MAX_LIMIT,
+        "min_rate": MIN_RATE,
         "schedules": SCHEDULES,
         "skipped_before_restart": SKIPPED_BEFORE_RESTART,
         "unplanned": UNPLANNED,

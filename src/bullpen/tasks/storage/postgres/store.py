@@ -17,6 +17,7 @@ from bullpen.errors import InvalidOption, LeaseLost, TaskExists
 from bullpen.tasks.model.task import (
     PENDING,
     RUNNING,
+    Instant,
     Progress,
     Settlement,
     Task,
@@ -40,6 +41,7 @@ from bullpen.tasks.storage.port import (
     Renewal,
     TaskFilter,
     WorkerRecord,
+    read_limit,
     readable_workers,
 )
 from bullpen.tasks.storage.postgres import statements
@@ -453,21 +455,12 @@ class PostgresStorage(PostgresClient):
         await self._transact(set_limit)
 
     async def limits(self) -> Sequence[Limit]:
-        return [
-            Limit(
-                queue=from_text(row["name"]),
-                max_running=row["max_running"],
-                max_running_per_key=row["max_running_per_key"],
-                rate=row["rate"],
-                in_order=row["in_order"],
-                declared=row["declared"],
-            )
-            for row in await self._fetch(statements.LIMITS, again=True)
-        ]
+        rows = [dict(row) for row in await self._fetch(statements.LIMITS, again=True)]
+        return [read_limit(from_text(row.pop("name")), row.copy) for row in rows]
 
 
 def _worker_of(record: str, seen_at: float) -> WorkerRecord:
-    return msgspec.structs.replace(_decode_worker(record), seen_at=seen_at)
+    return msgspec.structs.replace(_decode_worker(record), seen_at=msgspec.convert(seen_at, Instant))
 
 
 def _check_settled(settlement: Settlement, rejected: str) -> None:

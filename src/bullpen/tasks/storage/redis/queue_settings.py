@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 
-from bullpen.tasks.storage.port import Limit, WorkerRecord, readable_workers
+from bullpen.tasks.storage.port import Limit, WorkerRecord, read_limit, readable_workers
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.client import RedisClient
 from bullpen.tasks.storage.redis.failures import translated_errors
@@ -62,14 +64,17 @@ class QueueSettings(RedisClient):
         queues = await self._queues()
         terms = Limit.__struct_fields__[1:]
         for queue, words in zip(queues, await self._execute_for_queues(queues, "HMGET", "limits", *terms), strict=True):
-            most, per_key, rate, in_order, declared = words
-            limit = Limit(
-                queue=queue,
-                max_running=None if most is None else int(most),
-                max_running_per_key=None if per_key is None else int(per_key),
-                rate=None if rate is None else float(rate),
-                in_order=in_order is not None,
-                declared=declared is not None,
-            )
+            limit = read_limit(queue, partial(_terms, *words))
             limits += [limit] if limit.is_limit else []
         return limits
+
+
+def _terms(most: bytes | None, per_key: bytes | None, rate: bytes | None, *flags: bytes | None) -> dict[str, Any]:
+    in_order, declared = flags
+    return {
+        "max_running": None if most is None else int(float(most)),
+        "max_running_per_key": None if per_key is None else int(float(per_key)),
+        "rate": None if rate is None else float(rate),
+        "in_order": in_order is not None,
+        "declared": declared is not None,
+    }

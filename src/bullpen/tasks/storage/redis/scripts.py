@@ -77,6 +77,7 @@ from pathlib import Path
 from bullpen.tasks.model.ids import SCHEDULES
 from bullpen.tasks.model.links import GIVEN_UP
 from bullpen.tasks.model.task import ERRORS_KEPT, MAX_COUNT, NEVER, NOT_IN_TIME, UNPLANNED
+from bullpen.tasks.storage.port import MAX_LIMIT, MIN_RATE
 from bullpen.tasks.storage.redis.rows import TaskState, default_state_in_lua
 
 # The values of names in scripts. A local variable would cost time whenever a script starts.
@@ -85,6 +86,8 @@ _CONSTANTS: dict[str, object] = {
     **{name.upper(): number for number, name in enumerate(TaskState.__struct_fields__, start=1)},
     "ERRORS_KEPT": ERRORS_KEPT,
     "MAX_COUNT": MAX_COUNT,
+    "MAX_LIMIT": MAX_LIMIT,
+    "MIN_RATE": MIN_RATE,
     "UNPLANNED": UNPLANNED,
     "LAST_DAY": NEVER,
     "GIVEN_UP": GIVEN_UP,

@@ -13,15 +13,17 @@ import math
 import sqlite3
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from itertools import islice
+from typing import Any
 
 import msgspec
 
 from bullpen.tasks.model.ids import SCHEDULES, is_schedule
 from bullpen.tasks.model.task import NEVER
-from bullpen.tasks.storage.port import Limit
+from bullpen.tasks.storage.port import Limit, read_limit
 from bullpen.tasks.storage.rules import QueueRoom, keys_limit, most_starts, rate_period
-from bullpen.tasks.storage.sqlite.rows import COLUMNS, Row
+from bullpen.tasks.storage.sqlite.rows import COLUMNS, Row, readable_rows
 
 READ_IN_VAIN = 100  # after so many held-back tasks in a row, reading by key is cheaper if there are fewer keys
 
@@ -45,8 +47,9 @@ _SCHEDULES_DUE = (
     "AND (expires IS NULL OR expires > ?)"
 )
 _DUE = "AND priority = ? AND eta <= ? AND (expires IS NULL OR expires > ?) ORDER BY eta, id"
+_RECENT = "FROM bullpen_start WHERE queue = ? AND at > ? AND at <= ?"  # one of the far future is no start
 _KEYS = f"SELECT min(concurrency_key) {_BY_KEY}"
-_decode_limit = msgspec.msgpack.Decoder(Limit).decode
+_decode_terms = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 Head = tuple[float, float, str]
 
@@ -101,8 +104,8 @@ def next_room(db: sqlite3.Connection, queues: Sequence[str], limits: Sequence[Li
         rate = rates.get(queue)
         if rate is not None and _has_waiting(db, queue):
             period = rate_period(rate)
-            recent = "SELECT count(*), min(at) FROM bullpen_start WHERE queue = ? AND at > ?"
-            count, oldest = db.execute(recent, (queue, elapsed - period)).fetchone()
+            recent = f"SELECT count(*), min(at) {_RECENT}"
+            count, oldest = db.execute(recent, (queue, elapsed - period, elapsed + period)).fetchone()
             if count >= most_starts(rate):
                 soonest = min(soonest, oldest + period - elapsed)
     return soonest
@@ -113,20 +116,18 @@ def _has_waiting(db: sqlite3.Connection, queue: str) -> bool:
 
 
 def open_queues(db: sqlite3.Connection, queues: Sequence[str]) -> list[str]:
-    paused = {queue for (queue,) in db.execute("SELECT queue FROM bullpen_paused")}
+    paused = paused_queues(db)
     return [queue for queue in dict.fromkeys(queues) if queue not in paused]
 
 
+def paused_queues(db: sqlite3.Connection) -> frozenset[str]:
+    rows = readable_rows(db, "SELECT queue FROM bullpen_paused")
+    return frozenset(queue for (queue,) in rows if type(queue) is str)
+
+
 def read_limits(db: sqlite3.Connection) -> list[Limit]:
-    return [_limit(*row) for row in db.execute("SELECT queue, terms FROM bullpen_limit ORDER BY queue")]
-
-
-def _limit(queue: str, terms: bytes) -> Limit:
-    """A limit that cannot be read holds its queue back, and no other one."""
-    try:
-        return _decode_limit(terms)
-    except Exception:
-        return Limit(queue=queue, max_running=0)
+    rows = readable_rows(db, "SELECT queue, terms FROM bullpen_limit ORDER BY queue")
+    return [read_limit(queue, partial(_decode_terms, terms)) for queue, terms in rows if type(queue) is str]
 
 
 def note_starts(db: sqlite3.Connection, rows: Sequence[Row], limits: Sequence[Limit], elapsed: float) -> None:
@@ -135,9 +136,9 @@ def note_starts(db: sqlite3.Connection, rows: Sequence[Row], limits: Sequence[Li
     if not rated:
         return
     for queue, starts in Counter(row[2] for row in rows if row[2] in rated).items():
-        db.execute(
-            "DELETE FROM bullpen_start WHERE queue = ? AND at <= ?", (queue, elapsed - rate_period(rated[queue]))
-        )
+        period = rate_period(rated[queue])
+        old = "DELETE FROM bullpen_start WHERE queue = ? AND NOT (at > ? AND at <= ?)"
+        db.execute(old, (queue, elapsed - period, elapsed + period))
         db.executemany("INSERT INTO bullpen_start VALUES (?, ?)", [(queue, elapsed)] * starts)
 
 
@@ -163,8 +164,8 @@ def _room(db: sqlite3.Connection, limit: Limit, elapsed: float, wanted: int) -> 
         left = min(left, limit.max_running - count)
     if limit.rate is not None:
         period = rate_period(limit.rate)
-        recent = "SELECT count(*) FROM bullpen_start WHERE queue = ? AND at > ?"
-        (count,) = db.execute(recent, (limit.queue, elapsed - period)).fetchone()
+        recent = (limit.queue, elapsed - period, elapsed + period)
+        (count,) = db.execute(f"SELECT count(*) {_RECENT}", recent).fetchone()
         left = min(left, most_starts(limit.rate) - count)
     per_key = keys_limit(limit)
     if per_key is not None:

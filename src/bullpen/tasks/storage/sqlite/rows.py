@@ -6,7 +6,8 @@ Most tasks of a function share it, so it is encoded and decoded once for all of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -379,3 +380,33 @@ def _remember(packed: bytes) -> _Options:
         _decoded.clear()
     options = _decoded[packed] = _decode_options(packed)
     return options
+
+
+# `sqlite3` returns no row at all if a text in one of them is no UTF-8. Then such a text is read as bytes, which the
+# reader of the row finds to be unreadable.
+
+
+def readable_rows(db: sqlite3.Connection, statement: str, values: Sequence[object] = ()) -> list[Row]:
+    """The rows of a query. A text that is no UTF-8 is bytes."""
+    return with_readable_texts(db, lambda: db.execute(statement, values).fetchall())
+
+
+def with_readable_texts(db: sqlite3.Connection, read: Callable[[], list[Row]]) -> list[Row]:
+    """The rows that `read` reads, in the same way. It is called again if a text is no UTF-8."""
+    try:
+        return read()
+    except (sqlite3.OperationalError, UnicodeDecodeError) as error:
+        if "UTF-8" not in str(error) and not isinstance(error, UnicodeDecodeError):
+            raise
+        usual, db.text_factory = db.text_factory, _text_or_bytes
+        try:
+            return read()
+        finally:
+            db.text_factory = usual
+
+
+def _text_or_bytes(stored: bytes) -> str | bytes:
+    try:
+        return stored.decode()
+    except UnicodeDecodeError:
+        return stored

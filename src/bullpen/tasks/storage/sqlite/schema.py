@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 
 from bullpen.errors import NotABullpenFile, SchemaTooNew
+from bullpen.tasks.storage.sqlite.rows import readable_rows
 
 APPLICATION_ID = 0x62756C6C  # "bull"
 
@@ -127,7 +128,7 @@ def migrate(db: sqlite3.Connection, storage: str, boot: str) -> None:
 
 
 def is_current_boot(db: sqlite3.Connection, boot: str) -> bool:
-    return bool(db.execute("SELECT boot FROM bullpen_boot").fetchone() == (boot,))
+    return (boot,) in readable_rows(db, "SELECT boot FROM bullpen_boot")
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:

@@ -6,7 +6,6 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache, partial
 from typing import TypeVar
 
@@ -57,11 +56,13 @@ from bullpen.tasks.storage.sqlite.rows import (
     has_error,
     headers_of,
     is_plain,
+    readable_rows,
     row_of,
     shared_of,
     status_of,
     task_of,
     terms_of,
+    with_readable_texts,
 )
 
 T = TypeVar("T")
@@ -461,7 +462,7 @@ class SqliteTaskTable(StoreRules):
         self.changed_queues.add(queue)
 
     def paused(self) -> frozenset[str]:
-        return frozenset(queue for (queue,) in self._db.execute("SELECT queue FROM bullpen_paused"))
+        return claims.paused_queues(self._db)
 
     def set_limit(self, limit: Limit) -> None:
         self._limits = None
@@ -553,32 +554,14 @@ class SqliteTaskTable(StoreRules):
     def _tasks(self, statement: str, values: Sequence[object]) -> list[Task]:
         return [task_of(row, self._ahead) for row in self._rows(statement, values)]
 
-    # `sqlite3` returns no row at all if a text in one of them is no UTF-8. Then such a text is read as bytes, which
-    # `task_of` finds to be unreadable.
-
     def _rows(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
-        try:
-            return self._db.execute(statement, values).fetchall()
-        except _UNREADABLE_TEXT as error:
-            with self._texts_as_bytes(error):
-                return self._db.execute(statement, values).fetchall()
+        return readable_rows(self._db, statement, values)
 
     def _may_start(self, queues: Sequence[str], limit: int) -> list[Row]:
-        try:
-            return claims.claimable(self._db, queues, self.limits(), self.now, self.elapsed, limit)
-        except _UNREADABLE_TEXT as error:
-            with self._texts_as_bytes(error):
-                return claims.claimable(self._db, queues, self.limits(), self.now, self.elapsed, limit)
-
-    @contextmanager
-    def _texts_as_bytes(self, error: Exception) -> Iterator[None]:
-        if "UTF-8" not in str(error) and not isinstance(error, UnicodeDecodeError):
-            raise error
-        usual, self._db.text_factory = self._db.text_factory, _text_or_bytes
-        try:
-            yield
-        finally:
-            self._db.text_factory = usual
+        limits = self.limits()
+        return with_readable_texts(
+            self._db, lambda: claims.claimable(self._db, queues, limits, self.now, self.elapsed, limit)
+        )
 
     # How the rules read and write.
 
@@ -617,16 +600,6 @@ class SqliteTaskTable(StoreRules):
             return None
         others = self._tasks(_WITH_KEY, (task.unique_key, task.queue))
         return next((other for other in others if has_key(other, now)), None)
-
-
-_UNREADABLE_TEXT = (sqlite3.OperationalError, UnicodeDecodeError)
-
-
-def _text_or_bytes(stored: bytes) -> str | bytes:
-    try:
-        return stored.decode()
-    except UnicodeDecodeError:
-        return stored
 
 
 def _is_plain_success(one: Settlement) -> bool:

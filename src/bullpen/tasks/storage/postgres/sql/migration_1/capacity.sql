@@ -17,7 +17,11 @@ BEGIN
     FOR q IN
         SELECT DISTINCT ON (w.name) w.name, coalesce(k.limited, false) AS limited, k.max_running,
             CASE WHEN k.in_order THEN 0 ELSE k.max_running_per_key END AS max_running_per_key, k.rate,
-            coalesce(k.rewound_at, 0) AS rewound_at
+            coalesce(k.rewound_at, 0) AS rewound_at,
+            -- By another program. NaN compares greater than any number.
+            coalesce(k.max_running NOT BETWEEN 1 AND {max_limit}, false)
+                OR coalesce(k.max_running_per_key NOT BETWEEN 1 AND {max_limit}, false)
+                OR coalesce(k.rate < {min_rate} OR k.rate > {max_limit}, false) AS damaged
         FROM unnest(queues) AS w (name) LEFT JOIN {schema}.queue k ON k.name = w.name
         WHERE k.paused IS NOT TRUE
     LOOP
@@ -33,10 +37,13 @@ BEGIN
                 WHERE t.queue = q.name AND t.status = 'running';
                 room := least(room, begun);
             END IF;
+            IF q.damaged THEN
+                room := 0;
+            END IF;
             IF room > 0 AND q.rate IS NOT NULL THEN
                 period := greatest(1, 1 / q.rate);
                 SELECT count(*), min(s.at) INTO begun, oldest FROM {schema}.start s
-                WHERE s.queue = q.name AND s.at > now - period;
+                WHERE s.queue = q.name AND s.at > now - period AND s.at <= now + period;  -- none in the far future
                 room := least(room, ceil(q.rate * period)::integer - begun);
                 IF room <= 0 THEN
                     retry_in := least(coalesce(retry_in, 'infinity'), oldest + period - now);

@@ -144,7 +144,8 @@ BEGIN
             SELECT t.queue, now FROM {schema}.task t JOIN {schema}.queue q ON q.name = t.queue
             WHERE t.id = ANY (picked) AND q.rate IS NOT NULL;
         DELETE FROM {schema}.start s USING {schema}.queue q
-        WHERE q.name = ANY (r.names) AND s.queue = q.name AND s.at <= now - greatest(1, 1 / q.rate);
+        WHERE q.name = ANY (r.names) AND s.queue = q.name 
+            AND abs(s.at - now) > greatest(1, 1 / greatest(q.rate, {min_rate}));  -- none in the far future
     END IF;
     RETURN QUERY
         WITH taken AS (

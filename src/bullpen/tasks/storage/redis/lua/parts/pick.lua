@@ -1,23 +1,33 @@
 -- Choosing the tasks that may start next, within the limits of their queues.
 
 -- How many more tasks may start in a queue, in total and of each key, and in how many seconds its rate allows another.
+-- A limit that cannot be read holds its queue back.
+local function term(written, least)
+    local number = written and not string.find(written, '[^%d.e+-]') and tonumber(written)
+    return number and number >= least and number <= MAX_LIMIT and number
+end
+
 local function room(tag, most, now)
     local limits = redis.call('HMGET', tag .. ':limits', 'paused', 'max_running', 'max_running_per_key', 'rate',
         'in_order')
     if limits[1] then return 0 end
     local left, again = most, NEVER
-    if limits[2] then left = math.min(left, tonumber(limits[2]) - redis.call('ZCARD', tag .. ':running')) end
-    if left > 0 and limits[4] then
-        local rate = tonumber(limits[4])
+    local max_running, per_key, rate = term(limits[2], 1), term(limits[3], 1), term(limits[4], MIN_RATE)
+    if (limits[2] and not max_running) or (limits[3] and not per_key) or (limits[4] and not rate) then
+        return 0
+    end
+    if max_running then left = math.min(left, max_running - redis.call('ZCARD', tag .. ':running')) end
+    if left > 0 and rate then
         local period = math.max(1, 1 / rate)
         redis.call('ZREMRANGEBYSCORE', tag .. ':starts', '-inf', now - period)
+        redis.call('ZREMRANGEBYSCORE', tag .. ':starts', now + period, 'inf')  -- no start was in the future
         left = math.min(left, math.ceil(rate * period) - redis.call('ZCARD', tag .. ':starts'))
         if left <= 0 then
             local oldest = redis.call('ZRANGE', tag .. ':starts', 0, 0, 'WITHSCORES')
             again = tonumber(oldest[2]) + period - now
         end
     end
-    return left, limits[5] and 1 or limits[3] and tonumber(limits[3]) or nil, again, limits[4], limits[5]
+    return left, limits[5] and 1 or per_key or nil, again, rate, limits[5]
 end
 
 local PAGE = 100
