@@ -30,6 +30,7 @@ from tests.scenarios.task_worker_support import Desk, OneLoopStorage, in_virtual
         ("default", [Lane(("default",), 7)]),
         ("default@thread", [Lane(("default",), 7)]),
         (["a:1", Lane(("b",), 2)], [Lane(("a",), 1), Lane(("b",), 2)]),
+        ("partner-*,vip:3 *:1", [Lane(("partner-*", "vip"), 3), Lane(("*",), 1)]),
     ],
 )
 def test_lanes_are_read(written: Any, lanes: list[Lane]) -> None:
@@ -39,7 +40,26 @@ def test_lanes_are_read(written: Any, lanes: list[Lane]) -> None:
 
 @pytest.mark.parametrize(
     "written",
-    ["", [], ":4", "a:0", "a:-1", "a:x", "a:1.5", "a:4@", "a:4@rocket", "a:1 a:2", "a,a:1", "a,:1", "a@b@c", "a::1"],
+    [
+        "",
+        [],
+        ":4",
+        "a:0",
+        "a:-1",
+        "a:x",
+        "a:1.5",
+        "a:4@",
+        "a:4@rocket",
+        "a:1 a:2",
+        "a,a:1",
+        "a,:1",
+        "a@b@c",
+        "a::1",
+        "a*b!:1",
+        "a[0-9]*",
+        "a?:1",
+        "a-*:1 a-*:2",
+    ],
 )
 def test_lanes_that_make_no_sense_are_refused(written: Any) -> None:
     with pytest.raises(InvalidOption):

@@ -78,7 +78,7 @@ def diagnose(look: Look) -> list[HealthFinding]:
 
 
 def _no_workers(look: Look) -> Iterable[HealthFinding]:
-    served = {queue for worker in look.up for queue in worker.queues}
+    served = {queue for queue in look.oldest if any(worker.serves(queue) for worker in look.up)}
     alone = [queue for queue in look.oldest if look.due(queue) and queue not in served and queue not in look.paused]
     if not look.up and alone:
         many = sum(look.waiting.get(queue, 0) for queue in alone)

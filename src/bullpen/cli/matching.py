@@ -73,10 +73,11 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
     def unknown_names(self, queue: TaskQueue) -> list[str]:
         """A sentence for each filter that no task could match, whatever the other filters are."""
         sentences = []
-        queues = {*queue.counts(), *queue.paused(), *(name for worker in queue.workers() for name in worker.queues)}
+        workers = queue.workers()
+        queues = {*queue.counts(), *queue.paused(), *(name for worker in workers for name in worker.queues)}
         queues |= {definition.options.queue for definition in queue.registry}
         for name in self.queue or ():
-            if name not in queues:
+            if name not in queues and not any(worker.serves(name) for worker in workers):
                 sentences.append(f"no task and no worker has the queue {name!r}{did_you_mean(name, queues)}")
         some = queue.list(limit=LARGEST_PAGE) if self.function or self.error else []
         if self.function and not queue.list(name=self.function, limit=1):

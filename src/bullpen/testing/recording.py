@@ -325,6 +325,9 @@ class RecordingStorage:
     async def workers(self) -> Sequence[WorkerRecord]:
         return await self._storage.workers()
 
+    async def queues(self) -> frozenset[str]:
+        return await self._storage.queues()
+
     async def pause(self, queue: str) -> None:
         call = await self._ask("pause", [])
         await self._storage.pause(queue)

@@ -16,6 +16,7 @@ from bullpen.cli.terminal.output import show, show_json, table, text
 from bullpen.cli.terminal.screen import StyledText
 from bullpen.pools.config_file import did_you_mean
 from bullpen.tasks.client.task_queue import TaskQueue
+from bullpen.tasks.model.queue_patterns import is_pattern
 from bullpen.tasks.model.task import TaskStatus
 from bullpen.tasks.storage.port import Limit
 
@@ -36,16 +37,17 @@ def _look(queue: TaskQueue) -> list[QueueState]:
     counts, paused, workers = queue.counts(), queue.paused(), queue.workers()
     limits = {limit.queue: limit for limit in queue.limits()}
     now = datetime.now(UTC)
-    serving = [name for worker in workers if is_up(worker, now) for name in worker.queues]
+    up = [worker for worker in workers if is_up(worker, now)]
+    served = {name for worker in up for name in worker.queues if not is_pattern(name)}
     return [
         QueueState(
             name=name,
             counts={str(status): counts.get(name, {}).get(status, 0) for status in TaskStatus},
             paused=name in paused,
             limit=limits.get(name),
-            workers=serving.count(name),
+            workers=sum(worker.serves(name) for worker in up),
         )
-        for name in sorted({*counts, *paused, *limits, *serving})
+        for name in sorted({*counts, *paused, *limits, *served})
     ]
 
 
@@ -108,7 +110,7 @@ def _reject_unknown(queue: TaskQueue, names: Sequence[str]) -> None:
     """An unused name is most likely a typing error."""
     known = {state.name for state in _look(queue)} | {definition.options.queue for definition in queue.registry}
     for name in names:
-        if name not in known:
+        if name not in known and not any(worker.serves(name) for worker in queue.workers()):
             hint = did_you_mean(name, known) or f"; the queues are {', '.join(sorted(known))}" if known else ""
             raise CommandError(f"no task and no worker has the queue {name!r}{hint}", ExitCode.NOT_FOUND)
 

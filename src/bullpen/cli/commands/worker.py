@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--queues",
         type=names,
         metavar="A,B",
-        help="serve only these queues (default: the queues of the registered functions)",
+        help="serve only these queues; '*' stands for any characters, as in 'partner-*' "
+        "(default: the queues of the registered functions)",
     )
     which.add_argument(
         "--lane",

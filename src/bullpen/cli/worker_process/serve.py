@@ -20,6 +20,7 @@ from bullpen.cli.worker_process.loop_watch import LoopWatch
 from bullpen.cli.worker_process.parent_link import ParentLink
 from bullpen.escaping import escape
 from bullpen.tasks.client.task_queue import TaskQueue
+from bullpen.tasks.model.queue_patterns import is_pattern
 from bullpen.tasks.worker.loops import LoopKind, new_runner
 from bullpen.tasks.worker.options import Lane, read_lanes
 from bullpen.tasks.worker.worker_pool import AsyncWorkerPool, queues_of
@@ -94,7 +95,7 @@ def lanes_of(settings: Settings, queue: TaskQueue) -> tuple[Lane, ...]:
     else:
         lanes = (Lane(tuple(settings.queues or existing), settings.concurrency),)
     for name in (name for lane in lanes for name in lane.queues):
-        if name not in existing:
+        if name not in existing and not is_pattern(name):  # a pattern is for queues that a call names
             message = "no registered function uses the queue %r; the registered functions use %s"
             logger.warning(message, name, ", ".join(existing))
     return lanes

@@ -198,13 +198,13 @@ def _serving(queue: str, around: Surroundings) -> list[WorkerRecord]:
     return [
         worker
         for worker in around.workers
-        if queue in worker.queues and not worker.stopping and around.now - worker.seen_at < STALE_AFTER
+        if worker.serves(queue) and not worker.stopping and around.now - worker.seen_at < STALE_AFTER
     ]
 
 
 def _no_worker(task: Task, around: Surroundings) -> Cause:
     others = tuple(sorted({queue for worker in around.workers for queue in worker.queues}))
-    silent = [worker.id for worker in around.workers if task.queue in worker.queues]
+    silent = [worker.id for worker in around.workers if worker.serves(task.queue)]
     if silent:
         hint = f"; {', '.join(silent)} did, but has not reported for {STALE_AFTER:g} s or is stopping"
     elif others:

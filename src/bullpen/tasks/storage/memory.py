@@ -518,6 +518,11 @@ class MemoryStorage(StoreRules):
             self._paused.discard(queue)
         self._wake()
 
+    async def queues(self) -> frozenset[str]:
+        with self._lock:
+            due = {queue for queue, lines in self._due.items() if any(lines.values())}
+            return frozenset(due.union(queue for queue, later in self._later.items() if later))
+
     async def paused(self) -> frozenset[str]:
         return frozenset(self._paused)
 

@@ -50,6 +50,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from bullpen.tasks.model.queue_patterns import matches_queue
 from bullpen.tasks.model.task import Count, Instant, Progress, Settlement, Task, TaskStatus
 from bullpen.tasks.model.unique import RETURN, Duplicates
 
@@ -138,12 +139,16 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid: Count
     boot_id: str  # identifies the boot of the machine; a pid is unique only within one boot
     process_started: float
-    queues: tuple[str, ...]
+    queues: tuple[str, ...]  # names and patterns
     concurrency: Count
     running: Count = 0
     started_at: Instant = 0.0
     seen_at: Instant = 0.0  # by the store's clock
     stopping: bool = False
+
+    def serves(self, queue: str) -> bool:
+        """Whether it serves a queue: `queues` has its name, or a pattern that it matches."""
+        return any(matches_queue(pattern, queue) for pattern in self.queues)
 
 
 def readable_workers(rows: Iterable[Sequence[Any]], decode: Callable[..., WorkerRecord]) -> list[WorkerRecord]:
@@ -373,6 +378,11 @@ class Storage(Protocol):
     async def save_worker(self, record: WorkerRecord) -> None: ...
     async def delete_worker(self, worker: str) -> None: ...
     async def workers(self) -> Sequence[WorkerRecord]: ...
+    async def queues(self) -> frozenset[str]:
+        """The queues with pending tasks, and perhaps some others. Workers that serve patterns ask every second, so the
+        cost depends on the number of queues only, not on that of tasks.
+        """
+
     async def pause(self, queue: str) -> None: ...
     async def resume(self, queue: str) -> None: ...
     async def paused(self) -> frozenset[str]: ...

@@ -22,6 +22,7 @@ from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.tasks.worker.attempt import UNCOMMITTED, TaskAttempt
 from bullpen.tasks.worker.options import Lane, WorkerOptions
 from bullpen.tasks.worker.reports import Outage, Reports
+from bullpen.tasks.worker.served_queues import named_queues
 
 FIRST_PAUSE = 0.01  # seconds, after the second notification in a row without a claim
 IN_A_ROW = 0.1  # seconds between two notifications in a row; a later one is of another task, which others may get
@@ -42,7 +43,8 @@ class StoreExchange:
     def __init__(self, storage: Storage, lane: Lane, options: WorkerOptions, worker: str, reports: Reports) -> None:
         self.doubtful: dict[str, float] = {}  # claim ids, and until when; other threads may copy it
         self._storage = storage
-        self._queues = lane.queues
+        self.queues = named_queues(lane)  # `ServedQueues` adds those that match a pattern
+        self._name = lane.queues[0]
         self._lease = options.lease
         self._patience = options.store_patience
         self._poll_interval = options.poll_interval
@@ -58,7 +60,7 @@ class StoreExchange:
     async def exchange(self, settlements: Sequence[Settlement], limit: int) -> ExchangeAnswer:
         """Send settlements and claim at most `limit` tasks, in one transaction of the store."""
         self._claims += 1
-        claim_id = f"{self._worker}/{self._queues[0]}/{self._claims}"
+        claim_id = f"{self._worker}/{self._name}/{self._claims}"
         sent = self._loop.time()
         try:
             return await self._exchange(settlements, limit, claim_id, sent)
@@ -76,7 +78,7 @@ class StoreExchange:
                 exchange = await self._storage.exchange(
                     settlements,
                     worker=self._worker,
-                    queues=self._queues,
+                    queues=self.queues,
                     limit=limit,
                     lease=self._lease,
                     claim_id=claim_id,
@@ -124,7 +126,7 @@ class StoreExchange:
         began = self._loop.time()
         try:
             async with asyncio.timeout(wait + self._patience):
-                await self._storage.wait_for_work(self._queues, wait)
+                await self._storage.wait_for_work(self.queues, wait)
         except Exception as error:
             await asyncio.sleep(self._outage.failed("waiting for work", error))
         self._misses = self._misses + 1 if self._loop.time() - began < min(wait, IN_A_ROW) else 0

@@ -29,6 +29,7 @@ from bullpen.tasks.worker.identity import this_host, unregister_worker
 from bullpen.tasks.worker.lane import LaneRunner
 from bullpen.tasks.worker.options import WorkerOptions
 from bullpen.tasks.worker.reports import Outage, Reports, log_message
+from bullpen.tasks.worker.served_queues import ServedQueues
 from bullpen.tasks.worker.upkeep import Upkeep
 
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class Heartbeat:
         self._failed = failed
         self._own = storage.another()
         self._storage = storage if self._own is None else self._own
+        self._served_queues = ServedQueues([runner.lane for runner in self._lanes])
         self._upkeep = Upkeep(self._storage, options.lease, reports)
         self._stopped: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -176,7 +178,7 @@ class Heartbeat:
     async def _maintain(self) -> None:
         outage = Outage(self._reports, "upkeep", self._options.longest_pause)
         shared = (self._upkeep.rescue, self._upkeep.expire, self._upkeep.prune)
-        mine = (self._look, self._look_at_schedules, self._write_progress, self._end_doubts)
+        mine = (self._look_for_queues, self._look, self._look_at_schedules, self._write_progress, self._end_doubts)
         wait = 0.0
         while not await self._pause(wait):
             has_turn = wait == UPKEEP_SOON or self._has_turn()
@@ -202,6 +204,15 @@ class Heartbeat:
             return storage.take_upkeep_turn(this_host(), UPKEEP_EVERY / 2)
         except StorageError:  # the first step meets the same error and reports it
             return True
+
+    async def _look_for_queues(self) -> None:
+        """Let the lanes serve the queues in the store that match their patterns."""
+        if not self._served_queues.has_patterns:
+            return
+        divided = self._served_queues.divide(await self._storage.queues(), self._now())
+        for lane, queues in zip(self._lanes, divided, strict=True):
+            if queues != lane.exchange.queues:
+                self._call_home(lane.serve_queues, queues)
 
     async def _look(self) -> None:
         """Notice requests to cancel and lost tasks before the next renewal. Reads only tasks that have run for 1 s."""

@@ -91,6 +91,14 @@ class LaneRunner:
         self._stopping = True
         self._wake()
 
+    def serve_queues(self, queues: tuple[str, ...]) -> None:
+        """Claim from these queues from now on."""
+        self.exchange.queues = queues
+        self._idle = False
+        if self._work is not None:
+            self._work.cancel()  # it waits for work of the queues before
+        self._wake()
+
     def interrupt_all(self, why: Interruption) -> None:
         for attempt in list(self.held.values()):
             attempt.interrupt(why)
@@ -116,7 +124,7 @@ class LaneRunner:
 
     def _room(self, returning: int) -> int:
         """Free permits, with those that the next exchange returns."""
-        if self._stopping or self._stuck:
+        if self._stopping or self._stuck or not self.exchange.queues:
             return 0
         return self.lane.concurrency - len(self.held) + returning
 
@@ -301,7 +309,8 @@ class LaneRunner:
         """Whether the wait for work has ended."""
         if self._work is None or not self._work.done():
             return False
-        self._work.result()
+        if not self._work.cancelled():
+            self._work.result()
         self._work = None
         return True
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.pools.checks import Seconds, at_least, duration, function, one_of, seconds, text
-from bullpen.tasks.model.options import queue_name
+from bullpen.tasks.model.queue_patterns import queue_or_pattern
 from bullpen.telemetry import TelemetryEvent
 
 RUNTIMES = ("thread", "process")
@@ -19,7 +19,11 @@ _WRITTEN = "written as queue[,queue…][:permits][@runtime], like 'default:100' 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Queues that share their own permits: at most `concurrency` of their tasks run at once on this worker."""
+    """Queues that share their own permits: at most `concurrency` of their tasks run at once on this worker.
+
+    A queue is a name, or a pattern such as `partner-*`. With a pattern the lane serves every queue that matches, except
+    those that another lane names and those that match a pattern of an earlier lane.
+    """
 
     queues: tuple[str, ...]
     concurrency: int
@@ -27,9 +31,9 @@ class Lane:
 
     def __post_init__(self) -> None:
         if isinstance(self.queues, str) or not isinstance(self.queues, tuple) or not self.queues:
-            raise InvalidOptionType("queues", self.queues, "a tuple of names of queues")
+            raise InvalidOptionType("queues", self.queues, "a tuple of names or patterns of queues")
         for queue in self.queues:
-            queue_name("queues", queue)
+            queue_or_pattern("queues", queue)
         if len(set(self.queues)) < len(self.queues):
             raise InvalidOption("queues", self.queues, "different queues")
         at_least("concurrency", self.concurrency, 1)
@@ -44,7 +48,7 @@ class Lane:
         found = _LANE.fullmatch(written)
         if found is None:
             raise InvalidOption("lanes", written, _WRITTEN)
-        queues = tuple(queue_name("lanes", queue) for queue in found["queues"].split(","))
+        queues = tuple(queue_or_pattern("lanes", queue) for queue in found["queues"].split(","))
         permits = concurrency if found["concurrency"] is None else int(found["concurrency"])
         at_least("lanes", permits, 1)
         if found["runtime"] is not None and found["runtime"] not in RUNTIMES:

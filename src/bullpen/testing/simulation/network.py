@@ -253,6 +253,9 @@ class Client:
     async def resume(self, queue: str) -> None:
         return await self._call(lambda: self._recording.resume(queue))
 
+    async def queues(self) -> frozenset[str]:
+        return await self._call(self._recording.queues)
+
     async def paused(self) -> frozenset[str]:
         return await self._call(self._recording.paused)
 

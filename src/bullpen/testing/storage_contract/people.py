@@ -46,6 +46,14 @@ async def one_of_each(store: Storage, **fields: object) -> dict[TaskStatus, Task
 
 
 class PeopleTests(StoreTests):
+    async def test_the_queues_with_pending_tasks_are_known(self, store: Storage) -> None:
+        assert await store.queues() == frozenset()
+        await store.add(new_tasks(3, queue="a-1"))
+        await added(store, queue="a-2", concurrency_key="k")
+        await added(store, queue="b", eta=FAR)
+        await added(store, queue="_c.d-e", priority=9)
+        assert await store.queues() == {"a-1", "a-2", "b", "_c.d-e"}
+
     # Looking.
 
     async def test_get_answers_in_the_order_of_the_question(self, store: Storage) -> None:

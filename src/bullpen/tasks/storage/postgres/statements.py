@@ -74,6 +74,7 @@ SAVE_PROGRESS = _claims["save_progress"]
 LOCK_LOST = _claims["lock_lost"]
 
 _queues = _read("queues")
+QUEUES = _queues["queues"]
 REWIND = _queues["rewind"]
 PAUSE = _queues["pause"]
 RESUME = _queues["resume"]

@@ -77,6 +77,7 @@ T = TypeVar("T")
 
 COPIED = 200  # from so many tasks on, COPY is faster than INSERT, although it takes more round trips
 RESCUE_BATCH = 500
+MOST_CURSORS = 32
 
 # A connection of the user may encode a parameter of type json once more; it sends a text as it is.
 _AS_JSON = "CAST(CAST({} AS text) AS json)"
@@ -95,6 +96,8 @@ class PostgresStorage(PostgresClient):
         return {}
 
     def _cursor(self, queues: Sequence[str]) -> ClaimCursor:
+        if len(self.claim_cursors) > MOST_CURSORS:  # the queues of a pattern change; a lost cursor costs one sweep
+            self.claim_cursors.clear()
         return self.claim_cursors.setdefault(tuple(queues), ClaimCursor(queues))
 
     # Producers.
@@ -422,6 +425,9 @@ class PostgresStorage(PostgresClient):
     async def workers(self) -> Sequence[WorkerRecord]:
         rows = await self._fetch(statements.WORKERS, again=True)
         return readable_workers(rows, _worker_of)
+
+    async def queues(self) -> frozenset[str]:
+        return frozenset(from_text(row["name"]) for row in await self._fetch(statements.QUEUES, again=True))
 
     async def pause(self, queue: str) -> None:
         await self._fetch(statements.PAUSE, to_text(queue))

@@ -41,6 +41,9 @@ class QueueSettings(RedisClient):
     async def resume(self, queue: str) -> None:
         await self._run(scripts.SET_LIMITS, queue, [self._channel, queue, "paused", ""])
 
+    async def queues(self) -> frozenset[str]:
+        return frozenset(await self._queues())
+
     async def paused(self) -> frozenset[str]:
         names = await self._queues()
         answers = await self._execute_for_queues(names, "HEXISTS", "limits", "paused")

@@ -303,6 +303,9 @@ class SqliteStorage:
     async def resume(self, queue: str) -> None:
         await self._write(lambda table: table.resume(queue))
 
+    async def queues(self) -> frozenset[str]:
+        return await self._read(lambda table: table.queues())
+
     async def paused(self) -> frozenset[str]:
         return await self._read(lambda table: table.paused())
 

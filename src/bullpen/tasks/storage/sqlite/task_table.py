@@ -536,6 +536,19 @@ class SqliteTaskTable(StoreRules):
             of_queue[status] = of_queue.get(status, 0) + count
         return counts
 
+    def queues(self) -> frozenset[str]:
+        """Those with pending tasks: one step in the index for each queue."""
+        found: set[str] = set()
+        for index, keyed in (("bullpen_ready", "IS NULL"), ("bullpen_ready_keyed", "IS NOT NULL")):
+            first = f"SELECT min(queue) FROM bullpen_task INDEXED BY {index} WHERE status = 'pending' "
+            first += f"AND concurrency_key {keyed}"
+            rows = self._db.execute(
+                f"WITH RECURSIVE each_queue(name) AS ({first} UNION ALL "
+                f"SELECT ({first} AND queue > name) FROM each_queue WHERE name IS NOT NULL) SELECT name FROM each_queue"
+            )
+            found.update(name for (name,) in rows if type(name) is str)
+        return frozenset(found)
+
     def next_work(self, queues: Sequence[str]) -> float:
         """When something may be due: now, later or never (infinity)."""
         if self._may_start(queues, 1):

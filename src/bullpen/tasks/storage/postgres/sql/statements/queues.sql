@@ -1,5 +1,15 @@
 -- Queues: pauses, limits, and where claims start.
 
+-- The queues with pending tasks: one step in the index task_ready for each.
+-- name: queues
+WITH RECURSIVE each_queue(name) AS (
+    (SELECT queue FROM {schema}.task WHERE status = 'pending' ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT queue FROM {schema}.task WHERE status = 'pending' AND queue > name ORDER BY queue LIMIT 1)
+    FROM each_queue WHERE name IS NOT NULL
+)
+SELECT name FROM each_queue WHERE name IS NOT NULL;
+
 -- Makes every claim cursor of the queue start at the front once: a task was put before what they have passed.
 -- name: rewind
 INSERT INTO {schema}.queue AS k (name, rewound_at) VALUES ($1, {schema}.now())

@@ -1,0 +1,38 @@
+"""Patterns of queues, such as `partner-*`: a worker serves every queue that matches. Pure."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from bullpen.errors import InvalidOption, InvalidOptionType
+from bullpen.tasks.model.options import QUEUE_WORDS, queue_name
+
+ANY = "*"  # any number of any characters
+_PATTERN = re.compile(r"[A-Za-z0-9_.*-]{1,100}")
+_WORDS = f"{QUEUE_WORDS}, or a pattern of these in which '*' stands for any characters"
+
+
+def is_pattern(name: str) -> bool:
+    return ANY in name
+
+
+def queue_or_pattern(option: str, value: object) -> str:
+    """The name of a queue or a pattern, checked."""
+    if not isinstance(value, str):
+        raise InvalidOptionType(option, value, _WORDS)
+    if is_pattern(value):
+        if _PATTERN.fullmatch(value) is None:
+            raise InvalidOption(option, value, _WORDS)
+        return value
+    return queue_name(option, value)
+
+
+def matches_queue(pattern: str, queue: str) -> bool:
+    """Whether a queue has this name or matches this pattern."""
+    return pattern == queue if ANY not in pattern else _compiled(pattern).fullmatch(queue) is not None
+
+
+@functools.lru_cache(maxsize=1000)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, pattern.split(ANY))))
