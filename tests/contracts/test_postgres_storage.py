@@ -144,5 +144,12 @@ class TestPostgresStorage(StorageContract):
         finally:
             await connection.close()
 
+    async def stored_steps(self, store: Storage) -> int:
+        connection = await asyncpg.connect(self.url)
+        try:
+            return int(await connection.fetchval(f"SELECT count(*) FROM {self.schema}.step"))
+        finally:
+            await connection.close()
+
     def address(self) -> str:
         return f"{self.url}?schema={self.schema}"

@@ -306,6 +306,10 @@ class TestRedisStorage(StorageContract):
             keys = [key.decode() async for key in client.scan_iter(match=f"*{self.prefix}:*", count=1000)]
         return {found[1] if (found := re.match(r"\{.*:(.*)\}:", key)) else key for key in keys}
 
+    async def stored_steps(self, store: Storage) -> int:
+        async with Redis.from_url(self.url) as client:
+            return len([key async for key in client.scan_iter(match=f"*{self.prefix}:*:steps:*", count=1000)])
+
     async def _drop(self) -> None:
         async with Redis.from_url(self.url) as client:
             keys = [key async for key in client.scan_iter(match=f"*{self.prefix}:*", count=1000)]

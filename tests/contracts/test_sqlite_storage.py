@@ -115,5 +115,9 @@ class TestSqliteStorage(StorageContract):
             rows = connection.execute(" UNION ".join(f"SELECT queue FROM bullpen_{table}" for table in tables))
             return {name for (name,) in rows}
 
+    async def stored_steps(self, store: Storage) -> int:
+        with closing(sqlite3.connect(self.path)) as connection:
+            return int(connection.execute("SELECT count(*) FROM bullpen_step").fetchone()[0])
+
     def address(self) -> str:
         return f"sqlite:///{self.path}?synchronous=normal"

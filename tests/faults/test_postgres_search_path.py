@@ -11,8 +11,8 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from bullpen.tasks.model.task import DependsOn, Task, TaskError, fail, release, succeed
-from bullpen.tasks.storage.port import Limit, TaskFilter
+from bullpen.tasks.model.task import DependsOn, Step, Task, TaskError, fail, release, succeed
+from bullpen.tasks.storage.port import AttemptKey, Limit, TaskFilter
 from bullpen.tasks.storage.postgres.store import COPIED, PostgresStorage
 from tests.postgres import new_schema, run
 
@@ -151,6 +151,8 @@ async def test_a_transaction_of_the_user_calls_no_function_of_another_role(
         assert await connection.fetchval(f"SELECT {schema}.enqueue('f', unique_key => 'k')") == "a"
         (mine,) = await claim_one(store)
         async with connection.transaction():
+            step = Step(name="charge", number=1, attempt=1)
+            await store.save_step_in(connection, AttemptKey(mine.id, mine.attempt), step)  # type: ignore[misc]
             await store.settle_in(connection, succeed(mine, b"1"))  # type: ignore[misc]
     finally:
         await connection.close()

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from bullpen.tasks.model.ids import is_schedule
 from bullpen.tasks.model.store_move import HEADER, mark_of
-from bullpen.tasks.model.task import NEVER, UNPLANNED, Progress, Settlement, Task
+from bullpen.tasks.model.task import NEVER, UNPLANNED, Progress, Settlement, Step, Task
 from bullpen.tasks.storage.port import AttemptKey, Limit, TaskFilter
 
 WAITS, RUNS, DONE, FAILED, CANCELLED = "pending", "running", "success", "failed", "cancelled"
@@ -42,6 +42,7 @@ class Row:
     waits_for: int = 0
     mark: tuple[float, float | None] | None = None  # on its way to another store: what it was before
     progress: Progress | None = None
+    steps: tuple[Step, ...] = ()
     result: bytes | None = None
     result_dropped: str = ""
     errors: list[str] = field(default_factory=list)
@@ -150,7 +151,7 @@ class Model:
                     if row.waits_for > 0:
                         eta = latest = row.eta
                     row.eta, row.expires, row.failures, row.crashes = min(eta, latest), task.expires, 0, 0
-                    row.scheduled_at, row.mark = task.scheduled_at, None
+                    row.scheduled_at, row.mark, row.steps = task.scheduled_at, None, ()
             if row is None:
                 row = Row(task, eta=eta, created_at=self.now, expires=task.expires, scheduled_at=task.scheduled_at)
                 if task.waits_for:
@@ -193,6 +194,7 @@ class Model:
             elif row.hold == "changed" and one.next_run:
                 row.eta, row.scheduled_at, row.hold = self.now, UNPLANNED, ""
             row.worker = None
+            row.steps = () if one.next_run else row.steps
             row.finished_at = self.now if has_run else None
         else:
             row.finished_at = self.now
@@ -243,6 +245,7 @@ class Model:
         row.failures = row.crashes = 0
         row.cancel_requested = False
         row.worker = row.finished_at = None
+        row.steps = () if was == DONE else row.steps
         row.waits_for = len([one for one in before if one.lives])
         row.eta = NEVER if row.waits_for else self.now
         self._is_back(row, was)

@@ -31,6 +31,7 @@ from bullpen.tasks.model.task import (
     Progress,
     ScheduleHold,
     Settlement,
+    Step,
     Task,
     TaskError,
     TaskStatus,
@@ -224,6 +225,7 @@ class StorageMachine(RuleBasedStateMachine):
         assert self.run(self.store.renew(list(holds), 64.0)).lost == holds
         for hold in holds:
             assert self.run(self.store.note_progress(hold, Progress(9.0))) is False
+            assert self.run(self.store.save_step(hold, Step(name="late", number=9, attempt=hold.attempt))) is False
         self.held = [task for task in self.held if task not in late[5:]]
 
     def outcome(self, dice: Random, task: Task) -> Settlement:
@@ -271,6 +273,18 @@ class StorageMachine(RuleBasedStateMachine):
             if row is not None:
                 row.lease_until = self.model.now + lease
                 row.progress = progress
+
+    @rule(dice=chance)
+    def keep_steps(self, dice: Random) -> None:
+        for task in self.some(dice, self.held, 5):
+            hold = AttemptKey(task.id, task.attempt)
+            row = self.model.held(hold)
+            number = 1 if row is None else len(row.steps) + 1
+            step = Step(name=dice.choice(("a", "ü\0")), number=number, attempt=task.attempt, result=b"\xff")
+            assert self.run(self.store.save_step(hold, step)) is (row is not None)
+            if row is not None:
+                others = (one for one in row.steps if one.name != step.name)
+                row.steps = tuple(sorted((*others, step), key=lambda one: (one.number, one.name)))
 
     @rule(dice=chance)
     def rescue(self, dice: Random) -> None:

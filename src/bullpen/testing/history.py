@@ -33,6 +33,7 @@ Op = Literal[
     "claim",  # `lease`, `permits` asked for if it is unknown
     "renew",  # `lease`
     "progress",
+    "step",  # a step was kept
     "settle",  # by the worker that held it; `status` after it
     "rescue",  # taken back from a worker, by another one
     "expire",

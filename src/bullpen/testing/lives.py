@@ -108,6 +108,7 @@ _OF_TRIES = {
     "claim": "claims",
     "renew": "renewals",
     "progress": "renewals",
+    "step": "renewals",
     "begin": "begins",
     "end": "ends",
     "abandon": "abandoned",

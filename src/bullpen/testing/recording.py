@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from bullpen.tasks.model.schedule_changes import starts_others
-from bullpen.tasks.model.task import FINAL, RUNNING, Progress, Settlement, Task
+from bullpen.tasks.model.task import FINAL, RUNNING, Progress, Settlement, Step, Task
 from bullpen.tasks.model.unique import RETURN, Duplicates
 from bullpen.tasks.storage.port import (
     AttemptKey,
@@ -203,6 +203,15 @@ class RecordingStorage:
         applied = await self._storage.note_progress(hold, progress)
         self._answer(call, hold.id, hold.attempt, rejected=not applied)
         return applied
+
+    async def save_step(self, hold: AttemptKey, step: Step) -> bool:
+        call = await self._ask("step", [(hold.id, hold.attempt)])
+        applied = await self._storage.save_step(hold, step)
+        self._answer(call, hold.id, hold.attempt, rejected=not applied)
+        return applied
+
+    def save_step_in(self, connection: Any, hold: AttemptKey, step: Step) -> Awaitable[None] | None:
+        return self._storage.save_step_in(connection, hold, step)
 
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
         owners: dict[str, str] = {}

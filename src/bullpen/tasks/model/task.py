@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -127,6 +127,22 @@ def _shown(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:g}"
 
 
+class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A part of a task's function that has ended, as it is kept: a later attempt gets its outcome and does not run it
+    again.
+    """
+
+    name: str  # identifies it within the run
+    number: Count  # the order in which the steps of a run were kept
+    attempt: Count  # the attempt that ran it
+    digest: str = ""  # of its arguments
+    result: bytes | None = None  # encoded; None: it gave up
+    error: TaskError | None = None  # why it gave up
+    tries: Count = 1
+    started_at: Instant = 0.0
+    ended_at: Instant = 0.0
+
+
 class DependsOn(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """The tasks that a task depends on, and the argument that gets their results."""
 
@@ -179,6 +195,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lease_until: Instant | None = None
     cancel_requested: bool = False
     progress: Progress | None = None  # the latest report, of this attempt or an earlier one
+    steps: tuple[Step, ...] = ()  # the kept steps of this run, in the order in which they were kept
 
     result: bytes | None = None
     result_dropped: str = ""  # why the result could not be stored
@@ -526,6 +543,7 @@ def settled(task: Task, settlement: Settlement, now: float) -> Task:
         result_dropped=settlement.result_dropped if completed else task.result_dropped,
         errors=(*task.errors, settlement.error)[-ERRORS_KEPT:] if settlement.error is not None else task.errors,
         progress=settlement.progress or task.progress,
+        steps=() if again and settlement.next_run else task.steps,
         worker=None if again else task.worker,
         claim_id=None,
         lease_until=None,
@@ -538,6 +556,17 @@ def applies(task: Task, settlement: Settlement) -> bool:
     return task.status is RUNNING and task.attempt == settlement.attempt
 
 
+def with_step(task: Task, step: Step) -> Task:
+    """The task with one more kept step. It replaces a step with the same name."""
+    others = [one for one in task.steps if one.name != step.name]
+    return msgspec.structs.replace(task, steps=in_order([*others, step]))
+
+
+def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Steps in the order in which they were kept."""
+    return tuple(sorted(steps, key=lambda step: (step.number, step.name)))
+
+
 def cancelled_by_operator(task: Task, now: float) -> Task | None:
     """PENDING → CANCELLED; a running task is asked to stop. None if the task is final."""
     if task.status is PENDING:
@@ -548,7 +577,9 @@ def cancelled_by_operator(task: Task, now: float) -> Task | None:
 
 
 def redriven(task: Task, now: float) -> Task | None:
-    """A final state → PENDING: an operator retries it, with all retries. None if the task is not final."""
+    """A final state → PENDING: an operator retries it, with all retries. None if the task is not final. A success runs
+    again from its beginning; any other task keeps its steps.
+    """
     if not task.is_final:
         return None
     return msgspec.structs.replace(
@@ -561,6 +592,7 @@ def redriven(task: Task, now: float) -> Task | None:
         cancel_requested=False,
         finished_at=None,
         worker=None,
+        steps=() if task.status is SUCCESS else task.steps,
     )
 
 

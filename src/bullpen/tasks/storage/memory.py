@@ -27,6 +27,7 @@ from bullpen.tasks.model.task import (
     RUNNING,
     Progress,
     Settlement,
+    Step,
     Task,
     applies,
     cancelled_by_operator,
@@ -34,6 +35,7 @@ from bullpen.tasks.model.task import (
     expired,
     new_as_kept,
     prune_at,
+    with_step,
 )
 from bullpen.tasks.model.unique import RETURN, Duplicates, has_key, meet
 from bullpen.tasks.storage.port import (
@@ -301,6 +303,9 @@ class MemoryStorage(StoreRules):
     def settle_in(self, connection: Any, settlement: Settlement) -> None:  # noqa: ARG002
         raise _no_transaction()
 
+    def save_step_in(self, connection: Any, hold: AttemptKey, step: Step) -> None:  # noqa: ARG002
+        raise _no_transaction()
+
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         with self._lock:
             return [task for task in self._running.values() if task.claim_id == claim_id]
@@ -326,6 +331,14 @@ class MemoryStorage(StoreRules):
             if task is None:
                 return False
             self._write(msgspec.structs.replace(task, progress=progress), self._now())
+            return True
+
+    async def save_step(self, hold: AttemptKey, step: Step) -> bool:
+        with self._lock:
+            task = self._held(hold)
+            if task is None:
+                return False
+            self._write(with_step(task, step), self._now())
             return True
 
     def _held(self, hold: AttemptKey) -> Task | None:

@@ -10,9 +10,9 @@
 - Idempotent: a caller that did not learn the outcome of a call may repeat it. Adding an existing id, or settling an
   attempt again, changes nothing. The outcome of a claim can be asked for by its `claim_id`.
 - Time: instants are by the store's clock. A lease is a duration, and the store decides when it has expired.
-- Callers: a storage object belongs to one event loop, and any coroutine there may call it. Only `add_in`, `now_in` and
-  `settle_in` run on the caller's thread, whichever that is. Producers, workers and operators each use
-  their own section of `Storage`; none of them needs a lock.
+- Callers: a storage object belongs to one event loop, and any coroutine there may call it. Only `add_in`, `now_in`,
+  `settle_in` and `save_step_in` run on the caller's thread, whichever that is. Producers, workers and operators each
+  use their own section of `Storage`; none of them needs a lock.
 
 `tasks/storage/memory.py` is the readable reference. The contract suite, `bullpen.testing.StorageContract`, runs on
 every store.
@@ -25,6 +25,7 @@ The files of the contract suite (`bullpen/testing/storage_contract`) hold every 
 | rule | in Python | written again by | contract |
 |---|---|---|---|
 | the running attempt settles | `applies`, `settled` | PostgreSQL, Redis; SQLite for plain successes | settling.py |
+| steps belong to one run | `settled`, `redriven`, `with_step` | PostgreSQL, Redis; SQLite for many retries | steps.py |
 | the order of claims, leases, `attempt` + 1 | `claimed` | SQLite, PostgreSQL, Redis | claiming.py, leases.py |
 | limits, rates, order within a key | `rules.QueueRoom` | PostgreSQL, Redis | limits.py |
 | which task has a unique key | `has_key` | PostgreSQL, Redis | unique.py |
@@ -51,7 +52,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from bullpen.tasks.model.queue_patterns import matches_queue
-from bullpen.tasks.model.task import Count, Instant, Progress, Settlement, Task, TaskStatus
+from bullpen.tasks.model.task import Count, Instant, Progress, Settlement, Step, Task, TaskStatus
 from bullpen.tasks.model.unique import RETURN, Duplicates
 
 
@@ -296,6 +297,14 @@ class Storage(Protocol):
 
     async def note_progress(self, hold: AttemptKey, progress: Progress) -> bool:
         """Store the progress of a task. False if the attempt is no longer current."""
+
+    async def save_step(self, hold: AttemptKey, step: Step) -> bool:
+        """Keep a step of a running task; it replaces a step with the same name. False if the attempt is no longer
+        current. The next claim brings the kept steps of the run along.
+        """
+
+    def save_step_in(self, connection: Any, hold: AttemptKey, step: Step) -> Awaitable[None] | None:
+        """`save_step` in a transaction of the user's own, as `settle_in` does. Raises LeaseLost."""
 
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
         """Settle running tasks with an expired lease or a worker in `dead_workers`, as `decide` says: at most

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from bullpen.tasks.model.task import Progress, Settlement, Task
+from bullpen.tasks.model.task import Progress, Settlement, Step, Task
 from bullpen.tasks.model.unique import RETURN, Duplicates
 from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.tasks.storage.port import (
@@ -177,6 +177,9 @@ class Client:
     def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
         return self._recording.settle_in(connection, settlement)
 
+    def save_step_in(self, connection: Any, hold: AttemptKey, step: Step) -> Awaitable[None] | None:
+        return self._recording.save_step_in(connection, hold, step)
+
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         return await self._call(lambda: self._recording.find_claim(claim_id))
 
@@ -185,6 +188,9 @@ class Client:
 
     async def note_progress(self, hold: AttemptKey, progress: Progress) -> bool:
         return await self._call(lambda: self._recording.note_progress(hold, progress))
+
+    async def save_step(self, hold: AttemptKey, step: Step) -> bool:
+        return await self._call(lambda: self._recording.save_step(hold, step))
 
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
         return await self._call(lambda: self._recording.rescue_expired(decide, limit=limit, dead_workers=dead_workers))

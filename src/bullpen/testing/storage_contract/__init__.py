@@ -22,6 +22,7 @@ adding.py     an added task is stored unchanged, once
 unique.py     which task holds a unique key, for how long, and what happens to duplicates
 claiming.py   which worker gets which tasks, in which order
 settling.py   every settlement, and every write that comes too late
+steps.py      kept steps: fenced, brought along by the next claim, and of one run
 leases.py     leases, rescue, progress
 links.py      tasks that wait for others, and tasks that come with the success of another
 limits.py     paused queues, limits
@@ -46,6 +47,7 @@ from bullpen.testing.storage_contract.moving import MovingTests
 from bullpen.testing.storage_contract.people import PeopleTests
 from bullpen.testing.storage_contract.schedules import ScheduleTests
 from bullpen.testing.storage_contract.settling import SettlingTests
+from bullpen.testing.storage_contract.steps import StepTests
 from bullpen.testing.storage_contract.together import TogetherTests
 from bullpen.testing.storage_contract.unique import UniqueTests
 from bullpen.testing.storage_contract.unreadable import UnreadableTests
@@ -60,6 +62,7 @@ class StorageContract(
     UniqueTests,
     ClaimingTests,
     SettlingTests,
+    StepTests,
     LeaseTests,
     LimitTests,
     MovingTests,

@@ -19,9 +19,11 @@ from bullpen.tasks.model.task import (
     DependsOn,
     Progress,
     Settlement,
+    Step,
     Task,
     TaskError,
     TaskStatus,
+    in_order,
     prune_at,
 )
 from bullpen.tasks.model.unreadable import unreadable_task
@@ -69,6 +71,7 @@ CHANGING = {  # the columns that `change`, `cancel`, `retry` and `expire` write
     "finished_at": "float8",
     "prune_at": "float8",
     "errors": "text[]",
+    "steps": "integer",
 }
 RAN = {  # the columns that only an attempt writes
     "attempt": "integer",
@@ -85,11 +88,15 @@ _FORMAT = {"format": "smallint"}  # of the row; a newer version may write a high
 _NO_FIELDS = ("prune_at", "awaited")  # columns that are no fields of a task
 # The columns that a task is made of.
 READ = {name: kind for name, kind in {**NEW, **CHANGING, **RAN, **_FORMAT}.items() if name not in _NO_FIELDS}
-# Everything that is read, by name: a migration may add columns, and `*` would then return other rows.
-COLUMNS = ", ".join((*READ, *_NO_FIELDS))
+# The number of kept steps is a column; the table `step` has them. `id` and `steps` are columns of the outer query.
+_STEPS_OF = "CASE WHEN {0}steps > 0 THEN ARRAY(SELECT s.record FROM {{schema}}.step s WHERE s.task_id = {0}id) END"
+# Everything that is written or read, by name: a migration may add columns, and `*` would then return other rows.
+WHOLE = ", ".join((*READ, *_NO_FIELDS))
+COLUMNS = WHOLE.replace("steps", f"{_STEPS_OF.format('')} AS steps")
 # The columns that a claim returns: without those that the client knows already. A column with its default is NULL.
 _SET_BY_CLAIM = ("status", "worker", "claim_id", "lease_until", "started_at")
-CLAIMED = {name: kind for name, kind in READ.items() if name not in _SET_BY_CLAIM}
+CLAIMED = {name: kind for name, kind in READ.items() if name not in _SET_BY_CLAIM} | {"steps": "text[]"}
+CLAIMED_STEPS = _STEPS_OF.format("t.")
 DEFAULTS = {
     "queue": "'default'",
     "priority": "0",
@@ -194,6 +201,7 @@ def changed_row(task: Task) -> tuple[Any, ...]:
         task.finished_at,
         prune_at(task),
         [json_of(error) for error in task.errors],
+        len(task.steps),
         task.id,
     )
 
@@ -291,6 +299,11 @@ _LITERALS: dict[str, Callable[[Iterable[Any]], str]] = {
 def new_json(tasks: Sequence[Task]) -> str:
     """The parameter of `add_all`."""
     return json_of([dict(zip(NEW, map(_bytes_as_hex, new_row(task)), strict=True)) for task in tasks])
+
+
+def step_json(task_id: str, attempt: int, step: Step) -> str:
+    """The parameter of `save_step`."""
+    return json_of({"task_id": task_id, "attempt": attempt, "name": to_text(step.name), "record": json_of(step)})
 
 
 def settlement_json(settlement: Settlement) -> str:
@@ -411,6 +424,7 @@ def _as_fields(columns: Iterable[str]) -> tuple[str, ...]:
 READ_AS, CLAIMED_AS = _as_fields(READ), _as_fields(CLAIMED)
 
 _decode_error = msgspec.json.Decoder(TaskError).decode
+_decode_step = msgspec.json.Decoder(Step).decode
 _DECODED: dict[str, Callable[[Any], Any]] = {
     "func_path": from_text,
     "queue": from_text,
@@ -425,6 +439,7 @@ _DECODED: dict[str, Callable[[Any], Any]] = {
     "progress": msgspec.json.Decoder(Progress).decode,
     "result_dropped": from_text,
     "errors": lambda errors: tuple(map(_decode_error, errors)),
+    "steps": lambda records: in_order(map(_decode_step, records)),
 }
 _statuses = {status.value: status for status in TaskStatus}
 

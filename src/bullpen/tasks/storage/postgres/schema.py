@@ -29,7 +29,7 @@ from bullpen.tasks.model.task import (
     UNPLANNED,
 )
 from bullpen.tasks.storage.port import MAX_LIMIT, MIN_RATE
-from bullpen.tasks.storage.postgres.rows import CLAIMED, DEFAULTS, FORGOTTEN, NEW, SETTLED
+from bullpen.tasks.storage.postgres.rows import CLAIMED, CLAIMED_STEPS, DEFAULTS, FORGOTTEN, NEW, SETTLED
 from bullpen.tasks.storage.postgres.sql_files import fill_placeholders, read_sql
 
 CLAIM_OVERLAP = 0.05  # seconds; a cursor stays so far behind the clock, because a transaction may commit an older eta
@@ -60,6 +60,7 @@ MIGRATIONS = (  # the n-th makes version n
         (
             "tables",
             "clock",
+            "steps",
             "unique_keys",
             "enqueue",
             "add",
@@ -130,7 +131,7 @@ def _placeholders(schema: str) -> dict[str, object]:
         "max_retries": MAX_RETRIES,
         "max_key": MAX_KEY,
         "claimed_record": _record(CLAIMED),
-        "claimed_values": ", ".join(map(_unless_default, CLAIMED)),
+        "claimed_values": ", ".join(map(_unless_default, CLAIMED)).replace("{schema}", schema),
         "add_columns": ", ".join(NEW),
         "add_parameters": ", ".join(f"{_plural(name)} {kind}[]" for name, kind in NEW.items()),
         "add_arrays": ", ".join(map(_plural, NEW)),
@@ -158,6 +159,8 @@ def checked_name(schema: str) -> str:
 
 
 def _unless_default(name: str) -> str:
+    if name == "steps":
+        return CLAIMED_STEPS
     return f"nullif(t.{name}, {DEFAULTS[name]})" if name in DEFAULTS else f"t.{name}"
 
 

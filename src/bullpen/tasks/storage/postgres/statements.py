@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bullpen.tasks.storage.postgres.rows import CHANGING, CLAIMED, COLUMNS, NEW, SETTLED, TERMS, array_places
+from bullpen.tasks.storage.postgres.rows import CHANGING, CLAIMED, COLUMNS, NEW, SETTLED, TERMS, WHOLE, array_places
 from bullpen.tasks.storage.postgres.sql_files import fill_placeholders, read_statements
 
 
@@ -22,6 +22,7 @@ def _values(columns: Collection[str]) -> str:
 _PLACEHOLDERS = {
     "schema": "{schema}",
     "columns": COLUMNS,
+    "whole": WHOLE,
     "claimed": ", ".join(CLAIMED),
     "settled_arrays": array_places(SETTLED),
     "new": ", ".join(NEW),
@@ -63,6 +64,7 @@ HELD_KEYS = _adding["held_keys"]
 KEY_HOLDER = _adding["key_holder"]
 REPLACE = _adding["replace"]
 IMPORT_TASKS = _adding["import_tasks"]
+IMPORT_STEPS = _adding["import_steps"]
 EXPORT_TASKS = _adding["export_tasks"]
 
 _claims = _read("claims")
@@ -70,6 +72,7 @@ EXCHANGE = _claims["exchange"]
 SETTLE = _claims["settle"]
 FIND_CLAIM = _claims["find_claim"]
 RENEW = _claims["renew"]
+SAVE_STEP = _claims["save_step"]
 SAVE_PROGRESS = _claims["save_progress"]
 LOCK_LOST = _claims["lock_lost"]
 

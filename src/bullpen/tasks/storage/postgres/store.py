@@ -20,6 +20,7 @@ from bullpen.tasks.model.task import (
     Instant,
     Progress,
     Settlement,
+    Step,
     Task,
     TaskStatus,
     cancelled_by_operator,
@@ -59,6 +60,7 @@ from bullpen.tasks.storage.postgres.rows import (
     settled_row,
     settlement_json,
     status_of,
+    step_json,
     task_of,
     to_text,
     where_of,
@@ -275,6 +277,21 @@ class PostgresStorage(PostgresClient):
     async def note_progress(self, hold: AttemptKey, progress: Progress) -> bool:
         return bool(await self._fetch(statements.SAVE_PROGRESS, hold.id, hold.attempt, json_of(progress)))
 
+    async def save_step(self, hold: AttemptKey, step: Step) -> bool:
+        return bool(await self._fetchval(statements.SAVE_STEP, step_json(hold.id, hold.attempt, step)) == "true")
+
+    def save_step_in(self, connection: Any, hold: AttemptKey, step: Step) -> Awaitable[None] | None:
+        statement = f"SELECT {self.schema}.save_step({_AS_JSON})"
+        if is_async(connection):
+            return self._asave_step_in(connection, statement, hold, step)
+        check_in_transaction(connection)
+        _check_saved(hold, ask(connection, statement, step_json(hold.id, hold.attempt, step), self.schema))
+        return None
+
+    async def _asave_step_in(self, connection: Any, statement: str, hold: AttemptKey, step: Step) -> None:
+        await acheck_in_transaction(connection)
+        _check_saved(hold, await aask(connection, statement, step_json(hold.id, hold.attempt, step), self.schema))
+
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
         dead = [to_text(worker) for worker in dead_workers]
 
@@ -383,6 +400,11 @@ class PostgresStorage(PostgresClient):
             given = await table.importable(tasks)
             rows = await table.fetch(statements.IMPORT_TASKS, json_of(list(map(whole_row, given))))
             kept = frozenset(row["id"] for row in rows)
+            steps = [
+                (task.id, to_text(step.name), json_of(step)) for task in given if task.id in kept for step in task.steps
+            ]
+            if steps:
+                await table.execute(statements.IMPORT_STEPS, *map(list, zip(*steps, strict=True)))
             for queue in {task.queue for task in given if task.id in kept and task.status is PENDING}:
                 await table.rewind(queue)
                 await table.send_notification(WORK + to_text(queue))
@@ -467,6 +489,11 @@ class PostgresStorage(PostgresClient):
 
 def _worker_of(record: str, seen_at: float) -> WorkerRecord:
     return msgspec.structs.replace(_decode_worker(record), seen_at=msgspec.convert(seen_at, Instant))
+
+
+def _check_saved(hold: AttemptKey, saved: str) -> None:
+    if saved != "true":
+        raise LeaseLost(task=hold.id, attempt=hold.attempt)
 
 
 def _check_settled(settlement: Settlement, rejected: str) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bullpen.tasks.model.task import RUNNING, Progress, Settlement, Task
+from bullpen.tasks.model.task import RUNNING, Progress, Settlement, Step, Task
 from bullpen.tasks.storage.port import AttemptKey, Decide, Exchange, Renewal
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.adding import TaskAdding
 from bullpen.tasks.storage.redis.failures import translated_errors
-from bullpen.tasks.storage.redis.rows import NEW_STATE, body_of, new_task, pack, settlement_of, task_of
+from bullpen.tasks.storage.redis.rows import NEW_STATE, body_of, new_task, pack, settlement_of, step_of, task_of
 
 
 class TaskClaiming(TaskAdding):
@@ -88,8 +88,8 @@ class TaskClaiming(TaskAdding):
         rejected.update(AttemptKey(denied[at].decode(), int(denied[at + 1])) for at in range(0, len(denied), 2))
         lease_until = float(until)
         tasks = []
-        for at in range(0, len(claimed), 6):
-            number, *stored = claimed[at : at + 6]
+        for at in range(0, len(claimed), 7):
+            number, *stored = claimed[at : at + 7]
             tasks.append(task_of(names[number - 1], lease_until, *stored))
         self._remember({task.id: task.queue for task in tasks})
         after = [task for number, shown in taken for task in self._tasks(names[number - 1], shown)]
@@ -185,6 +185,12 @@ class TaskClaiming(TaskAdding):
         for queue in await self._holds_by_queue([hold]):
             words = [hold.id, str(hold.attempt), msgspec.json.encode(progress)]
             return bool(await self._run(scripts.SAVE_PROGRESS, queue, words))
+        return False
+
+    async def save_step(self, hold: AttemptKey, step: Step) -> bool:
+        for queue in await self._holds_by_queue([hold]):
+            words = [hold.id, str(hold.attempt), step.name, step_of(step)]
+            return bool(await self._run(scripts.SAVE_STEP, queue, words))
         return False
 
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bullpen.tasks.model.task import RUNNING, Task
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.client import RedisClient
-from bullpen.tasks.storage.redis.rows import body_of, dependency_ids, pack, state_of
+from bullpen.tasks.storage.redis.rows import body_of, dependency_ids, pack, state_of, step_of
 
 
 class TaskMoving(RedisClient):
@@ -53,5 +53,8 @@ def _whole(tasks: Sequence[Task]) -> list[str | bytes]:
     return [
         word
         for task in tasks
-        for word in (task.id, state_of(task), body_of(task), task.result or b"", pack(dependency_ids(task)))
+        for word in (
+            *(task.id, state_of(task), body_of(task), task.result or b"", pack(dependency_ids(task))),
+            pack([word for step in task.steps for word in (step.name, step_of(step))]),
+        )
     ]

@@ -13,6 +13,7 @@ from bullpen.tasks.storage.redis.client import RedisClient
 from bullpen.tasks.storage.redis.rows import task_of
 
 Tasks = list[Task]  # because `list` is a verb of the store
+ROW = 7  # words of a row
 PAGE = 200  # tasks that one script reads
 
 
@@ -43,9 +44,9 @@ class TaskReading(RedisClient):
         while len(found) < limit:
             rows = await self._run(scripts.LIST_TASKS, queue, [str(PAGE), after or "", only_running])
             found += [task for task in self._tasks(queue, rows) if which.matches(task)]
-            if len(rows) < 6 * PAGE:
+            if len(rows) < ROW * PAGE:
                 break
-            after = rows[-6]
+            after = rows[-ROW]
         return found[:limit]
 
     async def counts(self) -> Counts:
@@ -67,8 +68,8 @@ class TaskReading(RedisClient):
     def _tasks(self, queue: str, words: Sequence[Any]) -> Tasks:
         """The tasks of rows, as `parts/task_rows.lua` has them."""
         tasks = []
-        for at in range(0, len(words), 6):
-            *stored, lease = words[at : at + 6]
+        for at in range(0, len(words), ROW):
+            *stored, lease = words[at : at + ROW]
             tasks.append(task_of(queue, None if lease is None else float(lease), *stored))
         return tasks
 
@@ -76,6 +77,6 @@ class TaskReading(RedisClient):
         """The tasks of rows with the number of their queue before each, as `parts/change_each.lua` has them."""
         return [
             task
-            for at in range(0, len(words), 7)
-            for task in self._tasks(queues[int(words[at]) - 1], words[at + 1 : at + 7])
+            for at in range(0, len(words), 1 + ROW)
+            for task in self._tasks(queues[int(words[at]) - 1], words[at + 1 : at + 1 + ROW])
         ]

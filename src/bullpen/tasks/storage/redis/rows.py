@@ -29,9 +29,11 @@ from bullpen.tasks.model.task import (
     ScheduleHold,
     Seconds,
     Settlement,
+    Step,
     Task,
     TaskError,
     TaskStatus,
+    in_order,
 )
 from bullpen.tasks.model.task_batch import TaskBatch, ids_of, templates_of
 from bullpen.tasks.model.unreadable import UNKNOWN_NAME, unreadable_task
@@ -91,6 +93,7 @@ class TaskState(msgspec.Struct, array_like=True, gc=False):
     format: Count = FORMAT  # of the body and of this; a newer version may write a higher one
     failure_ttl: Annotated[float, msgspec.Meta(ge=-1.0, le=1e11)] = -1.0
     unreadable: str = ""  # why a script had to replace the state; the original is in another hash
+    steps: Count = 0  # how many kept steps it has; they are in a hash of its own
 
 
 def default_state_in_lua() -> str:
@@ -110,6 +113,7 @@ _decode_body = msgspec.msgpack.Decoder(TaskBody).decode
 _decode_ids = msgspec.msgpack.Decoder(tuple[str, ...]).decode
 _decode_progress = msgspec.json.Decoder(Progress).decode
 _decode_error = msgspec.json.Decoder(TaskError).decode
+_decode_step = msgspec.json.Decoder(Step).decode
 
 
 def body_of(task: Task) -> bytes:
@@ -193,8 +197,15 @@ def state_of(task: Task) -> bytes:
         *_links_of(task),
         task.format,
         _or_none(task.failure_ttl),
+        "",
+        len(task.steps),
     )
     return pack(state)
+
+
+def step_of(step: Step) -> str:
+    """A kept step, as JSON."""
+    return _json(step)
 
 
 def _links_of(task: Task) -> tuple[str, int, bool, int, bool, str]:
@@ -333,6 +344,7 @@ def change_of(before: Task, after: Task, body: int | None) -> tuple[Any, ...]:
         body,
         before.waits_for,
         _or_none(after.failure_ttl),
+        not after.steps,
     )
 
 
@@ -344,12 +356,14 @@ def task_of(
     body: bytes,
     result: bytes | None,
     followed: bytes | None,
+    steps: Sequence[bytes] | None = None,
 ) -> Task:
     """The task of a row; of a row that cannot be read, see `unreadable.py`."""
     try:
         given, state = _decode_body(body), _decode_state(packed)
         if state.format <= FORMAT and not state.unreadable:
-            return _task_of(queue, lease_until, task_id, state, given, result, followed)
+            task = _task_of(queue, lease_until, task_id, state, given, result, followed)
+            return task if steps is None else msgspec.structs.replace(task, steps=in_order(map(_decode_step, steps)))
     except Exception:  # whatever the decoders make of arbitrary bytes
         pass
     return _unreadable_task(queue, lease_until, task_id, packed, body, result, followed)

@@ -21,6 +21,7 @@ Keys
     :state        hash by id: `rows.TaskState`, packed. Scripts read and write it
     :result       hash by id: the result
     :depends_on   hash by id: the ids that the task depends on, packed. Ended ones are counted in the state only
+    :steps:ID     hash by name: the kept steps of a task, each JSON
     :damaged      hash by id: a state that another program has overwritten, as it was found
     :ids          all ids, in order
     :ready:P      pending tasks of priority P without a concurrency key, by eta
@@ -137,6 +138,7 @@ FIND_CLAIM = Script("find_claim")
 NEXT_START = Script("next_start")
 FIND_LOST = Script("find_lost")
 PREVIEW_CLAIM = Script("preview_claim")
+SAVE_STEP = Script("save_step")
 SAVE_PROGRESS = Script("save_progress")
 RENEW_LEASES = Script("renew_leases")
 

@@ -6,8 +6,9 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from bullpen.errors import StorageError
-from bullpen.tasks.model.task import Settlement, Task
+from bullpen.tasks.model.task import Settlement, Step, Task
 from bullpen.tasks.model.unique import RETURN, Duplicates
+from bullpen.tasks.storage.port import AttemptKey
 from bullpen.tasks.storage.redis.changing import TaskChanging
 from bullpen.tasks.storage.redis.claiming import TaskClaiming
 from bullpen.tasks.storage.redis.queue_settings import QueueSettings
@@ -63,6 +64,9 @@ class RedisStorage(TaskClaiming, TaskWaiting, TaskChanging, TaskUpkeep, QueueSet
         raise self._no_transaction()
 
     def settle_in(self, connection: Any, settlement: Settlement) -> None:  # noqa: ARG002
+        raise self._no_transaction()
+
+    def save_step_in(self, connection: Any, hold: AttemptKey, step: Step) -> None:  # noqa: ARG002
         raise self._no_transaction()
 
     def _no_transaction(self) -> StorageError:

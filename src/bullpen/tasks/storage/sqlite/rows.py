@@ -23,10 +23,12 @@ from bullpen.tasks.model.task import (
     OnFailure,
     Progress,
     Seconds,
+    Step,
     Task,
     TaskError,
     TaskStatus,
     UniqueScope,
+    in_order,
     prune_at,
 )
 from bullpen.tasks.model.unreadable import FIELD_TYPES, unreadable_task
@@ -37,7 +39,7 @@ COLUMNS = (
     "id, queue, priority, status, eta, expires, unique_key, concurrency_key, attempt, failures, crashes, "
     "completed_runs, scheduled_at, hold, unique_until, next_task_id, depends_on, waits_for, worker, claim_id, "
     "lease_until, cancel_requested, created_at, started_at, finished_at, result_ttl, failure_ttl, func_path, options, "
-    "headers, progress, errors, result_dropped, payload, result, format"
+    "headers, progress, errors, result_dropped, payload, result, format, steps"
 )
 # Of tasks that are new, and need nothing else; those enqueued together differ in the last two only. To bind a value
 # takes longer than to store it, so nothing is bound that need not be.
@@ -45,7 +47,7 @@ SHARED = "queue, priority, eta, created_at, result_ttl, failure_ttl, func_path, 
 PLAIN = f"{SHARED}, id, payload"
 CHANGING = (
     "status, eta, expires, attempt, failures, crashes, completed_runs, scheduled_at, hold, waits_for, worker, "
-    "claim_id, lease_until, cancel_requested, started_at, finished_at, prune_at, progress, errors, "
+    "claim_id, lease_until, cancel_requested, started_at, finished_at, prune_at, progress, steps, errors, "
     "result_dropped, result"
 )
 # Changed by people, if at all.
@@ -76,6 +78,19 @@ _decode_depends_on = msgspec.msgpack.Decoder(DependsOn).decode
 _decode_progress = msgspec.msgpack.Decoder(Progress).decode
 _decode_errors = msgspec.msgpack.Decoder(tuple[TaskError, ...]).decode
 _statuses = {status.value: status for status in TaskStatus}
+
+
+STEPS = COLUMNS.split(", ").index("steps")  # how many steps the task has; `bullpen_step` has them
+encode_step = _encode
+_decode_step = msgspec.msgpack.Decoder(Step).decode
+
+
+def with_steps(task: Task, records: Sequence[bytes]) -> Task:
+    """The task with its steps. If one cannot be read, neither can the task."""
+    try:
+        return msgspec.structs.replace(task, steps=in_order(map(_decode_step, records)))
+    except Exception as error:  # whatever the decoder makes of arbitrary values
+        return msgspec.structs.replace(task, unreadable=f"{task.unreadable}; steps: {error}".removeprefix("; "))
 
 
 def row_of(task: Task, ahead: float) -> Row:
@@ -117,6 +132,7 @@ def row_of(task: Task, ahead: float) -> Row:
         task.payload,
         task.result,
         task.format,
+        len(task.steps),
         prune_at(task),
     )
 
@@ -145,6 +161,7 @@ def is_plain(task: Task) -> bool:
         and not task.errors
         and not task.cancel_requested
         and not task.result_dropped
+        and not task.steps
     )
 
 
@@ -183,6 +200,7 @@ def changes_of(task: Task, ahead: float) -> Row:
         task.finished_at,
         prune_at(task),
         None if task.progress is None else _encode(task.progress),
+        len(task.steps),
         _encode(task.errors) if task.errors else None,
         task.result_dropped,
         task.result,
@@ -243,6 +261,7 @@ _ENCODED: dict[str, Any] = {
     "lease_until": Annotated[float, msgspec.Meta(ge=-1e10, le=1e11)] | None,  # of another clock
     "cancel_requested": Annotated[int, msgspec.Meta(ge=0, le=1)],
     "format": Annotated[int, msgspec.Meta(ge=FORMAT, le=FORMAT)],
+    "steps": Count,
 }
 _ENCODED |= dict.fromkeys(("options", "headers", "depends_on", "progress", "errors", "payload", "result"), Any)
 _NAMES = COLUMNS.split(", ")
@@ -253,6 +272,7 @@ _CheckedRow = msgspec.defstruct(
 
 def _unreadable_task(row: Row, ahead: float) -> Task:
     stored = dict(zip(_NAMES, row, strict=True))
+    del stored["steps"]  # their number is no field of a task
     return unreadable_task(stored, _DECODERS | {"lease_until": lambda lease_until: lease_until + ahead})
 
 
@@ -303,7 +323,7 @@ def _task_of(row: Row, ahead: float) -> Task:
         result_dropped,
         payload,
         result,
-        _,
+        *_,
     ) = row
     if type(payload) is not bytes or (result is not None and type(result) is not bytes):
         raise TypeError

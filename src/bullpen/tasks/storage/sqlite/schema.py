@@ -48,6 +48,7 @@ CREATE TABLE bullpen_task (
     options          BLOB NOT NULL,            -- msgpack, as are progress, errors and headers
     headers          BLOB,
     progress         BLOB,
+    steps            INTEGER NOT NULL DEFAULT 0,  -- how many bullpen_step has
     errors           BLOB,
     result_dropped   TEXT NOT NULL DEFAULT '',
     payload          BLOB NOT NULL,
@@ -68,6 +69,17 @@ CREATE INDEX bullpen_failed ON bullpen_task (id) WHERE status IN ('failed');
 CREATE INDEX bullpen_expiring ON bullpen_task (expires) WHERE status = 'pending' AND expires IS NOT NULL;
 CREATE INDEX bullpen_unique ON bullpen_task (unique_key, queue)
     WHERE unique_key IS NOT NULL AND (status IN ('pending', 'running') OR unique_until IS NOT NULL);
+
+CREATE TABLE bullpen_step (
+    task_id TEXT NOT NULL,
+    name    TEXT NOT NULL,
+    record  BLOB NOT NULL,    -- msgpack
+    PRIMARY KEY (task_id, name)
+) WITHOUT ROWID;
+CREATE TRIGGER bullpen_steps_of_deleted AFTER DELETE ON bullpen_task WHEN old.steps <> 0
+    BEGIN DELETE FROM bullpen_step WHERE task_id = old.id; END;
+CREATE TRIGGER bullpen_steps_of_earlier_run AFTER UPDATE OF steps ON bullpen_task WHEN new.steps = 0 AND old.steps <> 0
+    BEGIN DELETE FROM bullpen_step WHERE task_id = old.id; END;
 
 CREATE TABLE bullpen_worker (id TEXT PRIMARY KEY NOT NULL, seen_at REAL NOT NULL, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE bullpen_paused (queue TEXT PRIMARY KEY NOT NULL) WITHOUT ROWID;

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bullpen.errors import InvalidOption, StorageClosed
-from bullpen.tasks.model.task import Progress, Settlement, Task
+from bullpen.tasks.model.task import Progress, Settlement, Step, Task
 from bullpen.tasks.model.unique import RETURN, Duplicates
 from bullpen.tasks.storage.port import (
     AttemptKey,
@@ -32,7 +32,7 @@ from bullpen.tasks.storage.sqlite.file import folder_of, resolve
 from bullpen.tasks.storage.sqlite.group_commit import Work, WorkItem
 from bullpen.tasks.storage.sqlite.shared import SharedFile
 from bullpen.tasks.storage.sqlite.task_table import StoreClock, UnnamedRow
-from bullpen.tasks.storage.sqlite.transaction import add_in, settle_in
+from bullpen.tasks.storage.sqlite.transaction import add_in, save_step_in, settle_in
 from bullpen.tasks.storage.sqlite.upkeep_turns import take_turn
 from bullpen.tasks.storage.sqlite.wakeups import WakeupListener
 
@@ -206,6 +206,12 @@ class SqliteStorage:
 
     async def note_progress(self, hold: AttemptKey, progress: Progress) -> bool:
         return await self._write(lambda table: table.note_progress(hold, progress), durable=False)
+
+    async def save_step(self, hold: AttemptKey, step: Step) -> bool:
+        return await self._write(lambda table: table.save_step(hold, step))
+
+    def save_step_in(self, connection: Any, hold: AttemptKey, step: Step) -> None:
+        save_step_in(connection, self.path, hold, step, self._clock)
 
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
         if not await self._read(lambda table: table.to_rescue(dead_workers)):

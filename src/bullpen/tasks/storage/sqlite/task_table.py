@@ -20,6 +20,7 @@ from bullpen.tasks.model.task import (
     SUCCESS,
     Progress,
     Settlement,
+    Step,
     Task,
     TaskError,
     TaskStatus,
@@ -49,10 +50,12 @@ from bullpen.tasks.storage.sqlite.rows import (
     COLUMNS,
     PLAIN,
     SHARED,
+    STEPS,
     TERMS,
     Row,
     changes_of,
     changes_of_unreadable,
+    encode_step,
     has_error,
     headers_of,
     is_plain,
@@ -63,6 +66,7 @@ from bullpen.tasks.storage.sqlite.rows import (
     task_of,
     terms_of,
     with_readable_texts,
+    with_steps,
 )
 
 T = TypeVar("T")
@@ -121,8 +125,11 @@ _CANCEL_TOGETHER = (
 )
 _RETRY_TOGETHER = (
     "UPDATE bullpen_task SET status = 'pending', eta = ?, failures = 0, crashes = 0, expires = NULL, "
-    f"cancel_requested = 0, finished_at = NULL, prune_at = NULL, worker = NULL {_AMONG}"
+    "cancel_requested = 0, finished_at = NULL, prune_at = NULL, worker = NULL, "
+    f"steps = iif(status = 'success', 0, steps) {_AMONG}"
 )
+_STEPS_OF = "SELECT record FROM bullpen_step WHERE task_id = ?"
+_SAVE_STEP = "INSERT OR REPLACE INTO bullpen_step VALUES (?, ?, ?)"
 _HELD = "WHERE id = ? AND attempt = ? AND status = 'running'"
 _RENEW = f"UPDATE bullpen_task SET lease_until = ? {_HELD}"
 
@@ -276,10 +283,10 @@ class SqliteTaskTable(StoreRules):
         )
 
     def _claim(self, worker: str, queues: Sequence[str], limit: int, lease: float, claim_id: str) -> tuple[Task, ...]:
-        now, elapsed, ahead = self.now, self.elapsed, self._ahead
+        now, elapsed = self.now, self.elapsed
         rows = self._may_start(queues, limit)
         taken = [
-            claimed(task_of(row[1:], ahead), worker=worker, claim_id=claim_id, now=now, lease_until=now + lease)
+            claimed(self._task_of(row[1:]), worker=worker, claim_id=claim_id, now=now, lease_until=now + lease)
             for row in rows
         ]
         has_unreadable = True in [bool(task.unreadable) for task in taken]
@@ -320,6 +327,15 @@ class SqliteTaskTable(StoreRules):
     def note_progress(self, hold: AttemptKey, progress: Progress) -> bool:
         note = f"UPDATE bullpen_task SET progress = ? {_HELD}"
         return self._db.execute(note, (msgspec.msgpack.encode(progress), hold.id, hold.attempt)).rowcount > 0
+
+    def save_step(self, hold: AttemptKey, step: Step) -> bool:
+        if (
+            self._db.execute(f"UPDATE bullpen_task SET steps = steps + 1 {_HELD}", (hold.id, hold.attempt)).rowcount
+            == 0
+        ):
+            return False
+        self._db.execute(_SAVE_STEP, (hold.id, step.name, encode_step(step)))
+        return True
 
     def rescue_expired(self, decide: Decide, limit: int, dead_workers: Sequence[str]) -> Sequence[Task]:
         rescued: list[Task] = []
@@ -483,7 +499,7 @@ class SqliteTaskTable(StoreRules):
 
     def get(self, task_id: str) -> Task | None:
         rows = self._rows(_GET, (task_id,))
-        return task_of(rows[0], self._ahead) if rows else None
+        return self._task_of(rows[0]) if rows else None
 
     def find(self, ids: Sequence[str]) -> Sequence[Task | None]:
         return [self.get(task_id) for task_id in ids]
@@ -493,7 +509,7 @@ class SqliteTaskTable(StoreRules):
         return self._tasks(f"SELECT {COLUMNS} {running} ORDER BY priority DESC, eta, id", (claim_id,))
 
     def page(self, which: TaskFilter, limit: int, after: str | None) -> Sequence[Task]:
-        return [task_of(row, self._ahead) for row in self._page(COLUMNS, which, limit, after)]
+        return [self._task_of(row) for row in self._page(COLUMNS, which, limit, after)]
 
     def _page(self, columns: str, which: TaskFilter, limit: int, after: str | None) -> list[Row]:
         conditions, values = self._conditions(which)
@@ -565,7 +581,13 @@ class SqliteTaskTable(StoreRules):
         return found is None or not found[0]
 
     def _tasks(self, statement: str, values: Sequence[object]) -> list[Task]:
-        return [task_of(row, self._ahead) for row in self._rows(statement, values)]
+        return [self._task_of(row) for row in self._rows(statement, values)]
+
+    def _task_of(self, row: Row) -> Task:
+        task = task_of(row, self._ahead)
+        if not row[STEPS]:
+            return task
+        return with_steps(task, [record for (record,) in self._rows(_STEPS_OF, (task.id,))])
 
     def _rows(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
         return readable_rows(self._db, statement, values)
@@ -583,6 +605,8 @@ class SqliteTaskTable(StoreRules):
 
     def _insert(self, task: Task, now: float) -> None:  # noqa: ARG002
         self._db.execute(_ADD, row_of(task, self._ahead))
+        for step in task.steps:
+            self._db.execute(_SAVE_STEP, (task.id, step.name, encode_step(step)))
         self.changed_queues.add(task.queue)
 
     def _add_child(self, task: Task, now: float) -> None:  # noqa: ARG002

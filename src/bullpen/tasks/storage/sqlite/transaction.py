@@ -17,8 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bullpen.errors import InvalidOptionType, LeaseLost, StorageError
-from bullpen.tasks.model.task import Settlement, Task
+from bullpen.tasks.model.task import Settlement, Step, Task
 from bullpen.tasks.model.unique import Duplicates
+from bullpen.tasks.storage.port import AttemptKey
 from bullpen.tasks.storage.sqlite import schema
 from bullpen.tasks.storage.sqlite.file import translated_error
 from bullpen.tasks.storage.sqlite.task_table import SqliteTaskTable, StoreClock
@@ -51,6 +52,15 @@ def settle_in(
     with _table(connection, path, clock or StoreClock()) as table:
         if table.settle([settlement]):
             raise LeaseLost(task=settlement.id, attempt=settlement.attempt)
+
+
+def save_step_in(
+    connection: sqlite3.Connection, path: Path, hold: AttemptKey, step: Step, clock: StoreClock | None = None
+) -> None:
+    """`save_step` in the transaction of `connection`, as `settle_in` settles there."""
+    with _table(connection, path, clock or StoreClock()) as table:
+        if not table.save_step(hold, step):
+            raise LeaseLost(task=hold.id, attempt=hold.attempt)
 
 
 @contextmanager

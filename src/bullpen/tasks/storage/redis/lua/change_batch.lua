@@ -63,6 +63,7 @@ for i, id in ipairs(ids) do
             add(id, task)
         elseif verb == 'retry' and is_final(task[STATUS]) and is_alone and task[UNIQUE_KEY] == '' then
             leave(queue, id, task)
+            if task[STATUS] == 'success' and task[STEPS] > 0 then drop_steps(tag, id, task) end
             task[STATUS], task[ETA], task[EXPIRES], task[FAILURES] = 'pending', now, 0, 0
             task[CRASHES], task[WORKER], task[CANCEL_REQUESTED], task[FINISHED_AT] = 0, '', false, 0
             enter(queue, id, task)

@@ -3,7 +3,7 @@
 -- worker, limit, lease, claim id, names of the queues, numbers of the queues to claim from, settlements as
 -- `rows.settlement_of` packs them, number of the argument that has the state of a new task}, then results and bodies.
 -- Returns id and attempt of each settlement that was rejected; the end of the new leases; for each claimed task the
--- number of its queue, id, state, body, result and dependencies; and the rows of the tasks that were settled by their
+-- number of its queue, id, state, body, result, dependencies and steps; and the rows of the tasks that were settled by their
 -- lease.
 -- Repeats `model.task.applies`, `settled` and `claimed`, and `model.links`. Held by ClaimingTests, SettlingTests,
 -- LimitTests, LinkTests and the model in tests/properties/test_server_storage_model.py.
@@ -41,6 +41,7 @@ for _, one in ipairs(settlements) do
         task[CLAIM_ID], task[FINISHED_AT] = '', (again and not completed) and 0 or now
         if again then
             task[WORKER] = ''
+            if next_run and task[STEPS] > 0 then drop_steps(queue.tag, id, task) end
             if task[HOLD] == 'changed' and next_run then
                 task[ETA], task[SCHEDULED_AT], task[HOLD] = now, UNPLANNED, ''
             else
@@ -95,7 +96,7 @@ if limit > 0 and #wanted > 0 then
     local tags, number_of = {}, {}
     for i, number in ipairs(wanted) do tags[i], number_of[KEYS[number]] = KEYS[number], number end
     claimed = claim(tags, limit, now, worker, lease, claim_id)
-    for i = 1, #claimed, 6 do
+    for i = 1, #claimed, 7 do
         local number = number_of[claimed[i]]
         claimed[i] = number
         freed[number] = (freed[number] or 0) - 1

@@ -64,6 +64,7 @@ BEGIN
                 errors = CASE WHEN s.error IS NULL OR array_ndims(t.errors) > 1 THEN t.errors
                     ELSE (t.errors || s.error)[greatest(1, cardinality(t.errors) + 2 - {errors_kept}):] END,
                 progress = coalesce(s.progress, t.progress),
+                steps = CASE WHEN s.next_run AND NOT t.cancel_requested THEN 0 ELSE t.steps END,
                 worker = CASE WHEN s.status <> 'pending' OR t.cancel_requested THEN t.worker END,
                 claim_id = NULL,
                 lease_until = NULL,

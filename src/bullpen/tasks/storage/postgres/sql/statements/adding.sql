@@ -14,12 +14,15 @@ FROM unnest($1::text[], $2::text[]) AS g (queue, key), {schema}.holder(g.queue, 
 SELECT {columns} FROM {schema}.holder($1, $2, $3);
 
 -- name: replace
-UPDATE {schema}.task SET ({new}, failures, crashes) = ROW ({new_values}, 0, 0) WHERE id = $1;
+UPDATE {schema}.task SET ({new}, failures, crashes, steps) = ROW ({new_values}, 0, 0, 0) WHERE id = $1;
 
 -- name: import_tasks
-INSERT INTO {schema}.task ({columns})
-SELECT {columns} FROM pg_catalog.json_populate_recordset(NULL::{schema}.task, $1)
+INSERT INTO {schema}.task ({whole})
+SELECT {whole} FROM pg_catalog.json_populate_recordset(NULL::{schema}.task, $1)
 ON CONFLICT DO NOTHING RETURNING id;
+
+-- name: import_steps
+INSERT INTO {schema}.step SELECT * FROM unnest($1::text[], $2::text[], $3::text[]);
 
 -- name: export_tasks
 DELETE FROM {schema}.task t

@@ -29,6 +29,9 @@ WHERE free.id IS NULL OR renewed.id IS NOT NULL;
 -- name: save_progress
 UPDATE {schema}.task SET progress = $3 WHERE id = $1 AND attempt = $2 AND status || '' = 'running' RETURNING 1;
 
+-- name: save_step
+SELECT {schema}.save_step($1);
+
 -- A lease that is no instant has expired.
 -- name: lock_lost
 SELECT {columns} FROM {schema}.task

@@ -23,6 +23,7 @@ local function add(queues, tasks, new_state, policy, push_limit, now)
         if replaces then
             leave(queue, other, old)
             flush(queue)
+            if old[STEPS] > 0 then drop_steps(queue.tag, other, old) end
             if push_limit >= 0 then task[ETA] = math.min(task[ETA], old[CREATED_AT] + push_limit) end
             if old[WAITS_FOR] > 0 then task[ETA] = old[ETA] end
             for _, field in ipairs({ATTEMPT, COMPLETED_RUNS, PROGRESS, HAS_RESULT, RESULT_DROPPED, ERRORS, AWAITED, HOLD,

@@ -5,6 +5,7 @@ local function delete_tasks(tag, ids, tasks)
         local key = tasks[i][UNIQUE_KEY]
         if tasks[i][DEPENDS_ON] > 0 then followers[#followers + 1] = id end
         leave(queue, id, tasks[i])
+        if tasks[i][STEPS] > 0 then drop_steps(tag, id, tasks[i]) end
         if key ~= '' and redis.call('HGET', tag .. ':unique', key) == id then
             redis.call('HDEL', tag .. ':unique', key)
         end

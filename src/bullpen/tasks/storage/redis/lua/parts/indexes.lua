@@ -111,6 +111,12 @@ local function enter(queue, id, task, lease_until)
     return packed
 end
 
+-- Drop the kept steps of a task: it runs again from its beginning, or is deleted.
+local function drop_steps(tag, id, task)
+    redis.call('DEL', tag .. ':steps:' .. id)
+    task[STEPS] = 0
+end
+
 -- Notify the clients that wait for a task: one by its own channel, several by that of all.
 local function publish_end(channel, id, task)
     if task[AWAITED] then

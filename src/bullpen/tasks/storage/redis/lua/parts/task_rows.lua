@@ -1,11 +1,12 @@
--- A row is a task in six words: id, state, body, result, dependencies, lease. `rows.task_of` reads it.
+-- A row is a task in seven words: id, state, body, result, dependencies, steps, lease. `rows.task_of` reads it.
 
 local function append_row(tag, rows, id, task, packed, body)
     local n = #rows
     rows[n + 1], rows[n + 2], rows[n + 3] = id, packed, body or ''
     rows[n + 4] = task[HAS_RESULT] and redis.call('HGET', tag .. ':result', id)
     rows[n + 5] = task[DEPENDS_ON] > 0 and redis.call('HGET', tag .. ':depends_on', id)
-    rows[n + 6] = task[STATUS] == 'running' and redis.call('ZSCORE', tag .. ':running', id)
+    rows[n + 6] = task[STEPS] > 0 and redis.call('HVALS', tag .. ':steps:' .. id)
+    rows[n + 7] = task[STATUS] == 'running' and redis.call('ZSCORE', tag .. ':running', id)
 end
 
 -- The ids of the running tasks of a claim.
