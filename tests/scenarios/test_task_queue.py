@@ -543,6 +543,45 @@ def test_why_a_task_waits(queue: TaskQueue, storage: MemoryStorage, now: Now) ->
     assert causes(queue, job.id) == ["cancelled"]
 
 
+def test_why_tells_what_is_in_front_in_all_queues_of_a_lane(queue: TaskQueue, storage: MemoryStorage, now: Now) -> None:
+    function = queue.task(add)
+    lanes = (("default", "mail", "p-*"), ("reports",))
+    asyncio.run(storage.save_worker(record(now, queues=("default", "mail", "p-*", "reports"), lanes=lanes)))
+
+    def enqueue(name: str, **options: Any) -> str:
+        now.seconds += 1
+        return function.using(queue=name, **options).enqueue(1).id
+
+    old = [enqueue("mail"), enqueue("p-1"), enqueue("mail")]
+    for name in ("reports", "other", "p-paused", "p-full", "mail"):
+        enqueue(name, **({"expires": 0.5} if name == "mail" else {}))
+    enqueue("mail", delay=3600)
+    queue.pause("p-paused")
+    queue.set_limit("p-full", max_running=1)
+    enqueue("p-full")
+    asyncio.run(storage.exchange((), worker="w-1", queues=("p-full",), limit=1, lease=15, claim_id="c"))
+    mine = enqueue("default")
+    urgent = enqueue("mail", priority=5)
+    enqueue("default")
+    (cause,) = queue.job(mine).why().causes
+    assert (cause.kind, cause.data["in_front"], cause.data["next"]) == ("due", 4, urgent)
+    assert cause.data["by_queue"] == {"mail": 3, "p-1": 1}
+    assert "4 tasks are in front of it (3 in 'mail', 1 in 'p-1'); the next one is" in cause.message
+    assert urgent in cause.message
+    (cause,) = queue.job(urgent).why().causes
+    assert "it is due, and is the next one" in cause.message
+    assert cause.data["next"] == urgent
+    (cause,) = queue.job(old[0]).why().causes
+    assert cause.data["by_queue"] == {"mail": 1}
+    # Another worker gives the queue a lane of its own: only its own tasks are in front there.
+    asyncio.run(storage.save_worker(record(now, id="w-2", queues=("default",), lanes=(("default",),), running=1)))
+    (cause,) = queue.job(mine).why().causes
+    assert cause.data["in_front"] == 0
+    assert "permits" not in cause.message
+    asyncio.run(storage.save_worker(record(now, queues=("default",), lanes=(("default",),), running=1)))
+    assert "all permits of the workers that serve its queue are in use" in str(queue.job(mine).why())
+
+
 def test_why_a_task_waits_for_its_function(queue: TaskQueue, storage: MemoryStorage, now: Now) -> None:
     job = queue.enqueue("shop.gone", elsewhere=True)
 

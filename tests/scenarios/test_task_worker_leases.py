@@ -302,14 +302,14 @@ def test_at_most_once_is_never_run_again_after_a_crash() -> None:
 
 def test_a_worker_that_has_stopped_in_this_process_is_dead() -> None:
     """Though its process lives: what it could not release is taken back at once."""
-    record = identity.register_worker("gone", ("default",), 1, 0.0)
+    record = identity.register_worker("gone", (("default",),), 1, 0.0)
     assert not identity.is_dead(record)
     identity.unregister_worker("gone")
     assert identity.is_dead(record)
 
 
 def test_which_workers_are_dead() -> None:
-    mine = identity.register_worker("mine", ("default",), 1, 0.0)
+    mine = identity.register_worker("mine", (("default",),), 1, 0.0)
     try:
         assert not identity.is_dead(mine)
         parent = os.getppid()

@@ -67,6 +67,7 @@ def diagnose(look: Look) -> list[HealthFinding]:
         *_stuck(look),
         *_unreadable(look),
         *_unknown_functions(look),
+        *_shared_queues(look),
         *_unreadable_limits(look),
         *_paused(look),
         *_lost_workers(look),
@@ -136,6 +137,21 @@ def _unreadable_limits(look: Look) -> Iterable[HealthFinding]:
         if not limit.is_readable:
             message = f"the limit of the queue {limit.queue!r} cannot be read, so none of its tasks start"
             yield problem("unreadable_limit", message, f"set it again: `bullpen queues limit {limit.queue}`")
+
+
+def _shared_queues(look: Look) -> Iterable[HealthFinding]:
+    """Queues that workers with different functions serve. A worker that names no functions tells nothing."""
+    telling = [worker for worker in look.up if worker.functions and not worker.stopping]
+    for queue in sorted({one.queue for worker in telling for one in worker.functions}):
+        sets = {worker.functions_of(queue): worker for worker in telling if worker.serves(queue)}
+        if len(sets) < 2:
+            continue
+        workers = [f"{worker.id} ({counted(one.count, 'function', 'functions')})" for one, worker in sets.items()]
+        named = ", ".join(workers[:NAMED]) + (", …" if len(workers) > NAMED else "")
+        message = f"workers with different functions serve the queue {queue!r}: {named}"
+        advice = "a worker releases tasks of functions that it does not know, so they wait: give each app its own "
+        advice += "queues or its own store; during a deployment this finding is normal"
+        yield warning("shared_queue", message, advice)
 
 
 def _paused(look: Look) -> Iterable[HealthFinding]:

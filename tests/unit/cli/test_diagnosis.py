@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from bullpen.cli.diagnosis import MANY, Look, diagnose, of_schema
 from bullpen.tasks.model.store_move import marked
 from bullpen.tasks.model.task import RUNNING, Task, TaskError
-from bullpen.tasks.storage.port import Limit, Schema, WorkerRecord
+from bullpen.tasks.storage.port import FunctionSet, Limit, Schema, WorkerRecord
 from bullpen.tasks.worker.identity import machine
 
 NOW = 10_000.0
@@ -32,6 +32,9 @@ def look(*tasks: Task, many: int | None = None, **fields: Any) -> Look:
 
 
 UNKNOWN = task(errors=(TaskError(kind="unknown_function", attempt=1, at=NOW),))
+SHOP = replace(WORKER, id="shop", functions=(FunctionSet("default", 12, "aa"), FunctionSet("shop", 1, "ab")))
+BLOG = replace(WORKER, id="blog", functions=(FunctionSet("default", 3, "bb"),))
+MAIL = replace(WORKER, id="mail", functions=(FunctionSet("mail", 3, "cc"),))
 STUCK = task(status=RUNNING, lease_until=NOW - 60)
 
 
@@ -51,6 +54,13 @@ STUCK = task(status=RUNNING, lease_until=NOW - 60)
         (look(running=[STUCK], workers=[]), ["expired_leases"]),
         (look(running=[replace(STUCK, lease_until=NOW - 5)]), []),
         (look(UNKNOWN), ["unknown_function"]),
+        (look(workers=[SHOP, BLOG]), ["shared_queue"]),
+        (look(workers=[SHOP, MAIL]), ["shared_queue"]),
+        (look(workers=[SHOP, WORKER, replace(SHOP, id="shop-2")]), []),
+        (look(workers=[SHOP, replace(BLOG, queues=("blog",))]), []),
+        (look(workers=[SHOP, replace(BLOG, queues=("*",))]), ["shared_queue"]),
+        (look(workers=[SHOP, replace(BLOG, stopping=True)]), []),
+        (look(workers=[SHOP, replace(BLOG, seen_at=NOW - 60)]), ["lost_workers"]),
         (look(task(eta=NOW - 600), many=MANY), ["backlog"]),
         (look(task(), many=MANY), []),
         (look(task(eta=NOW - 600), many=MANY - 1), []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,10 +12,11 @@ from bullpen.tasks.model.info import as_datetime
 from bullpen.tasks.model.store_move import mark_of
 from bullpen.tasks.model.task import FAILED, FORMAT, PENDING, RUNNING, SUCCESS, Task, TaskStatus
 from bullpen.tasks.model.unreadable import unreadable_message
-from bullpen.tasks.storage.port import Limit, Storage, TaskFilter, WorkerRecord
+from bullpen.tasks.storage.port import Counts, Limit, Storage, TaskFilter, WorkerRecord
 
 MOST_WAITS = 6  # waits before retries that `why` lists; a task may have millions of retries
 
+MOST_READ = 1000  # pending tasks that `why` reads to find those in front
 STALE_AFTER = 30.0  # a worker that said nothing for so long does not count
 _HOLDERS_NAMED = 5
 
@@ -70,6 +72,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit | None = None  # of its queue
     running: Sequence[Task] = ()  # in its queue; only needed if there is a limit
     waiting: int = 0  # in its queue, this one included
+    pending: Sequence[Task] = ()  # in the queues that may be served together with its own, as far as they were read
+    all_read: bool = True  # `pending` has all of them
     before: Sequence[Task] = ()  # the tasks that it waits for
     earlier: Task | None = None  # with its key, in a queue that keeps their order
 
@@ -80,12 +84,17 @@ async def explain_task(storage: Storage, task: Task) -> Why:
     if task.status is PENDING:
         limit = next((limit for limit in await storage.limits() if limit.queue == task.queue), None)
         running = TaskFilter(queues=(task.queue,), statuses=(RUNNING,))
-        counts = await storage.counts()
+        counts, paused, workers = await storage.counts(), await storage.paused(), await storage.workers()
+        together = _claimed_together(task.queue, workers, counts, paused, await storage.limits())
+        waiting_there = TaskFilter(queues=together, statuses=(PENDING,))
+        pending = await storage.list(waiting_there, limit=MOST_READ) if together else ()
         around = Surroundings(
             now=around.now,
-            paused=task.queue in await storage.paused(),
-            workers=await storage.workers(),
+            paused=task.queue in paused,
+            workers=workers,
             limit=limit,
+            pending=pending,
+            all_read=len(pending) < MOST_READ,
             running=() if limit is None else await storage.list(running, limit=1000),
             waiting=counts.get(task.queue, {}).get(PENDING, 0),
             before=await _before(storage, task),
@@ -94,6 +103,25 @@ async def explain_task(storage: Storage, task: Task) -> Why:
     elif task.status is RUNNING:
         around = Surroundings(now=around.now, workers=await storage.workers())
     return explain(task, around)
+
+
+def _claimed_together(
+    queue: str, workers: Sequence[WorkerRecord], counts: Counts, paused: frozenset[str], limits: Sequence[Limit]
+) -> tuple[str, ...]:
+    """The queues that some lane serves together with this one, and from which a task may start now."""
+    full = {
+        limit.queue
+        for limit in limits
+        if limit.max_running is not None and counts.get(limit.queue, {}).get(RUNNING, 0) >= limit.max_running
+    }
+    return tuple(
+        other
+        for other in sorted(counts)
+        if other not in paused
+        and other not in full
+        and counts[other].get(PENDING, 0)
+        and any(worker.shares_lane(queue, other) for worker in workers)
+    )
 
 
 async def _earlier(storage: Storage, task: Task) -> Task | None:
@@ -251,14 +279,54 @@ def _named(running: Sequence[Task]) -> str:
 
 
 def _due(task: Task, around: Surroundings) -> Cause:
-    workers = [worker.id for worker in _serving(task.queue, around)]
-    message = f"it is due, and is one of {around.waiting} waiting tasks in {task.queue!r}"
-    return Cause("due", message, {"waiting": around.waiting, "workers": tuple(workers)})
+    serving = _serving(task.queue, around)
+    first = [other for other in around.pending if _is_before(other, task, around.now)]
+    in_front = min(
+        ([other for other in first if worker.shares_lane(task.queue, other.queue)] for worker in serving),
+        key=len,
+        default=[],
+    )
+    by_queue = Counter(other.queue for other in in_front)
+    full = all(worker.running >= worker.concurrency for worker in serving)
+    data = {
+        "waiting": around.waiting,
+        "workers": tuple(worker.id for worker in serving),
+        "in_front": len(in_front),
+        "by_queue": dict(by_queue),
+        "next": min(in_front, key=_turn).id if in_front else task.id,
+    }
+    message = f"it is due, {_place(in_front, by_queue, around)}"
+    if full and serving:
+        message += "; all permits of the workers that serve its queue are in use"
+    return Cause("due", message, data)
+
+
+def _is_before(other: Task, task: Task, now: float) -> bool:
+    """Whether a lane that serves both starts the other one first."""
+    may_start = other.eta <= now and other.waits_for <= 0 and (other.expires is None or other.expires > now)
+    return may_start and other.id != task.id and _turn(other) < _turn(task)
+
+
+def _turn(task: Task) -> tuple[int, float, str]:
+    """The order in which a lane claims, over all its queues."""
+    return -task.priority, task.eta, task.id
+
+
+def _place(in_front: Sequence[Task], by_queue: Mapping[str, int], around: Surroundings) -> str:
+    if not in_front:
+        return "and is the next one" if around.all_read else "and no task in front of it was found"
+    many = len(in_front)
+    first = min(in_front, key=_turn)
+    queues = ", ".join(f"{count} in {queue!r}" for queue, count in sorted(by_queue.items()))
+    least = "" if around.all_read else "at least "
+    tasks = "1 task is" if many == 1 else f"{many} tasks are"
+    return f"and {least}{tasks} in front of it ({queues}); the next one is {_named([first])}"
 
 
 def _runs(task: Task, around: Surroundings) -> list[Cause]:
     since = task.started_at if task.started_at is not None else around.now
-    host = next((worker.host for worker in around.workers if worker.id == task.worker), None)
+    worker = next((worker for worker in around.workers if worker.id == task.worker), None)
+    host = None if worker is None else worker.host
     where = f"worker {task.worker}" + (f" on {host}" if host else "")
     message = f"attempt {task.attempt} has been running on {where} for {around.now - since:.1f} s"
     if task.progress is not None:
@@ -266,12 +334,22 @@ def _runs(task: Task, around: Surroundings) -> list[Cause]:
     data = {"worker": task.worker, "host": host, "since": since, "attempt": task.attempt}
     causes = [Cause("running", message, data)]
     if task.cancel_requested:
-        causes.append(Cause("cancel_requested", "it was asked to stop, and has not stopped yet"))
+        causes.append(_asked_to_stop(task, worker))
     if task.lease_until is not None and task.lease_until <= around.now:
         late = around.now - task.lease_until
         message = f"its lease expired {late:.1f} s ago; another worker will take it over"
         causes.append(Cause("lease_over", message, {"lease_until": task.lease_until}))
     return causes
+
+
+def _asked_to_stop(task: Task, worker: WorkerRecord | None) -> Cause:
+    message = "it was asked to stop, and has not stopped yet"
+    if worker is None or task.id not in worker.on_threads:
+        return Cause("cancel_requested", message)
+    where = f"worker {worker.id} (pid {worker.pid} on {worker.host})"
+    message += f": it runs on a thread, which nothing can end from outside; restart {where} to end it"
+    message += ', and run such functions in processes, which can be killed (runtime="process", or a lane with @process)'
+    return Cause("cancel_requested", message, {"on_thread": True, "worker": worker.id})
 
 
 def _is_over(task: Task) -> Cause:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.tasks.model.options import QUEUE_WORDS, queue_name
@@ -31,6 +32,17 @@ def queue_or_pattern(option: str, value: object) -> str:
 def matches_queue(pattern: str, queue: str) -> bool:
     """Whether a queue has this name or matches this pattern."""
     return pattern == queue if ANY not in pattern else _compiled(pattern).fullmatch(queue) is not None
+
+
+def lane_of(queue: str, lanes: Sequence[Sequence[str]]) -> int | None:
+    """Which of a worker's lanes serves the queue: the one that names it, else the first with a matching pattern."""
+    for number, names in enumerate(lanes):
+        if queue in names:
+            return number
+    for number, names in enumerate(lanes):
+        if any(is_pattern(name) and matches_queue(name, queue) for name in names):
+            return number
+    return None
 
 
 @functools.lru_cache(maxsize=1000)

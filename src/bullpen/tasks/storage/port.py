@@ -51,7 +51,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from bullpen.tasks.model.queue_patterns import matches_queue
+from bullpen.tasks.model.queue_patterns import lane_of, matches_queue
 from bullpen.tasks.model.task import Count, Instant, Progress, Settlement, Step, Task, TaskStatus
 from bullpen.tasks.model.unique import RETURN, Duplicates
 
@@ -132,6 +132,14 @@ def batch_of(found: Sequence[Task], changed: Iterable[Task], limit: int) -> Batc
     )
 
 
+class FunctionSet(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The functions that a worker registers for a queue. A record has no names, because there may be hundreds."""
+
+    queue: str
+    count: Count
+    digest: str  # of their names
+
+
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A worker process, as it registers itself in the store."""
 
@@ -146,10 +154,23 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: Instant = 0.0
     seen_at: Instant = 0.0  # by the store's clock
     stopping: bool = False
+    lanes: tuple[tuple[str, ...], ...] = ()  # the queues of each lane
+    functions: tuple[FunctionSet, ...] = ()  # of each queue that its functions use; empty: it does not say
+    on_threads: tuple[str, ...] = ()  # running tasks that were asked to stop, and run on threads
 
     def serves(self, queue: str) -> bool:
         """Whether it serves a queue: `queues` has its name, or a pattern that it matches."""
         return any(matches_queue(pattern, queue) for pattern in self.queues)
+
+    def shares_lane(self, queue: str, other: str) -> bool:
+        """Whether one lane serves both queues."""
+        lanes = self.lanes or (self.queues,)
+        number = lane_of(queue, lanes)
+        return number is not None and number == lane_of(other, lanes)
+
+    def functions_of(self, queue: str) -> FunctionSet:
+        """The functions that it registers for the queue."""
+        return next((one for one in self.functions if one.queue == queue), FunctionSet(queue, 0, ""))
 
 
 def readable_workers(rows: Iterable[Sequence[Any]], decode: Callable[..., WorkerRecord]) -> list[WorkerRecord]:

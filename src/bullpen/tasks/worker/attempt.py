@@ -570,6 +570,12 @@ class TaskAttempt:
         elif why not in _ONLY_SAID:
             self._give_up()
 
+    @property
+    def cannot_be_ended(self) -> bool:
+        """Whether it was asked to stop and runs on a thread, which only its function can leave. On any thread."""
+        on_thread = self.unit is None and self._future is None and self.began_at is not None
+        return on_thread and self.task.cancel_requested and not self.ended
+
     def note_cancel_request(self) -> None:
         """A client has asked to cancel it. It is not retried."""
         if not self.ended and not self.task.cancel_requested:

@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 UPKEEP_EVERY, UPKEEP_SOON = 1.0, 0.05  # seconds
 BATCH = 500
+NAMED_ON_THREADS = 100  # tasks that cannot be ended, in the record of a worker
 LOOKED_AT = 100  # tasks that one look between renewals reads
 
 
@@ -157,7 +158,13 @@ class Heartbeat:
                 attempt.expires_at = expires_at
                 if hold in renewal.cancelled:
                     self._call_home(attempt.note_cancel_request)
-        self._record = msgspec.structs.replace(self._record, running=len(held), stopping=self._is_stopping)
+        on_threads = [attempt.task.id for _, attempt in held if attempt.cannot_be_ended]
+        self._record = msgspec.structs.replace(
+            self._record,
+            running=len(held),
+            stopping=self._is_stopping,
+            on_threads=tuple(on_threads[:NAMED_ON_THREADS]),
+        )
         await self._within(self._storage.save_worker(self._record))
 
     async def _keep_time(self) -> None:

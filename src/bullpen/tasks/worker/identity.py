@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 
 from bullpen import primitives
-from bullpen.tasks.storage.port import WorkerRecord
+from bullpen.tasks.storage.port import FunctionSet, WorkerRecord
 
 _own_workers: set[str] = set()  # the workers of this process
 
@@ -63,8 +63,14 @@ def new_worker_id() -> str:
     return f"{machine.hostname()}-{machine.pid()}-{primitives.random.getrandbits(48):012x}"
 
 
-def register_worker(worker: str, queues: tuple[str, ...], concurrency: int, now: float) -> WorkerRecord:
-    """Register a worker of this process as alive, and return its record."""
+def register_worker(
+    worker: str,
+    lanes: tuple[tuple[str, ...], ...],
+    concurrency: int,
+    now: float,
+    functions: tuple[FunctionSet, ...] = (),
+) -> WorkerRecord:
+    """Register a worker of this process as alive, and return its record. `lanes`: the queues of each."""
     _own_workers.add(worker)
     pid = machine.pid()
     return WorkerRecord(
@@ -73,10 +79,12 @@ def register_worker(worker: str, queues: tuple[str, ...], concurrency: int, now:
         pid=pid,
         boot_id=machine.boot_id(),
         process_started=machine.process_started(pid) or 0.0,
-        queues=queues,
+        queues=tuple(queue for lane in lanes for queue in lane),
         concurrency=concurrency,
         started_at=now,
         seen_at=now,
+        lanes=lanes,
+        functions=functions,
     )
 
 

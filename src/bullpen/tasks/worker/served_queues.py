@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bullpen.tasks.model.queue_patterns import is_pattern, matches_queue
+from bullpen.tasks.model.queue_patterns import is_pattern, lane_of
 from bullpen.tasks.worker.options import Lane
 
 REMEMBERED_FOR = 600.0  # seconds that a queue without tasks is still served
@@ -30,14 +30,13 @@ class ServedQueues:
             if queue not in self._named:
                 self._seen[queue] = now
         self._seen = {queue: seen for queue, seen in self._seen.items() if now - seen < REMEMBERED_FOR}
-        left = sorted(self._seen)
-        divided = []
-        for lane in self._lanes:
-            patterns = [queue for queue in lane.queues if is_pattern(queue)]
-            mine = [queue for queue in left if any(matches_queue(pattern, queue) for pattern in patterns)]
-            left = [queue for queue in left if queue not in mine]
-            divided.append((*named_queues(lane), *mine))
-        return divided
+        lanes = [lane.queues for lane in self._lanes]
+        divided = [list(named_queues(lane)) for lane in self._lanes]
+        for queue in sorted(self._seen):
+            number = lane_of(queue, lanes)
+            if number is not None:
+                divided[number].append(queue)
+        return list(map(tuple, divided))
 
 
 def named_queues(lane: Lane) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import contextlib
 import enum
 import itertools
 import logging
+import zlib
 from collections.abc import AsyncIterator, Callable
 from types import EllipsisType, TracebackType
 from typing import Protocol
@@ -15,13 +16,13 @@ from bullpen import primitives
 from bullpen.errors import PoolClosed, StorageBusy, StorageGone, TasksLeft
 from bullpen.pools.checks import Seconds, seconds
 from bullpen.tasks.model.registry import TaskRegistry
-from bullpen.tasks.storage.port import Storage, SupportsLockCheck, WorkerRecord
+from bullpen.tasks.storage.port import FunctionSet, Storage, SupportsLockCheck, WorkerRecord
 from bullpen.tasks.worker.attempt import Interruption
 from bullpen.tasks.worker.declarations import DeclaredSchedules, declare_limits
 from bullpen.tasks.worker.heartbeat import Heartbeat
 from bullpen.tasks.worker.identity import new_worker_id, register_worker, unregister_worker
 from bullpen.tasks.worker.lane import LaneRunner
-from bullpen.tasks.worker.options import Lanes, WorkerOptions
+from bullpen.tasks.worker.options import Lane, Lanes, WorkerOptions
 from bullpen.tasks.worker.poison_isolation import PoisonIsolation
 from bullpen.tasks.worker.reports import Outage, Reports, log_message
 from bullpen.tasks.worker.scope import WorkerScope
@@ -136,8 +137,7 @@ class AsyncWorkerPool:
             self._own = storage.another()
             if self._own is not None:
                 storage = self._own
-            queues = tuple(queue for lane in lanes for queue in lane.queues)
-            record = await self._join(storage, queues, sum(lane.concurrency for lane in lanes), schedules)
+            record = await self._join(storage, lanes, schedules)
         except BaseException:
             await self._close_storage()
             await scope.close(options.lease)
@@ -160,17 +160,18 @@ class AsyncWorkerPool:
         if self._stop_early:
             self._begin_stop(options.grace)
 
-    async def _join(
-        self, storage: Storage, queues: tuple[str, ...], permits: int, schedules: DeclaredSchedules
-    ) -> WorkerRecord:
+    async def _join(self, storage: Storage, lanes: tuple[Lane, ...], schedules: DeclaredSchedules) -> WorkerRecord:
         """Open the store, and save the worker's record and what its queue declares. Waits while the store is locked."""
+        queues = tuple(lane.queues for lane in lanes)
+        permits = sum(lane.concurrency for lane in lanes)
+        functions = function_sets(self._queue.registry)
         outage = Outage(self._reports, "start", self._options.longest_pause)
         while True:
             try:
                 if storage is self._own:
                     await storage.open()
                 async with self._patience():
-                    record = register_worker(self.id, queues, permits, await storage.now())
+                    record = register_worker(self.id, queues, permits, await storage.now(), functions)
                     primitives.failpoint("worker.before_record")
                     await storage.save_worker(record)
                     primitives.failpoint("worker.after_record")
@@ -371,4 +372,15 @@ def queues_of(registry: TaskRegistry) -> tuple[str, ...]:
     """The queues that the registry names; without any, the default queue and the queues of the registered functions."""
     return registry.served_queues or tuple(
         dict.fromkeys(["default", *(definition.options.queue for definition in registry)])
+    )
+
+
+def function_sets(registry: TaskRegistry) -> tuple[FunctionSet, ...]:
+    """The functions of each queue, for the record of the worker."""
+    names: dict[str, list[str]] = {}
+    for definition in registry:
+        names.setdefault(definition.options.queue, []).append(definition.func_path)
+    return tuple(
+        FunctionSet(queue, len(of_queue), f"{zlib.crc32(' '.join(sorted(of_queue)).encode()):08x}")
+        for queue, of_queue in sorted(names.items())
     )
