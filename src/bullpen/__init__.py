@@ -144,6 +144,7 @@ if TYPE_CHECKING:
     from bullpen.tasks.client.task_queue import TaskQueue
     from bullpen.tasks.client.why import Cause, Why
     from bullpen.tasks.model.context import CurrentTask, current_task
+    from bullpen.tasks.model.history import Histogram, HistoryPeriod
     from bullpen.tasks.model.info import ScheduleInfo, TaskInfo
     from bullpen.tasks.model.inject import Inject
     from bullpen.tasks.model.retry import Backoff
@@ -274,6 +275,7 @@ _HOMES = {
         "CurrentTask",
         "current_task",
     ),
+    "bullpen.tasks.model.history": ("Histogram", "HistoryPeriod"),
     "bullpen.tasks.model.info": ("ScheduleInfo", "TaskInfo"),
     "bullpen.tasks.model.inject": ("Inject",),
     "bullpen.tasks.model.retry": ("Backoff",),
@@ -311,6 +313,8 @@ __all__ = [
     "DuplicateTask",
     "Explanation",
     "Fanout",
+    "Histogram",
+    "HistoryPeriod",
     "IllegalTransition",
     "InitializationDelegate",
     "Inject",

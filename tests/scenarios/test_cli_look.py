@@ -291,3 +291,22 @@ def test_what_a_task_is_called_cannot_act_on_a_terminal_or_add_a_line(desk: Desk
             assert not re.search(r"^0199", out, re.MULTILINE)
     _, _, err = bullpen("tasks", "show", f"{ATTACK}\nbullpen tasks show: all is well")
     assert all(line.startswith(("bullpen tasks show: there", "  ")) for line in err.splitlines())
+
+
+def test_history_shows_what_ran_how_it_ended_and_how_long_it_took(desk: Desk, bullpen: Any) -> None:
+    queued = desk.add.enqueue(1, 2)
+    assert "no worker has run a task in this time" in bullpen("history")[1]
+    assert queued.cancel()
+    desk.work(*desk.add.enqueue_many([(1, 2)] * 3), desk.fail.enqueue("x"))
+    code, out, err = bullpen("history", "--since", "30m")
+    assert (code, err) == (0, "")
+    header, added, failed = (line.split() for line in out.splitlines()[2:])
+    assert header[:6] == ["function", "started", "success", "retried", "failed", "crashed"]
+    assert (added[0], added[1:6]) == (desk.add.name, ["3", "3", "0", "0", "0"])
+    assert (failed[0], failed[1:6]) == (desk.fail.name, ["2", "0", "1", "1", "0"])
+    assert out.splitlines()[-1].rstrip().endswith("█")
+    document = json.loads(bullpen("history", "--by", "queue", "--json")[1])
+    assert [(one["queue"], one["function"]) for one in document["periods"]] == [("default", None)]
+    assert (document["periods"][0]["success"], document["periods"][0]["failed"]) == (3, 1)
+    assert document["periods"][0]["run"]["p95"] > 0
+    assert bullpen("history", "--function", "nothing", "--since", "7d")[1].endswith("in this time\n")

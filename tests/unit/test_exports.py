@@ -32,6 +32,8 @@ PUBLIC = [
     "DuplicateTask",
     "Explanation",
     "Fanout",
+    "Histogram",
+    "HistoryPeriod",
     "IllegalTransition",
     "InitializationDelegate",
     "Inject",

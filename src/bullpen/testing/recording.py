@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.schedule_changes import starts_others
 from bullpen.tasks.model.task import FINAL, RUNNING, Progress, Settlement, Step, Task
 from bullpen.tasks.model.unique import RETURN, Duplicates
@@ -322,6 +323,16 @@ class RecordingStorage:
         count = await forgetting
         self._answer(call, "", 0, count=count) if count else self._answer_nothing(call, ())
         return count
+
+    # History.
+
+    async def add_history(self, rows: Sequence[HistoryRow]) -> None:
+        await self._storage.add_history(rows)
+
+    async def history(
+        self, step: int, since: float, until: float, *, queue: str | None = None, function: str | None = None
+    ) -> Sequence[HistoryRow]:
+        return await self._storage.history(step, since, until, queue=queue, function=function)
 
     # Workers, queues, limits.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
@@ -13,12 +14,14 @@ from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, Un
 from bullpen.tasks.client.backend import NewTasks, OnBatch, QueueBackend
 from bullpen.tasks.client.clients import Clients
 from bullpen.tasks.client.function import AsyncTaskFunction, SyncTaskFunction, TaskFunction, enqueue, enqueue_blocking
+from bullpen.tasks.client.history import LAST_HOUR, read_history
 from bullpen.tasks.client.ids import new_ids as _new_ids
 from bullpen.tasks.client.job import Job
 from bullpen.tasks.client.schedules import Schedules
 from bullpen.tasks.client.watch import Observer, Watch
 from bullpen.tasks.model.codec import MAX_PAYLOAD, MAX_RESULT, CallCodec
 from bullpen.tasks.model.context import CurrentTask
+from bullpen.tasks.model.history import GroupBy, HistoryPeriod
 from bullpen.tasks.model.hooks import Hook
 from bullpen.tasks.model.info import TaskInfo, info_of
 from bullpen.tasks.model.options import (
@@ -355,6 +358,42 @@ class TaskQueue:
 
     async def aworkers(self) -> Sequence[WorkerRecord]:
         return await (await self._clients.get()).workers()
+
+    def history(
+        self,
+        *,
+        since: datetime | Seconds = LAST_HOUR,
+        until: datetime | None = None,
+        queue: str | None = None,
+        function: str | None = None,
+        by: GroupBy | None = None,
+        step: Seconds | None = None,
+    ) -> List[HistoryPeriod]:
+        """How many tasks were enqueued, started and ended, and how long they waited and ran, in periods of `step`
+        seconds from `since` to `until`, oldest first.
+
+        `since` is a time, or a number of seconds before now. It is rounded down to a minute; before the last day, whose
+        minutes are kept, to an hour. `step`: by default a minute or an hour. `by="function"` or `by="queue"` gives one
+        period for each of them that has counts; without it there is one for every period.
+        """
+        return self._backend.run(
+            "history",
+            self.ahistory(since=since, until=until, queue=queue, function=function, by=by, step=step),
+        )
+
+    async def ahistory(
+        self,
+        *,
+        since: datetime | Seconds = LAST_HOUR,
+        until: datetime | None = None,
+        queue: str | None = None,
+        function: str | None = None,
+        by: GroupBy | None = None,
+        step: Seconds | None = None,
+    ) -> List[HistoryPeriod]:
+        """`history`, for async code."""
+        storage = await self._clients.get()
+        return await read_history(storage, since=since, until=until, queue=queue, function=function, by=by, step=step)
 
     # Changing.
 

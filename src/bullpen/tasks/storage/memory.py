@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from bullpen.errors import StorageError
+from bullpen.tasks.model.history import KEPT, MINUTE, HistoryRow, sum_of
 from bullpen.tasks.model.ids import is_schedule
 from bullpen.tasks.model.links import redriven_behind
 from bullpen.tasks.model.task import (
@@ -92,6 +93,8 @@ class MemoryStorage(StoreRules):
         self._paused: set[str] = set()
         self._limits: dict[str, Limit] = {}
         self._starts: dict[str, deque[float]] = defaultdict(deque)  # in the current period, of queues with a rate
+        self._history: dict[tuple[int, int, str, str], HistoryRow] = {}  # by step, instant, queue and function
+        self._history_looked_at = -math.inf  # the minute of the latest look for old rows
         self._wake_ups: set[_WakeUp] = set()
 
     async def open(self) -> None:
@@ -487,6 +490,7 @@ class MemoryStorage(StoreRules):
             now = self._now()
             count = self._forget(_take_due(self._ending, now, limit, self._is_ending))
             self._drop_unused_queues()
+            self._drop_old_history(now)
             return count
 
     def _drop_unused_queues(self) -> None:
@@ -504,9 +508,42 @@ class MemoryStorage(StoreRules):
             if not later:
                 del self._later[queue]
 
+    def _drop_old_history(self, now: float) -> None:
+        if self._history_looked_at != now // MINUTE:  # once a minute: it looks at every row
+            self._history_looked_at = now // MINUTE
+            for key in [key for key in self._history if key[1] < now - KEPT[key[0]]]:
+                del self._history[key]
+
     def _is_ending(self, entry: Entry) -> bool:
         task = self._tasks.get(entry[1])
         return task is not None and prune_at(task) == entry[0] and self._may_go(task)
+
+    # History.
+
+    async def add_history(self, rows: Sequence[HistoryRow]) -> None:
+        with self._lock:
+            for row in rows:
+                key = (row.step, row.at, row.queue, row.function)
+                there = self._history.get(key, HistoryRow(*key))
+                self._history[key] = HistoryRow(
+                    *key,
+                    sum_of(there.counts, row.counts),
+                    sum_of(there.waits, row.waits),
+                    sum_of(there.runs, row.runs),
+                )
+
+    async def history(
+        self, step: int, since: float, until: float, *, queue: str | None = None, function: str | None = None
+    ) -> Sequence[HistoryRow]:
+        with self._lock:
+            return [
+                row
+                for _, row in sorted(self._history.items())
+                if row.step == step
+                and since <= row.at < until
+                and (queue is None or row.queue == queue)
+                and (function is None or row.function == function)
+            ]
 
     # Workers, queues, limits.
 

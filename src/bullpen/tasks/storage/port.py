@@ -37,6 +37,7 @@ The files of the contract suite (`bullpen/testing/storage_contract`) hold every 
 | cancel, retry of many tasks without links | the same | SQLite, PostgreSQL, Redis | batches.py |
 | which tasks match a filter | `TaskFilter.matches` | SQLite, PostgreSQL, Redis | batches.py |
 | the time to start | `expired` | Redis | upkeep.py |
+| counts of the history are added | `sum_of` | PostgreSQL, Redis | history.py |
 | the time to live | `prune_at` | PostgreSQL, Redis; SQLite for plain successes | upkeep.py |
 | schedules | `schedule_changes`, through `change` | no store | schedules.py |
 
@@ -51,6 +52,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.queue_patterns import lane_of, matches_queue
 from bullpen.tasks.model.task import Count, Instant, Progress, Settlement, Step, Task, TaskStatus
 from bullpen.tasks.model.unique import RETURN, Duplicates
@@ -399,9 +401,21 @@ class Storage(Protocol):
 
     async def prune(self, *, limit: int) -> int:
         """Delete final tasks after their time to live: `failure_ttl` if they failed, `result_ttl` if they succeeded or
-        were cancelled. Returns how many. Also delete what is kept of queues without tasks, limits and pause:
-        names of queues may be made from data.
+        were cancelled. Returns how many. Also delete rows of the history that are kept no longer (`KEPT`), and what is
+        kept of queues without tasks, limits and pause: names of queues may be made from data.
         """
+
+    # History.
+
+    async def add_history(self, rows: Sequence[HistoryRow]) -> None:
+        """Add counts to the history: each row to the stored one of its step, instant, queue and function. A call that
+        is repeated counts twice.
+        """
+
+    async def history(
+        self, step: int, since: float, until: float, *, queue: str | None = None, function: str | None = None
+    ) -> Sequence[HistoryRow]:
+        """The rows of this step that begin at `since` or later, and before `until`."""
 
     # Workers, queues, limits.
 

@@ -156,7 +156,7 @@ class TaskAttempt:
             self._log(logging.INFO, "skipped: planned for its next time")
             lane.settle(self, instead)
             return
-        if starts_others(task):
+        if task.schedule is not None and starts_others(task):
             lane.settle(self, succeed(task, None, now=task.started_at or 0.0, children=(occurrence(task),)))
             return
         definition = lane.registry.get(task.func_path)

@@ -133,25 +133,28 @@ class StoreExchange:
 
     # Reports.
 
-    async def report(self, attempt: TaskAttempt, settlement: Settlement, *, rejected: bool) -> None:
-        """Log the end of an attempt. A rejected settlement may have been applied before: then the store is asked."""
+    async def report(self, attempt: TaskAttempt, settlement: Settlement, *, rejected: bool) -> Settlement | None:
+        """Log the end of an attempt. Returns the settlement that the store has applied; None: another attempt has the
+        task. A rejected settlement may have been applied before: then the store is asked.
+        """
         if attempt.completion is not None:
-            await self._report_completed(attempt, settlement, attempt.completion, rejected=rejected)
-        elif not rejected or (attempt.repeated and await self._was_applied(settlement)):
+            return await self._report_completed(attempt, settlement, attempt.completion, rejected=rejected)
+        if not rejected or (attempt.repeated and await self._was_applied(settlement)):
             self._reports.settled(attempt.task, settlement, attempt.ran)
-        else:
-            self._reports.lost(attempt.task, f"the store rejected {settlement.status}: another attempt has the task")
+            return settlement
+        self._reports.lost(attempt.task, f"the store rejected {settlement.status}: another attempt has the task")
+        return None
 
     async def _report_completed(
         self, attempt: TaskAttempt, after: Settlement, completion: Settlement, *, rejected: bool
-    ) -> None:
+    ) -> Settlement | None:
         """The function has called `complete()`. If it has committed, the store rejects the settlement `after` it."""
         task = attempt.task
         if not rejected:
             if attempt.returned:
                 self._reports.log(logging.ERROR, task, "failed: %s; now %s", UNCOMMITTED, after.status)
             self._reports.settled(task, after, attempt.ran)
-            return
+            return after
         now = await self._get(task.id)
         if now is None or (
             now.completed_runs > task.completed_runs and (now.attempt == task.attempt or now.interval is not None)
@@ -159,8 +162,9 @@ class StoreExchange:
             if not attempt.returned:
                 self._reports.log(logging.WARNING, task, "raised after complete(): the completion stands")
             self._reports.settled(task, completion, attempt.ran)
-        else:
-            self._reports.lost(task, f"the store rejected {after.status}: another attempt has the task")
+            return completion
+        self._reports.lost(task, f"the store rejected {after.status}: another attempt has the task")
+        return None
 
     async def _was_applied(self, settlement: Settlement) -> bool:
         """Whether the store has applied a settlement whose first answer was lost."""

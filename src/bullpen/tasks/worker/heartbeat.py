@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from bullpen.tasks.model.task import release
 from bullpen.tasks.storage.port import AttemptKey, Storage, SupportsLockCheck, SupportsUpkeepTurns, WorkerRecord
 from bullpen.tasks.worker.attempt import Interruption, TaskAttempt
 from bullpen.tasks.worker.declarations import DeclaredSchedules
+from bullpen.tasks.worker.history_tally import WRITE_EVERY, Counts, HistoryBacklog
 from bullpen.tasks.worker.identity import this_host, unregister_worker
 from bullpen.tasks.worker.lane import LaneRunner
 from bullpen.tasks.worker.options import WorkerOptions
@@ -64,6 +66,9 @@ class Heartbeat:
         self._storage = storage if self._own is None else self._own
         self._served_queues = ServedQueues([runner.lane for runner in self._lanes])
         self._upkeep = Upkeep(self._storage, options.lease, reports)
+        self._counted: deque[Counts] = deque()  # for the history; lanes hand them over
+        self._history = HistoryBacklog()
+        self._history_due = 0.0
         self._stopped: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: primitives.Joinable | None = None
@@ -185,7 +190,10 @@ class Heartbeat:
     async def _maintain(self) -> None:
         outage = Outage(self._reports, "upkeep", self._options.longest_pause)
         shared = (self._upkeep.rescue, self._upkeep.expire, self._upkeep.prune)
-        mine = (self._look_for_queues, self._look, self._look_at_schedules, self._write_progress, self._end_doubts)
+        mine = (
+            *(self._look_for_queues, self._look, self._look_at_schedules),
+            *(self._write_progress, self._end_doubts, self._write_history),
+        )
         wait = 0.0
         while not await self._pause(wait):
             has_turn = wait == UPKEEP_SOON or self._has_turn()
@@ -246,6 +254,28 @@ class Heartbeat:
             if await self._storage.note_progress(AttemptKey(task_id, number), latest):
                 attempt.written = latest
 
+    async def _write_history(self) -> None:
+        """Add to the history what the lanes have handed over, and ask them for more from time to time."""
+        await self._add_history()
+        if self._now() >= self._history_due:
+            self._history_due = self._now() + WRITE_EVERY
+            for lane in self._lanes:
+                self._call_home(self._collect, lane)
+
+    def _collect(self, lane: LaneRunner) -> None:
+        """On the thread of the worker's loop, or when its lanes have ended."""
+        if counts := lane.tally.take():
+            self._counted.append(counts)
+
+    async def _add_history(self) -> None:
+        if counts := self._upkeep.tally.take():
+            self._history.add(counts)
+        while self._counted:
+            self._history.add(self._counted.popleft())
+        if self._history:
+            await self._storage.add_history(self._history.rows(await self._storage.now()))
+            self._history.written()
+
     async def _end_doubts(self) -> None:
         """Release tasks of doubtful claims that the store has made after all."""
         for lane in self._lanes:
@@ -265,6 +295,10 @@ class Heartbeat:
         primitives.failpoint("worker.before_leave")
         with contextlib.suppress(Exception):  # other workers take back the tasks of a worker without a record
             await self._within(self._end_doubts())
+        for lane in self._lanes:
+            self._collect(lane)
+        with contextlib.suppress(Exception):
+            await self._within(self._add_history())
         try:
             await self._within(self._storage.delete_worker(self._record.id))
         except Exception as error:

@@ -20,6 +20,7 @@ from bullpen.tasks.model.task import Settlement, Task, release
 from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.tasks.worker.attempt import AttemptId, Interruption, ProgressOf, TaskAttempt
 from bullpen.tasks.worker.exchange import StoreExchange
+from bullpen.tasks.worker.history_tally import HistoryTally
 from bullpen.tasks.worker.in_process import Outcome, TaskProcess, place_of
 from bullpen.tasks.worker.lane_threads import LaneThreads, RenewedPool
 from bullpen.tasks.worker.options import Lane, WorkerOptions
@@ -57,6 +58,7 @@ class LaneRunner:
         self.loop = asyncio.get_running_loop()
         self.held: dict[AttemptId, TaskAttempt] = {}  # one for each permit in use; other threads may copy it
         self.abandoned: set[TaskAttempt] = set()  # settled, and still running
+        self.tally = HistoryTally()
         self.exchange = StoreExchange(storage, lane, options, worker, reports)
         self._storage = storage
         self._lease = options.lease - options.margin  # seconds from a claim until its attempts are interrupted
@@ -148,11 +150,16 @@ class LaneRunner:
     async def _settled(self, ended: list[Ended], rejected: frozenset[AttemptKey]) -> None:
         """The store has applied these settlements, apart from the rejected ones."""
         reports_all = self.reports.tells_all()
+        now = self.loop.time()
         for attempt, settlement in ended:
             self.held.pop(attempt.key, None)
             was_rejected = bool(rejected) and AttemptKey(*attempt.key) in rejected
+            applied: Settlement | None = settlement
             if reports_all or was_rejected or attempt.completion is not None:
-                await self.exchange.report(attempt, settlement, rejected=was_rejected)
+                applied = await self.exchange.report(attempt, settlement, rejected=was_rejected)
+            if applied is not None:
+                at = (attempt.task.started_at or 0.0) + now - attempt.claimed_at
+                self.tally.ended(attempt.task, applied, attempt.ran, at)
 
     def _take(self, claimed: Sequence[Task], limit: int, sent: float) -> None:
         """Start claimed tasks. Release them if the worker stops, or if the answer came after the lease's end."""
@@ -166,6 +173,7 @@ class LaneRunner:
             if self._stopping or number >= limit or now >= expires_at:
                 self.settle(attempt, release(task))
             else:
+                self.tally.begun(task)
                 attempt.begin()
 
     # Ended attempts.

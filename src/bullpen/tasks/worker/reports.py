@@ -118,13 +118,12 @@ class Reports:
         self.log(logging.WARNING, task, "lost: %s", why)
         self.event(Kind.TASK_LOST, task)
 
-    def rescued(self, task: Task, owner: str | None, record: WorkerRecord | None) -> None:
+    def rescued(self, task: Task, owner: str | None, record: WorkerRecord | None, outcome: TaskOutcome) -> None:
         """The worker has taken `task` back from `owner`. `task.attempt` is the lost attempt."""
         where = f" on {record.host}" if record is not None else ""
         self.log(logging.WARNING, task, "taken back from worker %s%s, now %s", owner, where, task.status)
-        crashed = task.error is not None and task.error.attempt == task.attempt
-        error = task.error if crashed else None
-        self.event(Kind.TASK_RESCUED, task, str(task.status), outcome="crashed" if crashed else "released", error=error)
+        error = task.error if outcome == "crashed" else None
+        self.event(Kind.TASK_RESCUED, task, str(task.status), outcome=outcome, error=error)
 
     def expired(self, task: Task) -> None:
         """The task was not started in time."""

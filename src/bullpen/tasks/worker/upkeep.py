@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from bullpen import primitives
 from bullpen.tasks.model.task import Settlement, Task, TaskError, crash, release
 from bullpen.tasks.storage.port import Storage, WorkerRecord
+from bullpen.tasks.worker.history_tally import HistoryTally
 from bullpen.tasks.worker.identity import is_dead, is_on_this_host
 from bullpen.tasks.worker.reports import Reports
 
@@ -33,6 +34,7 @@ class Upkeep:
     """The steps that a worker's heartbeat takes."""
 
     def __init__(self, storage: Storage, lease: float, reports: Reports) -> None:
+        self.tally = HistoryTally()
         self._storage = storage
         self._lease = lease
         self._reports = reports
@@ -51,7 +53,7 @@ class Upkeep:
             primitives.failpoint("rescue.after")
             for task in rescued:
                 owner = decide.owners.get(task.id)
-                self._reports.rescued(task, owner, records.get(owner or ""))
+                self._rescued(task, owner, records.get(owner or ""))
             if len(rescued) < RESCUED:
                 break
         else:
@@ -63,6 +65,13 @@ class Upkeep:
                 await self._storage.delete_worker(record.id)
         return False
 
+    def _rescued(self, task: Task, owner: str | None, record: WorkerRecord | None) -> None:
+        error = task.error
+        crashed = error is not None and error.attempt == task.attempt
+        self._reports.rescued(task, owner, record, "crashed" if crashed else "released")
+        at = error.at if error is not None and crashed else max(task.eta, task.started_at or 0.0)
+        self.tally.found(task, "crashed" if crashed else "released", at)
+
     def _decide(self, records: Mapping[str, WorkerRecord], dead: frozenset[str]) -> _Decision:
         clock = asyncio.get_running_loop().time
         return _Decision(records, dead, self._overdue, self._lease, clock)
@@ -73,6 +82,7 @@ class Upkeep:
             late = await self._storage.expire(limit=TENDED)
             for task in late:
                 self._reports.expired(task)
+                self.tally.found(task, "expired", task.finished_at or task.created_at)
             if len(late) < TENDED:
                 return False
         return True

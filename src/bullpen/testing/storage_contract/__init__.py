@@ -29,6 +29,7 @@ limits.py     paused queues, limits
 moving.py     tasks that come from another store, or go to one
 batches.py    counting and changing all tasks that match a filter
 people.py     get, list, counts, cancel, retry, delete
+history.py    counts of minutes and hours
 schedules.py  schedules that are paused or changed
 unreadable.py rows that another program, or a newer version, has written
 upkeep.py     expiry, retention, worker records
@@ -40,6 +41,7 @@ child.py      the other process
 from bullpen.testing.storage_contract.adding import AddingTests
 from bullpen.testing.storage_contract.batches import BatchTests
 from bullpen.testing.storage_contract.claiming import ClaimingTests
+from bullpen.testing.storage_contract.history import HistoryTests
 from bullpen.testing.storage_contract.leases import LeaseTests
 from bullpen.testing.storage_contract.limits import LimitTests
 from bullpen.testing.storage_contract.links import LinkTests
@@ -72,6 +74,7 @@ class StorageContract(
     ScheduleTests,
     UnreadableTests,
     UpkeepTests,
+    HistoryTests,
     WaitingTests,
     TogetherTests,
 ):

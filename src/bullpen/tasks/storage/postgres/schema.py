@@ -69,6 +69,7 @@ MIGRATIONS = (  # the n-th makes version n
             "followers",
             "exchange",
             "waiting",
+            "history",
         ),
         oldest=1,
     ),

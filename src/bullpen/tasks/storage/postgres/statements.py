@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from bullpen.tasks.model.history import KEPT
 from bullpen.tasks.storage.postgres.rows import CHANGING, CLAIMED, COLUMNS, NEW, SETTLED, TERMS, WHOLE, array_places
 from bullpen.tasks.storage.postgres.sql_files import fill_placeholders, read_statements
 
@@ -35,6 +36,11 @@ _PLACEHOLDERS = {
     "terms": ", ".join(TERMS),
     "terms_values": _values(TERMS),
     "id_after_terms": f"${len(TERMS) + 1}",
+    # A subquery, because the clock is volatile, and a volatile condition reads no index.
+    "is_old_history": " OR ".join(
+        f"(step = {step} AND at < (SELECT CAST({{schema}}.now() AS bigint) - {kept:.0f}))"
+        for step, kept in KEPT.items()
+    ),
 }
 
 
@@ -94,6 +100,10 @@ WORKERS = _workers["workers"]
 _upkeep = _read("upkeep")
 LOCK_EXPIRED = _upkeep["lock_expired"]
 PRUNE = _upkeep["prune"]
+
+_history = _read("history")
+ADD_HISTORY = _history["add_history"]
+HISTORY = _history["history"]
 
 _connection = _read("connection")
 WRONG_SETTINGS = _connection["wrong_settings"]

@@ -7,6 +7,7 @@ once. The clock is the server's.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from bullpen.errors import InvalidOption, LeaseLost, TaskExists
+from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.task import (
     PENDING,
     RUNNING,
@@ -435,6 +437,28 @@ class PostgresStorage(PostgresClient):
 
     async def prune(self, *, limit: int) -> int:
         return len(await self._fetch(statements.PRUNE, limit))
+
+    # History.
+
+    async def add_history(self, rows: Sequence[HistoryRow]) -> None:
+        given = [msgspec.structs.replace(row, queue=to_text(row.queue), function=to_text(row.function)) for row in rows]
+        await self._fetch(statements.ADD_HISTORY, json_of(list(map(msgspec.structs.asdict, given))))
+
+    async def history(
+        self, step: int, since: float, until: float, *, queue: str | None = None, function: str | None = None
+    ) -> Sequence[HistoryRow]:
+        names = (None if name is None else to_text(name) for name in (queue, function))
+        first, end = math.ceil(since), math.ceil(until)
+        return [
+            HistoryRow(
+                row["step"],
+                row["at"],
+                from_text(row["queue"]),
+                from_text(row["function"]),
+                *(tuple(row[name]) for name in ("counts", "waits", "runs")),
+            )
+            for row in await self._fetch(statements.HISTORY, step, first, end, *names, again=True)
+        ]
 
     # Workers, queues, limits.
 

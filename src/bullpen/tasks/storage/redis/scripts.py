@@ -41,6 +41,8 @@ Keys
 
     prefix:queues   the names of all queues. The script that writes the first task or limit of a queue adds it
     prefix:workers  hash by worker id: `port.WorkerRecord`
+    prefix:history:STEP:BLOCK
+                    hash by instant, queue and function: counts of the steps of one block, as JSON. It expires
     prefix:news     channel: `w` and the name of a queue in which a task may start
     prefix:news:ends, prefix:news:ID:ends
                     channels: `r` and the id of a task that has ended. ID is one client's own
@@ -161,6 +163,9 @@ EXPORT_TASKS = Script("export_tasks")
 # Worker records and limits of queues.
 SET_LIMITS = Script("set_limits")
 SAVE_WORKER = Script("save_worker")
+
+# History.
+ADD_HISTORY = Script("add_history")
 
 # Upkeep.
 QUEUES_DUE = Script("queues_due")

@@ -11,6 +11,7 @@ from bullpen.tasks.model.unique import RETURN, Duplicates
 from bullpen.tasks.storage.port import AttemptKey
 from bullpen.tasks.storage.redis.changing import TaskChanging
 from bullpen.tasks.storage.redis.claiming import TaskClaiming
+from bullpen.tasks.storage.redis.history import HistoryBlocks
 from bullpen.tasks.storage.redis.queue_settings import QueueSettings
 from bullpen.tasks.storage.redis.upkeep import TaskUpkeep
 from bullpen.tasks.storage.redis.waiting import TaskWaiting
@@ -18,7 +19,7 @@ from bullpen.tasks.storage.redis.waiting import TaskWaiting
 T = TypeVar("T")
 
 
-class RedisStorage(TaskClaiming, TaskWaiting, TaskChanging, TaskUpkeep, QueueSettings):
+class RedisStorage(TaskClaiming, TaskWaiting, TaskChanging, TaskUpkeep, HistoryBlocks, QueueSettings):
     """A store on a Redis or Valkey server, or a cluster of them, under keys that begin with `prefix`.
 
     On a cluster, one script can change several queues only if they are on one node. A part of `prefix` in curly

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 
 from bullpen.errors import NotABullpenFile, SchemaTooNew
+from bullpen.tasks.storage.sqlite import history_table
 from bullpen.tasks.storage.sqlite.rows import readable_rows
 
 APPLICATION_ID = 0x62756C6C  # "bull"
@@ -94,7 +95,9 @@ CREATE TABLE bullpen_boot (
 );
 """
 
-MIGRATIONS = (_FIRST,)  # the n-th makes version n + 1 of version n; never change one that was released
+MIGRATIONS = (
+    _FIRST + history_table.TABLE,
+)  # the n-th makes version n + 1 of version n; never change one that was released
 VERSION = len(MIGRATIONS)
 
 

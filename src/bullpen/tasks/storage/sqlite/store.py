@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bullpen.errors import InvalidOption, StorageClosed
+from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.task import Progress, Settlement, Step, Task
 from bullpen.tasks.model.unique import RETURN, Duplicates
 from bullpen.tasks.storage.port import (
@@ -291,6 +292,16 @@ class SqliteStorage:
 
     def take_upkeep_turn(self, group: str, every: float) -> bool:
         return take_turn(folder_of(self._shared().path), group, every)
+
+    # History.
+
+    async def add_history(self, rows: Sequence[HistoryRow]) -> None:
+        await self._write(lambda table: table.add_history(rows), durable=False)
+
+    async def history(
+        self, step: int, since: float, until: float, *, queue: str | None = None, function: str | None = None
+    ) -> Sequence[HistoryRow]:
+        return await self._read(lambda table: table.history(step, since, until, queue, function))
 
     # Workers, queues, limits.
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from bullpen import primitives
+from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.links import redriven_behind
 from bullpen.tasks.model.task import (
     FAILED,
@@ -44,7 +45,7 @@ from bullpen.tasks.storage.port import (
     readable_workers,
 )
 from bullpen.tasks.storage.rules import StoreRules
-from bullpen.tasks.storage.sqlite import claims
+from bullpen.tasks.storage.sqlite import claims, history_table
 from bullpen.tasks.storage.sqlite.rows import (
     CHANGING,
     COLUMNS,
@@ -451,11 +452,25 @@ class SqliteTaskTable(StoreRules):
             "DELETE FROM bullpen_task WHERE rowid IN (SELECT rowid FROM bullpen_task INDEXED BY bullpen_finished "
             f"WHERE prune_at <= ? AND {_UNAWAITED} ORDER BY prune_at LIMIT ?)"
         )
-        return self._db.execute(prune, (self.now, limit)).rowcount
+        count = self._db.execute(prune, (self.now, limit)).rowcount
+        history_table.prune_rows(self._db, self.now)
+        return count
 
     def is_something_to_prune(self) -> bool:
         oldest = "SELECT 1 FROM bullpen_task INDEXED BY bullpen_finished WHERE prune_at <= ? LIMIT 1"
-        return self._db.execute(oldest, (self.now,)).fetchone() is not None
+        if self._db.execute(oldest, (self.now,)).fetchone() is not None:
+            return True
+        return history_table.is_something_to_prune(self._db, self.now)
+
+    # History.
+
+    def add_history(self, rows: Sequence[HistoryRow]) -> None:
+        history_table.add_rows(self._db, rows)
+
+    def history(
+        self, step: int, since: float, until: float, queue: str | None, function: str | None
+    ) -> Sequence[HistoryRow]:
+        return history_table.read_rows(self._db, step, since, until, queue, function)
 
     # Workers, queues, limits.
 

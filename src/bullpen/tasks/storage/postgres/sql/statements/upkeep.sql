@@ -1,4 +1,4 @@
--- Upkeep: tasks that were not started in time, and results that are no longer kept.
+-- Upkeep: tasks that were not started in time, and results and rows of the history that are no longer kept.
 
 -- name: lock_expired
 SELECT id FROM {schema}.task WHERE status = 'pending' AND expires <= {schema}.now()
@@ -14,6 +14,8 @@ WITH unused AS (
             AND NOT EXISTS (SELECT 1 FROM {schema}.task t WHERE t.queue = q.name AND t.status = 'pending')
         ORDER BY name FOR UPDATE SKIP LOCKED
     )
+), old AS (
+    DELETE FROM {schema}.history WHERE {is_old_history}
 )
 DELETE FROM {schema}.task WHERE id IN (
     SELECT id FROM {schema}.task t

@@ -1,0 +1,29 @@
+-- The history: counts of each minute and hour, by queue and function.
+
+-- Workers that add to the same rows wait for each other, and take them in one order.
+-- name: add_history
+INSERT INTO {schema}.history AS h (step, at, queue, function, counts, waits, runs)
+SELECT step, at, queue, function, counts, waits, runs
+FROM pg_catalog.json_populate_recordset(NULL::{schema}.history, $1::text::json)
+ORDER BY step, at, queue, function
+ON CONFLICT (step, at, queue, function) DO UPDATE SET
+    counts = ARRAY(
+        SELECT coalesce(v.a, 0) + coalesce(v.b, 0)
+        FROM ROWS FROM (pg_catalog.unnest(h.counts), pg_catalog.unnest(excluded.counts)) WITH ORDINALITY AS v (a, b, place)
+        ORDER BY v.place
+    ),
+    waits = ARRAY(
+        SELECT coalesce(v.a, 0) + coalesce(v.b, 0)
+        FROM ROWS FROM (pg_catalog.unnest(h.waits), pg_catalog.unnest(excluded.waits)) WITH ORDINALITY AS v (a, b, place)
+        ORDER BY v.place
+    ),
+    runs = ARRAY(
+        SELECT coalesce(v.a, 0) + coalesce(v.b, 0)
+        FROM ROWS FROM (pg_catalog.unnest(h.runs), pg_catalog.unnest(excluded.runs)) WITH ORDINALITY AS v (a, b, place)
+        ORDER BY v.place
+    );
+
+-- name: history
+SELECT step, at, queue, function, counts, waits, runs FROM {schema}.history
+WHERE step = $1 AND at >= $2 AND at < $3 AND ($4::text IS NULL OR queue = $4) AND ($5::text IS NULL OR function = $5)
+ORDER BY at, queue, function;

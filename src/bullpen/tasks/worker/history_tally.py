@@ -1,0 +1,119 @@
+"""What a worker counts for the history of its queues. `tasks/model/history.py` says what the counts mean.
+
+A lane counts on its loop's thread, when it begins a claimed task and when the store has confirmed a settlement; the
+upkeep counts on the heartbeat's thread. Every `WRITE_EVERY` seconds the heartbeat has the lanes hand their counts over,
+and adds them to the store. So the history costs a claim nothing. A worker that is killed loses the counts of these
+seconds; counts whose write has no answer are written again, and may count twice.
+
+No producer counts: a task is *enqueued* in the minute in which it was added, but it is counted when a worker claims it
+for the first time, or when it expires. So tasks of every client count, whatever they are written in, and a transaction
+that is rolled back counts nothing. Tasks that still wait, or were cancelled while they waited, are not counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from bullpen.tasks.model.history import (
+    BOUNDS,
+    ENQUEUED,
+    KEPT,
+    MINUTE,
+    PLACE_OF,
+    STARTED,
+    STEPS,
+    HistoryCounts,
+    HistoryRow,
+)
+from bullpen.tasks.model.task import SUCCESS, Settlement, Task, TaskOutcome, outcome_of
+
+WRITE_EVERY = 5.0  # seconds
+MOST_NAMES = 500  # queues and functions that are counted apart in a minute; names may be made from data
+OTHERS = "(others)"  # stands for the rest
+
+Counts = dict[tuple[float, str, str], HistoryCounts]  # by minute, queue and function
+
+_SUCCESS = PLACE_OF["success"]
+
+
+class HistoryTally:
+    """Counts of one thread."""
+
+    def __init__(self) -> None:
+        self._counts: Counts = {}
+
+    def begun(self, task: Task) -> None:
+        """A worker has claimed a task, and begins an attempt."""
+        at = task.started_at or 0.0
+        minute = at // MINUTE
+        counts = self._counts.get((minute, task.queue, task.func_path)) or self._new(minute, task)
+        counts.counts[STARTED] += 1
+        counts.waits[bisect_left(BOUNDS, at - task.eta)] += 1
+        if task.attempt == 1:
+            if task.created_at // MINUTE != minute:
+                counts = self._of(task.created_at, task)
+            counts.counts[ENQUEUED] += 1
+
+    def ended(self, task: Task, settlement: Settlement, ran: float | None, at: float) -> None:
+        """The store has applied a settlement, at `at` by the store's clock."""
+        minute = at // MINUTE
+        counts = self._counts.get((minute, task.queue, task.func_path)) or self._new(minute, task)
+        if settlement.status is SUCCESS:
+            counts.counts[_SUCCESS] += 1
+        else:
+            counts.counts[PLACE_OF[outcome_of(task, settlement)]] += 1
+        if ran is not None:
+            counts.runs[bisect_left(BOUNDS, ran)] += 1
+
+    def found(self, task: Task, outcome: TaskOutcome, at: float) -> None:
+        """The upkeep has ended a task at `at`."""
+        self._of(at, task).counts[PLACE_OF[outcome]] += 1
+        if outcome == "expired" and task.attempt == 0:
+            self._of(task.created_at, task).counts[ENQUEUED] += 1
+
+    def take(self) -> Counts:
+        """The counts so far; the tally begins anew."""
+        taken, self._counts = self._counts, {}
+        return taken
+
+    def _of(self, at: float, task: Task) -> HistoryCounts:
+        minute = at // MINUTE
+        return self._counts.get((minute, task.queue, task.func_path)) or self._new(minute, task)
+
+    def _new(self, minute: float, task: Task) -> HistoryCounts:
+        key = (minute, task.queue, task.func_path)
+        if len(self._counts) >= MOST_NAMES:
+            key = (minute, OTHERS, OTHERS)
+        return self._counts.setdefault(key, HistoryCounts())
+
+
+class HistoryBacklog:
+    """Counts that the store does not have yet."""
+
+    def __init__(self) -> None:
+        self._counts: Counts = {}
+
+    def add(self, counts: Counts) -> None:
+        for key, more in counts.items():
+            if key in self._counts:
+                self._counts[key].add(more)
+            else:
+                self._counts[key] = more
+
+    def rows(self, now: float) -> list[HistoryRow]:
+        """One for each minute and hour that the store still keeps, in one order, so that writers do not lock each other
+        out.
+        """
+        sums: dict[tuple[int, int, str, str], HistoryCounts] = {}
+        for (minute, queue, function), counts in self._counts.items():
+            for step in STEPS:
+                at = int(minute * MINUTE) // step * step
+                if at > now - KEPT[step]:
+                    sums.setdefault((step, at, queue, function), HistoryCounts()).add(counts)
+        return [counts.as_row(*key) for key, counts in sorted(sums.items())]
+
+    def written(self) -> None:
+        self._counts = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)

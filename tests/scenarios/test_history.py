@@ -1,0 +1,179 @@
+"""The history of a queue, as workers write it and people read it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from bullpen import Cancel, InvalidOption, InvalidOptionType, TaskQueue, WorkerPool
+from bullpen.tasks.model.history import MINUTE, HistoryRow
+from bullpen.tasks.model.task import FINAL
+from bullpen.tasks.storage.memory import MemoryStorage
+from tests.postgres import new_schema
+from tests.scenarios.support import eventually
+
+PATIENCE = 60
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", "redis"])
+def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TaskQueue]:
+    with contextlib.ExitStack() as stack:
+        match request.param:
+            case "memory":
+                address = "memory://"
+            case "sqlite":
+                address = f"sqlite:///{tmp_path}/jobs.db"
+            case "postgres":
+                url = request.getfixturevalue("postgres_url")
+                address = f"{url}?schema={stack.enter_context(new_schema(url))}"
+            case _:
+                url = request.getfixturevalue("redis_url")
+                address = f"{url}?prefix={stack.enter_context(new_prefix(url))}"
+        yield stack.enter_context(TaskQueue(address))
+
+
+@contextlib.contextmanager
+def new_prefix(url: str) -> Iterator[str]:
+    prefix = f"bullpen-test-{secrets.token_hex(6)}"
+    yield prefix
+    with Redis.from_url(url) as client:
+        for key in client.scan_iter(match=f"*{prefix}*"):
+            client.delete(key)
+
+
+def test_workers_write_what_they_have_done(queue: TaskQueue) -> None:
+    @queue.task(name="works")
+    async def works(number: int) -> int:
+        return number
+
+    @queue.task(name="fails", queue="mail", max_retries=1, backoff=0)
+    def fails() -> None:
+        raise ValueError("no")
+
+    @queue.task(name="stops")
+    def stops() -> None:
+        raise Cancel("enough")
+
+    jobs: list[Any] = [*works.enqueue_many((number,) for number in range(20)), fails.enqueue(), stops.enqueue()]
+    late = works.using(expires=0.001).enqueue(1)
+    assert eventually(lambda: time.time() > late.info().created_at.timestamp() + 0.01)
+    with WorkerPool(queue, concurrency=5):
+        for job in [*jobs, late]:
+            assert eventually(lambda job=job: job.status in FINAL)  # type: ignore[misc]
+    (total,) = queue.history(since=3600, step=7200)
+    outcomes = (total.success, total.failed, total.retried, total.cancelled, total.expired, total.crashed)
+    assert outcomes == (20, 1, 1, 1, 1, 0)
+    assert (total.enqueued, total.started) == (23, 23)
+    assert (total.wait.count, total.run.count) == (23, 23)
+    assert total.run.p95 is not None
+    by_function = {one.function: one for one in queue.history(step=7200, by="function")}
+    assert {name: one.started for name, one in by_function.items()} == {"works": 20, "fails": 2, "stops": 1}
+    assert (by_function["fails"].failed, by_function["fails"].retried) == (1, 1)
+    assert [(one.queue, one.enqueued) for one in queue.history(step=7200, by="queue")] == [("default", 22), ("mail", 1)]
+    assert sum(one.started for one in queue.history(queue="mail")) == 2
+    assert sum(one.started for one in queue.history(function="works")) == 20
+    assert sum(one.started for one in queue.history(since=7 * 86_400)) == 23  # from the hours
+
+
+def test_a_running_worker_writes_every_few_seconds(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bullpen.tasks.worker.heartbeat.WRITE_EVERY", 0.1)
+
+    @queue.task(name="works")
+    async def works() -> None: ...
+
+    with WorkerPool(queue):
+        works.enqueue().result(PATIENCE)
+        assert eventually(lambda: sum(one.success for one in queue.history()) == 1)
+
+
+def test_counts_survive_an_outage_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bullpen.tasks.worker.heartbeat.WRITE_EVERY", 0.1)
+    failures: list[int] = []
+
+    class Broken(MemoryStorage):
+        async def add_history(self, rows: Any) -> None:
+            if len(failures) < 2:
+                failures.append(len(rows))
+                raise ConnectionError("away")
+            await super().add_history(rows)
+
+    with TaskQueue(Broken()) as queue:
+
+        @queue.task(name="works")
+        async def works() -> None: ...
+
+        with WorkerPool(queue):
+            works.enqueue().result(PATIENCE)
+            assert eventually(lambda: len(failures) == 2, PATIENCE)
+        assert sum(one.success for one in queue.history()) == 1
+
+
+PROGRAM = """
+import os, signal
+from bullpen import TaskQueue, WorkerPool
+queue = TaskQueue({url!r})
+@queue.task(name="kills")
+def kills() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+kills.enqueue()
+WorkerPool(queue).run()
+"""
+
+
+def test_a_worker_that_died_is_counted_by_another_one(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    dead = subprocess.run([sys.executable, "-c", PROGRAM.format(url=url)], timeout=PATIENCE, check=False)
+    assert dead.returncode == -signal.SIGKILL
+    with TaskQueue(url) as queue:
+
+        @queue.task(name="kills")
+        def kills() -> None: ...
+
+        with WorkerPool(queue):
+            assert eventually(lambda: queue.counts()["default"].get("success") == 1, PATIENCE)  # type: ignore[call-overload]
+        (total,) = queue.history(step=7200)
+        assert (total.crashed, total.success) == (1, 1)
+
+
+@pytest.mark.anyio
+async def test_async_code_reads_it_too() -> None:
+    storage = MemoryStorage(now=lambda: 1_800_000_030.0)
+    await storage.add_history([HistoryRow(MINUTE, 1_800_000_000, "q", "f", (1, 2, 3))])
+    queue = TaskQueue(storage)
+    before, now = await queue.ahistory(since=MINUTE)
+    assert (before.started, now.started, now.success) == (0, 2, 3)
+    assert now.at == datetime.fromtimestamp(1_800_000_000, UTC)
+    since = datetime.fromtimestamp(1_800_000_000, UTC)
+    assert [one.started for one in await queue.ahistory(since=since)] == [2]
+    assert [one.started for one in await queue.ahistory(since=timedelta(minutes=2), until=since)] == [0, 0]
+    assert len(await queue.ahistory(since=400 * 86_400)) == 30 * 24 + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"step": 90}, "step must be a whole number of minutes, got 90"),
+        ({"since": 2 * 86_400, "step": 60}, "a whole number of hours, because minutes are kept for a day"),
+        ({"since": 0}, "since must be"),
+        ({"since": datetime(2030, 1, 1)}, "since must be a datetime with a time zone"),
+        ({"since": datetime(2030, 1, 1, tzinfo=UTC)}, "until must be later than since"),
+        ({"by": "worker"}, "by must be 'queue', 'function'"),
+        ({"queue": "no way"}, "queue must be"),
+        ({"function": 3}, "function must be the name of a function"),
+        ({"since": "an hour"}, "since must be a datetime with a time zone, or a number of seconds before now"),
+    ],
+)
+def test_wrong_questions_are_answered_clearly(options: dict[str, Any], words: str) -> None:
+    with TaskQueue("memory://") as queue, pytest.raises((InvalidOption, InvalidOptionType), match=words):
+        queue.history(**options)
