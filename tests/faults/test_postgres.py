@@ -6,10 +6,11 @@ import asyncio
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
 import asyncpg
@@ -30,8 +31,9 @@ from bullpen.errors import InvalidOption
 from bullpen.tasks.model.retry import Backoff
 from bullpen.tasks.model.schedule import Schedule
 from bullpen.tasks.model.task import FAILED, SUCCESS, DependsOn, Task, TaskStatus, fail, release, succeed
+from bullpen.tasks.model.unique import Duplicates
 from bullpen.tasks.storage.open import open_storage
-from bullpen.tasks.storage.port import AttemptKey, Limit, TaskFilter
+from bullpen.tasks.storage.port import AttemptKey, BatchVerb, Limit, TaskFilter
 from bullpen.tasks.storage.postgres import client as postgres_client
 from bullpen.tasks.storage.postgres import schema as schemas
 from bullpen.tasks.storage.postgres.failures import translated_errors
@@ -554,6 +556,52 @@ async def _locked_out(connection: Any, schema: str, count: int) -> None:
     while await connection.fetchval(waiting, f"bullpen:{schema}") < count:
         await connection.execute("SELECT pg_stat_clear_snapshot()")
         await asyncio.sleep(0.005)
+
+
+_LOCKING = ("settle", "cancel", "retry", "delete", "cancel ids", "retry ids", "replace", "export")
+
+
+@pytest.mark.parametrize("verb", _LOCKING)
+async def test_every_verb_locks_the_rows_of_tasks_in_the_order_of_their_ids(
+    postgres_url: str, schema: str, verb: str
+) -> None:
+    """Two transactions that lock the same rows in two orders would wait for each other."""
+    store = PostgresStorage(postgres_url, schema=schema)
+    tasks = new_tasks(0, 5)
+    if verb == "replace":
+        tasks = [replace(task, unique_key=task.id) for task in tasks]
+    for task in reversed(tasks):  # so that the table has them in another order
+        await store.add([task])
+    ids = [task.id for task in tasks]
+    which = TaskFilter(queues=("default",))
+    claimed = sorted(await claim(store, 5), key=lambda task: task.id) if verb == "settle" else []
+    if verb.startswith(("retry", "delete")):
+        await store.cancel(ids)
+    stored = [task for task in await store.get(ids) if task is not None]
+    again = [replace(task, id=f"again-{task.id}") for task in reversed(tasks)]
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "settle": lambda: claim(store, 0, *(succeed(task, b"1") for task in reversed(claimed))),
+        "cancel ids": lambda: store.cancel(ids[::-1]),
+        "retry ids": lambda: store.retry(ids[::-1]),
+        "replace": lambda: store.add(again, Duplicates(policy="replace")),
+        "export": lambda: store.export_tasks(stored[::-1]),
+    }
+    usual = partial(store.change_batch, cast("BatchVerb", verb), which, limit=10)
+    mine, other = await asyncpg.connect(postgres_url), await asyncpg.connect(postgres_url)
+    try:
+        async with mine.transaction():
+            await mine.execute(f"SELECT 1 FROM {schema}.task WHERE id = $1 FOR UPDATE", ids[2])
+            waiting = asyncio.ensure_future(calls.get(verb, usual)())
+            blocked = "SELECT count(*) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))"
+            while not await other.fetchval(blocked, mine.get_server_pid()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            free = await other.fetch(f"SELECT id FROM {schema}.task ORDER BY id FOR UPDATE SKIP LOCKED")
+            assert [row["id"] for row in free] == ids[3:]
+        await waiting
+    finally:
+        await mine.close()
+        await other.close()
+        await store.close()
 
 
 async def test_a_producer_that_waits_long_for_a_unique_key_gets_an_error_that_it_is_taken(

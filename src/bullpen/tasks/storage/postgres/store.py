@@ -407,7 +407,7 @@ class PostgresStorage(PostgresClient):
             ]
             if steps:
                 await table.execute(statements.IMPORT_STEPS, *map(list, zip(*steps, strict=True)))
-            for queue in {task.queue for task in given if task.id in kept and task.status is PENDING}:
+            for queue in sorted({task.queue for task in given if task.id in kept and task.status is PENDING}):
                 await table.rewind(queue)
                 await table.send_notification(WORK + to_text(queue))
             return kept

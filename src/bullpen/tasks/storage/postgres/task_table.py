@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bullpen.tasks.model.links import called_back, followed, has_ended, redriven_behind
@@ -80,7 +80,7 @@ class PostgresTaskTable:
             records=rows,
             timeout=self._time_for(tasks),
         )
-        for queue in {task.queue for task in kept if task.eta < now}:
+        for queue in sorted({task.queue for task in kept if task.eta < now}):
             await self.rewind(queue)
         for queue in {task.queue for task in kept}:
             await self.send_notification(WORK + to_text(queue))
@@ -93,7 +93,7 @@ class PostgresTaskTable:
         """Add tasks whose unique keys are locked: first those with a free key together, then the duplicates."""
         now = await self.now()
         existing = {task.id: task for task in await self.get([task.id for task in tasks])}
-        held = await self.held_keys([task for task in tasks if task.id not in existing], now)
+        held = await self.held_keys([task for task in tasks if task.id not in existing], duplicates, now)
         free: dict[str, Task] = {}
         for task in tasks:
             place = (to_text(task.queue), to_text(task.unique_key))
@@ -113,11 +113,18 @@ class PostgresTaskTable:
             kept.append(existing[task.id].id)
         return [existing[task_id] for task_id in kept]  # as they are at the end: one may be replaced twice
 
-    async def held_keys(self, tasks: Sequence[Task], now: float) -> set[tuple[str, str]]:
-        """The queues and unique keys that have a holder, as they are stored."""
+    async def held_keys(self, tasks: Sequence[Task], duplicates: Duplicates, now: float) -> set[tuple[str, str]]:
+        """The queues and unique keys that have a holder, as they are stored. The holders are locked if they may be
+        replaced.
+        """
         places = {(to_text(task.queue), to_text(task.unique_key)) for task in tasks if task.unique_key is not None}
+        if not places:
+            return set()
         queues, keys = [queue for queue, _ in places], [key for _, key in places]
-        return {tuple(row) for row in await self.fetch(statements.HELD_KEYS, queues, keys, now)} if places else set()
+        rows = await self.fetch(statements.HELD_KEYS, queues, keys, now)
+        if duplicates.policy == "replace":
+            await self.fetch(statements.LOCK_LINKED, [row["id"] for row in rows])
+        return {(row["queue"], row["key"]) for row in rows}
 
     async def lock_keys(self, keyed: Sequence[Task]) -> None:
         queues, keys = [to_text(task.queue) for task in keyed], [to_text(task.unique_key) for task in keyed]
@@ -168,11 +175,12 @@ class PostgresTaskTable:
         if move is redriven:  # every transaction locks keys before rows
             tasks = await self.get(ids)
             await self.lock_keys([task for task in tasks if task.unique_key is not None])
-            await self.lock_linked(tasks)
+            await self.lock_linked(tasks)  # and the tasks themselves
         now = await self.now()
         rows = await self.fetch(statements.LOCK, list(dict.fromkeys(ids)))
         existing = {row["id"]: task_of(row) for row in rows}
         awaited = {row["id"] for row in rows if row["awaited"]}
+        await self.lock_followers(existing.values())
         changed = []
         for task_id in dict.fromkeys(ids):
             before = existing.get(task_id)
@@ -187,7 +195,7 @@ class PostgresTaskTable:
                 if task_id in awaited:
                     await self.send_notification(RESULT + task_id)
                 existing |= await self.update_followers(before, after, now)
-        for queue in {task.queue for task in changed if task.status is PENDING and task.eta < now}:
+        for queue in sorted({task.queue for task in changed if task.status is PENDING and task.eta < now}):
             await self.rewind(queue)
         for queue in {task.queue for task in changed if task.status is PENDING or task.concurrency_key is not None}:
             await self.send_notification(WORK + to_text(queue))
@@ -233,13 +241,20 @@ class PostgresTaskTable:
         return changed
 
     async def lock_linked(self, tasks: Sequence[Task]) -> None:
-        """Lock the tasks and everything they depend on, in the order in which settlements lock them."""
+        """Lock the tasks and everything they depend on, in one statement."""
         behind = await self.get([task.next_task_id for task in tasks if task.next_task_id is not None])
         ids = {
             one for task in [*tasks, *behind] if task.depends_on is not None for one in (task.id, *task.depends_on.ids)
         }
         if ids:
-            await self.fetch(statements.LOCK_LINKED, list(ids))
+            await self.fetch(statements.LOCK_LINKED, list(ids.union(task.id for task in tasks)))
+
+    async def lock_followers(self, tasks: Iterable[Task]) -> None:
+        """Lock the tasks that depend on these, those of all at once."""
+        behind, seen = {task.next_task_id for task in tasks}, set[str | None]()
+        while ids := behind - seen - {None}:
+            seen |= ids
+            behind = {row["next_task_id"] for row in await self.fetch(statements.LOCK_FOLLOWERS, list(ids))}
 
     async def members(self, follower: Task) -> list[Task]:
         """The tasks that a final task depends on, locked; those that were pruned are left out. If one of them has not

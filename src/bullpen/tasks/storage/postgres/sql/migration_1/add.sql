@@ -12,7 +12,7 @@ BEGIN
         INSERT INTO {schema}.task AS t ({add_columns}, created_at)
         SELECT {add_values}, now FROM unnest({add_arrays}) WITH ORDINALITY AS g ({add_columns}, place) ORDER BY place
         ON CONFLICT DO NOTHING RETURNING t.id, t.created_at;
-    FOR q IN SELECT DISTINCT g.name FROM unnest(queues, etas) AS g (name, eta) WHERE g.eta < now LOOP
+    FOR q IN SELECT DISTINCT g.name FROM unnest(queues, etas) AS g (name, eta) WHERE g.eta < now ORDER BY 1 LOOP
         INSERT INTO {schema}.queue AS k (name, rewound_at) VALUES (q, now)
         ON CONFLICT (name) DO UPDATE SET rewound_at = excluded.rewound_at;
     END LOOP;

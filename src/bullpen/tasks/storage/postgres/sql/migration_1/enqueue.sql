@@ -27,8 +27,9 @@ BEGIN
         WHEN length(unique_key) NOT BETWEEN 1 AND {max_key} THEN 'unique_key must have 1 to {max_key} characters'
         WHEN id COLLATE "C" !~ '^[!-~]{1,{max_key}}$' THEN 'id must have 1 to {max_key} printable ASCII characters'
         WHEN starts_with(id, '{schedules}') THEN 'id must not begin like that of a schedule, {schedules}'
-        WHEN octet_length(payload) > max_payload
-            THEN format('args and kwargs have %s bytes, and max_payload is %s', octet_length(payload), max_payload)
+        WHEN (octet_length(payload) <= max_payload) IS NOT TRUE
+            THEN format('args and kwargs have %s bytes, and max_payload is %s', octet_length(payload),
+                coalesce(max_payload::text, 'NULL'))
     END;
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION '%', wrong USING ERRCODE = 'invalid_parameter_value';

@@ -15,7 +15,8 @@ CREATE FUNCTION {schema}.exchange(
     problems text[], progresses text[],
     owner text, queues text[], max_tasks integer, lease float8, claim text, floors float8[], floor_ids text[],
     swept_at float8
-) RETURNS SETOF {schema}.exchange_row LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET search_path = pg_catalog, pg_temp AS $$
+) RETURNS SETOF {schema}.exchange_row LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
+SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     now float8 := {schema}.now();
     row {schema}.exchange_row;
@@ -29,6 +30,9 @@ DECLARE
     r record;
     picked text[] := '{}';
 BEGIN
+    IF cardinality(ids) > 1 THEN  -- in the order of statements/tasks.sql, whatever the plan of the next statements is
+        PERFORM FROM {schema}.task t WHERE t.id = ANY (ids) ORDER BY t.id FOR UPDATE;
+    END IF;
     IF '{forgotten}' = ANY (statuses) THEN
         WITH forgotten AS (
             DELETE FROM {schema}.task t USING unnest(ids, attempts, statuses) AS s (id, attempt, status)
@@ -91,7 +95,7 @@ BEGIN
         INTO applied, applied_attempts, finished, again, awaited_ids, members FROM settled z;
         PERFORM pg_notify('{channel}', 'r' || u) FROM unnest(awaited_ids) AS u;
         PERFORM pg_notify('{channel}', 'w' || u) FROM unnest(again) AS u;
-        IF members IS NOT NULL THEN  -- in one order everywhere, which rules out deadlocks
+        IF members IS NOT NULL THEN  -- in the order of statements/tasks.sql
             PERFORM {schema}.update_followers(m.member, now)
             FROM (SELECT t AS member FROM {schema}.task t WHERE t.id = ANY (members)
                 ORDER BY t.next_task_id, t.id) AS m;

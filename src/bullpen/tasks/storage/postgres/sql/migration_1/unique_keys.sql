@@ -26,7 +26,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- The task that holds a unique key, locked. The conditions are those of `has_key` in tasks/model/unique.py.
+-- The task that holds a unique key, as of now: it may end at the same time. The conditions are those of `has_key` in tasks/model/unique.py.
 CREATE FUNCTION {schema}.holder(of_queue text, key text, now float8) RETURNS SETOF {schema}.task
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
     SELECT * FROM {schema}.task t
@@ -34,5 +34,5 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
         AND (t.status IN ('pending', 'running') OR t.unique_until IS NOT NULL)
         AND (t.unique_until > now OR t.status = 'pending' AND (t.unique_scope = 'alive' OR t.attempt = 0)
             OR t.status = 'running' AND t.unique_scope = 'alive')
-    LIMIT 1 FOR UPDATE
+    LIMIT 1
 $$;

@@ -7,8 +7,8 @@ SELECT added_id, added_at FROM {schema}.add({new_arrays}, {notifies_after_new});
 SELECT pg_catalog.set_config('lock_timeout', $3, true), {schema}.lock_keys($1, $2);
 
 -- name: held_keys
-SELECT DISTINCT g.queue, g.key
-FROM unnest($1::text[], $2::text[]) AS g (queue, key), {schema}.holder(g.queue, g.key, $3);
+SELECT g.queue, g.key, h.id
+FROM unnest($1::text[], $2::text[]) AS g (queue, key), {schema}.holder(g.queue, g.key, $3) AS h;
 
 -- name: key_holder
 SELECT {columns} FROM {schema}.holder($1, $2, $3);
@@ -25,8 +25,9 @@ ON CONFLICT DO NOTHING RETURNING id;
 INSERT INTO {schema}.step SELECT * FROM unnest($1::text[], $2::text[], $3::text[]);
 
 -- name: export_tasks
+WITH locked AS (SELECT id FROM {schema}.task WHERE id = ANY ($1) ORDER BY id FOR UPDATE)
 DELETE FROM {schema}.task t
 USING unnest($1::text[], $2::text[], $3::integer[], $4::float8[], $5::text[]) AS g (id, status, attempt, eta, headers)
-WHERE t.id = g.id AND t.status || '' = g.status AND t.attempt = g.attempt AND t.eta = g.eta
+WHERE t.id = g.id AND t.id IN (SELECT id FROM locked) AND t.status || '' = g.status AND t.attempt = g.attempt AND t.eta = g.eta
     AND t.headers IS NOT DISTINCT FROM g.headers
 RETURNING t.id;

@@ -8,12 +8,16 @@ SELECT queue, status, pg_catalog.count(*) FROM {schema}.task GROUP BY 1, 2;
 
 -- A task that a pending or running task still depends on stays.
 -- name: delete
-DELETE FROM {schema}.task t
-WHERE id = ANY ($1) AND status NOT IN ('pending', 'running')
-    AND (t.next_task_id IS NULL OR NOT EXISTS (
-        SELECT 1 FROM {schema}.task f WHERE f.id = t.next_task_id AND f.status IN ('pending', 'running')
-    ))
-RETURNING id, queue, attempt, status;
+WITH gone AS (
+    SELECT id FROM {schema}.task t
+    WHERE id = ANY ($1) AND status NOT IN ('pending', 'running')
+        AND (t.next_task_id IS NULL OR NOT EXISTS (
+            SELECT 1 FROM {schema}.task f WHERE f.id = t.next_task_id AND f.status IN ('pending', 'running')
+        ))
+    ORDER BY depends_on IS NOT NULL, id FOR UPDATE
+)
+DELETE FROM {schema}.task t USING gone WHERE t.id = gone.id
+RETURNING t.id, t.queue, t.attempt, t.status;
 
 -- The rules of `cancelled_by_operator` and `redriven` in tasks/model/task.py, for tasks that depend on no other, and on
 -- which none depends. A task with a unique key is retried by itself, because another one may have the key.
@@ -48,8 +52,9 @@ RETURNING t.id, t.queue, t.attempt, t.status, t.awaited, t.concurrency_key IS NO
 -- name: notify_each
 SELECT pg_catalog.pg_notify($1, news) FROM pg_catalog.unnest($2::text[]) AS n (news);
 
--- Rows are locked in one order everywhere, which rules out deadlocks: tasks that depend on others after those others,
--- as when a settlement updates the task behind the one that ended.
+-- Every statement locks rows in the same order, so that two of them seldom wait for each other: by id, and tasks that
+-- depend on others after those others, as when a settlement updates the task behind the one that ended. Chains that
+-- meet can still be locked in two orders. Then PostgreSQL ends one of the two transactions, and the client repeats it.
 -- name: lock
 SELECT {columns} FROM {schema}.task WHERE id = ANY ($1)
 ORDER BY depends_on IS NOT NULL AND status <> 'running', id FOR UPDATE;
@@ -57,6 +62,9 @@ ORDER BY depends_on IS NOT NULL AND status <> 'running', id FOR UPDATE;
 -- name: lock_linked
 SELECT 1 FROM {schema}.task WHERE id = ANY ($1)
 ORDER BY depends_on IS NOT NULL AND status <> 'running', id FOR UPDATE;
+
+-- name: lock_followers
+SELECT next_task_id FROM {schema}.task WHERE id = ANY ($1) ORDER BY id FOR UPDATE;
 
 -- name: lock_follower
 SELECT {columns} FROM {schema}.task WHERE id = $1 FOR UPDATE;
