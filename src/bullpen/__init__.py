@@ -145,10 +145,10 @@ if TYPE_CHECKING:
     from bullpen.tasks.client.why import Cause, Why
     from bullpen.tasks.model.context import CurrentTask, current_task
     from bullpen.tasks.model.history import Histogram, HistoryPeriod
-    from bullpen.tasks.model.info import ScheduleInfo, TaskInfo
+    from bullpen.tasks.model.info import ScheduleInfo, TaskError, TaskInfo
     from bullpen.tasks.model.inject import Inject
     from bullpen.tasks.model.retry import Backoff
-    from bullpen.tasks.model.task import Progress, TaskError, TaskStatus
+    from bullpen.tasks.model.task import Progress, TaskStatus
     from bullpen.tasks.worker.options import Lane
     from bullpen.tasks.worker.sync import WorkerPool
     from bullpen.tasks.worker.worker_pool import AsyncWorkerPool, WorkerState
@@ -276,13 +276,12 @@ _HOMES = {
         "current_task",
     ),
     "bullpen.tasks.model.history": ("Histogram", "HistoryPeriod"),
-    "bullpen.tasks.model.info": ("ScheduleInfo", "TaskInfo"),
+    "bullpen.tasks.model.info": ("ScheduleInfo", "TaskError", "TaskInfo"),
     "bullpen.tasks.model.inject": ("Inject",),
     "bullpen.tasks.model.retry": ("Backoff",),
     "bullpen.tasks.model.task": (
         "Progress",
         "TaskStatus",
-        "TaskError",
     ),
     "bullpen.telemetry": ("Fanout", "Kind", "LogObserver", "TelemetryEvent"),
 }

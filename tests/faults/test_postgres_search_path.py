@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from bullpen.tasks.model.task import DependsOn, Step, Task, TaskError, fail, release, succeed
+from bullpen.tasks.model.task import AttemptError, DependsOn, Step, Task, fail, release, succeed
 from bullpen.tasks.storage.port import AttemptKey, Limit, TaskFilter
 from bullpen.tasks.storage.postgres.store import COPIED, PostgresStorage
 from tests.postgres import new_schema, run
@@ -116,7 +116,7 @@ async def _use(store: PostgresStorage) -> None:
     )
     await store.wait_for_work(["default", "limited"], 0.0)
     tasks = await exchange(400)
-    error = TaskError(kind="exception", attempt=1, at=1.0)
+    error = AttemptError(kind="exception", attempt=1, at=1.0)
     await exchange(
         5, *(fail(one, error, 0.0) if number % 2 else succeed(one, b"") for number, one in enumerate(tasks[4:]))
     )

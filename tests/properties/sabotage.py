@@ -188,7 +188,7 @@ def forgets_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @sabotage("I19")
 def keeps_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "TaskError", lambda **fields: tasks.TaskError(**{**fields, "message": ""}))
+    monkeypatch.setattr(upkeep, "AttemptError", lambda **fields: tasks.AttemptError(**{**fields, "message": ""}))
 
 
 # The store.

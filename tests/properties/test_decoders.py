@@ -23,7 +23,7 @@ from bullpen.tasks.model.retry import Backoff
 from bullpen.tasks.model.schedule import Schedule
 from bullpen.tasks.model.schedule_changes import paused, resumed, run_now, starts_others
 from bullpen.tasks.model.store_move import mark_of, marked, unmarked
-from bullpen.tasks.model.task import FORMAT, RUNNING, DependsOn, Progress, Task, TaskError
+from bullpen.tasks.model.task import FORMAT, RUNNING, AttemptError, DependsOn, Progress, Task
 from bullpen.tasks.model.unique import has_key
 from bullpen.tasks.model.unreadable import moved
 from bullpen.tasks.storage.open import open_storage
@@ -53,7 +53,7 @@ SAMPLE = Task(
     attempt=1,
     scheduled_at=NOW,
     progress=Progress(1.0),
-    errors=(TaskError(kind="timeout", attempt=1, at=NOW),),
+    errors=(AttemptError(kind="timeout", attempt=1, at=NOW),),
     eta=NOW,
     created_at=NOW,
 )
@@ -81,7 +81,7 @@ ANYTHING = st.none() | TEXT | NUMBERS | PACKED
 
 def use(task: Task) -> None:
     """What workers, operators and upkeep do with a task that they have read."""
-    error = TaskError(kind="crash", attempt=task.attempt, at=NOW, message="m")
+    error = AttemptError(kind="crash", attempt=task.attempt, at=NOW, message="m")
     msgspec.json.encode(info_of(task))
     schedule_info_of(task, NOW)
     str(explain(task, Surroundings(now=NOW)))

@@ -27,13 +27,13 @@ from bullpen.tasks.model.store_move import mark_of, marked, through_mark, unmark
 from bullpen.tasks.model.task import (
     NEVER,
     PENDING,
+    AttemptError,
     DependsOn,
     Progress,
     ScheduleHold,
     Settlement,
     Step,
     Task,
-    TaskError,
     TaskStatus,
     cancel,
     crash,
@@ -61,12 +61,12 @@ DUPLICATES = (Duplicates("replace"), Duplicates("replace", 4.0), Duplicates("rej
 chance = st.randoms(use_true_random=True)
 
 
-def error_of(task: Task) -> TaskError:
-    return TaskError(kind="exception", attempt=task.attempt, at=task.started_at or 0.0, type="E", message="ü\0")
+def error_of(task: Task) -> AttemptError:
+    return AttemptError(kind="exception", attempt=task.attempt, at=task.started_at or 0.0, type="E", message="ü\0")
 
 
 def take_back(task: Task, now: float) -> Settlement:
-    return crash(task, TaskError(kind="crash", attempt=task.attempt, at=now))
+    return crash(task, AttemptError(kind="crash", attempt=task.attempt, at=now))
 
 
 def _unmarked(task: Task, _: float) -> Task | None:

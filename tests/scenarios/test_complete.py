@@ -14,7 +14,7 @@ import pytest
 from bullpen import AsyncWorkerPool, Job, LeaseLost, StorageError, TaskFailed, TaskQueue, current_task
 from bullpen.errors import InvalidOptionType, NoCurrentTask
 from bullpen.tasks.model.context import CurrentTask
-from bullpen.tasks.model.task import SUCCESS, Task, TaskError, crash
+from bullpen.tasks.model.task import SUCCESS, AttemptError, Task, crash
 from bullpen.tasks.storage.port import AttemptKey
 from bullpen.tasks.worker.attempt import UNCOMMITTED
 
@@ -273,7 +273,7 @@ def test_a_task_that_was_lost_learns_it_before_it_does_anything(queue: TaskQueue
             connection.close()
 
     def take_back(task: Task, now: float) -> Any:
-        return crash(task, TaskError(kind="crash", attempt=task.attempt, at=now))
+        return crash(task, AttemptError(kind="crash", attempt=task.attempt, at=now))
 
     job = work.enqueue()
     run(queue, job)

@@ -16,11 +16,11 @@ import pytest
 
 from bullpen import (
     AsyncWorkerPool,
+    AttemptError,
     InvalidOption,
     InvalidTask,
     Job,
     Progress,
-    TaskError,
     TaskFailed,
     TaskQueue,
     TaskStatus,
@@ -40,7 +40,7 @@ async def working(
         yield worker
 
 
-async def failure(job: Job[Any]) -> TaskError:
+async def failure(job: Job[Any]) -> AttemptError:
     with pytest.raises(TaskFailed):
         await job.aresult(PATIENCE)
     error = (await job.ainfo()).error

@@ -257,9 +257,9 @@ def test_a_run_of_its_own_is_started_once_however_often_it_is_tried(desk: Desk) 
 
 
 def _taken_back(task: Task, now: float) -> Any:
-    from bullpen.tasks.model.task import TaskError, crash
+    from bullpen.tasks.model.task import AttemptError, crash
 
-    return crash(task, TaskError(kind="crash", attempt=task.attempt, at=now))
+    return crash(task, AttemptError(kind="crash", attempt=task.attempt, at=now))
 
 
 def test_no_time_comes_twice_when_the_clock_is_turned_back(desk: Desk) -> None:

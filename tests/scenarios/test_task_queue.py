@@ -39,7 +39,7 @@ from bullpen import (
     current_task,
 )
 from bullpen.tasks.client import backend
-from bullpen.tasks.model.task import Progress, TaskError, postpone
+from bullpen.tasks.model.task import AttemptError, Progress, postpone
 from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.tasks.storage.port import AttemptKey, WorkerRecord
 from tests.unit.tasks.client.support import ADDRESS, Server, work, work_now
@@ -589,7 +589,7 @@ def test_why_a_task_waits_for_its_function(queue: TaskQueue, storage: MemoryStor
         (task,) = (
             await storage.exchange((), worker="w-1", queues=("default",), limit=1, lease=15, claim_id="c")
         ).claimed
-        error = TaskError(kind="unknown_function", attempt=task.attempt, at=now(), message="never heard of it")
+        error = AttemptError(kind="unknown_function", attempt=task.attempt, at=now(), message="never heard of it")
         given_back = postpone(task, error, 0.0, give_up_after=60)
         await storage.exchange([given_back], worker="w-1", queues=(), limit=0, lease=15, claim_id="")
 
@@ -634,6 +634,10 @@ def test_what_became_of_a_task(queue: TaskQueue, storage: MemoryStorage, now: No
     assert causes(queue, done.id) == ["succeeded"]
     assert causes(queue, failed.id) == ["failed"]
     assert "ValueError: too much" in str(failed.why())
+    error, at = failed.info().error, datetime.fromtimestamp(now.seconds, UTC)
+    assert error is not None
+    assert (error.at, error.at.tzinfo) == (at, UTC)
+    assert failed.why().causes[0].data == {"finished_at": at, "error": error}
     assert "not kept" in str(dropped.why())
     now.seconds += 5
     assert causes(queue, expired.id)[0] == "expired"

@@ -19,7 +19,7 @@ from bullpen.tasks.client.why import Surroundings, explain
 from bullpen.tasks.model.context import current_task
 from bullpen.tasks.model.registry import TaskRegistry
 from bullpen.tasks.model.retry import Backoff
-from bullpen.tasks.model.task import CANCELLED, FAILED, PENDING, SUCCESS, Progress, Task, TaskError
+from bullpen.tasks.model.task import CANCELLED, FAILED, PENDING, SUCCESS, AttemptError, Progress, Task
 from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.tasks.storage.sqlite.store import SqliteStorage
 from bullpen.tasks.worker.attempt import MESSAGE_KEPT, TRACEBACK_KEPT
@@ -410,7 +410,7 @@ def test_a_retry_that_is_asked_for_is_logged_quietly(caplog: pytest.LogCaptureFi
 def test_a_retry_keeps_the_error_that_it_was_raised_for(how: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bullpen.worker")
 
-    async def main() -> tuple[TaskError, ...]:
+    async def main() -> tuple[AttemptError, ...]:
         desk = Desk(OneLoopStorage())
 
         async def work() -> None:

@@ -39,7 +39,7 @@ from django.utils import timezone
 from bullpen.errors import InvalidOption, InvalidOptionType, Snooze
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.context import current_task
-from bullpen.tasks.model.info import TaskInfo, as_datetime, info_of
+from bullpen.tasks.model.info import TaskInfo, info_of
 from bullpen.tasks.model.options import queue_name
 from bullpen.tasks.model.task import RUNNING, SUCCESS
 from bullpen.tasks.model.task import Task as StoredTask
@@ -268,7 +268,7 @@ def _time(when: str | datetime | None) -> datetime | None:
 def _first_start(info: TaskInfo) -> datetime | None:
     """The start of the oldest attempt that the store has a record of: a failed attempt, or the latest one."""
     starts = [error.started_at for error in info.errors if error.started_at is not None]
-    return as_datetime(starts[0]) if starts else info.started_at
+    return starts[0] if starts else info.started_at
 
 
 _STATUSES = {

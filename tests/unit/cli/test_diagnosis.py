@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from bullpen.cli.diagnosis import MANY, Look, diagnose, of_schema
 from bullpen.tasks.model.store_move import marked
-from bullpen.tasks.model.task import RUNNING, Task, TaskError
+from bullpen.tasks.model.task import RUNNING, AttemptError, Task
 from bullpen.tasks.storage.port import FunctionSet, Limit, Schema, WorkerRecord
 from bullpen.tasks.worker.identity import machine
 
@@ -31,7 +31,7 @@ def look(*tasks: Task, many: int | None = None, **fields: Any) -> Look:
     return Look(**{"now": NOW, "workers": [WORKER], "waiting": waiting, "oldest": oldest, **fields})
 
 
-UNKNOWN = task(errors=(TaskError(kind="unknown_function", attempt=1, at=NOW),))
+UNKNOWN = task(errors=(AttemptError(kind="unknown_function", attempt=1, at=NOW),))
 SHOP = replace(WORKER, id="shop", functions=(FunctionSet("default", 12, "aa"), FunctionSet("shop", 1, "ab")))
 BLOG = replace(WORKER, id="blog", functions=(FunctionSet("default", 3, "bb"),))
 MAIL = replace(WORKER, id="mail", functions=(FunctionSet("mail", 3, "cc"),))

@@ -9,7 +9,7 @@ import pytest
 from bullpen.cli.terminal import output
 from bullpen.cli.terminal.screen import StyledText, plain
 from bullpen.tasks.model.info import info_of
-from bullpen.tasks.model.task import Task, TaskError, TaskStatus
+from bullpen.tasks.model.task import AttemptError, Task, TaskStatus
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -72,13 +72,15 @@ def test_a_state_is_a_glyph_and_a_word(fields: dict[str, Any], said: str) -> Non
 
 
 def test_json_has_iso_instants_and_seconds() -> None:
-    error = TaskError(kind="exception", attempt=1, at=NOW.timestamp(), type="ValueError", message="é")
+    now = NOW.timestamp()
+    error = AttemptError(kind="exception", attempt=1, at=now, type="ValueError", message="é", started_at=now)
     told = output.as_json(task(timeout=1.5, errors=(error,), created_at=NOW.timestamp(), headers={"a": "b"}))
     assert json.loads(json.dumps(told)) == told
     assert told["created_at"] == "2030-01-01T00:00:00.000+00:00"
     assert told["timeout"] == 1.5
     assert told["status"] == "pending"
     assert told["errors"][0]["at"] == "2030-01-01T00:00:00.000+00:00"
+    assert told["errors"][0]["started_at"] == "2030-01-01T00:00:00.000+00:00"
     assert told["headers"] == {"a": "b"}
     assert "payload" not in told
 

@@ -36,9 +36,7 @@ def _tell(arguments: argparse.Namespace, schedules: Sequence[ScheduleInfo]) -> i
 
 def _row(schedule: ScheduleInfo, now: datetime) -> Sequence[StyledText]:
     last = "never" if schedule.finished_at is None else when(schedule.finished_at, now)
-    failed = schedule.error is not None and (
-        schedule.finished_at is None or schedule.error.at >= schedule.finished_at.timestamp()
-    )
+    failed = schedule.error is not None and (schedule.finished_at is None or schedule.error.at >= schedule.finished_at)
     return (
         StyledText(schedule.key),
         StyledText(schedule.description),

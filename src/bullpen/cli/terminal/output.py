@@ -13,8 +13,8 @@ import msgspec
 
 from bullpen.cli.terminal.screen import Line, StyledText, coloured, plain, width_of
 from bullpen.escaping import escape, escape_json
-from bullpen.tasks.model.info import TaskInfo, as_datetime
-from bullpen.tasks.model.task import TaskError, TaskStatus
+from bullpen.tasks.model.info import TaskInfo
+from bullpen.tasks.model.task import TaskStatus
 
 STATUSES = {
     TaskStatus.PENDING: StyledText("○ pending"),
@@ -112,8 +112,6 @@ def show_json(value: object) -> None:
 def as_json(value: object) -> Any:
     """Structs as objects, instants in ISO 8601, durations in seconds."""
     match value:
-        case TaskError():
-            return {**_fields(value), "at": as_json(as_datetime(value.at))}
         case msgspec.Struct():
             return _fields(value)
         case datetime():

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bullpen.tasks.model.info import as_datetime
+from bullpen.tasks.model.info import as_datetime, error_of
 from bullpen.tasks.model.store_move import mark_of
 from bullpen.tasks.model.task import FAILED, FORMAT, PENDING, RUNNING, SUCCESS, Task, TaskStatus
 from bullpen.tasks.model.unreadable import unreadable_message
@@ -174,23 +174,25 @@ def _waits_for_code(task: Task) -> list[Cause]:
     if task.error is None or task.error.kind != "unknown_function":
         return []
     message = f"worker {task.error.worker}: {task.error.message}; start a worker that registers the function"
-    return [Cause("unknown_function", message, {"worker": task.error.worker, "since": task.error.at})]
+    return [Cause("unknown_function", message, {"worker": task.error.worker, "since": as_datetime(task.error.at)})]
 
 
 def _waits_for_time(task: Task, now: float) -> list[Cause]:
     mark = mark_of(task)
     if mark is not None:
         message = f"it is being moved to {mark.to}; if no `bullpen move` is running, run it again"
-        return [Cause("moving", message, {"to": mark.to, "since": mark.at})]
+        return [Cause("moving", message, {"to": mark.to, "since": as_datetime(mark.at)})]
     if task.expires is not None and task.expires <= now:
-        return [Cause("expired", "it expired before it started, and will not run", {"expires": task.expires})]
+        return [
+            Cause("expired", "it expired before it started, and will not run", {"expires": as_datetime(task.expires)})
+        ]
     if task.hold == "paused" and task.eta > now:
         key = task.schedule.key if task.schedule is not None and task.schedule.key else task.id
         return [Cause("paused", f"the schedule {key!r} is paused", {"schedule": key})]
     if task.eta <= now:
         return []
     wait = f"{_until(task.eta, now)}"
-    data: dict[str, Any] = {"eta": task.eta, "seconds": task.eta - now}
+    data: dict[str, Any] = {"eta": as_datetime(task.eta), "seconds": task.eta - now}
     error = task.error
     if task.failures and error is not None:
         said = f"{error.type}: {error.message}" if error.type else error.message or error.kind
@@ -199,7 +201,7 @@ def _waits_for_time(task: Task, now: float) -> list[Cause]:
         more = " …" if task.max_retries > MOST_WAITS else ""
         backoff = f"its backoff is {', '.join(f'{wait:g}' for wait in waits)}{more} s"
         message = f"its attempt {error.attempt} failed with {said}, {tries}; {backoff}"
-        return [Cause("retry", message, data | {"error": error, "failures": task.failures, "waits": waits})]
+        return [Cause("retry", message, data | {"error": error_of(error), "failures": task.failures, "waits": waits})]
     if task.completed_runs:
         return [
             Cause(
@@ -331,14 +333,14 @@ def _runs(task: Task, around: Surroundings) -> list[Cause]:
     message = f"attempt {task.attempt} has been running on {where} for {around.now - since:.1f} s"
     if task.progress is not None:
         message += f", {task.progress}"
-    data = {"worker": task.worker, "host": host, "since": since, "attempt": task.attempt}
+    data = {"worker": task.worker, "host": host, "since": as_datetime(since), "attempt": task.attempt}
     causes = [Cause("running", message, data)]
     if task.cancel_requested:
         causes.append(_asked_to_stop(task, worker))
     if task.lease_until is not None and task.lease_until <= around.now:
         late = around.now - task.lease_until
         message = f"its lease expired {late:.1f} s ago; another worker will take it over"
-        causes.append(Cause("lease_over", message, {"lease_until": task.lease_until}))
+        causes.append(Cause("lease_over", message, {"lease_until": as_datetime(task.lease_until)}))
     return causes
 
 
@@ -354,14 +356,14 @@ def _asked_to_stop(task: Task, worker: WorkerRecord | None) -> Cause:
 
 def _is_over(task: Task) -> Cause:
     at = "" if task.finished_at is None else f" at {as_datetime(task.finished_at):%Y-%m-%d %H:%M:%S} UTC"
-    data = {"finished_at": task.finished_at}
+    data = {"finished_at": None if task.finished_at is None else as_datetime(task.finished_at)}
     if task.status is SUCCESS:
         dropped = f", but its result was not kept: {task.result_dropped}" if task.result_dropped else ""
         return Cause("succeeded", f"it succeeded{at}{dropped}", data)
     if task.status is FAILED:
         error = task.error
         said = "" if error is None else f" with {error.type or error.kind}: {error.message}"
-        return Cause("failed", f"it failed{at}{said}", data | {"error": error})
+        return Cause("failed", f"it failed{at}{said}", data | {"error": None if error is None else error_of(error)})
     return Cause("cancelled", f"it was cancelled{at}", data)
 
 

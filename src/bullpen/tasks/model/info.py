@@ -8,7 +8,25 @@ import msgspec
 
 from bullpen.tasks.model.schedule import Misfire, Overlap, Schedule, describe_schedule
 from bullpen.tasks.model.schedule_changes import next_times
-from bullpen.tasks.model.task import OnFailure, Progress, Task, TaskError, TaskStatus
+from bullpen.tasks.model.task import AttemptError, ErrorKind, OnFailure, Progress, Task, TaskStatus, error_names
+
+
+class TaskError(msgspec.Struct, frozen=True, kw_only=True):
+    """One failed attempt of a task."""
+
+    kind: ErrorKind
+    attempt: int
+    at: datetime
+    type: str  # of the exception, with its module; "" if there was none
+    message: str
+    traceback: str
+    worker: str
+    started_at: datetime | None  # of the attempt; None if it never started
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that a filter may give: its kind, its type, and its type without the module."""
+        return error_names(self.kind, self.type)
 
 
 class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +122,7 @@ def schedule_info_of(task: Task, now: float) -> ScheduleInfo:
         completed_runs=task.completed_runs,
         started_at=_maybe(task.started_at),
         finished_at=_maybe(task.finished_at),
-        error=task.error,
+        error=None if task.error is None else error_of(task.error),
         description=describe_schedule(task.schedule, task.interval),
     )
 
@@ -147,11 +165,24 @@ def info_of(task: Task) -> TaskInfo:
         cancel_requested=task.cancel_requested,
         progress=task.progress,
         result_dropped=task.result_dropped,
-        errors=task.errors,
+        errors=tuple(map(error_of, task.errors)),
         created_at=as_datetime(task.created_at),
         started_at=_maybe(task.started_at),
         finished_at=_maybe(task.finished_at),
         unreadable=task.unreadable,
+    )
+
+
+def error_of(error: AttemptError) -> TaskError:
+    return TaskError(
+        kind=error.kind,
+        attempt=error.attempt,
+        at=as_datetime(error.at),
+        type=error.type,
+        message=error.message,
+        traceback=error.traceback,
+        worker=error.worker,
+        started_at=_maybe(error.started_at),
     )
 
 

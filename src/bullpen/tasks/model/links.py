@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from bullpen.tasks.model.task import CANCELLED, ERRORS_KEPT, NEVER, PENDING, SUCCESS, Task, TaskError, redriven
+from bullpen.tasks.model.task import CANCELLED, ERRORS_KEPT, NEVER, PENDING, SUCCESS, AttemptError, Task, redriven
 
 GIVEN_UP = -1  # `waits_for` of a task that was cancelled because a member did not succeed
 
@@ -34,7 +34,7 @@ def followed(follower: Task, member: Task, now: float) -> Task | None:
         left = follower.waits_for - 1
         return replace(follower, waits_for=left, eta=follower.eta if left else now)
     why = f"it waited for task {member.id}, which {'failed' if member.status is not CANCELLED else 'was cancelled'}"
-    error = TaskError(kind="upstream", attempt=follower.attempt, at=now, message=why)
+    error = AttemptError(kind="upstream", attempt=follower.attempt, at=now, message=why)
     errors = (*follower.errors, error)[-ERRORS_KEPT:]
     return replace(follower, status=CANCELLED, finished_at=now, waits_for=GIVEN_UP, errors=errors)
 

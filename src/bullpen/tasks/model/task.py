@@ -85,8 +85,8 @@ NOT_IN_TIME = "it was not started in time"
 _POSTPONED = "postponed"  # the type of the error that records since when a task waits for a worker with its function
 
 
-class TaskError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One failed attempt, as data: no exception is ever rebuilt from it."""
+class AttemptError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One failed attempt, as it is stored: no exception is ever rebuilt from it. Users see it as a `TaskError`."""
 
     kind: ErrorKind
     attempt: Count
@@ -100,7 +100,11 @@ class TaskError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def names(self) -> frozenset[str]:
         """The names that a filter may give: its kind, its type, and its type without the module."""
-        return frozenset((self.kind, self.type, self.type.rpartition(".")[2])) - {""}
+        return error_names(self.kind, self.type)
+
+
+def error_names(kind: str, error_type: str) -> frozenset[str]:
+    return frozenset((kind, error_type, error_type.rpartition(".")[2])) - {""}
 
 
 def writable(text: str) -> str:
@@ -137,7 +141,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     attempt: Count  # the attempt that ran it
     digest: str = ""  # of its arguments
     result: bytes | None = None  # encoded; None: it gave up
-    error: TaskError | None = None  # why it gave up
+    error: AttemptError | None = None  # why it gave up
     tries: Count = 1
     started_at: Instant = 0.0
     ended_at: Instant = 0.0
@@ -199,7 +203,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     result: bytes | None = None
     result_dropped: str = ""  # why the result could not be stored
-    errors: tuple[TaskError, ...] = ()  # the latest attempts that failed, oldest first
+    errors: tuple[AttemptError, ...] = ()  # the latest attempts that failed, oldest first
 
     created_at: Instant = 0.0
     started_at: Instant | None = None
@@ -209,7 +213,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     unreadable: str = ""  # why its stored row cannot be read; see unreadable.py
 
     @property
-    def error(self) -> TaskError | None:
+    def error(self) -> AttemptError | None:
         """Why it failed, or why its latest attempt did."""
         return self.errors[-1] if self.errors else None
 
@@ -251,7 +255,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     completed_runs: int = 0
     result: bytes | None = None
     result_dropped: str = ""
-    error: TaskError | None = None  # added to the task's errors
+    error: AttemptError | None = None  # added to the task's errors
     progress: Progress | None = None  # the last report, if the store may not have it
     linked: bool = False  # another task depends on this one
     forgotten: bool = False  # a success that a store may delete at once, if no caller waits for it
@@ -291,7 +295,9 @@ def succeed(
     return _followed(done, task, now) if task.repeats and not task.cancel_requested else done
 
 
-def fail(task: Task, error: TaskError, random: float, *, retry: bool = True, after: float | None = None) -> Settlement:
+def fail(
+    task: Task, error: AttemptError, random: float, *, retry: bool = True, after: float | None = None
+) -> Settlement:
     """Its function raised or timed out: retry it at most `max_retries` times.
 
     `random` is a random number from 0 to 1. `retry` is False if the error must not be retried. `after` is a delay that
@@ -306,7 +312,7 @@ def fail(task: Task, error: TaskError, random: float, *, retry: bool = True, aft
     return _give_up(task, error, failures=failures, crashes=task.crashes)
 
 
-def crash(task: Task, error: TaskError) -> Settlement:
+def crash(task: Task, error: AttemptError) -> Settlement:
     """Its worker died or lost its lease. This is not a failure of the task, but after `MAX_CRASHES` the task fails."""
     crashes = task.crashes + 1
     if task.cancel_requested:
@@ -332,7 +338,7 @@ def _released_attempts(task: Task) -> str:
     return f"; released without an outcome: attempt{'s' if len(released) > 1 else ''} {named}"
 
 
-def fail_permanently(task: Task, error: TaskError) -> Settlement:
+def fail_permanently(task: Task, error: AttemptError) -> Settlement:
     """No worker can run it: its arguments cannot be decoded, or its function stayed unknown."""
     return Settlement(
         id=task.id,
@@ -345,7 +351,7 @@ def fail_permanently(task: Task, error: TaskError) -> Settlement:
     )
 
 
-def postpone(task: Task, error: TaskError, random: float, *, give_up_after: float) -> Settlement:
+def postpone(task: Task, error: AttemptError, random: float, *, give_up_after: float) -> Settlement:
     """Its function is unknown here: maybe another worker knows it, or this one after the next deployment.
 
     It waits as long again as it has waited for its function, at most `LONGEST_POSTPONEMENT` seconds, with nothing
@@ -362,7 +368,7 @@ def postpone(task: Task, error: TaskError, random: float, *, give_up_after: floa
     return _again(task, _postponement(waited, random), failures=task.failures, crashes=task.crashes, error=postponed)
 
 
-def set_aside(task: Task, error: TaskError, random: float) -> Settlement:
+def set_aside(task: Task, error: AttemptError, random: float) -> Settlement:
     """Its stored row cannot be read: it fails with `error`, which is final. A row of a newer version waits for a worker
     of that version instead: as long again as it has existed, at most `LONGEST_POSTPONEMENT` seconds.
     """
@@ -447,7 +453,7 @@ def _followed(settlement: Settlement, task: Task, now: float) -> Settlement:
     return msgspec.structs.replace(settlement, status=PENDING, eta=at, scheduled_at=at, next_run=True)
 
 
-def _again(task: Task, delay: float, *, failures: int, crashes: int, error: TaskError | None = None) -> Settlement:
+def _again(task: Task, delay: float, *, failures: int, crashes: int, error: AttemptError | None = None) -> Settlement:
     return Settlement(
         id=task.id,
         attempt=task.attempt,
@@ -461,7 +467,7 @@ def _again(task: Task, delay: float, *, failures: int, crashes: int, error: Task
     )
 
 
-def _give_up(task: Task, error: TaskError, *, failures: int, crashes: int) -> Settlement:
+def _give_up(task: Task, error: AttemptError, *, failures: int, crashes: int) -> Settlement:
     """The run has failed for good. A task with an interval or a schedule may continue with the next run."""
     given_up = Settlement(
         id=task.id,
@@ -600,7 +606,7 @@ def expired(task: Task, now: float) -> Task | None:
     """PENDING → FAILED: the task was not started in time. None if it may still start."""
     if task.status is not PENDING or task.expires is None or now < task.expires:
         return None
-    error = TaskError(kind="expired", attempt=task.attempt, at=now, message=NOT_IN_TIME)
+    error = AttemptError(kind="expired", attempt=task.attempt, at=now, message=NOT_IN_TIME)
     return msgspec.structs.replace(task, status=FAILED, errors=(*task.errors, error)[-ERRORS_KEPT:], finished_at=now)
 
 

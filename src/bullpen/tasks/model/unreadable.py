@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from bullpen.tasks.model.task import FAILED, FORMAT, Task, TaskError, cancelled_by_operator, expired, writable
+from bullpen.tasks.model.task import FAILED, FORMAT, AttemptError, Task, cancelled_by_operator, expired, writable
 
 UNKNOWN_NAME = "(unreadable)"
 NOT_AS_TEXT = (bytes,)  # for `msgspec.convert`, which else reads bytes from text in base64
@@ -60,9 +60,9 @@ def _checked(name: str, value: Any) -> Any:
     return msgspec.convert(value, FIELD_TYPES[name], builtin_types=NOT_AS_TEXT)
 
 
-def _error_of(task: Task) -> TaskError:
+def _error_of(task: Task) -> AttemptError:
     message = unreadable_message(task)
-    return TaskError(kind="poison", attempt=task.attempt, at=task.finished_at or task.created_at, message=message)
+    return AttemptError(kind="poison", attempt=task.attempt, at=task.finished_at or task.created_at, message=message)
 
 
 def unreadable_message(task: Task) -> str:

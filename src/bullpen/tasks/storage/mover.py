@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from bullpen import primitives
 from bullpen.errors import QueueError
 from bullpen.tasks.model.store_move import mark_of, marked, may_have_been_there, unmarked
-from bullpen.tasks.model.task import CANCELLED, FAILED, FINAL, PENDING, RUNNING, Task, TaskError
+from bullpen.tasks.model.task import CANCELLED, FAILED, FINAL, PENDING, RUNNING, AttemptError, Task
 from bullpen.tasks.storage.port import Storage, TaskFilter
 
 BATCH = 500
@@ -230,7 +230,7 @@ def _or_lost(task: Task, now: float) -> Task:
     if not task.at_most_once or not may_have_been_there(task, now):
         return task
     message = "the move to this store was interrupted; whether the task has run here is unknown"
-    error = TaskError(kind="lost", attempt=task.attempt, at=now, message=message)
+    error = AttemptError(kind="lost", attempt=task.attempt, at=now, message=message)
     return replace(task, status=FAILED, errors=(*task.errors, error), finished_at=now)
 
 

@@ -43,12 +43,12 @@ from bullpen.tasks.model.task import (
     CANCELLED,
     PENDING,
     SUCCESS,
+    AttemptError,
     DependsOn,
     ErrorKind,
     Progress,
     Settlement,
     Task,
-    TaskError,
     cancel,
     crash,
     fail,
@@ -421,7 +421,7 @@ class TaskAttempt:
         try:
             return self._classify(error)
         except BaseException as broken:  # out of memory, or a log handler raised
-            failure = TaskError(kind="exception", attempt=self.task.attempt, at=self._now(), type=_type_of(error))
+            failure = AttemptError(kind="exception", attempt=self.task.attempt, at=self._now(), type=_type_of(error))
             self._log(logging.ERROR, "failed; the error cannot be described (%s)", type(broken).__name__)
             return fail(self.task, failure, primitives.random.random())
 
@@ -515,11 +515,11 @@ class TaskAttempt:
         )  # never log arguments
         return fail_permanently(self.task, self._error("poison", error))
 
-    def _error(self, kind: ErrorKind, error: BaseException | None, message: str = "") -> TaskError:
+    def _error(self, kind: ErrorKind, error: BaseException | None, message: str = "") -> AttemptError:
         """A failure as data, with the message of the error unless another is given."""
         if error is not None and not message:
             message = _text_of(error)
-        return TaskError(
+        return AttemptError(
             kind=kind,
             attempt=self.task.attempt,
             at=self._now(),

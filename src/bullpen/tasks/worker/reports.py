@@ -12,7 +12,7 @@ from typing import Any
 from bullpen import primitives
 from bullpen.errors import StorageGone
 from bullpen.escaping import escape
-from bullpen.tasks.model.task import CANCELLED, FAILED, SUCCESS, Settlement, Task, TaskError, TaskOutcome, outcome_of
+from bullpen.tasks.model.task import CANCELLED, FAILED, SUCCESS, AttemptError, Settlement, Task, TaskOutcome, outcome_of
 from bullpen.tasks.storage.port import WorkerRecord
 from bullpen.telemetry import Kind, TelemetryEvent
 
@@ -58,7 +58,7 @@ class Reports:
         *,
         ran: float | None = None,
         outcome: TaskOutcome | None = None,
-        error: TaskError | None = None,
+        error: AttemptError | None = None,
     ) -> None:
         if self._observer is None:
             return

@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from bullpen import primitives
-from bullpen.tasks.model.task import Settlement, Task, TaskError, crash, release
+from bullpen.tasks.model.task import AttemptError, Settlement, Task, crash, release
 from bullpen.tasks.storage.port import Storage, WorkerRecord
 from bullpen.tasks.worker.history_tally import HistoryTally
 from bullpen.tasks.worker.identity import is_dead, is_on_this_host
@@ -126,7 +126,7 @@ class _Decision:
         is_gone = owner in self._dead or record is None or now - record.seen_at >= self._lease
         if not is_gone and not task.at_most_once:
             return release(task)
-        error = TaskError(
+        error = AttemptError(
             kind="crash",
             attempt=task.attempt,
             at=now,

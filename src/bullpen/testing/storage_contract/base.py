@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from bullpen.tasks.model.task import Settlement, Task, TaskError, crash
+from bullpen.tasks.model.task import AttemptError, Settlement, Task, crash
 from bullpen.tasks.storage.port import AttemptKey, Storage, TaskFilter
 
 T = TypeVar("T")
@@ -154,13 +154,15 @@ def ids(tasks: Sequence[Task]) -> list[str]:
     return [task.id for task in tasks]
 
 
-def error_of(task: Task, message: str = "it broke") -> TaskError:
-    return TaskError(kind="exception", attempt=task.attempt, at=1.5, type="ValueError", message=message, worker="w")
+def error_of(task: Task, message: str = "it broke") -> AttemptError:
+    return AttemptError(kind="exception", attempt=task.attempt, at=1.5, type="ValueError", message=message, worker="w")
 
 
 def take_back(task: Task, now: float) -> Settlement:
     """The task after upkeep has rescued it from a dead worker."""
-    return crash(task, TaskError(kind="crash", attempt=task.attempt, at=now, message="gone", worker=task.worker or ""))
+    return crash(
+        task, AttemptError(kind="crash", attempt=task.attempt, at=now, message="gone", worker=task.worker or "")
+    )
 
 
 class Span:

@@ -14,9 +14,9 @@ from bullpen.tasks.model.task import (
     PENDING,
     RUNNING,
     SUCCESS,
+    AttemptError,
     DependsOn,
     Task,
-    TaskError,
     cancel,
     fail,
     succeed,
@@ -134,7 +134,7 @@ class BatchTests(StoreTests):
         value, timeout, upstream = await store.add(new_tasks(3))
         await claim(store, 3)
         behind = replace(new_task(), depends_on=DependsOn(ids=("gone",)), waits_for=1)
-        late = TaskError(kind="timeout", attempt=1, at=1.5, type="app.errors.TooLate", message='"type":"ValueError"')
+        late = AttemptError(kind="timeout", attempt=1, at=1.5, type="app.errors.TooLate", message='"type":"ValueError"')
         await settle(store, fail(await get(store, value), error_of(value), 0.0))
         await settle(store, fail(await get(store, timeout), replace(late, type="app.errors.TooLate"), 0.0))
         member = replace(new_task(), next_task_id=behind.id)

@@ -15,11 +15,11 @@ from bullpen.tasks.model.task import (
     FINAL,
     PENDING,
     SUCCESS,
+    AttemptError,
     DependsOn,
     Progress,
     Step,
     Task,
-    TaskError,
     TaskStatus,
     succeed,
 )
@@ -79,7 +79,8 @@ def with_a_past(now: float, status: TaskStatus, **fields: Any) -> Task:
         result=b"\x00result",
         result_dropped="too large",
         errors=tuple(
-            TaskError(kind="exception", attempt=n, at=now - n, type="T", message="m\x00", traceback="t") for n in (1, 2)
+            AttemptError(kind="exception", attempt=n, at=now - n, type="T", message="m\x00", traceback="t")
+            for n in (1, 2)
         ),
         created_at=now - 100.5,
         started_at=now - 50.25,

@@ -15,10 +15,10 @@ from bullpen.tasks.model.task import (
     PENDING,
     RUNNING,
     SUCCESS,
+    AttemptError,
     DependsOn,
     Settlement,
     Task,
-    TaskError,
     release,
     set_aside,
     succeed,
@@ -47,7 +47,7 @@ WORKER = WorkerRecord(
 
 def aside(task: Task, now: float) -> Settlement:
     """What the worker that has claimed it makes of it."""
-    error = TaskError(kind="poison", attempt=task.attempt, at=now, message=unreadable_message(task))
+    error = AttemptError(kind="poison", attempt=task.attempt, at=now, message=unreadable_message(task))
     return set_aside(task, error, 0.0)
 
 

@@ -12,7 +12,7 @@ import pytest
 from bullpen.tasks.client import clients
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.context import CurrentTask, running
-from bullpen.tasks.model.task import Settlement, Task, TaskError, fail, succeed
+from bullpen.tasks.model.task import AttemptError, Settlement, Task, fail, succeed
 from bullpen.tasks.storage.memory import MemoryStorage
 
 ADDRESS = "test://"
@@ -100,7 +100,7 @@ async def _attempt(queue: TaskQueue, task: Task) -> Settlement:
                 value = await value
     except Exception as error:
         now = await (await queue.astorage()).now()
-        data = TaskError(
+        data = AttemptError(
             kind="exception",
             attempt=task.attempt,
             at=now,

@@ -10,8 +10,8 @@ from bullpen.tasks.model.task import (
     FAILED,
     LONGEST_POSTPONEMENT,
     PENDING,
+    AttemptError,
     Task,
-    TaskError,
     claimed,
     postpone,
     redriven,
@@ -23,8 +23,8 @@ def claim(task: Task, now: float) -> Task:
     return claimed(task, worker="w", claim_id="c", now=now, lease_until=now + 15)
 
 
-def unknown(task: Task, now: float) -> TaskError:
-    return TaskError(kind="unknown_function", attempt=task.attempt, at=now, message="no such function")
+def unknown(task: Task, now: float) -> AttemptError:
+    return AttemptError(kind="unknown_function", attempt=task.attempt, at=now, message="no such function")
 
 
 def postpone_at(task: Task, now: float) -> Task:

@@ -6,7 +6,7 @@ import pytest
 
 from bullpen.tasks.model import task as moves
 from bullpen.tasks.model.schedule import Schedule
-from bullpen.tasks.model.task import RUNNING, Task, TaskError
+from bullpen.tasks.model.task import RUNNING, AttemptError, Task
 
 HOURLY = Schedule(key="k", cron="0 * * * *")
 HOUR = 3600.0
@@ -24,13 +24,13 @@ def test_the_next_time_is_later_than_the_one_before_whatever_the_clock_says(now:
 
 
 def test_a_run_that_fails_for_good_goes_on_with_the_next_time() -> None:
-    error = TaskError(kind="exception", attempt=1, at=5.2 * HOUR)
+    error = AttemptError(kind="exception", attempt=1, at=5.2 * HOUR)
     failed = moves.fail(running(on_failure="continue"), error, 0.0)
     assert (str(failed.status), failed.eta, failed.failures, failed.error) == ("pending", 6 * HOUR, 0, error)
 
 
 def test_a_retry_is_for_the_same_time() -> None:
-    error = TaskError(kind="exception", attempt=1, at=5.2 * HOUR)
+    error = AttemptError(kind="exception", attempt=1, at=5.2 * HOUR)
     again = moves.fail(running(max_retries=1), error, 0.0, after=7.0)
     assert (again.delay, again.scheduled_at, again.next_run) == (7.0, 5 * HOUR, False)
 
@@ -38,6 +38,6 @@ def test_a_retry_is_for_the_same_time() -> None:
 def test_a_worker_that_rescues_a_late_run_knows_its_time_too() -> None:
     """It is the latest that had passed when it was claimed: the same that the dead worker ran for."""
     late = running(started_at=8.5 * HOUR)
-    error = TaskError(kind="crash", attempt=1, at=8.6 * HOUR)
+    error = AttemptError(kind="crash", attempt=1, at=8.6 * HOUR)
     assert moves.scheduled_time_of(late) == 8 * HOUR
     assert moves.crash(late, error).scheduled_at == 8 * HOUR

@@ -10,9 +10,9 @@ from bullpen.tasks.model.task import (
     PENDING,
     RUNNING,
     SUCCESS,
+    AttemptError,
     Settlement,
     Task,
-    TaskError,
     TaskStatus,
     claimed,
     fail,
@@ -22,7 +22,7 @@ from bullpen.tasks.model.task import (
     succeed,
 )
 
-ERROR = TaskError(kind="exception", attempt=1, at=0.0)
+ERROR = AttemptError(kind="exception", attempt=1, at=0.0)
 
 
 def running(**fields: object) -> Task:

@@ -19,15 +19,15 @@ from bullpen.tasks.model.task import (
     RUNNING,
     SUCCESS,
     TASK_MOVES,
+    AttemptError,
     ErrorKind,
     Settlement,
     Task,
-    TaskError,
     TaskStatus,
 )
 
 NOW = 1000.0
-ERROR = TaskError(kind="exception", attempt=4, at=NOW, type="ValueError", message="no")
+ERROR = AttemptError(kind="exception", attempt=4, at=NOW, type="ValueError", message="no")
 
 
 def running(**fields: Any) -> Task:
@@ -110,7 +110,7 @@ def test_what_may_run_once_is_lost_with_its_worker_and_too_many_crashes_are_pois
 
 def test_poison_names_the_attempts_that_have_no_error_of_their_own() -> None:
     def poison(*errors: tuple[ErrorKind, int]) -> str:
-        kept = tuple(TaskError(kind=kind, attempt=attempt, at=1.0) for kind, attempt in errors)
+        kept = tuple(AttemptError(kind=kind, attempt=attempt, at=1.0) for kind, attempt in errors)
         task = msgspec.structs.replace(running(crashes=MAX_CRASHES - 1, errors=kept), attempt=7)
         error = moves.crash(task, msgspec.structs.replace(ERROR, message="died")).error
         assert error is not None

@@ -16,12 +16,12 @@ from bullpen.tasks.model.task import (
     FINAL,
     FORMAT,
     NEVER,
+    AttemptError,
     DependsOn,
     Progress,
     Settlement,
     Step,
     Task,
-    TaskError,
     TaskStatus,
     in_order,
     prune_at,
@@ -423,7 +423,7 @@ def _as_fields(columns: Iterable[str]) -> tuple[str, ...]:
 
 READ_AS, CLAIMED_AS = _as_fields(READ), _as_fields(CLAIMED)
 
-_decode_error = msgspec.json.Decoder(TaskError).decode
+_decode_error = msgspec.json.Decoder(AttemptError).decode
 _decode_step = msgspec.json.Decoder(Step).decode
 _DECODED: dict[str, Callable[[Any], Any]] = {
     "func_path": from_text,

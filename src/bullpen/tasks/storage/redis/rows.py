@@ -21,6 +21,7 @@ from bullpen.tasks.model.task import (
     HIGHEST_PRIORITY,
     LOWEST_PRIORITY,
     NEVER,
+    AttemptError,
     Count,
     DependsOn,
     Instant,
@@ -31,7 +32,6 @@ from bullpen.tasks.model.task import (
     Settlement,
     Step,
     Task,
-    TaskError,
     TaskStatus,
     in_order,
 )
@@ -112,7 +112,7 @@ _decode_state = msgspec.msgpack.Decoder(TaskState).decode
 _decode_body = msgspec.msgpack.Decoder(TaskBody).decode
 _decode_ids = msgspec.msgpack.Decoder(tuple[str, ...]).decode
 _decode_progress = msgspec.json.Decoder(Progress).decode
-_decode_error = msgspec.json.Decoder(TaskError).decode
+_decode_error = msgspec.json.Decoder(AttemptError).decode
 _decode_step = msgspec.json.Decoder(Step).decode
 
 

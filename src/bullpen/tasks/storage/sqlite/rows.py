@@ -18,6 +18,7 @@ from bullpen.tasks.model.task import (
     FAILED,
     FORMAT,
     PENDING,
+    AttemptError,
     Count,
     DependsOn,
     OnFailure,
@@ -25,7 +26,6 @@ from bullpen.tasks.model.task import (
     Seconds,
     Step,
     Task,
-    TaskError,
     TaskStatus,
     UniqueScope,
     in_order,
@@ -76,7 +76,7 @@ _decode_options = msgspec.msgpack.Decoder(_Options).decode
 _decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
 _decode_depends_on = msgspec.msgpack.Decoder(DependsOn).decode
 _decode_progress = msgspec.msgpack.Decoder(Progress).decode
-_decode_errors = msgspec.msgpack.Decoder(tuple[TaskError, ...]).decode
+_decode_errors = msgspec.msgpack.Decoder(tuple[AttemptError, ...]).decode
 _statuses = {status.value: status for status in TaskStatus}
 
 

@@ -19,11 +19,11 @@ from bullpen.tasks.model.task import (
     FINAL,
     RUNNING,
     SUCCESS,
+    AttemptError,
     Progress,
     Settlement,
     Step,
     Task,
-    TaskError,
     TaskStatus,
     cancelled_by_operator,
     claimed,
@@ -308,7 +308,7 @@ class SqliteTaskTable(StoreRules):
         """Give every row whose id is no text an id with the same bytes in hexadecimal, so that verbs can name it. Its
         task fails, unless it is final.
         """
-        error = TaskError(kind="poison", attempt=0, at=self.now, message="its stored id was no text")
+        error = AttemptError(kind="poison", attempt=0, at=self.now, message="its stored id was no text")
         for rowid, stored in self._rows("SELECT rowid, id FROM bullpen_task"):
             if type(stored) is not str:
                 self._db.execute(_NAME, (rowid,))

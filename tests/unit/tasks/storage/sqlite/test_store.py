@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bullpen.tasks.model.task import PENDING, RUNNING, Settlement, Task, TaskError, crash
+from bullpen.tasks.model.task import PENDING, RUNNING, AttemptError, Settlement, Task, crash
 from bullpen.tasks.storage.port import TaskFilter
 from bullpen.tasks.storage.sqlite import schema
 from bullpen.tasks.storage.sqlite.store import SqliteStorage
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 def decide(task: Task, now: float) -> Settlement:
-    return crash(task, TaskError(kind="crash", attempt=task.attempt, at=now))
+    return crash(task, AttemptError(kind="crash", attempt=task.attempt, at=now))
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0, 1e9])

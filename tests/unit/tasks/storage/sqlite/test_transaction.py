@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bullpen.errors import LeaseLost, StorageError
-from bullpen.tasks.model.task import PENDING, RUNNING, SUCCESS, Task, TaskError, fail, release, succeed
+from bullpen.tasks.model.task import PENDING, RUNNING, SUCCESS, AttemptError, Task, fail, release, succeed
 from bullpen.tasks.storage.sqlite.transaction import settle_in
 from tests.unit.tasks.storage.sqlite.support import claim, new_task, opened
 
@@ -83,8 +83,8 @@ async def test_a_lost_lease_is_told_before_anything_is_done(
         assert (after.status, after.failures) == (PENDING, 1)
 
 
-def error_of(task: Task) -> TaskError:
-    return TaskError(kind="exception", attempt=task.attempt, at=0.0)
+def error_of(task: Task) -> AttemptError:
+    return AttemptError(kind="exception", attempt=task.attempt, at=0.0)
 
 
 @pytest.mark.parametrize("other", [":memory:", "other.db"])
