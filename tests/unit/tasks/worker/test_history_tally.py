@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from bullpen.tasks.model.history import COUNTED, HOUR, MINUTE, HistoryRow
 from bullpen.tasks.model.task import (
     RUNNING,
+    AttemptError,
     Settlement,
     Task,
-    TaskError,
     cancel,
     crash,
     fail,
@@ -30,8 +30,8 @@ def running(**fields: Any) -> Task:
     return Task(**(known | {"attempt": 1, "created_at": T0, "eta": T0, "started_at": T0 + 1} | fields))
 
 
-def error(kind: Any = "exception") -> TaskError:
-    return TaskError(kind=kind, attempt=1, at=T0)
+def error(kind: Any = "exception") -> AttemptError:
+    return AttemptError(kind=kind, attempt=1, at=T0)
 
 
 def rows_of(*tallies: HistoryTally, now: float = T0) -> list[HistoryRow]:
