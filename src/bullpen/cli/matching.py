@@ -25,6 +25,7 @@ def add_filters(parser: argparse.ArgumentParser, statuses: str = ", ".join(map(s
         metavar="KIND",
         help="only tasks whose latest error has this kind or type, such as timeout, crash or ConnectionError",
     )
+    parser.add_argument("--fingerprint", metavar="ID", help="only tasks whose latest error has this fingerprint")
     parser.add_argument(
         "--older-than",
         type=seconds,
@@ -47,6 +48,7 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
     function: str | None = None
     worker: str | None = None
     error: str | None = None
+    fingerprint: str | None = None
     older_than: float | None = None
     newer_than: float | None = None
 
@@ -66,6 +68,7 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
             "name": self.function,
             "worker": self.worker,
             "error": self.error,
+            "fingerprint": self.fingerprint,
             "older_than": self.older_than,
             "newer_than": self.newer_than,
         }

@@ -69,7 +69,8 @@ class TaskFilters(TypedDict, total=False):
     """Which tasks a call is about: those that match all that is given.
 
     `status`, `queue`: one or several. `name`: of the function. `worker`: that runs them, or ran them last. `error`: the
-    kind or type of their latest error, such as "timeout" or "ConnectionError". `older_than`, `newer_than`: since they
+    kind or type of their latest error, such as "timeout" or "ConnectionError". `fingerprint`: of their latest error, as
+    `failures()` lists it. `older_than`, `newer_than`: since they
     ended; unfinished tasks: since they were enqueued.
     """
 
@@ -78,6 +79,7 @@ class TaskFilters(TypedDict, total=False):
     name: str | None
     worker: str | None
     error: str | None
+    fingerprint: str | None
     older_than: Seconds | None
     newer_than: Seconds | None
 
@@ -585,11 +587,17 @@ def _filter(
     name: str | None = None,
     worker: str | None = None,
     error: str | None = None,
+    fingerprint: str | None = None,
     older_than: Seconds | None = None,
     newer_than: Seconds | None = None,
 ) -> tuple[TaskFilter, float | None, float | None]:
     """The filter, without the two ages, which are durations."""
-    for option, value in (("name", name), ("worker", worker), ("error", error)):
+    for option, value in (
+        ("name", name),
+        ("worker", worker),
+        ("error", error),
+        ("fingerprint", fingerprint),
+    ):
         if value is not None and not isinstance(value, str):
             raise InvalidOptionType(option, value, "a string, or None for any")
     queues = None if queue is None else _one_or_many("queue", queue, "the name of a queue, several, or None for all")
@@ -600,6 +608,7 @@ def _filter(
         func_path=None if name is None else writable(name),
         worker=None if worker is None else writable(worker),
         error=None if error is None else writable(error),
+        fingerprint=None if fingerprint is None else writable(fingerprint),
     )
     return (
         which,

@@ -22,6 +22,8 @@ class TaskError(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str
     worker: str
     started_at: datetime | None  # of the attempt; None if it never started
+    where: str  # the last frame of the user's own code, such as "shop/mail.py:42 in send"; "" if there was none
+    fingerprint: str  # failures with the same cause share it; its kind if the store has recorded it
 
     @property
     def names(self) -> frozenset[str]:
@@ -183,6 +185,8 @@ def error_of(error: AttemptError) -> TaskError:
         traceback=error.traceback,
         worker=error.worker,
         started_at=_maybe(error.started_at),
+        where=error.where,
+        fingerprint=error.group,
     )
 
 

@@ -96,6 +96,13 @@ class AttemptError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     traceback: str = ""
     worker: str = ""
     started_at: Instant | None = None  # of the attempt; None if it never started
+    where: str = ""  # the last frame of the user's own code, such as "shop/mail.py:42 in send"
+    fingerprint: str = ""  # failures with the same cause share it; empty if the store has recorded the error
+
+    @property
+    def group(self) -> str:
+        """Its fingerprint, or else its kind."""
+        return self.fingerprint or self.kind
 
     @property
     def names(self) -> frozenset[str]:

@@ -88,6 +88,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     func_path: str | None = None
     worker: str | None = None
     error: str | None = None  # one of the names of the latest stored error: its kind or type
+    fingerprint: str | None = None  # of the latest stored error; or its kind, if the store has recorded it
     since: float | None = None  # it ended after this instant; an unfinished task: it was added after it
     until: float | None = None  # … at this instant or before
 
@@ -100,6 +101,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
             and (self.func_path is None or task.func_path == self.func_path)
             and (self.worker is None or task.worker == self.worker)
             and (self.error is None or (task.error is not None and self.error in task.error.names))
+            and (self.fingerprint is None or (task.error is not None and self.fingerprint == task.error.group))
             and (self.since is None or at > self.since)
             and (self.until is None or at <= self.until)
         )

@@ -61,6 +61,7 @@ from bullpen.tasks.model.task import (
     writable,
 )
 from bullpen.tasks.model.unreadable import unreadable_message
+from bullpen.tasks.worker.fingerprint import fingerprint_of, place_of_error
 from bullpen.tasks.worker.in_process import Outcome, TaskRaised, TaskUnreadable
 from bullpen.tasks.worker.options import Lane, WorkerOptions
 from bullpen.tasks.worker.own_transaction import OwnTransaction
@@ -442,8 +443,8 @@ class TaskAttempt:
         failure = self._error("exception", error)
         cause = _cause_of_retry(error) if isinstance(error, Retry) else None
         if cause is not None:
-            message = writable(f"{_text_of(cause)}; {error}")[:MESSAGE_KEPT]
-            failure = msgspec.structs.replace(failure, type=_type_of(cause), message=message)
+            of_cause = self._error("exception", cause, f"{_text_of(cause)}; {error}")
+            failure = msgspec.structs.replace(of_cause, traceback=failure.traceback)
         settlement = fail(self.task, failure, random, retry=retry, after=after)
         if isinstance(error, Retry):  # it has a reason: no traceback, but that of its cause
             said = f"raised Retry ({error.reason})" if error.reason else "raised Retry"
@@ -519,14 +520,18 @@ class TaskAttempt:
         """A failure as data, with the message of the error unless another is given."""
         if error is not None and not message:
             message = _text_of(error)
+        kind_of_error = "" if error is None else _type_of(error)
+        place, where = place_of_error(error)
         return AttemptError(
             kind=kind,
             attempt=self.task.attempt,
             at=self._now(),
-            type="" if error is None else _type_of(error),
+            type=kind_of_error,
             message=writable(message)[:MESSAGE_KEPT],
             traceback="" if error is None else writable(_traceback_of(error))[-TRACEBACK_KEPT:],
             worker=self._lane.worker,
+            where=where,
+            fingerprint=fingerprint_of(self.task.func_path, kind_of_error or kind, place),
             started_at=self.task.started_at,
         )
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from bullpen import primitives
 from bullpen.tasks.model.task import AttemptError, Settlement, Task, crash, release
 from bullpen.tasks.storage.port import Storage, WorkerRecord
+from bullpen.tasks.worker.fingerprint import fingerprint_of
 from bullpen.tasks.worker.history_tally import HistoryTally
 from bullpen.tasks.worker.identity import is_dead, is_on_this_host
 from bullpen.tasks.worker.reports import Reports
@@ -128,6 +129,7 @@ class _Decision:
             return release(task)
         error = AttemptError(
             kind="crash",
+            fingerprint=fingerprint_of(task.func_path, "crash"),
             attempt=task.attempt,
             at=now,
             message=f"worker {owner} {self._what_happened_to(owner, record, now)}",

@@ -116,6 +116,25 @@ class BatchTests(StoreTests):
             assert (found is None) == (verb == "delete")
             assert found is None or (found.attempt, found.status) == (task.attempt, task.status)
 
+    async def test_failures_are_found_by_their_fingerprint(self, store: Storage) -> None:
+        first, second, third = [await claimed_one(store) for _ in range(3)]
+        errors = [
+            replace(error_of(first, '"fingerprint":"b'), fingerprint="a"),
+            replace(error_of(second), fingerprint="b"),
+            replace(error_of(third), fingerprint="a"),
+        ]
+        tasks = (first, second, third)
+        await settle(store, *(fail(task, error, 0.5) for task, error in zip(tasks, errors, strict=True)))
+        late = await added(store, expires=1.0)
+        assert ids(await store.expire(limit=10)) == [late.id]
+        for fingerprint, expected in (("a", [first, third]), ("b", [second]), ("expired", [late]), ("exception", [])):
+            which = TaskFilter(statuses=(FAILED,), fingerprint=fingerprint)
+            assert ids(await store.list(which, limit=10)) == ids(expected)
+            assert await store.count(which) == len(expected)
+        assert [one.id for one in await change_all(store, "retry", TaskFilter(fingerprint="a"))] == [first.id, third.id]
+        assert [one.id for one in await change_all(store, "delete", TaskFilter(fingerprint="expired"))] == [late.id]
+        assert ids(await store.list(TaskFilter(statuses=(FAILED,)), limit=10)) == [second.id]
+
     @pytest.mark.parametrize("verb", VERBS)
     async def test_only_matching_tasks_change(self, store: Storage, verb: BatchVerb) -> None:
         await many_kinds(store, "default")

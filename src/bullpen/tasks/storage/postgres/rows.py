@@ -380,6 +380,11 @@ def where_of(which: TaskFilter, after: str | None = None) -> tuple[str, list[Any
         add("worker = {}", to_text(which.worker))
     if which.error is not None:
         add("errors[pg_catalog.cardinality(errors)] ~ {}", _error_pattern(which.error))
+    if which.fingerprint is not None:
+        latest = "errors[pg_catalog.cardinality(errors)]"
+        values += [_pattern(field, which.fingerprint) for field in ("fingerprint", "kind")]
+        field = f"CASE WHEN {latest} ~ '{_HAS_FINGERPRINT}' THEN ${len(values) - 1} ELSE ${len(values)} END"
+        conditions.append(f"{latest} ~ {field}")
     for comparison, instant in ((">", which.since), ("<=", which.until)):
         if instant is not None:
             add(f"{_ENDED_OR_ADDED} {comparison} {{}}", instant)
@@ -400,6 +405,13 @@ def _error_pattern(name: str) -> str:
     word = re.escape(json_of(name)[1:-1])
     module = "" if "." in name else '([^"]*[.])?'
     return f'"(kind" ?: ?"|type" ?: ?"{module}){word}"'
+
+
+_HAS_FINGERPRINT = '"fingerprint" ?: ?"[^"]'
+
+
+def _pattern(field: str, value: str) -> str:
+    return f'"{field}" ?: ?"{re.escape(json_of(value)[1:-1])}"'
 
 
 # PostgreSQL does not store NUL in a text. JSON escapes it; elsewhere it is written as two characters.

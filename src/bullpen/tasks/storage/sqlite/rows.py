@@ -228,6 +228,14 @@ def has_error(errors: bytes | None, name: str) -> bool:
         return False
 
 
+def is_of_group(errors: bytes | None, fingerprint: str) -> bool:
+    """Whether the latest of stored errors has this fingerprint. A function of SQL, too."""
+    try:
+        return errors is not None and _decode_errors(errors)[-1].group == fingerprint
+    except Exception:  # it cannot be read
+        return False
+
+
 def status_of(written: object) -> TaskStatus:
     """A status that does not exist counts as failed: no statement finds work in such a row."""
     return _statuses.get(written, FAILED) if isinstance(written, str) else FAILED

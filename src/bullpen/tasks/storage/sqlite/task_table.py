@@ -59,6 +59,7 @@ from bullpen.tasks.storage.sqlite.rows import (
     encode_step,
     has_error,
     headers_of,
+    is_of_group,
     is_plain,
     readable_rows,
     row_of,
@@ -547,6 +548,8 @@ class SqliteTaskTable(StoreRules):
     def _conditions(self, which: TaskFilter) -> tuple[list[str], list[object]]:
         if which.error is not None:
             self._db.create_function("has_error", 2, has_error, deterministic=True)
+        if which.fingerprint is not None:
+            self._db.create_function("is_of_group", 2, is_of_group, deterministic=True)
         return _conditions(which)
 
     def counts(self) -> dict[str, dict[TaskStatus, int]]:
@@ -687,6 +690,9 @@ def _conditions(which: TaskFilter) -> tuple[list[str], list[object]]:
     if which.error is not None:
         conditions.append("has_error(errors, ?)")
         values.append(which.error)
+    if which.fingerprint is not None:
+        conditions.append("is_of_group(errors, ?)")
+        values.append(which.fingerprint)
     at = "iif(status NOT IN ('pending', 'running'), ifnull(finished_at, created_at), created_at)"
     for comparison, instant in ((">", which.since), ("<=", which.until)):
         if instant is not None:

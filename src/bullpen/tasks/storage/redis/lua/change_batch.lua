@@ -1,6 +1,6 @@
 -- Cancel, retry or delete tasks of a queue that match a filter, or count them: those with the given ids, or one page.
 -- KEYS: a tag. ARGV: {verb, channel, size of the page, id to start after, ids or false, filter}, packed. A filter is
--- {statuses or false, function, worker, error, since, until}; '' matches every task.
+-- {statuses or false, function, worker, error, since, until, fingerprint}; '' matches every task.
 -- Returns the id to go on after or '', how many match, and id, attempt and status of each that was changed.
 -- Repeats `port.TaskFilter.matches`, `model.task.cancelled_by_operator`, `model.task.redriven` and `model.links`. Held by
 -- BatchTests.
@@ -11,7 +11,7 @@ if not ids then
     ids = redis.call('ZRANGEBYLEX', tag .. ':ids', after == '' and '-' or '(' .. after, '+', 'LIMIT', 0, most)
     if #ids == most then last = ids[#ids] end
 end
-local statuses, func_path, worker, name, since, until_then = unpack(filter)
+local statuses, func_path, worker, name, since, until_then, fingerprint = unpack(filter)
 local bodies = func_path ~= '' and values(tag .. ':body', ids)
 
 local function matches(i, task)
@@ -23,10 +23,14 @@ local function matches(i, task)
         local ok, body = pcall(cmsgpack.unpack, bodies[i] or '')
         if not ok or type(body) ~= 'table' or body[1] ~= func_path then return false end
     end
+    if name == '' and fingerprint == '' then return true end
+    local latest = task[ERRORS][#task[ERRORS]]
+    if type(latest) ~= 'string' then return false end
+    local kind = string.match(latest, '"kind":"([^"]*)"')
+    if fingerprint ~= '' and (string.match(latest, '"fingerprint":"([^"]+)"') or kind) ~= fingerprint then
+        return false
+    end
     if name ~= '' then
-        local latest = task[ERRORS][#task[ERRORS]]
-        if type(latest) ~= 'string' then return false end
-        local kind = string.match(latest, '"kind":"([^"]*)"')
         local full = string.match(latest, '"type":"([^"]*)"')
         return kind == name or full == name or (full and string.match(full, '([^.]*)$') == name)
     end
