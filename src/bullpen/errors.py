@@ -52,6 +52,9 @@
     │   │   └── PredecessorFailed           … because a task that it depends on did not succeed
     │   ├── ResultDropped                   … and the task succeeded, but its result could not be kept
     │   ├── LeaseLost                       this attempt is over: another worker has the task
+    │   ├── InvalidStep                     a step cannot run here: says why
+    │   ├── StepMismatch                    a step was called with other arguments than its kept record
+    │   ├── StepFailed                      a step gave up, now or in an earlier attempt; has the error as data
     │   ├── TasksLeft                       a worker stopped while its store did not answer; has the ids
     │   └── NoCurrentTask (RuntimeError)    `current_task()` was called outside a task
     ├── TaskSignal                          raised by your own tasks to decide how they continue
@@ -598,6 +601,44 @@ class LeaseLost(QueueError):
         self.task = task
         self.attempt = attempt
         super().__init__(f"attempt {attempt} of task {task} is over: it is settled, or another worker has the task")
+
+
+class InvalidStep(QueueError):
+    """A step of a task cannot run here, and has not run."""
+
+    def __init__(self, reason: str, *, step: str) -> None:
+        self.reason = reason
+        self.step = step
+        super().__init__(f"step {step!r}: {reason}")
+
+
+class StepMismatch(QueueError):
+    """A kept step is called with other arguments: the code has changed, or decides by something that differs between
+    two attempts. The step has not run.
+    """
+
+    def __init__(self, *, step: str, attempt: int) -> None:
+        self.step = step
+        self.attempt = attempt
+        super().__init__(
+            f"step {step!r} was kept in attempt {attempt} with other arguments than now; give the step another key= to "
+            "run it anew, or make the function call it as it did then"
+        )
+
+
+class StepFailed(QueueError):
+    """A step with `max_retries` of its own gave up. Later attempts get the same error, and do not run the step.
+
+    `kind` is the type of the error as text, `message` its message.
+    """
+
+    def __init__(self, *, step: str, kind: str, message: str, tries: int) -> None:
+        self.step = step
+        self.kind = kind
+        self.message = message
+        self.tries = tries
+        times = "1 try" if tries == 1 else f"{tries} tries"
+        super().__init__(f"step {step!r} gave up after {times}: {kind}: {message}")
 
 
 class TasksLeft(QueueError):

@@ -46,6 +46,8 @@ TESTED_BELOW = {"worker.before_leave", "enqueue.before_add", "enqueue.after_add"
 TESTED_IN = {
     "complete.before": "test_complete_killed.py",
     "complete.after": "test_complete_killed.py",
+    "step.before": "test_steps_killed.py",
+    "step.after": "test_steps_killed.py",
     "schedules.before_declare": "test_schedules_killed.py",
     "schedules.after_declare": "test_schedules_killed.py",
     "sqlite.before_checkpoint": "test_sqlite_crash.py",

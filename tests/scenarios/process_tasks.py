@@ -223,3 +223,22 @@ def _note(name: str) -> None:
     folder = os.environ.get("PROCESS_TASKS_FOLDER")
     if folder is not None:
         Path(folder, name).touch()
+
+
+@plain.task(max_retries=1, backoff=0)
+def stepped() -> tuple[str, str, list[int]]:
+    """Its first attempt ends with its process."""
+    task = current_task()
+    first = task.step(token)
+    again = task.using(key="pid").step(os.getpid)
+    if task.attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return first, task.step(same, first), [again, os.getpid()]
+
+
+def token() -> str:
+    return os.urandom(8).hex()
+
+
+def same(value: str) -> str:
+    return value

@@ -22,7 +22,7 @@ from bullpen.tasks.model.retry import Backoff
 from bullpen.tasks.model.task import CANCELLED, FAILED, PENDING, SUCCESS, AttemptError, Progress, Task
 from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.tasks.storage.sqlite.store import SqliteStorage
-from bullpen.tasks.worker.attempt import MESSAGE_KEPT, TRACEBACK_KEPT
+from bullpen.tasks.worker.error_data import MESSAGE_KEPT, TRACEBACK_KEPT
 from tests.scenarios.support import Blocker
 from tests.scenarios.task_worker_support import Desk, OneLoopStorage, in_virtual_time, until
 

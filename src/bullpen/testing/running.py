@@ -14,15 +14,15 @@ from __future__ import annotations
 import asyncio
 import time
 from asyncio import _get_running_loop
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.hooks import Hook
 from bullpen.tasks.model.info import TaskInfo, info_of
-from bullpen.tasks.model.task import Settlement, Task, release
-from bullpen.tasks.storage.port import Storage
+from bullpen.tasks.model.task import Settlement, Step, Task, release
+from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.tasks.worker.attempt import AttemptId, TaskAttempt
 from bullpen.tasks.worker.options import Lane, WorkerOptions
 from bullpen.tasks.worker.poison_isolation import PoisonIsolation
@@ -118,10 +118,13 @@ class _InlineLoop:
 
     def create_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Its work before and after the function. The store never makes it wait."""
+        self.run(coroutine)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
             coroutine.send(None)
-        except StopIteration:
-            return
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
         raise RuntimeError("a store that needs no loop had to wait")
 
 
@@ -235,6 +238,17 @@ class _InlineLane:
 
     def settle_in(self, connection: Any, settlement: Settlement) -> None:
         self._storage.settle_in(connection, settlement)
+
+    async def save_step(self, hold: AttemptKey, step: Step) -> bool:
+        return await self._storage.save_step(hold, step)
+
+    def save_step_in(self, connection: Any, hold: AttemptKey, step: Step) -> Awaitable[None] | None:
+        return self._storage.save_step_in(connection, hold, step)
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if isinstance(self.loop, _InlineLoop):
+            return self.loop.run(coroutine)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     def run_on_thread(self, attempt: TaskAttempt) -> None:
         if isinstance(self.loop, _InlineLoop):

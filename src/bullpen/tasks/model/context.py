@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from bullpen.errors import Cancel, InvalidOption, InvalidOptionType, NoCurrentTask
 from bullpen.tasks.model.info import TaskInfo, info_of
+from bullpen.tasks.model.retry import Backoff
+from bullpen.tasks.model.steps import RunsSteps, StepOptions, TaskSteps
 from bullpen.tasks.model.task import Progress, Task, scheduled_time_of, writable
 
 # A task that `current_task().enqueue` makes inherits these, so that a trace goes on: W3C Trace Context and Baggage,
@@ -17,6 +19,10 @@ from bullpen.tasks.model.task import Progress, Task, scheduled_time_of, writable
 TRACE_HEADERS = ("traceparent", "tracestate", "baggage", "sentry-trace")
 
 J = TypeVar("J")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_USUAL_BACKOFF = Backoff()
 J_co = TypeVar("J_co", covariant=True)
 
 
@@ -35,10 +41,10 @@ class CurrentTask:
     The worker makes it. `report` takes progress and returns at once. `cancelled` says whether the task was asked to
     stop. `complete` settles the task in a transaction; if its third argument says that the caller can await, it may
     return an awaitable. `adopt` passes the store's time to a function that makes new tasks, and adds them with the
-    success of this one.
+    success of this one. `steps` makes the runner of its steps.
     """
 
-    __slots__ = ("_adopt", "_cancelled", "_complete", "_report", "_task", "deadline")
+    __slots__ = ("_adopt", "_cancelled", "_complete", "_report", "_steps", "_task", "deadline")
 
     def __init__(
         self,
@@ -49,12 +55,14 @@ class CurrentTask:
         cancelled: Callable[[], bool] = lambda: False,
         complete: Callable[[Any, Any, bool], Awaitable[None] | None] | None = None,
         adopt: Callable[[Callable[[float], Sequence[Task]]], None] | None = None,
+        steps: Callable[[], RunsSteps] | None = None,
     ) -> None:
         self._task = task
         self._report = report
         self._cancelled = cancelled
         self._complete = complete
         self._adopt = adopt
+        self._steps = steps
         self.deadline = deadline  # when this attempt times out
 
     @property
@@ -155,6 +163,68 @@ class CurrentTask:
             raise InvalidOptionType("note", note, "a string")
         whole = None if total is None else _number("total", total)
         self._report(Progress(_number("done", done), whole, writable(note)))
+
+    def step(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a part of this function, and keep its result: a later attempt gets the result and does not run it again.
+
+            payment = current_task().step(charge, order)
+
+        The result is in the store before this returns. If the worker dies before that, the step runs again. A step is
+        found again by the name of its function and by how often this attempt has called it, or by `using(key=…)`.
+        An exception is an error of the attempt, and the step runs again with the next one; with
+        `using(max_retries=…)` the step is tried again here, and raises StepFailed when it gives up, which is kept.
+        Raises InvalidStep, StepMismatch, InvalidResult, or LeaseLost if the task went to another worker meanwhile.
+        """
+        return self.using().step(function, *args, **kwargs)
+
+    @overload
+    async def astep(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    async def astep(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def astep(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """`step`, for async code. A coroutine function runs on the event loop, any other function on a thread.
+
+        payment = await current_task().astep(charge, order)
+        """
+        return await self.using().astep(function, *args, **kwargs)
+
+    def using(
+        self,
+        *,
+        key: str | None = None,
+        max_retries: int | None = None,
+        backoff: float | Backoff | Sequence[float] = _USUAL_BACKOFF,
+        timeout: float | timedelta | None = None,
+        connection: Any = None,
+    ) -> TaskSteps:
+        """Options for a step.
+
+            await current_task().using(key="ship", max_retries=3).astep(ship, order, payment)
+
+        `key`: the name of the step, in place of the name of its function. `max_retries`: the step is tried again so
+        often, with `backoff`; the retries of the task are not touched. `timeout`: seconds for each try of a coroutine
+        function. `connection`: keep the step in this transaction, together with the effects of the function, on
+        SQLite or PostgreSQL; the caller commits it.
+        """
+        if self._steps is None:
+            raise NoCurrentTask("no worker runs this task here, so there is no store to keep its steps")
+        changes = {
+            "key": key,
+            "max_retries": max_retries,
+            "backoff": backoff,
+            "timeout": timeout,
+            "connection": connection,
+        }
+        return TaskSteps(self._steps(), StepOptions().using(changes))
+
+    def idempotency_key(self, step: str) -> str:
+        """A key for a call of another service: the same in every attempt of this run, and different for each step.
+
+        charge_card(order, idempotency_key=current_task().idempotency_key("charge"))
+        """
+        if not isinstance(step, str):
+            raise InvalidOptionType("step", step, "the name of a step")
+        return f"{self._task.id}:{self._task.completed_runs}:{step}"
 
     def complete(self, connection: Any, result: Any = None) -> None:
         """Settle the task as a success inside your own transaction: your writes and the success are committed together,

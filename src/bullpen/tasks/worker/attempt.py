@@ -11,13 +11,10 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import traceback
 from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from datetime import UTC, datetime
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -30,6 +27,8 @@ from bullpen.errors import (
     QueueError,
     Retry,
     Snooze,
+    StepFailed,
+    StorageError,
     WorkerError,
     WorkerLost,
 )
@@ -48,6 +47,7 @@ from bullpen.tasks.model.task import (
     ErrorKind,
     Progress,
     Settlement,
+    Step,
     Task,
     cancel,
     crash,
@@ -61,19 +61,22 @@ from bullpen.tasks.model.task import (
     writable,
 )
 from bullpen.tasks.model.unreadable import unreadable_message
-from bullpen.tasks.worker.fingerprint import fingerprint_of, place_of_error
+from bullpen.tasks.storage.port import AttemptKey
+from bullpen.tasks.worker.error_data import describe_error, text_of, type_of
 from bullpen.tasks.worker.in_process import Outcome, TaskRaised, TaskUnreadable
 from bullpen.tasks.worker.options import Lane, WorkerOptions
 from bullpen.tasks.worker.own_transaction import OwnTransaction
 from bullpen.tasks.worker.poison_isolation import PoisonIsolation
 from bullpen.tasks.worker.reports import Reports
 from bullpen.tasks.worker.scope import WorkerScope
+from bullpen.tasks.worker.step_link import SavedStep
+from bullpen.tasks.worker.steps import StepRunner
 from bullpen.telemetry import Kind
 
 # Seconds for a function to end after an interruption; the short time applies when the worker stops or loses the lease.
 PATIENCE, SHORT_PATIENCE = 5.0, 0.5
 RESULTS_PAUSE = 1.0  # seconds until the next try, if the results of predecessors cannot be read
-MESSAGE_KEPT, TRACEBACK_KEPT = 2_000, 20_000  # characters
+T = TypeVar("T")
 AttemptId = tuple[str, int]  # of a task, and the number of the attempt
 UNCOMMITTED = "it called complete() in a transaction that was never committed"
 
@@ -112,6 +115,9 @@ class AttemptLane(Protocol):
     def no_process(self, attempt: TaskAttempt, error: BaseException, /) -> Settlement: ...
     async def get(self, ids: Sequence[str], /) -> Sequence[Task | None]: ...
     def settle_in(self, connection: Any, settlement: Settlement, /) -> Awaitable[None] | None: ...
+    async def save_step(self, hold: AttemptKey, step: Step, /) -> bool: ...
+    def save_step_in(self, connection: Any, hold: AttemptKey, step: Step, /) -> Awaitable[None] | None: ...
+    def wait_for(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
     def settle(self, attempt: TaskAttempt, settlement: Settlement | None, /) -> None: ...
     def settle_from_thread(self, attempt: TaskAttempt, settlement: Settlement | None, /) -> None: ...
     def abandon(self, attempt: TaskAttempt, /) -> None: ...
@@ -136,6 +142,7 @@ class TaskAttempt:
     _gives_up_at: float | None = None
     _children: tuple[Task, ...] = ()
     _future: PoolFuture[Outcome] | None = None  # of one in a process
+    _steps: StepRunner | None = None
     definition: TaskDefinition
 
     def __init__(self, lane: AttemptLane, task: Task, claimed_at: float, expires_at: float) -> None:
@@ -203,7 +210,7 @@ class TaskAttempt:
         try:
             members = await lane.get(depends_on.ids)
         except Exception as error:
-            self._log(logging.WARNING, "released: the results that it needs cannot be read (%s)", _type_of(error))
+            self._log(logging.WARNING, "released: the results that it needs cannot be read (%s)", type_of(error))
             lane.settle(self, release(self.task, RESULTS_PAUSE))
             return
         self.unit = None
@@ -337,10 +344,18 @@ class TaskAttempt:
             self.task,
             deadline=self.deadline(),
             report=self.report,
-            cancelled=self._is_interrupted,
+            cancelled=self.is_interrupted,
             complete=self._complete,
             adopt=self._adopt,
+            steps=self._step_runner,
         )
+
+    def _step_runner(self) -> StepRunner:
+        """On any thread: the same for all."""
+        if self._steps is None:
+            vars(self).setdefault("_steps", StepRunner(self, self.definition.codec.max_result))
+        assert self._steps is not None
+        return self._steps
 
     def _adopt(self, make: Callable[[float], Sequence[Task]]) -> None:
         """On any thread: enqueue tasks together with the success."""
@@ -358,8 +373,53 @@ class TaskAttempt:
             return settlement
         return msgspec.structs.replace(settlement, progress=self.progress)
 
-    def _is_interrupted(self) -> bool:
+    def is_interrupted(self) -> bool:
+        """On any thread: whether it is to stop."""
         return self.interruption is not None
+
+    # Steps: `worker/steps.py` calls these.
+
+    async def _save_step(self, step: Step) -> bool:
+        """Save a step. While the store does not answer, try again for as long as the worker has the task."""
+        pause = 0.05
+        while True:
+            try:
+                return await self._lane.save_step(AttemptKey(*self.key), step)
+            except (StorageError, TimeoutError) as error:
+                if self.interruption is not None or self._lane.loop.time() >= self.expires_at:
+                    raise
+                self._log(logging.WARNING, "step %r is not kept yet (%s); trying again", step.name, type_of(error))
+            pause = min(2 * pause, 1.0)
+            await asyncio.sleep(pause)
+
+    def save_step(self, step: Step) -> bool:
+        return self._lane.wait_for(self._save_step(step))
+
+    async def asave_step(self, step: Step) -> bool:
+        if asyncio.get_running_loop() is self._lane.loop:
+            return await self._save_step(step)
+        saving = asyncio.run_coroutine_threadsafe(self._save_step(step), self._lane.loop)
+        return await asyncio.wrap_future(saving)
+
+    def save_step_in(self, connection: Any, step: Step) -> Awaitable[None] | None:
+        return self._lane.save_step_in(connection, AttemptKey(*self.key), step)
+
+    def describe_error(self, error: BaseException) -> AttemptError:
+        return self._error("exception", error)
+
+    def store_time(self) -> float:
+        return self._now()
+
+    def save_step_of_process(self, saved: SavedStep) -> None:
+        """On any thread: its process waits for the answer."""
+
+        async def answer() -> None:
+            try:
+                saved.answer("kept" if await self._save_step(saved.step) else "lost")
+            except Exception as error:
+                saved.answer(f"{type_of(error)}: {text_of(error)}")
+
+        asyncio.run_coroutine_threadsafe(answer(), self._lane.loop)
 
     def _complete(self, connection: Any, value: Any, waits: bool) -> Awaitable[None] | None:
         """On the thread of the function, in its transaction. Returns an awaitable if the connection is async."""
@@ -407,7 +467,7 @@ class TaskAttempt:
         try:
             result, dropped = self.definition.keep_result(value)
         except BaseException as error:  # also not an `Exception`, or nested too deeply
-            result, dropped = None, f"{_type_of(error)} while it was written"
+            result, dropped = None, f"{type_of(error)} while it was written"
         return self._succeeded(result, dropped)
 
     def _succeeded(self, result: bytes | None, dropped: str) -> Settlement | None:
@@ -422,7 +482,7 @@ class TaskAttempt:
         try:
             return self._classify(error)
         except BaseException as broken:  # out of memory, or a log handler raised
-            failure = AttemptError(kind="exception", attempt=self.task.attempt, at=self._now(), type=_type_of(error))
+            failure = AttemptError(kind="exception", attempt=self.task.attempt, at=self._now(), type=type_of(error))
             self._log(logging.ERROR, "failed; the error cannot be described (%s)", type(broken).__name__)
             return fail(self.task, failure, primitives.random.random())
 
@@ -435,7 +495,7 @@ class TaskAttempt:
         if isinstance(error, Cancel):
             self._log(logging.INFO, "cancelled itself: %s", error)
             return cancel(self.task)
-        retry = self.definition.options.may_retry(error)
+        retry = self.definition.options.may_retry(error) and not isinstance(error, StepFailed)  # it would be the same
         after, random = error.after if isinstance(error, Retry) else None, primitives.random.random()
         backoff = None if isinstance(error, Retry) else self.definition.options.backoff_of(error)
         if backoff is not None:
@@ -443,12 +503,12 @@ class TaskAttempt:
         failure = self._error("exception", error)
         cause = _cause_of_retry(error) if isinstance(error, Retry) else None
         if cause is not None:
-            of_cause = self._error("exception", cause, f"{_text_of(cause)}; {error}")
+            of_cause = self._error("exception", cause, f"{text_of(cause)}; {error}")
             failure = msgspec.structs.replace(of_cause, traceback=failure.traceback)
         settlement = fail(self.task, failure, random, retry=retry, after=after)
         if isinstance(error, Retry):  # it has a reason: no traceback, but that of its cause
             said = f"raised Retry ({error.reason})" if error.reason else "raised Retry"
-            because = "" if cause is None else f" because of {_type_of(cause)}: {_text_of(cause)}"
+            because = "" if cause is None else f" because of {type_of(cause)}: {text_of(cause)}"
             self._log_failure(said + because, settlement, cause, quiet=True)
         else:
             self._log_failure("failed", settlement, error)
@@ -475,7 +535,7 @@ class TaskAttempt:
         """It is recorded as a timeout, whatever the function raised when it was interrupted."""
         timeout = f"ran longer than its timeout of {self.task.timeout:g} s"
         own = None if isinstance(error, asyncio.CancelledError | CancelledError) else error
-        raised = "" if own is None else f"; it raised {_type_of(own)}: {_text_of(own)}"
+        raised = "" if own is None else f"; it raised {type_of(own)}: {text_of(own)}"
         failure = TimeoutError(timeout + raised).with_traceback(None if error is None else error.__traceback__)
         settlement = fail(self.task, self._error("timeout", failure), primitives.random.random())
         self._log_failure(timeout, settlement, own)
@@ -512,28 +572,14 @@ class TaskAttempt:
 
     def _undecodable(self, error: BaseException) -> Settlement:
         self._log(
-            logging.ERROR, "failed: the stored arguments cannot be decoded (%s)", _type_of(error)
+            logging.ERROR, "failed: the stored arguments cannot be decoded (%s)", type_of(error)
         )  # never log arguments
         return fail_permanently(self.task, self._error("poison", error))
 
     def _error(self, kind: ErrorKind, error: BaseException | None, message: str = "") -> AttemptError:
         """A failure as data, with the message of the error unless another is given."""
-        if error is not None and not message:
-            message = _text_of(error)
-        kind_of_error = "" if error is None else _type_of(error)
-        place, where = place_of_error(error)
-        return AttemptError(
-            kind=kind,
-            attempt=self.task.attempt,
-            at=self._now(),
-            type=kind_of_error,
-            message=writable(message)[:MESSAGE_KEPT],
-            traceback="" if error is None else writable(_traceback_of(error))[-TRACEBACK_KEPT:],
-            worker=self._lane.worker,
-            where=where,
-            fingerprint=fingerprint_of(self.task.func_path, kind_of_error or kind, place),
-            started_at=self.task.started_at,
-        )
+        worker = self._lane.worker
+        return describe_error(self.task, kind, error, at=self._now(), worker=worker, message=message)
 
     def _now(self) -> float:
         """The store's clock, as estimated here."""
@@ -611,7 +657,7 @@ class TaskAttempt:
 
 
 class ProgressOf(Listener):
-    """Receives progress from a process."""
+    """Receives progress and steps from a process."""
 
     __slots__ = ("_attempt",)
 
@@ -619,7 +665,10 @@ class ProgressOf(Listener):
         self._attempt = attempt
 
     def hear(self, value: Any) -> None:
-        self._attempt.report(value)
+        if isinstance(value, SavedStep):
+            self._attempt.save_step_of_process(value)
+        else:
+            self._attempt.report(value)
 
 
 def _has_result(member: Task | None, depends_on: DependsOn) -> bool:
@@ -636,35 +685,3 @@ def _cause_of(error: BaseException) -> BaseException:
 def _cause_of_retry(error: Retry) -> BaseException | None:
     """The error that it was raised from, or while it was handled."""
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def _type_of(error: BaseException) -> str:
-    kind = type(error)
-    return writable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:
-        return f"<{type(error).__name__}: its __str__ raised>"
-
-
-def _traceback_of(error: BaseException) -> str:
-    """The traceback, from the function on."""
-    try:
-        frames = error.__traceback__
-        while frames is not None and _is_ours(frames):
-            frames = frames.tb_next
-        return "".join(traceback.format_exception(type(error), error, frames))
-    except BaseException:
-        return ""
-
-
-def _is_ours(frame: TracebackType) -> bool:
-    """Decides by file name: frames from a process have little else."""
-    return frame.tb_frame.f_code.co_filename.startswith(_OURS)
-
-
-_PACKAGE = Path(__file__).parents[2]
-_OURS = tuple(str(_PACKAGE / layer) for layer in ("tasks/worker", "pools/runtimes"))

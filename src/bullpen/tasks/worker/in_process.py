@@ -10,16 +10,20 @@ import asyncio
 import importlib
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NoReturn
 
 from bullpen import primitives
-from bullpen.errors import InvalidTask, NoCurrentTask, WorkerBroken
+from bullpen.errors import InvalidStep, InvalidTask, NoCurrentTask, WorkerBroken
 from bullpen.tasks.model.context import CurrentTask, running
 from bullpen.tasks.model.registry import TaskDefinition, TaskRegistry
-from bullpen.tasks.model.task import Progress, Task
+from bullpen.tasks.model.task import AttemptError, Progress, Step, Task
+from bullpen.tasks.worker.error_data import describe_error
 from bullpen.tasks.worker.scope import WorkerScope
+from bullpen.tasks.worker.step_link import StepLink
+from bullpen.tasks.worker.steps import StepRunner
 
 TELL_EVERY = 0.1  # seconds between two reports of progress
 CLOSE_PATIENCE = 5.0  # seconds for lifespans and injected values to close
@@ -45,8 +49,9 @@ class TaskProcess:
 
     def __init__(self) -> None:
         self._scopes: dict[int, _OpenScope] = {}  # by registry
+        self._link = StepLink()
 
-    def run(self, place: Place, task: Task, deadline: datetime | None, tell: Callable[[Progress], object]) -> Outcome:
+    def run(self, place: Place, task: Task, deadline: datetime | None, tell: Callable[[Any], object]) -> Outcome:
         """Run a task. Raises `TaskRaised` from its exception, or `TaskUnreadable`. The pool handles `WorkerBroken`."""
         try:
             return self._run(place, task, deadline, _Teller(tell))
@@ -61,7 +66,9 @@ class TaskProcess:
             args, kwargs = definition.decode(task.payload)
         except BaseException as error:
             raise TaskUnreadable from error
-        with running(CurrentTask(task, deadline=deadline, report=teller, complete=_cannot_complete)):
+        steps = StepRunner(_Keeper(task, self._link, teller), definition.codec.max_result)
+        current = CurrentTask(task, deadline=deadline, report=teller, complete=_cannot_complete, steps=lambda: steps)
+        with running(current):
             try:
                 value = self._call(definition, args, kwargs)
                 definition.reject_unawaited(value)
@@ -84,6 +91,36 @@ class TaskProcess:
     def close(self) -> None:
         for scope in self._scopes.values():
             scope.close()
+        self._link.close()
+
+
+class _Keeper:
+    """Keeps the steps of a task through the worker, which has the store."""
+
+    def __init__(self, task: Task, link: StepLink, teller: _Teller) -> None:
+        self.task = task
+        self._link = link
+        self._send = teller.send
+        self._began = time.monotonic()
+
+    def save_step(self, step: Step) -> bool:
+        return self._link.save(step, self._send)
+
+    async def asave_step(self, step: Step) -> bool:
+        return await asyncio.to_thread(self.save_step, step)
+
+    def save_step_in(self, connection: Any, step: Step) -> NoReturn:  # noqa: ARG002
+        why = "a task that runs in a process cannot keep a step in a transaction: let it run on a thread"
+        raise InvalidStep(why, step=step.name)
+
+    def describe_error(self, error: BaseException) -> AttemptError:
+        return describe_error(self.task, "exception", error, at=self.store_time(), worker=self.task.worker or "")
+
+    def store_time(self) -> float:
+        return (self.task.started_at or 0.0) + time.monotonic() - self._began
+
+    def is_interrupted(self) -> bool:
+        return False  # the worker interrupts the function itself
 
 
 class _OpenScope:
@@ -107,8 +144,9 @@ class _OpenScope:
 class _Teller:
     """Sends the latest progress, at most once every `TELL_EVERY` seconds."""
 
-    def __init__(self, tell: Callable[[Progress], object]) -> None:
+    def __init__(self, tell: Callable[[Any], object]) -> None:
         self._tell = tell
+        self.send: Callable[[Any], object] = tell  # at once
         self._lock = primitives.leaf_lock()
         self._latest: Progress | None = None  # not sent yet
         self._timer: threading.Timer | None = None  # sends it

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from bullpen.pools.dispatch.futures import PoolFuture
 from bullpen.pools.policies import CallPolicy
 from bullpen.pools.pool import Pool
 from bullpen.tasks.model.registry import TaskRegistry
-from bullpen.tasks.model.task import Settlement, Task, release
+from bullpen.tasks.model.task import Settlement, Step, Task, release
 from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.tasks.worker.attempt import AttemptId, Interruption, ProgressOf, TaskAttempt
 from bullpen.tasks.worker.exchange import StoreExchange
@@ -29,6 +29,7 @@ from bullpen.tasks.worker.reports import Reports, log_message
 from bullpen.tasks.worker.scope import WorkerScope
 from bullpen.telemetry import Kind
 
+T = TypeVar("T")
 Ended = tuple[TaskAttempt, Settlement]
 
 START_PAUSE = 5.0  # seconds until a task without a thread is tried again
@@ -213,6 +214,18 @@ class LaneRunner:
     def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
         """On any thread: settle in a transaction of the function."""
         return self._storage.settle_in(connection, settlement)
+
+    async def save_step(self, hold: AttemptKey, step: Step) -> bool:
+        async with asyncio.timeout(self.options.store_patience):
+            return await self._storage.save_step(hold, step)
+
+    def save_step_in(self, connection: Any, hold: AttemptKey, step: Step) -> Awaitable[None] | None:
+        """On any thread: in a transaction of the function."""
+        return self._storage.save_step_in(connection, hold, step)
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """On a thread of the lane: run a coroutine on the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     def abandon(self, attempt: TaskAttempt) -> None:
         """Count an attempt whose function keeps running. Beyond `max_abandoned` the lane claims nothing."""

@@ -1,0 +1,66 @@
+"""Exceptions as data: type, message and traceback, within limits. No exception is rebuilt from it."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from bullpen.tasks.model.task import AttemptError, ErrorKind, Task, writable
+from bullpen.tasks.worker.fingerprint import fingerprint_of, place_of_error
+
+MESSAGE_KEPT, TRACEBACK_KEPT = 2_000, 20_000  # characters
+
+
+def describe_error(
+    task: Task, kind: ErrorKind, error: BaseException | None, *, at: float, worker: str = "", message: str = ""
+) -> AttemptError:
+    """A failure as data, with the message of the error unless another is given."""
+    if error is not None and not message:
+        message = text_of(error)
+    kind_of_error = "" if error is None else type_of(error)
+    place, where = place_of_error(error)
+    return AttemptError(
+        kind=kind,
+        attempt=task.attempt,
+        at=at,
+        type=kind_of_error,
+        message=writable(message)[:MESSAGE_KEPT],
+        traceback="" if error is None else writable(_traceback_of(error))[-TRACEBACK_KEPT:],
+        worker=worker,
+        where=where,
+        fingerprint=fingerprint_of(task.func_path, kind_of_error or kind, place),
+        started_at=task.started_at,
+    )
+
+
+def type_of(error: BaseException) -> str:
+    kind = type(error)
+    return writable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
+
+
+def text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:
+        return f"<{type(error).__name__}: its __str__ raised>"
+
+
+def _traceback_of(error: BaseException) -> str:
+    """The traceback, from the function on."""
+    try:
+        frames = error.__traceback__
+        while frames is not None and _is_ours(frames):
+            frames = frames.tb_next
+        return "".join(traceback.format_exception(type(error), error, frames))
+    except BaseException:
+        return ""
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    """Decides by file name: frames from a process have little else."""
+    return frame.tb_frame.f_code.co_filename.startswith(_OURS)
+
+
+_PACKAGE = Path(__file__).parents[2]
+_OURS = tuple(str(_PACKAGE / layer) for layer in ("tasks/worker", "pools/runtimes"))

@@ -1,0 +1,260 @@
+"""Runs the steps of one attempt: finds the kept outcome, or runs the function and keeps the outcome.
+
+    begin → run, with retries → encode → save → return
+
+The outcome is in the store before the function gets it. `model/steps.py` names the calls and decides what is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from asyncio import _get_running_loop
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Literal, Protocol
+
+from bullpen import primitives
+from bullpen.errors import (
+    Cancel,
+    InvalidOption,
+    InvalidOptionType,
+    InvalidStep,
+    LeaseLost,
+    StepFailed,
+    TaskSignal,
+)
+from bullpen.tasks.model.codec import CallCodec
+from bullpen.tasks.model.registry import is_async
+from bullpen.tasks.model.steps import StepCall, StepLog, StepOptions, digest_of
+from bullpen.tasks.model.task import AttemptError, Step, Task
+
+LONGEST_PAUSE = 0.5  # seconds that a thread waits before it looks whether the task was asked to stop
+
+_Action = tuple[Literal["call", "pause", "save", "save_in"], Step | float | None]
+
+_running_step: ContextVar[str] = ContextVar("bullpen_step", default="")
+
+
+class KeepsSteps(Protocol):
+    """The part of an attempt that its steps need."""
+
+    task: Task
+
+    def save_step(self, step: Step) -> bool:
+        """On a thread without an event loop. False if another worker has the task."""
+
+    async def asave_step(self, step: Step) -> bool:
+        """On any event loop."""
+
+    def save_step_in(self, connection: Any, step: Step) -> Awaitable[None] | None:
+        """Raises LeaseLost."""
+
+    def describe_error(self, error: BaseException) -> AttemptError: ...
+    def store_time(self) -> float: ...
+    def is_interrupted(self) -> bool: ...
+
+
+class StepRunner:
+    """The steps of one attempt. Any thread may call it."""
+
+    def __init__(self, keeper: KeepsSteps, max_result: int) -> None:
+        self._keeper = keeper
+        self._max_result = max_result
+        self._log = StepLog(keeper.task)
+        self._lock = primitives.leaf_lock()  # of the log
+
+    def run(
+        self, options: StepOptions, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """On a thread."""
+        name = _name_of(function, options)
+        if is_async(function):
+            raise InvalidStep("it is a coroutine function: await task.astep(…), in an async task", step=name)
+        if _get_running_loop() is not None:
+            raise InvalidStep("an event loop runs here: await task.astep(…)", step=name)
+        _reject_timeout(options)
+        course = self._course(name, options, function, args, kwargs)
+        try:
+            action = next(course)
+            while True:
+                try:
+                    answer = self._do(action, options, lambda: function(*args, **kwargs))
+                except BaseException as error:
+                    action = course.throw(error)
+                else:
+                    action = course.send(answer)
+        except StopIteration as ended:
+            return ended.value
+
+    async def arun(
+        self, options: StepOptions, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """On an event loop."""
+        name = _name_of(function, options)
+        if is_async(function):
+            call = functools.partial(_with_timeout, options.timeout, function, *args, **kwargs)
+        else:
+            _reject_timeout(options)
+            call = functools.partial(asyncio.to_thread, function, *args, **kwargs)
+        course = self._course(name, options, function, args, kwargs)
+        try:
+            action = next(course)
+            while True:
+                try:
+                    answer = await self._ado(action, options, call)
+                except BaseException as error:
+                    action = course.throw(error)
+                else:
+                    action = course.send(answer)
+        except StopIteration as ended:
+            return ended.value
+
+    def _course(
+        self,
+        name: str,
+        options: StepOptions,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Generator[_Action, Any, Any]:
+        """One step, whether it runs on a thread or on an event loop: it yields what is to be done next."""
+        call = self._begin(name, options, args, kwargs)
+        codec = _codec_of(function, name, self._max_result)
+        if call.kept is not None:
+            return _outcome(call.kept, codec)
+        tries, started = 1, self._keeper.store_time()
+        save: Literal["save", "save_in"] = "save" if options.connection is None else "save_in"
+        try:
+            if options.connection is not None:  # locks the task; the record has no outcome yet
+                yield "save_in", self._record(call)
+            while True:
+                token = _running_step.set(name)
+                try:
+                    value = yield "call", None
+                    break
+                except Exception as error:
+                    if options.max_retries is None or isinstance(error, TaskSignal):
+                        raise
+                    delay = options.delay_after(tries, primitives.random.random())
+                    if delay is None:
+                        problem = self._keeper.describe_error(error)
+                        step = self._record(call, error=problem, tries=tries, started_at=started)
+                        yield "save", step
+                        self._keep(call, step)
+                        raise _failed(step) from error
+                    yield "pause", delay
+                    tries += 1
+                finally:
+                    _running_step.reset(token)
+            step = self._record(call, result=codec.encode_result(value), tries=tries, started_at=started)
+            yield save, step
+            self._keep(call, step)
+        except BaseException as error:
+            if not isinstance(error, StepFailed) or error.step != call.name:
+                self._drop(call)
+            raise
+        return value
+
+    def _do(self, action: _Action, options: StepOptions, call: Callable[[], Any]) -> Any:
+        match action:
+            case "call", _:
+                return call()
+            case "pause", float(seconds):
+                self._pause(seconds)
+            case "save", Step() as step:
+                primitives.failpoint("step.before")
+                self._check(self._keeper.save_step(step))
+                primitives.failpoint("step.after")
+            case "save_in", Step() as step:
+                waiting = self._keeper.save_step_in(options.connection, step)
+                if waiting is not None:
+                    getattr(waiting, "close", lambda: None)()
+                    allowed = "a sync connection; with this one, await task.astep(…)"
+                    raise InvalidOptionType("connection", options.connection, allowed)
+        return None
+
+    async def _ado(self, action: _Action, options: StepOptions, call: Callable[[], Awaitable[Any]]) -> Any:
+        match action:
+            case "call", _:
+                return await call()
+            case "pause", float(seconds):
+                await asyncio.sleep(seconds)
+            case "save", Step() as step:
+                primitives.failpoint("step.before")
+                self._check(await self._keeper.asave_step(step))
+                primitives.failpoint("step.after")
+            case "save_in", Step() as step:
+                waiting = self._keeper.save_step_in(options.connection, step)
+                if waiting is not None:
+                    await waiting
+        return None
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, unless the task was asked to stop."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._keeper.is_interrupted():
+                raise Cancel("it was asked to stop")
+            time.sleep(min(left, LONGEST_PAUSE))
+
+    def _begin(self, name: str, options: StepOptions, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:
+        if outer := _running_step.get():
+            raise InvalidStep(f"a step cannot begin inside another one ({outer}): call the function itself", step=name)
+        with self._lock:
+            return self._log.begin(name, options.key, digest_of(args, kwargs))
+
+    def _record(self, call: StepCall, **fields: Any) -> Step:
+        with self._lock:
+            return self._log.record(call, ended_at=self._keeper.store_time(), **fields)
+
+    def _keep(self, call: StepCall, step: Step) -> None:
+        with self._lock:
+            self._log.keep(call, step)
+
+    def _drop(self, call: StepCall) -> None:
+        with self._lock:
+            self._log.drop(call)
+
+    def _check(self, kept: bool) -> None:
+        if not kept:
+            raise LeaseLost(task=self._keeper.task.id, attempt=self._keeper.task.attempt)
+
+
+def _reject_timeout(options: StepOptions) -> None:
+    if options.timeout is not None:
+        raise InvalidOption("timeout", options.timeout, "None: a thread cannot be stopped, only a coroutine can")
+
+
+async def _with_timeout(timeout: float | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async with asyncio.timeout(timeout):
+        return await function(*args, **kwargs)
+
+
+def _name_of(function: Callable[..., Any], options: StepOptions) -> str:
+    if not callable(function):
+        raise InvalidOptionType("function", function, "a function, and its arguments after it")
+    if options.key is not None:
+        return options.key
+    name: str = getattr(function, "__qualname__", "").rpartition("<locals>.")[2]
+    if not name or "<lambda>" in name:
+        raise InvalidStep("it has no name of its own: give it one with task.using(key=…)", step=repr(function))
+    return name
+
+
+@functools.lru_cache(maxsize=1000)
+def _codec_of(function: Callable[..., Any], name: str, max_result: int) -> CallCodec:
+    return CallCodec(function, name, max_result=max_result)
+
+
+def _outcome(step: Step, codec: CallCodec) -> Any:
+    if step.error is not None:
+        raise _failed(step)
+    return codec.decode_result(step.result or b"")
+
+
+def _failed(step: Step) -> StepFailed:
+    error = step.error
+    assert error is not None
+    return StepFailed(step=step.name, kind=error.type, message=error.message, tries=step.tries)
