@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from bullpen import TaskQueue
 from bullpen.errors import StorageError
-from bullpen.tasks.model.task import FAILED, PENDING, SUCCESS, succeed
-from bullpen.tasks.storage.port import Limit, Storage
+from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS, Task, succeed
+from bullpen.tasks.storage.port import Limit, Storage, TaskFilter
 from bullpen.tasks.storage.redis import connection, raw_connection
 from bullpen.tasks.storage.redis.rows import TaskBody, TaskState
 from bullpen.tasks.storage.redis.store import RedisStorage
@@ -36,9 +38,30 @@ from bullpen.testing.storage_contract.base import (
     take_back,
 )
 from bullpen.testing.storage_contract.links import new_group
-from bullpen.testing.storage_contract.unreadable import aside
+from bullpen.testing.storage_contract.unreadable import WORKER, aside
 from bullpen.testing.storage_contract.waiting import waits
 from tests.redis_users import add_user, delete_user, documented_rights
+
+
+async def claim_as_worker(store: Storage, *queues: str) -> list[Task]:
+    """Claim ten tasks. A claim that fails may have claimed: a worker looks for its tasks, and claims again."""
+    claimed: list[Task] = []
+    for number in range(3):
+        claim_id = f"claim-{number}-{secrets.token_hex(4)}"
+        try:
+            claimed += await claim(store, 10, queues=queues, claim_id=claim_id)
+        except StorageError:
+            claimed += await store.find_claim(claim_id)
+    return claimed
+
+
+async def settle_as_worker(store: Storage, claimed: Sequence[Task]) -> None:
+    """A worker repeats a settlement that fails."""
+    settlements = [aside(task, 1.0) if task.unreadable else succeed(task, b"1") for task in claimed]
+    try:
+        await settle(store, *settlements)
+    except StorageError:
+        await settle(store, *settlements)
 
 
 def returned(x: int) -> int:
@@ -186,6 +209,112 @@ class TestRedisStorage(StorageContract):
             assert ids(claimed) == [good.id]
             for name in ("ready:0", "expiring"):
                 assert await client.zcard(f"{{{self.prefix}:default}}:{name}") == 0
+
+    async def test_a_key_of_the_wrong_type_costs_only_itself(self, store: Storage) -> None:
+        """Tasks of other queues run, lists and counts work, and what has a key of its own is still there."""
+        names = (
+            *("body", "state", "result", "depends_on", "unique", "busy", "counts", "limits"),
+            *("ids", "running", "finished", "expiring", "starts", "ready:0", "keyed:0", "keys:0"),
+            *("keyed:0:k", "order:k", "regular:0", "damaged"),
+        )
+        for name in names:
+            await store.set_limit(Limit(queue="other", max_running_per_key=100, rate=1e6))
+            options = {"queue": "other", "unique_key": name, "expires": await store.now() + 60.0}
+            await store.add([new_task(**options), new_task(queue="other", concurrency_key="k")])
+            await settle(store, succeed(await claimed_one(store), b"1"))
+            async with Redis.from_url(self.url) as client:
+                await client.delete(key := f"{{{self.prefix}:other}}:{name}")
+                await client.set(key, "of another program")
+            good = await added(store)
+            claimed = await claim_as_worker(store, "default", "other")
+            assert good.id in ids(claimed), name
+            await settle_as_worker(store, claimed)
+            await store.list(TaskFilter(), limit=1000)
+            await store.counts()
+            await store.limits()
+            await store.paused()
+            await store.rescue_expired(take_back, limit=10)
+            await store.expire(limit=10)
+            await store.prune(limit=10)
+            await store.close()
+            await store.open()  # a client does not repair the same key again at once
+            await store.cancel(ids(await store.list(TaskFilter(statuses=(PENDING, RUNNING)), limit=1000)))
+            await store.set_limit(Limit(queue="other", max_running_per_key=100, rate=1e6))
+            again = [new_task(queue="other", concurrency_key="k"), new_task(**options)]
+            for _ in range(2):
+                with contextlib.suppress(StorageError):
+                    await store.add(again)
+            running = await claim_as_worker(store, "other")
+            assert {task.queue for task in running} == {"other"}, name
+            await settle_as_worker(store, running)
+            assert (await get(store, running[0])).is_final, name
+
+    async def test_a_damaged_count_is_made_anew(self, store: Storage) -> None:
+        await store.set_limit(Limit(queue="default", max_running_per_key=1))
+        for name, field, value in (("counts", "pending", "x"), ("counts", "failed", "-5"), ("busy", "k", "x")):
+            await store.add([new_task(concurrency_key="k")])
+            async with Redis.from_url(self.url) as client:
+                await client.hset(f"{{{self.prefix}:default}}:{name}", field, value)
+            for task in await claim_as_worker(store, "default"):
+                await settle(store, succeed(task, b"1"))
+            assert set((await store.counts())["default"]) == {SUCCESS}, name
+            await store.close()
+            await store.open()  # a client does not repair the same key again at once
+
+    async def test_the_list_of_queues_is_made_anew(self, store: Storage) -> None:
+        await store.add([new_task(), new_task(queue="other")])
+        for damage in ("gone", "text", "alien names"):
+            async with Redis.from_url(self.url) as client:
+                if damage == "alien names":
+                    await client.sadd(f"{self.prefix}:queues", b"\xff", "no name")
+                else:
+                    await client.delete(f"{self.prefix}:queues")
+                if damage == "text":
+                    await client.set(f"{self.prefix}:queues", "text")
+            await store.save_worker(replace(WORKER, queues=("default", "other", "empty", "part-*")))
+            assert set(await store.counts()) == {"default", "other"}, damage
+            async with Redis.from_url(self.url) as client:
+                assert b"empty" not in await client.smembers(f"{self.prefix}:queues")
+
+    async def test_workers_register_though_their_key_has_the_wrong_type(self, store: Storage) -> None:
+        async with Redis.from_url(self.url) as client:
+            await client.set(f"{self.prefix}:workers", "text")
+        assert await store.workers() == []
+        await store.save_worker(WORKER)
+        assert [record.id for record in await store.workers()] == ["w"]
+
+    async def test_a_task_whose_id_no_client_can_write_gets_one_and_fails(self, store: Storage) -> None:
+        await store.set_limit(Limit(queue="default", max_running_per_key=1))
+        for number, stored in enumerate((b"\xff", b"", b"a b", "\u202e".encode(), b"\n")):
+            task = await added(store, concurrency_key="k" if number % 2 else None)
+            async with Redis.from_url(self.url) as client:
+                tag = f"{{{self.prefix}:default}}"
+                for name in ("state", "body"):
+                    await client.hset(f"{tag}:{name}", stored, await client.hget(f"{tag}:{name}", task.id))
+                for name in ("ids", "keyed:0", "keyed:0:k", "order:k") if number % 2 else ("ids", "ready:0"):
+                    await client.zadd(f"{tag}:{name}", {stored: 0})
+            good = await added(store)
+            claimed = [one for _ in range(3) for one in await claim(store, 10)]
+            assert {task.id, good.id} == set(ids(claimed)), stored
+            await settle(store, *(succeed(one, b"1") for one in claimed))
+            (named,) = await store.get([f"unreadable-{stored.hex()}"])
+            assert named is not None, stored
+            assert (named.status, named.errors[-1].kind) == (FAILED, "poison")
+            assert await store.delete([named.id]) == 1
+            assert {one.unreadable for one in await store.list(TaskFilter(), limit=1000)} == {""}, stored
+
+    async def test_ids_without_a_task_hide_no_other_and_leave_the_indexes(self, store: Storage) -> None:
+        tasks = new_tasks(450)
+        await store.add(tasks)
+        async with Redis.from_url(self.url) as client:
+            tag = f"{{{self.prefix}:default}}"
+            await client.zadd(f"{tag}:ids", {f"task-0{number}": 0 for number in range(300)})
+            await client.zadd(f"{tag}:finished", {f"lost-{number}": 1.0 for number in range(300)})
+            assert set(ids(await store.list(TaskFilter(), limit=1000))) == set(ids(tasks))
+            for _ in range(4):
+                await store.prune(limit=100)
+            assert await client.zcard(f"{tag}:finished") == 0
+            assert await client.zcard(f"{tag}:ids") == 450
 
     async def damage_worker(self, worker: str) -> None:
         async with Redis.from_url(self.url) as client:

@@ -104,9 +104,7 @@ class TaskChanging(TaskReading):
             return 0, [], None
         queue = queues[0]
         if verb == "retry":  # only the client can tell whether a row is readable
-            rows = await self._run(scripts.LIST_TASKS, queue, [str(limit), after if queue == first else "", "0"])
-            page = self._tasks(queue, rows)
-            last = page[-1].id if len(page) == limit else ""
+            page, last = await self._page(queue, limit, after if queue == first else "")
             matching, changed, _ = await self._run_batch(verb, queue, which, page)
         else:
             matching, changed, last = await self._run_batch(
@@ -129,6 +127,8 @@ class TaskChanging(TaskReading):
         ids = False if tasks is None else [task.id for task in tasks if verb != "retry" or not task.unreadable]
         words = pack((verb, self._channel, limit, after, ids, _filter_in_lua(which)))
         last, matching, rows = await self._run(scripts.CHANGE_BATCH, queue, [words])
+        if await self._gave_names(queue, [*rows[::3], *filter(None, [last])]):
+            return await self._run_batch(verb, queue, which, tasks, limit=limit, after=after)
         changed = [
             ChangedTask(rows[at].decode(), queue, int(rows[at + 1]), TaskStatus(rows[at + 2].decode()))
             for at in range(0, len(rows), 3)

@@ -12,6 +12,7 @@ from bullpen.tasks.storage.port import AttemptKey, Decide, Exchange, Renewal
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.adding import TaskAdding
 from bullpen.tasks.storage.redis.failures import translated_errors
+from bullpen.tasks.storage.redis.reading import ROW
 from bullpen.tasks.storage.redis.rows import NEW_STATE, body_of, new_task, pack, settlement_of, step_of, task_of
 
 
@@ -90,7 +91,8 @@ class TaskClaiming(TaskAdding):
         tasks = []
         for at in range(0, len(claimed), 7):
             number, *stored = claimed[at : at + 7]
-            tasks.append(task_of(names[number - 1], lease_until, *stored))
+            if not await self._gave_names(names[number - 1], stored[:1]):
+                tasks.append(task_of(names[number - 1], lease_until, *stored))
         self._remember({task.id: task.queue for task in tasks})
         after = [task for number, shown in taken for task in self._tasks(names[number - 1], shown)]
         return Exchange(tuple(tasks), frozenset(rejected)), after
@@ -200,6 +202,8 @@ class TaskClaiming(TaskAdding):
         for queue, (now, late) in zip(queues, answers, strict=True):
             settlements: list[Settlement] = []
             leases: dict[str, float | None] = {}
+            if await self._gave_names(queue, late[::ROW]):
+                continue
             for task in self._tasks(queue, late):
                 if len(rescued) + len(settlements) >= limit:
                     break

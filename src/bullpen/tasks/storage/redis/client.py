@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from bullpen.errors import InvalidOption, StorageError
 from bullpen.tasks.model.ids import is_schedule
+from bullpen.tasks.model.options import QUEUE_NAME
 from bullpen.tasks.storage.notifications import Hear
 from bullpen.tasks.storage.port import HealthFinding
 from bullpen.tasks.storage.redis import scripts
@@ -24,6 +25,7 @@ from bullpen.tasks.storage.server import ServerStorage
 log = logging.getLogger("bullpen.storage")
 
 MAX_REMEMBERED = 20_000  # tasks whose queue a client remembers
+_ID = re.compile(rb"[!-~]+")
 _PREFIX = re.compile(r"[^{} ]+|[^{} ]*\{[^{} ]+\}[^{} ]*")
 
 _warned: set[tuple[str, str]] = set()  # addresses, and the warnings that this process has logged about them
@@ -144,7 +146,8 @@ class RedisClient(ServerStorage[RedisConnection]):
             raise StorageError(f"{why}; {advice}", storage=self.name)
 
     async def _queues(self) -> list[str]:
-        return sorted(name.decode() for name in await self._execute("SMEMBERS", f"{self.prefix}:queues"))
+        names = [name.decode(errors="replace") for name in await self._execute("SMEMBERS", f"{self.prefix}:queues")]
+        return sorted(filter(QUEUE_NAME.fullmatch, names))  # another program may have written others
 
     async def _queues_with(self, name: str, until: str = "") -> list[str]:
         """The queues that have an entry in a sorted set up to `until`, or up to now."""
@@ -199,6 +202,15 @@ class RedisClient(ServerStorage[RedisConnection]):
             self._queue_of.clear()
         if len(places) <= MAX_REMEMBERED:
             self._queue_of.update(places)
+
+    async def _gave_names(self, queue: str, ids: Sequence[bytes]) -> bool:
+        """Whether one of these stored ids was none that a client writes, so that no verb could name its task. Then all
+        such tasks of the queue have got another id, and have failed.
+        """
+        if all(map(_ID.fullmatch, ids)):
+            return False
+        await self._run(scripts.REPAIR, queue, [""])
+        return True
 
     # Channels.
 

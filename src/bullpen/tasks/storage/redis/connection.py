@@ -7,6 +7,8 @@ A lost connection never repeats a command that is not safe to repeat. The three 
 from __future__ import annotations
 
 import inspect
+import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -14,13 +16,23 @@ from urllib.parse import parse_qsl, urlsplit
 from bullpen.errors import InvalidOption, meant
 from bullpen.tasks.storage.notifications import Hear
 from bullpen.tasks.storage.redis.raw_connection import HEALTH_CHECK
-from bullpen.tasks.storage.redis.scripts import Script
+from bullpen.tasks.storage.redis.scripts import REPAIR, Script
 
 _pack_command: Callable[[tuple[Any, ...]], bytes] | None
 try:
     from hiredis import pack_command as _pack_command
 except ImportError:  # the extra installs hiredis, but redis-py works without it
     _pack_command = None
+
+REPAIR_PAUSE = 60.0  # seconds
+_DAMAGE = ("WRONGTYPE", "is not an integer", "is not a valid float", "attempt to ", "DAMAGED")
+_TYPES = {"HDEL": "hash", "HEXISTS": "hash", "HGETALL": "hash", "HMGET": "hash", "HVALS": "hash"} | {
+    "SADD": "set",
+    "SMEMBERS": "set",
+    "SREM": "set",
+}
+
+log = logging.getLogger("bullpen.storage")
 
 BATCH = 100  # commands that are sent before their replies are read
 
@@ -33,6 +45,7 @@ class RedisConnection:
 
         self._errors = exceptions
         self._idle: list[Any] = []  # connections
+        self._repaired: dict[str, float] = {}  # tags and keys, and when
 
     async def execute(self, *words: Any) -> Any:
         """Run one command and return the reply of the server. A server that has become a replica rejects the command,
@@ -41,7 +54,8 @@ class RedisConnection:
         try:
             return await self._execute(*words)
         except self._errors.ResponseError as error:
-            if not self._is_of_replica(error):
+            kind = _TYPES.get(words[0], "")
+            if not self._is_of_replica(error) and not (kind and await self._is_repaired(error, kind, words[1:2])):
                 raise
         return await self._execute(*words)
 
@@ -52,13 +66,18 @@ class RedisConnection:
         raise NotImplementedError
 
     async def run(self, script: Script, keys: Sequence[str], words: Sequence[Any], *, once: bool = False) -> Any:
-        """Run a script. If the connection is lost, it runs again, unless `once` says that this is not safe."""
+        """Run a script. If the connection is lost, it runs again, unless `once` says that this is not safe. If keys are
+        damaged, they are repaired.
+        """
         try:
             return await self._run(script, keys, words)
         except self._errors.ConnectionError:
             if once:
                 raise
-            return await self._run(script, keys, words)
+        except self._errors.ResponseError as error:
+            if not await self._is_repaired(error, script.key, keys) or not script.again:
+                raise
+        return await self._run(script, keys, words)
 
     async def _run(self, script: Script, keys: Sequence[str], words: Sequence[Any]) -> Any:
         try:
@@ -73,13 +92,30 @@ class RedisConnection:
             return [await self.run(script, [key], words)]
         answers = await self._answers([("EVALSHA", script.digest, 1, key, *words) for key, words in calls])
         for number, (key, words) in enumerate(calls):
-            if isinstance(answers[number], self._errors.NoScriptError):
+            if isinstance(answers[number], self._errors.NoScriptError) or _is_damage(answers[number]):
                 answers[number] = await self.run(script, [key], words)
         return _unless_error(answers)
 
     async def execute_many(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run several commands that are safe to repeat."""
-        return _unless_error(await self._answers(commands))
+        answers = await self._answers(commands)
+        for number, words in enumerate(commands):
+            if _is_damage(answers[number]):
+                answers[number] = await self.execute(*words)
+        return _unless_error(answers)
+
+    async def _is_repaired(self, error: Exception, kind: str, keys: Sequence[str]) -> bool:
+        """Whether the error was that of damaged keys, which were repaired. Repairing a queue takes the server a while,
+        so one that does not help is not done again soon.
+        """
+        now = time.monotonic()
+        if not _is_damage(error) or any(now - self._repaired.get(key, -REPAIR_PAUSE) < REPAIR_PAUSE for key in keys):
+            return False
+        self._repaired.update(dict.fromkeys(keys, now))
+        log.warning("a key of %s has unusable contents, which another program has written: %s", ", ".join(keys), error)
+        for key in keys:
+            await self._run(REPAIR, [key], [kind])
+        return True
 
     async def _answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         answers: list[Any] = []
@@ -116,6 +152,11 @@ class RedisConnection:
     async def listen(self, channels: Sequence[str], begin: Callable[[], None], hear: Hear) -> None:
         """Subscribe to channels until the connection is lost, as `notifications.Listen` says."""
         raise NotImplementedError
+
+
+def _is_damage(answer: Any) -> bool:
+    """Whether a script or a command has failed because of what a key holds."""
+    return isinstance(answer, Exception) and any(word in str(answer) for word in _DAMAGE)
 
 
 def _unless_error(answers: list[Any]) -> list[Any]:

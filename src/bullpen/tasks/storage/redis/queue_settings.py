@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from bullpen.tasks.model.options import QUEUE_NAME
 from bullpen.tasks.storage.port import Limit, WorkerRecord, read_limit, readable_workers
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.client import RedisClient
@@ -25,6 +26,10 @@ class QueueSettings(RedisClient):
             connection = await self._connected()
             words = [record.id, msgspec.json.encode(seen)]
             await connection.run(scripts.SAVE_WORKER, [f"{self.prefix}:workers"], words)
+        queues = [queue for queue in record.queues if QUEUE_NAME.fullmatch(queue)]
+        answers = await self._run_each(scripts.LIST_QUEUE, [(queue, []) for queue in queues])
+        if unlisted := [queue for queue, is_listed in zip(queues, answers, strict=True) if not is_listed]:
+            await self._list_queues(unlisted)
 
     async def delete_worker(self, worker: str) -> None:
         await self._execute("HDEL", f"{self.prefix}:workers", worker)

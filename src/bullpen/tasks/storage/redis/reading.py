@@ -38,16 +38,23 @@ class TaskReading(RedisClient):
                 found += await self._list_queue(queue, which, limit, after)
         return heapq.nsmallest(limit, found, key=lambda task: task.id)
 
-    async def _list_queue(self, queue: str, which: TaskFilter, limit: int, after: str | bytes | None) -> Tasks:
+    async def _list_queue(self, queue: str, which: TaskFilter, limit: int, after: str | None) -> Tasks:
         found: Tasks = []
-        only_running = "1" if which.statuses == (RUNNING,) else "0"
         while len(found) < limit:
-            rows = await self._run(scripts.LIST_TASKS, queue, [str(PAGE), after or "", only_running])
-            found += [task for task in self._tasks(queue, rows) if which.matches(task)]
-            if len(rows) < ROW * PAGE:
+            page, last = await self._page(queue, PAGE, after or "", only_running=which.statuses == (RUNNING,))
+            found += filter(which.matches, page)
+            if not last:
                 break
-            after = rows[-ROW]
+            after = last
         return found[:limit]
+
+    async def _page(self, queue: str, size: int, after: str, *, only_running: bool = False) -> tuple[Tasks, str]:
+        """One page of a queue, and the id to go on after; "" if it is the last page."""
+        words = [str(size), after, "1" if only_running else "0"]
+        last, rows = await self._run(scripts.LIST_TASKS, queue, words)
+        if await self._gave_names(queue, rows[::ROW]):
+            last, rows = await self._run(scripts.LIST_TASKS, queue, words)
+        return self._tasks(queue, rows), last.decode()
 
     async def counts(self) -> Counts:
         queues = await self._queues()

@@ -59,6 +59,10 @@ Packed values
     Lua's msgpack does not tell bytes from text, so bytes are arguments of their own.
     Times are written with 17 digits (`exact`), so that a score is the same number as the field.
 
+Damage
+    Another program may have written to the keys. A script replaces a state that it cannot use (`parts/common.lua`).
+    If a script fails, because a key has another type or a count is no number, the connection runs `repair.lua`.
+
 Clusters
     A cluster keeps all keys with the same text in curly brackets on one node, and a script may touch keys of one node
     only. So each queue is on one node, with all its tasks. The prefix may have curly brackets itself: then the tag is
@@ -107,8 +111,10 @@ _LUA = Path(__file__).with_name("lua")
 class Script:
     """One script. Its text is read when it is first used: a process uses a few of them."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, key: str = "", again: bool = True) -> None:
         self.name = name
+        self.key = key  # the type of its key, if that is no tag of a queue
+        self.again = again  # it may run again if it has failed in the midst
 
     @cached_property
     def text(self) -> str:
@@ -130,12 +136,12 @@ def _text(path: str) -> str:
 
 
 # Producers.
-ADD = Script("add")
-ADD_ONE = Script("add_one")
-ADD_PLAIN = Script("add_plain")
+ADD = Script("add", again=False)
+ADD_ONE = Script("add_one", again=False)
+ADD_PLAIN = Script("add_plain", again=False)
 
 # Workers.
-EXCHANGE = Script("exchange")
+EXCHANGE = Script("exchange", again=False)
 FIND_CLAIM = Script("find_claim")
 NEXT_START = Script("next_start")
 FIND_LOST = Script("find_lost")
@@ -157,17 +163,19 @@ GET_TASKS = Script("get_tasks")
 LOCATE = Script("locate")
 
 # Moving tasks between stores.
-IMPORT_TASKS = Script("import_tasks")
+IMPORT_TASKS = Script("import_tasks", again=False)
 EXPORT_TASKS = Script("export_tasks")
 
 # Worker records and limits of queues.
 SET_LIMITS = Script("set_limits")
-SAVE_WORKER = Script("save_worker")
+SAVE_WORKER = Script("save_worker", key="hash")
+LIST_QUEUE = Script("list_queue")
 
 # History.
-ADD_HISTORY = Script("add_history")
+ADD_HISTORY = Script("add_history", key="hash")
 
 # Upkeep.
 QUEUES_DUE = Script("queues_due")
 EXPIRE = Script("expire")
 PRUNE = Script("prune")
+REPAIR = Script("repair")

@@ -1,11 +1,16 @@
 -- Read one page of a queue, in the order of ids.
--- KEYS: a tag. ARGV: size of the page, the id to start after or '', '1' for running tasks only. Returns rows.
+-- KEYS: a tag. ARGV: size of the page, the id to start after or '', '1' for running tasks only. Returns the id to go on
+-- after or '', and rows. An id without a task leaves the index.
 -- Held by PeopleTests.
 -- WITH clock common task_rows
 local tag, most, after = KEYS[1], tonumber(ARGV[1]), ARGV[2]
 if ARGV[3] ~= '1' then
     local start = after == '' and '-' or '(' .. after
-    return rows_of(tag, redis.call('ZRANGEBYLEX', tag .. ':ids', start, '+', 'LIMIT', 0, most))
+    local page = redis.call('ZRANGEBYLEX', tag .. ':ids', start, '+', 'LIMIT', 0, most)
+    for i, state in ipairs(values(tag .. ':state', page)) do
+        if not state then redis.call('ZREM', tag .. ':ids', page[i]) end
+    end
+    return {#page == most and page[most] or '', rows_of(tag, page)}
 end
 local ids = {}
 for _, id in ipairs(redis.call('ZRANGE', tag .. ':running', 0, -1)) do
@@ -13,4 +18,4 @@ for _, id in ipairs(redis.call('ZRANGE', tag .. ':running', 0, -1)) do
 end
 table.sort(ids)
 for i = #ids, most + 1, -1 do ids[i] = nil end
-return rows_of(tag, ids)
+return {#ids == most and ids[most] or '', rows_of(tag, ids)}
