@@ -23,7 +23,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -147,7 +146,8 @@ def machine_boot() -> str:
     unique only within one boot.
     """
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        with open("/proc/sys/kernel/random/boot_id") as file:  # pathlib takes 2 ms to import
+            return file.read().strip()
     except OSError:
         return ""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -34,6 +33,8 @@ def did_you_mean(wrong: object, right: Iterable[str]) -> str:
 
 def closest(wrong: object, right: Iterable[str]) -> str | None:
     """The name that was probably meant."""
+    import difflib  # only a mistake needs it
+
     return next(iter(difflib.get_close_matches(str(wrong), list(right), n=1)), None)
 
 

@@ -6,7 +6,6 @@ them to lines of user code. No line has the arguments of a task.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -115,4 +114,6 @@ class JsonFormatter(logging.Formatter):
                 line[name] = getattr(record, name)
         if record.exc_info:
             line["traceback"] = "".join(_traceback(record))
+        import json  # imported late: most workers log text
+
         return escape_json(json.dumps(line, ensure_ascii=False, default=str))
