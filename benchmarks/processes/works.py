@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks import starting
 from benchmarks.model import Bar, Contestant, Measure, Metric, Peer, Suite, Work
 from benchmarks.pool.peers import (
     drain,
@@ -31,6 +32,7 @@ BARS = (
     Bar("array", ROUND_TRIP, 0.2),
     Bar("start", COLD, 1.0),
     Bar("start", WARM, 1.0),
+    Bar("script", starting.FIRST, 1.0),
     Bar("crash", NOTICED, 1.0),
     Bar("crash", REPLACED, 1.0),
 )
@@ -195,6 +197,18 @@ WORKS = (
         "from no pool to the first result",
         (Metric(COLD, "in a fresh app", "ms", "lower"), Metric(WARM, "its next pool", "ms", "lower")),
         _one_value(timing.start),
+    ),
+    Work(
+        "script",
+        "a whole script that calls its own function in a process, with all imports",
+        starting.metric("the first result"),
+        (
+            *(
+                Contestant(peer.name, peer, peer.opened_as, starting.script("executor_script", method))
+                for peer, method in ((FORKSERVER, "forkserver"), (FORK, "fork"))
+            ),
+            Contestant("bullpen", BULLPEN, BULLPEN.opened_as, starting.script("bullpen_script")),
+        ),
     ),
     Work(
         "crash",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks import starting
 from benchmarks.metrics import LATENCY, P50, P99, RATE, THROUGHPUT
 from benchmarks.model import Bar, Contestant, Measure, Metric, Peer, Suite, Work
 
@@ -343,14 +344,43 @@ _PINNED = Work(
         Contestant("bullpen", BULLPEN, "an idle REPEATABLE READ transaction", pinned.drain(pinned=True)),
     ),
 )
+_WORKER_START = Work(
+    "worker-start",
+    "a task waits, a worker starts by its command: until the task begins",
+    starting.metric("the first task"),
+    (
+        Contestant(
+            "huey",
+            HUEY,
+            "huey_consumer, all else as by default",
+            starting.worker("huey_app", redis_place, "-m", "huey.bin.huey_consumer", "benchmarks.apps.huey_app.huey"),
+        ),
+        Contestant(
+            "arq",
+            ARQ,
+            "arq, all else as by default",
+            starting.worker("arq_app", redis_place, "-m", "arq", "benchmarks.apps.arq_app.WorkerSettings"),
+        ),
+        Contestant(
+            "bullpen",
+            BULLPEN,
+            "bullpen worker, all else as by default",
+            starting.worker("bullpen_app", redis_place, "-m", "bullpen", "worker", "benchmarks.apps.bullpen_app:queue"),
+        ),
+    ),
+    reference="best",
+)
 
 ON_REDIS = Suite(
     name="redis",
     title="bullpen.TaskQueue beside other queues on Redis",
     higher="Throughput × the best peer",
     lower="Time × the best peer",
-    works=_works(_REDIS, raw.RawRedis, _BY_HAND_ON_REDIS, redis_place),
-    bars=_bars(_REDIS, Bar("drain", RATE, 5.0), two=3.0, bulk=5.0, plain=3.0),
+    works=(*_works(_REDIS, raw.RawRedis, _BY_HAND_ON_REDIS, redis_place), _WORKER_START),
+    bars=(
+        *_bars(_REDIS, Bar("drain", RATE, 5.0), two=3.0, bulk=5.0, plain=3.0),
+        Bar("worker-start", starting.FIRST, 1.43),
+    ),
     full=FULL,
     quick=QUICK,
     settings=redis_settings,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks import starting
 from benchmarks.loops import uvloop
 from benchmarks.metrics import LATENCY, P50, RATE, THROUGHPUT
 from benchmarks.model import Bar, Contestant, Measure, Metric, Peer, Suite, Work
@@ -29,6 +30,7 @@ BARS = (
     Bar("def-or-async", RATE, 0.7),
     Bar("latency", P50, 6.0),
     Bar("latency-remote", P50, 12.0),
+    Bar("worker-start", starting.FIRST, 1.1),
     Bar("idle", idling.CPU, 1.0, of="value"),
     Bar("backlog", claiming.COST, 1.3),
     Bar("memory-drain", RATE, 0.4),
@@ -299,6 +301,28 @@ WORKS = (
             ),
             _ours("bullpen, asyncio", "await (await task.aenqueue(x)).aresult()", waiting.ours_async_remote),
             _ours("bullpen, threads", "task.enqueue(x).result()", waiting.of_calls(waiting.ours_remote)),
+        ),
+    ),
+    Work(
+        "worker-start",
+        "a task waits, a worker starts by its command: until the task begins",
+        starting.metric("the first task"),
+        (
+            Contestant(
+                "huey",
+                HUEY,
+                f"{_HUEY}; huey_consumer, all else as by default",
+                starting.worker(
+                    "huey_app", starting.sqlite_place, "-m", "huey.bin.huey_consumer", "benchmarks.apps.huey_app.huey"
+                ),
+            ),
+            _ours(
+                "bullpen",
+                "bullpen worker, all else as by default",
+                starting.worker(
+                    "bullpen_app", starting.sqlite_place, "-m", "bullpen", "worker", "benchmarks.apps.bullpen_app:queue"
+                ),
+            ),
         ),
     ),
     Work(

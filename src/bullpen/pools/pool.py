@@ -14,19 +14,16 @@ from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.pools.checks import Seconds, arguments, at_least, duration, has_methods, seconds
 from bullpen.pools.dispatch.futures import PoolFuture
 from bullpen.pools.dispatch.request import ServedRequest
-from bullpen.pools.maps.iterator import MapIterator
-from bullpen.pools.options import POOL_NAMES, PoolKeywords, PoolOptions, default_size, read_keywords
-from bullpen.pools.runtimes.open import open_runtime
 from bullpen.pools.runtimes.port import CAPABILITIES, by_name_only
-from bullpen.pools.streams.stream import Stream
-from bullpen.pools.supervision.at_exit import close_in_background
-from bullpen.pools.supervision.engine import Engine
-from bullpen.pools.view import PoolView
 
 if TYPE_CHECKING:
     from bullpen.pools.default_executor import DefaultExecutor
     from bullpen.pools.explain import Explanation
+    from bullpen.pools.maps.iterator import MapIterator
+    from bullpen.pools.options import PoolKeywords
     from bullpen.pools.stats import PoolStats, SessionInfo, WorkerInfo
+    from bullpen.pools.streams.stream import Stream
+    from bullpen.pools.view import PoolView
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,6 +66,12 @@ class Pool(Executor):
         initargs: Iterable[Any] = (),
         **options: Unpack[PoolKeywords],
     ) -> None:
+        # The first pool imports its parts: a worker process imports the app's script, and makes no pool.
+        from bullpen.pools.options import POOL_NAMES, PoolOptions, default_size, read_keywords
+        from bullpen.pools.runtimes.open import open_runtime
+        from bullpen.pools.supervision.engine import Engine
+        from bullpen.pools.view import PoolView
+
         values = read_keywords("Pool()", POOL_NAMES, options)
         if values.pop("awrap") is not None:
             raise InvalidOption("calls.awrap", options["calls"].awrap, "None: a Pool runs no coroutines, and has wrap")
@@ -106,6 +109,8 @@ class Pool(Executor):
         self._start()
 
     def _start(self) -> None:
+        from bullpen.pools.supervision.at_exit import close_in_background
+
         self._engine.start()
         weakref.finalize(self, close_in_background, self._engine.shutdown).atexit = False
 
