@@ -100,6 +100,14 @@ class BullpenError(Exception):
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
+def repr_of(error: object) -> str:
+    """The `repr` of any error, for a message. The class of the error may be the user's, and its `repr` may raise."""
+    try:
+        return repr(error)
+    except BaseException as other:
+        return f"<{type(error).__name__}, whose repr raised {type(other).__name__}>"
+
+
 def _rebuild(kind: type[BullpenError], args: tuple[Any, ...], fields: dict[str, Any]) -> BullpenError:
     error = kind.__new__(kind)  # without `__init__`: the fields have its results
     error.args = args

@@ -5,15 +5,39 @@ Without an observer, reporting costs one comparison with None.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
+import sys
+import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from bullpen.escaping import escape
 
-logger = logging.getLogger("bullpen")
+
+class SafeLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger of Bullpen. Its methods never raise, because the code that logs also serves other callers: if a handler
+    or a filter of the app raises, the record is lost, and stderr shows the error.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(logging.getLogger(name))
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        try:
+            self.logger.log(level, msg, *args, stacklevel=2, **kwargs)  # 2: this method is not the place that logs
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise
+            with contextlib.suppress(Exception):  # there may be no stderr
+                sys.stderr.write(f"--- a handler of the logger {self.logger.name} failed ---\n")
+                traceback.print_exc()
+
+
+logger = SafeLogger("bullpen")
 
 
 class Kind(enum.Enum):

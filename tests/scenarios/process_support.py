@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bullpen import WorkerBroken
 from bullpen.pools.runtimes.process import wire
 
 PATIENCE = 60.0
@@ -389,8 +390,6 @@ def spin(file: Path) -> None:
 
 
 def say_broken() -> None:
-    from bullpen import WorkerBroken
-
     raise WorkerBroken("no more memory")
 
 
@@ -684,3 +683,64 @@ def fork_and_tell(tell: Any) -> int:
         os._exit(6)
     tell("from the worker")
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def leave_the_group_and_stay(file: Path) -> None:
+    """Leave the process group of this worker, and ignore all cancels."""
+    os.setpgid(0, os.getpgid(os.getppid()))
+    note_pid(file)
+    while True:
+        try:
+            time.sleep(600)
+        except BaseException:
+            pass
+
+
+def be_killed_at_the_next_thread(file: Path) -> None:
+    """Run until this worker starts a thread for another request, and is killed by that."""
+    threading.Thread.start = lambda self: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    note_pid(file)
+    time.sleep(600)
+
+
+# Errors that raise when they are looked at.
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+class BrokenWithoutText(WorkerBroken):
+    __str__ = __repr__ = NoText.__str__
+
+
+class NoFields(Exception):
+    @property
+    def __cause__(self) -> BaseException:  # type: ignore[override]
+        raise ValueError
+
+    __context__ = __suppress_context__ = __cause__  # type: ignore[assignment]
+
+
+class NoAttributes(Exception):
+    def __getattribute__(self, _: str) -> Any:
+        raise ValueError
+
+    def __setattr__(self, *_: Any) -> None:
+        raise ValueError
+
+
+class Nameless(type):
+    def __getattribute__(cls, _: str) -> Any:
+        raise ValueError
+
+
+class NoName(Exception, metaclass=Nameless):
+    pass
+
+
+def fail_with(name: str) -> None:
+    raise globals()[name]("reason")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from bullpen import (
     PoolFailed,
     ProcessRuntime,
     ProgramRuntime,
+    RecyclePolicy,
     RemoteError,
     RestartPolicy,
     WorkerLost,
@@ -106,6 +108,65 @@ def test_the_last_output_of_a_dead_worker_is_in_a_field_of_the_error() -> None:
         assert error.exit_code == 5
         assert "the model is missing" in error.stderr
         assert str(error).endswith("; its last output: the model is missing")
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_an_error_that_raises_when_it_is_looked_at_is_the_failure_of_that_call(capacity: int) -> None:
+    with Pool(1, runtime="process", capacity=capacity) as pool:
+        worker = pool.do(work.pid)
+        for name in ("NoText", "NoFields", "NoAttributes", "NoName"):
+            error = pool.submit(work.fail_with, name).exception(PATIENCE)
+            assert type(error) in (getattr(work, name), RemoteError, ValueError), (
+                name
+            )  # what `raise` itself makes of it
+            with pytest.raises(BaseException):  # noqa: B017, PT011
+                list(pool.map(work.fail_with, [name]))
+        assert pool.do(work.pid) == worker
+
+
+@pytest.mark.parametrize("runtime", ["thread", "process"])
+def test_an_error_without_a_text_is_told_to_those_who_wait(runtime: str) -> None:
+    with Pool(1, runtime=runtime, initializer=work.fail_with, initargs=("NoText",)) as pool:
+        error = pool.submit(work.pid).exception(PATIENCE)
+        assert isinstance(error, PoolFailed)
+        assert "NoText, whose repr raised ValueError" in str(error)
+    recycling = RecyclePolicy(taint_on=(work.NoText,), taint_duration=0.01)
+    with Pool(1, runtime=runtime, recycling=recycling, restarts=RestartPolicy(limit=100, within=60.0)) as pool:
+        assert isinstance(pool.submit(work.fail_with, "NoText").exception(PATIENCE), work.NoText)
+        assert isinstance(pool.submit(work.fail_with, "BrokenWithoutText").exception(PATIENCE), WorkerLost)
+        with pytest.raises(WorkerLost):
+            list(pool.map(work.fail_with, ["BrokenWithoutText"]))
+        assert pool.submit(work.identity, 1).result(PATIENCE) == 1
+
+
+class Raising(logging.Handler):
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self._error = error
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise self._error(record.getMessage())
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+@pytest.mark.parametrize("runtime", ["thread", "process"])
+def test_a_log_handler_that_raises_affects_no_call(
+    runtime: str, error: type[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = Raising(error)
+    logging.getLogger("bullpen").addHandler(handler)
+    try:
+        with Pool(1, runtime=runtime, restarts=RestartPolicy(limit=0, within=0.1)) as pool:
+            for _ in range(3):  # the pool logs each death, and that it is degraded
+                assert isinstance(pool.submit(work.say_broken).exception(PATIENCE), WorkerLost)
+            assert pool.submit(print, "hello").result(PATIENCE) is None  # the output of processes, too
+            pool.submit(work.identity, 1).add_done_callback(lambda _: work.fail())
+            assert pool.submit(work.identity, 2).result(PATIENCE) == 2
+        with Pool(1, runtime=runtime, initializer=work.fail) as pool:
+            assert isinstance(pool.submit(work.identity, 1).exception(PATIENCE), PoolFailed)
+    finally:
+        logging.getLogger("bullpen").removeHandler(handler)
+    assert "a handler of the logger bullpen failed" in capsys.readouterr().err
 
 
 def test_one_crash_among_many_does_not_affect_the_others() -> None:

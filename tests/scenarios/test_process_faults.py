@@ -268,6 +268,23 @@ def test_a_worker_that_closes_its_channel_and_goes_on_is_killed(then: str) -> No
         assert pool.do(work.identity, 1) == 1
 
 
+def test_a_worker_of_several_requests_that_replaces_its_channel_and_returns_is_lost() -> None:
+    with Pool(1, runtime="process", capacity=2) as pool:
+        error = pool.submit(work.close_descriptors, "return").exception(PATIENCE)
+        assert isinstance(error, WorkerLost)
+        assert "descriptor of the worker's channel" in error.stderr
+        assert pool.do(work.identity, 1) == 1
+
+
+def test_a_worker_that_has_left_its_process_group_is_killed(tmp_path: Path) -> None:
+    with Pool(1, runtime=ProcessRuntime(cancel_grace=0.05)) as pool:
+        call = pool.submit(work.leave_the_group_and_stay, tmp_path / "pid")
+        worker = work.read_pid(tmp_path / "pid")
+        pool.cancel(call)
+        eventually(lambda: not work.is_alive(worker))
+        assert pool.do(work.identity, 1) == 1
+
+
 def test_a_frame_takes_no_more_memory_than_has_come_of_it() -> None:
     reader = wire.FrameReader()
     tracemalloc.start()
@@ -374,6 +391,14 @@ def test_a_request_that_a_dead_worker_never_began_runs_on_another(start: Any, ca
             for call in calls:
                 assert call.result(PATIENCE) != worker
     assert pool.stats().lost == pool.stats().retried == 0
+
+
+def test_a_request_that_no_thread_of_a_dead_worker_has_begun_runs_on_another(tmp_path: Path) -> None:
+    with Pool(1, runtime="process", capacity=2, restarts=LENIENT) as pool:
+        begun = pool.submit(work.be_killed_at_the_next_thread, tmp_path / "pid")
+        worker = work.read_pid(tmp_path / "pid")
+        assert pool.submit(work.pid).result(PATIENCE) != worker
+        assert isinstance(begun.exception(PATIENCE), WorkerLost)
 
 
 @pytest.mark.parametrize("start", [*START_METHODS, "program"])

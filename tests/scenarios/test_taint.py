@@ -220,7 +220,6 @@ def test_idle_tainted_workers_may_be_shrunk_away(by_hand: ManualClock) -> None:
     for _ in range(40):
         advance(pool, 1)
     assert runtime.workers == []
-    assert pool._engine.tainted_workers._until == {}
     end(pool, runtime)
 
 

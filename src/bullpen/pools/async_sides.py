@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import logging
 import time
 import types
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -41,8 +40,7 @@ from bullpen.pools.runtimes.open import open_event_loop, open_runtime
 from bullpen.pools.runtimes.port import coroutine_request, only_by_name
 from bullpen.pools.supervision.at_exit import close_in_background
 from bullpen.pools.supervision.engine import Engine
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import logger
 
 CLEANUP_SECONDS = 1.0  # how long a cancelled coroutine may take to end when the pool closes
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from bullpen.errors import InvalidOptionType
+from bullpen.errors import InvalidOptionType, repr_of
 from bullpen.pools.dispatch.futures import PoolFuture
 from bullpen.pools.dispatch.request import QUEUED, RUNNING, Request
 from bullpen.pools.dispatch.states import PoolState, RequestState, WorkerStatus
@@ -493,7 +493,7 @@ def _say_why_waiting(facts: PoolFacts, reason: Reason) -> str:
 def _say_what_pool_does(facts: PoolFacts, reason: Reason) -> str:
     match reason:
         case Reason.FAILED:
-            return f"has failed: no worker could start: {facts.failure!r}"
+            return f"has failed: no worker could start: {repr_of(facts.failure)}"
         case Reason.CLOSED:
             return "is closed"
         case Reason.CLOSING:

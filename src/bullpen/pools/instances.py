@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, NoReturn
 
 from bullpen.errors import InvalidOption, InvalidOptionType, NoSuchMethod, PoolClosed
 from bullpen.pools.dispatch.worker import Worker
 from bullpen.pools.runtimes.port import CallsMethod, current_worker
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import logger
 
 CapacityStrategy = Literal["pool", "profile", "hybrid"]
 CAPACITY_STRATEGIES = ("pool", "profile", "hybrid")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
 from asyncio import _get_running_loop
@@ -18,8 +17,7 @@ from typing import Any, Protocol
 from bullpen import primitives
 from bullpen.errors import WrongLoop
 from bullpen.pools.dispatch.backlog import Ticket
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import logger
 
 running_loop = _get_running_loop  # None instead of an error when no loop runs on this thread
 

@@ -7,7 +7,6 @@ works wherever the standard one does.
 
 from __future__ import annotations
 
-import logging
 import threading
 import types
 from collections.abc import Callable
@@ -19,9 +18,9 @@ from bullpen.pools.dispatch.request import CANCELLED, DONE, FAILED, QUEUED, RUNN
 from bullpen.pools.dispatch.states import RequestState
 from bullpen.pools.dispatch.worker import Worker
 from bullpen.pools.runtimes.port import current_worker
+from bullpen.telemetry import logger
 
 T = TypeVar("T")
-logger = logging.getLogger("bullpen")
 
 
 class WaitsOnWorkers(Protocol):

@@ -6,7 +6,7 @@ thread that reads it once gets answers that belong together.
 
 from __future__ import annotations
 
-from bullpen.errors import PoolClosed, PoolFailed
+from bullpen.errors import PoolClosed, PoolFailed, repr_of
 from bullpen.pools.dispatch.states import POOL_MOVES, PoolState, check_move
 
 OPEN = (PoolState.INITIALIZING, PoolState.RUNNING)
@@ -105,7 +105,9 @@ class PoolStatus:
         phase = self.phase
         error: PoolClosed | PoolFailed
         if phase.state is PoolState.FAILED:
-            error = PoolFailed(f"pool {self._name!r} could not start a worker: {phase.failure!r}", pool=self._name)
+            error = PoolFailed(
+                f"pool {self._name!r} could not start a worker: {repr_of(phase.failure)}", pool=self._name
+            )
             error.__cause__ = phase.failure
         else:
             error = PoolClosed(f"pool {self._name!r} takes no new work: {phase.because}", pool=self._name)

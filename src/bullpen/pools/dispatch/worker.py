@@ -66,6 +66,7 @@ class Worker:
         "slot",
         "started_at",
         "status",
+        "tainted_until",
         "was_ready",
     )
 
@@ -91,6 +92,7 @@ class Worker:
         self.listed = False  # an entry for it is in the ready queue
         self.completed = 0
         self.failed = 0
+        self.tainted_until = 0.0  # 0: it is not tainted
         self.skipped = 0  # entries of the backlog that it found cancelled or expired
         self.pool_context = pool_context
         self.handle: Any = None  # the runtime's own: `hand(request)` gives it a request to run, `hand(None)` ends it

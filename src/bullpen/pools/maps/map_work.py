@@ -8,7 +8,6 @@ without a reader, through `feed`; and the pool, through `cut` and `cancel`.
 from __future__ import annotations
 
 import itertools
-import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
@@ -17,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from bullpen import primitives
 from bullpen.pools.dispatch.futures import PoolFuture
+from bullpen.telemetry import logger
 
 if TYPE_CHECKING:
     from bullpen.pools.supervision.engine import Engine
 
-logger = logging.getLogger("bullpen")
 
 T = TypeVar("T")
 Calls = Iterator[tuple[Any, ...]]

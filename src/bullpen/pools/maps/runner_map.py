@@ -164,7 +164,7 @@ class RunnerMap(ItemMap[T]):
 
     def _told(self, worker: Worker, error: BaseException) -> BaseException:
         """The error that the reader gets for an item that raised `error` on `worker`."""
-        if not isinstance(error, WorkerBroken):
+        if not issubclass(type(error), WorkerBroken):
             return error
         self.engine.deaths.retire_broken(worker, error)
         return loss(worker, error)

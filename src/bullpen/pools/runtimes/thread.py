@@ -9,7 +9,6 @@ abandoned.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +19,7 @@ from bullpen.pools.dispatch.request import DONE, FAILED, Request
 from bullpen.pools.dispatch.worker import STOPPING, Worker
 from bullpen.pools.runtimes import port
 from bullpen.pools.runtimes.port import WorkerEvents
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import logger
 
 
 class ThreadRuntime:

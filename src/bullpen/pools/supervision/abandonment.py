@@ -5,7 +5,6 @@ An abandoned worker counts no longer and its slot goes to another. When its func
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from bullpen import primitives
@@ -20,10 +19,7 @@ from bullpen.pools.supervision.outcomes import ForcedOutcomes
 from bullpen.pools.supervision.recycling import Recycling
 from bullpen.pools.supervision.sizing import Sizing
 from bullpen.pools.supervision.slots import Slots
-from bullpen.pools.supervision.taint import TaintedWorkers
-from bullpen.telemetry import Kind
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import Kind, logger
 
 
 class Abandonment:
@@ -43,7 +39,6 @@ class Abandonment:
         outcomes: ForcedOutcomes,
         sizing: Sizing,
         recycling: Recycling,
-        tainted_workers: TaintedWorkers,
         closed_if_done: Callable[[], None],
     ) -> None:
         self._name = name
@@ -58,7 +53,6 @@ class Abandonment:
         self._outcomes = outcomes
         self._sizing = sizing
         self._recycling = recycling
-        self._tainted_workers = tainted_workers
         self._closed_if_done = closed_if_done
 
     def abandon(self, worker: Worker, request: Request) -> None:
@@ -87,7 +81,6 @@ class Abandonment:
                 worker.move(STOPPING)
             slot, worker.slot = worker.slot, None
         self._registry.abandon(worker)
-        self._tainted_workers.forget(worker)
         if slot is not None and not (slot in self._slots and self._recycling.inherits(worker, slot)):
             self._slots.give_back(slot)
         self._counts.abandoned_workers.add()

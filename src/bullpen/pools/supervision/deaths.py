@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import logging
 import math
 from collections import deque
 from collections.abc import Callable
 
 from bullpen import primitives
-from bullpen.errors import WorkerLost, WorkerStartFailed
+from bullpen.errors import WorkerLost, WorkerStartFailed, repr_of
 from bullpen.pools.dispatch.dispatcher import Dispatcher, Report
 from bullpen.pools.dispatch.pool_status import PoolStatus
 from bullpen.pools.dispatch.request import Request
@@ -33,11 +32,8 @@ from bullpen.pools.supervision.retries import Retries
 from bullpen.pools.supervision.sizing import Sizing
 from bullpen.pools.supervision.slots import Slots
 from bullpen.pools.supervision.startup import Startup
-from bullpen.pools.supervision.taint import TaintedWorkers
 from bullpen.pools.supervision.timer import PoolTimer
-from bullpen.telemetry import Kind
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import Kind, logger
 
 
 class Deaths:
@@ -62,7 +58,6 @@ class Deaths:
         sizing: Sizing,
         startup: Startup,
         recycling: Recycling,
-        tainted_workers: TaintedWorkers,
         instances: Instances | None,
         closed_if_done: Callable[[], None],
     ) -> None:
@@ -83,7 +78,6 @@ class Deaths:
         self._sizing = sizing
         self._startup = startup
         self._recycling = recycling
-        self._tainted_workers = tainted_workers
         self._instances = instances
         self._closed_if_done = closed_if_done
         self._broken: set[Worker] = set()  # these end as soon as their current requests have ended
@@ -135,7 +129,7 @@ class Deaths:
 
     def helper_died(self, worker: Worker, error: BaseException) -> None:
         """A helper died. Its requests are lost, also those that may run again: the caller that waits has the slot."""
-        logger.error("%s: helper %s died: %r", self._name, worker.name, error)
+        logger.error("%s: helper %s died: %s", self._name, worker.name, repr_of(error))
         with worker.lock:
             worker.move(DEAD)
             requests, worker.requests = worker.requests, ()
@@ -157,7 +151,7 @@ class Deaths:
     def retire_broken(self, worker: Worker, error: BaseException) -> None:
         """`worker` is broken, but still runs a request: when that has ended it ends too, as if it had died."""
         if not worker.transient:
-            logger.error("%s: worker %s is broken and will be replaced: %r", self._name, worker.name, error)
+            logger.error("%s: worker %s is broken and will be replaced: %s", self._name, worker.name, repr_of(error))
             self._broken.add(worker)
             self._dispatcher.stop(worker, when_idle=False)
 
@@ -227,7 +221,7 @@ class Deaths:
         elif self._status.state is PoolState.FAILED:
             self._outcomes.fail_waiting(self._status.not_open())
         else:
-            failure = WorkerStartFailed(f"worker {worker.name} could not start: {error!r}", worker=worker.name)
+            failure = WorkerStartFailed(f"worker {worker.name} could not start: {repr_of(error)}", worker=worker.name)
             failure.__cause__ = error
             self._outcomes.fail_waiting(failure)
 
@@ -242,7 +236,6 @@ class Deaths:
         with self._lock:
             self._registry.remove(worker)
             held = self._vacate(worker, hold)
-            self._tainted_workers.forget(worker)
             while self._departing and self._runtime.join(self._departing[0], 0):
                 self._departing.popleft()
             self._departing.append(worker)
@@ -308,7 +301,7 @@ def _join_all(lock: primitives.Lock, runtime: port.Runtime, workers: deque[Worke
 
 def _text_of(error: BaseException) -> str:
     """The text of a death for the log, which keeps no traceback."""
-    return str(error) if isinstance(error, WorkerLost) else repr(error)
+    return str(error) if isinstance(error, WorkerLost) else repr_of(error)
 
 
 def _begins(_: Request) -> bool:
@@ -322,6 +315,6 @@ def loss(worker: Worker, error: BaseException) -> WorkerLost:
         lost = copy.copy(error)  # each has a traceback of its own
         lost.__cause__ = error.__cause__
         return lost
-    lost = WorkerLost(f"worker {worker.name} died with this request on it: {error!r}", worker=worker.name)
+    lost = WorkerLost(f"worker {worker.name} died with this request on it: {repr_of(error)}", worker=worker.name)
     lost.__cause__ = error
     return lost

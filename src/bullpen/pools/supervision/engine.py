@@ -270,7 +270,6 @@ class Engine:
             sizing=self.sizing,
             startup=self.startup,
             recycling=self.recycling,
-            tainted_workers=self.tainted_workers,
             instances=self.instances,
             closed_if_done=self.drain_watch.closed_if_done,
         )
@@ -286,7 +285,6 @@ class Engine:
             outcomes=self.outcomes,
             sizing=self.sizing,
             recycling=self.recycling,
-            tainted_workers=self.tainted_workers,
             closed_if_done=self.drain_watch.closed_if_done,
         )
         self.workforce = self.starter.events = Workforce(

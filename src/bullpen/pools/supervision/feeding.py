@@ -7,14 +7,12 @@ them, never more than a window ahead. While there are feeders a draining pool ke
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from bullpen import primitives
 from bullpen.pools.dispatch.pool_status import PoolStatus
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import logger
 
 
 class UnfinishedMap(Protocol):

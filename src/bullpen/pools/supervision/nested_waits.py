@@ -141,7 +141,7 @@ class NestedWaits:
 
     def settle(self, worker: Worker, request: Request, state: RequestState, value: Any) -> None:
         """An inline call has ended."""
-        if state is FAILED and isinstance(value, WorkerBroken):
+        if state is FAILED and issubclass(type(value), WorkerBroken):
             self._ends.broke(worker, request, value)
             return
         self._tainted_workers.judge(worker, state, value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 
@@ -10,9 +9,7 @@ from bullpen import primitives
 from bullpen.pools.dispatch.pool_status import PoolStatus
 from bullpen.pools.dispatch.request import Request
 from bullpen.pools.dispatch.worker import Worker
-from bullpen.telemetry import Kind, TelemetryEvent
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import Kind, TelemetryEvent, logger
 
 
 class PoolReports:

@@ -30,8 +30,7 @@ from bullpen.pools.supervision.starting import WorkerStarter
 from bullpen.pools.supervision.startup import Startup
 from bullpen.pools.supervision.taint import TaintedWorkers
 from bullpen.pools.supervision.timer import PoolTimer
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import logger
 
 
 class OpenStream(Protocol):

@@ -6,7 +6,6 @@ that have to be there without demand, which start in batches, and `reconcile`, a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from bullpen import primitives
@@ -17,8 +16,7 @@ from bullpen.pools.supervision.restarts import Restarts
 from bullpen.pools.supervision.scaling import STEPS, Surplus, deficit
 from bullpen.pools.supervision.slots import Slots
 from bullpen.pools.supervision.timer import PoolTimer
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import logger
 
 
 class Sizing:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from bullpen import primitives
-from bullpen.errors import PoolFailed
+from bullpen.errors import PoolFailed, repr_of
 from bullpen.pools.dispatch.dispatcher import Dispatcher
 from bullpen.pools.dispatch.pool_status import PoolStatus
 from bullpen.pools.dispatch.states import PoolState
@@ -17,8 +16,7 @@ from bullpen.pools.supervision.outcomes import ForcedOutcomes
 from bullpen.pools.supervision.sizing import Sizing
 from bullpen.pools.supervision.slots import Slots
 from bullpen.pools.supervision.timer import PoolTimer
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import logger
 
 STAGGER = 0.002  # seconds between two callers of `wait_ready` that go on: all at once would overload a busy machine
 
@@ -113,7 +111,7 @@ class Startup:
         if failed:
             self.tell_failed()
             return
-        failure = PoolFailed(f"pool {self._name!r} could not be prepared: {error!r}", pool=self._name)
+        failure = PoolFailed(f"pool {self._name!r} could not be prepared: {repr_of(error)}", pool=self._name)
         failure.__cause__ = error  # closed meanwhile, with requests that wait for workers
         self._outcomes.fail_waiting(failure)
 

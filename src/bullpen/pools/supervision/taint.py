@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 
 from bullpen import primitives
+from bullpen.errors import repr_of
 from bullpen.pools.dispatch.dispatcher import Dispatcher, Report
 from bullpen.pools.dispatch.states import RequestState, WorkerStatus
 from bullpen.pools.dispatch.worker import Worker
 from bullpen.pools.supervision.timer import PoolTimer
-from bullpen.telemetry import Kind
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import Kind, logger
 
 
 class TaintedWorkers:
-    """The tainted workers of one pool, and until when they are."""
+    """Taints the workers of one pool, and has them recover."""
 
     def __init__(
         self,
@@ -39,12 +37,11 @@ class TaintedWorkers:
         self._report = report
         self._errors = errors  # these taint the worker on which a request fails with them
         self._duration = duration
-        self._until: dict[int, float] = {}  # by the worker's id; changed with the pool's lock held
 
     def judge(self, worker: Worker, state: RequestState, value: object) -> None:
         """A request ends on `worker`: does its error say something about the worker?"""
-        if state is RequestState.FAILED and isinstance(value, self._errors):
-            self.taint(worker, self._duration, because=repr(value))
+        if state is RequestState.FAILED and issubclass(type(value), self._errors):
+            self.taint(worker, self._duration, because=repr_of(value))
 
     def taint(self, worker: Worker, seconds: float, because: str) -> bool:
         """Give `worker` nothing new for `seconds` from now; False if it is not one that takes requests."""
@@ -53,7 +50,7 @@ class TaintedWorkers:
             tainted = self._dispatcher.taint(worker)
             if not tainted and worker.status is not WorkerStatus.TAINTED:
                 return False
-            self._until[worker.id] = until
+            worker.tainted_until = until
         if tainted:
             logger.warning("%s: worker %s is tainted for %g s: %s", self._name, worker.name, seconds, because)
             self._report(Kind.WORKER_TAINTED, worker, None)
@@ -64,9 +61,9 @@ class TaintedWorkers:
     def _recover(self, worker: Worker, until: float | None = None) -> None:
         """It takes requests again; with `until`, only if it was not tainted anew meanwhile."""
         with self._lock:
-            if until is not None and self._until.get(worker.id) != until:
+            if until is not None and worker.tainted_until != until:
                 return
-            self._until.pop(worker.id, None)
+            worker.tainted_until = 0.0
             recovered = self._dispatcher.recover(worker)
         if recovered:
             self._report(Kind.WORKER_RECOVERED, worker, None)
@@ -77,7 +74,3 @@ class TaintedWorkers:
         """The pool drains, and needs every worker."""
         for worker in self._dispatcher.registry.snapshot():
             self._recover(worker)
-
-    def forget(self, worker: Worker) -> None:
-        """It is gone. The pool's lock is held."""
-        self._until.pop(worker.id, None)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -21,8 +20,7 @@ from bullpen import primitives
 from bullpen.pools.dispatch.deadlines import Deadlines
 from bullpen.pools.dispatch.pool_status import PoolStatus
 from bullpen.pools.dispatch.request import Request
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import logger
 
 
 class Timer(Protocol):

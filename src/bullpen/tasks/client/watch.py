@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,9 +9,9 @@ from bullpen import primitives
 from bullpen.errors import InvalidOptionType
 from bullpen.tasks.model.task import CANCELLED, Task
 from bullpen.tasks.storage.port import ChangedTask
-from bullpen.telemetry import Kind, TelemetryEvent
+from bullpen.telemetry import Kind, SafeLogger, TelemetryEvent
 
-logger = logging.getLogger("bullpen.queue")
+logger = SafeLogger("bullpen.queue")
 
 Observer = Callable[[TelemetryEvent], object]
 NAME = "queue"  # of the pool, in its events

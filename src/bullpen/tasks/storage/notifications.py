@@ -7,12 +7,12 @@ is down, the callers poll.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from bullpen import primitives
+from bullpen.telemetry import SafeLogger
 
-log = logging.getLogger("bullpen.storage")
+log = SafeLogger("bullpen.storage")
 
 WORK, RESULT = "w", "r"  # prefixes: a queue or the id of a task follows
 POLL = 0.5  # seconds between two polls while the connection is down

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, get_args
 
 from bullpen.errors import InvalidOption, MissingExtra
+from bullpen.telemetry import SafeLogger
 
-log = logging.getLogger("bullpen.worker")
+log = SafeLogger("bullpen.worker")
 
 LoopKind = Literal["auto", "asyncio", "uvloop"]
 

@@ -14,9 +14,9 @@ from bullpen.errors import StorageGone
 from bullpen.escaping import escape
 from bullpen.tasks.model.task import CANCELLED, FAILED, SUCCESS, AttemptError, Settlement, Task, TaskOutcome, outcome_of
 from bullpen.tasks.storage.port import WorkerRecord
-from bullpen.telemetry import Kind, TelemetryEvent
+from bullpen.telemetry import Kind, SafeLogger, TelemetryEvent
 
-logger = logging.getLogger("bullpen.worker")
+logger = SafeLogger("bullpen.worker")
 
 SHORTEST_PAUSE = 0.05  # seconds before the next try
 

@@ -22,3 +22,12 @@ def test_one_turn_passes_on_a_bounded_number_of_lines(caplog: pytest.LogCaptureF
     reader.drain()
     assert len(caplog.records) == 60_000, "the end of a worker loses none"
     assert len(reader.tail) == output.KEPT
+
+
+def test_control_characters_of_workers_are_escaped_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bullpen.output")
+    there, here = os.pipe()
+    os.write(here, "\x1b[2Jred\tone\rtwo\x9b \u202eabc\n".encode())
+    os.close(here)
+    Output(there, "worker", "stderr").drain()
+    assert [record.getMessage() for record in caplog.records] == ["worker: \\x1b[2Jred\tone\\rtwo\\x9b \\u202eabc"]

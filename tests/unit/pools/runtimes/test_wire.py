@@ -17,3 +17,20 @@ def test_messages_that_arrive_in_pieces_of_any_size_are_unchanged(size: int) -> 
     for at in range(0, len(stream), size):
         found += reader.feed(stream[at : at + size])
     assert [(kind, number, bytes(data)) for kind, number, data, _ in found] == FRAMES
+
+
+class Interrupted:
+    """Raises when it is first pickled, as the handler of an alarm may at any time."""
+
+    calls = 0
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        Interrupted.calls += 1
+        if Interrupted.calls == 1:
+            raise TimeoutError
+        return int, (1,)
+
+
+def test_an_alarm_that_rings_while_an_object_is_pickled_is_not_swallowed() -> None:
+    with pytest.raises(TimeoutError):
+        wire.dumps(Interrupted())

@@ -27,6 +27,7 @@ class RequestCancelled(BaseException):
 class Owner(Protocol):
     """The worker, as the classes below need it."""
 
+    def note_begin(self, id: int) -> None: ...
     def attempt(self, id: int, data: Any, buffers: Any, running: Callable[[int], Any]) -> None: ...
     def next_frame(self) -> wire.Frame: ...
     def read_what_is_there(self) -> None: ...
@@ -57,6 +58,7 @@ class MainThreadCalls:
         signal.signal(wire.NUDGE, self._nudge)
 
     def run(self, id: int, data: Any, buffers: Any) -> None:
+        self._worker.note_begin(id)
         if id in self._unwanted:
             self._unwanted.discard(id)
             self._worker.send_error(wire.FAILED, id, RequestCancelled())
@@ -204,6 +206,8 @@ class CallThreads:
         try:
             while True:
                 id, data, buffers = self._todo.get()
+                with self._changed:
+                    self._worker.note_begin(id)
                 self._worker.attempt(id, data, buffers, self._run)
                 del data, buffers
                 with self._changed:

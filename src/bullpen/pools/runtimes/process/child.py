@@ -140,6 +140,7 @@ class ChildWorker:
         self.forked = False  # this is a process that the user's code has forked
         self.has_memory_limit = _has_memory_limit()  # now: a task may raise the soft limit to the hard one
         self._channel = channel
+        self._channel_file: os.stat_result | None = None  # what its descriptor stands for, if `send` has to check that
         self._inbox_memory = Inbox(shared[0]) if shared else None
         self._outbox_memory = Outbox(shared[1], MARK) if shared else None
         self._begun = open_mark(shared[1]) if shared else memoryview(bytearray(8)).cast("Q")
@@ -155,8 +156,6 @@ class ChildWorker:
         while True:
             kind, id, data, buffers = self.next_frame()
             if kind == wire.CALL:
-                if id > self._begun[0]:  # calls that several threads have sent may come in another order
-                    self._begun[0] = id
                 self.calls.run(id, data, buffers)
             elif kind == wire.FREED:
                 self.use_again(data)
@@ -176,6 +175,7 @@ class ChildWorker:
             elif kind == wire.CAPACITY:
                 if id > 1:
                     self.calls = CallThreads(self, id)
+                    self._channel_file = os.fstat(self._channel.fileno())
             elif kind == wire.STOP:
                 self._close()
                 return 0
@@ -250,12 +250,21 @@ class ChildWorker:
             if self._inbox_memory is not None and self._inbox_memory.freed:
                 pieces = [*wire.pack(wire.FREED, 0, self._inbox_memory.take_freed()), *pieces]
             try:
+                if self._channel_file is not None:
+                    self._check_channel(self._channel_file)
                 wire.send_all(self._channel, pieces)
             except ConnectionError:  # the app has ended
                 raise
             except BaseException:  # raised by a signal handler of the user's: a part of the frame may have been sent
                 sys.excepthook(*sys.exc_info())
                 _leave(1)
+
+    def _check_channel(self, expected: os.stat_result) -> None:
+        """Raise if a request has replaced the descriptor of the channel. The main thread, which waits at the channel,
+        keeps that open, so the app would not notice it.
+        """
+        if not os.path.samestat(os.fstat(self._channel.fileno()), expected):
+            raise RuntimeError("a request has closed the descriptor of the worker's channel, and opened another there")
 
     def send_error(self, kind: int, id: int, error: BaseException, hide: int = 0) -> None:
         self.send(kind, id, wire.dumps(failures.describe(error, hide))[0])
@@ -308,6 +317,11 @@ class ChildWorker:
 
     # Requests.
 
+    def note_begin(self, id: int) -> None:
+        """Tell the app that a request begins. One thread at a time calls this."""
+        if id > self._begun[0]:  # requests may begin in another order than that of their ids
+            self._begun[0] = id
+
     def attempt(self, id: int, data: Any, buffers: Any, running: Callable[[int], Any]) -> None:
         """Run one request and send its outcome. It may be interrupted inside `running(id)` only."""
         try:
@@ -355,7 +369,7 @@ class ChildWorker:
         """Whether this worker has to be replaced: it raised `WorkerBroken`, or has reached its memory limit."""
         if _says_broken(error):
             return True
-        if not isinstance(error, MemoryError) or not self.has_memory_limit:
+        if not issubclass(type(error), MemoryError) or not self.has_memory_limit:
             return False
         _lift_memory_limit()
         return True
@@ -580,14 +594,14 @@ def _explain_by(error: BaseException, reason: BaseException | None) -> None:
 def _says_broken(error: BaseException) -> bool:
     """Whether it is a `WorkerBroken`. Then the user's code has imported that module."""
     errors = sys.modules.get("bullpen.errors")
-    return errors is not None and isinstance(error, errors.WorkerBroken)
+    return errors is not None and issubclass(type(error), errors.WorkerBroken)
 
 
 def _ends_all(error: BaseException) -> bool:
     """Whether it ends the whole call, not only the item that raised it."""
-    if isinstance(error, MemoryError):
+    if issubclass(type(error), MemoryError):
         return worker.has_memory_limit
-    return isinstance(error, RequestCancelled) or _says_broken(error)
+    return issubclass(type(error), RequestCancelled) or _says_broken(error)
 
 
 def _has_memory_limit() -> bool:

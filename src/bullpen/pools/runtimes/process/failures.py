@@ -20,6 +20,12 @@ MOST_FRAMES = 64  # of one traceback; those in the middle are left out
 MOST_ERRORS = 16  # of one chain of causes
 SHORTEST = 200_000  # characters; a longer text is cut
 
+# The fields of an error and the names of its class as Python keeps them: a subclass or its metaclass may define others.
+_cause, _context, _traceback, _suppress = (
+    vars(BaseException)[name] for name in ("__cause__", "__context__", "__traceback__", "__suppress_context__")
+)
+_module, _qualname = (vars(type)[name] for name in ("__module__", "__qualname__"))
+
 Entry = tuple[bytes | None, str, str, list[tuple[str, str, int]], int | None, int | None, bool]
 
 
@@ -29,7 +35,7 @@ def describe(error: BaseException, hide: int = 0) -> list[Entry]:
     entries: list[Entry] = []
     for number, one in enumerate(chain):  # the loop appends to it
         places: list[int | None] = []
-        for other in (one.__cause__, one.__context__):
+        for other in (_cause.__get__(one), _context.__get__(one)):
             if other is None or len(chain) >= MOST_ERRORS:
                 places.append(None)
                 continue
@@ -38,10 +44,9 @@ def describe(error: BaseException, hide: int = 0) -> list[Entry]:
                 known = len(chain)
                 chain.append(other)
             places.append(known)
-        frames = _frames(one.__traceback__, hide if number == 0 else 0)
-        kind = type(one)
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        entries.append((_pickle(one), name, text_of(one), frames, *places, one.__suppress_context__))  # type: ignore[arg-type]
+        frames = _frames(_traceback.__get__(one), hide if number == 0 else 0)
+        name = f"{_module.__get__(type(one))}.{_qualname.__get__(type(one))}"
+        entries.append((_pickle(one), name, text_of(one), frames, *places, _suppress.__get__(one)))
     return entries
 
 
@@ -88,10 +93,10 @@ def rebuild(entries: list[Entry], fallback: Any) -> BaseException:
         error = _unpickle(data)
         errors.append(error if error is not None else fallback(name, text))
     for error, (_, _, _, frames, cause, context, suppress) in zip(errors, entries, strict=True):
-        error.__cause__ = None if cause is None else errors[cause]
-        error.__context__ = None if context is None else errors[context]
-        error.__suppress_context__ = suppress
-        error.__traceback__ = traceback_of(frames)
+        _cause.__set__(error, None if cause is None else errors[cause])
+        _context.__set__(error, None if context is None else errors[context])
+        _suppress.__set__(error, suppress)
+        _traceback.__set__(error, traceback_of(frames))
     return errors[0]
 
 
@@ -102,7 +107,7 @@ def _unpickle(data: bytes | None) -> BaseException | None:
         error = pickle.loads(data)
     except BaseException:
         return None
-    return error if isinstance(error, BaseException) else None
+    return error if issubclass(type(error), BaseException) else None
 
 
 def traceback_of(frames: list[tuple[str, str, int]]) -> types.TracebackType | None:

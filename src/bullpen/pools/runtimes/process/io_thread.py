@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import heapq
 import itertools
-import logging
 import os
 import selectors
 import socket
@@ -26,8 +25,7 @@ from typing import Any, Protocol
 from bullpen import primitives
 from bullpen.pools.runtimes import port
 from bullpen.pools.runtimes.process import wire
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import logger
 
 Action = Callable[[], object]
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE

@@ -8,9 +8,11 @@ import os
 import sys
 from typing import Literal
 
+from bullpen.escaping import escape_lines
 from bullpen.pools.runtimes.process.io_thread import io_thread
+from bullpen.telemetry import SafeLogger
 
-logger = logging.getLogger("bullpen.output")
+logger = SafeLogger("bullpen.output")
 
 CHUNK = 4 * 1024  # bytes of one turn: all workers share the thread, and each byte may be a line
 LARGEST_PIPE = 1024 * 1024  # bytes, the default limit of Linux
@@ -67,9 +69,9 @@ class Output:
         text = line.decode(errors="backslashreplace").rstrip("\r")
         level = logging.INFO if self._which == "stdout" else logging.WARNING
         if logger.hasHandlers() and logger.isEnabledFor(level):
-            logger.log(level, "%s: %s", self._name, text)
+            logger.log(level, "%s: %s", self._name, escape_lines(text))
             return
-        stream = getattr(sys, self._which)
+        stream = getattr(sys, self._which)  # as if the worker had written to it: colours stay
         with contextlib.suppress(Exception):  # the app may have no such stream, or has closed it
             stream.write(text + "\n")
             stream.flush()

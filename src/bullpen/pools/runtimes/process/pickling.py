@@ -132,13 +132,13 @@ def _dumps(value: Any) -> tuple[bytes, list[Any], bool]:
     buffers: list[Any] = []
     try:
         return pickle.dumps(value, 5, buffer_callback=wire.collect_into(buffers)), buffers, True
-    except Exception:
+    except wire.NOT_BY_NAME:
         buffers.clear()
         file = io.BytesIO()
         try:
             _Pickler(file, 5, buffer_callback=wire.collect_into(buffers)).dump(value)
             return file.getvalue(), buffers, True
-        except Exception:
+        except wire.NOT_BY_NAME:
             if wire.by_value_pickler() is None:
                 raise
     return *_by_value(value), False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import socket
 import sys
@@ -46,8 +45,7 @@ from bullpen.pools.runtimes.process.pickling import (
     main_module,
 )
 from bullpen.pools.runtimes.process.supervised import Supervised, pipe_from_it
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import logger
 
 Start = Literal["forkserver", "spawn"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import logging
 import math
 import os
 import select
@@ -24,8 +23,7 @@ from bullpen.pools.runtimes.process.calls import RequestCancelled
 from bullpen.pools.runtimes.process.io_thread import TimerHandle, io_thread
 from bullpen.pools.runtimes.process.items import Items
 from bullpen.pools.runtimes.process.output import Output
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import logger
 
 LOOK_GRACE = 0.05  # seconds between two looks at the stack that a hanging process writes
 MOST_LOOKS = 20  # a busy machine may take long to schedule that process
@@ -468,6 +466,8 @@ class Supervised:
         with self._lock, contextlib.suppress(OSError):
             if not self._over and not (self._pidfd is not None and _has_ended(self._pidfd)):
                 os.killpg(self._pid, number)
+        if number == signal.SIGKILL:  # it may have left the group
+            self._signal(number)
 
     # The end.
 

@@ -45,6 +45,7 @@ CHUNK = 128 * 1024
 QUICK_SECONDS = 0.0002  # a request that takes longer is not quick
 
 
+NOT_BY_NAME = (pickle.PicklingError, AttributeError, TypeError)  # what `pickle` raises; others are the user's
 LARGEST = 1 << 40  # bytes of one piece; no machine sends more
 SHOWN = 40  # bytes of what is no frame, in the error
 
@@ -59,7 +60,7 @@ def dumps(value: Any) -> tuple[bytes, list[Any]]:
     buffers: list[Any] = []
     try:
         return pickle.dumps(value, 5, buffer_callback=collect_into(buffers)), buffers
-    except Exception:
+    except NOT_BY_NAME:
         cloudpickle = by_value_pickler()
         if cloudpickle is None:
             raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import logging
 import math
 import os
 import selectors
@@ -28,8 +27,7 @@ from bullpen.pools.runtimes.process.items import raise_
 from bullpen.pools.runtimes.process.output import LARGEST_PIPE, Output
 from bullpen.pools.runtimes.process.supervised import Supervised, pipe_from_it
 from bullpen.pools.runtimes.program import messages
-
-logger = logging.getLogger("bullpen")
+from bullpen.telemetry import logger
 
 CHUNK = 16 * 1024  # bytes of one turn: all programs share the thread
 LARGE = 64 * 1024  # bytes; a larger message is decoded on another thread

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,8 +20,9 @@ from bullpen.tasks.storage.redis.failures import translated_errors
 from bullpen.tasks.storage.redis.health_checks import info_of, is_too_old, run_health_checks, settings_of
 from bullpen.tasks.storage.redis.loop_connection import LoopConnection
 from bullpen.tasks.storage.server import ServerStorage
+from bullpen.telemetry import SafeLogger
 
-log = logging.getLogger("bullpen.storage")
+log = SafeLogger("bullpen.storage")
 
 MAX_REMEMBERED = 20_000  # tasks whose queue a client remembers
 _ID = re.compile(rb"[!-~]+")

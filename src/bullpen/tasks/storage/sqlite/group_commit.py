@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import sqlite3
 import threading
 from collections import deque
@@ -47,8 +46,9 @@ from bullpen.tasks.model.task import Task
 from bullpen.tasks.storage.sqlite import file
 from bullpen.tasks.storage.sqlite.file import DatabaseFile
 from bullpen.tasks.storage.sqlite.task_table import SqliteTaskTable, StoreClock
+from bullpen.telemetry import SafeLogger
 
-log = logging.getLogger("bullpen.storage")
+log = SafeLogger("bullpen.storage")
 
 T = TypeVar("T")
 Work = Callable[[SqliteTaskTable], T]

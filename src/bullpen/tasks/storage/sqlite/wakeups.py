@@ -8,7 +8,6 @@ queues something may be due, and which tasks may have a result.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import threading
@@ -19,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 from bullpen.tasks.storage.sqlite.file import let_group_in
+from bullpen.telemetry import SafeLogger
 
-log = logging.getLogger("bullpen.storage")
+log = SafeLogger("bullpen.storage")
 
 _ENDING = ".wakeup"
 _LONGEST_PATH = 100  # bytes; the address of a socket holds little more
