@@ -123,6 +123,7 @@ LAYERS = [
     ),
     # What brings both wings together.
     Layer("testing", f"{GROUND} pools tasks", third_party="hypothesis msgspec pytest sqlalchemy"),
+    Layer("web", "ALL", third_party="jinja2 markupsafe msgspec starlette uvicorn"),
     Layer("cli", "ALL", third_party="msgspec"),
     Layer("__main__", "ALL"),
     Layer("", "ALL"),  # bullpen/__init__.py

@@ -17,7 +17,7 @@ least once, even if the machine dies; its workers run on pools.
       model/                           what a task is, and every move it can make: decisions only
       storage/                         the storage port, and memory, SQLite, PostgreSQL, Redis
       worker/                          AsyncWorkerPool and WorkerPool: claim, run, settle
-    integrations/ cli/ testing/        Django; the command `bullpen`; tools for the tests of users
+    integrations/ web/ cli/ testing/   Django; the dashboard; the command `bullpen`; tools for the tests of users
     errors.py escaping.py telemetry.py primitives.py trusted_files.py
 
 To follow one call, read `pools/pool.py`, `pools/dispatch/dispatcher.py` and `pools/runtimes/thread.py`; to follow one

@@ -30,7 +30,7 @@ from bullpen.escaping import escape, escape_lines
 
 COMMANDS = (
     *("worker", "enqueue", "status", "history", "tasks", "why", "queues", "schedules", "workers", "doctor", "check"),
-    *("migrate", "move", "probe", "bench", "config", "completion", "demo"),
+    *("migrate", "dashboard", "move", "probe", "bench", "config", "completion", "demo"),
 )
 
 NAME_A_STORE = ("status", "history", "tasks", "why", "queues", "schedules", "workers", "doctor", "migrate", "bench")

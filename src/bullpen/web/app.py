@@ -1,0 +1,218 @@
+"""The ASGI app: the gate, and behind it the pages, the actions, the login and the event stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from bullpen.errors import (
+    BullpenError,
+    InvalidOption,
+    InvalidOptionType,
+    ScheduleNotFound,
+    StorageError,
+    TaskNotFound,
+)
+from bullpen.tasks.client.task_queue import TaskQueue
+from bullpen.web.access import LOOPBACK_NAMES, SESSION_SECONDS, AccessRules
+from bullpen.web.actions import ACTIONS, ActionDone, Form
+from bullpen.web.events import EventStreams
+from bullpen.web.gate import Gate, LoginLimit, audit
+from bullpen.web.parameters import WrongParameter, read_query, required
+from bullpen.web.reads import StoreReads
+from bullpen.web.rendering import Renderer
+from bullpen.web.views import VIEWS, View, Visit, find_view
+
+STATIC = Path(__file__).with_name("static")
+
+
+def dashboard(
+    queue: TaskQueue,
+    *,
+    token: str | None = None,
+    hosts: Iterable[str] = LOOPBACK_NAMES,
+    trusted_proxies: Iterable[str] = (),
+    user_header: str = "X-Forwarded-User",
+    anonymous: bool = False,
+    read_only: bool = False,
+    login_code: str | None = None,
+) -> ASGIApp:
+    """The dashboard of the store of `queue`, as an ASGI app. It serves nobody unless one of these lets them in:
+
+    - `token`: a secret of at least 20 characters that people enter once. `login_code` opens one session without it.
+    - `trusted_proxies`: addresses whose header `user_header` names the user. The proxy has to set or remove it.
+    - `anonymous`: visitors from this very machine may look; they change nothing and see no results.
+
+    `hosts` are the names under which browsers reach it, without ports. `read_only`: nobody changes anything.
+    """
+    if not isinstance(queue, TaskQueue):
+        raise InvalidOptionType("queue", queue, "a TaskQueue")
+    rules = AccessRules.read(
+        token=token,
+        hosts=hosts,
+        trusted_proxies=trusted_proxies,
+        user_header=user_header,
+        anonymous=anonymous,
+        read_only=read_only,
+        secret=secrets.token_hex(32),
+    )
+    if token is None and not rules.proxies and not anonymous:
+        raise InvalidOption("token", None, "given, unless trusted_proxies or anonymous lets somebody in")
+    return Gate(Dashboard(queue, rules, login_code).app, rules)
+
+
+class Dashboard:
+    """The app behind the gate."""
+
+    def __init__(self, queue: TaskQueue, rules: AccessRules, login_code: str | None) -> None:
+        self._queue = queue
+        self._rules = rules
+        self._login_code = login_code
+        self._login_limit = LoginLimit()
+        self._reads = StoreReads(queue)
+        self._renderer = Renderer(rules)
+        self._streams = EventStreams()
+        self.app = Starlette(
+            routes=self._routes(),
+            lifespan=self._lifespan,
+            exception_handlers={
+                BullpenError: self._explain,
+                WrongParameter: self._explain,
+                HTTPException: self._explain,
+            },
+        )
+
+    def _routes(self) -> list[BaseRoute]:
+        return [
+            Route("/login", self._log_in, methods=["GET", "POST"]),
+            Route("/logout", self._log_out, methods=["POST"]),
+            Route("/events", self._events, methods=["GET"]),
+            Mount("/static", StaticFiles(directory=STATIC)),
+            *(Route(path, self._action(path), methods=["POST"]) for path in ACTIONS),
+            *(Route(view.path, self._page(view), methods=["GET"]) for view in VIEWS),
+        ]
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        yield
+        await self._reads.close()
+
+    # Pages.
+
+    def _page(self, view: View) -> Callable[[Request], Awaitable[Response]]:
+        async def show(request: Request) -> Response:
+            visit = self._visit(request, request.url.query, request.path_params.get("id", ""))
+            values = await view.read(visit)
+            return self._renderer.page(request, view.name, values)
+
+        return show
+
+    def _visit(self, request: Request, query: str, task_id: str) -> Visit:
+        return Visit(self._queue, self._reads, request.state.visitor, read_query(query), task_id)
+
+    async def _events(self, request: Request) -> Response:
+        """The live part of the page that the parameter `view` names by its path and query."""
+        wanted = urlsplit(required(read_query(request.url.query), "view"))
+        found = find_view(unquote(wanted.path))
+        if found is None or wanted.scheme or wanted.netloc:
+            raise WrongParameter("view must be the path of a page")
+        if self._streams.is_full:
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
+        view, task_id = found
+        visit = self._visit(request, wanted.query, task_id)
+
+        async def render() -> str:
+            return self._renderer.live_part(request, view, await view.read(visit))
+
+        headers = {"x-accel-buffering": "no"}  # nginx would wait for more
+        return StreamingResponse(self._streams.stream(render), media_type="text/event-stream", headers=headers)
+
+    # Actions.
+
+    def _action(self, path: str) -> Callable[[Request], Awaitable[Response]]:
+        async def act(request: Request) -> Response:
+            form: Form = request.state.form
+            done: ActionDone = await ACTIONS[path](self._queue, form)
+            self._reads.forget()
+            audit(request.state.visitor, request, done.message)
+            return _go_to(request, done.page)
+
+        return act
+
+    # Sessions.
+
+    async def _log_in(self, request: Request) -> Response:
+        if self._rules.token is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, "this dashboard has no token; users come through a proxy")
+        if request.method == "GET" and (code := read_query(request.url.query).get("code", "")):
+            if self._login_code is not None and secrets.compare_digest(code.encode(), self._login_code.encode()):
+                self._login_code = None
+                return self._begin_session(request)
+            return self._renderer.page(request, "login", {"problem": "This link was used already."}, 403)
+        if request.method != "POST":
+            return self._renderer.page(request, "login", {"problem": ""})
+        now = time.monotonic()
+        if self._login_limit.is_reached(now):
+            return self._renderer.page(request, "login", {"problem": "Too many wrong tokens. Wait a minute."}, 429)
+        if not self._rules.accepts_token(request.state.form.get("token", "")):
+            self._login_limit.failed(now)
+            audit(None, request, "gave a wrong token")
+            return self._renderer.page(request, "login", {"problem": "This is not the token."}, 403)
+        return self._begin_session(request)
+
+    def _begin_session(self, request: Request) -> Response:
+        audit(None, request, "logged in with the token")
+        response = _go_to(request, "/")
+        response.set_cookie(
+            self._rules.cookie,
+            self._rules.new_session(secrets.token_urlsafe(16), time.time()),
+            max_age=SESSION_SECONDS,
+            path=request.state.root or "/",
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    async def _log_out(self, request: Request) -> Response:
+        audit(request.state.visitor, request, "logged out")
+        response = _go_to(request, "/login")
+        response.delete_cookie(self._rules.cookie, path=request.state.root or "/")
+        return response
+
+    # Errors.
+
+    async def _explain(self, request: Request, error: Exception) -> Response:
+        status = _status_of(error)
+        message = error.detail if isinstance(error, HTTPException) else str(error)
+        return self._renderer.page(request, "problem", {"message": message, "status": status}, status)
+
+
+def _go_to(request: Request, page: str) -> RedirectResponse:
+    return RedirectResponse(f"{request.state.root}{page}", HTTPStatus.SEE_OTHER)
+
+
+def _status_of(error: Exception) -> int:
+    match error:
+        case HTTPException():
+            return error.status_code
+        case TaskNotFound() | ScheduleNotFound():
+            return HTTPStatus.NOT_FOUND
+        case WrongParameter() | InvalidOption():
+            return HTTPStatus.BAD_REQUEST
+        case StorageError():
+            return HTTPStatus.SERVICE_UNAVAILABLE
+    return HTTPStatus.CONFLICT

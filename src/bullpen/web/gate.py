@@ -1,0 +1,178 @@
+"""Every request passes here first. It is rejected unless it may go on, and every answer gets the security headers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bullpen.escaping import escape
+from bullpen.web.access import AccessRules, Visitor
+
+LARGEST_FORM = 16_384  # bytes
+LONGEST_TARGET = 4096  # characters of the path and the query
+FAILED_LOGINS = (10, 60.0)  # at most so many in so many seconds
+
+SECURITY_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",  # not no-referrer: browsers would send "Origin: null" with forms
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+
+logger = logging.getLogger("bullpen.web")
+
+
+class Gate:
+    """Checks in this order: protocol, size, host, method, origin, visitor, CSRF token. `app` sees only the rest."""
+
+    def __init__(self, app: ASGIApp, rules: AccessRules) -> None:
+        self._app = app
+        self._rules = rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        request = Request(scope, receive)
+        rejection = await self._check(request)
+        if rejection is not None:
+            await rejection(scope, receive, _with_headers(send, request))
+        else:
+            await self._app(scope, receive, _with_headers(send, request))
+
+    async def _check(self, request: Request) -> Response | None:
+        """The rejection, or None. The state of a request that goes on has its visitor, its form, and `root`: the path
+        where the dashboard is mounted.
+        """
+        headers, rules = request.headers, self._rules
+        request.state.root = request.scope.get("root_path", "")
+        if len(request.url.path) + len(request.url.query) > LONGEST_TARGET:
+            return _reject(HTTPStatus.REQUEST_URI_TOO_LONG)
+        if len(headers.getlist("host")) != 1 or not rules.accepts_host(headers["host"]):
+            return _reject(HTTPStatus.MISDIRECTED_REQUEST, "this host name is not known here; see --allowed-host")
+        if request.method not in ("GET", "HEAD", "POST"):
+            return _reject(HTTPStatus.METHOD_NOT_ALLOWED)
+        changes = request.method == "POST"
+        if changes and not rules.accepts_origin(_single(headers)):
+            return _reject(HTTPStatus.FORBIDDEN, "the request comes from another page")
+        path = local_path(request)
+        peer = request.client.host if request.client is not None else None
+        visitor = rules.visitor(peer, _single(headers), _cookie(headers, rules.cookie), time.time())
+        request.state.visitor = visitor
+        request.state.form = {}
+        if visitor is None and path != "/login" and not path.startswith("/static/"):
+            return _ask_to_log_in(request)
+        if not changes:
+            return None
+        form = await read_form(request)
+        if form is None:
+            return _reject(HTTPStatus.BAD_REQUEST, "the form cannot be read")
+        request.state.form = form
+        if path == "/login":  # the token in the form is the proof
+            return None
+        if visitor is None or not visitor.may_operate:
+            return _reject(HTTPStatus.FORBIDDEN, "only visitors who have logged in may change something")
+        if not rules.accepts_csrf(visitor, form.get("csrf", "")):
+            return _reject(HTTPStatus.FORBIDDEN, "the form is not from this session; load the page again")
+        return None
+
+
+def local_path(request: Request) -> str:
+    """The path below the place where the dashboard is mounted."""
+    path: str = request.scope["path"]
+    root: str = request.scope.get("root_path", "")
+    return path.removeprefix(root) if root and path.startswith(root) else path
+
+
+def _single(headers: Headers) -> Mapping[str, str]:
+    """Each header once. One that is given several times counts as all of them together, which no check accepts."""
+    return {name: ", ".join(headers.getlist(name)) for name in headers}
+
+
+def _cookie(headers: Headers, name: str) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")[:LONGEST_TARGET]).get(name)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value
+
+
+async def read_form(request: Request) -> dict[str, str] | None:
+    """The fields of a small form; None if it is something else, too large, or names a field twice."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        return None
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST_FORM:
+            return None
+    try:
+        fields = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=20)
+    except ValueError:
+        return None
+    form = dict(fields)
+    return form if len(form) == len(fields) else None
+
+
+def _reject(status: HTTPStatus, why: str = "") -> Response:
+    return PlainTextResponse(f"{status.value} {status.phrase}{': ' if why else ''}{why}\n", status.value)
+
+
+def _ask_to_log_in(request: Request) -> Response:
+    if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+        return RedirectResponse(f"{request.state.root}/login", HTTPStatus.SEE_OTHER)
+    return _reject(HTTPStatus.UNAUTHORIZED, "log in first")
+
+
+def _with_headers(send: Send, request: Request) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in SECURITY_HEADERS.items():
+                headers[name] = value
+            if not local_path(request).startswith("/static/"):
+                headers["cache-control"] = "no-store"
+            if request.url.scheme == "https":
+                headers["strict-transport-security"] = "max-age=31536000"
+        await send(message)
+
+    return send_with_headers
+
+
+class LoginLimit:
+    """Failed logins of the last time: beyond the limit every login is rejected, whoever asks."""
+
+    def __init__(self) -> None:
+        self._failed: deque[float] = deque(maxlen=FAILED_LOGINS[0])
+
+    def is_reached(self, now: float) -> bool:
+        return len(self._failed) == FAILED_LOGINS[0] and now - self._failed[0] < FAILED_LOGINS[1]
+
+    def failed(self, now: float) -> None:
+        self._failed.append(now)
+
+
+def audit(visitor: Visitor | None, request: Request, what: str) -> None:
+    """Log what was changed, by which visitor and from where."""
+    name = "a visitor" if visitor is None else visitor.name
+    peer = request.client.host if request.client is not None else "an unknown address"
+    logger.info("audit: %s at %s %s", escape(name), escape(peer), escape(what))

@@ -1,0 +1,106 @@
+"""What the pages read from the store, shared by all open pages: many tabs cost as much as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from bullpen import primitives
+from bullpen.cli.commands.doctor import examine, look_at
+from bullpen.cli.diagnosis import Look, diagnose
+from bullpen.tasks.client.task_queue import TaskQueue
+from bullpen.tasks.model.info import TaskInfo
+from bullpen.tasks.model.task import TaskStatus
+from bullpen.tasks.storage.port import Counts, HealthFinding, Limit, WorkerRecord
+
+T = TypeVar("T")
+
+FRESH = 0.9  # seconds for which an overview is shown again without another read
+FRESH_FINDINGS = 10.0
+RUNNING_SHOWN = 500  # running tasks that are read at once
+
+
+class StoreOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of the queues and workers."""
+
+    now: float  # by the store's clock
+    counts: Counts
+    paused: frozenset[str]
+    limits: Sequence[Limit]
+    workers: Sequence[WorkerRecord]
+    running: Sequence[TaskInfo]  # the first ones
+    oldest: dict[str, TaskInfo]  # by queue: the pending task that was enqueued first
+
+    @property
+    def queues(self) -> list[str]:
+        return sorted({*self.counts, *self.paused, *(limit.queue for limit in self.limits if limit.is_limit)})
+
+    def total(self, status: TaskStatus) -> int:
+        return sum(by_status.get(status, 0) for by_status in self.counts.values())
+
+
+class StoreReads:
+    """The reads of one dashboard. It belongs to one event loop."""
+
+    def __init__(self, queue: TaskQueue) -> None:
+        self._queue = queue
+        self._kept: dict[str, tuple[float, asyncio.Task[Any]]] = {}
+        self._reading: set[asyncio.Task[Any]] = set()  # the loop itself would not keep them
+
+    async def overview(self) -> StoreOverview:
+        return await self._shared("overview", FRESH, self._read_overview)
+
+    async def findings(self) -> Sequence[HealthFinding]:
+        """What the doctor says."""
+        return await self._shared("findings", FRESH_FINDINGS, self._examine)
+
+    async def _shared(self, name: str, fresh: float, read: Callable[[], Awaitable[T]]) -> T:
+        """The latest read, if it is fresh; else a new one. Callers that come meanwhile wait for the same one."""
+        now = primitives.system_clock.monotonic()
+        began, task = self._kept.get(name, (0.0, None))
+        failed = task is not None and task.done() and (task.cancelled() or task.exception() is not None)
+        if task is None or failed or (task.done() and now - began > fresh):
+            task = asyncio.get_running_loop().create_task(_await(read))
+            self._kept[name] = (now, task)
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
+        return cast(T, await asyncio.shield(task))
+
+    async def _read_overview(self) -> StoreOverview:
+        queue = self._queue
+        storage = await queue.astorage()
+        counts = await queue.acounts()
+        waiting = [name for name, by_status in counts.items() if by_status.get(TaskStatus.PENDING)]
+        oldest = {name: await queue.alist(queue=name, status="pending", limit=1) for name in waiting}
+        return StoreOverview(
+            now=await storage.now(),
+            counts=counts,
+            paused=await queue.apaused(),
+            limits=await queue.alimits(),
+            workers=await queue.aworkers(),
+            running=await queue.alist(status="running", limit=RUNNING_SHOWN),
+            oldest={name: tasks[0] for name, tasks in oldest.items() if tasks},
+        )
+
+    async def _examine(self) -> Sequence[HealthFinding]:
+        client = self._queue.storage.another()
+        if client is not None:
+            return await examine(client)
+        look: Look = await look_at(await self._queue.astorage())  # a store in memory has only one client
+        return diagnose(look)
+
+    def forget(self) -> None:
+        """After a change: the next page reads the store anew."""
+        self._kept.clear()
+
+    async def close(self) -> None:
+        for task in self._reading:
+            task.cancel()
+        await asyncio.gather(*self._reading, return_exceptions=True)
+
+
+async def _await(read: Callable[[], Awaitable[T]]) -> T:
+    return await read()

@@ -1,0 +1,280 @@
+"""The pages: what each of them reads from the store, as values for its template."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from bullpen import __version__
+from bullpen.cli.commands.status import is_up, remarks
+from bullpen.cli.store import address_of
+from bullpen.tasks.client.task_queue import TaskFilters, TaskQueue
+from bullpen.tasks.model.info import TaskInfo, as_datetime
+from bullpen.tasks.model.task import FINAL, Task, TaskStatus
+from bullpen.tasks.storage.port import Limit, WorkerRecord
+from bullpen.web.access import Visitor
+from bullpen.web.parameters import one_of
+from bullpen.web.reads import StoreOverview, StoreReads
+
+PAGE_SIZE = 50
+LARGEST_RESULT = 20_000  # characters
+STATUSES = tuple(str(status) for status in TaskStatus)
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request for a page."""
+
+    queue: TaskQueue
+    reads: StoreReads
+    visitor: Visitor
+    parameters: Mapping[str, str]
+    task_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One page: where it is, its template, and the function that reads its values."""
+
+    name: str
+    path: str
+    read: Callable[[Visit], Awaitable[Values]]
+
+    @property
+    def template(self) -> str:
+        return f"{self.name}.html"
+
+
+async def overview(visit: Visit) -> Values:
+    seen = await visit.reads.overview()
+    up = [worker for worker in seen.workers if is_up(worker, as_datetime(seen.now))]
+    return {
+        "now": as_datetime(seen.now),
+        "findings": await visit.reads.findings(),
+        "totals": {str(status): seen.total(status) for status in TaskStatus},
+        "workers_up": len(up),
+        "workers_lost": len(seen.workers) - len(up),
+        "slots": sum(worker.concurrency for worker in up),
+        "queues": [_queue_row(name, seen) for name in seen.queues],
+        "running": list(seen.running)[:8],
+    }
+
+
+async def queues(visit: Visit) -> Values:
+    seen = await visit.reads.overview()
+    return {"now": as_datetime(seen.now), "queues": [_queue_row(name, seen) for name in seen.queues]}
+
+
+def _queue_row(name: str, seen: StoreOverview) -> Values:
+    now = as_datetime(seen.now)
+    by_status = seen.counts.get(name, {})
+    oldest = seen.oldest.get(name)
+    return {
+        "name": name,
+        "counts": {str(status): by_status.get(status, 0) for status in TaskStatus},
+        "oldest": None if oldest is None or oldest.eta > now else oldest.eta,
+        "paused": name in seen.paused,
+        "remarks": remarks(False, _limit_of(name, seen.limits)),
+        "workers": sum(1 for worker in seen.workers if name in worker.queues and is_up(worker, now)),
+    }
+
+
+def _limit_of(name: str, limits: Sequence[Limit]) -> Limit | None:
+    return next((limit for limit in limits if limit.queue == name), None)
+
+
+async def tasks(visit: Visit) -> Values:
+    """A page of tasks in the order in which they were enqueued. Pages begin behind an id, so they are quick at any
+    depth.
+    """
+    given = visit.parameters
+    filters: TaskFilters = {}
+    chosen = {name: given.get(name, "").strip() for name in ("status", "queue", "function", "worker", "error")}
+    if status := one_of(chosen, "status", STATUSES):
+        filters["status"] = TaskStatus(status)
+    if chosen["queue"]:
+        filters["queue"] = chosen["queue"]
+    if chosen["function"]:
+        filters["name"] = chosen["function"]
+    if chosen["worker"]:
+        filters["worker"] = chosen["worker"]
+    if chosen["error"]:
+        filters["error"] = chosen["error"]
+    seen = await visit.reads.overview()
+    found = await visit.queue.alist(limit=PAGE_SIZE + 1, after=given.get("after") or None, **filters)
+    shown = found[:PAGE_SIZE]
+    kept = {name: value for name, value in chosen.items() if value}
+    return {
+        "now": as_datetime(seen.now),
+        "tasks": shown,
+        "chosen": chosen,
+        "statuses": STATUSES,
+        "queue_names": seen.queues,
+        "links": [(one or "all", _count(seen, chosen, one), _query(kept, status=one)) for one in ("", *STATUSES)],
+        "is_later": bool(given.get("after")),
+        "first": _query(kept),
+        "next": _query(kept, after=shown[-1].id) if len(found) > PAGE_SIZE else None,
+    }
+
+
+def _count(seen: StoreOverview, chosen: Mapping[str, str], status: str) -> int | None:
+    """How many tasks a state has, as far as the store keeps counts: by queue, and not by function, worker or error."""
+    if chosen["function"] or chosen["worker"] or chosen["error"]:
+        return None
+    counts = [by_status for name, by_status in seen.counts.items() if chosen["queue"] in ("", name)]
+    return sum(many for by_status in counts for one, many in by_status.items() if status in ("", str(one)))
+
+
+def _query(kept: Mapping[str, str], **changes: str) -> str:
+    pairs = {name: value for name, value in {**kept, **changes}.items() if value}
+    return f"?{urlencode(pairs)}" if pairs else ""
+
+
+async def task(visit: Visit) -> Values:
+    """One task. Its result is shown to operators only: it may be a secret."""
+    job = visit.queue.job(visit.task_id)
+    info = await job.ainfo()
+    why = await job.awhy()
+    storage = await visit.queue.astorage()
+    (stored,) = await storage.get([info.id])
+    return {
+        "now": as_datetime(await storage.now()),
+        "task": info,
+        "why": [cause.message for cause in why.causes],
+        "attempts": _attempts(info),
+        "may_retry": info.status in FINAL,
+        "may_cancel": info.status not in FINAL and not info.cancel_requested,
+        "result": _result(stored) if visit.visitor.may_operate else None,
+        "has_result": stored is not None and stored.result is not None,
+    }
+
+
+def _attempts(info: TaskInfo) -> list[Values]:
+    """The failed attempts that the store has kept, and the latest attempt if it did not fail; the latest first."""
+    found: list[Values] = [
+        {
+            "number": error.attempt,
+            "status": "failed",
+            "started_at": error.started_at,
+            "ended_at": error.at,
+            "seconds": None if error.started_at is None else max((error.at - error.started_at).total_seconds(), 0.0),
+            "worker": error.worker,
+            "error": error,
+        }
+        for error in info.errors
+    ]
+    if info.started_at is not None and info.status in (TaskStatus.RUNNING, TaskStatus.SUCCESS):
+        ended = info.finished_at if info.status is TaskStatus.SUCCESS else None
+        found.append(
+            {
+                "number": info.attempt,
+                "status": str(info.status),
+                "started_at": info.started_at,
+                "ended_at": ended,
+                "seconds": None if ended is None else (ended - info.started_at).total_seconds(),
+                "worker": info.worker or "",
+                "error": None,
+            }
+        )
+    return found[::-1]
+
+
+def _result(stored: Task | None) -> str | None:
+    """The stored result, which is JSON, for people."""
+    if stored is None or stored.result is None:
+        return None
+    written = stored.result.decode(errors="backslashreplace")
+    if len(written) > LARGEST_RESULT:
+        return f"{written[:LARGEST_RESULT]}\n… {len(written) - LARGEST_RESULT} more characters"
+    try:
+        return json.dumps(json.loads(written), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return written
+
+
+async def workers(visit: Visit) -> Values:
+    seen = await visit.reads.overview()
+    by_worker: dict[str | None, list[TaskInfo]] = {}
+    for running in seen.running:
+        by_worker.setdefault(running.worker, []).append(running)
+    now = as_datetime(seen.now)
+    return {
+        "now": now,
+        "workers": [
+            {
+                "record": record,
+                "state": _worker_state(record, seen),
+                "started_at": as_datetime(record.started_at),
+                "seen_at": as_datetime(record.seen_at),
+                "running": by_worker.get(record.id, []),
+            }
+            for record in seen.workers
+        ],
+    }
+
+
+def _worker_state(record: WorkerRecord, seen: StoreOverview) -> str:
+    if not is_up(record, as_datetime(seen.now)):
+        return "lost"
+    return "stopping" if record.stopping else "up"
+
+
+async def schedules(visit: Visit) -> Values:
+    storage = await visit.queue.astorage()
+    return {"now": as_datetime(await storage.now()), "schedules": await visit.queue.schedules.alist()}
+
+
+async def limits(visit: Visit) -> Values:
+    seen = await visit.reads.overview()
+    rows = [limit for limit in seen.limits if limit.is_limit]
+    return {
+        "now": as_datetime(seen.now),
+        "limits": [
+            {
+                "limit": limit,
+                "running": seen.counts.get(limit.queue, {}).get(TaskStatus.RUNNING, 0),
+                "pending": seen.counts.get(limit.queue, {}).get(TaskStatus.PENDING, 0),
+            }
+            for limit in sorted(rows, key=lambda one: one.queue)
+        ],
+    }
+
+
+async def system(visit: Visit) -> Values:
+    storage = await visit.queue.astorage()
+    return {
+        "now": as_datetime(await storage.now()),
+        "store": address_of(visit.queue.storage),
+        "version": __version__,
+        "python": platform.python_version(),
+        "functions": visit.queue.registry.names(),
+        "findings": await visit.reads.findings(),
+    }
+
+
+VIEWS = (
+    View("overview", "/", overview),
+    View("queues", "/queues", queues),
+    View("tasks", "/tasks", tasks),
+    View("task", "/tasks/{id:path}", task),
+    View("workers", "/workers", workers),
+    View("schedules", "/schedules", schedules),
+    View("limits", "/limits", limits),
+    View("system", "/system", system),
+)
+
+
+def find_view(path: str) -> tuple[View, str] | None:
+    """The page at a path below the dashboard, and the id of its task."""
+    for view in VIEWS:
+        if view.path == path:
+            return view, ""
+    if path.startswith("/tasks/") and len(path) > len("/tasks/"):
+        return next(view for view in VIEWS if view.name == "task"), path.removeprefix("/tasks/")
+    return None

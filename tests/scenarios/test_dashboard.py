@@ -1,0 +1,255 @@
+"""The pages of the dashboard show the store, and its actions change it."""
+
+from __future__ import annotations
+
+import html
+import json
+import logging
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from bullpen import TaskQueue
+from bullpen.errors import InvalidOption, InvalidOptionType
+from bullpen.web import dashboard, events
+from tests.scenarios.web_support import ORIGIN, TOKEN, Browser, add_worker, fill, make_queue, site
+
+PAGES = ("/", "/queues", "/tasks", "/workers", "/schedules", "/limits", "/system")
+
+
+@pytest.mark.anyio
+async def test_pages_show_queues_tasks_workers_schedules_and_limits(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        sent, failed = await fill(queue)
+        await queue.aset_limit("reports", max_running=2)
+        await add_worker(queue, "host-a-1")
+        shown = {path: (await browser.get(path)).text for path in PAGES}
+        assert "which is paused" in shown["/"]  # the doctor
+        assert "<code>bullpen queues resume mail</code>" in shown["/"]
+        assert "mail" in shown["/queues"]
+        assert "paused" in shown["/queues"]
+        assert sent in shown["/tasks"]
+        assert failed in shown["/tasks"]
+        assert "host-a-1" in shown["/workers"]
+        assert "At 02:30 every day" in shown["/schedules"]
+        assert "0 of 2" in shown["/limits"]
+        assert "sqlite:///" in shown["/system"]
+        page = (await browser.get(f"/tasks/{failed}")).text
+        assert "it failed at" in page
+        assert page.count("ValueError: no address: nobody") >= 3  # why, and both attempts
+        assert "Traceback" in page
+
+
+@pytest.mark.anyio
+async def test_tasks_are_filtered_by_the_address_and_come_in_pages(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        await queue.aenqueue("shop.send", ["first"])
+        for number in range(120):
+            await queue.aenqueue("shop.send", [f"{number}"], queue="bulk")
+        seen: list[str] = []
+        address = "/tasks?queue=bulk&status=pending&function=shop.send"
+        while address:
+            page = (await browser.get(address)).text
+            found = [part.partition('"')[0] for part in page.split('<tr data-key="')[1:]]
+            assert 0 < len(found) <= 50
+            seen += found
+            _, link, rest = page.partition('<a rel="next" href="')
+            address = html.unescape(rest.partition('"')[0]) if link else ""
+        assert len(seen) == len(set(seen)) == 120
+        assert seen == sorted(seen)
+        assert "No task matches" in (await browser.get("/tasks?error=ConnectionError")).text
+
+
+@pytest.mark.anyio
+async def test_an_operator_pauses_resumes_cancels_retries_and_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bullpen.web")
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        _, failed = await fill(queue)
+        assert (await browser.log_in()).headers["location"] == "/"
+        done = await browser.act("/queues/pause", queue="default")
+        assert (done.status_code, done.headers["location"]) == (303, "/queues?done=paused")
+        assert await queue.apaused() == {"default", "mail"}
+        assert (await browser.get("/queues")).text.count('action="/queues/resume"') == 2  # the page is fresh
+        await browser.act("/queues/resume", queue="default")
+        assert await queue.apaused() == {"mail"}
+        await browser.act("/task/retry", task=failed)
+        assert (await queue.aget(failed)).status == "pending"
+        await browser.act("/task/cancel", task=failed)
+        assert (await queue.aget(failed)).status == "cancelled"
+        await browser.act("/schedules/pause", key="shop.nightly")
+        assert (await queue.schedules.aget("shop.nightly")).paused
+        await browser.act("/schedules/resume", key="shop.nightly")
+        assert not (await queue.schedules.aget("shop.nightly")).paused
+        assert (await browser.act("/schedules/run", key="shop.nightly")).status_code == 303
+        told = [record.getMessage() for record in caplog.records if record.name == "bullpen.web"]
+        assert "audit: token at 127.0.0.1 paused the queue default" in told
+        assert f"audit: token at 127.0.0.1 cancelled the task {failed}" in told
+        assert "Paused. Running tasks continue." in (await browser.get("/queues?done=paused")).text
+        assert "evil" not in (await browser.get("/queues?done=evil")).text
+
+
+@pytest.mark.anyio
+async def test_without_the_token_a_page_is_read_only_and_shows_no_results(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        sent, _ = await fill(queue)
+        for path in (*PAGES, f"/tasks/{sent}"):
+            page = (await browser.get(path)).text
+            assert 'method="post"' not in page
+            assert "secret-result" not in page
+            assert "ada@example.org" not in page  # an argument
+        await browser.log_in()
+        assert "secret-result for ada@example.org" in (await browser.get(f"/tasks/{sent}")).text
+
+
+@pytest.mark.anyio
+async def test_a_wrong_token_opens_no_session_and_many_close_the_login(tmp_path: Path) -> None:
+    async with site(tmp_path) as (_, app), Browser(app) as browser:
+        for _ in range(10):
+            assert (await browser.log_in("not the token")).status_code == 403
+        assert (await browser.log_in()).status_code == 429
+        assert not browser.cookies
+
+
+@pytest.mark.anyio
+async def test_the_link_with_a_code_works_once(tmp_path: Path) -> None:
+    async with site(tmp_path, login_code="a-code-for-one-login", anonymous=False) as (_, app):
+        async with Browser(app) as browser:
+            assert (await browser.get("/login?code=wrong")).status_code == 403
+            assert (await browser.get("/login?code=a-code-for-one-login")).status_code == 303
+            assert (await browser.get("/")).status_code == 200
+            (cookie,) = browser.cookies.jar
+            assert cookie.has_nonstandard_attr("HttpOnly")
+            assert str(cookie.get_nonstandard_attr("SameSite")).lower() == "strict"
+        async with Browser(app) as other:
+            assert (await other.get("/login?code=a-code-for-one-login")).status_code == 403
+            assert (await other.get("/")).status_code == 401
+
+
+@pytest.mark.anyio
+async def test_a_visitor_who_logs_out_is_out(tmp_path: Path) -> None:
+    async with site(tmp_path, anonymous=False) as (queue, app), Browser(app) as browser:
+        await fill(queue)
+        await browser.log_in()
+        assert (await browser.act("/logout")).headers["location"] == "/login"
+        assert (await browser.get("/")).status_code == 401
+        redirected = await browser.get("/", headers={"accept": "text/html"})
+        assert (redirected.status_code, redirected.headers["location"]) == (303, "/login")
+
+
+@pytest.mark.anyio
+async def test_a_read_only_dashboard_changes_nothing(tmp_path: Path) -> None:
+    async with site(tmp_path, read_only=True) as (queue, app), Browser(app) as browser:
+        await fill(queue)
+        await browser.log_in()
+        assert 'action="/queues/' not in (await browser.get("/queues")).text
+        rejected = await browser.post("/queues/pause", data={"queue": "default"}, headers={"origin": ORIGIN})
+        assert rejected.status_code == 403
+        assert await queue.apaused() == {"mail"}
+
+
+@pytest.mark.anyio
+async def test_a_mounted_dashboard_has_its_links_below_its_path(tmp_path: Path) -> None:
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    async with site(tmp_path) as (queue, app):
+        await fill(queue)
+        async with Browser(Starlette(routes=[Mount("/ops/jobs", app)])) as browser:
+            await browser.post("/ops/jobs/login", data={"token": TOKEN}, headers={"origin": ORIGIN})
+            for path in PAGES:
+                page = (await browser.get(f"/ops/jobs{path}")).text
+                parser = Elements()
+                parser.feed(page)
+                assert all(link.startswith(("/ops/jobs/", "#")) for link in parser.links), parser.links
+            csrf = await browser.csrf("/ops/jobs/queues")
+            done = await browser.post(
+                "/ops/jobs/queues/resume", data={"csrf": csrf, "queue": "mail"}, headers={"origin": ORIGIN}
+            )
+            assert done.headers["location"] == "/ops/jobs/queues?done=resumed"
+            assert (await browser.get("/ops/jobs/static/style.css")).headers["content-type"].startswith("text/css")
+    assert await queue.apaused() == frozenset()
+    await queue.aclose()
+
+
+@pytest.mark.anyio
+async def test_the_event_stream_sends_the_live_part_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "LONGEST", 2.5)  # then the stream ends
+    monkeypatch.setattr(events, "EVERY", 0.1)
+    async with site(tmp_path) as (queue, app), Browser(app, timeout=30) as browser:
+        _, failed = await fill(queue)
+        answer = await browser.get("/events", params={"view": f"/tasks/{quote(failed)}"})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        first = next(line for line in answer.text.splitlines() if line.startswith("data: "))
+        page = (await browser.get(f"/tasks/{failed}")).text
+        live = json.loads(first.removeprefix("data: "))
+        assert "no address: nobody" in live
+        assert live.partition("<h2")[2].partition(">")[0] in page
+        for wrong in ("", "/login", "/nothing", "//evil.example/", "http://evil.example/", "/static/style.css"):
+            assert (await browser.get("/events", params={"view": wrong})).status_code == 400
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/tasks/no-such-task", 404),
+        ("/nothing", 404),
+        ("/static/../app.py", 404),
+        ("/static/%2e%2e/app.py", 404),
+        ("/tasks?status=unknown", 400),
+        ("/tasks?queue=%22%3E%3Cscript%3E", 400),
+        ("/tasks?function=" + "x" * 600, 400),
+        ("/tasks?" + "a=1&" * 30, 400),
+        ("/tasks?after=" + "x" * 5000, 414),
+        ("/tasks/" + "x" * 5000, 414),
+    ],
+)
+async def test_wrong_addresses_get_a_clear_answer(tmp_path: Path, path: str, status: int) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        await queue.acounts()
+        answer = await browser.get(path)
+        assert answer.status_code == status, answer.text
+        assert "<script>" not in answer.text
+
+
+@pytest.mark.anyio
+async def test_a_store_that_is_away_is_a_page_and_no_error(tmp_path: Path) -> None:
+    queue = TaskQueue("redis://127.0.0.1:1/0")
+    async with Browser(dashboard(queue, token=TOKEN, anonymous=True)) as browser:
+        answer = await browser.get("/queues")
+        assert (answer.status_code, "Not available" in answer.text) == (503, True)
+    await queue.aclose()
+
+
+def test_a_dashboard_that_would_serve_nobody_or_takes_wrong_options_is_rejected(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path)
+    with pytest.raises(InvalidOption, match="token"):
+        dashboard(queue)
+    with pytest.raises(InvalidOptionType, match="TaskQueue"):
+        dashboard("sqlite:///jobs.db", token=TOKEN)  # type: ignore[arg-type]
+
+
+class Elements(HTMLParser):
+    """The elements of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.links: list[str] = []
+        self.scripts: list[str | None] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        given: dict[str, Any] = dict(attrs)
+        self.attributes |= given.keys()
+        self.links += [given[name] or "" for name in ("href", "src", "action") if name in given]
+        if tag == "script":
+            self.scripts.append(given.get("src"))
