@@ -12,7 +12,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from bullpen import __version__
 from bullpen.cli.command import Command, CommandError, CommandGroup, ExitCode
@@ -26,7 +26,7 @@ from bullpen.errors import (
     UnknownTask,
     closest,
 )
-from bullpen.escaping import escape, escape_lines
+from bullpen.escaping import escape_lines
 
 COMMANDS = (
     *("worker", "enqueue", "status", "history", "tasks", "why", "queues", "schedules", "workers", "doctor", "check"),
@@ -52,14 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return ExitCode.USAGE
     if (problem := wrong_command(words)) is not None:
-        print(problem, file=sys.stderr)
+        _complain(problem, words)
         return ExitCode.USAGE
     try:
         arguments, unread = parser.parse_known_args(with_default(words))
-    except SystemExit as exit:  # argparse has printed the message
+    except _WrongArguments as error:
+        _complain(str(error), words)
+        return ExitCode.USAGE
+    except SystemExit as exit:  # argparse has printed the help
         return exit.code if isinstance(exit.code, int) else ExitCode.USAGE
     if unread:
-        print(escape(not_understood(arguments.typed, unread)), file=sys.stderr)
+        _complain(not_understood(arguments.typed, unread), words)
         return ExitCode.USAGE
     return _run(arguments, words)
 
@@ -87,9 +90,27 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except (CommandError, BullpenError) as error:
-        print(f"bullpen {arguments.typed}: {_indented(str(error))}", file=sys.stderr)
+        _complain(f"bullpen {arguments.typed}: {error}", words)
         return _code_of(error)
     return code
+
+
+def _complain(message: str, words: Sequence[str]) -> None:
+    """Print an error. An address may be typed where another argument belongs, so no password is repeated."""
+    from bullpen.tasks.storage.open import without_passwords  # here, because few commands fail
+
+    settings = [value for name, value in os.environ.items() if name.startswith("BULLPEN_")]
+    print(_indented(without_passwords(message, [*words, *settings])), file=sys.stderr)
+
+
+class _WrongArguments(Exception):
+    """The message of argparse about a wrong command line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        raise _WrongArguments(f"{self.prog}: error: {message}")
 
 
 def _indented(message: str) -> str:
@@ -150,7 +171,7 @@ def with_default(words: Sequence[str]) -> list[str]:
 
 def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """The parser of the named commands. The others would only slow it down."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="bullpen",
         description="Durable tasks and worker pools.",
         epilog=EXIT_CODES,

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -132,3 +134,50 @@ def test_a_command_waits_for_no_module_that_it_does_not_need() -> None:
     others += ["statistics"]
     done = subprocess.run([sys.executable, "-c", look, *others], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout == "[]\n"
+
+
+_ADDRESSES = (
+    *("redis://me:s3cret@host/0", "postgresql://me:s3cret@host/db", "postgresql://me@host:s3cret/db", "me:s3cret@host"),
+    *("host=h password=s3cret", "redis://me:s3\ncret@host", "redis://host/0?password=s3cret"),
+)
+_PLACES = (
+    *(
+        "ADDRESS",
+        "status ADDRESS",
+        "status --urll ADDRESS",
+        "status --config ADDRESS",
+        "tasks ADDRESS",
+        "probe ADDRESS",
+    ),
+    *(
+        "tasks list --limit ADDRESS",
+        "tasks list --limit=ADDRESS",
+        "enqueue add 1 --url ADDRESS",
+        "config --url ADDRESS",
+    ),
+    *("worker ADDRESS", "status --app ADDRESS", "move sqlite:///a.db sqlite:///b.db ADDRESS", "completion ADDRESS"),
+    *("queues limit mail --rate ADDRESS", "tasks list --status ADDRESS"),
+)
+
+
+@pytest.mark.parametrize("address", _ADDRESSES)
+@pytest.mark.parametrize("words", _PLACES)
+def test_an_address_in_the_wrong_place_shows_no_password(
+    words: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([word.replace("ADDRESS", address) for word in words.split()]) != 0
+    shown = capsys.readouterr()
+    assert shown.err
+    assert not re.search(r"s3(\n|\\n)?cret", shown.out + shown.err)
+
+
+@pytest.mark.parametrize("address", _ADDRESSES)
+def test_an_address_in_the_wrong_variable_shows_no_password(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BULLPEN_APP", address)
+    assert cli.main(["worker"]) != 0
+    shown = capsys.readouterr()
+    assert not re.search(r"s3(\n|\\n)?cret", shown.out + shown.err)

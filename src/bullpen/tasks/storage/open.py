@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, unquote_plus, urlencode, urlsplit, urlunsplit
 
 from bullpen.errors import InvalidOption, MissingExtra, meant
+from bullpen.escaping import escape
 from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.tasks.storage.port import Storage
 
@@ -212,7 +215,11 @@ def without_password(url: str) -> str:
         scheme, user = re.match(r"(\w[\w+.-]*://)?(?:([^:/?#@]+):[^/?#@]*$)?", hidden).groups("")  # type: ignore[union-attr]
         hidden = f"{scheme}{user}:***" if scheme and user else f"{scheme}***"
     place, query, fragment = re.fullmatch(r"([^?#]*)(?:\?([^#]*))?(#.*)?", rest, re.DOTALL).groups("")  # type: ignore[union-attr]
-    place = place if at else _without_port_of_words(place)
+    if at and (scheme or "/" in place):
+        hosts, slash, path = place.partition("/")
+        place = f"{_without_words(hosts)}{slash}{path}"
+    elif not at:
+        place = _without_port_of_words(place)
     options = "&".join(map(_harmless, re.split("[&;]", query)))
     return f"{hidden}{at}{place}{'?' if query else ''}{options}{'#***' if fragment else ''}"
 
@@ -225,8 +232,23 @@ def _without_port_of_words(place: str) -> str:
         return "***"
     if not scheme:
         return re.sub(r"^([^:]*:[^:]*:).*", r"\1***", place, flags=re.DOTALL)
-    shown = ",".join(host if _is_host(host) else f"{host.partition(':')[0]}:***" for host in hosts.split(","))
-    return f"{scheme}://{shown}{slash}{path}"
+    return f"{scheme}://{_without_words(hosts)}{slash}{path}"
+
+
+def _without_words(hosts: str) -> str:
+    """Hosts whose ports are numbers; any other port may be a password."""
+    return ",".join(host if _is_host(host) else f"{host.partition(':')[0]}:***" for host in hosts.split(","))
+
+
+def without_passwords(message: str, words: Iterable[str]) -> str:
+    """A message without the passwords of the addresses among `words`, however it quotes them."""
+    for word in words:
+        value = word.partition("=")[2] if word.startswith("--") and "=" in word else word
+        shown = without_password(value)
+        if shown != value and re.search(r"://|:[\s\S]*@|(?i:password)=", value):
+            for form in (value, repr(value)[1:-1], escape(value), str(Path(value)), repr(str(Path(value)))[1:-1]):
+                message = message.replace(form, shown)
+    return message
 
 
 def _harmless(option: str) -> str:
