@@ -456,7 +456,8 @@ class PoolMachine(RuleBasedStateMachine):
     def end_session(self, session: str) -> None:
         ended = self.pool.end_session(session)
         unbound = [call for call in self.among(QUEUED) if call.session == session and call.is_strict]
-        unbound = [call for call in unbound if call.pinned is None]
+        now = self.clock.monotonic()
+        unbound = [call for call in unbound if call.pinned is None and call.may_start(now)]
         assert ended or (session not in self.bound and not unbound)
         self.bound.pop(session, None)
         if not unbound:

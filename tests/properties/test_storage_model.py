@@ -402,7 +402,7 @@ class StorageMachine(RuleBasedStateMachine):
         queue = dice.choice(QUEUES)
         limit = Limit(
             queue=queue,
-            max_running=dice.choice((None, None, 0, 3, 50)),
+            max_running=dice.choice((None, None, 1, 3, 50)),
             max_running_per_key=dice.choice((None, None, 1, 2)),
             rate=dice.choice((None, None, None, 0.5) if queue == "cpu" else (None, None, None, 1.0, 4.0)),
             in_order=dice.random() < 0.3,

@@ -25,7 +25,7 @@ except ImportError:  # the extra installs hiredis, but redis-py works without it
     _pack_command = None
 
 REPAIR_PAUSE = 60.0  # seconds
-_DAMAGE = ("WRONGTYPE", "is not an integer", "is not a valid float", "attempt to ", "DAMAGED")
+_DAMAGE = ("is not an integer", "is not a valid float", "attempt to ", "WRONGTYPE", "DAMAGED")
 _TYPES = {"HDEL": "hash", "HEXISTS": "hash", "HGETALL": "hash", "HMGET": "hash", "HVALS": "hash"} | {
     "SADD": "set",
     "SMEMBERS": "set",

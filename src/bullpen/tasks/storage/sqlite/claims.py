@@ -25,6 +25,7 @@ from bullpen.tasks.storage.port import Limit, read_limit
 from bullpen.tasks.storage.rules import QueueRoom, keys_limit, most_starts, rate_period
 from bullpen.tasks.storage.sqlite.rows import COLUMNS, Row, readable_rows
 
+PAUSED = "SELECT queue FROM bullpen_paused"
 READ_IN_VAIN = 100  # after so many held-back tasks in a row, reading by key is cheaper if there are fewer keys
 
 _WAITING = "FROM bullpen_task INDEXED BY {index} WHERE status = 'pending' AND concurrency_key {keyed} AND queue = ?"
@@ -70,9 +71,11 @@ def claimable(
     rows = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=_place)
     try:
         for row in rows:
-            room = rooms[row[2]]
-            if room.left > 0:
-                room.take(row[8])
+            its_room = rooms.get(row[2])
+            if its_room is None:
+                raise _corrupt(f"an index has a row of the queue {row[2]!r} for another queue")
+            if its_room.left > 0:
+                its_room.take(row[8])
                 found.append(row)
                 if len(found) >= limit:
                     break
@@ -80,6 +83,13 @@ def claimable(
         for stream in streams:
             stream.close()
     return found
+
+
+def _corrupt(message: str) -> sqlite3.DatabaseError:
+    """The error that SQLite raises for damage that it finds itself."""
+    error = sqlite3.DatabaseError(message)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
 def next_eta(db: sqlite3.Connection, queues: Sequence[str], now: float) -> float:
@@ -116,13 +126,8 @@ def _has_waiting(db: sqlite3.Connection, queue: str) -> bool:
 
 
 def open_queues(db: sqlite3.Connection, queues: Sequence[str]) -> list[str]:
-    paused = paused_queues(db)
-    return [queue for queue in dict.fromkeys(queues) if queue not in paused]
-
-
-def paused_queues(db: sqlite3.Connection) -> frozenset[str]:
-    rows = readable_rows(db, "SELECT queue FROM bullpen_paused")
-    return frozenset(queue for (queue,) in rows if type(queue) is str)
+    paused = readable_rows(db, PAUSED)
+    return [queue for queue in dict.fromkeys(queues) if (queue,) not in paused]
 
 
 def read_limits(db: sqlite3.Connection) -> list[Limit]:

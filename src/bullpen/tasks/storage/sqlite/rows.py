@@ -413,24 +413,28 @@ def _remember(packed: bytes) -> _Options:
 # `sqlite3` returns no row at all if a text in one of them is no UTF-8. Then such a text is read as bytes, which the
 # reader of the row finds to be unreadable.
 
+DECODING_ERRORS = (sqlite3.OperationalError, UnicodeDecodeError)
+
 
 def readable_rows(db: sqlite3.Connection, statement: str, values: Sequence[object] = ()) -> list[Row]:
     """The rows of a query. A text that is no UTF-8 is bytes."""
-    return with_readable_texts(db, lambda: db.execute(statement, values).fetchall())
+    try:
+        return db.execute(statement, values).fetchall()
+    except DECODING_ERRORS as error:
+        return read_again(db, error, lambda: db.execute(statement, values).fetchall())
 
 
-def with_readable_texts(db: sqlite3.Connection, read: Callable[[], list[Row]]) -> list[Row]:
-    """The rows that `read` reads, in the same way. It is called again if a text is no UTF-8."""
+def read_again(
+    db: sqlite3.Connection, error: sqlite3.OperationalError | UnicodeDecodeError, read: Callable[[], list[Row]]
+) -> list[Row]:
+    """The rows that `read` reads, with bytes for a text that is no UTF-8. Raises `error` if it has another cause."""
+    if isinstance(error, sqlite3.OperationalError) and "UTF-8" not in str(error):
+        raise error
+    usual, db.text_factory = db.text_factory, _text_or_bytes
     try:
         return read()
-    except (sqlite3.OperationalError, UnicodeDecodeError) as error:
-        if "UTF-8" not in str(error) and not isinstance(error, UnicodeDecodeError):
-            raise
-        usual, db.text_factory = db.text_factory, _text_or_bytes
-        try:
-            return read()
-        finally:
-            db.text_factory = usual
+    finally:
+        db.text_factory = usual
 
 
 def _text_or_bytes(stored: bytes) -> str | bytes:

@@ -49,6 +49,7 @@ from bullpen.tasks.storage.sqlite import claims, history_table
 from bullpen.tasks.storage.sqlite.rows import (
     CHANGING,
     COLUMNS,
+    DECODING_ERRORS,
     PLAIN,
     SHARED,
     STEPS,
@@ -61,13 +62,13 @@ from bullpen.tasks.storage.sqlite.rows import (
     headers_of,
     is_of_group,
     is_plain,
+    read_again,
     readable_rows,
     row_of,
     shared_of,
     status_of,
     task_of,
     terms_of,
-    with_readable_texts,
     with_steps,
 )
 
@@ -310,7 +311,7 @@ class SqliteTaskTable(StoreRules):
         task fails, unless it is final.
         """
         error = AttemptError(kind="poison", attempt=0, at=self.now, message="its stored id was no text")
-        for rowid, stored in self._rows("SELECT rowid, id FROM bullpen_task"):
+        for rowid, stored in readable_rows(self._db, "SELECT rowid, id FROM bullpen_task"):
             if type(stored) is not str:
                 self._db.execute(_NAME, (rowid,))
                 self._db.execute(_SET_ASIDE, (self.now, self.now, msgspec.msgpack.encode([error]), rowid))
@@ -358,10 +359,10 @@ class SqliteTaskTable(StoreRules):
         """The ids of running tasks without a living worker, and every id that is no text but a BLOB."""
         dead = set(dead_workers)
         running = "FROM bullpen_task INDEXED BY bullpen_running WHERE status IN ('running')"
-        unnamed = [task_id for (task_id,) in self._rows("SELECT id FROM bullpen_task WHERE id >= x''")]
+        unnamed = [task_id for (task_id,) in readable_rows(self._db, "SELECT id FROM bullpen_task WHERE id >= x''")]
         return unnamed + [
             task_id
-            for task_id, worker, lease_until in self._rows(f"SELECT id, worker, lease_until {running}")
+            for task_id, worker, lease_until in readable_rows(self._db, f"SELECT id, worker, lease_until {running}")
             if worker in dead or type(lease_until) is not float or lease_until <= self.elapsed
         ]
 
@@ -423,7 +424,7 @@ class SqliteTaskTable(StoreRules):
     def _changed(self, statement: str, packed: str) -> list[ChangedTask]:
         return [
             ChangedTask(task_id, queue, attempt, status_of(status))
-            for task_id, queue, attempt, status in self._rows(statement, (packed,))
+            for task_id, queue, attempt, status in readable_rows(self._db, statement, (packed,))
         ]
 
     def import_tasks(self, tasks: Sequence[Task]) -> frozenset[str]:
@@ -484,7 +485,7 @@ class SqliteTaskTable(StoreRules):
         self._db.execute("DELETE FROM bullpen_worker WHERE id = ?", (worker,))
 
     def workers(self) -> list[WorkerRecord]:
-        return readable_workers(self._rows("SELECT record FROM bullpen_worker"), _decode_worker)
+        return readable_workers(readable_rows(self._db, "SELECT record FROM bullpen_worker"), _decode_worker)
 
     def pause(self, queue: str) -> None:
         self._db.execute("INSERT OR IGNORE INTO bullpen_paused VALUES (?)", (queue,))
@@ -494,7 +495,7 @@ class SqliteTaskTable(StoreRules):
         self.changed_queues.add(queue)
 
     def paused(self) -> frozenset[str]:
-        return claims.paused_queues(self._db)
+        return frozenset(queue for (queue,) in readable_rows(self._db, claims.PAUSED) if type(queue) is str)
 
     def set_limit(self, limit: Limit) -> None:
         self._limits = None
@@ -514,7 +515,7 @@ class SqliteTaskTable(StoreRules):
     # Reading.
 
     def get(self, task_id: str) -> Task | None:
-        rows = self._rows(_GET, (task_id,))
+        rows = readable_rows(self._db, _GET, (task_id,))
         return self._task_of(rows[0]) if rows else None
 
     def find(self, ids: Sequence[str]) -> Sequence[Task | None]:
@@ -534,7 +535,7 @@ class SqliteTaskTable(StoreRules):
             values.append(after)
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         table = f"bullpen_task {_index_for(which)}"
-        rows = self._rows(f"SELECT {columns} FROM {table} {where} ORDER BY id LIMIT ?", (*values, limit))
+        rows = readable_rows(self._db, f"SELECT {columns} FROM {table} {where} ORDER BY id LIMIT ?", (*values, limit))
         if any(type(row[0]) is not str for row in rows):
             raise UnnamedRow
         return rows
@@ -564,7 +565,7 @@ class SqliteTaskTable(StoreRules):
             "GROUP BY queue, status",
         )
         counts: dict[str, dict[TaskStatus, int]] = {}
-        for queue, written, count in self._rows(" UNION ALL ".join(parts)):
+        for queue, written, count in readable_rows(self._db, " UNION ALL ".join(parts)):
             of_queue = counts.setdefault(queue if type(queue) is str else repr(queue), {})
             status = status_of(written)
             of_queue[status] = of_queue.get(status, 0) + count
@@ -599,22 +600,20 @@ class SqliteTaskTable(StoreRules):
         return found is None or not found[0]
 
     def _tasks(self, statement: str, values: Sequence[object]) -> list[Task]:
-        return [self._task_of(row) for row in self._rows(statement, values)]
+        return [self._task_of(row) for row in readable_rows(self._db, statement, values)]
 
     def _task_of(self, row: Row) -> Task:
         task = task_of(row, self._ahead)
         if not row[STEPS]:
             return task
-        return with_steps(task, [record for (record,) in self._rows(_STEPS_OF, (task.id,))])
-
-    def _rows(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
-        return readable_rows(self._db, statement, values)
+        return with_steps(task, [record for (record,) in readable_rows(self._db, _STEPS_OF, (task.id,))])
 
     def _may_start(self, queues: Sequence[str], limit: int) -> list[Row]:
-        limits = self.limits()
-        return with_readable_texts(
-            self._db, lambda: claims.claimable(self._db, queues, limits, self.now, self.elapsed, limit)
-        )
+        terms = (self._db, queues, self.limits(), self.now, self.elapsed, limit)
+        try:
+            return claims.claimable(*terms)
+        except DECODING_ERRORS as error:
+            return read_again(self._db, error, lambda: claims.claimable(*terms))
 
     # How the rules read and write.
 
@@ -641,7 +640,7 @@ class SqliteTaskTable(StoreRules):
             self.changed_queues.add(task.queue)
 
     def _write_unreadable(self, task: Task) -> None:
-        for row in self._rows(_GET, (task.id,)):
+        for row in readable_rows(self._db, _GET, (task.id,)):
             if not (changes := changes_of_unreadable(row, task, self._ahead)):
                 continue
             columns = ", ".join(f"{name} = ?" for name in changes)
