@@ -147,6 +147,7 @@ if TYPE_CHECKING:
     from bullpen.tasks.client.task_queue import TaskQueue
     from bullpen.tasks.client.why import Cause, Why
     from bullpen.tasks.model.context import CurrentTask, current_task
+    from bullpen.tasks.model.failure_groups import FailureGroup
     from bullpen.tasks.model.history import Histogram, HistoryPeriod
     from bullpen.tasks.model.info import ScheduleInfo, TaskError, TaskInfo
     from bullpen.tasks.model.inject import Inject
@@ -281,6 +282,7 @@ _HOMES = {
         "CurrentTask",
         "current_task",
     ),
+    "bullpen.tasks.model.failure_groups": ("FailureGroup",),
     "bullpen.tasks.model.history": ("Histogram", "HistoryPeriod"),
     "bullpen.tasks.model.info": ("ScheduleInfo", "TaskError", "TaskInfo"),
     "bullpen.tasks.model.inject": ("Inject",),
@@ -317,6 +319,7 @@ __all__ = [
     "DeadlineExceeded",
     "DuplicateTask",
     "Explanation",
+    "FailureGroup",
     "Fanout",
     "Histogram",
     "HistoryPeriod",

@@ -310,3 +310,24 @@ def test_history_shows_what_ran_how_it_ended_and_how_long_it_took(desk: Desk, bu
     assert (document["periods"][0]["success"], document["periods"][0]["failed"]) == (3, 1)
     assert document["periods"][0]["run"]["p95"] > 0
     assert bullpen("history", "--function", "nothing", "--since", "7d")[1].endswith("in this time\n")
+
+
+def test_errors_are_listed_retried_and_purged_by_their_cause(desk: Desk, bullpen: Any) -> None:
+    desk.work(desk.fail.enqueue("x"), desk.fail.enqueue("y"))
+    code, out, err = bullpen("errors")
+    assert (code, err) == (0, "")
+    first, cause, times, example = out.splitlines()[:4]
+    fingerprint, name = first.split()[:2]
+    assert name == desk.fail.name
+    assert "at scenarios/test_cli_look.py:" in first
+    assert cause == "  ValueError: line one"
+    assert times.startswith("  4 times, first ")
+    assert example.endswith("queue default")
+    (document,) = json.loads(bullpen("errors", "--json")[1])["errors"]
+    assert (document["fingerprint"], document["count"], document["rising"]) == (fingerprint, 4, False)
+    assert bullpen("errors", "retry", fingerprint, "--dry-run")[1] == "2 tasks match; nothing was changed\n"
+    assert bullpen("errors", "retry", fingerprint, "--yes")[1] == "2 of 2 retried\n"
+    desk.work(*(desk.queue.job(task.id) for task in desk.queue.list()))
+    assert "8 times" in bullpen("errors")[1]
+    assert bullpen("errors", "purge", fingerprint, "--yes")[1] == "2 of 2 deleted\n"
+    assert bullpen("errors")[1] == "no failures in this time\n"

@@ -99,14 +99,14 @@ def test_a_running_worker_writes_every_few_seconds(queue: TaskQueue, monkeypatch
 
 def test_counts_survive_an_outage_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bullpen.tasks.worker.heartbeat.WRITE_EVERY", 0.1)
-    failures: list[int] = []
+    refused: list[int] = []
 
     class Broken(MemoryStorage):
-        async def add_history(self, rows: Any) -> None:
-            if len(failures) < 2:
-                failures.append(len(rows))
+        async def add_history(self, rows: Any, failures: Any = ()) -> None:
+            if len(refused) < 2:
+                refused.append(len(rows))
                 raise ConnectionError("away")
-            await super().add_history(rows)
+            await super().add_history(rows, failures)
 
     with TaskQueue(Broken()) as queue:
 
@@ -115,7 +115,7 @@ def test_counts_survive_an_outage_of_the_store(monkeypatch: pytest.MonkeyPatch) 
 
         with WorkerPool(queue):
             works.enqueue().result(PATIENCE)
-            assert eventually(lambda: len(failures) == 2, PATIENCE)
+            assert eventually(lambda: len(refused) == 2, PATIENCE)
         assert sum(one.success for one in queue.history()) == 1
 
 
@@ -177,3 +177,38 @@ async def test_async_code_reads_it_too() -> None:
 def test_wrong_questions_are_answered_clearly(options: dict[str, Any], words: str) -> None:
     with TaskQueue("memory://") as queue, pytest.raises((InvalidOption, InvalidOptionType), match=words):
         queue.history(**options)
+
+
+def test_failures_are_grouped_by_their_cause(queue: TaskQueue) -> None:
+    @queue.task(name="fails", max_retries=1, backoff=0)
+    def fails(how: str) -> None:
+        if how == "key":
+            raise KeyError(how)
+        raise ValueError(how)
+
+    jobs = [fails.enqueue(how) for how in ("a", "b", "key")]
+    late = fails.using(expires=0.001).enqueue("late")
+    assert eventually(lambda: time.time() > late.info().created_at.timestamp() + 0.01)
+    with WorkerPool(queue):
+        for job in [*jobs, late]:
+            assert eventually(lambda job=job: job.status in FINAL)  # type: ignore[misc]
+    by_type = {group.type or group.kind: group for group in queue.failures()}
+    assert {name: (group.function, group.count) for name, group in by_type.items()} == {
+        "ValueError": ("fails", 4),
+        "KeyError": ("fails", 2),
+        "expired": ("fails", 1),
+    }
+    values = by_type["ValueError"]
+    assert values.where.startswith("scenarios/test_history.py:")
+    assert values.message in ("a", "b")
+    assert values.example in {job.id for job in jobs[:2]}
+    assert (sum(values.hours), values.queues, values.is_rising) == (4, ("default",), False)
+    assert values.first <= values.last
+    assert queue.get(jobs[0].id).error.fingerprint == values.fingerprint  # type: ignore[union-attr]
+    assert queue.count(fingerprint=values.fingerprint) == 2
+    assert queue.retry_all(fingerprint=values.fingerprint) == 2
+    assert queue.purge(fingerprint=by_type["KeyError"].fingerprint) == 1
+    assert queue.purge(fingerprint="expired") == 1
+    queue.forget_failures(values.fingerprint)
+    assert {group.type or group.kind for group in queue.failures(queue="default")} == {"KeyError", "expired"}
+    assert queue.failures(function="another") == []

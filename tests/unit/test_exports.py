@@ -31,6 +31,7 @@ PUBLIC = [
     "DeadlineExceeded",
     "DuplicateTask",
     "Explanation",
+    "FailureGroup",
     "Fanout",
     "Histogram",
     "HistoryPeriod",

@@ -9,6 +9,7 @@ import msgspec
 
 from bullpen.cli.terminal.output import counted, duration
 from bullpen.tasks.client.why import STALE_AFTER
+from bullpen.tasks.model.failure_groups import FAILURES_KEPT, FailureGroup
 from bullpen.tasks.model.store_move import mark_of
 from bullpen.tasks.model.task import FORMAT, Task
 from bullpen.tasks.storage.port import HealthFinding, Limit, Schema, WorkerRecord
@@ -19,6 +20,7 @@ LONG = 60.0  # … and the age of the oldest in seconds
 SKEW, GREAT_SKEW = 2.0, 30.0
 OVERDUE = 30.0  # seconds after the end of a lease
 NAMED = 3
+DAY = 86_400.0
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     paused: frozenset[str] = frozenset()
     limits: Sequence[Limit] = ()
     workers: Sequence[WorkerRecord] = ()
+    failures: Sequence[FailureGroup] = ()  # of the time for which they are kept
 
     @property
     def up(self) -> list[WorkerRecord]:
@@ -73,6 +76,10 @@ def diagnose(look: Look) -> list[HealthFinding]:
         *_lost_workers(look),
         *_moving(look),
         *_backlogs(look),
+        *_reached_limits(look),
+        *_rising(look),
+        *_poison(look),
+        *_soon_forgotten(look),
         *_clock(look),
     ]
     return sorted(found, key=lambda one: one.level != "problem")
@@ -188,6 +195,48 @@ def _backlogs(look: Look) -> Iterable[HealthFinding]:
             if oldest >= LONG:
                 message = f"{_waiting(many)} in the queue {queue!r}, the oldest for {duration(oldest)}"
                 yield warning("backlog", message, "if it keeps growing, start more workers or raise `--concurrency`")
+
+
+def _reached_limits(look: Look) -> Iterable[HealthFinding]:
+    running = Counter(task.queue for task in look.running)
+    for limit in look.limits:
+        due = look.due(limit.queue)
+        if limit.max_running is None or running[limit.queue] < limit.max_running or not due:
+            continue
+        oldest = look.now - min(task.eta for task in due)
+        if oldest >= LONG:
+            waiting = _waiting(look.waiting.get(limit.queue, 0))
+            message = f"{waiting} in the queue {limit.queue!r} behind its limit of {limit.max_running} running, "
+            message += f"the oldest for {duration(oldest)}"
+            advice = f"see what runs: `bullpen tasks --queue {limit.queue} --status running`; to raise the limit: "
+            yield warning("reached_limit", message, f"{advice}`bullpen queues limit {limit.queue} --max-running N`")
+
+
+def _rising(look: Look) -> Iterable[HealthFinding]:
+    for group in look.failures:
+        if group.is_rising:
+            place = f" at {group.where}" if group.where else ""
+            message = f"{group.function} fails more often than before: {sum(group.hours[-2:])} times in two hours, "
+            message += f"with {group.type or group.kind}{place}"
+            yield warning("rising_failures", message, "`bullpen errors` shows the cause and an example")
+
+
+def _poison(look: Look) -> Iterable[HealthFinding]:
+    for group in look.failures:
+        if group.kind == "poison" and look.now - group.last.timestamp() < DAY:
+            message = f"{counted(sum(group.hours[-25:]), 'task', 'tasks')} of {group.function} failed as poison within "
+            message += f"a day: {group.message.partition(chr(10))[0]}"
+            advice = f"no worker can run them as they are; see `bullpen tasks show {group.example}`"
+            yield warning("poison", message, advice)
+
+
+def _soon_forgotten(look: Look) -> Iterable[HealthFinding]:
+    old = [group for group in look.failures if look.now - group.last.timestamp() > FAILURES_KEPT - DAY]
+    if old:
+        message = f"{counted(len(old), 'cause of failures is', 'causes of failures are')} forgotten within a day: "
+        message += ", ".join(group.function for group in old[:NAMED]) + (", …" if len(old) > NAMED else "")
+        advice = "failed tasks are deleted after their `failure_ttl`, by default seven days: "
+        yield warning("forgotten_failures", message, f"{advice}`bullpen errors --since 7d`, then retry or purge them")
 
 
 def _clock(look: Look) -> Iterable[HealthFinding]:

@@ -29,11 +29,14 @@ from bullpen.errors import (
 from bullpen.escaping import escape_lines
 
 COMMANDS = (
-    *("worker", "enqueue", "status", "history", "tasks", "why", "queues", "schedules", "workers", "doctor", "check"),
-    *("migrate", "dashboard", "move", "probe", "bench", "config", "completion", "demo"),
+    *("worker", "enqueue", "status", "history", "errors", "tasks", "why", "queues", "schedules", "workers", "doctor"),
+    *("check", "migrate", "dashboard", "move", "probe", "bench", "config", "completion", "demo"),
 )
 
-NAME_A_STORE = ("status", "history", "tasks", "why", "queues", "schedules", "workers", "doctor", "migrate", "bench")
+NAME_A_STORE = (
+    *("status", "history", "errors", "tasks", "why", "queues", "schedules", "workers", "doctor", "migrate"),
+    "bench",
+)
 
 EXIT_CODES = """\
 exit codes: 0 done, 1 failed, 2 wrong command line, 3 no such task, queue or schedule,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from bullpen.tasks.model.failure_groups import FailureRow
 from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.schedule_changes import starts_others
 from bullpen.tasks.model.task import FINAL, RUNNING, Progress, Settlement, Step, Task
@@ -326,13 +327,19 @@ class RecordingStorage:
 
     # History.
 
-    async def add_history(self, rows: Sequence[HistoryRow]) -> None:
-        await self._storage.add_history(rows)
+    async def add_history(self, rows: Sequence[HistoryRow], failures: Sequence[FailureRow] = ()) -> None:
+        await self._storage.add_history(rows, failures)
 
     async def history(
         self, step: int, since: float, until: float, *, queue: str | None = None, function: str | None = None
     ) -> Sequence[HistoryRow]:
         return await self._storage.history(step, since, until, queue=queue, function=function)
+
+    async def failures(self, since: float) -> Sequence[FailureRow]:
+        return await self._storage.failures(since)
+
+    async def delete_failures(self, fingerprint: str, function: str | None = None) -> None:
+        await self._storage.delete_failures(fingerprint, function)
 
     # Workers, queues, limits.
 

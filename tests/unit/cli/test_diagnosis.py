@@ -7,6 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from bullpen.cli.diagnosis import MANY, Look, diagnose, of_schema
+from bullpen.tasks.model.failure_groups import FailureGroup
+from bullpen.tasks.model.info import as_datetime
 from bullpen.tasks.model.store_move import marked
 from bullpen.tasks.model.task import RUNNING, AttemptError, Task
 from bullpen.tasks.storage.port import FunctionSet, Limit, Schema, WorkerRecord
@@ -35,6 +37,21 @@ UNKNOWN = task(errors=(AttemptError(kind="unknown_function", attempt=1, at=NOW),
 SHOP = replace(WORKER, id="shop", functions=(FunctionSet("default", 12, "aa"), FunctionSet("shop", 1, "ab")))
 BLOG = replace(WORKER, id="blog", functions=(FunctionSet("default", 3, "bb"),))
 MAIL = replace(WORKER, id="mail", functions=(FunctionSet("mail", 3, "cc"),))
+GROUP = FailureGroup(
+    fingerprint="a1",
+    function="app.send",
+    queues=("default",),
+    count=4,
+    first=as_datetime(NOW - 9),
+    last=as_datetime(NOW),
+    hours=(1, 1, 1, 1),
+    example="t",
+    kind="exception",
+    type="ValueError",
+    message="no",
+    where="app.py:3 in send",
+)
+HELD = task(status=RUNNING, lease_until=NOW + 60)
 STUCK = task(status=RUNNING, lease_until=NOW - 60)
 
 
@@ -50,6 +67,13 @@ STUCK = task(status=RUNNING, lease_until=NOW - 60)
         (look(task(queue="mail"), task()), ["unserved_queue"]),
         (look(task(queue="mail"), paused=frozenset({"mail", "empty"})), ["paused_queue"]),
         (look(limits=[Limit(queue="mail", max_running=0), Limit(queue="sms", max_running=1)]), ["unreadable_limit"]),
+        (look(failures=[GROUP]), []),
+        (look(failures=[replace(GROUP, hours=(1, 1, 9, 8))]), ["rising_failures"]),
+        (look(failures=[replace(GROUP, kind="poison", type="")]), ["poison"]),
+        (look(failures=[replace(GROUP, last=as_datetime(NOW - 6.5 * 86_400))]), ["forgotten_failures"]),
+        (look(task(eta=NOW - 90), running=[HELD], limits=[Limit(queue="default", max_running=1)]), ["reached_limit"]),
+        (look(task(eta=NOW - 90), running=[HELD], limits=[Limit(queue="default", max_running=2)]), []),
+        (look(task(eta=NOW - 9), running=[HELD], limits=[Limit(queue="default", max_running=1)]), []),
         (look(running=[STUCK]), ["expired_leases"]),
         (look(running=[STUCK], workers=[]), ["expired_leases"]),
         (look(running=[replace(STUCK, lease_until=NOW - 5)]), []),

@@ -25,12 +25,15 @@ from bullpen.errors import (
     StorageUnavailable,
     UnsafeFile,
 )
+from bullpen.tasks.model.failure_groups import FAILURES_KEPT, groups
+from bullpen.tasks.model.history import HOUR
 from bullpen.tasks.model.task import PENDING, RUNNING
 from bullpen.tasks.storage.port import HealthFinding, Storage, SupportsHealthChecks, SupportsMigrations, TaskFilter
 
 PAGE = 1000
 PATIENCE = 15.0  # seconds until a server that does not answer counts as unreachable
 WHAT = "the server or file, its version, settings, disk and clock; workers, queues, leases, functions, backlog"
+WHAT += ", failures"
 
 ADVICE: dict[type[StorageError], str] = {
     StorageUnavailable: "check the address, the server, the password and the firewall",
@@ -104,6 +107,7 @@ async def look_at(storage: Storage) -> Look:
     began = time.time()
     now = await storage.now()
     ahead = now - (began + time.time()) / 2
+    first = int(now - FAILURES_KEPT) // HOUR * HOUR
     counts = await storage.counts()
     waiting = {queue: by_status[PENDING] for queue, by_status in counts.items() if by_status.get(PENDING)}
     return Look(
@@ -117,6 +121,7 @@ async def look_at(storage: Storage) -> Look:
         paused=await storage.paused(),
         limits=await storage.limits(),
         workers=await storage.workers(),
+        failures=groups(await storage.failures(first), since=first, until=now),
     )
 
 

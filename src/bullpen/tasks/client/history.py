@@ -31,7 +31,7 @@ async def read_history(
     queue = None if queue is None else queue_name("queue", queue)
     function = None if function is None else writable(function)
     now = await storage.now()
-    begin, end = _begin(since, now), now if until is None else instant("until", until)
+    begin, end = begin_of(since, now), now if until is None else instant("until", until)
     if end <= begin:
         raise InvalidOption("until", until, "later than since")
     begin = max(begin, now - KEPT[HOUR])
@@ -42,7 +42,8 @@ async def read_history(
     return periods(rows, since=first, until=end, step=length, queue=queue, function=function, by=by)
 
 
-def _begin(since: object, now: float) -> float:
+def begin_of(since: object, now: float) -> float:
+    """`since` as an instant: it is a time, or a number of seconds before now."""
     or_else = ", or a number of seconds before now"
     if isinstance(since, int | float | timedelta):
         return now - seconds("since", since, zero=False)

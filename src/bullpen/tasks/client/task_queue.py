@@ -13,6 +13,7 @@ import msgspec
 from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, UnknownTask, closest, meant
 from bullpen.tasks.client.backend import NewTasks, OnBatch, QueueBackend
 from bullpen.tasks.client.clients import Clients
+from bullpen.tasks.client.failures import LAST_DAY, read_failures
 from bullpen.tasks.client.function import AsyncTaskFunction, SyncTaskFunction, TaskFunction, enqueue, enqueue_blocking
 from bullpen.tasks.client.history import LAST_HOUR, read_history
 from bullpen.tasks.client.ids import new_ids as _new_ids
@@ -21,6 +22,7 @@ from bullpen.tasks.client.schedules import Schedules
 from bullpen.tasks.client.watch import Observer, Watch
 from bullpen.tasks.model.codec import MAX_PAYLOAD, MAX_RESULT, CallCodec
 from bullpen.tasks.model.context import CurrentTask
+from bullpen.tasks.model.failure_groups import FailureGroup
 from bullpen.tasks.model.history import GroupBy, HistoryPeriod
 from bullpen.tasks.model.hooks import Hook
 from bullpen.tasks.model.info import TaskInfo, info_of
@@ -397,7 +399,32 @@ class TaskQueue:
         storage = await self._clients.get()
         return await read_history(storage, since=since, until=until, queue=queue, function=function, by=by, step=step)
 
+    def failures(
+        self, *, since: datetime | Seconds = LAST_DAY, queue: str | None = None, function: str | None = None
+    ) -> List[FailureGroup]:
+        """Failed attempts, grouped by their fingerprint; the group that failed last comes first.
+
+        `since` is a time, or a number of seconds before now. It is rounded down to an hour. Failures are kept for seven
+        days. `retry_all(fingerprint=…)` and `purge(fingerprint=…)` change the failed tasks of a group.
+        """
+        return self._backend.run("failures", self.afailures(since=since, queue=queue, function=function))
+
+    async def afailures(
+        self, *, since: datetime | Seconds = LAST_DAY, queue: str | None = None, function: str | None = None
+    ) -> List[FailureGroup]:
+        """`failures`, for async code."""
+        return await read_failures(await self._clients.get(), since=since, queue=queue, function=function)
+
     # Changing.
+
+    def forget_failures(self, fingerprint: str, *, function: str | None = None) -> None:
+        """Remove a group from `failures`, until it fails again. Its tasks stay as they are."""
+        self._backend.run("forget_failures", self.aforget_failures(fingerprint, function=function))
+
+    async def aforget_failures(self, fingerprint: str, *, function: str | None = None) -> None:
+        """`forget_failures`, for async code."""
+        which, _, _ = _filter(fingerprint=fingerprint, name=function)
+        await (await self._clients.get()).delete_failures(which.fingerprint or "", which.func_path)
 
     def cancel(self, *task_ids: str) -> int:
         """Cancel tasks that wait, and ask those that run to stop; how many this changed."""

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from bullpen.errors import StorageError
+from bullpen.tasks.model.failure_groups import FAILURES_KEPT, FailureRow, merged
 from bullpen.tasks.model.history import KEPT, MINUTE, HistoryRow, sum_of
 from bullpen.tasks.model.ids import is_schedule
 from bullpen.tasks.model.links import redriven_behind
@@ -94,6 +95,7 @@ class MemoryStorage(StoreRules):
         self._limits: dict[str, Limit] = {}
         self._starts: dict[str, deque[float]] = defaultdict(deque)  # in the current period, of queues with a rate
         self._history: dict[tuple[int, int, str, str], HistoryRow] = {}  # by step, instant, queue and function
+        self._failures: dict[tuple[int, str, str, str], FailureRow] = {}
         self._history_looked_at = -math.inf  # the minute of the latest look for old rows
         self._wake_ups: set[_WakeUp] = set()
 
@@ -513,6 +515,8 @@ class MemoryStorage(StoreRules):
             self._history_looked_at = now // MINUTE
             for key in [key for key in self._history if key[1] < now - KEPT[key[0]]]:
                 del self._history[key]
+            for of_failures in [of_failures for of_failures in self._failures if of_failures[0] < now - FAILURES_KEPT]:
+                del self._failures[of_failures]
 
     def _is_ending(self, entry: Entry) -> bool:
         task = self._tasks.get(entry[1])
@@ -520,7 +524,7 @@ class MemoryStorage(StoreRules):
 
     # History.
 
-    async def add_history(self, rows: Sequence[HistoryRow]) -> None:
+    async def add_history(self, rows: Sequence[HistoryRow], failures: Sequence[FailureRow] = ()) -> None:
         with self._lock:
             for row in rows:
                 key = (row.step, row.at, row.queue, row.function)
@@ -531,6 +535,18 @@ class MemoryStorage(StoreRules):
                     sum_of(there.waits, row.waits),
                     sum_of(there.runs, row.runs),
                 )
+            for failure in failures:
+                known = self._failures.get(failure.key)
+                self._failures[failure.key] = failure if known is None else merged(known, failure)
+
+    async def failures(self, since: float) -> Sequence[FailureRow]:
+        with self._lock:
+            return [row for row in self._failures.values() if row.at >= since]
+
+    async def delete_failures(self, fingerprint: str, function: str | None = None) -> None:
+        with self._lock:
+            for key in [key for key in self._failures if key[3] == fingerprint and function in (None, key[2])]:
+                del self._failures[key]
 
     async def history(
         self, step: int, since: float, until: float, *, queue: str | None = None, function: str | None = None

@@ -37,7 +37,7 @@ The files of the contract suite (`bullpen/testing/storage_contract`) hold every 
 | cancel, retry of many tasks without links | the same | SQLite, PostgreSQL, Redis | batches.py |
 | which tasks match a filter | `TaskFilter.matches` | SQLite, PostgreSQL, Redis | batches.py |
 | the time to start | `expired` | Redis | upkeep.py |
-| counts of the history are added | `sum_of` | PostgreSQL, Redis | history.py |
+| counts of the history and of failures are added | `sum_of`, `merged` | PostgreSQL, Redis | history.py |
 | the time to live | `prune_at` | PostgreSQL, Redis; SQLite for plain successes | upkeep.py |
 | schedules | `schedule_changes`, through `change` | no store | schedules.py |
 
@@ -52,6 +52,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from bullpen.tasks.model.failure_groups import FailureRow
 from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.queue_patterns import lane_of, matches_queue
 from bullpen.tasks.model.task import Count, Instant, Progress, Settlement, Step, Task, TaskStatus
@@ -403,21 +404,28 @@ class Storage(Protocol):
 
     async def prune(self, *, limit: int) -> int:
         """Delete final tasks after their time to live: `failure_ttl` if they failed, `result_ttl` if they succeeded or
-        were cancelled. Returns how many. Also delete rows of the history that are kept no longer (`KEPT`), and what is
+        were cancelled. Returns how many. Also delete rows of the history that are kept no longer (`KEPT`,
+        `FAILURES_KEPT`), and what is
         kept of queues without tasks, limits and pause: names of queues may be made from data.
         """
 
     # History.
 
-    async def add_history(self, rows: Sequence[HistoryRow]) -> None:
-        """Add counts to the history: each row to the stored one of its step, instant, queue and function. A call that
-        is repeated counts twice.
+    async def add_history(self, rows: Sequence[HistoryRow], failures: Sequence[FailureRow] = ()) -> None:
+        """Add counts to the history: each row to the stored one of its step, instant, queue and function; each of
+        `failures` to the stored one with its key. A call that is repeated counts twice.
         """
 
     async def history(
         self, step: int, since: float, until: float, *, queue: str | None = None, function: str | None = None
     ) -> Sequence[HistoryRow]:
         """The rows of this step that begin at `since` or later, and before `until`."""
+
+    async def failures(self, since: float) -> Sequence[FailureRow]:
+        """The failures of the hours that begin at `since` or later."""
+
+    async def delete_failures(self, fingerprint: str, function: str | None = None) -> None:
+        """Delete the rows of failures with this fingerprint. The tasks stay."""
 
     # Workers, queues, limits.
 

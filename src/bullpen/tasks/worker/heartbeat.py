@@ -268,12 +268,12 @@ class Heartbeat:
             self._counted.append(counts)
 
     async def _add_history(self) -> None:
-        if counts := self._upkeep.tally.take():
-            self._history.add(counts)
+        self._history.add(self._upkeep.tally.take())
         while self._counted:
             self._history.add(self._counted.popleft())
         if self._history:
-            await self._storage.add_history(self._history.rows(await self._storage.now()))
+            rows = self._history.rows(await self._storage.now())
+            await self._storage.add_history(rows, self._history.failures())
             self._history.written()
 
     async def _end_doubts(self) -> None:

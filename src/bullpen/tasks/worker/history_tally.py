@@ -13,7 +13,9 @@ that is rolled back counts nothing. Tasks that still wait, or were cancelled whi
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import NamedTuple
 
+from bullpen.tasks.model.failure_groups import FailureRow, failure_of, merged
 from bullpen.tasks.model.history import (
     BOUNDS,
     ENQUEUED,
@@ -25,13 +27,22 @@ from bullpen.tasks.model.history import (
     HistoryCounts,
     HistoryRow,
 )
-from bullpen.tasks.model.task import SUCCESS, Settlement, Task, TaskOutcome, outcome_of
+from bullpen.tasks.model.task import SUCCESS, AttemptError, Settlement, Task, TaskOutcome, outcome_of
 
 WRITE_EVERY = 5.0  # seconds
 MOST_NAMES = 500  # queues and functions that are counted apart in a minute; names may be made from data
 OTHERS = "(others)"  # stands for the rest
 
-Counts = dict[tuple[float, str, str], HistoryCounts]  # by minute, queue and function
+CountsByName = dict[tuple[float, str, str], HistoryCounts]  # by minute, queue and function
+Failures = dict[tuple[int, str, str, str], FailureRow]
+
+
+class Counts(NamedTuple):
+    """What a tally has counted."""
+
+    history: CountsByName
+    failures: Failures
+
 
 _SUCCESS = PLACE_OF["success"]
 
@@ -40,7 +51,8 @@ class HistoryTally:
     """Counts of one thread."""
 
     def __init__(self) -> None:
-        self._counts: Counts = {}
+        self._counts: CountsByName = {}
+        self._failures: Failures = {}
 
     def begun(self, task: Task) -> None:
         """A worker has claimed a task, and begins an attempt."""
@@ -64,17 +76,31 @@ class HistoryTally:
             counts.counts[PLACE_OF[outcome_of(task, settlement)]] += 1
         if ran is not None:
             counts.runs[bisect_left(BOUNDS, ran)] += 1
+        if settlement.error is not None:
+            self._failed(task, settlement.error)
 
     def found(self, task: Task, outcome: TaskOutcome, at: float) -> None:
         """The upkeep has ended a task at `at`."""
         self._of(at, task).counts[PLACE_OF[outcome]] += 1
         if outcome == "expired" and task.attempt == 0:
             self._of(task.created_at, task).counts[ENQUEUED] += 1
+        if task.error is not None and outcome != "released":
+            self._failed(task, task.error)
 
-    def take(self) -> Counts:
-        """The counts so far; the tally begins anew."""
-        taken, self._counts = self._counts, {}
+    def take(self) -> Counts | None:
+        """The counts so far, if there are any; the tally begins anew."""
+        if not self._counts:
+            return None
+        taken = Counts(self._counts, self._failures)
+        self._counts, self._failures = {}, {}
         return taken
+
+    def _failed(self, task: Task, error: AttemptError) -> None:
+        row = failure_of(task, error)
+        if row.key in self._failures:
+            self._failures[row.key] = merged(self._failures[row.key], row)
+        elif len(self._failures) < MOST_NAMES:
+            self._failures[row.key] = row
 
     def _of(self, at: float, task: Task) -> HistoryCounts:
         minute = at // MINUTE
@@ -91,14 +117,20 @@ class HistoryBacklog:
     """Counts that the store does not have yet."""
 
     def __init__(self) -> None:
-        self._counts: Counts = {}
+        self._counts: CountsByName = {}
+        self._failures: Failures = {}
 
-    def add(self, counts: Counts) -> None:
-        for key, more in counts.items():
+    def add(self, counts: Counts | None) -> None:
+        if counts is None:
+            return
+        for key, more in counts.history.items():
             if key in self._counts:
                 self._counts[key].add(more)
             else:
                 self._counts[key] = more
+        for of_failures, row in counts.failures.items():
+            known = self._failures.get(of_failures)
+            self._failures[of_failures] = row if known is None else merged(known, row)
 
     def rows(self, now: float) -> list[HistoryRow]:
         """One for each minute and hour that the store still keeps, in one order, so that writers do not lock each other
@@ -112,8 +144,11 @@ class HistoryBacklog:
                     sums.setdefault((step, at, queue, function), HistoryCounts()).add(counts)
         return [counts.as_row(*key) for key, counts in sorted(sums.items())]
 
+    def failures(self) -> list[FailureRow]:
+        return [row for _, row in sorted(self._failures.items())]
+
     def written(self) -> None:
-        self._counts = {}
+        self._counts, self._failures = {}, {}
 
     def __bool__(self) -> bool:
         return bool(self._counts)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from bullpen.tasks.model.failure_groups import FailureRow
 from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.task import Progress, Settlement, Step, Task
 from bullpen.tasks.model.unique import RETURN, Duplicates
@@ -245,13 +246,19 @@ class Client:
     async def prune(self, *, limit: int) -> int:
         return await self._call(lambda: self._recording.prune(limit=limit))
 
-    async def add_history(self, rows: Sequence[HistoryRow]) -> None:
-        return await self._call(lambda: self._recording.add_history(rows))
+    async def add_history(self, rows: Sequence[HistoryRow], failures: Sequence[FailureRow] = ()) -> None:
+        return await self._call(lambda: self._recording.add_history(rows, failures))
 
     async def history(
         self, step: int, since: float, until: float, *, queue: str | None = None, function: str | None = None
     ) -> Sequence[HistoryRow]:
         return await self._call(lambda: self._recording.history(step, since, until, queue=queue, function=function))
+
+    async def failures(self, since: float) -> Sequence[FailureRow]:
+        return await self._call(lambda: self._recording.failures(since))
+
+    async def delete_failures(self, fingerprint: str, function: str | None = None) -> None:
+        return await self._call(lambda: self._recording.delete_failures(fingerprint, function))
 
     async def save_worker(self, record: WorkerRecord) -> None:
         return await self._call(lambda: self._recording.save_worker(record))

@@ -1,9 +1,10 @@
-"""The history: counts of minutes and hours."""
+"""The history: counts of minutes and hours, and failures by their fingerprint."""
 
 from __future__ import annotations
 
 import asyncio
 
+from bullpen.tasks.model.failure_groups import FAILURES_KEPT, FailureExample, FailureRow
 from bullpen.tasks.model.history import HOUR, KEPT, MINUTE, STEPS, HistoryRow
 from bullpen.tasks.storage.port import Storage
 from bullpen.testing.storage_contract.base import StoreTests
@@ -11,6 +12,11 @@ from bullpen.testing.storage_contract.base import StoreTests
 
 def row(at: int, step: int = MINUTE, queue: str = "default", function: str = "app.send") -> HistoryRow:
     return HistoryRow(step, at, queue, function, (1, 2), (0, 3), (4,))
+
+
+def failure(at: int, last: float, count: int = 1, queue: str = "default", fingerprint: str = "a1") -> FailureRow:
+    example = FailureExample(f"task-{last}", "exception", "ValueError", f'it broke "{last}" \\ ö', "app.py:3 in send")
+    return FailureRow(at, queue, "app.send", fingerprint, count, last - count, last, example)
 
 
 class HistoryTests(StoreTests):
@@ -58,3 +64,34 @@ class HistoryTests(StoreTests):
         await asyncio.gather(*(store.add_history(rows) for _ in range(20)))
         found = [one for step in STEPS for one in await store.history(step, 0.0, this + 1)]
         assert [(one.queue, one.counts) for one in found] == [("a", (20,)), ("b", (20,))] * 2
+
+    async def test_failures_are_added_and_the_latest_is_the_example(self, store: Storage) -> None:
+        this = int(await store.now()) // HOUR * HOUR
+        await store.add_history([], [failure(this, this + 5.25, 3), failure(this, this + 1.5, queue="mail")])
+        await store.add_history([row(this)], [failure(this, this + 2.25, 2), failure(this - HOUR, this - 1.0)])
+        found = {one.key: one for one in await store.failures(this)}
+        assert len(found) == 2
+        added = found[failure(this, 0.0).key]
+        assert (added.count, added.first, added.last) == (5, this + 0.25, this + 5.25)
+        assert added.example == failure(this, this + 5.25).example
+        assert found[failure(this, 0.0, queue="mail").key] == failure(this, this + 1.5, queue="mail")
+        await store.add_history([], [failure(this, this + 9.5)])
+        (newest,) = [one for one in await store.failures(this) if one.queue == "default"]
+        assert (newest.count, newest.example) == (6, failure(this, this + 9.5).example)
+        assert len(await store.failures(0.0)) == 3
+
+    async def test_failures_are_deleted_by_their_fingerprint(self, store: Storage) -> None:
+        this = int(await store.now()) // HOUR * HOUR
+        rows = [failure(this, this + 1.0, fingerprint=name) for name in ("a", "b", "c")]
+        await store.add_history([], [*rows, failure(this - HOUR, this - 1.0, fingerprint="a")])
+        await store.delete_failures("a")
+        await store.delete_failures("b", "another.function")
+        await store.delete_failures("c", "app.send")
+        assert [one.fingerprint for one in await store.failures(0.0)] == ["b"]
+
+    async def test_old_failures_are_pruned(self, store: Storage) -> None:
+        now = int(await store.now()) // HOUR * HOUR
+        fresh, old = failure(now, now + 1.0), failure(now - int(FAILURES_KEPT) - 2 * 86_400, 1.0)
+        await store.add_history([], [fresh, old])
+        await store.prune(limit=10)
+        assert list(await store.failures(0.0)) == [fresh]

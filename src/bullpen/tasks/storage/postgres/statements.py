@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from bullpen.tasks.model.failure_groups import FAILURES_KEPT
 from bullpen.tasks.model.history import KEPT
 from bullpen.tasks.storage.postgres.rows import CHANGING, CLAIMED, COLUMNS, NEW, SETTLED, TERMS, WHOLE, array_places
 from bullpen.tasks.storage.postgres.sql_files import fill_placeholders, read_statements
@@ -36,6 +37,7 @@ _PLACEHOLDERS = {
     "terms": ", ".join(TERMS),
     "terms_values": _values(TERMS),
     "id_after_terms": f"${len(TERMS) + 1}",
+    "is_old_failure": f"at < (SELECT CAST({{schema}}.now() AS bigint) - {FAILURES_KEPT:.0f})",
     # A subquery, because the clock is volatile, and a volatile condition reads no index.
     "is_old_history": " OR ".join(
         f"(step = {step} AND at < (SELECT CAST({{schema}}.now() AS bigint) - {kept:.0f}))"
@@ -105,6 +107,9 @@ PRUNE = _upkeep["prune"]
 _history = _read("history")
 ADD_HISTORY = _history["add_history"]
 HISTORY = _history["history"]
+ADD_FAILURES = _history["add_failures"]
+FAILURES = _history["failures"]
+DELETE_FAILURES = _history["delete_failures"]
 
 _connection = _read("connection")
 WRONG_SETTINGS = _connection["wrong_settings"]

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from bullpen.errors import InvalidOption, LeaseLost, TaskExists
+from bullpen.tasks.model.failure_groups import FailureExample, FailureRow
 from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.task import (
     PENDING,
@@ -88,6 +89,7 @@ _AS_JSON = "CAST(CAST({} AS text) AS json)"
 
 _decode_worker = msgspec.json.Decoder(WorkerRecord).decode
 _decode_cursor = msgspec.json.Decoder(tuple[Floors, float, bool]).decode
+_decode_example = msgspec.json.Decoder(FailureExample).decode
 _decode_ids = msgspec.json.Decoder(list[str]).decode
 
 
@@ -440,9 +442,17 @@ class PostgresStorage(PostgresClient):
 
     # History.
 
-    async def add_history(self, rows: Sequence[HistoryRow]) -> None:
+    async def add_history(self, rows: Sequence[HistoryRow], failures: Sequence[FailureRow] = ()) -> None:
         given = [msgspec.structs.replace(row, queue=to_text(row.queue), function=to_text(row.function)) for row in rows]
-        await self._fetch(statements.ADD_HISTORY, json_of(list(map(msgspec.structs.asdict, given))))
+        counts = json_of(list(map(msgspec.structs.asdict, given)))
+        failed = json_of([_failure_fields(row) for row in failures])
+
+        async def add(table: PostgresTaskTable) -> None:
+            await table.execute(statements.ADD_HISTORY, counts)
+            if failures:
+                await table.execute(statements.ADD_FAILURES, failed)
+
+        await self._transact(add)
 
     async def history(
         self, step: int, since: float, until: float, *, queue: str | None = None, function: str | None = None
@@ -459,6 +469,22 @@ class PostgresStorage(PostgresClient):
             )
             for row in await self._fetch(statements.HISTORY, step, first, end, *names, again=True)
         ]
+
+    async def failures(self, since: float) -> Sequence[FailureRow]:
+        return [
+            FailureRow(
+                row["at"],
+                from_text(row["queue"]),
+                from_text(row["function"]),
+                from_text(row["fingerprint"]),
+                *(row["count"], row["first"], row["last"]),
+                _decode_example(row["example"]),
+            )
+            for row in await self._fetch(statements.FAILURES, math.ceil(since), again=True)
+        ]
+
+    async def delete_failures(self, fingerprint: str, function: str | None = None) -> None:
+        await self._fetch(statements.DELETE_FAILURES, to_text(fingerprint), to_text(function))
 
     # Workers, queues, limits.
 
@@ -509,6 +535,13 @@ class PostgresStorage(PostgresClient):
     async def limits(self) -> Sequence[Limit]:
         rows = [dict(row) for row in await self._fetch(statements.LIMITS, again=True)]
         return [read_limit(from_text(row.pop("name")), row.copy) for row in rows]
+
+
+def _failure_fields(row: FailureRow) -> dict[str, Any]:
+    at, *names = row.key
+    texts = zip(("queue", "function", "fingerprint"), map(to_text, names), strict=True)
+    numbers = {"at": at, "count": row.count, "first": row.first, "last": row.last}
+    return {**numbers, **dict(texts), "example": json_of(row.example)}
 
 
 def _worker_of(record: str, seen_at: float) -> WorkerRecord:

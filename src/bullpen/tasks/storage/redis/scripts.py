@@ -43,6 +43,8 @@ Keys
     prefix:workers  hash by worker id: `port.WorkerRecord`
     prefix:history:STEP:BLOCK
                     hash by instant, queue and function: counts of the steps of one block, as JSON. It expires
+    prefix:failures:DAY
+                    hash by hour, queue, function and fingerprint: `FailureRow`s of a day, as JSON. It expires
     prefix:news     channel: `w` and the name of a queue in which a task may start
     prefix:news:ends, prefix:news:ID:ends
                     channels: `r` and the id of a task that has ended. ID is one client's own
@@ -173,6 +175,7 @@ LIST_QUEUE = Script("list_queue")
 
 # History.
 ADD_HISTORY = Script("add_history", key="hash")
+ADD_FAILURES = Script("add_failures", key="hash")
 
 # Upkeep.
 QUEUES_DUE = Script("queues_due")

@@ -1,4 +1,4 @@
-"""The table of the history, and its statements, inside a transaction that the caller begins and commits.
+"""The tables of the history and of failures, and their statements. The caller begins and commits the transaction.
 
 A vector of counts is a JSON array, so that a query of an operator can read it (`counts ->> 2`). SQLite cannot add
 arrays: a write reads the rows that are there, adds in Python, and replaces them.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
+from bullpen.tasks.model.failure_groups import FAILURES_KEPT, FailureExample, FailureRow
 from bullpen.tasks.model.history import KEPT, HistoryRow, Vector, sum_of
 
-TABLE = """
+TABLES = """
 CREATE TABLE bullpen_history (
     step     INTEGER NOT NULL,         -- seconds that the row stands for
     at       INTEGER NOT NULL,         -- its begin, seconds since the epoch
@@ -23,6 +25,17 @@ CREATE TABLE bullpen_history (
     waits    TEXT NOT NULL,
     runs     TEXT NOT NULL,
     PRIMARY KEY (step, at, queue, function)
+) WITHOUT ROWID;
+CREATE TABLE bullpen_failure (
+    at          INTEGER NOT NULL,      -- the begin of the hour
+    queue       TEXT NOT NULL,
+    function    TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    count       INTEGER NOT NULL,
+    first       REAL NOT NULL,
+    last        REAL NOT NULL,
+    example     TEXT NOT NULL,         -- JSON
+    PRIMARY KEY (at, queue, function, fingerprint)
 ) WITHOUT ROWID;
 """
 
@@ -36,7 +49,20 @@ _READ = (
 _IS_OLD = "SELECT 1 FROM bullpen_history WHERE step = ? AND at < ? LIMIT 1"
 _PRUNE = "DELETE FROM bullpen_history WHERE step = ? AND at < ?"
 
+_OF_FAILURES = "at, queue, function, fingerprint, count, first, last, example"
+_ADD_FAILURE = (
+    f"INSERT INTO bullpen_failure AS f ({_OF_FAILURES}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (at, queue, function, fingerprint) DO UPDATE SET count = f.count + excluded.count, "
+    "example = iif(f.last > excluded.last, f.example, excluded.example), "
+    "first = min(f.first, excluded.first), last = max(f.last, excluded.last)"
+)
+_FAILURES = f"SELECT {_OF_FAILURES} FROM bullpen_failure WHERE at >= ?"
+_DELETE_FAILURES = "DELETE FROM bullpen_failure WHERE fingerprint = ? AND (? IS NULL OR function = ?)"
+_IS_OLD_FAILURE = "SELECT 1 FROM bullpen_failure WHERE at < ? LIMIT 1"
+_PRUNE_FAILURES = "DELETE FROM bullpen_failure WHERE at < ?"
+
 _decode = msgspec.json.Decoder(Vector).decode
+_decode_example = msgspec.json.Decoder(FailureExample).decode
 
 
 def add_rows(db: sqlite3.Connection, rows: Sequence[HistoryRow]) -> None:
@@ -56,10 +82,31 @@ def read_rows(
     return [HistoryRow(*row[:4], *map(_decode, row[4:])) for row in rows]
 
 
+def add_failures(db: sqlite3.Connection, rows: Sequence[FailureRow]) -> None:
+    values = ((*row.key, row.count, row.first, row.last, msgspec.json.encode(row.example).decode()) for row in rows)
+    db.executemany(_ADD_FAILURE, values)
+
+
+def read_failures(db: sqlite3.Connection, since: float) -> list[FailureRow]:
+    return [_failure_of(*row) for row in db.execute(_FAILURES, (since,))]
+
+
+def _failure_of(*row: Any) -> FailureRow:
+    at, queue, function, fingerprint, count, first, last, example = row
+    return FailureRow(at, queue, function, fingerprint, count, first, last, _decode_example(example))
+
+
+def delete_failures(db: sqlite3.Connection, fingerprint: str, function: str | None) -> None:
+    db.execute(_DELETE_FAILURES, (fingerprint, function, function))
+
+
 def is_something_to_prune(db: sqlite3.Connection, now: float) -> bool:
+    if db.execute(_IS_OLD_FAILURE, (now - FAILURES_KEPT,)).fetchone() is not None:
+        return True
     return any(db.execute(_IS_OLD, (step, now - kept)).fetchone() is not None for step, kept in KEPT.items())
 
 
 def prune_rows(db: sqlite3.Connection, now: float) -> None:
     for step, kept in KEPT.items():
         db.execute(_PRUNE, (step, now - kept))
+    db.execute(_PRUNE_FAILURES, (now - FAILURES_KEPT,))

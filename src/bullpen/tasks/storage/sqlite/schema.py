@@ -96,7 +96,7 @@ CREATE TABLE bullpen_boot (
 """
 
 MIGRATIONS = (
-    _FIRST + history_table.TABLE,
+    _FIRST + history_table.TABLES,
 )  # the n-th makes version n + 1 of version n; never change one that was released
 VERSION = len(MIGRATIONS)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bullpen.errors import InvalidOption, StorageClosed
+from bullpen.tasks.model.failure_groups import FailureRow
 from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.task import Progress, Settlement, Step, Task
 from bullpen.tasks.model.unique import RETURN, Duplicates
@@ -295,13 +296,19 @@ class SqliteStorage:
 
     # History.
 
-    async def add_history(self, rows: Sequence[HistoryRow]) -> None:
-        await self._write(lambda table: table.add_history(rows), durable=False)
+    async def add_history(self, rows: Sequence[HistoryRow], failures: Sequence[FailureRow] = ()) -> None:
+        await self._write(lambda table: table.add_history(rows, failures), durable=False)
 
     async def history(
         self, step: int, since: float, until: float, *, queue: str | None = None, function: str | None = None
     ) -> Sequence[HistoryRow]:
         return await self._read(lambda table: table.history(step, since, until, queue, function))
+
+    async def failures(self, since: float) -> Sequence[FailureRow]:
+        return await self._read(lambda table: table.failures(since))
+
+    async def delete_failures(self, fingerprint: str, function: str | None = None) -> None:
+        await self._write(lambda table: table.delete_failures(fingerprint, function))
 
     # Workers, queues, limits.
 

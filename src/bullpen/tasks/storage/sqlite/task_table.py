@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from bullpen import primitives
+from bullpen.tasks.model.failure_groups import FailureRow
 from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.links import redriven_behind
 from bullpen.tasks.model.task import (
@@ -466,8 +467,15 @@ class SqliteTaskTable(StoreRules):
 
     # History.
 
-    def add_history(self, rows: Sequence[HistoryRow]) -> None:
+    def add_history(self, rows: Sequence[HistoryRow], failures: Sequence[FailureRow]) -> None:
         history_table.add_rows(self._db, rows)
+        history_table.add_failures(self._db, failures)
+
+    def failures(self, since: float) -> Sequence[FailureRow]:
+        return history_table.read_failures(self._db, since)
+
+    def delete_failures(self, fingerprint: str, function: str | None) -> None:
+        history_table.delete_failures(self._db, fingerprint, function)
 
     def history(
         self, step: int, since: float, until: float, queue: str | None, function: str | None

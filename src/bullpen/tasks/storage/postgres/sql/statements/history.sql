@@ -27,3 +27,20 @@ ON CONFLICT (step, at, queue, function) DO UPDATE SET
 SELECT step, at, queue, function, counts, waits, runs FROM {schema}.history
 WHERE step = $1 AND at >= $2 AND at < $3 AND ($4::text IS NULL OR queue = $4) AND ($5::text IS NULL OR function = $5)
 ORDER BY at, queue, function;
+
+-- name: add_failures
+INSERT INTO {schema}.failure AS f (at, queue, function, fingerprint, count, first, last, example)
+SELECT at, queue, function, fingerprint, count, first, last, example
+FROM pg_catalog.json_populate_recordset(NULL::{schema}.failure, $1::text::json)
+ORDER BY at, queue, function, fingerprint
+ON CONFLICT (at, queue, function, fingerprint) DO UPDATE SET
+    count = f.count + excluded.count,
+    first = least(f.first, excluded.first),
+    last = greatest(f.last, excluded.last),
+    example = CASE WHEN f.last > excluded.last THEN f.example ELSE excluded.example END;
+
+-- name: failures
+SELECT at, queue, function, fingerprint, count, first, last, example FROM {schema}.failure WHERE at >= $1;
+
+-- name: delete_failures
+DELETE FROM {schema}.failure WHERE fingerprint = $1 AND ($2::text IS NULL OR function = $2);

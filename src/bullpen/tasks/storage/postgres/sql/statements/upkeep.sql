@@ -16,6 +16,8 @@ WITH unused AS (
     )
 ), old AS (
     DELETE FROM {schema}.history WHERE {is_old_history}
+), old_failures AS (
+    DELETE FROM {schema}.failure WHERE {is_old_failure}
 )
 DELETE FROM {schema}.task WHERE id IN (
     SELECT id FROM {schema}.task t
