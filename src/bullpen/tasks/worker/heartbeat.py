@@ -26,7 +26,7 @@ from bullpen.tasks.model.task import release
 from bullpen.tasks.storage.port import AttemptKey, Storage, SupportsLockCheck, SupportsUpkeepTurns, WorkerRecord
 from bullpen.tasks.worker.attempt import Interruption, TaskAttempt
 from bullpen.tasks.worker.declarations import DeclaredSchedules
-from bullpen.tasks.worker.history_tally import WRITE_EVERY, Counts, HistoryBacklog
+from bullpen.tasks.worker.history_tally import WRITE_EVERY, HistoryBacklog, TallyCounts
 from bullpen.tasks.worker.identity import this_host, unregister_worker
 from bullpen.tasks.worker.lane import LaneRunner
 from bullpen.tasks.worker.options import WorkerOptions
@@ -66,7 +66,7 @@ class Heartbeat:
         self._storage = storage if self._own is None else self._own
         self._served_queues = ServedQueues([runner.lane for runner in self._lanes])
         self._upkeep = Upkeep(self._storage, options.lease, reports)
-        self._counted: deque[Counts] = deque()  # for the history; lanes hand them over
+        self._counted: deque[TallyCounts] = deque()  # for the history; lanes hand them over
         self._history = HistoryBacklog()
         self._history_due = 0.0
         self._stopped: asyncio.Event | None = None

@@ -37,7 +37,7 @@ CountsByName = dict[tuple[float, str, str], HistoryCounts]  # by minute, queue a
 Failures = dict[tuple[int, str, str, str], FailureRow]
 
 
-class Counts(NamedTuple):
+class TallyCounts(NamedTuple):
     """What a tally has counted."""
 
     history: CountsByName
@@ -48,7 +48,7 @@ _SUCCESS = PLACE_OF["success"]
 
 
 class HistoryTally:
-    """Counts of one thread."""
+    """TallyCounts of one thread."""
 
     def __init__(self) -> None:
         self._counts: CountsByName = {}
@@ -87,11 +87,11 @@ class HistoryTally:
         if task.error is not None and outcome != "released":
             self._failed(task, task.error)
 
-    def take(self) -> Counts | None:
+    def take(self) -> TallyCounts | None:
         """The counts so far, if there are any; the tally begins anew."""
         if not self._counts:
             return None
-        taken = Counts(self._counts, self._failures)
+        taken = TallyCounts(self._counts, self._failures)
         self._counts, self._failures = {}, {}
         return taken
 
@@ -114,13 +114,13 @@ class HistoryTally:
 
 
 class HistoryBacklog:
-    """Counts that the store does not have yet."""
+    """TallyCounts that the store does not have yet."""
 
     def __init__(self) -> None:
         self._counts: CountsByName = {}
         self._failures: Failures = {}
 
-    def add(self, counts: Counts | None) -> None:
+    def add(self, counts: TallyCounts | None) -> None:
         if counts is None:
             return
         for key, more in counts.history.items():
