@@ -48,7 +48,7 @@ _SUCCESS = PLACE_OF["success"]
 
 
 class HistoryTally:
-    """TallyCounts of one thread."""
+    """Counts of one thread."""
 
     def __init__(self) -> None:
         self._counts: CountsByName = {}
@@ -114,7 +114,7 @@ class HistoryTally:
 
 
 class HistoryBacklog:
-    """TallyCounts that the store does not have yet."""
+    """Counts that the store does not have yet."""
 
     def __init__(self) -> None:
         self._counts: CountsByName = {}
