@@ -28,6 +28,9 @@ async def test_pages_show_queues_tasks_workers_schedules_and_limits(tmp_path: Pa
         await add_worker(queue, "host-a-1")
         shown = {path: (await browser.get(path)).text for path in PAGES}
         assert "which is paused" in shown["/"]  # the doctor
+        assert "Attempts that ended in each minute" in shown["/"]
+        assert "2 retried" not in shown["/"]
+        assert "1 retried" in shown["/"]
         assert "<code>bullpen queues resume mail</code>" in shown["/"]
         assert "mail" in shown["/queues"]
         assert "paused" in shown["/queues"]

@@ -312,6 +312,16 @@ for one in [third_time.enqueue().id, *(info.id for info in queue.list())]:
         assert queue.counts()["nightly"] == {TaskStatus.SUCCESS: 2}
 
 
+def test_the_worker_of_a_backend_without_queues_serves_all(project: Path, tmp_path: Path) -> None:
+    settings = project / "shop" / "settings.py"
+    settings.write_text(settings.read_text().replace('["default", "mail", "rare"]', "[]"))
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with process(project, *BULLPEN, "worker", "bullpen.integrations.django:queue", **DJANGO, JOBS=url):
+        source = 'result = add.using(queue_name="any").enqueue(1)\n'
+        source += 'assert task_backends["default"].queue.job(result.id).result(timeout=30) == 1'
+        run(project, source, JOBS=url)
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

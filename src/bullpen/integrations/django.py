@@ -41,6 +41,7 @@ from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.context import current_task
 from bullpen.tasks.model.info import TaskInfo, info_of
 from bullpen.tasks.model.options import queue_name
+from bullpen.tasks.model.queue_patterns import ANY
 from bullpen.tasks.model.task import RUNNING, SUCCESS
 from bullpen.tasks.model.task import Task as StoredTask
 from bullpen.tasks.storage.port import Storage
@@ -164,8 +165,7 @@ class _Shared:
                 queue_name("QUEUES", name)
         except (InvalidOption, InvalidOptionType, TypeError) as error:
             raise ImproperlyConfigured(f"TASKS[{alias!r}]: {error}") from error
-        if queues:
-            self.queue.registry.served_queues = tuple(sorted(queues))
+        self.queue.registry.served_queues = tuple(sorted(queues)) or (ANY,)  # no queues: Django allows all
 
     @classmethod
     def of(cls, alias: str, options: dict[str, Any], queues: Set[str]) -> _Shared:

@@ -15,11 +15,13 @@ from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.info import TaskInfo
 from bullpen.tasks.model.task import TaskStatus
 from bullpen.tasks.storage.port import Counts, HealthFinding, Limit, WorkerRecord
+from bullpen.web.chart import HistoryChart, draw
 
 T = TypeVar("T")
 
 FRESH = 0.9  # seconds for which an overview is shown again without another read
 FRESH_FINDINGS = 10.0
+FRESH_HISTORY = 5.0
 RUNNING_SHOWN = 500  # running tasks that are read at once
 
 
@@ -56,6 +58,13 @@ class StoreReads:
     async def findings(self) -> Sequence[HealthFinding]:
         """What the doctor says."""
         return await self._shared("findings", FRESH_FINDINGS, self._examine)
+
+    async def last_hour(self) -> HistoryChart:
+        """What ended in each minute."""
+        return await self._shared("last_hour", FRESH_HISTORY, self._read_last_hour)
+
+    async def _read_last_hour(self) -> HistoryChart:
+        return draw(await self._queue.ahistory())
 
     async def _shared(self, name: str, fresh: float, read: Callable[[], Awaitable[T]]) -> T:
         """The latest read, if it is fresh; else a new one. Callers that come meanwhile wait for the same one."""

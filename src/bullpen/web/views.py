@@ -57,6 +57,7 @@ async def overview(visit: Visit) -> Values:
     return {
         "now": as_datetime(seen.now),
         "findings": await visit.reads.findings(),
+        "chart": await visit.reads.last_hour(),
         "totals": {str(status): seen.total(status) for status in TaskStatus},
         "workers_up": len(up),
         "workers_lost": len(seen.workers) - len(up),
@@ -81,7 +82,7 @@ def _queue_row(name: str, seen: StoreOverview) -> Values:
         "oldest": None if oldest is None or oldest.eta > now else oldest.eta,
         "paused": name in seen.paused,
         "remarks": remarks(False, _limit_of(name, seen.limits)),
-        "workers": sum(1 for worker in seen.workers if name in worker.queues and is_up(worker, now)),
+        "workers": sum(1 for worker in seen.workers if worker.serves(name) and is_up(worker, now)),
     }
 
 

@@ -1,0 +1,40 @@
+"""The chart of the last hour."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from bullpen.tasks.model.history import Histogram, HistoryPeriod
+from bullpen.web.chart import HEIGHT, WIDTH, draw
+
+AT = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
+
+
+def period(minute: int, **counts: Any) -> HistoryPeriod:
+    runs = Histogram((0,) * 20 + (counts.get("success", 0),))
+    return HistoryPeriod(at=AT + timedelta(minutes=minute), seconds=60, run=runs, **counts)
+
+
+def test_the_tallest_minute_fills_the_chart_and_outcomes_stand_on_each_other() -> None:
+    chart = draw([period(0), period(1, success=5, retried=3, failed=1, crashed=1), period(2, enqueued=5, success=5)])
+    assert chart.most == 10
+    assert [(bar.style, bar.height) for bar in chart.bars] == [
+        ("good", 48),
+        ("late", 28.8),
+        ("bad", 19.2),
+        ("good", 48),
+    ]
+    assert chart.bars[2].y == 0
+    assert chart.bars[0].y + chart.bars[0].height == HEIGHT
+    assert all(bar.x >= 0 and bar.x + bar.width <= WIDTH for bar in chart.bars)
+    assert (chart.enqueued, chart.success, chart.retried, chart.failed) == (5, 10, 3, 2)
+    assert chart.line.split()[-1].endswith(",48.0")
+    assert chart.titles[1][2] == "12:01 UTC: 0 enqueued, 5 success, 3 retried, 2 failed"
+    assert chart.run.count == 10
+
+
+def test_an_hour_without_tasks_is_empty() -> None:
+    assert draw([]).is_empty
+    assert draw([period(minute) for minute in range(60)]).is_empty
+    assert not draw([period(0, enqueued=1)]).is_empty
