@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bullpen import Job, TaskQueue, WorkerPool, current_task
+from bullpen import Job, TaskQueue, UnknownTask, WorkerPool, current_task
 from bullpen.cli.main import main
 from tests.scenarios.cli_support import command, environment, heeding_ctrl_c
 from tests.scenarios.terminal import HIDE, SHOW, terminal
@@ -331,3 +331,36 @@ def test_errors_are_listed_retried_and_purged_by_their_cause(desk: Desk, bullpen
     assert "8 times" in bullpen("errors")[1]
     assert bullpen("errors", "purge", fingerprint, "--yes")[1] == "2 of 2 deleted\n"
     assert bullpen("errors")[1] == "no failures in this time\n"
+
+
+SECRETIVE = """
+from bullpen import TaskQueue
+queue = TaskQueue("sqlite:///jobs.db")
+@queue.task(name="login", redact=("ssn",))
+def login(user: str, password: str, ssn: int = 0) -> None: ...
+"""
+
+
+def test_arguments_are_shown_on_request_and_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secretive.py").write_text(SECRETIVE)
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with TaskQueue(url) as queue:
+        job = queue.enqueue("login", ("ada", "s3cret"), {"ssn": 123}, elsewhere=True)
+        with pytest.raises(UnknownTask, match="login"):
+            job.arguments()
+    assert main(["tasks", "show", job.id, "--app", "secretive:queue", "--args"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r'user +"ada"', shown)
+    assert shown.count('"[redacted]"') == 2
+    assert main(["tasks", "show", job.id, "--app", "secretive:queue", "--args", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out)["arguments"] == {"user": "ada", "password": "[redacted]", "ssn": "[redacted]"}
+    assert main(["tasks", "show", job.id, "--app", "secretive:queue"]) == 0
+    assert "ada" not in capsys.readouterr().out
+    assert main(["tasks", "show", job.id, "--url", url, "--args"]) == 2
+    refused = capsys.readouterr()
+    assert "only its code says which are secret; give --app" in refused.err
+    assert "s3cret" not in shown + out + refused.out + refused.err

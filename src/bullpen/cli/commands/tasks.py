@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from bullpen.cli import bulk, store
 from bullpen.cli.arguments import whole
-from bullpen.cli.command import Command, CommandGroup, ExitCode
+from bullpen.cli.command import Command, CommandError, CommandGroup, ExitCode
 from bullpen.cli.matching import Matching, add_filters
 from bullpen.cli.terminal.output import facts, indented, show, show_json, state, table, text, when
 from bullpen.cli.terminal.screen import Line, StyledText
+from bullpen.errors import UnknownTask
+from bullpen.tasks.client.job import Job
 from bullpen.tasks.client.task_queue import LARGEST_PAGE, TaskQueue
 from bullpen.tasks.client.why import Why
 from bullpen.tasks.model.info import TaskInfo, as_datetime
@@ -85,8 +89,13 @@ def _in_short(task: TaskInfo) -> str:
 # Show.
 
 
-def _add_id(parser: argparse.ArgumentParser) -> None:
+def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", help="id of a task")
+    parser.add_argument(
+        "--args",
+        action="store_true",
+        help="show its arguments, too, without secrets; needs --app, whose code names them",
+    )
     store.add_arguments(parser)
 
 
@@ -94,11 +103,23 @@ def _show(arguments: argparse.Namespace) -> int:
     with store.open_queue(arguments) as queue:
         job = queue.job(arguments.id)
         task, why, now = job.info(), job.why(), as_datetime(store.now(queue))
+        given = _arguments_of(job) if arguments.args else None
     if arguments.json:
-        show_json({"task": task, "why": why})
+        show_json({"task": task, "why": why} | ({} if given is None else {"arguments": given}))
     else:
         show(_described(task, why, now))
+        if given is not None:
+            values = ((name, json.dumps(value, ensure_ascii=False)) for name, value in given.items())
+            show([(), text("arguments", style="quiet"), *indented(facts(values) or [text("none", style="quiet")])])
     return ExitCode.OK
+
+
+def _arguments_of(job: Job[Any]) -> dict[str, Any]:
+    try:
+        return job.arguments()
+    except UnknownTask as error:
+        message = f"the arguments of {error.name} are not shown: only its code says which are secret; give --app"
+        raise CommandError(message, ExitCode.USAGE) from None
 
 
 def _described(task: TaskInfo, why: Why, now: datetime) -> list[Line]:
@@ -179,7 +200,7 @@ GROUP = CommandGroup(
     "List, show, cancel, retry and purge tasks.",
     (
         Command("list", "List tasks, oldest first.", _add_list_arguments, _list),
-        Command("show", "Show a task with its errors, without its arguments.", _add_id, _show),
+        Command("show", "Show a task with its errors; its arguments on request.", _add_show_arguments, _show),
         Command("cancel", "Cancel pending tasks; ask running tasks to stop.", _add_cancel_arguments, _cancel),
         Command("retry", "Run finished tasks again, with all their retries.", _add_retry_arguments, _retry),
         Command("purge", "Delete finished tasks and their results.", _add_purge_arguments, _purge),

@@ -17,9 +17,12 @@ from bullpen.errors import (
     TaskCancelled,
     TaskExists,
     TaskFailed,
+    UnknownTask,
+    closest,
 )
 from bullpen.tasks.client.backend import QueueBackend
 from bullpen.tasks.client.why import Why, explain_task
+from bullpen.tasks.model.arguments import shown_arguments
 from bullpen.tasks.model.codec import CallCodec
 from bullpen.tasks.model.info import TaskInfo, info_of
 from bullpen.tasks.model.links import GIVEN_UP
@@ -137,6 +140,27 @@ class Job(Generic[R]):
 
     async def ainfo(self) -> TaskInfo:
         return info_of(await self._backend.task(self.id))
+
+    def arguments(self) -> dict[str, Any]:
+        """Its arguments by the names of the parameters, as JSON has them. Secrets are `"[redacted]"`: the values of
+        parameters and keys that `@queue.task(redact=…)` names, or that look like secrets (`password`, `api_key`).
+
+        Raises UnknownTask if the function is not registered here, because only its code says what to redact, and
+        InvalidPayload if the stored bytes cannot be decoded.
+        """
+        return self._arguments(self._backend.task_blocking("arguments", self.id))
+
+    async def aarguments(self) -> dict[str, Any]:
+        """`arguments`, for async code."""
+        return self._arguments(await self._backend.task(self.id))
+
+    def _arguments(self, task: Task) -> dict[str, Any]:
+        definition = self._backend.registry.get(task.func_path)
+        if definition is None:
+            known = self._backend.registry.names()
+            raise UnknownTask(name=task.func_path, known=known, suggestion=closest(task.func_path, known))
+        args, kwargs = definition.codec.decode_plain(task.payload)
+        return shown_arguments(definition.function, args, kwargs, definition.options.redact)
 
     def why(self) -> Why:
         """Why it is not done, in words and as data."""

@@ -48,6 +48,7 @@ class _WrittenCall(msgspec.Struct):
 
 
 _encode = msgspec.json.Encoder(enc_hook=write_unknown).encode
+_read_plain_call = msgspec.json.Decoder(_DecodedCall).decode
 _read_call = msgspec.json.Decoder(_WrittenCall).decode
 
 
@@ -147,6 +148,17 @@ class CallCodec:
         if problem is not None:
             raise InvalidPayload(problem, function=self.name, path="")
         return tuple(args), kwargs
+
+    def decode_plain(self, payload: bytes) -> Arguments:
+        """The arguments of a call as JSON has them: no class of the application is made. Raises InvalidPayload."""
+        if len(payload) > self.max_payload:
+            raise self.too_large(payload)
+        try:
+            _limit_depth(payload)
+            call = _read_plain_call(payload)
+        except (msgspec.MsgspecError, _Rejected, ValueError, RecursionError) as error:
+            raise InvalidPayload(str(error), function=self.name, path="") from None
+        return tuple(call.args), dict(call.kwargs)
 
     def too_large(self, payload: bytes) -> InvalidPayload:
         """The error for a stored payload that is larger than `max_payload`: another program has written it."""

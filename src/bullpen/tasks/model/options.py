@@ -95,6 +95,7 @@ class FunctionOptions(ScheduleOptions, total=False):
     retry_on: ErrorTypes
     give_up_on: ErrorTypes
     runtime: TaskRuntime | None
+    redact: Sequence[str]
 
 
 class EnqueueOptions(ScheduleOptions, total=False):
@@ -149,6 +150,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     retry_on: tuple[type[BaseException], ...] = (BaseException,)
     give_up_on: tuple[type[BaseException], ...] = ()
     runtime: TaskRuntime | None = None  # of a function that is not async; None: the runtime of the lane
+    redact: tuple[str, ...] = ()  # parameters, and keys in them, whose values are not shown
 
     def using(self, allowed: frozenset[str], where: str, changes: Mapping[str, Any]) -> TaskOptions:
         """The options with `changes`. Raises InvalidOption for a wrong name or value, or a contradiction."""
@@ -501,6 +503,12 @@ def _runtime(name: str, value: Any) -> dict[str, Any]:
     return {name: value}
 
 
+def _redact(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
+        raise InvalidOptionType(name, value, "a list or tuple of names of parameters")
+    return {name: tuple(value)}
+
+
 def _key(name: str, value: Any) -> dict[str, Any]:
     allowed = f"a string of 1 to {MAX_KEY} characters, or None"
     if value is not None:
@@ -591,6 +599,7 @@ _CHECKS = {
     "retry_on": _errors,
     "give_up_on": _errors,
     "runtime": _runtime,
+    "redact": _redact,
 }
 
 _UNIQUE = ("unique_scope", "unique_for", "on_duplicate", "debounce", "debounce_limit")

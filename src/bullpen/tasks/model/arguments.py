@@ -1,0 +1,68 @@
+"""The arguments of a stored task, for people: as plain JSON values by parameter, without secrets.
+
+A value is redacted if the name of its parameter, or of a key that leads to it, is one of the function's `redact`, or
+looks like the name of a secret. An argument whose parameter is not known is redacted, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from bullpen.tasks.model.annotations import signature_of
+
+REDACTED = "[redacted]"
+
+# Words of a name, in snake_case.
+_SECRET = re.compile(
+    r"(?:^|_)(?:password|passwd|pwd|passphrase|secret|token|credential|authorization|auth|cookie|cvv|cvc|pin|ssn|iban"
+    r"|(?:api|access|private|secret|signing|encryption)_?key|card_?number|session_?id)s?(?:_|$)"
+)
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def looks_secret(name: str) -> bool:
+    """`password`, `api_key`, `accessToken`, `X-Auth-Token`."""
+    return _SECRET.search(re.sub(r"[^a-z0-9]+", "_", _HUMP.sub("_", name).lower())) is not None
+
+
+def shown_arguments(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], redact: Collection[str]
+) -> dict[str, Any]:
+    """The arguments by the names of their parameters. The further ones of `*args` are one list."""
+    names = _names(function, len(args))
+    found: dict[str, Any] = {}
+    for place, value in enumerate(args):
+        name = names[place]
+        if name is None:
+            found[f"args[{place}]"] = REDACTED
+        elif name.startswith("*"):
+            rest = found.setdefault(name.removeprefix("*"), [])
+            if rest != REDACTED:
+                rest.append(value)
+        else:
+            found[name] = value
+    return {name: _shown(name, value, redact) for name, value in {**found, **kwargs}.items()}
+
+
+def _names(function: Callable[..., Any], count: int) -> list[str | None]:
+    """The parameters of positional arguments; None where there is none."""
+    signature = signature_of(function)
+    names: list[str | None] = []
+    for parameter in () if signature is None else signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"*{parameter.name}"] * max(count - len(names), 0)
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return [*names, *[None] * max(count - len(names), 0)]
+
+
+def _shown(name: str, value: Any, redact: Collection[str]) -> Any:
+    if name in redact or looks_secret(name):
+        return REDACTED
+    if isinstance(value, Mapping):
+        return {key: _shown(str(key), item, redact) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shown("", item, redact) for item in value]
+    return value
