@@ -8,7 +8,6 @@ import pytest
 
 from bullpen.tasks.model.arguments import REDACTED, looks_secret, shown_arguments
 
-
 SECRET = "password new_password PASSWORD userPassword api_key apiKey api-keys X-Auth-Token tokens access_token"
 SECRET += " client_secret Authorization cookie card_number session_id pin"
 
