@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     from bullpen.pools.dispatch.states import PoolState, WorkerStatus
     from bullpen.pools.explain import AsyncExplanation, Explanation, Reason, RunningRequest, explain
     from bullpen.pools.maps.async_map import AsyncMap
+    from bullpen.pools.maps.outcome import Outcome
     from bullpen.pools.policies import (
         CallPolicy,
         CapacityPolicy,
@@ -243,6 +244,7 @@ _HOMES = {
     ),
     "bullpen.pools.async_calls": ("AsyncFuture",),
     "bullpen.pools.maps.async_map": ("AsyncMap",),
+    "bullpen.pools.maps.outcome": ("Outcome",),
     "bullpen.pools.async_pool": ("AsyncPool",),
     "bullpen.pools.streams.async_stream": ("AsyncStream",),
     "bullpen.pools.async_view": ("AsyncPoolView",),
@@ -349,6 +351,7 @@ __all__ = [
     "NotCallable",
     "NotJson",
     "NotPicklable",
+    "Outcome",
     "PayloadTooLarge",
     "Percentiles",
     "Pool",

@@ -92,7 +92,8 @@ def test_where_nothing_more_can_be_mapped_they_are_copied(monkeypatch: pytest.Mo
     def too_many(*_: object, **__: object) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    there, back = arena.new_files()
+    there, back, log = arena.new_files()
+    os.close(log)
     outbox, inbox = arena.Outbox(there), arena.Inbox(there)
     description, inline = outbox.place([b"x" * MB, b"y" * MB])
     monkeypatch.setattr(mmap, "mmap", too_many)

@@ -348,7 +348,7 @@ def test_a_callback_may_close_the_pool() -> None:
 def test_an_interrupted_reader_may_read_on_and_otherwise_running_items_are_ended(
     limits: dict[str, float], tmp_path: Path
 ) -> None:
-    def interrupt(reading: MapWork[int]) -> None:
+    def interrupt(reading: MapWork[int, Any]) -> None:
         eventually(lambda: reading._reading)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 

@@ -90,6 +90,8 @@ def test_an_example_answers(runtime: ProgramRuntime) -> None:
     with Pool(1, runtime=runtime) as pool:
         assert pool.do("add", 1, 2) == 3
         assert list(pool.map("add", [1, 2], [3, 4])) == [4, 6]
+        outcomes = pool.map("add", [1, 2], [3, 4], on_error="return", ordered=False)
+        assert sorted(outcomes) == [((1, 3), 4, None), ((2, 4), 6, None)]
         assert list(pool.stream("count", 5)) == [0, 1, 2, 3, 4]
         with pytest.raises(NoSuchMethod, match="add"):
             pool.do("subtract", 1, 2)

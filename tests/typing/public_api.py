@@ -16,6 +16,7 @@ from bullpen import (
     Inject,
     Job,
     NewTasks,
+    Outcome,
     Pool,
     PoolFuture,
     Pools,
@@ -186,9 +187,16 @@ def pools() -> None:
         assert_type(pool.serve(add, 1), bool)
         assert_type(pool.using(timeout=1).do(add, 1, b=2), int)
         assert_type(list(pool.map(str, [1, 2])), list[str])
+        assert_type(list(pool.map(len, ["a"], on_error="return")), list[Outcome[str, int]])
+        assert_type(list(pool.map(pow, [1], [2], on_error="return", ordered=False)), list[Outcome[Any, int]])
+        pool.map(str, [1], on_error="ignore")  # type: ignore[call-overload]
         pool.submit(add, "one")  # type: ignore[call-overload]
     with Pools(default={"max_workers": 4}) as several:
         assert_type(several.submit(add, 1), PoolFuture[int])
+
+
+async def read_page(number: int) -> bytes:
+    return bytes(number)
 
 
 async def async_pools(fetch_page: Callable[[int], Coroutine[Any, Any, bytes]], pages: Sequence[int]) -> None:
@@ -196,3 +204,5 @@ async def async_pools(fetch_page: Callable[[int], Coroutine[Any, Any, bytes]], p
         assert_type(await pool.do(fetch_page, 7), bytes)
         assert_type(await pool.using(timeout=1).do(add, 1), int)
         assert_type([page async for page in pool.map(fetch_page, pages)], list[bytes])
+        outcomes = [outcome async for outcome in pool.map(read_page, [1], on_error="return")]
+        assert_type(outcomes, list[Outcome[int, bytes]])

@@ -61,6 +61,7 @@ PUBLIC = [
     "NotCallable",
     "NotJson",
     "NotPicklable",
+    "Outcome",
     "PayloadTooLarge",
     "Percentiles",
     "Pool",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
@@ -155,11 +156,14 @@ class NestedCoroutineFuture(CoroutineFuture[T]):
 
 
 class ReaderWakeup:
-    """Takes the place of futures in the calls of a map: wakes the reader when the call that it awaits has ended."""
+    """Takes the place of futures in the calls of a map: wakes the reader when the call that it awaits has ended, or
+    when any call has ended if the map is not `ordered`.
+    """
 
-    __slots__ = ("_reader", "awaited")
+    __slots__ = ("_reader", "arrived", "awaited")
 
-    def __init__(self) -> None:
+    def __init__(self, *, ordered: bool = True) -> None:
+        self.arrived: deque[AsyncCall] | None = None if ordered else deque()  # the calls that have ended
         self.awaited: AsyncCall | None = None
         self._reader: asyncio.Future[None] | None = None
 
@@ -171,10 +175,14 @@ class ReaderWakeup:
         finally:
             self.awaited = self._reader = None
 
-    def wake(self) -> None:
-        """A call has ended. On the loop's thread."""
-        call, reader = self.awaited, self._reader
-        if call is not None and reader is not None and call.ended and not reader.done():
+    def wake(self, call: AsyncCall) -> None:
+        """`call` has ended. On the loop's thread."""
+        if self.arrived is not None:
+            self.arrived.append(call)
+        awaited, reader = self.awaited, self._reader
+        if awaited is None or reader is None or reader.done():
+            return
+        if self.arrived is not None or awaited.ended:
             reader.set_result(None)
 
 
@@ -207,7 +215,7 @@ class AsyncCall(Request):
         """
         future = self.future
         if type(future) is ReaderWakeup:
-            future.wake()
+            future.wake(self)
             return
         if future is None or future.done():
             return
@@ -288,8 +296,8 @@ class LoopCall(AsyncCall):
             self.timing.request = None
         future = self.future
         if type(future) is ReaderWakeup:
-            if future.awaited is self:
-                future.wake()
+            if future.awaited is self or future.arrived is not None:
+                future.wake(self)
         elif future is not None and not future.done():
             future.origin = self.side
             future.set_result(value)

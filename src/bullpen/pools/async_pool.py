@@ -8,7 +8,7 @@ from asyncio import Future
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
 from inspect import CO_COROUTINE
 from types import FunctionType, TracebackType
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.pools.async_calls import (
@@ -27,12 +27,14 @@ from bullpen.pools.dispatch.worker import Worker
 from bullpen.pools.explain import AsyncExplanation, Explanation, explain_pool
 from bullpen.pools.loop_bridge import LoopBridge, running_loop
 from bullpen.pools.maps.async_map import AsyncMap
+from bullpen.pools.maps.outcome import OnError, Outcome
 from bullpen.pools.runtimes.port import CAPABILITIES, coroutine_request
 from bullpen.pools.stats import AsyncPoolStats, PoolStats, SessionInfo, WorkerInfo
 from bullpen.pools.streams.async_stream import AsyncStream
 
 P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVar("A")
 
 _numbers = itertools.count(1)
 within_request = coroutine_request.get
@@ -150,6 +152,8 @@ class AsyncPool:
         *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["raise"] = "raise",
     ) -> AsyncMap[T]: ...
     @overload
     def map(
@@ -158,7 +162,53 @@ class AsyncPool:
         *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["raise"] = "raise",
     ) -> AsyncMap[T]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[A], Coroutine[Any, Any, T]],
+        iterable: Iterable[A] | AsyncIterable[A],
+        /,
+        *,
+        timeout: float | None = None,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> AsyncMap[Outcome[A, T]]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[A], T],
+        iterable: Iterable[A] | AsyncIterable[A],
+        /,
+        *,
+        timeout: float | None = None,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> AsyncMap[Outcome[A, T]]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., Coroutine[Any, Any, T]],
+        *iterables: Iterable[Any] | AsyncIterable[Any],
+        timeout: float | None = None,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> AsyncMap[Outcome[Any, T]]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any] | AsyncIterable[Any],
+        timeout: float | None = None,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> AsyncMap[Outcome[Any, T]]: ...
     @overload
     def map(
         self,
@@ -166,22 +216,39 @@ class AsyncPool:
         *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["raise"] = "raise",
     ) -> AsyncMap[Any]: ...
+    @overload
+    def map(
+        self,
+        fn: str,
+        *iterables: Iterable[Any] | AsyncIterable[Any],
+        timeout: float | None = None,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> AsyncMap[Outcome[Any, Any]]: ...
     def map(
         self,
         fn: Any,
         *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: OnError = "raise",
     ) -> AsyncMap[Any]:
         """An async iterator over the results of `fn`, in order. Nothing is called before the first one is asked for.
         The iterables may be async ones, too.
+
+        `ordered=False`: as the calls end. `on_error="return"`: an `Outcome` for every item; see `Pool.map`.
 
         At most `buffersize` (1024) calls are under way or unread at once. `timeout` is for all results, from now. It
         waits for room where `submit` would be rejected. The remaining calls are cancelled after an error, and when the
         map is closed (`aclose`) or dropped, or its reader is cancelled.
         """
-        return self._view.owned_by(self).map(fn, *iterables, timeout=timeout, buffersize=buffersize)
+        options: dict[str, Any] = {"ordered": ordered, "on_error": on_error}
+        return self._view.owned_by(self).map(fn, *iterables, timeout=timeout, buffersize=buffersize, **options)
 
     @overload
     def stream(self, fn: Callable[P, AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[T]: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from bullpen.errors import InvalidOptionType
 from bullpen.pools.async_calls import (
@@ -18,6 +18,8 @@ from bullpen.pools.async_sides import Side, Sides
 from bullpen.pools.loop_bridge import running_loop
 from bullpen.pools.maps.async_map import AsyncMap
 from bullpen.pools.maps.fed_map import FedMap
+from bullpen.pools.maps.map_work import Reading
+from bullpen.pools.maps.outcome import OnError, Outcome, check_map_options
 from bullpen.pools.options import CallOptions
 from bullpen.pools.runtimes.port import coroutine_request
 from bullpen.pools.streams.async_stream import AsyncStream
@@ -25,6 +27,7 @@ from bullpen.pools.streams.stream import DEFAULT_BUFFER
 
 P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVar("A")
 
 
 class AsyncPoolView:
@@ -115,6 +118,8 @@ class AsyncPoolView:
         *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["raise"] = "raise",
     ) -> AsyncMap[T]: ...
     @overload
     def map(
@@ -123,7 +128,53 @@ class AsyncPoolView:
         *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["raise"] = "raise",
     ) -> AsyncMap[T]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[A], Coroutine[Any, Any, T]],
+        iterable: Iterable[A] | AsyncIterable[A],
+        /,
+        *,
+        timeout: float | None = None,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> AsyncMap[Outcome[A, T]]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[A], T],
+        iterable: Iterable[A] | AsyncIterable[A],
+        /,
+        *,
+        timeout: float | None = None,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> AsyncMap[Outcome[A, T]]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., Coroutine[Any, Any, T]],
+        *iterables: Iterable[Any] | AsyncIterable[Any],
+        timeout: float | None = None,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> AsyncMap[Outcome[Any, T]]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any] | AsyncIterable[Any],
+        timeout: float | None = None,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> AsyncMap[Outcome[Any, T]]: ...
     @overload
     def map(
         self,
@@ -131,22 +182,38 @@ class AsyncPoolView:
         *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["raise"] = "raise",
     ) -> AsyncMap[Any]: ...
+    @overload
+    def map(
+        self,
+        fn: str,
+        *iterables: Iterable[Any] | AsyncIterable[Any],
+        timeout: float | None = None,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> AsyncMap[Outcome[Any, Any]]: ...
     def map(
         self,
         fn: Any,
         *iterables: Iterable[Any] | AsyncIterable[Any],
         timeout: float | None = None,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: OnError = "raise",
     ) -> AsyncMap[Any]:
-        """The results of `fn` over the iterables, in order, as they are read; see `AsyncPool.map`."""
+        """The results of `fn` over the iterables, as they are read; see `AsyncPool.map`."""
+        check_map_options(ordered, on_error)
         self._enter()
         side, fn = self._sides.find(fn)
         deadline, window = self._options.of_map(timeout, buffersize, side.engine.clock.monotonic())
         if side.dispatcher.status.phase.draining:
             raise side.engine.not_open()
         kind = FedMap if any(isinstance(each, AsyncIterable) for each in iterables) else AsyncMap
-        return kind(side, self._limits, self._traits, fn, iterables, deadline, window, self._owner)
+        reading = Reading(window, ordered=ordered, outcomes=on_error == "return")
+        return kind(side, self._limits, self._traits, fn, iterables, deadline, reading, self._owner)
 
     @overload
     def stream(self, fn: Callable[P, AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream[T]: ...

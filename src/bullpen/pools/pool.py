@@ -7,7 +7,7 @@ import weakref
 from collections.abc import AsyncIterable, Callable, Iterable
 from concurrent.futures import Executor, Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from bullpen import primitives
 from bullpen.errors import InvalidOption, InvalidOptionType
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bullpen.pools.default_executor import DefaultExecutor
     from bullpen.pools.explain import Explanation
     from bullpen.pools.maps.iterator import MapIterator
+    from bullpen.pools.maps.outcome import OnError, Outcome
     from bullpen.pools.options import PoolKeywords
     from bullpen.pools.stats import PoolStats, SessionInfo, WorkerInfo
     from bullpen.pools.streams.stream import Stream
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVar("A")
 
 _numbers = itertools.count(1)
 
@@ -165,7 +167,33 @@ class Pool(Executor):
         timeout: float | None = None,
         chunksize: int = 1,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["raise"] = "raise",
     ) -> MapIterator[T]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[A], T],
+        iterable: Iterable[A],
+        /,
+        *,
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> MapIterator[Outcome[A, T]]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> MapIterator[Outcome[Any, T]]: ...
     @overload
     def map(
         self,
@@ -174,7 +202,20 @@ class Pool(Executor):
         timeout: float | None = None,
         chunksize: int = 1,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["raise"] = "raise",
     ) -> MapIterator[Any]: ...
+    @overload
+    def map(
+        self,
+        fn: str,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> MapIterator[Outcome[Any, Any]]: ...
 
     def map(
         self,
@@ -183,6 +224,8 @@ class Pool(Executor):
         timeout: float | None = None,
         chunksize: int = 1,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: OnError = "raise",
     ) -> MapIterator[Any]:
         """The results of `fn` over the iterables, in order, as they are read.
 
@@ -190,10 +233,19 @@ class Pool(Executor):
         `timeout` is for all results, from now. `chunksize` is accepted for the standard's sake: threads need none, and
         processes take as many at once as is good, unless it is more than 1. In a subclass that overrides `submit`, it
         is the standard's `map`, which submits every item at once.
+
+        `ordered=False`: as the calls end. `on_error="return"`: an `Outcome` for every item, in place of results and
+        errors. Errors of the iterables, the `timeout`, and the close of the pool are still raised.
         """
         if type(self).submit is not Pool.submit:
+            if on_error != "raise" or not ordered:
+                raise InvalidOption(
+                    "on_error and ordered", (on_error, ordered), "the defaults: this class overrides submit"
+                )
             return super().map(fn, *iterables, timeout=timeout, chunksize=chunksize)  # type: ignore[return-value]
-        return self._view.start_map(self, fn, iterables, timeout, chunksize, buffersize)
+        return self._view.start_map(
+            self, fn, iterables, timeout, chunksize, buffersize, ordered=ordered, on_error=on_error
+        )
 
     @overload
     def stream(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[T]: ...

@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from bullpen.errors import ConfigurationError, InvalidOption, InvalidOptionType, PoolFailed, PoolNotFound
 from bullpen.pools.checks import Seconds, seconds
@@ -14,6 +14,7 @@ from bullpen.pools.config_file import closest
 from bullpen.pools.configuration import read_pools, read_toml
 from bullpen.pools.dispatch.futures import PoolFuture
 from bullpen.pools.maps.iterator import MapIterator
+from bullpen.pools.maps.outcome import OnError, Outcome
 from bullpen.pools.pool import Pool
 from bullpen.pools.stats import PoolStats, WorkerInfo
 from bullpen.pools.streams.stream import Stream
@@ -21,6 +22,7 @@ from bullpen.pools.view import PoolView
 
 P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVar("A")
 
 
 class Pools:
@@ -166,7 +168,33 @@ class Pools:
         timeout: float | None = None,
         chunksize: int = 1,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["raise"] = "raise",
     ) -> MapIterator[T]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[A], T],
+        iterable: Iterable[A],
+        /,
+        *,
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> MapIterator[Outcome[A, T]]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> MapIterator[Outcome[Any, T]]: ...
     @overload
     def map(
         self,
@@ -175,7 +203,20 @@ class Pools:
         timeout: float | None = None,
         chunksize: int = 1,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["raise"] = "raise",
     ) -> MapIterator[Any]: ...
+    @overload
+    def map(
+        self,
+        fn: str,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> MapIterator[Outcome[Any, Any]]: ...
 
     def map(
         self,
@@ -184,9 +225,12 @@ class Pools:
         timeout: float | None = None,
         chunksize: int = 1,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: OnError = "raise",
     ) -> MapIterator[Any]:
         """`Pool.map` on the default pool."""
-        return self.pool().map(fn, *iterables, timeout=timeout, chunksize=chunksize, buffersize=buffersize)
+        options: dict[str, Any] = {"ordered": ordered, "on_error": on_error}
+        return self.pool().map(fn, *iterables, timeout=timeout, chunksize=chunksize, buffersize=buffersize, **options)
 
     @overload
     def stream(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[T]: ...

@@ -6,16 +6,17 @@ import contextvars
 import sys
 import warnings
 from collections.abc import AsyncIterable, Callable, Iterable
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from bullpen.errors import DeadlineExceeded, InvalidOption, NotCallable
 from bullpen.pools.checks import at_least
 from bullpen.pools.dispatch.futures import PoolFuture
 from bullpen.pools.dispatch.request import Request, RequestTraits, ServedRequest, WrappedCall
 from bullpen.pools.instances import no_workers_class
-from bullpen.pools.maps.chunk_map import CallMany, ChunkIterator, ChunkMap, Columns
+from bullpen.pools.maps.chunk_map import CallMany, ChunkMap, Columns
 from bullpen.pools.maps.iterator import MapIterator
-from bullpen.pools.maps.map_work import MapWork
+from bullpen.pools.maps.map_work import Input, MapWork, Reading
+from bullpen.pools.maps.outcome import OnError, Outcome, check_map_options
 from bullpen.pools.maps.request_map import RequestMap
 from bullpen.pools.maps.runner_map import RunnerMap
 from bullpen.pools.options import CallOptions
@@ -25,6 +26,7 @@ from bullpen.pools.supervision.engine import Engine
 
 P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVar("A")
 
 _warned = False  # of a blocking call on the thread of an event loop
 
@@ -117,7 +119,33 @@ class PoolView:
         timeout: float | None = None,
         chunksize: int = 1,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["raise"] = "raise",
     ) -> MapIterator[T]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[A], T],
+        iterable: Iterable[A],
+        /,
+        *,
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> MapIterator[Outcome[A, T]]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> MapIterator[Outcome[Any, T]]: ...
     @overload
     def map(
         self,
@@ -126,7 +154,20 @@ class PoolView:
         timeout: float | None = None,
         chunksize: int = 1,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["raise"] = "raise",
     ) -> MapIterator[Any]: ...
+    @overload
+    def map(
+        self,
+        fn: str,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: Literal["return"],
+    ) -> MapIterator[Outcome[Any, Any]]: ...
 
     def map(
         self,
@@ -135,49 +176,49 @@ class PoolView:
         timeout: float | None = None,
         chunksize: int = 1,
         buffersize: int | None = None,
+        ordered: bool = True,
+        on_error: OnError = "raise",
     ) -> MapIterator[Any]:
-        """The results of `fn` over the iterables, in order; at most `buffersize` calls are under way or unread at
-        once.
+        """The results of `fn` over the iterables; at most `buffersize` calls are under way or unread at once; see
+        `Pool.map`.
         """
-        return self.start_map(self._owner, fn, iterables, timeout, chunksize, buffersize)
+        return self.start_map(
+            self._owner, fn, iterables, timeout, chunksize, buffersize, ordered=ordered, on_error=on_error
+        )
 
     def start_map(
         self,
         owner: object,
-        fn: Callable[..., T] | str,
+        fn: Callable[..., Any] | str,
         iterables: tuple[Iterable[Any], ...],
         timeout: float | None,
         chunksize: int,
         buffersize: int | None,
-    ) -> MapIterator[T]:
+        *,
+        ordered: bool,
+        on_error: OnError,
+    ) -> MapIterator[Any]:
         """`map`, with an iterator that holds on to `owner`."""
-        function: Callable[..., T] = self._function(fn)
+        function = self._function(fn)
         at_least("chunksize", chunksize, 1)
+        check_map_options(ordered, on_error)
         engine = self._engine
         deadline, window = self._options.of_map(timeout, buffersize, engine.clock.monotonic())
         if engine.status.draining:
             raise engine.not_open()
         if self._limits.budget <= 0:
             raise DeadlineExceeded(seconds=self._limits.budget, ran=False)
-        calls = zip(*iterables, strict=False)
-        finite = any(hasattr(iterable, "__len__") for iterable in iterables)
+        source, reading = Input(iterables), Reading(window, ordered=ordered, outcomes=on_error == "return")
+        work: MapWork[Any, Any]
         if self._limits.any or not self._plain or engine.counts_items:
-            submit = self._submit_items(function)
-            work: MapWork[T] = RequestMap(engine, submit, calls, window, finite=finite)
+            work = RequestMap(engine, self._submit_items(function), source, reading)
         elif "share_memory" not in engine.runtime.capabilities:
-            chunks = ChunkMap[T](
-                engine,
-                self._submit_chunks(function),
-                iterables,
-                window,
-                widens=buffersize is None and self._options.buffersize is None,
-                finite=finite,
-                chunksize=chunksize,
-            )
-            return ChunkIterator(chunks, deadline, owner)
+            widens = buffersize is None and self._options.buffersize is None
+            submit = self._submit_chunks(function, logged=reading.outcomes)
+            work = ChunkMap(engine, submit, source, reading, widens=widens, chunksize=chunksize)
         else:
-            work = RunnerMap(engine, function, calls, window, finite=finite)
-        return MapIterator(work, deadline, owner)
+            work = RunnerMap(engine, function, source, reading)
+        return MapIterator.over(work, deadline, owner)
 
     @overload
     def stream(self, fn: Callable[P, Iterable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[T]: ...
@@ -211,9 +252,9 @@ class PoolView:
 
         return submit
 
-    def _submit_chunks(self, fn: Callable[..., Any]) -> Callable[[Columns], PoolFuture[Outcomes]]:
+    def _submit_chunks(self, fn: Callable[..., Any], *, logged: bool) -> Callable[[Columns], PoolFuture[Outcomes]]:
         """A function that submits several items of a map in one request."""
-        call = CallMany(fn)
+        call = CallMany(fn, logged=logged)
 
         def submit(columns: Columns) -> PoolFuture[Outcomes]:
             future: PoolFuture[Outcomes] = PoolFuture(self._engine, call, columns, {})

@@ -135,9 +135,9 @@ class PoolFuture(Request, Future[T]):
             return self.engine.nested.wait(worker, self, timeout)
         return self.wait_at_gate(timeout)
 
-    def wait_until(self, deadline: float) -> bool:
+    def wait_until(self, deadline: float | None) -> bool:
         """Wait until it has ended; False when it is `deadline` on the pool's clock."""
-        return self._wait(max(0.0, deadline - self.engine.clock.monotonic()))
+        return self._wait(None if deadline is None else max(0.0, deadline - self.engine.clock.monotonic()))
 
     def wait_at_gate(self, timeout: float | None) -> bool:
         gate = primitives.gate()

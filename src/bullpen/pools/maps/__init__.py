@@ -1,4 +1,4 @@
-"""`map`: results in order, and never more than a window of items under way or unread.
+"""`map`: results in order or as they come, and never more than a window of items under way or unread.
 
 `Pool.map` fills the window when it is called and refills it as results are read, so an iterable may be endless. An
 iterator that is dropped before its first result is read runs to its end: `pool.map(f, items)` as a statement does all
@@ -7,10 +7,10 @@ the pool closes.
 
 Read in this order:
 
-1. `iterator.py`: `MapIterator`, which the caller holds.
-2. `map_work.py`: `MapWork`, the base of the strategies: it takes items, keeps the unread entries, and ends.
+1. `iterator.py`: `MapIterator`, which the caller holds. `outcome.py`: `Outcome`, if the caller asks for it.
+2. `map_work.py`: `MapWork`, the base of the strategies: it takes items, keeps the unread bundles, and ends.
 3. `request_map.py`: one request per item, for calls with time limits or traits and for observed pools.
-4. `runner_map.py`: a few requests that take items one by one. Thread pools use it for all other calls.
+4. `runner_map.py`: a few requests that take bundles of items. Thread pools use it for all other calls.
 5. `chunk_map.py`: several items in one request, for workers in other processes.
 6. `async_map.py`: `AsyncPool.map` over plain iterables. `fed_map.py`: over async ones.
 

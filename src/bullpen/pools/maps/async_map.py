@@ -1,4 +1,4 @@
-"""`AsyncPool.map`: results in order, never more than a window of calls under way or unread.
+"""`AsyncPool.map`: results in order or as they come, never more than a window of calls under way or unread.
 
 The reader takes the items, half a window at a time.
 """
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from bullpen.pools.async_calls import AsyncCall, ReaderWakeup
 from bullpen.pools.dispatch.request import CANCELLED, DONE, QUEUED, CallTraits, TimeLimits
+from bullpen.pools.maps.map_work import Reading
+from bullpen.pools.maps.outcome import Outcome
 
 if TYPE_CHECKING:
     from bullpen.pools.async_sides import Side
@@ -36,11 +38,14 @@ class AsyncMap(Generic[T]):
         "_fn",
         "_held",
         "_items",
+        "_kept",
         "_limits",
         "_low",
         "_owner",
+        "_plain",
         "_reading",
         "_side",
+        "_single",
         "_traits",
         "_wakeup",
         "_window",
@@ -54,10 +59,13 @@ class AsyncMap(Generic[T]):
         fn: Callable[..., Any],
         iterables: Source,
         deadline: float | None,
-        window: int,
+        reading: Reading,
         owner: object,
     ) -> None:
         self._side = side
+        self._plain = reading.ordered and not reading.outcomes
+        self._kept: dict[AsyncCall, Any] | None = {} if reading.outcomes else None  # the items, for outcomes
+        self._single = len(iterables) == 1  # then an item is no tuple
         self._limits = limits
         self._traits = traits
         self._fn = fn
@@ -65,11 +73,11 @@ class AsyncMap(Generic[T]):
         self._held: AsyncCall | None = None  # a call for which there was no room
         self._error: BaseException | None = None  # of the iterables, or that the pool is closed
         self._deadline = deadline
-        self._window = window
-        self._low = window // 2  # refill when no more calls than this are left
+        self._window = reading.window
+        self._low = reading.window // 2  # refill when no more calls than this are left
         self._owner = owner  # a reference to the pool: an unreferenced pool drains
         self._calls: deque[AsyncCall] = deque()
-        self._wakeup = ReaderWakeup()
+        self._wakeup = ReaderWakeup(ordered=reading.ordered)
         self._reading = False
 
     def _begin(self, iterables: Source) -> Iterator[Args] | None:
@@ -82,8 +90,8 @@ class AsyncMap(Generic[T]):
         if self._reading:
             raise RuntimeError("another task is already waiting for the next result of this map")
         calls = self._calls
-        if len(calls) > self._low and calls[0].state is DONE and self._deadline is None:  # the usual case
-            return calls.popleft().value  # type: ignore[no-any-return]
+        if self._plain and len(calls) > self._low and calls[0].state is DONE and self._deadline is None:
+            return calls.popleft().value  # type: ignore[no-any-return]  # the usual case
         self._reading = True
         try:
             if self._deadline is None:
@@ -102,20 +110,30 @@ class AsyncMap(Generic[T]):
             self._fill()
         if not calls:
             await self._start_held()
-        await self._ended(calls[0])
-        return self._result(calls.popleft())
+        return self._result(await self._take_ended())
 
-    async def _ended(self, call: AsyncCall) -> None:
-        while not call.ended:
-            if call.state is QUEUED:
-                self._side.awaited(call)
-            await self._wakeup.wait_for(call, self._side.bridge.loop)
+    async def _take_ended(self) -> AsyncCall:
+        """Wait for the oldest call, or for the first that ends, and take it out."""
+        calls, arrived = self._calls, self._wakeup.arrived
+        while not (calls[0].ended if arrived is None else arrived):
+            if calls[0].state is QUEUED:
+                self._side.awaited(calls[0])
+            await self._wakeup.wait_for(calls[0], self._side.bridge.loop)
+        if arrived is None:
+            return calls.popleft()
+        call = arrived.popleft()
+        calls.remove(call)  # it is among the first
+        return call
 
     def _result(self, call: AsyncCall) -> T:
-        if call.state is DONE:
-            return call.value  # type: ignore[no-any-return]
         if call.state is CANCELLED:
             raise asyncio.CancelledError
+        if self._kept is not None:
+            item = self._kept.pop(call)
+            value, error = (call.value, None) if call.state is DONE else (None, call.value)
+            return cast("T", Outcome(item, value, error))
+        if call.state is DONE:
+            return call.value  # type: ignore[no-any-return]
         if isinstance(call.value, StopIteration | StopAsyncIteration):  # it would look like the end of the results
             raise RuntimeError(f"the function of a map raised {type(call.value).__name__}") from call.value
         raise call.value
@@ -138,8 +156,11 @@ class AsyncMap(Generic[T]):
         """Start calls without limits or traits in a pool without `max_queue`."""
         side, calls, fn, wakeup = self._side, self._calls, self._fn, self._wakeup
         kind, dispatcher, offer = side.new_request, side.dispatcher, side.offer
+        kept, single = self._kept, self._single
         for args in itertools.islice(items, self._window - len(calls)):
             call = kind(side, fn, args, _NO_KWARGS, wakeup)
+            if kept is not None:
+                kept[call] = args[0] if single else args
             if dispatcher.status.phase.draining or not offer(call):
                 raise side.engine.too_late()
             calls.append(call)
@@ -156,6 +177,8 @@ class AsyncMap(Generic[T]):
                     self._items, self._low = None, 0
                     return
                 call = side.new_call(self._fn, args, {}, self._wakeup, self._traits)
+                if self._kept is not None:
+                    self._kept[call] = args[0] if self._single else args
             self._held = call
             if not side.admit(call, limits):
                 return
@@ -181,6 +204,8 @@ class AsyncMap(Generic[T]):
     def _drop(self) -> None:
         self._items = self._held = self._error = None
         calls, self._calls = self._calls, deque()
+        if self._kept is not None:
+            self._kept.clear()
         _give_up(self._side, calls)
 
     def __del__(self) -> None:

@@ -37,13 +37,12 @@ class FedMap(AsyncMap[T]):
             raise StopAsyncIteration
         if feeder.task is None:
             side, fn, wakeup, traits = self._side, self._fn, self._wakeup, self._traits
-            new_call = functools.partial(_new_call, side, fn, wakeup, traits)
+            new_call = functools.partial(_new_call, side, fn, wakeup, traits, self._kept, self._single)
             feeder.start(side, self._limits, new_call, calls, self._window)
         while not calls:
             if not await feeder.wait_for_call():
                 raise StopAsyncIteration
-        await self._ended(calls[0])
-        call = calls.popleft()
+        call = await self._take_ended()
         feeder.make_room()
         return self._result(call)
 
@@ -129,9 +128,18 @@ class Feeder:
 
 
 def _new_call(
-    side: Side, fn: Callable[..., Any], wakeup: ReaderWakeup, traits: CallTraits | None, args: Args
+    side: Side,
+    fn: Callable[..., Any],
+    wakeup: ReaderWakeup,
+    traits: CallTraits | None,
+    kept: dict[AsyncCall, Any] | None,
+    single: bool,
+    args: Args,
 ) -> AsyncCall:
-    return side.new_call(fn, args, {}, wakeup, traits)
+    call = side.new_call(fn, args, {}, wakeup, traits)
+    if kept is not None:
+        kept[call] = args[0] if single else args
+    return call
 
 
 def _reader(iterable: Iterable[Any] | AsyncIterable[Any]) -> Callable[[], Awaitable[Any]]:

@@ -1,13 +1,21 @@
 """A map without a request per item: the usual strategy where workers share the pool's memory.
 
-A few *runners*, at most as many as can run at once, take items from the window one by one. So an item costs no
-dispatch, and no item waits behind another. A runner is a request. It yields its worker to other requests after a few
-milliseconds. It returns to the backlog when the pool is paused or its worker has to end.
+A few *runners*, at most as many as can run at once, take bundles of items from the window. So an item costs no
+dispatch. A runner is a request. It yields its worker to other requests after a few milliseconds. It returns to the
+backlog when the pool is paused or its worker has to end.
+
+A bundle has one item until items turn out to be quick. Then it gets more, so that it takes a fraction of a millisecond,
+and a C function loops over its items. It can begin as soon as it has an item: an iterator may wait for the results of
+its earlier items. Quick items need one runner; more runners come when the waiting bundles take a while. If the reader
+has to wait for a bundle, one of its items is slow: then other runners get the items behind that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +24,7 @@ from bullpen.errors import WorkerBroken
 from bullpen.pools.dispatch.request import DONE, QUEUED, WITHDRAWN, Request
 from bullpen.pools.dispatch.states import RequestState
 from bullpen.pools.dispatch.worker import STOPPING, Worker
-from bullpen.pools.maps.map_work import Calls, ItemMap, read_twice
+from bullpen.pools.maps.map_work import Bundle, Input, MapWork, Reading, stop_iteration
 from bullpen.pools.runtimes.port import current_worker
 from bullpen.pools.supervision.deaths import loss
 
@@ -26,36 +34,53 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TURN_SECONDS = 0.005  # a runner yields its worker to waiting requests after this time
+BUNDLE_SECONDS = 0.0005  # the duration that a bundle should have
+BUNDLE_ITEMS = 128  # the most items of a bundle
+GROWTH = 4  # how many times larger the next bundle may be
+SPREAD_SECONDS = 0.001  # what waits for longer than this gets one more runner
+PATIENCE = 0.005  # the reader waits so long for a bundle before others get its items
 
-_PENDING, _VALUE, _ERROR = 0, 1, 2
+
+class _Items(Bundle):
+    """A bundle that a runner runs. Another one may run the rest of it."""
+
+    __slots__ = ("calls", "ended", "waiting", "was_cut")
+
+    def __init__(self, items: list[Any]) -> None:
+        super().__init__(items)
+        self.waiting: list[Any] = []  # a copy of the items: to clear it ends the bundle after the current item
+        self.calls: Iterator[Any] | None = None  # makes the calls, from the first to the last
+        self.was_cut = False  # `waiting` was cleared, and the items behind the current one were given to others
+        self.ended = False
 
 
-class RunnerMap(ItemMap[T]):
-    """A few runners for all items. The entries are cells: `[_PENDING, arguments]`, then `[_VALUE, result]` or
-    `[_ERROR, error]`.
+class RunnerMap(MapWork[T, _Items]):
+    """A few runners for all items.
 
     While items wait, there is a runner, at work or in the backlog. A runner that finds no item lowers the count first
     and then looks again. A thread that adds an item does so before it looks at the count.
     """
 
-    def __init__(self, engine: Engine, fn: Callable[..., T], calls: Calls, window: int, *, finite: bool) -> None:
+    def __init__(self, engine: Engine, fn: Callable[..., T], source: Input, reading: Reading) -> None:
         self._fn = fn
-        self._todo = primitives.new_deque()  # cells that no runner has taken yet
+        self._map = map if source.single else itertools.starmap
+        self._size = 1  # items of the next bundle
+        self._largest = max(1, min(BUNDLE_ITEMS, reading.window // (2 * engine.max_workers)))
+        self._seconds = math.inf  # that the last bundle took
+        self._todo = primitives.new_deque()  # bundles that no runner has taken yet
+        self._open: _Items | None = None  # the last of them, if it may get more items
         self._runners = 0
         self._most = 0  # runners at once
-        self._lock = primitives.leaf_lock()  # protects the fields below, and the number of runners
-        self._awaited: list[Any] | None = None  # the cell that the reader waits for
-        self._done = primitives.gate()  # where the reader waits
-        self._done.acquire()
         self._hungry = False  # the feeder waits for the items to be used up
         self._dry = primitives.gate()  # where the feeder waits
         self._dry.acquire()
         self._error: BaseException | None = None  # why no further item will run
-        super().__init__(engine, calls, window, finite=finite)
+        self._stopped = False  # no further item is to begin
+        super().__init__(engine, source, reading)
 
     @property
     def waiting(self) -> int:
-        return len(self._todo)
+        return sum(bundle.count for bundle in list(self._todo))
 
     @property
     def label(self) -> str:
@@ -63,23 +88,60 @@ class RunnerMap(ItemMap[T]):
 
     # Taking items.
 
-    def accept(self, items: Calls) -> None:
-        unread, add, count, taken = self.unread, self._todo.append, self.engine.counts.items.add, self.taken
+    def accept(self, items: Iterator[Any]) -> None:
         self._most = self.engine.most_at_once()
+        if self.source.has_length:  # then taking an item waits for nothing
+            while self._calls is not None and self._accept_bundle(items):
+                pass
+            return
+        for item in items:
+            if self._calls is None:
+                return
+            if not self._put_into_open(item):
+                self._add([item])
+
+    def _accept_bundle(self, items: Iterator[Any]) -> bool:
+        """Take the items of a bundle; False if there is none."""
+        bundle: list[Any] = []
         try:
-            for args in items:
-                if self._calls is None:
-                    break
-                taken += 1
-                cell = [_PENDING, args]
-                count()
-                if unread is not None:
-                    unread.append(cell)
-                add(cell)
-                if self._runners < self._most:
-                    self._start_runner()
+            bundle.extend(itertools.islice(items, self._size))  # keeps what came before an error
         finally:
-            self.taken = taken
+            if bundle:
+                self._add(bundle)
+        return bool(bundle)
+
+    def _put_into_open(self, item: Any) -> bool:
+        with self._lock:
+            bundle = self._open
+            if bundle is None or bundle.count >= self._size:
+                return False
+            bundle.items.append(item)
+            bundle.count += 1
+        self.taken += 1
+        self.engine.counts.items.add()
+        return True
+
+    def _add(self, items: list[Any]) -> None:
+        bundle = _Items(items)
+        self.taken += bundle.count
+        self.engine.counts.items.add()
+        if bundle.count > 1:
+            self.engine.counts.extra_submitted.add(bundle.count - 1)
+        if self.unread is not None:
+            self.unread.append(bundle)
+        self._open = bundle if self._size > 1 and not self.source.has_length else None
+        self._todo.append(bundle)
+        if self._runners < self._most and (not self._runners or self._is_much()):
+            self._start_runner()
+
+    def _is_much(self) -> bool:
+        """Whether the waiting bundles are more than the present runners run soon."""
+        return len(self._todo) * self._seconds > self._runners * SPREAD_SECONDS
+
+    def _start_runners(self) -> None:
+        """Start as many runners as there may be, and are bundles for."""
+        for _ in range(min(len(self._todo), self._most)):
+            self._start_runner()
 
     def _start_runner(self) -> None:
         with self._lock:
@@ -92,9 +154,8 @@ class RunnerMap(ItemMap[T]):
             self.fail(self.engine.not_open())
 
     def resized(self) -> None:
-        most = self._most = self.engine.most_at_once()
-        for _ in range(min(len(self._todo), most)):
-            self._start_runner()
+        self._most = self.engine.most_at_once()
+        self._start_runners()
 
     def _offer(self) -> bool:
         """Put a runner, which is already counted, into the backlog; False if the pool rejects it."""
@@ -113,7 +174,8 @@ class RunnerMap(ItemMap[T]):
         with self._lock:
             self._hungry = bool(self._todo) and self._error is None
             wait = self._hungry
-        if wait:
+        if wait and not self.engine.clock.wait(self._dry, PATIENCE):
+            self.stalled()
             self._dry.acquire()
         return self.window
 
@@ -123,7 +185,7 @@ class RunnerMap(ItemMap[T]):
         """Run items until none is left, or until other requests have waited for `TURN_SECONDS`."""
         engine, worker = self.engine, runner.worker
         engine.counts.runners_queued.add(-1)
-        fn, take, now, dispatcher = self._fn, self._todo.popleft, engine.clock.monotonic, engine.dispatcher
+        take, now, dispatcher = self._todo.popleft, engine.clock.monotonic, engine.dispatcher
         others_wait = engine.backlog.entries.__len__
         until = now() + TURN_SECONDS
         succeeded = failed = 0
@@ -131,28 +193,19 @@ class RunnerMap(ItemMap[T]):
             if (dispatcher.status.phase.paused or worker.status is STOPPING) and self._steps_aside():
                 break
             try:
-                cell = take()
+                bundle = take()
             except IndexError:
                 if self._may_go():
                     break
                 continue
-            try:
-                value = fn(*cell[1])
-            except BaseException as error:
-                cell[1] = self._told(worker, error)
-                cell[0] = _ERROR
-                failed += 1
-            else:
-                cell[1] = value
-                cell[0] = _VALUE
-                succeeded += 1
-            if self._awaited is cell:
-                self._wake(cell)
+            done, wrong = self._run_bundle(bundle, worker)
+            succeeded += done
+            failed += wrong
             if others_wait() and now() >= until:
                 if self._offer():
                     break
                 until = now() + TURN_SECONDS
-        cell = None  # this frame is in the tracebacks of errors, and must not keep the cell alive
+        bundle = None  # this frame is in the tracebacks of errors, and must not keep the bundle alive
         self.leave_if_done()
         if engine.nested.is_own(worker):
             with worker.lock:
@@ -161,6 +214,78 @@ class RunnerMap(ItemMap[T]):
         else:
             engine.counts.extra_completed.add(succeeded)
             engine.counts.extra_failed.add(failed)
+
+    def _run_bundle(self, bundle: _Items, worker: Worker) -> tuple[int, int]:
+        """Run a bundle, or the rest of one; how many calls returned, and how many raised."""
+        values, before, failed = bundle.values, len(bundle.values), 0
+        calls = bundle.calls or self._begin(bundle)
+        now = self.engine.clock.monotonic
+        begun = now()
+        try:
+            while True:
+                try:
+                    values.extend(calls)  # keeps the results before an error, and goes on behind the item that failed
+                    if len(values) == bundle.count:
+                        break
+                    left = self._calls_left(bundle)
+                    if left is not None:
+                        calls = left
+                    elif self._stopped:
+                        break
+                    else:  # a `StopIteration` looked like the end of the items
+                        raise stop_iteration()
+                except BaseException as error:
+                    if bundle.errors is None:
+                        bundle.errors = {}
+                    bundle.errors[len(values)] = self._told(worker, error)
+                    values.append(None)
+                    failed += 1
+                    if isinstance(error, WorkerBroken) and len(values) < bundle.count:
+                        self._todo.appendleft(bundle)  # for another worker
+                        return len(values) - before - failed, failed
+            if self._largest > 1:
+                self._learn_from(bundle.count, now() - begun)
+            if not self.outcomes:
+                bundle.items = []  # the arguments are released
+            bundle.waiting = []
+            bundle.calls = None
+            bundle.ended = True
+            self.arrived(bundle)
+            return len(values) - before - failed, failed
+        finally:
+            del bundle, values, calls  # the tracebacks of errors refer to this frame
+
+    def _begin(self, bundle: _Items) -> Iterator[Any]:
+        """The calls of a bundle, which gets no more items."""
+        if self._open is bundle:
+            with self._lock:
+                self._open = None
+        bundle.waiting = bundle.items.copy()
+        bundle.calls = calls = self._map(self._fn, bundle.waiting)
+        return calls
+
+    def _calls_left(self, bundle: _Items) -> Iterator[Any] | None:
+        """The loop over `bundle` has ended early. After a cut, one item may not have begun: its call."""
+        with self._lock:
+            left = bundle.items[len(bundle.values) : bundle.count]
+            if self._stopped:
+                bundle.count = len(bundle.values)
+            elif bundle.was_cut:
+                bundle.was_cut = False
+                bundle.waiting = left
+                bundle.calls = self._map(self._fn, left)
+                return bundle.calls
+        if self._stopped:
+            self.engine.counts.extra_cancelled.add(len(left))
+        return None
+
+    def _learn_from(self, count: int, seconds: float) -> None:
+        """A bundle of `count` items took so long: adapt the size of the next ones."""
+        wanted = int(count * BUNDLE_SECONDS / max(seconds, 1e-9))
+        self._size = max(1, min(wanted, self._largest, GROWTH * self._size))
+        self._seconds = seconds
+        if self._todo and self._runners < self._most and self._is_much():
+            self._start_runner()
 
     def _told(self, worker: Worker, error: BaseException) -> BaseException:
         """The error that the reader gets for an item that raised `error` on `worker`."""
@@ -199,81 +324,71 @@ class RunnerMap(ItemMap[T]):
 
     # Reading.
 
-    def next(self, deadline: float | None) -> T:
-        unread = self.unread
-        if unread and unread[0][0] == _VALUE and len(unread) > self._low and not self._reading:
-            self.begun = True  # the fast path, which is taken most often
-            cell = unread.popleft()
-            if cell[0] == _VALUE:
-                return cell[1]  # type: ignore[no-any-return]
-            unread.appendleft(cell)  # another thread has taken the one that was first
-            raise read_twice()
-        return super().next(deadline)
+    def has_ended(self, bundle: _Items) -> bool:
+        return bundle.ended
 
-    def outcome(self, entry: list[Any], deadline: float | None) -> T:
-        if entry[0] == _PENDING:
-            self._wait_for(entry, deadline)
-        if entry[0] == _VALUE:
-            return entry[1]  # type: ignore[no-any-return]
-        try:
-            self.raise_from_call(entry[1])
-        finally:
-            del entry
+    @property
+    def is_over(self) -> bool:
+        return self._error is not None
 
-    def _wait_for(self, cell: list[Any], deadline: float | None) -> None:
-        worker = current_worker()
-        if worker is not None and self.engine.nested.is_own(worker):
-            self._help(worker, cell)
-        while cell[0] == _PENDING:
-            with self._lock:
-                self._awaited = cell  # set it before looking: a runner writes the outcome before it looks here
-                if cell[0] != _PENDING or self._error is not None:
-                    self._awaited = None
-                    break
-            timeout = None if deadline is None else deadline - self.engine.clock.monotonic()
-            try:
-                self.engine.check_may_wait(timeout)
-                woken = self.engine.clock.wait(self._done, timeout)
-            except BaseException:
-                self._stop_waiting()
-                raise
-            if not woken and self._stop_waiting():
-                self.close()
-                raise TimeoutError
-        if cell[0] == _PENDING and self._error is not None:
-            error = self._error
+    def check_over(self) -> None:
+        error = self._error
+        if error is not None:
             self.close()
             raise error
 
-    def _stop_waiting(self) -> bool:
-        """Stop waiting; False if a runner has already opened the gate."""
-        with self._lock:
-            waited, self._awaited = self._awaited is not None, None
-            if not waited:  # close the gate again
-                self._done.acquire(False)
-        return waited
+    @property
+    def patience(self) -> float | None:
+        return PATIENCE if self._largest > 1 else None
 
-    def _help(self, worker: Worker, cell: list[Any]) -> None:
+    def wait_for(self, bundle: _Items, deadline: float | None) -> None:
+        worker = current_worker()
+        if worker is not None and self.engine.nested.is_own(worker):
+            self._help(worker, bundle)
+        patience = self.patience
+        while not bundle.ended:
+            self.check_over()
+            if not self.wait_at_gate(bundle, deadline, patience):
+                self.stalled()
+                patience = None
+
+    def stalled(self) -> None:
+        for bundle in (self.unread or deque()).copy():
+            self._share(bundle)
+        self._seconds = math.inf
+        self._start_runners()
+
+    def _share(self, bundle: _Items) -> None:
+        """The reader has to wait for `bundle`, because one of its items is slow: others get the items behind that."""
+        with self._lock:
+            if bundle.calls is None or bundle.count == 1:  # no runner has it
+                return
+            bundle.was_cut = True
+            bundle.waiting.clear()
+            kept = len(bundle.values) + 1  # at most the last of these has not begun; its runner runs it
+            shared = [_Items([item]) for item in bundle.items[kept : bundle.count]]
+            del bundle.items[kept:]
+            bundle.count -= len(shared)
+        self._size = 1
+        unread = self.unread
+        if unread is not None and shared:
+            place = unread.index(bundle) + 1
+            for number, other in enumerate(shared):
+                unread.insert(place + number, other)
+        for other in reversed(shared):
+            self._todo.appendleft(other)
+
+    def _help(self, worker: Worker, bundle: _Items) -> None:
         """A worker reads a map of its own pool. It runs items itself, because every other worker may be busy."""
-        while cell[0] == _PENDING:
+        while not bundle.ended:
             try:
-                item = self._todo.popleft()
+                other = self._todo.popleft()
             except IndexError:
                 return
-            try:
-                item[1] = self._fn(*item[1])
-                item[0] = _VALUE
-            except BaseException as error:
-                item[1] = self._told(worker, error)
-                item[0] = _ERROR
-            (self.engine.counts.extra_completed if item[0] == _VALUE else self.engine.counts.extra_failed).add(1)
-            del item  # the traceback of its error refers to this frame
-
-    def _wake(self, cell: list[Any] | None) -> None:
-        with self._lock:
-            if self._awaited is not None and (cell is None or self._awaited is cell):
-                self._awaited = None
-                self._done.release()
+            succeeded, failed = self._run_bundle(other, worker)
+            self.engine.counts.extra_completed.add(succeeded)
+            self.engine.counts.extra_failed.add(failed)
+            del other  # the tracebacks of its errors refer to this frame
 
     # The end.
 
@@ -282,13 +397,18 @@ class RunnerMap(ItemMap[T]):
         self._clear()
 
     def _clear(self) -> None:
-        """Cancel all items that no runner has taken. Takes no lock."""
+        """Cancel all items that no runner has begun. Takes no lock."""
+        self._stopped = True
         while self._todo:
             try:
-                self._todo.popleft()
+                bundle = self._todo.popleft()
             except IndexError:
                 break
-            self.engine.counts.cancelled.add()
+            for _ in range(bundle.count - len(bundle.values)):
+                self.engine.counts.cancelled.add()
+        for bundle in (self.unread or deque()).copy():
+            if bundle.count > 1:
+                bundle.waiting.clear()
 
     def cancel(self) -> None:
         super().cancel()
@@ -299,7 +419,7 @@ class RunnerMap(ItemMap[T]):
         self._error = error
         self._calls = None
         self._clear()
-        self._wake(None)
+        self.wake(None)
         with self._lock:
             self._feeder_goes_on()
 

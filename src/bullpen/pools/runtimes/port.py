@@ -218,6 +218,7 @@ class CallsMany:
     __slots__ = ()
 
     fn: Callable[..., Any]
+    logged: bool  # if the worker dies, its `Outcomes` have the items that had ended, and the one that ran
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a CallsMany is not pickled: the runtime sends its function")
@@ -244,16 +245,18 @@ class Listener:
 
 class Outcomes:
     """The outcomes of several items: values, errors by their place, the seconds that all took, and the bytes that
-    travelled there and back.
+    travelled there and back. If the worker died, `lost` is the place of the item that ran then. Its error is that of
+    the worker, and the items behind it are missing.
     """
 
-    __slots__ = ("errors", "seconds", "size", "values")
+    __slots__ = ("errors", "lost", "seconds", "size", "values")
 
     def __init__(self, values: list[Any], errors: dict[int, BaseException], seconds: float, size: int = 0) -> None:
         self.values = values
         self.errors = errors
         self.seconds = seconds
         self.size = size
+        self.lost: int | None = None
 
 
 def by_name_only(runtime: object) -> TypeGuard[Runtime]:

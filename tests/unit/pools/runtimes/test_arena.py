@@ -21,7 +21,8 @@ def test_a_piece_is_never_written_into_a_file_that_was_opened_after_the_end(
 ) -> None:
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious")
-    call, result = arena.new_files()
+    call, result, log = arena.new_files()
+    os.close(log)
     os.close(result)
     outbox = arena.Outbox(call)
     opened: list[int] = []
@@ -43,7 +44,8 @@ def test_a_piece_is_never_written_into_a_file_that_was_opened_after_the_end(
 
 
 def test_pieces_after_the_close_have_to_be_sent() -> None:
-    call, result = arena.new_files()
+    call, result, log = arena.new_files()
+    os.close(log)
     os.close(result)
     outbox = arena.Outbox(call)
     outbox.close()
@@ -53,7 +55,8 @@ def test_pieces_after_the_close_have_to_be_sent() -> None:
 
 
 def test_pieces_of_which_one_cannot_be_had_are_all_free_again() -> None:
-    call, result = arena.new_files()
+    call, result, log = arena.new_files()
+    os.close(log)
     os.close(result)
     outbox, inbox = arena.Outbox(call), arena.Inbox(os.dup(call))
     description, _ = outbox.place([b"Z" * arena.LEAST] * 3)

@@ -10,11 +10,15 @@ them for any time, so a place that was mapped during a fork is never reused.
 The file of the results begins with a mark: the number of the last call that the worker has begun. A worker that dies
 leaves it there, so the app knows which calls never began. To set it costs no message and no system call.
 
-The file has no name. The kernel deletes it when both processes have closed it and no mapping is left.
+A third file is the log of results. A worker that runs the items of a chunk writes each result there as soon as it has
+it, if the app asks for that. The app reads it when the worker has died in the middle of the chunk.
+
+The files have no names. The kernel deletes them when both processes have closed them and no mapping is left.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -35,15 +39,18 @@ INLINE = -1  # in place of an offset: the piece comes through the socket
 
 
 def new_files() -> list[int]:
-    """Descriptors of two new memory files, for calls and results; none where the system has no memory files."""
-    if not hasattr(os, "memfd_create"):
-        return []
-    calls_file = os.memfd_create("bullpen-call")
+    """Descriptors of three new memory files, for calls, results and the log of results; none where the system has no
+    memory files.
+    """
+    files: list[int] = []
     try:
-        return [calls_file, os.memfd_create("bullpen-result")]
+        for name in ("bullpen-call", "bullpen-result", "bullpen-log") if hasattr(os, "memfd_create") else ():
+            files.append(os.memfd_create(name))
     except OSError:
-        os.close(calls_file)
+        for fd in files:
+            os.close(fd)
         raise
+    return files
 
 
 def open_mark(fd: int) -> memoryview:
@@ -205,6 +212,54 @@ class Inbox:
     def close(self) -> None:
         """Collect no more. The collected pieces stay valid."""
         os.close(self._fd)
+
+
+LOG_ENTRY = struct.Struct("<QQ?")  # the number of the call, the size of the pickle, whether the item failed
+
+
+class ResultLog:
+    """The worker's side of the log of results. Several threads may use it, each for one call."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd  # None: there are no memory files
+        self._lock = threading.Lock()
+        self._calls: set[int] = set()  # that are not answered yet
+        self._end = 0  # of the entries
+
+    def begin(self, id: int) -> None:
+        """A call begins. If the log has no other one, it is emptied."""
+        with self._lock:
+            if not self._calls and self._fd is not None:
+                os.ftruncate(self._fd, 0)
+                self._end = 0
+            self._calls.add(id)
+
+    def add(self, id: int, data: bytes, failed: bool) -> None:
+        """The next item of a call has ended. Without memory for it, it is not logged."""
+        if self._fd is None:
+            return
+        with self._lock, contextlib.suppress(OSError):
+            self._end += os.pwrite(self._fd, LOG_ENTRY.pack(id, len(data), failed) + data, self._end)
+
+    def end(self, id: int) -> None:
+        """A call was answered: the app has its results."""
+        with self._lock:
+            self._calls.discard(id)
+
+
+def read_log(fd: int, id: int) -> list[tuple[bytes, bool]]:
+    """What a dead worker has logged of a call: for each item its pickle, and whether it failed."""
+    log = os.pread(fd, os.fstat(fd).st_size, 0)
+    entries = []
+    at = 0
+    while at + LOG_ENTRY.size <= len(log):
+        number, size, failed = LOG_ENTRY.unpack_from(log, at)
+        at += LOG_ENTRY.size + size
+        if at > len(log):  # it died while it wrote this one
+            break
+        if number == id:
+            entries.append((log[at - size : at], failed))
+    return entries
 
 
 def _to_page(offset: int) -> int:

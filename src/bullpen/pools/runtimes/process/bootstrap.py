@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from bullpen.pools.runtimes.process import child
 
-MOST_FDS = 5  # descriptors that come with an order
+MOST_FDS = 6  # descriptors that come with an order
 LARGEST = 64 * 1024  # bytes of an order for a spare process
 FOR_REPORT = 16 * 1024 * 1024  # bytes beyond the memory limit, for the report that it was reached
 BOOT = (

@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import fcntl
 import os
+import pickle
 import resource
 import select
 import signal
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
 
 from bullpen.pools.runtimes.process import failures, wire
-from bullpen.pools.runtimes.process.arena import MARK, Inbox, Outbox, open_mark
+from bullpen.pools.runtimes.process.arena import MARK, Inbox, Outbox, ResultLog, open_mark
 from bullpen.pools.runtimes.process.calls import CallThreads, MainThreadCalls, RequestCancelled
 
 importing_main = False  # the app's script is being imported: it must not start workers
@@ -144,6 +145,7 @@ class ChildWorker:
         self._inbox_memory = Inbox(shared[0]) if shared else None
         self._outbox_memory = Outbox(shared[1], MARK) if shared else None
         self._begun = open_mark(shared[1]) if shared else memoryview(bytearray(8)).cast("Q")
+        self.results = ResultLog(shared[2] if shared else None)
         self._reader = wire.FrameReader()
         self._inbox: deque[wire.Frame] = deque()
         self._sending = threading.Lock()
@@ -356,6 +358,8 @@ class ChildWorker:
             return
         quick = time.perf_counter() - begun < wire.QUICK_SECONDS
         self.send(wire.QUICK if quick else wire.DONE, id, answer, extra)
+        if type(value) is SentOutcomes:
+            self.results.end(id)
 
     def _report_unpicklable(self, id: int, error: BaseException) -> None:
         """Report that a request cannot be unpickled."""
@@ -453,10 +457,63 @@ def run_items(fn: Callable[..., Any], *columns: list[Any]) -> SentOutcomes:
     return SentOutcomes(values, errors, time.perf_counter() - begun)
 
 
-def run_sendable_items(
-    fn: Callable[..., Any], unpicklable: dict[int, list[failures.Entry]], *columns: list[Any]
+def run_logged_items(fn: Callable[..., Any], *columns: list[Any]) -> SentOutcomes:
+    """`run_items` that logs each outcome as soon as it is there, so that it outlives this process."""
+    return _run_logged(fn, {}, columns)
+
+
+def _run_logged(
+    fn: Callable[..., Any], unpicklable: dict[int, list[failures.Entry]], columns: tuple[list[Any], ...]
 ) -> SentOutcomes:
-    """`run_items` for the items that could be pickled; `unpicklable` has the errors of the others."""
+    log, id = worker.results, worker.calls.current()
+    values: list[Any] = []
+    errors: dict[int, list[failures.Entry]] = {}
+
+    def fails(described: list[failures.Entry]) -> None:
+        errors[len(values)] = described
+        values.append(None)
+        log.add(id, wire.dumps(described)[0], True)
+
+    begun = time.perf_counter()
+    log.begin(id)
+    items = zip(*columns, strict=True)
+    for place in range((len(columns[0]) if columns else 0) + len(unpicklable)):
+        if place in unpicklable:
+            fails(unpicklable[place])
+            continue
+        try:
+            value = fn(*next(items))
+            data = _dumps_inline(value)
+        except BaseException as error:
+            if _ends_all(error):
+                raise
+            fails(failures.describe(error, hide=1))
+        else:
+            values.append(value)
+            log.add(id, data, False)
+    return SentOutcomes(values, errors, time.perf_counter() - begun)
+
+
+def _dumps_inline(value: Any) -> bytes:
+    """A pickle of a result, with its buffers inside."""
+    try:
+        return pickle.dumps(value, 5)
+    except Exception as error:
+        cloudpickle = wire.by_value_pickler()
+        if cloudpickle is not None:
+            with contextlib.suppress(Exception):
+                return cloudpickle.dumps(value, 5)  # type: ignore[no-any-return]
+        raise _unpicklable_result(value, error) from None
+
+
+def run_sendable_items(
+    fn: Callable[..., Any], logged: bool, unpicklable: dict[int, list[failures.Entry]], *columns: list[Any]
+) -> SentOutcomes:
+    """`run_items`, or `run_logged_items`, for the items that could be pickled; `unpicklable` has the errors of the
+    others.
+    """
+    if logged:
+        return _run_logged(fn, unpicklable, columns)
     ran = run_items(fn, *columns)
     values: list[Any] = [None] * (len(ran.values) + len(unpicklable))
     places = [place for place in range(len(values)) if place not in unpicklable]
@@ -466,8 +523,8 @@ def run_sendable_items(
     return SentOutcomes(values, errors | unpicklable, ran.seconds)
 
 
-def run_readable_items(fn: Callable[..., Any], items: list[tuple[bytes, list[Any]]]) -> SentOutcomes:
-    """`run_items` for the items that can be unpickled."""
+def run_readable_items(fn: Callable[..., Any], logged: bool, items: list[tuple[bytes, list[Any]]]) -> SentOutcomes:
+    """`run_items`, or `run_logged_items`, for the items that can be unpickled."""
     readable: list[tuple[Any, ...]] = []
     unpicklable: dict[int, list[failures.Entry]] = {}
     for place, (data, buffers) in enumerate(items):
@@ -477,7 +534,7 @@ def run_readable_items(fn: Callable[..., Any], items: list[tuple[bytes, list[Any
             if _ends_all(error):
                 raise
             unpicklable[place] = failures.describe(_unreadable_item(error))
-    return run_sendable_items(fn, unpicklable, *map(list, zip(*readable, strict=True)))
+    return run_sendable_items(fn, logged, unpicklable, *map(list, zip(*readable, strict=True)))
 
 
 class SendItems:

@@ -32,7 +32,7 @@ def encode_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -
         if not unpicklable or len(args[0]) == 1:
             raise
     sendable = tuple([value for place, value in enumerate(column) if place not in unpicklable] for column in args)
-    call = functools.partial(child.run_sendable_items, _elsewhere(fn.fn), unpicklable)
+    call = functools.partial(child.run_sendable_items, _elsewhere(fn.fn), fn.logged, unpicklable)
     return _encode_call(call, sendable, kwargs)
 
 
@@ -42,7 +42,7 @@ def encode_each(fn: CallsMany, args: tuple[Any, ...], kwargs: dict[str, Any] | N
     for item in zip(*args, strict=True):
         data, buffers, _ = _encode(item, functools.partial(_arguments, item))
         items.append((data, [pickle.PickleBuffer(view) for view in buffers]))
-    return _encode_call(functools.partial(child.run_readable_items, _elsewhere(fn.fn)), (items,), kwargs)
+    return _encode_call(functools.partial(child.run_readable_items, _elsewhere(fn.fn), fn.logged), (items,), kwargs)
 
 
 def _encode_call(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Encoded:
@@ -185,7 +185,7 @@ def _elsewhere(obj: Any) -> Any:
     if isinstance(obj, ProducesItems):
         return child.SendItems(_elsewhere(obj.fn), obj.__qualname__)
     if isinstance(obj, CallsMany):
-        return functools.partial(child.run_items, _elsewhere(obj.fn))
+        return functools.partial(child.run_logged_items if obj.logged else child.run_items, _elsewhere(obj.fn))
     if isinstance(obj, Listener):
         return child.RemoteListener()
     return obj

@@ -83,6 +83,7 @@ class Process(Supervised):
         "_has_authkey",
         "_has_main",
         "_inbox",
+        "_log",
         "_misbehaves",
         "_nudged_early",
         "_options",
@@ -126,6 +127,7 @@ class Process(Supervised):
             its_own.append(os.dup(fd))
         self._outbox = arena.Outbox(shared[0]) if shared else None
         self._inbox = arena.Inbox(shared[1]) if shared else None
+        self._log = shared[2] if shared else None  # of results
 
     def _greet(self) -> None:
         options = self._options
@@ -447,8 +449,19 @@ class Process(Supervised):
         self._stdout.drain()
         self._stderr.drain()
 
+    def _rescue(self, death: BaseException) -> None:
+        for number, request in list(self._requests.items()):
+            fn, args = request.fn, request.args
+            if not isinstance(fn, CallsMany) or not fn.logged or number > self._last_begun or self._log is None:
+                continue
+            if request.ended or len(args[0]) == 1:
+                continue
+            self.finished(number, DONE, _rescued(arena.read_log(self._log, number), len(args[0]), death))
+
     def _close(self) -> None:
         self._channel.close()
+        if self._log is not None:
+            os.close(self._log)
         if self._inbox is not None:
             self._inbox.close()
         if self._outbox is not None:
@@ -460,6 +473,26 @@ class Process(Supervised):
 def _outcomes(sent: child.SentOutcomes, size: int) -> Outcomes:
     errors = {place: failures.rebuild(entries, RemoteError) for place, entries in sent.errors.items()}
     return Outcomes(sent.values, errors, sent.seconds, sent.size + size)
+
+
+def _rescued(log: list[tuple[bytes, bool]], count: int, death: BaseException) -> Outcomes:
+    """The outcomes that a dead worker has logged. The item behind them ran, if there is one."""
+    outcomes = Outcomes([], {}, 0.0)
+    for place, (data, failed) in enumerate(log):
+        value = None
+        try:
+            if failed:
+                outcomes.errors[place] = _error(data)
+            else:
+                value = wire.loads(data, ())
+        except BaseException as error:
+            outcomes.errors[place] = unreadable("the result", error, ran=True)
+        outcomes.values.append(value)
+    if len(log) < count:
+        outcomes.lost = len(log)
+        outcomes.errors[outcomes.lost] = death
+        outcomes.values.append(None)
+    return outcomes
 
 
 def _main_reason(error: BaseException) -> BaseException:

@@ -162,6 +162,9 @@ class Supervised:
         """It has ended: handle the messages that it sent before."""
         raise NotImplementedError
 
+    def _rescue(self, death: BaseException) -> None:
+        """It has died: report the requests of which some outcomes are known."""
+
     def _close(self) -> None:
         raise NotImplementedError
 
@@ -503,22 +506,25 @@ class Supervised:
             self._hear_the_rest()
         except BaseException:  # there is no memory for it, for example
             logger.exception("the last messages of worker %s could not be read", self._worker.name)
+        worker = self._worker
+        death = self._failure
+        self.was_killed = death is None and (code is None or code < 0)
+        if death is None and (self._requests or not self._stopping):
+            death = self._describe_death(code, why)
+        if death is not None:
+            self._rescue(death)
         self._close()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
-        worker = self._worker
-        self.was_killed = self._failure is None and (code is None or code < 0)
         try:
-            if self._failure is not None:
-                self._events.died(worker, self._failure)
-            elif self._stopping and not self._requests:
+            if death is not None:
+                self._events.died(worker, death)
+            else:
                 if code != 0:
                     logger.warning("worker %s was asked to end, and %s", worker.name, _how(code, why))
                 self._events.retire(worker)
                 self._events.exited(worker)
-            else:
-                self._events.died(worker, self._describe_death(code, why))
         finally:
             with self._lock:
                 insisting = [timer for timer in self._told.values() if timer is not None]
