@@ -15,7 +15,7 @@ from bullpen.pools.dispatch.request import Request, RequestTraits, ServedRequest
 from bullpen.pools.instances import no_workers_class
 from bullpen.pools.maps.chunk_map import CallMany, ChunkMap, Columns
 from bullpen.pools.maps.iterator import MapIterator
-from bullpen.pools.maps.map_work import Input, MapWork, Reading
+from bullpen.pools.maps.map_work import MapInput, MapWork, Reading
 from bullpen.pools.maps.outcome import OnError, Outcome, check_map_options
 from bullpen.pools.maps.request_map import RequestMap
 from bullpen.pools.maps.runner_map import RunnerMap
@@ -208,7 +208,7 @@ class PoolView:
             raise engine.not_open()
         if self._limits.budget <= 0:
             raise DeadlineExceeded(seconds=self._limits.budget, ran=False)
-        source, reading = Input(iterables), Reading(window, ordered=ordered, outcomes=on_error == "return")
+        source, reading = MapInput(iterables), Reading(window, ordered=ordered, outcomes=on_error == "return")
         work: MapWork[Any, Any]
         if self._limits.any or not self._plain or engine.counts_items:
             work = RequestMap(engine, self._submit_items(function), source, reading)

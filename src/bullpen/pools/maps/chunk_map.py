@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bullpen.pools.dispatch.futures import PoolFuture
 from bullpen.pools.dispatch.request import CANCELLED, DONE, FAILED
-from bullpen.pools.maps.map_work import FutureBundle, FutureMap, Input, Reading
+from bullpen.pools.maps.map_work import FutureBundle, FutureMap, MapInput, Reading
 from bullpen.pools.runtimes.port import CallsMany, Outcomes
 from bullpen.pools.supervision.deaths import loss
 
@@ -74,7 +74,7 @@ class ChunkMap(FutureMap[T, FutureBundle]):
         self,
         engine: Engine,
         submit: Callable[[Columns], PoolFuture[Outcomes]],
-        source: Input,
+        source: MapInput,
         reading: Reading,
         *,
         widens: bool,

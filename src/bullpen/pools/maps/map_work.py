@@ -34,7 +34,7 @@ _REFILL_AT_ONCE_BELOW = 64  # a smaller window is refilled item by item
 _ANY = object()  # the reader waits for any bundle
 
 
-class Input:
+class MapInput:
     """The iterables of a map, as one iterator: over items, or over tuples of items if there are several iterables."""
 
     __slots__ = ("finite", "has_length", "items", "single")
@@ -86,7 +86,7 @@ class Bundle:
 class MapWork(ABC, Generic[T, B]):
     """One running `map`: the items that are still to be called, and the bundles that are still to be read."""
 
-    def __init__(self, engine: Engine, source: Input, reading: Reading) -> None:
+    def __init__(self, engine: Engine, source: MapInput, reading: Reading) -> None:
         self.engine = engine
         self.source = source
         self.window = reading.window

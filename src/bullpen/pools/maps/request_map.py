@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bullpen.pools.dispatch.futures import PoolFuture
-from bullpen.pools.maps.map_work import FutureBundle, FutureMap, Input, Reading
+from bullpen.pools.maps.map_work import FutureBundle, FutureMap, MapInput, Reading
 
 if TYPE_CHECKING:
     from bullpen.pools.supervision.engine import Engine
@@ -19,7 +19,7 @@ class RequestMap(FutureMap[T, FutureBundle]):
     """One request per item."""
 
     def __init__(
-        self, engine: Engine, submit: Callable[[tuple[Any, ...]], PoolFuture[T]], source: Input, reading: Reading
+        self, engine: Engine, submit: Callable[[tuple[Any, ...]], PoolFuture[T]], source: MapInput, reading: Reading
     ) -> None:
         self._submit = submit
         self._under_way: deque[PoolFuture[T]] = deque()

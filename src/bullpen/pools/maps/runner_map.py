@@ -24,7 +24,7 @@ from bullpen.errors import WorkerBroken
 from bullpen.pools.dispatch.request import DONE, QUEUED, WITHDRAWN, Request
 from bullpen.pools.dispatch.states import RequestState
 from bullpen.pools.dispatch.worker import STOPPING, Worker
-from bullpen.pools.maps.map_work import Bundle, Input, MapWork, Reading, stop_iteration
+from bullpen.pools.maps.map_work import Bundle, MapInput, MapWork, Reading, stop_iteration
 from bullpen.pools.runtimes.port import current_worker
 from bullpen.pools.supervision.deaths import loss
 
@@ -41,7 +41,7 @@ SPREAD_SECONDS = 0.001  # what waits for longer than this gets one more runner
 PATIENCE = 0.005  # the reader waits so long for a bundle before others get its items
 
 
-class _Items(Bundle):
+class _RunnerBundle(Bundle):
     """A bundle that a runner runs. Another one may run the rest of it."""
 
     __slots__ = ("calls", "ended", "waiting", "was_cut")
@@ -54,21 +54,21 @@ class _Items(Bundle):
         self.ended = False
 
 
-class RunnerMap(MapWork[T, _Items]):
+class RunnerMap(MapWork[T, _RunnerBundle]):
     """A few runners for all items.
 
     While items wait, there is a runner, at work or in the backlog. A runner that finds no item lowers the count first
     and then looks again. A thread that adds an item does so before it looks at the count.
     """
 
-    def __init__(self, engine: Engine, fn: Callable[..., T], source: Input, reading: Reading) -> None:
+    def __init__(self, engine: Engine, fn: Callable[..., T], source: MapInput, reading: Reading) -> None:
         self._fn = fn
         self._map = map if source.single else itertools.starmap
         self._size = 1  # items of the next bundle
         self._largest = max(1, min(BUNDLE_ITEMS, reading.window // (2 * engine.max_workers)))
         self._seconds = math.inf  # that the last bundle took
         self._todo = primitives.new_deque()  # bundles that no runner has taken yet
-        self._open: _Items | None = None  # the last of them, if it may get more items
+        self._open: _RunnerBundle | None = None  # the last of them, if it may get more items
         self._runners = 0
         self._most = 0  # runners at once
         self._hungry = False  # the feeder waits for the items to be used up
@@ -122,7 +122,7 @@ class RunnerMap(MapWork[T, _Items]):
         return True
 
     def _add(self, items: list[Any]) -> None:
-        bundle = _Items(items)
+        bundle = _RunnerBundle(items)
         self.taken += bundle.count
         self.engine.counts.items.add()
         if bundle.count > 1:
@@ -215,7 +215,7 @@ class RunnerMap(MapWork[T, _Items]):
             engine.counts.extra_completed.add(succeeded)
             engine.counts.extra_failed.add(failed)
 
-    def _run_bundle(self, bundle: _Items, worker: Worker) -> tuple[int, int]:
+    def _run_bundle(self, bundle: _RunnerBundle, worker: Worker) -> tuple[int, int]:
         """Run a bundle, or the rest of one; how many calls returned, and how many raised."""
         values, before, failed = bundle.values, len(bundle.values), 0
         calls = bundle.calls or self._begin(bundle)
@@ -255,7 +255,7 @@ class RunnerMap(MapWork[T, _Items]):
         finally:
             del bundle, values, calls  # the tracebacks of errors refer to this frame
 
-    def _begin(self, bundle: _Items) -> Iterator[Any]:
+    def _begin(self, bundle: _RunnerBundle) -> Iterator[Any]:
         """The calls of a bundle, which gets no more items."""
         if self._open is bundle:
             with self._lock:
@@ -264,7 +264,7 @@ class RunnerMap(MapWork[T, _Items]):
         bundle.calls = calls = self._map(self._fn, bundle.waiting)
         return calls
 
-    def _calls_left(self, bundle: _Items) -> Iterator[Any] | None:
+    def _calls_left(self, bundle: _RunnerBundle) -> Iterator[Any] | None:
         """The loop over `bundle` has ended early. After a cut, one item may not have begun: its call."""
         with self._lock:
             left = bundle.items[len(bundle.values) : bundle.count]
@@ -324,7 +324,7 @@ class RunnerMap(MapWork[T, _Items]):
 
     # Reading.
 
-    def has_ended(self, bundle: _Items) -> bool:
+    def has_ended(self, bundle: _RunnerBundle) -> bool:
         return bundle.ended
 
     @property
@@ -341,7 +341,7 @@ class RunnerMap(MapWork[T, _Items]):
     def patience(self) -> float | None:
         return PATIENCE if self._largest > 1 else None
 
-    def wait_for(self, bundle: _Items, deadline: float | None) -> None:
+    def wait_for(self, bundle: _RunnerBundle, deadline: float | None) -> None:
         worker = current_worker()
         if worker is not None and self.engine.nested.is_own(worker):
             self._help(worker, bundle)
@@ -358,7 +358,7 @@ class RunnerMap(MapWork[T, _Items]):
         self._seconds = math.inf
         self._start_runners()
 
-    def _share(self, bundle: _Items) -> None:
+    def _share(self, bundle: _RunnerBundle) -> None:
         """The reader has to wait for `bundle`, because one of its items is slow: others get the items behind that."""
         with self._lock:
             if bundle.calls is None or bundle.count == 1:  # no runner has it
@@ -366,7 +366,7 @@ class RunnerMap(MapWork[T, _Items]):
             bundle.was_cut = True
             bundle.waiting.clear()
             kept = len(bundle.values) + 1  # at most the last of these has not begun; its runner runs it
-            shared = [_Items([item]) for item in bundle.items[kept : bundle.count]]
+            shared = [_RunnerBundle([item]) for item in bundle.items[kept : bundle.count]]
             del bundle.items[kept:]
             bundle.count -= len(shared)
         self._size = 1
@@ -378,7 +378,7 @@ class RunnerMap(MapWork[T, _Items]):
         for other in reversed(shared):
             self._todo.appendleft(other)
 
-    def _help(self, worker: Worker, bundle: _Items) -> None:
+    def _help(self, worker: Worker, bundle: _RunnerBundle) -> None:
         """A worker reads a map of its own pool. It runs items itself, because every other worker may be busy."""
         while not bundle.ended:
             try:
