@@ -171,7 +171,7 @@ def find_problems(module: Module, known: frozenset[str]) -> Iterator[str]:
         return
     layer, _ = home
     for line, imported in find_imports(module, known):
-        if find_layer(imported) != home and (reason := refusal(layer, imported)):
+        if find_layer(imported) != home and (reason := rejection(layer, imported)):
             yield f"{module.name}:{line}: imports {imported}: {reason}"
     for line, name in find_copied_primitives(module):
         yield f"{module.name}:{line}: copies primitives.{name}; read it through the module, for tests replace it"
@@ -198,7 +198,7 @@ def find_layer(module: str) -> tuple[Layer, str] | None:
     return best[1:] if best else None
 
 
-def refusal(layer: Layer, imported: str) -> str | None:
+def rejection(layer: Layer, imported: str) -> str | None:
     """Why this layer may not import that from outside itself, or None if it may."""
     top = imported.partition(".")[0]
     if top == "bullpen":

@@ -140,11 +140,11 @@ class TestClaims(OnCluster, ClaimingTests):
         assert await settle(store, late) == {AttemptKey(parent.id, 1)}
         assert await store.get([child.id]) == [None]
         done = succeed(again, b"1", children=(child,))
-        for refused in (set(), {AttemptKey(parent.id, 2)}):  # also for whoever did not learn that it was done
-            assert await settle(store, done) == refused
+        for rejected in (set(), {AttemptKey(parent.id, 2)}):  # also for whoever did not learn that it was done
+            assert await settle(store, done) == rejected
             assert ids(await store.list(TaskFilter(queues=("mail",)), limit=5)) == [child.id]
 
-    async def test_a_chain_through_several_queues_is_refused_before_anything_is_kept(self) -> None:
+    async def test_a_chain_through_several_queues_is_rejected_before_anything_is_kept(self) -> None:
         queue = TaskQueue(self.address())
         step = queue.task(name="step")(lambda: None)
         async with queue:
@@ -168,21 +168,21 @@ class TestQueuesTogether(OnCluster, StorageContract):
 class TestQueuesApart(OnCluster, StorageContract):
     """Each queue on a node of its own, maybe: nothing is done in several of them in one step."""
 
-    async def refuses(self, test: Awaitable[None]) -> None:
+    async def rejects(self, test: Awaitable[None]) -> None:
         with pytest.raises(StorageError, match="different queues"):
             await test
 
     async def test_a_chain_may_lead_through_several_queues(self, store: Storage) -> None:
-        await self.refuses(super().test_a_chain_may_lead_through_several_queues(store))
+        await self.rejects(super().test_a_chain_may_lead_through_several_queues(store))
 
     async def test_a_child_may_be_a_chain(self, store: Storage) -> None:
-        await self.refuses(super().test_a_child_may_be_a_chain(store))
+        await self.rejects(super().test_a_child_may_be_a_chain(store))
 
     async def test_a_second_one_is_rejected_and_all_that_come_with_it(self, store: Storage) -> None:
-        await self.refuses(super().test_a_second_one_is_rejected_and_all_that_come_with_it(store))
+        await self.rejects(super().test_a_second_one_is_rejected_and_all_that_come_with_it(store))
 
     async def test_those_that_people_cancel_are_so_in_the_order_they_are_given(self, store: Storage) -> None:
-        await self.refuses(super().test_those_that_people_cancel_are_so_in_the_order_they_are_given(store))
+        await self.rejects(super().test_those_that_people_cancel_are_so_in_the_order_they_are_given(store))
 
     async def test_a_schedule_is_in_one_queue_whoever_adds_it_to_another(self, store: Storage) -> None:
         with pytest.raises(AssertionError):  # so workers look before they add one
@@ -195,8 +195,8 @@ async def test_an_address_of_the_wrong_kind_is_one_clear_line(redis_cluster_url:
     with pytest.raises(StorageError, match=r"node of a cluster; use redis\+cluster://"):
         await open_storage(f"redis://{node}").open()
     server = redis_url.removeprefix("redis://").partition("/")[0]
-    with pytest.raises(StorageError, match=r"(?i)cluster") as refused:
+    with pytest.raises(StorageError, match=r"(?i)cluster") as rejected:
         await open_storage(f"redis+cluster://:s3cret@{server}").open()
-    assert "s3cret" not in str(refused.value)
+    assert "s3cret" not in str(rejected.value)
     with pytest.raises(StorageUnavailable):
         await open_storage("redis+cluster://127.0.0.1:1,127.0.0.1:2").open()

@@ -121,7 +121,7 @@ def acknowledges_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @sabotage("I2", "I4", "I8", "I10")
-def runs_what_it_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def runs_what_it_was_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a claim did not return is made up: the attempt before it."""
     take = LaneRunner._take
 

@@ -163,14 +163,14 @@ class Model:
     # Workers.
 
     def settle(self, settlements: Iterable[Settlement]) -> set[AttemptKey]:
-        refused = set()
+        rejected = set()
         for one in settlements:
             row = next((row for row in self.rows if row.is_held_as(one.id, one.attempt)), None)
             if row is None:
-                refused.add(AttemptKey(one.id, one.attempt))
+                rejected.add(AttemptKey(one.id, one.attempt))
             else:
                 self._apply(row, one)
-        return refused
+        return rejected
 
     def _apply(self, row: Row, one: Settlement) -> None:
         has_run = one.completed_runs > row.completed_runs

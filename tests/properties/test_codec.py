@@ -45,7 +45,7 @@ DEEP = st.recursive(
 )
 
 
-# Also what JSON has not: some of it is to be refused, none of it changed.
+# Also what JSON has not: some of it is to be rejected, none of it changed.
 ANYTHING = st.recursive(
     st.none()
     | st.booleans()
@@ -113,8 +113,8 @@ def test_what_is_accepted_comes_back_as_it_was(value: Any, annotation: Any) -> N
     codec = taking(annotation)
     try:
         payload = codec.encode((value,), {})
-    except InvalidArgument as refused:
-        assert refused.path.startswith("args[0]")  # noqa: PT017 — it may be accepted
+    except InvalidArgument as rejected:
+        assert rejected.path.startswith("args[0]")  # noqa: PT017 — it may be accepted
         return
     json.loads(payload)
     ((back,), kwargs) = codec.decode(payload)
@@ -145,12 +145,12 @@ def test_json_is_accepted_without_annotations(value: Any) -> None:
 
 
 @given(ANYTHING)
-def test_a_result_is_kept_as_it_is_or_refused(value: Any) -> None:
+def test_a_result_is_kept_as_it_is_or_rejected(value: Any) -> None:
     codec = taking(Any)
     try:
         data = codec.encode_result(value)
-    except InvalidResult as refused:
-        assert refused.path.startswith("result")  # noqa: PT017 — it may be kept
+    except InvalidResult as rejected:
+        assert rejected.path.startswith("result")  # noqa: PT017 — it may be kept
         return
     assert exactly(codec.decode_result(data)) == exactly(value)
 

@@ -264,7 +264,7 @@ class PoolMachine(RuleBasedStateMachine):
             accepted = False
         except DeadlineExceeded:
             self.calls.remove(call)
-            assert call.timeout == 0, "refused although there was time"
+            assert call.timeout == 0, "rejected although there was time"
             return
         except PoolClosed:
             self.calls.remove(call)
@@ -275,7 +275,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.engine.state is PoolState.FAILED
             return
         assert self.engine.state in OPEN
-        assert accepted or not must, "refused although there is room"
+        assert accepted or not must, "rejected although there is room"
         assert may or not accepted, "the backlog is over its bound"
         if not accepted:
             self.calls.remove(call)
@@ -446,7 +446,7 @@ class PoolMachine(RuleBasedStateMachine):
                 other.pinned = worker
 
     def lines_of_the_gone(self) -> None:
-        """What waited for a worker that is gone is refused."""
+        """What waited for a worker that is gone is rejected."""
         there = self.engine.registry.snapshot()
         for call in self.among(QUEUED):
             if call.pinned is not None and call.pinned not in there:
@@ -538,14 +538,14 @@ class PoolMachine(RuleBasedStateMachine):
         known = self.engine.registry.snapshot()
         self.start_failed = self.start_failed or worker in self.runtime.starting
         hopeless = worker in self.runtime.starting and known == [worker]
-        refused = self.among(QUEUED) if hopeless else []
+        rejected = self.among(QUEUED) if hopeless else []
         if hopeless and self.engine.state is PoolState.INITIALIZING:
-            refused += [call for call in self.among(RUNNING) if call.is_pending]
-        for call in refused:
+            rejected += [call for call in self.among(RUNNING) if call.is_pending]
+        for call in rejected:
             call.state = FAILED
         self.runtime.die(worker)
         self.lines_of_the_gone()
-        for call in refused:
+        for call in rejected:
             if isinstance(call.request, PoolFuture):
                 assert call.request.exception(0) is not None
 

@@ -152,14 +152,14 @@ def grow_to_demand_only(run: Run) -> None:
 
 
 def close_while_submitting(run: Run) -> None:
-    """Stop while a worker parks, and while a caller submits: accepted requests run, all others are refused."""
+    """Stop while a worker parks, and while a caller submits: accepted requests run, all others are rejected."""
     pool, ran, outcomes = new_pool(1), Ran(), {}
 
     def use(name: str) -> None:
         try:
             future = pool.submit(ran.call, name)
         except PoolClosed:
-            outcomes[name] = "refused"
+            outcomes[name] = "rejected"
         else:
             outcomes[name] = future.result()
 
@@ -169,7 +169,7 @@ def close_while_submitting(run: Run) -> None:
 
     def check() -> None:
         assert set(outcomes) == {"a", "b"}
-        assert ran.times == {name: 1 for name, outcome in outcomes.items() if outcome != "refused"}
+        assert ran.times == {name: 1 for name, outcome in outcomes.items() if outcome != "rejected"}
         assert pool._engine.state is PoolState.CLOSED
         at_rest(pool)
 
@@ -651,7 +651,7 @@ def a_session_keeps_its_order(run: Run) -> None:
 
 
 def one_call_of_a_new_session_fails_fast(run: Run) -> None:
-    """Of two calls that do not wait, one that comes while the other waits or runs is refused, and never runs."""
+    """Of two calls that do not wait, one that comes while the other waits or runs is rejected, and never runs."""
     pool, places, outcomes = new_pool(1), Places(), {}
     view = pool.using(session="s", affinity="strict_fail_fast")
 
@@ -671,7 +671,7 @@ def one_call_of_a_new_session_fails_fast(run: Run) -> None:
 
 
 def a_worker_dies_while_its_session_lines_up(run: Run) -> None:
-    """The running request is lost, those pinned to that worker are refused, later ones too; no caller waits forever."""
+    """The running request is lost, those pinned to that worker and later ones are rejected; no caller waits forever."""
     pool, places, outcomes = new_pool(2, runtime=MortalRuntime()), Places(), {}
 
     def die() -> None:
@@ -695,7 +695,7 @@ def a_worker_dies_while_its_session_lines_up(run: Run) -> None:
 
 
 def resize_while_a_session_lines_up(run: Run) -> None:
-    """A worker that has to end runs its line first; later calls are refused."""
+    """A worker that has to end runs its line first; later calls are rejected."""
     pool, places, outcomes = new_pool(2), Places(), {}
 
     def use(name: str) -> None:
@@ -898,7 +898,7 @@ def has_places(pool: Pool, count: int) -> None:
 
 
 def close_while_a_session_lines_up(run: Run) -> None:
-    """Everything accepted runs, on one worker, everything else is refused."""
+    """Everything accepted runs, on one worker, everything else is rejected."""
     pool, places, outcomes = new_pool(2), Places(), {}
 
     def use(name: str) -> None:

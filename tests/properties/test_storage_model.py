@@ -204,7 +204,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     @rule(dice=chance)
     def work(self, dice: Random) -> None:
-        """Settle and claim. Some answers never arrive: what was settled is settled again some time, and refused."""
+        """Settle and claim. Some answers never arrive: what was settled is settled again some time, and rejected."""
         settlements = [self.outcome(dice, task) for task in self.some(dice, self.held, 5)]
         claimed = self.exchange(dice, settlements, dice.choice((0, 1, 3, 10)))
         if dice.random() < 0.1:

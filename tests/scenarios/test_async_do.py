@@ -125,14 +125,14 @@ def test_another_thread_hands_it_to_the_loop(run: Run) -> None:
     run(main())
 
 
-def test_what_refuses_it_is_raised_where_it_is_awaited(run: Run) -> None:
+def test_what_rejects_it_is_raised_where_it_is_awaited(run: Run) -> None:
     async def main() -> None:
         with Blocker() as blocker:
             async with AsyncPool(threads=1, max_queue=0) as pool:
                 running = pool.submit(blocker)
                 await until(lambda: pool.stats().threads.busy)
-                refused = [pool.do(square, 1), pool.do(None)]  # type: ignore[call-overload]
-                errors = await asyncio.gather(*refused, return_exceptions=True)
+                rejected = [pool.do(square, 1), pool.do(None)]  # type: ignore[call-overload]
+                errors = await asyncio.gather(*rejected, return_exceptions=True)
                 assert [type(error) for error in errors] == [PoolSaturated, NotCallable]
                 blocker.release()
                 await running

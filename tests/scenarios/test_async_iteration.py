@@ -506,7 +506,7 @@ def test_a_stream_has_limits_in_time(run: Run, kind: str) -> None:
     run(main())
 
 
-def test_a_stream_of_a_full_pool_is_refused_or_waits(run: Run) -> None:
+def test_a_stream_of_a_full_pool_is_rejected_or_waits(run: Run) -> None:
     async def main() -> None:
         for when_full in ("reject", "block"):
             door = Door()

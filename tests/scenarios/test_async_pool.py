@@ -250,7 +250,7 @@ def test_a_pool_belongs_to_the_first_loop_that_it_is_used_on(run: Run) -> None:
                 await pool.do(pool.submit, square, 1)  # on a thread
             assert caught.value.owner is asyncio.get_running_loop()
             assert isinstance(caught.value, RuntimeError)
-            assert pool.stats().coroutines.submitted == 1, "what was refused was not taken in"
+            assert pool.stats().coroutines.submitted == 1, "what was rejected was not taken in"
 
     run(main())
     run(elsewhere())
@@ -320,9 +320,9 @@ def test_a_full_pool_rejects(run: Run) -> None:
         async with AsyncPool(1, max_queue=2) as pool:
             for _ in range(3):
                 pool.submit(door)
-            for refused in (pool.submit, pool.using(timeout=5).submit):
+            for rejected in (pool.submit, pool.using(timeout=5).submit):
                 with pytest.raises(PoolSaturated) as caught:
-                    refused(door)
+                    rejected(door)
                 assert (caught.value.queued, caught.value.limit) == (2, 2)
             with pytest.raises(PoolSaturated):
                 await pool.do(door)
@@ -349,7 +349,7 @@ def test_a_call_that_waits_for_room_does_not_block_the_loop(run: Run) -> None:
             await steps(5)
             with pytest.raises(PoolSaturated):
                 pool.submit(note, 9)
-            assert pool.serve(note, 9) is False, "what cannot wait is refused"
+            assert pool.serve(note, 9) is False, "what cannot wait is rejected"
             waiting[1].cancel()
             door.open()
             results = await asyncio.gather(*first, *waiting, return_exceptions=True)
@@ -948,9 +948,9 @@ def test_leaving_with_normally_finishes_the_accepted_requests(run: Run) -> None:
             futures += [pool.submit(square, x) for x in range(20)]
         assert [future.result() for future in futures] == [2 * x for x in range(20)] + [x * x for x in range(20)]
         assert pool.stats().state is PoolState.CLOSED
-        for refused in (pool.submit, pool.serve, pool.using(timeout=1).submit):
+        for rejected in (pool.submit, pool.serve, pool.using(timeout=1).submit):
             with pytest.raises(PoolClosed):
-                refused(double, 1)
+                rejected(double, 1)
         with pytest.raises(PoolClosed):
             await pool.do(square, 1)
         await pool.close()
@@ -1362,7 +1362,7 @@ def _without_failed_starts(record: logging.LogRecord) -> bool:
         {"calls": {"run_timeout": 1}},
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+def test_wrong_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
         AsyncPool(**options)
 

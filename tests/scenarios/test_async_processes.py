@@ -127,6 +127,6 @@ async def test_programs_are_called_by_name() -> None:
             await pool.do(abs, 1)
 
 
-async def test_a_runtime_that_there_is_not_is_refused() -> None:
+async def test_a_runtime_that_there_is_not_is_rejected() -> None:
     with pytest.raises(InvalidOption, match="runtime"):
         AsyncPool(runtime="rocket")

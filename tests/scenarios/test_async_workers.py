@@ -198,7 +198,7 @@ def test_a_function_that_makes_what_belongs_on_the_loop_is_told_so(run: Run) -> 
     run(main())
 
 
-def test_methods_that_cannot_be_called_are_refused_at_once(run: Run) -> None:
+def test_methods_that_cannot_be_called_are_rejected_at_once(run: Run) -> None:
     async def main() -> None:
         async with AsyncPool(1, worker=Client) as pool:
             for name, why in {
@@ -542,7 +542,7 @@ def test_methods_are_wrapped_too(run: Run) -> None:
     run(main())
 
 
-# What has no meaning is refused.
+# What has no meaning is rejected.
 
 
 async def coroutine_function(_: Any) -> None:
@@ -576,7 +576,7 @@ class AsyncDelegate(Delegate):
         ({"restarts.limit": (5, 1)}, "restarts.limit", "a whole number"),
     ],
 )
-def test_options_without_a_meaning_are_refused_and_why(options: dict[str, Any], option: str, why: str) -> None:
+def test_options_without_a_meaning_are_rejected_and_why(options: dict[str, Any], option: str, why: str) -> None:
     with pytest.raises((InvalidOption, InvalidOptionType), match=why) as caught:
         AsyncPool(**in_groups(options))
     assert option in str(caught.value)

@@ -1,4 +1,4 @@
-"""What is wrong is refused by name, at once, and changes nothing."""
+"""What is wrong is rejected by name, at once, and changes nothing."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ HARD_TO_CHECK: list[tuple[str, Any]] = [
 ]
 
 
-def refusal(**options: Any) -> InvalidOption:
-    """The error with which a pool with these options is refused, before anything was started."""
+def rejection(**options: Any) -> InvalidOption:
+    """The error with which a pool with these options is rejected, before anything was started."""
     before = threading.active_count()
     with pytest.raises(InvalidOption) as caught:
         Pool(**in_groups(options))
@@ -125,8 +125,8 @@ def refusal(**options: Any) -> InvalidOption:
 
 
 @pytest.mark.parametrize(("option", "value"), WRONG_TYPE)
-def test_an_option_of_the_wrong_type_is_refused(option: str, value: Any) -> None:
-    error = refusal(**{option: value})
+def test_an_option_of_the_wrong_type_is_rejected(option: str, value: Any) -> None:
+    error = rejection(**{option: value})
     assert isinstance(error, InvalidOptionType)
     assert isinstance(error, TypeError)
     assert isinstance(error, BullpenError)
@@ -136,8 +136,8 @@ def test_an_option_of_the_wrong_type_is_refused(option: str, value: Any) -> None
 
 
 @pytest.mark.parametrize(("option", "value"), WRONG_VALUE)
-def test_an_option_out_of_range_is_refused(option: str, value: Any) -> None:
-    error = refusal(**{option: value})
+def test_an_option_out_of_range_is_rejected(option: str, value: Any) -> None:
+    error = rejection(**{option: value})
     assert isinstance(error, ValueError)
     assert not isinstance(error, TypeError)
     assert error.option == option
@@ -145,30 +145,30 @@ def test_an_option_out_of_range_is_refused(option: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(("option", "options", "other"), CONTRADICTIONS)
-def test_options_that_contradict_each_other_are_refused(option: str, options: dict[str, Any], other: str) -> None:
-    error = refusal(**options)
+def test_options_that_contradict_each_other_are_rejected(option: str, options: dict[str, Any], other: str) -> None:
+    error = rejection(**options)
     assert error.option == option
     assert other in str(error)
 
 
 @pytest.mark.parametrize(("option", "value"), HARD_TO_CHECK, ids=["runtime 5", "runtime None", "clock 5", "10**400"])
 def test_every_option_is_checked(option: str, value: Any) -> None:
-    assert refusal(**{option: value}).option == option
+    assert rejection(**{option: value}).option == option
 
 
-def test_a_scheduler_that_makes_something_else_is_refused() -> None:
-    error = refusal(**{"calls.scheduler": list})
+def test_a_scheduler_that_makes_something_else_is_rejected() -> None:
+    error = rejection(**{"calls.scheduler": list})
     assert error.option == "calls.scheduler"
     assert "push" in error.allowed
 
 
-def test_refusals_name_what_is_allowed() -> None:
+def test_rejections_name_what_is_allowed() -> None:
     assert (
-        str(refusal(max_queue=-1))
+        str(rejection(max_queue=-1))
         == "max_queue must be a whole number ≥ 0, or None for a backlog without limit, got -1"
     )
-    assert str(refusal(when_full="drop")) == "when_full must be one of 'reject', 'block', got 'drop'"
-    assert "'rotation', 'most_recently_used', 'least_loaded'" in str(refusal(**{"calls.scheduler": "fastest"}))
+    assert str(rejection(when_full="drop")) == "when_full must be one of 'reject', 'block', got 'drop'"
+    assert "'rotation', 'most_recently_used', 'least_loaded'" in str(rejection(**{"calls.scheduler": "fastest"}))
 
 
 def test_an_unknown_option_is_a_type_error() -> None:
@@ -192,20 +192,20 @@ def test_an_unknown_option_is_a_type_error() -> None:
         ("capacity_strategy", "capacity=CapacityPolicy(strategy=…)"),
     ],
 )
-def test_an_option_of_a_group_that_is_given_alone_is_refused_with_its_group(make: Any, name: str, group: str) -> None:
+def test_an_option_of_a_group_that_is_given_alone_is_rejected_with_its_group(make: Any, name: str, group: str) -> None:
     with pytest.raises(InvalidOptionType) as caught:
         make(2, **{name: 1})
     assert str(caught.value) == f"{make.__name__}() must be called with {group}, got {name!r}"
 
 
 @pytest.mark.parametrize("make", [Pool, AsyncPool])
-def test_a_misspelled_option_is_refused_with_the_name_that_was_probably_meant(make: Any) -> None:
+def test_a_misspelled_option_is_rejected_with_the_name_that_was_probably_meant(make: Any) -> None:
     with pytest.raises(InvalidOptionType, match=r"called with .* \(did you mean recycling\?\), got 'recyling'"):
         make(2, recyling=None)
 
 
 @pytest.mark.parametrize("make", [Pool, AsyncPool])
-def test_a_misspelled_option_of_a_call_is_refused_with_the_name_that_was_probably_meant(make: Any) -> None:
+def test_a_misspelled_option_of_a_call_is_rejected_with_the_name_that_was_probably_meant(make: Any) -> None:
     with pytest.raises(InvalidOptionType, match=r"called with .* \(did you mean timeout\?\), got 'timout'"):
         make(2).using(timout=3)
 
@@ -213,7 +213,7 @@ def test_a_misspelled_option_of_a_call_is_refused_with_the_name_that_was_probabl
 @pytest.mark.parametrize("make", [Pool, AsyncPool])
 @pytest.mark.parametrize(("group", "kind"), [item for item in GROUPS.items() if item[0] != "capacity"])
 @pytest.mark.parametrize("wrong", [None, 5, {"max_requests": 1}, CapacityPolicy()], ids=name_of)
-def test_a_group_of_the_wrong_type_is_refused(make: Any, group: str, kind: type, wrong: object) -> None:
+def test_a_group_of_the_wrong_type_is_rejected(make: Any, group: str, kind: type, wrong: object) -> None:
     with pytest.raises(InvalidOptionType, match=f"^{group} must be a {kind.__name__}, got "):
         make(2, **{group: wrong})
 
@@ -232,7 +232,7 @@ def test_a_group_cannot_be_changed_and_has_durations_in_seconds() -> None:
 
 
 def test_awrap_is_for_an_async_pool() -> None:
-    error = refusal(**{"calls.awrap": print})
+    error = rejection(**{"calls.awrap": print})
     assert (error.option, error.value) == ("calls.awrap", print)
 
 
@@ -265,7 +265,7 @@ def pool() -> Iterator[Pool]:
 
 
 def unchanged(pool: Pool, call: Callable[[], object], error: type[Exception]) -> Any:
-    """Make a `call` that is refused with `error`, and see that the pool is as it was."""
+    """Make a `call` that is rejected with `error`, and see that the pool is as it was."""
     before = pool.stats()
     with pytest.raises(error) as caught:
         call()
@@ -280,7 +280,7 @@ def unchanged(pool: Pool, call: Callable[[], object], error: type[Exception]) ->
 @pytest.mark.parametrize(
     "options", [{}, {"max_queue": 5}, {"calls": CallPolicy(wrap=lambda call: call())}], ids=["plain", "bounded", "wrap"]
 )
-def test_what_cannot_be_called_is_refused(options: dict[str, Any], through: str, method: str, value: object) -> None:
+def test_what_cannot_be_called_is_rejected(options: dict[str, Any], through: str, method: str, value: object) -> None:
     with Pool(2, **options) as pool:
         face = pool if through == "pool" else pool.using(timeout=5, context=True)
         error = unchanged(pool, lambda: getattr(face, method)(value, [1]), NotCallable)
@@ -300,7 +300,7 @@ def test_a_call_without_a_function_is_a_type_error(pool: Pool, method: str) -> N
     unchanged(pool, lambda: getattr(pool, method)(), TypeError)
 
 
-def test_map_refuses_what_cannot_be_iterated(pool: Pool) -> None:
+def test_map_rejects_what_cannot_be_iterated(pool: Pool) -> None:
     unchanged(pool, lambda: pool.map(abs, 5), TypeError)  # type: ignore[call-overload]
 
 
@@ -315,7 +315,7 @@ def test_map_refuses_what_cannot_be_iterated(pool: Pool) -> None:
         ({"timeout": NAN}, InvalidOption),
     ],
 )
-def test_map_refuses_wrong_options(pool: Pool, options: dict[str, Any], kind: type[InvalidOption]) -> None:
+def test_map_rejects_wrong_options(pool: Pool, options: dict[str, Any], kind: type[InvalidOption]) -> None:
     error = unchanged(pool, lambda: pool.map(abs, [1], **options), kind)
     assert [error.option] == list(options)
 
@@ -336,7 +336,7 @@ CLOSED_CALLS: dict[str, Callable[[Pool], object]] = {
 @pytest.mark.parametrize("call", CLOSED_CALLS.values(), ids=CLOSED_CALLS)
 @pytest.mark.parametrize("options", [{}, {"max_queue": 0}, {"max_queue": 0, "when_full": "block"}], ids=str)
 @pytest.mark.parametrize("used", [True, False])
-def test_a_closed_pool_refuses_by_name(call: Callable[[Pool], object], options: dict[str, Any], used: bool) -> None:
+def test_a_closed_pool_rejects_by_name(call: Callable[[Pool], object], options: dict[str, Any], used: bool) -> None:
     pool = Pool(3, name="press", **options)
     if used:
         pool.submit(int).result(20)
@@ -377,7 +377,7 @@ def test_a_closed_pool_still_answers_questions(pool: Pool) -> None:
         ({"context": None}, InvalidOptionType, "context"),
     ],
 )
-def test_using_refuses_unknown_and_wrong_options(
+def test_using_rejects_unknown_and_wrong_options(
     pool: Pool, options: dict[str, Any], kind: type[InvalidOption], says: str
 ) -> None:
     assert says in str(unchanged(pool, lambda: pool.using(**options), kind))
@@ -390,7 +390,7 @@ def test_using_does_not_change_what_it_is_called_on(pool: Pool) -> None:
     assert view.do(abs, -1) == 1
 
 
-def test_cancel_refuses_futures_of_others(pool: Pool) -> None:
+def test_cancel_rejects_futures_of_others(pool: Pool) -> None:
     with ThreadPoolExecutor(1) as standard, Pool(1) as other:
         strangers: list[Any] = [Future(), standard.submit(int), other.submit(int), None, 5, "future"]
         for stranger in strangers:
@@ -414,7 +414,7 @@ def test_cancel_refuses_futures_of_others(pool: Pool) -> None:
         (lambda pool: pool.can(None), InvalidOption),
     ],
 )
-def test_the_rest_refuses_too(pool: Pool, call: Callable[[Pool], object], kind: type[InvalidOption]) -> None:
+def test_the_rest_rejects_too(pool: Pool, call: Callable[[Pool], object], kind: type[InvalidOption]) -> None:
     unchanged(pool, lambda: call(pool), kind)
     assert pool.do(abs, -2) == 2, "the pool is still open"
 

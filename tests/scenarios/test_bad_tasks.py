@@ -1,4 +1,4 @@
-"""Bad input to durable tasks, as people give it: refused by name, with nothing half done, on a real file."""
+"""Bad input to durable tasks, as people give it: rejected by name, with nothing half done, on a real file."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_arguments_that_do_not_fit_the_function(queue: TaskQueue, call: dict[str
         ({"at_most_once": True, "max_retries": 1}, "max_retries must be 0 with at_most_once=True"),
     ],
 )
-def test_options_are_refused_by_name_wherever_they_are_given(
+def test_options_are_rejected_by_name_wherever_they_are_given(
     queue: TaskQueue, options: dict[str, Any], said: str
 ) -> None:
     function = queue.task(add)
@@ -156,7 +156,7 @@ def test_a_result_that_cannot_be_kept_leaves_the_task_succeeded(queue: TaskQueue
 # A store that cannot: a named error, and never a false OK.
 
 
-def refused(enqueue: Callable[[], Job[Any]], kind: type[Exception], queue: TaskQueue) -> None:
+def rejected(enqueue: Callable[[], Job[Any]], kind: type[Exception], queue: TaskQueue) -> None:
     before = queue.counts()
     with pytest.raises(kind):
         enqueue()
@@ -171,7 +171,7 @@ def test_a_file_that_others_hold(tmp_path: Path) -> None:
         holder = sqlite3.connect(path, isolation_level=None)
         try:
             holder.execute("BEGIN IMMEDIATE")
-            refused(lambda: function.enqueue(2), StorageBusy, queue)
+            rejected(lambda: function.enqueue(2), StorageBusy, queue)
             holder.execute("ROLLBACK")
         finally:
             holder.close()

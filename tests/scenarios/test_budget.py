@@ -150,7 +150,7 @@ def test_the_remaining_time_can_be_passed_on() -> None:
 @pytest.mark.parametrize("options", [{}, {"max_queue": 0}, {"max_queue": 0, "when_full": "block"}], ids=str)
 @pytest.mark.parametrize("call", ["submit", "serve", "do", "map"])
 @pytest.mark.parametrize("session", [None, "s"])
-def test_a_call_without_any_time_is_refused_at_once(options: dict[str, Any], call: str, session: str | None) -> None:
+def test_a_call_without_any_time_is_rejected_at_once(options: dict[str, Any], call: str, session: str | None) -> None:
     events: list[TelemetryEvent] = []
     ran: list[int] = []
     runtime = ScriptedRuntime()

@@ -361,6 +361,6 @@ def test_arguments_are_shown_on_request_and_without_secrets(
     assert main(["tasks", "show", job.id, "--app", "secretive:queue"]) == 0
     assert "ada" not in capsys.readouterr().out
     assert main(["tasks", "show", job.id, "--url", url, "--args"]) == 2
-    refused = capsys.readouterr()
-    assert "only its code says which are secret; give --app" in refused.err
-    assert "s3cret" not in shown + out + refused.out + refused.err
+    rejected = capsys.readouterr()
+    assert "only its code says which are secret; give --app" in rejected.err
+    assert "s3cret" not in shown + out + rejected.out + rejected.err

@@ -139,7 +139,7 @@ def test_the_sql_for_postgres_makes_the_store(request: pytest.FixtureRequest, tm
         assert "is up to date" in run("migrate", "--url", url)[1]
 
 
-def test_a_new_version_is_migrated_to_and_a_newer_one_is_refused(
+def test_a_new_version_is_migrated_to_and_a_newer_one_is_rejected(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"

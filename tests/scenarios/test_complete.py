@@ -290,7 +290,7 @@ def test_a_task_that_was_lost_learns_it_before_it_does_anything(queue: TaskQueue
         (lambda path: None, InvalidOptionType, "a sqlite3.Connection to"),
     ],
 )
-def test_another_connection_is_refused_by_name(
+def test_another_connection_is_rejected_by_name(
     queue: TaskQueue, path: Path, make: Callable[[Path], Any], kind: type[Exception], words: str
 ) -> None:
     @queue.task(name="work")

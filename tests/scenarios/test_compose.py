@@ -185,10 +185,10 @@ def test_results_are_restored_by_the_annotations_of_the_reader(queue: TaskQueue)
         assert job.result(timeout=PATIENCE) == "((1, b'\\x00'), 5)"
 
 
-# What is refused.
+# What is rejected.
 
 
-def test_what_cannot_be_a_chain_is_refused_at_once(queue: TaskQueue) -> None:
+def test_what_cannot_be_a_chain_is_rejected_at_once(queue: TaskQueue) -> None:
     to = Functions(queue)
     call = to.add.call(1)
     with pytest.raises(InvalidOption, match="RESULT"):
@@ -231,7 +231,7 @@ def test_a_first_step_may_be_delayed(queue: TaskQueue) -> None:
     assert job.members[0].info().eta.timestamp() > time.time() + 3000
 
 
-def test_a_unique_key_that_is_taken_refuses_the_whole(queue: TaskQueue) -> None:
+def test_a_unique_key_that_is_taken_rejects_the_whole(queue: TaskQueue) -> None:
     to = Functions(queue)
     first = to.add.using(unique_key="k").enqueue(1)
     with pytest.raises(TaskExists) as raised:
@@ -291,7 +291,7 @@ def test_children_of_an_async_parent_may_be_a_group(queue: TaskQueue) -> None:
         assert queue.job(job.result(timeout=PATIENCE)).result(timeout=PATIENCE) == 1 + 2 + 3 + 4
 
 
-def test_a_child_may_be_delayed_and_unique_and_nothing_that_could_refuse(queue: TaskQueue) -> None:
+def test_a_child_may_be_delayed_and_unique_and_nothing_that_could_reject(queue: TaskQueue) -> None:
     to = Functions(queue)
     problems: list[str] = []
 

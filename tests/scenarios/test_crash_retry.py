@@ -296,7 +296,7 @@ def test_after_the_grace_nothing_is_tried_again(capabilities: tuple[str, ...], b
     assert pool.stats().state is PoolState.CLOSED
 
 
-def test_a_pool_that_fails_refuses_it(by_hand: ManualClock) -> None:
+def test_a_pool_that_fails_rejects_it(by_hand: ManualClock) -> None:
     runtime = ScriptedRuntime(auto_ready=False)
     pool = Pool(2, min_workers=2, runtime=runtime, clock=by_hand)
     runtime.ready()

@@ -75,7 +75,7 @@ def test_a_worker_that_stops_is_alive_but_not_ready(folder: Folder, capsys: pyte
         assert worker.ends() == 0
 
 
-def test_a_folder_that_cannot_be_written_is_refused(folder: Folder) -> None:
+def test_a_folder_that_cannot_be_written_is_rejected(folder: Folder) -> None:
     folder.write("health", "a file")
     done = folder.run("worker", "app", "--health", "health")
     assert done.returncode == 1

@@ -68,7 +68,7 @@ def test_waiting_requests_are_run(options: str) -> None:
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_requests_that_wait_in_a_paused_pool_are_run_or_refused_with_a_reason(used: bool) -> None:
+def test_requests_that_wait_in_a_paused_pool_are_run_or_rejected_with_a_reason(used: bool) -> None:
     script = f"""
         import logging
         from bullpen import Pool
@@ -165,7 +165,7 @@ def test_results_can_still_be_read_in_an_atexit_handler() -> None:
     "call", ["submit(int)", "serve(int)", "do(int)", "map(int, ['1'])", "using(timeout=1).do(int)"]
 )
 @pytest.mark.parametrize("made", ["before", "in the handler"])
-def test_work_that_comes_in_an_atexit_handler_is_refused_in_words(call: str, made: str) -> None:
+def test_work_that_comes_in_an_atexit_handler_is_rejected_in_words(call: str, made: str) -> None:
     script = f"""
         import atexit
         from bullpen import Pool, PoolClosed
@@ -201,7 +201,7 @@ def test_the_first_import_in_an_atexit_handler() -> None:
     assert printed(script) in ("0\n", "closed\n")
 
 
-def test_a_thread_that_outlives_main_is_served_or_refused_in_words() -> None:
+def test_a_thread_that_outlives_main_is_served_or_rejected_in_words() -> None:
     script = """
         import threading
         from bullpen import Pool, PoolClosed
@@ -216,13 +216,13 @@ def test_a_thread_that_outlives_main_is_served_or_refused_in_words() -> None:
                     assert pool.submit(abs, -1).result() == 1
                 except PoolClosed as error:
                     assert "shutting down" in str(error)
-                    print("refused")
+                    print("rejected")
                     return
             print("served")
 
         threading.Thread(target=late).start()
         """
-    assert printed(script) in ("refused\n", "served\n")
+    assert printed(script) in ("rejected\n", "served\n")
 
 
 @pytest.mark.parametrize("daemon", [None, True])
@@ -241,7 +241,7 @@ def test_a_thread_that_a_request_started_is_waited_for_unless_it_is_a_daemon(dae
     assert printed(script) == ("" if daemon else "done\n")
 
 
-def test_a_request_that_submits_while_the_interpreter_ends_is_served_or_refused_in_words() -> None:
+def test_a_request_that_submits_while_the_interpreter_ends_is_served_or_rejected_in_words() -> None:
     script = """
         import threading, time
         from bullpen import Pool, PoolClosed
@@ -255,12 +255,12 @@ def test_a_request_that_submits_while_the_interpreter_ends_is_served_or_refused_
             try:
                 print(pool.submit(abs, -1).result())
             except PoolClosed:
-                print("refused")
+                print("rejected")
 
         pool.submit(again)
         entered.wait()
         """
-    assert printed(script) in ("refused\n", "1\n")
+    assert printed(script) in ("rejected\n", "1\n")
 
 
 def test_a_request_that_started_others_before_the_end_gets_their_results() -> None:
@@ -694,10 +694,10 @@ def test_threads_that_cannot_be_started_are_told_in_words(count: int) -> None:
         logging.disable(logging.CRITICAL)
         start_thread = primitives.start_thread
 
-        def refuse(*_):
+        def reject(*_):
             raise RuntimeError("can't start new thread")
 
-        primitives.start_thread = refuse
+        primitives.start_thread = reject
         pool = Pool(2)
         for _ in range({count}):
             try:
@@ -798,7 +798,7 @@ def test_threads_that_cannot_be_started_any_more_leave_the_others_working() -> N
 
         logging.disable(logging.CRITICAL)
 
-        def refuse(*_):
+        def reject(*_):
             raise RuntimeError("can't start new thread")
 
         go = threading.Event()
@@ -806,7 +806,7 @@ def test_threads_that_cannot_be_started_any_more_leave_the_others_working() -> N
         running = pool.submit(go.wait)
         while not running.running():
             pass
-        primitives.start_thread = refuse
+        primitives.start_thread = reject
         futures = [pool.submit(abs, -number) for number in range(5)]
         go.set()
         print([future.result() for future in futures])
@@ -822,14 +822,14 @@ def test_a_tombstone_in_the_backlog_does_not_make_failing_starts_endless() -> No
 
         logging.disable(logging.CRITICAL)
 
-        def refuse(*_):
+        def reject(*_):
             raise RuntimeError("can't start new thread")
 
         pool = Pool(2, recycling=RecyclePolicy(idle_timeout=0.05))
         pool.submit(int).result()
         while pool.stats().workers:
             time.sleep(0.01)
-        primitives.start_thread = refuse
+        primitives.start_thread = reject
         pool.pause()
         pool.submit(int).cancel()
         future = pool.submit(int)

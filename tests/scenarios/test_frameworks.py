@@ -158,7 +158,7 @@ except TaskResultDoesNotExist:
 
 
 @example("django_shop")
-def test_django_refuses_what_its_settings_have_wrong(folder: Path) -> None:
+def test_django_rejects_what_its_settings_have_wrong(folder: Path) -> None:
     settings = folder / "shop" / "settings.py"
     settings.write_text(settings.read_text().replace('"url":', '"address":'))
     done = subprocess.run(

@@ -99,12 +99,12 @@ def test_a_running_worker_writes_every_few_seconds(queue: TaskQueue, monkeypatch
 
 def test_counts_survive_an_outage_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bullpen.tasks.worker.heartbeat.WRITE_EVERY", 0.1)
-    refused: list[int] = []
+    rejected: list[int] = []
 
     class Broken(MemoryStorage):
         async def add_history(self, rows: Any, failures: Any = ()) -> None:
-            if len(refused) < 2:
-                refused.append(len(rows))
+            if len(rejected) < 2:
+                rejected.append(len(rows))
                 raise ConnectionError("away")
             await super().add_history(rows, failures)
 
@@ -115,7 +115,7 @@ def test_counts_survive_an_outage_of_the_store(monkeypatch: pytest.MonkeyPatch) 
 
         with WorkerPool(queue):
             works.enqueue().result(PATIENCE)
-            assert eventually(lambda: len(refused) == 2, PATIENCE)
+            assert eventually(lambda: len(rejected) == 2, PATIENCE)
         assert sum(one.success for one in queue.history()) == 1
 
 

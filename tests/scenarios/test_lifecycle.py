@@ -328,7 +328,7 @@ def test_a_pool_may_be_closed_while_it_is_prepared(drain: bool) -> None:
     assert pool.stats().state is PoolState.CLOSED
 
 
-def test_requests_that_wait_while_the_preparation_of_a_closed_pool_fails_are_refused(
+def test_requests_that_wait_while_the_preparation_of_a_closed_pool_fails_are_rejected(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     delegate = Delegate(BROKEN)

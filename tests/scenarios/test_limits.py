@@ -884,10 +884,10 @@ def test_work_that_comes_before_the_workers_waits_for_them() -> None:
 
 
 def test_a_pool_none_of_whose_workers_can_start_fails_with_the_cause(caplog: pytest.LogCaptureFixture) -> None:
-    def refuse() -> None:
+    def reject() -> None:
         raise OSError("no licence")
 
-    pool = Pool(3, min_workers=2, initializer=refuse)
+    pool = Pool(3, min_workers=2, initializer=reject)
     with pytest.raises(PoolFailed, match="no licence") as caught:
         pool.wait_ready(PATIENCE)
     assert isinstance(caught.value.__cause__, OSError)
@@ -902,10 +902,10 @@ def test_a_pool_none_of_whose_workers_can_start_fails_with_the_cause(caplog: pyt
 
 
 def test_a_failed_pool_can_be_paused_resumed_and_closed() -> None:
-    def refuse() -> None:
+    def reject() -> None:
         raise OSError("no licence")
 
-    pool = Pool(2, initializer=refuse)
+    pool = Pool(2, initializer=reject)
     assert isinstance(pool.submit(int).exception(PATIENCE), PoolFailed)
     pool.pause()
     pool.resume()
@@ -917,13 +917,13 @@ def test_a_worker_that_does_not_start_is_not_tried_again_without_end(caplog: pyt
     attempts: list[int] = []
     first = threading.Event()
 
-    def refuse_all_but_one() -> None:
+    def reject_all_but_one() -> None:
         attempts.append(1)
         if first.is_set():
             raise OSError("no licence")
         first.set()
 
-    with Blocker() as blocker, Pool(2, initializer=refuse_all_but_one) as pool:
+    with Blocker() as blocker, Pool(2, initializer=reject_all_but_one) as pool:
         occupy(pool, blocker, 1)
         waiting = pool.submit(int)
         many = eventually(lambda: len(attempts) > 100, within=1)
@@ -937,7 +937,7 @@ def test_min_workers_are_there_although_one_of_them_failed_to_start(caplog: pyte
     attempts: list[int] = []
     together = threading.Barrier(2)
 
-    def refuse_once() -> None:
+    def reject_once() -> None:
         with lock:
             attempts.append(1)
             number = len(attempts)
@@ -946,7 +946,7 @@ def test_min_workers_are_there_although_one_of_them_failed_to_start(caplog: pyte
         if number == 2:
             raise OSError("no licence")
 
-    with Pool(2, min_workers=2, initializer=refuse_once) as pool:
+    with Pool(2, min_workers=2, initializer=reject_once) as pool:
         assert pool.wait_ready(3)
         assert eventually(lambda: pool.stats().idle == 2, within=1)
 
@@ -1077,11 +1077,11 @@ def test_closing_a_view_s_pool_closes_the_view() -> None:
 
 def test_a_view_keeps_its_pool_open() -> None:
     view = Pool(1).using(timeout=PATIENCE)
-    assert not eventually(lambda: _refuses(view), within=0.3)
+    assert not eventually(lambda: _rejects(view), within=0.3)
     assert view.submit(int).result(PATIENCE) == 0
 
 
-def _refuses(view: object) -> bool:
+def _rejects(view: object) -> bool:
     try:
         view.submit(int)  # type: ignore[attr-defined]
     except PoolClosed:

@@ -154,7 +154,7 @@ def test_wait_with_a_timeout_nests() -> None:
         blocker.release()
 
 
-def test_a_wait_that_is_refused_leaves_the_other_futures_alone() -> None:
+def test_a_wait_that_is_rejected_leaves_the_other_futures_alone() -> None:
     out = printed(
         """
         import concurrent.futures
@@ -287,7 +287,7 @@ def test_a_ring_by_way_of_a_request_that_runs_inline_is_told() -> None:
         assert isinstance(outer_future[0].exception(PATIENCE), NestedWait)
 
 
-def test_no_wait_that_can_end_is_refused() -> None:
+def test_no_wait_that_can_end_is_rejected() -> None:
     """A diamond is no ring."""
     with Pool(3) as pool:
         base_may_end = threading.Event()

@@ -104,9 +104,9 @@ class Recorder:
     def requests(self) -> dict[int, list[RequestState]]:
         """The history of each request that was taken in."""
         histories: dict[int, list[RequestState]] = defaultdict(list)
-        refused = {event.request for event in self.events if event.kind is Kind.REQUEST_REJECTED}
+        rejected = {event.request for event in self.events if event.kind is Kind.REQUEST_REJECTED}
         for event in self.events:
-            if event.kind in REQUEST and event.request not in refused:
+            if event.kind in REQUEST and event.request not in rejected:
                 assert event.request is not None
                 histories[event.request].append(REQUEST[event.kind])
         return histories
@@ -240,7 +240,7 @@ def test_a_request_that_is_given_up_is_told_once_although_its_function_returns_l
     assert recorder.kinds().count(Kind.WORKER_ABANDONED) == (max_abandoned if limit == "run_timeout" else 0)
 
 
-def test_a_refused_request_is_told() -> None:
+def test_a_rejected_request_is_told() -> None:
     recorder = Recorder()
     with Blocker() as blocker, Pool(1, max_queue=0, observer=recorder) as pool:
         pool.submit(blocker)

@@ -80,7 +80,7 @@ async def test_arguments_and_results_are_restored_by_annotations() -> None:
         assert await (await tasks.next_day.aenqueue(date(2026, 12, 31))).aresult(PATIENCE) == date(2027, 1, 1)
 
 
-async def test_what_cannot_run_in_a_process_is_refused_when_it_is_declared() -> None:
+async def test_what_cannot_run_in_a_process_is_rejected_when_it_is_declared() -> None:
     queue = TaskQueue("memory://")
 
     def inner() -> None: ...

@@ -139,6 +139,6 @@ for line in sys.stdin:
 
 @pytest.mark.parametrize("option", ["max_rss", "memory_limit"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "1 GB", True])
-def test_limits_that_make_no_sense_are_refused(option: str, value: Any) -> None:
+def test_limits_that_make_no_sense_are_rejected(option: str, value: Any) -> None:
     with pytest.raises(InvalidOption, match=option):
         ProcessRuntime(**{option: value})

@@ -229,15 +229,15 @@ def test_a_callback_may_submit_more_but_not_wait() -> None:
         assert [type(one) for one in seen] == [NestedWait, int]
 
 
-def test_a_callback_that_finds_no_room_is_refused_instead_of_waiting_forever(tmp_path: Path) -> None:
-    refused: list[BaseException] = []
+def test_a_callback_that_finds_no_room_is_rejected_instead_of_waiting_forever(tmp_path: Path) -> None:
+    rejected: list[BaseException] = []
     over = threading.Event()
 
     def submit(_: object) -> None:
         try:
             pool.submit(pow, 2, 3)
         except PoolSaturated as error:
-            refused.append(error)
+            rejected.append(error)
         over.set()
 
     with Pool(1, runtime="process", max_queue=1, when_full="block") as pool:
@@ -246,7 +246,7 @@ def test_a_callback_that_finds_no_room_is_refused_instead_of_waiting_forever(tmp
         pool.submit(work.wait_for, tmp_path / "go")
         (tmp_path / "go").touch()
         assert over.wait(PATIENCE)
-        assert len(refused) == 1
+        assert len(rejected) == 1
 
 
 def in_a_callback(call: Callable[[], T], go: Path) -> T | BaseException:
@@ -549,7 +549,7 @@ def test_a_stream_whose_reader_leaves_is_closed_soon_however_much_it_may_still_s
         (tmp_path / "left").touch()
         eventually((tmp_path / "closed").exists)
         assert (tmp_path / "told").exists()
-        assert work.count_of(tmp_path) == 2, "the second was refused, so the third is not sent"
+        assert work.count_of(tmp_path) == 2, "the second was rejected, so the third is not sent"
         assert pool.do(pow, 2, 2) == 4
         assert pool.stats().spawned == 1
 
@@ -679,6 +679,6 @@ def test_from_asyncio() -> None:
         ({"initializer": 3}, InvalidOptionType, "initializer must be a function"),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, object], error: type[Exception], text: str) -> None:
+def test_wrong_options_are_rejected(options: dict[str, object], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         ProcessRuntime(**options)  # type: ignore[arg-type]

@@ -204,7 +204,7 @@ def test_a_function_cannot_be_submitted() -> None:
             pool.using(context=True)
 
 
-def test_what_a_program_has_no_use_for_is_refused() -> None:
+def test_what_a_program_has_no_use_for_is_rejected() -> None:
     for options in ({"initializer": print}, {"calls": CallPolicy(wrap=print)}, {"worker": dict}):
         with pytest.raises(InvalidOption, match=next(iter(options))):
             Pool(1, runtime=python(), **options)
@@ -612,7 +612,7 @@ def test_a_program_that_is_not_there_fails_the_pool() -> None:
         assert "No such file" in str(caught.value.__cause__)
 
 
-def test_more_capacity_than_a_program_has_is_refused() -> None:
+def test_more_capacity_than_a_program_has_is_rejected() -> None:
     with Pool(1, runtime=python(), capacity=2) as pool, pytest.raises(PoolFailed) as caught:
         pool.wait_ready(PATIENCE)
     assert "the capacity of worker.py" in str(caught.value.__cause__)

@@ -74,7 +74,7 @@ def test_what_people_set_stands_above_the_code_until_it_is_reset(queue: TaskQueu
     "terms",
     [{"max_running": 0}, {"rate": 0}, {"in_order": 1}, {"in_order": True, "max_running_per_key": 2}, {"most": 4}],
 )
-def test_terms_that_are_not_allowed_are_refused(queue: TaskQueue, terms: Any) -> None:
+def test_terms_that_are_not_allowed_are_rejected(queue: TaskQueue, terms: Any) -> None:
     for limit in (queue.set_limit, queue.declare_limit):
         with pytest.raises(InvalidOption):
             limit(**terms)

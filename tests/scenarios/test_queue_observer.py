@@ -162,6 +162,6 @@ def test_an_observer_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -
     assert Kind.TASK_ENQUEUED.value in caplog.text
 
 
-def test_an_observer_that_cannot_be_called_is_refused() -> None:
+def test_an_observer_that_cannot_be_called_is_rejected() -> None:
     with pytest.raises(InvalidOptionType, match="observer"):
         TaskQueue("memory://", observer="print")  # type: ignore[arg-type]

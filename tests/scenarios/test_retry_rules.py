@@ -78,7 +78,7 @@ def test_each_exception_may_have_a_backoff_of_its_own(queue: TaskQueue) -> None:
         {"backoff_for": [ValueError]},
     ],
 )
-def test_what_is_no_backoff_is_refused(queue: TaskQueue, options: Any) -> None:
+def test_what_is_no_backoff_is_rejected(queue: TaskQueue, options: Any) -> None:
     with pytest.raises(InvalidOption, match="backoff"):
         queue.task(name="f", **options)
 

@@ -506,18 +506,18 @@ def test_one_key_cannot_stand_for_many_calls(desk: Desk) -> None:
 
 
 def test_a_key_of_a_running_schedule_cannot_take_it_to_another_queue(desk: Desk) -> None:
-    refused: list[ScheduleBusy] = []
+    rejected: list[ScheduleBusy] = []
 
     def moving() -> None:
         try:
             job.using(interval=60, schedule_key="k", queue="other").enqueue()
         except ScheduleBusy as error:
-            refused.append(error)
+            rejected.append(error)
 
     job = desk.task(moving)
     job.using(interval=60, schedule_key="k").enqueue()
     desk.work()
-    assert [error.key for error in refused] == ["k"]
+    assert [error.key for error in rejected] == ["k"]
 
 
 # By workers.

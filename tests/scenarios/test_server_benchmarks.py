@@ -140,7 +140,7 @@ def test_a_peer_may_have_an_environment_of_its_own(tmp_path: Path, monkeypatch: 
     assert not measure.able(measure.probe("python", ON_REDIS, tmp_path), huey)
 
 
-def test_a_size_that_no_suite_has_is_refused_with_those_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_size_that_no_suite_has_is_rejected_with_those_it_has(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["redis", "--size", "tasks=7"])
     assert "must be one of rounds, singles, bulk, drained" in capsys.readouterr().err

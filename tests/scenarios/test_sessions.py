@@ -221,7 +221,7 @@ def test_a_stopping_worker_takes_no_more_but_runs_its_line_first() -> None:
         script.runtime.finish(other)
 
 
-def test_what_ran_on_a_dead_worker_is_lost_and_what_waited_for_it_is_refused() -> None:
+def test_what_ran_on_a_dead_worker_is_lost_and_what_waited_for_it_is_rejected() -> None:
     with Script(2) as script:
         running, waiting = script.view().submit(print), script.view().submit(print)
         plain = script.pool.submit(print)
@@ -471,12 +471,12 @@ def test_too_many_sessions() -> None:
         script.bound("e")
 
 
-def test_sessions_whose_requests_were_all_refused_do_not_fill_the_table() -> None:
+def test_sessions_whose_requests_were_all_rejected_do_not_fill_the_table() -> None:
     with Script(1, sessions=SessionPolicy(max_sessions=2), max_queue=0) as script:
         script.pool.submit(print)
         for number in range(10):
             with pytest.raises(PoolSaturated):
-                script.view(f"refused {number}").submit(print)
+                script.view(f"rejected {number}").submit(print)
 
 
 def test_end_session_says_whether_there_was_one() -> None:
@@ -729,7 +729,7 @@ def test_events_tell_of_sessions_that_are_forgotten() -> None:
         assert {session.id for session in script.pool.sessions()} == {"d"}
 
 
-def test_every_refusal_is_told_after_the_request_was_announced() -> None:
+def test_every_rejection_is_told_after_the_request_was_announced() -> None:
     events: list[TelemetryEvent] = []
     with Script(1, sessions=SessionPolicy(max_sessions=1), observer=events.append) as script:
         worker = script.bound(affinity="strict_fail_fast")

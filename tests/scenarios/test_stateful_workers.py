@@ -132,7 +132,7 @@ def test_a_factory_makes_the_instances_too() -> None:
         ("", "no method"),
     ],
 )
-def test_a_name_that_is_no_public_method_is_refused_at_submission(face: str, call: str, name: str, says: str) -> None:
+def test_a_name_that_is_no_public_method_is_rejected_at_submission(face: str, call: str, name: str, says: str) -> None:
     with Pool(1, worker=Model) as pool:
         submitted = pool.stats().submitted
         with pytest.raises(NoSuchMethod, match=says) as caught:
@@ -145,7 +145,7 @@ def test_a_name_that_is_no_public_method_is_refused_at_submission(face: str, cal
         assert pool.stats().submitted == submitted
 
 
-def test_a_name_in_a_pool_without_instances_is_refused() -> None:
+def test_a_name_in_a_pool_without_instances_is_rejected() -> None:
     with Pool(1) as pool, pytest.raises(NoSuchMethod, match=r"without worker=.*function itself") as caught:
         pool.submit("predict")
     assert caught.value.methods == ()
@@ -286,7 +286,7 @@ def test_a_capacity_that_is_none_fails_the_start(declared: Any) -> None:
         assert isinstance(caught.value.__cause__, InvalidOption)
 
 
-def test_a_runtime_that_keeps_no_instances_refuses_a_class() -> None:
+def test_a_runtime_that_keeps_no_instances_rejects_a_class() -> None:
     with pytest.raises(InvalidOption, match="keep no instances"):
         Pool(1, worker=Model, runtime=ScriptedRuntime(capabilities=["share_memory"]))
     with pytest.raises(InvalidOptionType):
@@ -343,7 +343,7 @@ def test_a_helper_for_another_pool_works_with_an_instance_of_its_own_pool() -> N
     assert len(Model.made) == 1
 
 
-def test_what_no_worker_is_left_for_is_refused_at_interpreter_exit() -> None:
+def test_what_no_worker_is_left_for_is_rejected_at_interpreter_exit() -> None:
     out = printed(
         """
         import atexit, threading

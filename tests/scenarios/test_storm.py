@@ -227,7 +227,7 @@ def test_a_storm_of_waits_in_foreign_code() -> None:
             try:
                 wait(futures, timeout=20)
             except NestedWait:
-                told.append("refused")
+                told.append("rejected")
             else:
                 told.append("waited")
 

@@ -257,7 +257,7 @@ def test_a_stream_that_is_closed_before_it_starts_never_runs() -> None:
     assert source.produced == 0
 
 
-def test_a_saturated_pool_refuses_a_stream() -> None:
+def test_a_saturated_pool_rejects_a_stream() -> None:
     runtime = ScriptedRuntime()
     with Pool(1, max_queue=0, runtime=runtime) as pool:
         first = pool.stream(count, 3)
@@ -328,7 +328,7 @@ def test_a_stream_knows_what_time_is_left(kind: str) -> None:
     assert 50 < left <= 100
 
 
-def test_no_time_at_all_is_refused() -> None:
+def test_no_time_at_all_is_rejected() -> None:
     with Pool(1) as pool, pytest.raises(DeadlineExceeded):
         pool.using(timeout=0).stream(count, 3)
 

@@ -228,7 +228,7 @@ async def test_open_resources_are_closed_when_a_task_times_out(queue: TaskQueue,
     assert told == ["middleware before", "session open", "session closed", "middleware after"]
 
 
-def test_a_function_that_cannot_be_middleware_is_refused(queue: TaskQueue) -> None:
+def test_a_function_that_cannot_be_middleware_is_rejected(queue: TaskQueue) -> None:
     with pytest.raises(InvalidHook, match=r"it takes \(\), and is called with the task"):
         queue.middleware(lambda: None)  # type: ignore[type-var]
     with pytest.raises(InvalidHook, match="3 cannot be a middleware: it cannot be called"):
@@ -300,7 +300,7 @@ def test_enqueue_middleware_that_raises_keeps_nothing_or_says_that_it_is_kept(qu
     assert error.value.__notes__[-1] == f"the task is kept nevertheless: {kept.id}"
 
 
-def test_wrong_headers_of_middleware_are_refused(queue: TaskQueue) -> None:
+def test_wrong_headers_of_middleware_are_rejected(queue: TaskQueue) -> None:
     @queue.task(name="work")
     def work() -> None: ...
 
@@ -526,7 +526,7 @@ def test_a_direct_call_without_the_value_says_what_is_missing(queue: TaskQueue) 
         look()
 
 
-def test_an_injected_parameter_before_others_is_refused(queue: TaskQueue) -> None:
+def test_an_injected_parameter_before_others_is_rejected(queue: TaskQueue) -> None:
     @queue.task(name="add")
     def add(more: Number, number: int) -> int:
         return number + more
@@ -555,7 +555,7 @@ def test_a_provider_that_fails_is_the_error_of_the_task_or_of_the_start(queue: T
         assert "raised by the provider" in failed.value.traceback
 
 
-def test_providers_that_make_no_sense_are_refused(queue: TaskQueue) -> None:
+def test_providers_that_make_no_sense_are_rejected(queue: TaskQueue) -> None:
     def needs_more(url: str) -> int:
         return 0
 

@@ -159,7 +159,7 @@ def test_a_queue_has_defaults_for_all_its_tasks(storage: MemoryStorage) -> None:
 
 
 @pytest.mark.parametrize("address", ["jobs.db", "mysql://x", "", 5, None, object()])
-def test_an_address_that_cannot_be_is_refused_at_once(address: Any) -> None:
+def test_an_address_that_cannot_be_is_rejected_at_once(address: Any) -> None:
     with pytest.raises(InvalidOption):
         TaskQueue(address)
 
@@ -185,7 +185,7 @@ async def test_the_same_from_async_code(queue: TaskQueue) -> None:
     assert (await job.ainfo()).attempt == 1
 
 
-def test_a_call_is_refused_as_a_whole(queue: TaskQueue) -> None:
+def test_a_call_is_rejected_as_a_whole(queue: TaskQueue) -> None:
     function = queue.task(add)
     for bad in (("x",), (), (1, 2, 3)):
         with pytest.raises(InvalidArgument):
@@ -270,7 +270,7 @@ def test_by_name(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "two words", "x" * 256, None])
-def test_an_impossible_name_is_refused_also_with_elsewhere(queue: TaskQueue, name: Any) -> None:
+def test_an_impossible_name_is_rejected_also_with_elsewhere(queue: TaskQueue, name: Any) -> None:
     with pytest.raises(InvalidOption) as caught:
         queue.enqueue(name, elsewhere=True)
     assert caught.value.option == "func_path"
@@ -422,7 +422,7 @@ def test_purge_goes_through_all_pages_and_leaves_unfinished_tasks(queue: TaskQue
     assert queue.counts()["default"] == {TaskStatus.PENDING: 600}
 
 
-def test_bad_questions_are_refused_by_name(queue: TaskQueue) -> None:
+def test_bad_questions_are_rejected_by_name(queue: TaskQueue) -> None:
     bad: list[tuple[str, Any]] = [
         ("limit", lambda: queue.list(limit=0)),
         ("limit", lambda: queue.list(limit=1001)),

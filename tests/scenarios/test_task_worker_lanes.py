@@ -61,13 +61,13 @@ def test_lanes_are_read(written: Any, lanes: list[Lane]) -> None:
         "a-*:1 a-*:2",
     ],
 )
-def test_lanes_that_make_no_sense_are_refused(written: Any) -> None:
+def test_lanes_that_make_no_sense_are_rejected(written: Any) -> None:
     with pytest.raises(InvalidOption):
         read_lanes(written, 7)
 
 
 @pytest.mark.parametrize("lanes", [7, [7], [None], object()])
-def test_lanes_of_wrong_types_are_refused(lanes: Any) -> None:
+def test_lanes_of_wrong_types_are_rejected(lanes: Any) -> None:
     with pytest.raises(InvalidOptionType):
         read_lanes(lanes, 7)
 
@@ -90,12 +90,12 @@ def test_lanes_of_wrong_types_are_refused(lanes: Any) -> None:
         {"lanes": "a:0"},
     ],
 )
-def test_bad_options_are_refused_by_name(options: dict[str, Any]) -> None:
+def test_bad_options_are_rejected_by_name(options: dict[str, Any]) -> None:
     (name,) = options
     for make in (Desk().worker, lambda **given: WorkerPool(Desk(), **given)):
-        with pytest.raises(InvalidOption) as refused:
+        with pytest.raises(InvalidOption) as rejected:
             make(**options)
-        assert refused.value.option == name
+        assert rejected.value.option == name
 
 
 def test_a_lane_has_permits_of_its_own() -> None:

@@ -337,7 +337,7 @@ def test_which_workers_are_dead() -> None:
         identity.unregister_worker("mine")
 
 
-def test_a_task_that_was_lost_is_stopped_and_its_writes_are_refused() -> None:
+def test_a_task_that_was_lost_is_stopped_and_its_writes_are_rejected() -> None:
     async def main() -> None:
         desk = Desk(store := OneLoopStorage())
         stopped = asyncio.Event()

@@ -415,7 +415,7 @@ def test_a_retry_keeps_the_error_that_it_was_raised_for(how: str, caplog: pytest
 
         async def work() -> None:
             try:
-                raise ConnectionResetError("refused")
+                raise ConnectionResetError("rejected")
             except OSError as error:
                 if how == "from":
                     raise Retry("busy", after=1) from error
@@ -437,10 +437,10 @@ def test_a_retry_keeps_the_error_that_it_was_raised_for(how: str, caplog: pytest
         return
     for error, record in zip(errors, lines, strict=True):
         assert (error.kind, error.type) == ("exception", "ConnectionResetError")
-        assert error.message == "refused; try again after 1 s: busy"
+        assert error.message == "rejected; try again after 1 s: busy"
         assert error.names == {"exception", "ConnectionResetError"}
-        assert 'raise ConnectionResetError("refused")' in error.traceback
-        assert "raised Retry (busy) because of ConnectionResetError: refused" in record.getMessage()
+        assert 'raise ConnectionResetError("rejected")' in error.traceback
+        assert "raised Retry (busy) because of ConnectionResetError: rejected" in record.getMessage()
         assert record.exc_info is not None
         assert record.exc_info[0] is ConnectionResetError
 

@@ -300,7 +300,7 @@ def test_a_store_that_never_answers_is_given_up_and_asked_again() -> None:
 
 @pytest.mark.parametrize("call", ["get", "wait_for_work"])
 def test_no_lane_waits_for_ever_for_one_answer(call: str) -> None:
-    """A settlement is repeated, refused, and the question what became of it is never answered; or a hint is not."""
+    """A settlement is repeated, rejected, and the question what became of it is never answered; or a hint is not."""
 
     class Hanging(OneLoopStorage):
         hangs = 0
@@ -439,7 +439,7 @@ def test_a_run_that_ends_in_an_outage_with_nothing_in_hand_ends_in_order() -> No
     in_virtual_time(main)
 
 
-def test_a_settlement_that_is_refused_is_reported_as_lost() -> None:
+def test_a_settlement_that_is_rejected_is_reported_as_lost() -> None:
     async def main() -> None:
         desk = Desk(store := OneLoopStorage())
         events = list[TelemetryEvent]()

@@ -91,10 +91,10 @@ def test_a_thread_that_cannot_start_fails_one_request_and_is_logged(monkeypatch:
         blocker.wait_entered()
         log.following = [following := new_request(worker, abs, -5)]
 
-        def refuse(*_: object) -> threading.Thread:
+        def reject(*_: object) -> threading.Thread:
             raise RuntimeError("can't start new thread")
 
-        monkeypatch.setattr(primitives, "start_thread", refuse)
+        monkeypatch.setattr(primitives, "start_thread", reject)
         worker.handle.hand(unlucky := new_request(worker, abs, -1))
         assert [request for request, _, _ in log.ends] == [unlucky]
         assert isinstance(log.ends[0][2], WorkerStartFailed)
@@ -115,12 +115,12 @@ def test_a_pool_whose_threads_cannot_start_goes_on(monkeypatch: pytest.MonkeyPat
         blocker.wait_entered()
         start_thread = primitives.start_thread
 
-        def refuse(target: Any, name: str) -> threading.Thread:
+        def reject(target: Any, name: str) -> threading.Thread:
             if "." in name:
                 raise RuntimeError("can't start new thread")
             return start_thread(target, name)
 
-        monkeypatch.setattr(primitives, "start_thread", refuse)
+        monkeypatch.setattr(primitives, "start_thread", reject)
         futures = [pool.submit(abs, -number) for number in range(20)]
         blocker.release()
         first.result(PATIENCE)

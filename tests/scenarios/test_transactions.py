@@ -454,7 +454,7 @@ def test_a_connection_to_the_file_that_commits_by_itself_enqueues_at_once(
 
 
 @pytest.mark.parametrize("opened", ASYNC)
-async def test_a_sync_call_with_an_async_connection_is_refused_before_anything_is_done(
+async def test_a_sync_call_with_an_async_connection_is_rejected_before_anything_is_done(
     postgres_url: str, queue: TaskQueue, opened: Opened
 ) -> None:
     greet = queue.task(name="greet")(lambda: None)
@@ -466,7 +466,7 @@ async def test_a_sync_call_with_an_async_connection_is_refused_before_anything_i
     assert (await job.ainfo()).name == "greet"
 
 
-async def test_what_is_no_connection_is_refused(queue: TaskQueue, tmp_path: Path, redis_url: str) -> None:
+async def test_what_is_no_connection_is_rejected(queue: TaskQueue, tmp_path: Path, redis_url: str) -> None:
     greet = queue.task(name="greet")(lambda: None)
     with pytest.raises(InvalidOptionType, match="psycopg"):
         await greet.using(connection="postgresql://").aenqueue()

@@ -56,7 +56,7 @@ def test_a_key_is_made_from_the_arguments(queue: TaskQueue, template: str, key: 
 
 @pytest.mark.parametrize("template", ["{user}", "{}", "{0}", "{user_id", "user_id}", "{full:{width}}", "{args[0]}"])
 @pytest.mark.parametrize("option", ["unique_key", "concurrency_key"])
-def test_a_template_that_does_not_fit_the_function_is_refused_at_once(
+def test_a_template_that_does_not_fit_the_function_is_rejected_at_once(
     queue: TaskQueue, option: str, template: str
 ) -> None:
     with pytest.raises(InvalidOption, match=option):
@@ -88,7 +88,7 @@ def test_a_key_in_a_call_is_a_plain_value(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("text", ["x" * 201, "\ud800"])
-def test_arguments_that_make_no_key_are_refused(queue: TaskQueue, text: str) -> None:
+def test_arguments_that_make_no_key_are_rejected(queue: TaskQueue, text: str) -> None:
     @queue.task(name="f", unique_key="{text}")
     def function(text: str) -> None: ...
 
@@ -99,7 +99,7 @@ def test_arguments_that_make_no_key_are_refused(queue: TaskQueue, text: str) -> 
     assert queue.list() == []
 
 
-def test_a_key_that_raises_is_refused(queue: TaskQueue) -> None:
+def test_a_key_that_raises_is_rejected(queue: TaskQueue) -> None:
     @queue.task(name="f", unique_key="{order[id]}")
     def function(order: dict[str, int]) -> None: ...
 
@@ -189,7 +189,7 @@ def test_debounce_waits_for_quiet_and_no_longer_than_its_limit(queue: TaskQueue,
         {"unique_key": "k", "debounce": -1},
     ],
 )
-def test_options_that_contradict_each_other_are_refused(queue: TaskQueue, options: dict[str, Any]) -> None:
+def test_options_that_contradict_each_other_are_rejected(queue: TaskQueue, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
         queue.task(report).using(**options)
 

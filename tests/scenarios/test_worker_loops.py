@@ -70,7 +70,7 @@ def test_uvloop_is_not_needed_unless_it_is_asked_for(monkeypatch: pytest.MonkeyP
         new_runner("uvloop")
 
 
-def test_another_loop_is_refused() -> None:
+def test_another_loop_is_rejected() -> None:
     with pytest.raises(InvalidOption, match="loop must be one of auto, asyncio, uvloop"):
         new_runner("trio")  # type: ignore[arg-type]
 

@@ -51,7 +51,7 @@ def test_an_attribute_of_an_attribute() -> None:
     assert load_queue("shop_b:app.jobs") is load_queue("shop_b:queue")
 
 
-def refused(written: str) -> str:
+def rejected(written: str) -> str:
     with pytest.raises(WrongApp) as caught:
         load_queue(written)
     assert caught.value.code is ExitCode.USAGE
@@ -59,65 +59,65 @@ def refused(written: str) -> str:
 
 
 def test_a_module_that_is_not_there(folder: Path) -> None:
-    said = refused("nowhere:queue")
+    said = rejected("nowhere:queue")
     assert "cannot use 'nowhere:queue': there is no module 'nowhere'" in said
     assert f"in {folder} or on sys.path" in said
     assert "APP is module:attribute" in said
     write("shop_c.py")
-    assert "did you mean shop_c?" in refused("shop_d:queue")
-    assert "files with a TaskQueue: shop_c.py" in refused("nowhere:queue")
+    assert "did you mean shop_c?" in rejected("shop_d:queue")
+    assert "files with a TaskQueue: shop_c.py" in rejected("nowhere:queue")
 
 
 def test_a_file_that_is_not_there(folder: Path) -> None:
     write("shop_c.py")
-    said = refused("shop.py:queue")
+    said = rejected("shop.py:queue")
     assert f"there is no file {folder}/shop.py" in said
     assert "did you mean shop_c?" in said
 
 
 def test_a_dot_instead_of_a_colon() -> None:
     write("shop_e.py")
-    assert "did you mean shop_e:queue?" in refused("shop_e.queue")
+    assert "did you mean shop_e:queue?" in rejected("shop_e.queue")
 
 
 def test_an_attribute_that_is_not_there_or_something_else() -> None:
     write("shop_f.py", ONE + TASK)
-    assert "has no 'que'" in refused("shop_f:que")
-    assert "its TaskQueues: queue" in refused("shop_f:que")
-    assert "'f' is a task, not a TaskQueue" in refused("shop_f:f")
-    assert "'TaskQueue' is a type, not a TaskQueue" in refused("shop_f:TaskQueue")
+    assert "has no 'que'" in rejected("shop_f:que")
+    assert "its TaskQueues: queue" in rejected("shop_f:que")
+    assert "'f' is a task, not a TaskQueue" in rejected("shop_f:f")
+    assert "'TaskQueue' is a type, not a TaskQueue" in rejected("shop_f:TaskQueue")
 
 
 def test_none_or_several_queues() -> None:
     write("shop_g.py", "x = 1\n")
-    assert "has no TaskQueue" in refused("shop_g")
+    assert "has no TaskQueue" in rejected("shop_g")
     write("shop_h.py", f"{ONE}mail = TaskQueue('memory://')\nsame = mail\n")
-    assert "name one: shop_h:queue, shop_h:mail, shop_h:same" in refused("shop_h")
+    assert "name one: shop_h:queue, shop_h:mail, shop_h:same" in rejected("shop_h")
     write("shop_i.py", f"{ONE}same = queue\n")
     load_queue("shop_i")
 
 
 def test_an_address_is_no_app() -> None:
-    assert "this is the address of a store" in refused("sqlite:///jobs.db")
+    assert "this is the address of a store" in rejected("sqlite:///jobs.db")
     for address in ("redis://u:s3cret@h", "redis:u:s3cret@h", "postgres//u:s3cret@h:5432/x"):
-        assert "this is the address of a store" in (words := refused(address))
+        assert "this is the address of a store" in (words := rejected(address))
         assert "s3cret" not in words
 
 
 def test_the_mark_of_an_older_version_is_no_app() -> None:
-    words = refused("pid:[4026531836]/0b3e/17/123/ab")
+    words = rejected("pid:[4026531836]/0b3e/17/123/ab")
     assert "unset BULLPEN_APP" in words
     assert "BULLPEN_APP_PROCESS" in words
 
 
 @pytest.mark.parametrize("written", ["", ":queue", "app:"])
 def test_half_of_an_app(written: str) -> None:
-    assert "empty" in refused(written)
+    assert "empty" in rejected(written)
 
 
 def test_a_file_whose_name_python_has_taken() -> None:
     write("json.py")
-    said = refused("json.py")
+    said = rejected("json.py")
     assert "the name 'json' is taken by another module" in said
     assert "rename json.py" in said
 

@@ -56,6 +56,6 @@ def test_fish_gets_no_quote_that_ends_too_early() -> None:
         assert line.replace("\\\\", "").replace("\\'", "").count("'") % 2 == 0, line
 
 
-def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_shell_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "powershell"]) == 2
     assert "invalid choice: 'powershell'" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_words_become_what_the_function_takes(words: list[str], call: object) ->
         (["a", "1", "2026-01-31", "b"], "too many positional arguments"),
     ],
 )
-def test_words_that_do_not_fit_are_refused(words: list[str], said: str) -> None:
+def test_words_that_do_not_fit_are_rejected(words: list[str], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         fitting(send.definition, read(words))
 

@@ -45,7 +45,7 @@ def test_for_an_unknown_command_the_known_ones_are_named(capsys: pytest.CaptureF
         "worker app --grace soon",
     ],
 )
-def test_a_wrong_number_is_refused_with_what_is_allowed(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_number_is_rejected_with_what_is_allowed(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words.split()) == 2
     *_, option, value = words.split()
     error = capsys.readouterr().err
@@ -103,10 +103,10 @@ def test_the_first_command_of_a_group_is_meant_if_none_is_named() -> None:
 def test_errors_that_people_can_mend_are_one_line(
     error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(_: argparse.Namespace) -> int:
+    def reject(_: argparse.Namespace) -> int:
         raise error
 
-    use_fake_command(monkeypatch, refuse)
+    use_fake_command(monkeypatch, reject)
     assert cli.main(["fake", "0"]) == code
     assert capsys.readouterr().err == f"bullpen fake: {error}\n"
 

@@ -32,7 +32,7 @@ def parsed(*words: str) -> serve.Settings:
         ("--concurency 5", "'--concurency 5' is not understood"),
     ],
 )
-def test_wrong_options_are_refused_by_name(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_rejected_by_name(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["worker", "app", *words.split()]) == 2
     assert said in capsys.readouterr().err
 
@@ -46,7 +46,7 @@ def test_wrong_options_are_refused_by_name(words: str, said: str, capsys: pytest
         (["--queues", "a b"], "queues must be a name"),
     ],
 )
-def test_wrong_lanes_are_refused(words: list[str], said: str) -> None:
+def test_wrong_lanes_are_rejected(words: list[str], said: str) -> None:
     with pytest.raises(InvalidOption, match=said):
         serve.lanes_of(parsed(*words), queue)
 

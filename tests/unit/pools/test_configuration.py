@@ -37,7 +37,7 @@ def test_durations(written: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("written", ["", "30", "s", "-1s", "30 parsecs", "1h30m", "1,5s", "inf s", "1e3s"])
-def test_what_is_no_duration_is_refused(written: str) -> None:
+def test_what_is_no_duration_is_rejected(written: str) -> None:
     with pytest.raises(
         ConfigurationError, match=r"x: pool 'a': recycling.idle_timeout must be a number of seconds, or like"
     ):
@@ -124,7 +124,7 @@ def test_an_unknown_option_names_a_close_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "-a", "a/b", "a\n", 3, None])
-def test_what_is_no_name_is_refused(name: Any) -> None:
+def test_what_is_no_name_is_rejected(name: Any) -> None:
     with pytest.raises(ConfigurationError, match="is no name for a pool"):
         read_pools({name: {}}, "x")
 
@@ -135,7 +135,7 @@ def test_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(("pools", "message"), [({}, "it has no pools"), ([], "table of pools"), ({"a": 3}, "got 3")])
-def test_what_is_no_table_of_pools_is_refused(pools: Any, message: str) -> None:
+def test_what_is_no_table_of_pools_is_rejected(pools: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         read_pools(pools, "x")
 

@@ -509,7 +509,7 @@ def test_a_question_with_an_answer_is_no_doubt() -> None:
     assert check(history).broken >= {"I5"}
 
 
-def test_an_unknown_invariant_is_refused() -> None:
+def test_an_unknown_invariant_is_rejected() -> None:
     with pytest.raises(ValueError, match="I22"):
         check([], only=["I22"])
 

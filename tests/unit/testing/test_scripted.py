@@ -118,7 +118,7 @@ def test_a_worker_that_cannot_start_fails_the_pool(break_start: Callable[[Script
         assert isinstance(error.__cause__, OSError)
 
 
-def test_cancel_and_kill_are_refused_unless_promised() -> None:
+def test_cancel_and_kill_are_rejected_unless_promised() -> None:
     runtime = ScriptedRuntime()
     pool = Pool(1, runtime=runtime)
     future = pool.submit(int)

@@ -374,7 +374,7 @@ def test_setup_and_check_may_not_wait() -> None:
         explore(scenario, schedules=1).raise_for_failure()
 
 
-def test_a_token_of_another_scenario_is_refused() -> None:
+def test_a_token_of_another_scenario_is_rejected() -> None:
     with pytest.raises(ReplayDiverged, match="actor 9 cannot run here"):
         replay(two_locks(ordered=True), "jumping:1x1.9x1")
     with pytest.raises(ValueError, match="expected a token"):

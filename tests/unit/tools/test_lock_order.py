@@ -56,7 +56,7 @@ def test_ranks_in_order_are_allowed() -> None:
     ("held", "wanted"),
     [(held, wanted) for i, held in enumerate(primitives.RANKS) for wanted in primitives.RANKS[: i + 1]],
 )
-def test_a_lower_or_equal_rank_is_refused(held: str, wanted: str) -> None:
+def test_a_lower_or_equal_rank_is_rejected(held: str, wanted: str) -> None:
     first, second = lock(held), lock(wanted)
     with first:
         if held == wanted == "request":
@@ -129,14 +129,14 @@ def test_a_violation_swallowed_by_a_worker_is_kept() -> None:
     assert "thread 'other'" in str(violation)
 
 
-def test_releasing_what_another_thread_holds_is_refused() -> None:
+def test_releasing_what_another_thread_holds_is_rejected() -> None:
     worker = lock("worker")
     with worker:
         assert isinstance(in_a_thread(worker.release), LockOrderViolation)
         assert worker.locked()
 
 
-def test_waiting_at_a_gate_with_a_lock_is_refused() -> None:
+def test_waiting_at_a_gate_with_a_lock_is_rejected() -> None:
     gate, worker = primitives.gate(), lock("worker")
     assert gate.acquire()
     with worker:
@@ -182,7 +182,7 @@ def test_a_condition_on_a_request_lock_waits_and_wakes() -> None:
     assert lock_order.drain_violations() == []
 
 
-def test_waiting_on_a_condition_with_another_lock_is_refused() -> None:
+def test_waiting_on_a_condition_with_another_lock_is_rejected() -> None:
     condition = threading.Condition(lock("request"))
     with lock("worker"), condition, pytest.raises(LockOrderViolation, match="waited on a request's condition"):
         condition.wait(0.01)

@@ -328,9 +328,9 @@ def test_a_strict_session_makes_room_when_its_time_has_passed() -> None:
 
 def test_a_strict_session_that_never_began_makes_room() -> None:
     sessions = table(limit=1)
-    refused = use(sessions, traits("refused"))
-    request = request_of(traits("refused"))
-    sessions.expect(refused, request, 0.0)
+    rejected = use(sessions, traits("rejected"))
+    request = request_of(traits("rejected"))
+    sessions.expect(rejected, request, 0.0)
     assert sessions.use(traits("new"), 0.0) is None
     request.cancel_queued()
     assert sessions.use(traits("new"), 0.0) is not None

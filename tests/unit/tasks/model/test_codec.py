@@ -1,4 +1,4 @@
-"""Arguments and results come back as they are, or are refused with the path to what would not."""
+"""Arguments and results come back as they are, or are rejected with the path to what would not."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def round_trip(annotation: Any, value: Any) -> Any:
     return first
 
 
-def refusal(this: CallCodec, *args: Any, **kwargs: Any) -> tuple[str, str]:
+def rejection(this: CallCodec, *args: Any, **kwargs: Any) -> tuple[str, str]:
     with pytest.raises(InvalidArgument) as caught:
         this.encode(args, kwargs)
     return caught.value.path, caught.value.reason
@@ -161,7 +161,7 @@ def test_annotations_restore_what_json_has_not(annotation: Any, value: Any) -> N
 
 def test_a_whole_number_is_a_float_where_one_is_wanted() -> None:
     assert type(round_trip(float, 3)) is float
-    assert refusal(taking(float), 2**60 + 1)[0] == "args[0]"
+    assert rejection(taking(float), 2**60 + 1)[0] == "args[0]"
 
 
 def test_a_time_keeps_its_instant_but_not_the_name_of_its_zone() -> None:
@@ -212,11 +212,11 @@ def test_subclasses_of_dates_come_back_as_plain_ones() -> None:
     ],
     ids=lambda value: name_of(value)[:40],
 )
-def test_what_json_would_change_is_refused_with_its_path(value: Any, path: str, reason: str) -> None:
-    for found in (refusal(codec(anything), 0, value), refusal(taking(Any), value)):
+def test_what_json_would_change_is_rejected_with_its_path(value: Any, path: str, reason: str) -> None:
+    for found in (rejection(codec(anything), 0, value), rejection(taking(Any), value)):
         assert found[0] in (f"args[1]{path}", f"args[0]{path}")
         assert reason in found[1]
-    assert refusal(codec(anything), it=value)[0] == f"kwargs['it']{path}"
+    assert rejection(codec(anything), it=value)[0] == f"kwargs['it']{path}"
     with pytest.raises(InvalidResult) as caught:
         taking(Any).encode_result(value)
     assert caught.value.path == f"result{path}"
@@ -242,8 +242,8 @@ def test_what_json_would_change_is_refused_with_its_path(value: Any, path: str, 
     ],
     ids=lambda value: name_of(value)[:40],
 )
-def test_what_the_annotation_does_not_restore_is_refused(annotation: Any, value: Any, path: str) -> None:
-    assert refusal(taking(annotation), value)[0] == path
+def test_what_the_annotation_does_not_restore_is_rejected(annotation: Any, value: Any, path: str) -> None:
+    assert rejection(taking(annotation), value)[0] == path
 
 
 def test_the_message_names_the_function_and_the_remedy() -> None:
@@ -274,7 +274,7 @@ def test_the_message_names_the_function_and_the_remedy() -> None:
     ids=name_of,
 )
 def test_messages_have_no_values(annotation: Any, value: Any) -> None:
-    path, reason = refusal(taking(annotation), value)
+    path, reason = rejection(taking(annotation), value)
     assert "secret" not in path + reason
 
 
@@ -291,7 +291,7 @@ def test_an_annotation_that_cannot_be_resolved_spoils_only_its_own_parameter() -
     this = codec(unresolvable)
     call = ("x", dt.date(2024, 1, 1))
     assert this.decode(this.encode(call, {})) == (call, {})
-    path, reason = refusal(this, (1,), dt.date(2024, 1, 1))
+    path, reason = rejection(this, (1,), dt.date(2024, 1, 1))
     assert path == "args[0]"
     assert "cannot be resolved" in reason
 
@@ -299,7 +299,7 @@ def test_an_annotation_that_cannot_be_resolved_spoils_only_its_own_parameter() -
 def test_an_annotation_that_cannot_be_restored_says_so() -> None:
     this = taking(str | dt.datetime)
     assert this.decode(this.encode(("x",), {})) == (("x",), {})
-    assert "cannot be restored" in refusal(this, dt.datetime(2024, 1, 1))[1]
+    assert "cannot be restored" in rejection(this, dt.datetime(2024, 1, 1))[1]
 
 
 def shop(
@@ -329,10 +329,10 @@ def test_every_kind_of_parameter_is_restored(args: tuple[Any, ...], kwargs: dict
         ((1,), {"d": (), "a": 1}, ""),
     ],
 )
-def test_arguments_that_do_not_fit_the_function_are_refused(
+def test_arguments_that_do_not_fit_the_function_are_rejected(
     args: tuple[Any, ...], kwargs: dict[str, Any], words: str
 ) -> None:
-    assert words in refusal(codec(shop), *args, **kwargs)[1]
+    assert words in rejection(codec(shop), *args, **kwargs)[1]
 
 
 def plain(a: int, b: int = 2, *, c: int = 3) -> None: ...
@@ -357,7 +357,7 @@ def test_stored_payloads_are_json_of_the_standard_library() -> None:
     assert json.loads(payload) == {"args": [item], "kwargs": {}}
 
 
-def test_arguments_that_are_too_large_are_refused() -> None:
+def test_arguments_that_are_too_large_are_rejected() -> None:
     this = codec(anything, max_payload=100)
     empty = len(this.encode(("",), {}))
     assert this.encode(("x" * (100 - empty),), {})
@@ -373,13 +373,13 @@ def nested(levels: int) -> Any:
     return value
 
 
-def test_a_payload_that_is_nested_too_deep_is_refused() -> None:
+def test_a_payload_that_is_nested_too_deep_is_rejected() -> None:
     round_trip(Any, nested(MAX_DEPTH - 2))
-    assert "deep" in refusal(codec(anything), nested(MAX_DEPTH + 1))[1]
-    assert "deep" in refusal(codec(anything), nested(100_000))[1]
+    assert "deep" in rejection(codec(anything), nested(MAX_DEPTH + 1))[1]
+    assert "deep" in rejection(codec(anything), nested(100_000))[1]
     itself: list[Any] = []
     itself.append(itself)
-    assert refusal(codec(anything), itself) == ("args[0]", "contains itself, or is nested too deep")
+    assert rejection(codec(anything), itself) == ("args[0]", "contains itself, or is nested too deep")
     round_trip(Any, "[{" * 1000)  # brackets in a string are no levels
     round_trip(Any, [[], {}] * 1000)
     round_trip(Any, [{"\\": "]"}, {'"[': []}] * 100)
@@ -418,7 +418,7 @@ def test_unbalanced_brackets_are_no_json() -> None:
         b'{"args":' + b"[" * 200 + b"]" * 200 + b"}",
     ],
 )
-def test_damaged_payloads_are_refused_by_name(payload: bytes) -> None:
+def test_damaged_payloads_are_rejected_by_name(payload: bytes) -> None:
     with pytest.raises(InvalidPayload):
         codec(plain).decode(payload)
 
@@ -429,7 +429,7 @@ def test_a_damaged_payload_says_where() -> None:
     assert caught.value.path == "args[0].items[1].text"
 
 
-def test_stored_data_that_a_model_refuses_is_a_damaged_payload() -> None:
+def test_stored_data_that_a_model_rejects_is_a_damaged_payload() -> None:
     with pytest.raises(InvalidPayload) as caught:
         taking(list[Customer]).decode(b'{"args":[[{"name":"a","since":"secret"}]],"kwargs":{}}')
     assert caught.value.path == "args[0][0]"
@@ -437,7 +437,7 @@ def test_stored_data_that_a_model_refuses_is_a_damaged_payload() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_damaged_result_is_refused_by_name() -> None:
+def test_a_damaged_result_is_rejected_by_name() -> None:
     with pytest.raises(InvalidPayload) as caught:
         taking(list[int]).decode_result(b'[1,"x"]')
     assert caught.value.path == "result[1]"
@@ -463,5 +463,5 @@ def test_a_result_that_cannot_be_kept_is_dropped_with_a_reason() -> None:
 def test_a_function_that_is_not_known_here_takes_what_json_has() -> None:
     this = CallCodec(None, "elsewhere.f")
     assert this.decode(this.encode((1, "a"), {"x": [None]})) == ((1, "a"), {"x": [None]})
-    assert refusal(this, (1,))[0] == "args[0]"
+    assert rejection(this, (1,))[0] == "args[0]"
     assert this.decode_result(b'{"a":1}') == {"a": 1}

@@ -79,7 +79,7 @@ def using(**options: Any) -> TaskOptions:
     ],
     ids=lambda options: repr(options)[:60],
 )
-def test_a_value_that_is_not_allowed_is_refused_by_name(options: dict[str, Any]) -> None:
+def test_a_value_that_is_not_allowed_is_rejected_by_name(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption) as caught:
         using(**options)
     assert caught.value.option.partition(".")[0] in options
@@ -97,14 +97,14 @@ def test_the_first_and_the_last_instant_can_be_shown_everywhere(bound: datetime,
         assert as_datetime(task.eta).astimezone(ZoneInfo(zone)) == as_datetime(task.eta)
 
 
-def test_an_option_that_does_not_exist_is_refused_with_those_that_do() -> None:
+def test_an_option_that_does_not_exist_is_rejected_with_those_that_do() -> None:
     with pytest.raises(
         InvalidOptionType, match=r"using\(\) must be called with .*delay.* \(did you mean delay\?\), got 'dealy'"
     ):
         using(dealy=5)
 
 
-def test_what_a_place_does_not_take_is_refused_there() -> None:
+def test_what_a_place_does_not_take_is_rejected_there() -> None:
     with pytest.raises(InvalidOptionType):
         TaskOptions().using(SHARED_NAMES, "TaskQueue()", {"unique_key": "x"})
     with pytest.raises(InvalidOptionType):
@@ -123,7 +123,7 @@ def test_what_a_place_does_not_take_is_refused_there() -> None:
     ],
     ids=repr,
 )
-def test_options_that_contradict_each_other_are_refused(options: dict[str, Any]) -> None:
+def test_options_that_contradict_each_other_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
         using(**options)
 

@@ -84,7 +84,7 @@ def test_a_definition_decodes_arguments_and_encodes_results() -> None:
     assert definition.encode_result("cat.png") == b'"cat.png"'
 
 
-def test_what_a_worker_could_not_find_is_refused_unless_it_has_a_name() -> None:
+def test_what_a_worker_could_not_find_is_rejected_unless_it_has_a_name() -> None:
     registry = TaskRegistry()
 
     def local() -> None: ...
@@ -98,12 +98,12 @@ def test_what_a_worker_could_not_find_is_refused_unless_it_has_a_name() -> None:
 
 
 @pytest.mark.parametrize("function", [count, acount, 5, None, "os.system"])
-def test_what_would_run_nothing_is_refused(function: Any) -> None:
+def test_what_would_run_nothing_is_rejected(function: Any) -> None:
     with pytest.raises(InvalidTask):
         TaskRegistry().register(function, name="it")
 
 
-def test_a_name_that_is_taken_is_refused_and_both_places_are_named() -> None:
+def test_a_name_that_is_taken_is_rejected_and_both_places_are_named() -> None:
     registry = TaskRegistry()
     registry.register(resize, name="it")
     with pytest.raises(DuplicateTask) as caught:

@@ -1,4 +1,4 @@
-"""What a schedule may be told, and what is refused by name where it is declared."""
+"""What a schedule may be told, and what is rejected by name where it is declared."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ OF_CALLS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "said"), BAD)
-def test_wrong_schedule_options_are_refused_where_a_function_is_declared(options: dict[str, Any], said: str) -> None:
+def test_wrong_schedule_options_are_rejected_where_a_function_is_declared(options: dict[str, Any], said: str) -> None:
     queue = TaskQueue("memory://")
     with pytest.raises(InvalidOption, match=said):
         queue.task(name="job", **options)(print)

@@ -20,7 +20,7 @@ def task(name: str) -> Task:
 
 
 class Server:
-    """Answers when it is told to; refuses a batch with a task called "bad", and any other while it is `away`."""
+    """Answers when it is told to; rejects a batch with a task called "bad", and any other while it is `away`."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []

@@ -56,7 +56,7 @@ async def test_an_option_that_redis_does_not_know_gets_the_name_that_was_probabl
 
 
 @pytest.mark.anyio
-async def test_an_option_that_redis_does_not_know_is_refused_without_its_value() -> None:
+async def test_an_option_that_redis_does_not_know_is_rejected_without_its_value() -> None:
     storage = open_storage("redis://127.0.0.1:6379/0?prefx=secret")
     with pytest.raises(InvalidOption, match=r"\?prefix= .*unexpected keyword argument 'prefx' .*, got '\?prefx'$"):
         await storage.open()
@@ -91,10 +91,10 @@ def test_options_of_sqlite() -> None:
     ],
 )
 @pytest.mark.anyio
-async def test_an_address_that_redis_py_would_misunderstand_is_refused(address: str, words: str) -> None:
-    with pytest.raises(InvalidOption, match=words) as refused:
+async def test_an_address_that_redis_py_would_misunderstand_is_rejected(address: str, words: str) -> None:
+    with pytest.raises(InvalidOption, match=words) as rejected:
         await open_storage(address).open()
-    shown = "".join(traceback.format_exception(refused.value))
+    shown = "".join(traceback.format_exception(rejected.value))
     assert "s3" not in shown
     assert "cret" not in shown
 
@@ -138,10 +138,10 @@ async def test_an_address_that_redis_py_would_misunderstand_is_refused(address: 
         ("redis://host/0?prefix=", "a few characters"),
     ],
 )
-def test_a_wrong_address_is_refused_with_what_is_allowed(url: str, word: str) -> None:
-    with pytest.raises(InvalidOption) as refused:
+def test_a_wrong_address_is_rejected_with_what_is_allowed(url: str, word: str) -> None:
+    with pytest.raises(InvalidOption) as rejected:
         open_storage(url)
-    assert word in str(refused.value)
+    assert word in str(rejected.value)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +174,10 @@ def test_a_wrong_address_is_refused_with_what_is_allowed(url: str, word: str) ->
     ],
 )
 def test_passwords_are_not_shown(url: str, shown: str) -> None:
-    with pytest.raises(InvalidOption) as refused:
+    with pytest.raises(InvalidOption) as rejected:
         open_storage(url)
-    assert refused.value.value == shown
-    assert "s3" not in str(refused.value)
+    assert rejected.value.value == shown
+    assert "s3" not in str(rejected.value)
 
 
 SECRET = "s3cret"
@@ -239,10 +239,10 @@ def test_any_text_can_be_shown(url: str) -> None:
         "me@host/db?listen_url=postgresql://me:s3c/ret@host/db",
     ],
 )
-def test_an_address_that_postgres_cannot_read_is_refused_without_its_password(place: str) -> None:
-    with pytest.raises(InvalidOption, match="%2F") as refused:
+def test_an_address_that_postgres_cannot_read_is_rejected_without_its_password(place: str) -> None:
+    with pytest.raises(InvalidOption, match="%2F") as rejected:
         open_storage(f"postgresql://{place}")
-    shown = "".join(traceback.format_exception(refused.value.with_traceback(None))) + repr(vars(refused.value))
+    shown = "".join(traceback.format_exception(rejected.value.with_traceback(None))) + repr(vars(rejected.value))
     assert "s3c" not in shown
     assert "ret@" not in shown
 
@@ -260,10 +260,10 @@ def test_an_address_that_postgres_cannot_read_is_refused_without_its_password(pl
         "u@host/x?listen_url=postgresql://u@host:99999/x",
     ],
 )
-def test_a_port_that_is_none_is_refused(place: str) -> None:
-    with pytest.raises(InvalidOption, match="a port from 1 to 65535") as refused:
+def test_a_port_that_is_none_is_rejected(place: str) -> None:
+    with pytest.raises(InvalidOption, match="a port from 1 to 65535") as rejected:
         open_storage(f"postgresql://{place}")
-    assert "9999" not in str(refused.value)  # without a host, what comes after the colon is a password
+    assert "9999" not in str(rejected.value)  # without a host, what comes after the colon is a password
 
 
 @pytest.mark.parametrize(

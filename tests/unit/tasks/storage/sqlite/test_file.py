@@ -1,4 +1,4 @@
-"""Which files are refused, and that none of them is touched."""
+"""Which files are rejected, and that none of them is touched."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = ["open_folder"]
 pytestmark = pytest.mark.anyio
 
 
-async def refusal(path: Path) -> StorageError:
-    """Why the store refuses the file, which must stay as it is."""
+async def rejection(path: Path) -> StorageError:
+    """Why the store rejects the file, which must stay as it is."""
     before = path.read_bytes() if path.is_file() else None
-    with pytest.raises(StorageError) as refused:
+    with pytest.raises(StorageError) as rejected:
         async with opened(path):
             pass
     assert (path.read_bytes() if path.is_file() else None) == before
-    return refused.value
+    return rejected.value
 
 
 async def test_all_is_for_the_owner_alone(tmp_path: Path) -> None:
@@ -55,32 +55,32 @@ async def test_all_is_for_the_owner_alone(tmp_path: Path) -> None:
         os.umask(old)
 
 
-async def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+async def test_a_file_of_something_else_is_rejected(tmp_path: Path) -> None:
     other = tmp_path / "other.db"
     with raw(other) as db:
         db.execute("CREATE TABLE customers (name)")
     db.close()
-    assert isinstance(await refusal(other), NotABullpenFile)
+    assert isinstance(await rejection(other), NotABullpenFile)
     with raw(other) as db:
         db.execute("DROP TABLE customers")
         db.execute("PRAGMA application_id = 7")
     db.close()
-    assert isinstance(await refusal(other), NotABullpenFile)
+    assert isinstance(await rejection(other), NotABullpenFile)
     other.write_text("Dear diary, this is not a database at all.")
-    assert isinstance(await refusal(other), NotABullpenFile)
+    assert isinstance(await rejection(other), NotABullpenFile)
     folder = tmp_path / "folder"
     folder.mkdir()
-    assert isinstance(await refusal(folder), NotABullpenFile)
+    assert isinstance(await rejection(folder), NotABullpenFile)
 
 
-async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+async def test_a_newer_schema_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     async with opened(path) as storage:
         await storage.add([new_task()])
     with raw(path) as db:
         db.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
     db.close()
-    error = await refusal(path)
+    error = await rejection(path)
     assert isinstance(error, SchemaTooNew)
     assert (error.found, error.known) == (schema.VERSION + 1, schema.VERSION)
 
@@ -89,36 +89,36 @@ async def test_an_empty_file_is_used_but_not_one_that_was_lost(tmp_path: Path) -
     path = tmp_path / "jobs.db"
     path.touch()
     (tmp_path / "jobs.db-wal").write_bytes(b"the tasks are in here")
-    assert isinstance(await refusal(path), StorageCorrupt)
+    assert isinstance(await rejection(path), StorageCorrupt)
     (tmp_path / "jobs.db-wal").unlink()
     async with opened(path) as storage:
         await storage.add([new_task()])
 
 
-async def test_a_truncated_file_is_refused_and_kept(tmp_path: Path) -> None:
+async def test_a_truncated_file_is_rejected_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     async with opened(path) as storage:
         await storage.add([new_task()])
     path.write_bytes(path.read_bytes()[:5000])
-    assert isinstance(await refusal(path), StorageCorrupt)
+    assert isinstance(await rejection(path), StorageCorrupt)
     path.write_bytes(path.read_bytes()[:60])
-    assert isinstance(await refusal(path), StorageCorrupt | NotABullpenFile)
+    assert isinstance(await rejection(path), StorageCorrupt | NotABullpenFile)
 
 
 async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    error = await refusal(tmp_path / "missing" / "jobs.db")
+    error = await rejection(tmp_path / "missing" / "jobs.db")
     assert "there is no folder" in str(error)
     assert str(tmp_path / "missing") in str(error)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a link away")
-async def test_a_link_that_belongs_to_another_user_is_refused(tmp_path: Path) -> None:
+async def test_a_link_that_belongs_to_another_user_is_rejected(tmp_path: Path) -> None:
     link = tmp_path / "jobs.db"
     link.symlink_to(tmp_path / "elsewhere.db")
     async with opened(link) as storage:  # an own one will do
         await storage.add([new_task()])
     os.lchown(link, 12345, 12345)
-    assert isinstance(await refusal(link), UnsafeFile)
+    assert isinstance(await rejection(link), UnsafeFile)
 
 
 async def test_a_link_and_its_file_share_the_lock(tmp_path: Path) -> None:
@@ -129,16 +129,16 @@ async def test_a_link_and_its_file_share_the_lock(tmp_path: Path) -> None:
     assert [place.name for place in tmp_path.glob("*-bullpen")] == ["jobs.db-bullpen"]
 
 
-async def test_a_file_with_two_names_is_refused(tmp_path: Path) -> None:
+async def test_a_file_with_two_names_is_rejected(tmp_path: Path) -> None:
     """SQLite would keep a log for each."""
     async with opened(tmp_path / "jobs.db") as storage:
         await storage.add([new_task()])
     (tmp_path / "other.db").hardlink_to(tmp_path / "jobs.db")
-    assert isinstance(await refusal(tmp_path / "other.db"), UnsafeFile)
+    assert isinstance(await rejection(tmp_path / "other.db"), UnsafeFile)
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs"])
-async def test_a_network_file_system_is_refused(tmp_path: Path, kind: str) -> None:
+async def test_a_network_file_system_is_rejected(tmp_path: Path, kind: str) -> None:
     share = tmp_path / "my share"
     share.mkdir()
     escaped = str(share).replace(" ", "\\040")
@@ -153,14 +153,14 @@ async def test_a_network_file_system_is_refused(tmp_path: Path, kind: str) -> No
 
 async def test_nothing_is_made_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "_file_system", lambda *_: "nfs4")
-    assert isinstance(await refusal(tmp_path / "jobs.db"), UnsafeFile)
+    assert isinstance(await rejection(tmp_path / "jobs.db"), UnsafeFile)
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_stranger_beside_the_file_is_refused(tmp_path: Path) -> None:
+async def test_a_stranger_beside_the_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     (tmp_path / "jobs.db-bullpen").symlink_to(tmp_path)
-    assert isinstance(await refusal(path), UnsafeFile)
+    assert isinstance(await rejection(path), UnsafeFile)
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ async def test_what_other_users_can_write_needs_a_word(tmp_path: Path, place: st
         await storage.add([new_task()])
     os.chmod(folder / place, mode)
     os.chown(folder / place, owner, -1)
-    error = await refusal(folder / "jobs.db")
+    error = await rejection(folder / "jobs.db")
     assert isinstance(error, UnsafeFile)
     assert str(folder / place) in str(error)
     assert "?shared=true" in str(error)
@@ -227,15 +227,15 @@ async def test_another_user_cannot_put_a_log_beside_the_file_first(tmp_path: Pat
     beside = tmp_path / f"jobs.db{ending}"
     beside.touch()
     os.chown(beside, 12345, -1)
-    assert str(beside) in str(await refusal(tmp_path / "jobs.db"))
+    assert str(beside) in str(await rejection(tmp_path / "jobs.db"))
     beside.unlink()
     beside.symlink_to(tmp_path / "target")
     os.lchown(beside, 12345, -1)
-    assert str(beside) in str(await refusal(tmp_path / "jobs.db"))
+    assert str(beside) in str(await rejection(tmp_path / "jobs.db"))
 
 
 @AS_ROOT
-async def test_a_log_that_another_user_made_while_the_file_was_opened_is_refused(
+async def test_a_log_that_another_user_made_while_the_file_was_opened_is_rejected(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not as root, because SQLite gives the log to the owner of the file then."""

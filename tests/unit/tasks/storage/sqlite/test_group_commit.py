@@ -415,7 +415,7 @@ def test_many_threads_may_be_the_first_to_use_a_store(tmp_path: Path) -> None:
     storage.close_blocking()
 
 
-def test_a_call_after_the_end_of_a_group_commit_is_refused(tmp_path: Path) -> None:
+def test_a_call_after_the_end_of_a_group_commit_is_rejected(tmp_path: Path) -> None:
     storage = SqliteStorage(tmp_path / "jobs.db")
     storage.open_blocking()
     assert storage._file is not None

@@ -88,7 +88,7 @@ def error_of(task: Task) -> AttemptError:
 
 
 @pytest.mark.parametrize("other", [":memory:", "other.db"])
-async def test_another_database_is_refused(task: Task, tmp_path: Path, other: str) -> None:
+async def test_another_database_is_rejected(task: Task, tmp_path: Path, other: str) -> None:
     connection = sqlite3.connect(other if other == ":memory:" else tmp_path / other)
     with pytest.raises(StorageError, match="only in the file that has the tasks"):
         settle_in(connection, tmp_path / "jobs.db", succeed(task, None))
