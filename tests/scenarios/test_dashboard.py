@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import logging
@@ -94,6 +95,83 @@ async def test_an_operator_pauses_resumes_cancels_retries_and_runs(
         assert f"audit: token at 127.0.0.1 cancelled the task {failed}" in told
         assert "Paused. Running tasks continue." in (await browser.get("/queues?done=paused")).text
         assert "evil" not in (await browser.get("/queues?done=evil")).text
+
+
+@pytest.mark.anyio
+async def test_an_action_on_all_that_match_has_a_question_a_number_and_a_progress(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bullpen.web")
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        await fill(queue)
+        for _ in range(2500):
+            await queue.aenqueue("shop.send", ["x@"], queue="bulk")
+        await browser.log_in()
+        page = (await browser.get("/tasks?queue=bulk&status=pending")).text
+        assert "/bulk?status=pending&amp;queue=bulk&amp;verb=cancel" in page
+        assert "verb=retry" not in page  # it does not apply to pending tasks
+        page = (await browser.get("/bulk?verb=cancel&queue=bulk")).text
+        assert "<strong>2500</strong> tasks match: pending or running tasks, queue bulk." in page
+        assert await queue.acount(status="cancelled") == 0  # it was only a question
+        place = (await browser.act("/bulk/start", verb="cancel", queue="bulk")).headers["location"]
+        assert await until(browser, place, "done") == "2500 of about 2500 tasks seen, 2500 changed."
+        assert await queue.acount(queue="bulk", status="cancelled") == 2500
+        place = (await browser.act("/bulk/start", verb="delete", queue="bulk", status="cancelled")).headers["location"]
+        await until(browser, place, "done")
+        assert await queue.acount(queue="bulk") == 0
+        place = (await browser.act("/bulk/start", verb="retry")).headers["location"]
+        assert await until(browser, place, "done") == "1 of about 1 tasks seen, 1 changed."  # of failed tasks
+        assert await queue.acount(status="failed") == 0
+        told = [record.getMessage() for record in caplog.records if record.name == "bullpen.web"]
+        words = "pending or running tasks, queue bulk"
+        assert f"audit: token at 127.0.0.1 began to cancel all {words} (2500)" in told
+        assert f"audit: cancel, begun by token, of all {words}: done after 2500 tasks, 2500 changed" in told
+
+
+async def until(browser: Browser, place: str, state: str) -> str:
+    """Wait for the end of an action on many tasks; how many it has seen and changed."""
+    while True:
+        page = (await browser.get(place)).text
+        if f"</span>{state}" in page:
+            return page.partition("<p>")[2].partition("</p>")[0]
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.anyio
+async def test_an_action_on_many_tasks_can_be_stopped_between_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        await queue.aenqueue("shop.send", ["x@"], queue="bulk")
+        await browser.log_in()
+        begun, may_go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(*, on_batch: Any, **filters: Any) -> int:
+            on_batch(1000, 1000)
+            begun.set()
+            await may_go_on.wait()
+            on_batch(2000, 2000)
+            raise AssertionError("it was not stopped")
+
+        monkeypatch.setattr(queue, "acancel_all", slow)
+        place = (await browser.act("/bulk/start", verb="cancel")).headers["location"]
+        await begun.wait()
+        assert "1000 of about" in (await browser.get(place)).text
+        await browser.act("/bulk/stop", run=place.rpartition("/")[2])
+        assert "stopping" in (await browser.get(place)).text
+        may_go_on.set()
+        assert (await until(browser, place, "stopped")).startswith("2000 of about")
+        assert (await browser.act("/bulk/stop", run="unknown")).status_code == 400
+
+
+@pytest.mark.anyio
+async def test_an_action_on_many_tasks_that_does_not_apply_is_rejected(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        await fill(queue)
+        for query in ("", "?verb=drop", "?verb=cancel&status=failed", "?verb=retry&status=pending"):
+            assert (await browser.get(f"/bulk{query}")).status_code == 400, query
+        assert (await browser.get("/bulk/unknown")).status_code == 400
+        assert "<form" not in (await browser.get("/bulk?verb=retry")).text.partition("<main")[2]  # not logged in
 
 
 @pytest.mark.anyio

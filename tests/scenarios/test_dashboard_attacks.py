@@ -67,7 +67,7 @@ def paths_of(queue: TaskQueue, task: str) -> list[str]:
 
 
 def body_of(task: str, **more: str) -> str:
-    return str(httpx.QueryParams({"queue": "default", "key": "shop.nightly", "task": task, **more}))
+    return str(httpx.QueryParams({"queue": "default", "key": "shop.nightly", "task": task, "verb": "delete", **more}))
 
 
 def of_strangers(paths: list[str], task: str) -> Iterator[Attack]:
@@ -153,6 +153,7 @@ async def test_no_attack_gets_through_on_any_route_and_method(tmp_path: Path) ->
             ("/queues/pause", "queue", "default"),
             ("/schedules/pause", "key", "shop.nightly"),
             ("/task/retry", "task", task),
+            ("/bulk/start", "verb", "delete"),
         ):  # with everything right, the same requests do change the store
             assert (await browser.act(path, **{field: value})).status_code == 303
         after = await state_of(queue, task)
@@ -252,7 +253,17 @@ async def test_hostile_text_in_every_field_is_shown_and_never_becomes_markup(tmp
         await browser.log_in()
         filters = [f"/tasks?{httpx.QueryParams({name: text})}" for name in ("function", "worker", "error", "after")]
         wrong = [f"/tasks?{httpx.QueryParams({name: text})}" for name in ("status", "queue")]
-        pages = [*PAGES, *(f"/tasks/{one.id}" for one in (job, echo, waiting)), *filters, *wrong]
+        bulk = [f"/bulk?{httpx.QueryParams({'verb': verb, 'function': text})}" for verb in ("retry", "cancel", text)]
+        started = await browser.act("/bulk/start", verb="delete", function=f"f-{text}", worker=text)
+        assert started.status_code == 303
+        pages = [
+            *bulk,
+            started.headers["location"],
+            *PAGES,
+            *(f"/tasks/{one.id}" for one in (job, echo, waiting)),
+            *filters,
+            *wrong,
+        ]
         pages.append(f"/tasks/{quote(text, safe='')}")
         pages.append(f"/login?{httpx.QueryParams({'code': text})}")
         for path in pages:

@@ -184,6 +184,17 @@ async def test_a_queue_is_paused_and_a_task_runs_again_by_clicks(folder: Folder)
 
 
 @pytest.mark.anyio
+async def test_all_tasks_that_match_run_again_by_clicks(folder: Folder) -> None:
+    async with browsing(folder) as (page, address):
+        await page.goto(f"{address}/tasks?status=failed")
+        await page.click("text=Run again…")
+        await page.wait_for_selector("text=1 task matches: failed tasks.")
+        await page.click("button >> text=Run again 1 task")
+        await page.wait_for_selector(".lead >> text=done")
+        assert folder.json("status", "--app", "app")["queues"]["default"]["failed"] == 0
+
+
+@pytest.mark.anyio
 async def test_what_is_open_stays_open_when_the_page_changes(folder: Folder) -> None:
     async with browsing(folder) as (page, address):
         await page.goto(f"{address}/tasks?status=failed")

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from bullpen.tasks.client.task_queue import TaskQueue
-from bullpen.web.parameters import required
+from bullpen.web.bulk import BulkRuns
+from bullpen.web.parameters import WrongParameter, required
+from bullpen.web.selection import TaskSelection, read_verb
 
-Form = Mapping[str, str]
+
+@dataclass(frozen=True, slots=True)
+class ActionRequest:
+    """What a visitor asks for."""
+
+    queue: TaskQueue
+    bulk: BulkRuns
+    visitor: str
+    form: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,51 +30,65 @@ class ActionDone:
     page: str
 
 
-async def pause_queue(queue: TaskQueue, form: Form) -> ActionDone:
-    name = required(form, "queue")
-    await queue.apause(name)
+async def pause_queue(asked: ActionRequest) -> ActionDone:
+    name = required(asked.form, "queue")
+    await asked.queue.apause(name)
     return ActionDone(f"paused the queue {name}", "/queues?done=paused")
 
 
-async def resume_queue(queue: TaskQueue, form: Form) -> ActionDone:
-    name = required(form, "queue")
-    await queue.aresume(name)
+async def resume_queue(asked: ActionRequest) -> ActionDone:
+    name = required(asked.form, "queue")
+    await asked.queue.aresume(name)
     return ActionDone(f"resumed the queue {name}", "/queues?done=resumed")
 
 
-async def cancel_task(queue: TaskQueue, form: Form) -> ActionDone:
-    task_id = required(form, "task")
-    changed = await queue.acancel(task_id)
+async def cancel_task(asked: ActionRequest) -> ActionDone:
+    task_id = required(asked.form, "task")
+    changed = await asked.queue.acancel(task_id)
     words = f"cancelled the task {task_id}" if changed else f"found nothing to cancel in the task {task_id}"
     return ActionDone(words, f"/tasks/{quote(task_id)}?done={'cancelled' if changed else 'unchanged'}")
 
 
-async def retry_task(queue: TaskQueue, form: Form) -> ActionDone:
-    task_id = required(form, "task")
-    changed = await queue.aretry(task_id)
+async def retry_task(asked: ActionRequest) -> ActionDone:
+    task_id = required(asked.form, "task")
+    changed = await asked.queue.aretry(task_id)
     words = f"retried the task {task_id}" if changed else f"found nothing to retry in the task {task_id}"
     return ActionDone(words, f"/tasks/{quote(task_id)}?done={'retried' if changed else 'unchanged'}")
 
 
-async def pause_schedule(queue: TaskQueue, form: Form) -> ActionDone:
-    key = required(form, "key")
-    await queue.schedules.apause(key)
+async def pause_schedule(asked: ActionRequest) -> ActionDone:
+    key = required(asked.form, "key")
+    await asked.queue.schedules.apause(key)
     return ActionDone(f"paused the schedule {key}", "/schedules?done=paused")
 
 
-async def resume_schedule(queue: TaskQueue, form: Form) -> ActionDone:
-    key = required(form, "key")
-    await queue.schedules.aresume(key)
+async def resume_schedule(asked: ActionRequest) -> ActionDone:
+    key = required(asked.form, "key")
+    await asked.queue.schedules.aresume(key)
     return ActionDone(f"resumed the schedule {key}", "/schedules?done=resumed")
 
 
-async def run_schedule(queue: TaskQueue, form: Form) -> ActionDone:
-    key = required(form, "key")
-    await queue.schedules.arun(key)
+async def run_schedule(asked: ActionRequest) -> ActionDone:
+    key = required(asked.form, "key")
+    await asked.queue.schedules.arun(key)
     return ActionDone(f"ran the schedule {key}", "/schedules?done=started")
 
 
-ACTIONS: Mapping[str, Callable[[TaskQueue, Form], Awaitable[ActionDone]]] = {
+async def start_bulk(asked: ActionRequest) -> ActionDone:
+    verb, selection = read_verb(asked.form), TaskSelection.read(asked.form)
+    run = await asked.bulk.start(verb, selection, asked.visitor)
+    return ActionDone(f"began to {verb} all {run.words} ({run.matching})", f"/bulk/{run.id}")
+
+
+async def stop_bulk(asked: ActionRequest) -> ActionDone:
+    run = asked.bulk.get(required(asked.form, "run"))
+    if run is None:
+        raise WrongParameter("there is no such action in this process")
+    run.is_stopping = True
+    return ActionDone(f"stopped to {run.verb} all {run.words}", f"/bulk/{run.id}")
+
+
+ACTIONS: Mapping[str, Callable[[ActionRequest], Awaitable[ActionDone]]] = {
     "/queues/pause": pause_queue,
     "/queues/resume": resume_queue,
     "/task/cancel": cancel_task,
@@ -72,6 +96,8 @@ ACTIONS: Mapping[str, Callable[[TaskQueue, Form], Awaitable[ActionDone]]] = {
     "/schedules/pause": pause_schedule,
     "/schedules/resume": resume_schedule,
     "/schedules/run": run_schedule,
+    "/bulk/start": start_bulk,
+    "/bulk/stop": stop_bulk,
 }
 
 # What a page says after an action. Only these words: the address of a page must not put text on it.

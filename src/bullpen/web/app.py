@@ -27,8 +27,9 @@ from bullpen.errors import (
     TaskNotFound,
 )
 from bullpen.tasks.client.task_queue import TaskQueue
-from bullpen.web.access import LOOPBACK_NAMES, SESSION_SECONDS, AccessRules
-from bullpen.web.actions import ACTIONS, ActionDone, Form
+from bullpen.web.access import LOOPBACK_NAMES, SESSION_SECONDS, AccessRules, Visitor
+from bullpen.web.actions import ACTIONS, ActionRequest
+from bullpen.web.bulk import BulkRuns
 from bullpen.web.events import EventStreams
 from bullpen.web.gate import Gate, LoginLimit, audit
 from bullpen.web.parameters import WrongParameter, read_query, required
@@ -83,6 +84,7 @@ class Dashboard:
         self._login_code = login_code
         self._login_limit = LoginLimit()
         self._reads = StoreReads(queue)
+        self._bulk = BulkRuns(queue, self._reads.forget)
         self._renderer = Renderer(rules)
         self._streams = EventStreams()
         self.app = Starlette(
@@ -108,6 +110,7 @@ class Dashboard:
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         yield
+        await self._bulk.close()
         await self._reads.close()
 
     # Pages.
@@ -121,7 +124,7 @@ class Dashboard:
         return show
 
     def _visit(self, request: Request, query: str, task_id: str) -> Visit:
-        return Visit(self._queue, self._reads, request.state.visitor, read_query(query), task_id)
+        return Visit(self._queue, self._reads, self._bulk, request.state.visitor, read_query(query), task_id)
 
     async def _events(self, request: Request) -> Response:
         """The live part of the page that the parameter `view` names by its path and query."""
@@ -144,10 +147,10 @@ class Dashboard:
 
     def _action(self, path: str) -> Callable[[Request], Awaitable[Response]]:
         async def act(request: Request) -> Response:
-            form: Form = request.state.form
-            done: ActionDone = await ACTIONS[path](self._queue, form)
+            visitor: Visitor = request.state.visitor
+            done = await ACTIONS[path](ActionRequest(self._queue, self._bulk, visitor.name, request.state.form))
             self._reads.forget()
-            audit(request.state.visitor, request, done.message)
+            audit(visitor, request, done.message)
             return _go_to(request, done.page)
 
         return act

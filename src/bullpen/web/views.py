@@ -7,22 +7,24 @@ import platform
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
 
 from bullpen import __version__
 from bullpen.cli.commands.status import is_up, remarks
 from bullpen.cli.store import address_of
-from bullpen.tasks.client.task_queue import TaskFilters, TaskQueue
+from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.info import TaskInfo, as_datetime
 from bullpen.tasks.model.task import FINAL, Task, TaskStatus
 from bullpen.tasks.storage.port import Limit, WorkerRecord
 from bullpen.web.access import Visitor
-from bullpen.web.parameters import one_of
+from bullpen.web.bulk import BulkRuns
+from bullpen.web.parameters import WrongParameter
 from bullpen.web.reads import StoreOverview, StoreReads
+from bullpen.web.selection import STATUSES, TaskSelection, Verb, read_verb
 
 PAGE_SIZE = 50
 LARGEST_RESULT = 20_000  # characters
-STATUSES = tuple(str(status) for status in TaskStatus)
+SAMPLE = 5  # tasks that are shown before an action on many
+VERBS: Mapping[Verb, str] = {"retry": "Run again", "cancel": "Cancel", "delete": "Delete"}
 
 Values = dict[str, Any]
 
@@ -33,9 +35,10 @@ class Visit:
 
     queue: TaskQueue
     reads: StoreReads
+    bulk: BulkRuns
     visitor: Visitor
     parameters: Mapping[str, str]
-    task_id: str = ""
+    id: str = ""  # at the end of the path: of a task, or of an action on many tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,52 +97,59 @@ async def tasks(visit: Visit) -> Values:
     """A page of tasks in the order in which they were enqueued. Pages begin behind an id, so they are quick at any
     depth.
     """
-    given = visit.parameters
-    filters: TaskFilters = {}
-    chosen = {name: given.get(name, "").strip() for name in ("status", "queue", "function", "worker", "error")}
-    if status := one_of(chosen, "status", STATUSES):
-        filters["status"] = TaskStatus(status)
-    if chosen["queue"]:
-        filters["queue"] = chosen["queue"]
-    if chosen["function"]:
-        filters["name"] = chosen["function"]
-    if chosen["worker"]:
-        filters["worker"] = chosen["worker"]
-    if chosen["error"]:
-        filters["error"] = chosen["error"]
+    selection, after = TaskSelection.read(visit.parameters), visit.parameters.get("after")
     seen = await visit.reads.overview()
-    found = await visit.queue.alist(limit=PAGE_SIZE + 1, after=given.get("after") or None, **filters)
+    found = await visit.queue.alist(limit=PAGE_SIZE + 1, after=after or None, **selection.filters)
     shown = found[:PAGE_SIZE]
-    kept = {name: value for name, value in chosen.items() if value}
     return {
         "now": as_datetime(seen.now),
         "tasks": shown,
-        "chosen": chosen,
+        "chosen": selection,
         "statuses": STATUSES,
         "queue_names": seen.queues,
-        "links": [(one or "all", _count(seen, chosen, one), _query(kept, status=one)) for one in ("", *STATUSES)],
-        "is_later": bool(given.get("after")),
-        "first": _query(kept),
-        "next": _query(kept, after=shown[-1].id) if len(found) > PAGE_SIZE else None,
+        "links": [(one or "all", _count(seen, selection, one), selection.query(status=one)) for one in ("", *STATUSES)],
+        "verbs": [(verb, VERBS[verb], selection.query(verb=verb)) for verb in selection.verbs()],
+        "is_later": bool(after),
+        "first": selection.query(),
+        "next": selection.query(after=shown[-1].id) if len(found) > PAGE_SIZE else None,
     }
 
 
-def _count(seen: StoreOverview, chosen: Mapping[str, str], status: str) -> int | None:
+def _count(seen: StoreOverview, selection: TaskSelection, status: str) -> int | None:
     """How many tasks a state has, as far as the store keeps counts: by queue, and not by function, worker or error."""
-    if chosen["function"] or chosen["worker"] or chosen["error"]:
+    if selection.function or selection.worker or selection.error:
         return None
-    counts = [by_status for name, by_status in seen.counts.items() if chosen["queue"] in ("", name)]
+    counts = [by_status for name, by_status in seen.counts.items() if selection.queue in ("", name)]
     return sum(many for by_status in counts for one, many in by_status.items() if status in ("", str(one)))
 
 
-def _query(kept: Mapping[str, str], **changes: str) -> str:
-    pairs = {name: value for name, value in {**kept, **changes}.items() if value}
-    return f"?{urlencode(pairs)}" if pairs else ""
+async def bulk(visit: Visit) -> Values:
+    """The question before an action on many tasks, with their number."""
+    verb, selection = read_verb(visit.parameters), TaskSelection.read(visit.parameters)
+    filters = selection.filters_for(verb)
+    return {
+        "verb": verb,
+        "label": VERBS[verb],
+        "words": selection.words_for(verb),
+        "many": await visit.queue.acount(**filters),
+        "first": await visit.queue.alist(limit=SAMPLE, **filters),
+        "chosen": selection.chosen,
+        "back": selection.query(),
+        "now": as_datetime(await (await visit.queue.astorage()).now()),
+    }
+
+
+async def bulk_run(visit: Visit) -> Values:
+    """An action on many tasks, which runs or has ended."""
+    run = visit.bulk.get(visit.id)
+    if run is None:
+        raise WrongParameter("there is no such action in this process")
+    return {"run": run, "label": VERBS[run.verb]}
 
 
 async def task(visit: Visit) -> Values:
     """One task. Its result is shown to operators only: it may be a secret."""
-    job = visit.queue.job(visit.task_id)
+    job = visit.queue.job(visit.id)
     info = await job.ainfo()
     why = await job.awhy()
     storage = await visit.queue.astorage()
@@ -264,6 +274,8 @@ VIEWS = (
     View("queues", "/queues", queues),
     View("tasks", "/tasks", tasks),
     View("task", "/tasks/{id:path}", task),
+    View("bulk", "/bulk", bulk),
+    View("bulk_run", "/bulk/{id:path}", bulk_run),
     View("workers", "/workers", workers),
     View("schedules", "/schedules", schedules),
     View("limits", "/limits", limits),
@@ -272,10 +284,12 @@ VIEWS = (
 
 
 def find_view(path: str) -> tuple[View, str] | None:
-    """The page at a path below the dashboard, and the id of its task."""
+    """The page at a path below the dashboard, and the id at the end of the path."""
     for view in VIEWS:
         if view.path == path:
             return view, ""
-    if path.startswith("/tasks/") and len(path) > len("/tasks/"):
-        return next(view for view in VIEWS if view.name == "task"), path.removeprefix("/tasks/")
+    for view in VIEWS:
+        folder, has_id, _ = view.path.partition("{id:path}")
+        if has_id and path.startswith(folder) and path != folder:
+            return view, path.removeprefix(folder)
     return None
