@@ -75,6 +75,8 @@
     │   └── StorageClosed (RuntimeError)    the store is closed
     └── IllegalTransition                   a defect in Bullpen itself: please report it
 
+    Suspended (BaseException)               ends the attempt of a task that sleeps; let it pass
+
 Errors carry their data in fields, so that code need not read the text.
 """
 
@@ -83,7 +85,7 @@ from __future__ import annotations
 from _pickle import PicklingError  # pickle itself takes longer to import
 from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bullpen.escaping import escape_lines
@@ -701,6 +703,20 @@ class Cancel(TaskSignal):
     def __init__(self, reason: str = "") -> None:
         self.reason = reason
         super().__init__(reason or "the task cancelled itself")
+
+
+class Suspended(BaseException):
+    """Raised by `current_task().sleep` to end the attempt: the task goes on later, in another attempt. Let it pass.
+
+    It is a BaseException, so `except Exception` does not catch it. A function that catches it and returns has failed.
+    """
+
+    def __init__(self, until: float) -> None:
+        self.until = until  # seconds since the epoch, by the store's clock
+        super().__init__(until)
+
+    def __str__(self) -> str:
+        return f"the task sleeps until {datetime.fromtimestamp(self.until, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 _CENTURY = 100 * 365.25 * 86_400

@@ -183,6 +183,7 @@ class Model:
         if one.error is not None:
             row.errors = [*row.errors, one.error.kind][-10:]
         row.progress = one.progress or row.progress
+        row.expires = None if one.suspended else row.expires
         row.claim_id = row.lease_until = None
         if row.status == WAITS:
             row.eta, row.scheduled_at = (

@@ -242,3 +242,13 @@ def token() -> str:
 
 def same(value: str) -> str:
     return value
+
+
+@plain.task
+def sleeper(catches: bool) -> int:
+    try:
+        current_task().sleep(0.02)
+    except BaseException:
+        if not catches:
+            raise
+    return current_task().attempt

@@ -381,7 +381,7 @@ async def endless_steps() -> None:
 @pytest.mark.parametrize(
     ("problem", "kind", "words"),
     [
-        (lambda task: task.step(nested), InvalidStep, "a step cannot begin inside another one (nested)"),
+        (lambda task: task.step(nested), InvalidStep, "it cannot begin inside another step (nested)"),
         (lambda task: task.step(lambda: 1), InvalidStep, "it has no name of its own: give it one with task.using(key="),
         (lambda task: task.step(acharge, 1), InvalidStep, "it is a coroutine function: await task.astep(…)"),
         (lambda task: task.step(3), InvalidOptionType, "a function, and its arguments after it"),

@@ -115,6 +115,7 @@ PUBLIC = [
     "StorageGone",
     "StorageReadOnly",
     "StorageUnavailable",
+    "Suspended",
     "Stream",
     "TaskCancelled",
     "TaskError",

@@ -32,6 +32,7 @@ CauseKind = Literal[
     "unknown_function",
     "unreadable",
     "moving",
+    "sleeping",
     "eta",
     "expired",
     "paused",
@@ -194,6 +195,10 @@ def _waits_for_time(task: Task, now: float) -> list[Cause]:
     wait = f"{_until(task.eta, now)}"
     data: dict[str, Any] = {"eta": as_datetime(task.eta), "seconds": task.eta - now}
     error = task.error
+    asleep = next((step for step in task.steps if step.until == task.eta), None)
+    if asleep is not None:
+        message = f"it sleeps (step {asleep.name!r}), and goes on {wait}"
+        return [Cause("sleeping", message, data | {"step": asleep.name, "since": as_datetime(asleep.ended_at)})]
     if task.failures and error is not None:
         said = f"{error.type}: {error.message}" if error.type else error.message or error.kind
         tries = f"try {task.failures + 1} of {task.max_retries + 1} is due {wait}"

@@ -188,6 +188,25 @@ class CurrentTask:
         """
         return await self.using().astep(function, *args, **kwargs)
 
+    def sleep(self, until: float | timedelta | datetime) -> None:
+        """Go on later: after so many seconds, or at an instant.
+
+            current_task().sleep(3600)
+
+        This ends the attempt, by an exception that is no `Exception` (`Suspended`). The task waits in the store, and
+        holds no worker, thread or permit. Then it starts again from its beginning, gets its kept steps, and this
+        returns. Nothing is counted: neither as a failure nor as a retry. Each attempt has the whole `timeout`.
+        Steps that are running end first. Raises InvalidStep in a task with `at_most_once`.
+        """
+        self.using().sleep(until)
+
+    async def asleep(self, until: float | timedelta | datetime) -> None:
+        """`sleep`, for async code.
+
+        await current_task().asleep(timedelta(days=3))
+        """
+        await self.using().asleep(until)
+
     def using(
         self,
         *,

@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 
-from bullpen.errors import InvalidOption, InvalidOptionType, InvalidStep, StepFailed, StepMismatch
+from bullpen.errors import InvalidOption, InvalidOptionType, InvalidStep, StepFailed, StepMismatch, Suspended
 from bullpen.tasks.model.json_roundtrip import write_unknown
-from bullpen.tasks.model.options import MAX_KEY, MAX_RETRIES, seconds, whole
+from bullpen.tasks.model.options import MAX_KEY, MAX_RETRIES, instant, seconds, whole
 from bullpen.tasks.model.options import backoff as checked_backoff
 from bullpen.tasks.model.retry import Backoff
 from bullpen.tasks.model.task import Step, Task
@@ -96,6 +96,9 @@ class RunsSteps(Protocol):
         self, options: StepOptions, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any: ...
 
+    def sleep(self, options: StepOptions, until: float | timedelta | datetime) -> None: ...
+    async def asleep(self, options: StepOptions, until: float | timedelta | datetime) -> None: ...
+
 
 class TaskSteps:
     """Runs steps of the current task with options. `current_task().using(…)` returns it."""
@@ -138,6 +141,14 @@ class TaskSteps:
     async def astep(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`CurrentTask.astep` with these options."""
         return await self._runner.arun(self._options, function, args, kwargs)
+
+    def sleep(self, until: float | timedelta | datetime) -> None:
+        """`CurrentTask.sleep` with a `key`."""
+        self._runner.sleep(self._options, until)
+
+    async def asleep(self, until: float | timedelta | datetime) -> None:
+        """`CurrentTask.asleep` with a `key`."""
+        await self._runner.asleep(self._options, until)
 
 
 class StepCall(msgspec.Struct, frozen=True):
@@ -211,6 +222,25 @@ def reusable_steps(task: Task) -> list[Step]:
     return [
         step for step in task.steps if step.result is not None or (step.error is not None and step.attempt > failed)
     ]
+
+
+def suspended_until(error: BaseException) -> float | None:
+    """When a task goes on whose function has raised this; None if the error is another one. A task group wraps the
+    exceptions of its tasks.
+    """
+    if isinstance(error, Suspended):
+        return error.until
+    if isinstance(error, BaseExceptionGroup):
+        found = [suspended_until(one) for one in error.exceptions]
+        return None if None in found else min(until for until in found if until is not None)
+    return None
+
+
+def wake_time(until: object, now: float) -> float:
+    """The instant at which a sleep ends. Raises InvalidOption."""
+    if isinstance(until, datetime):
+        return instant("until", until)
+    return now + seconds("until", until)
 
 
 def digest_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

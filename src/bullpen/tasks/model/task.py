@@ -152,6 +152,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     tries: Count = 1
     started_at: Instant = 0.0
     ended_at: Instant = 0.0
+    until: Instant | None = None  # of a sleep: when it ends
 
 
 class DependsOn(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -266,6 +267,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     progress: Progress | None = None  # the last report, if the store may not have it
     linked: bool = False  # another task depends on this one
     forgotten: bool = False  # a success that a store may delete at once, if no caller waits for it
+    suspended: bool = False  # the task has begun and waits: `expires` no longer applies to it
     children: tuple[Task, ...] = ()  # of a success: new tasks that are added in the same step
 
     @property
@@ -398,6 +400,14 @@ def release(task: Task, delay: float = 0.0) -> Settlement:
     if (other := instead_of_run(task)) is not None:
         return other
     return _again(task, delay, failures=task.failures, crashes=task.crashes)
+
+
+def suspend(task: Task, until: float) -> Settlement:
+    """It sleeps until that instant: the attempt is not counted, and the task holds no worker."""
+    if task.cancel_requested:
+        return cancel(task)
+    again = _again(task, 0.0, failures=task.failures, crashes=task.crashes)
+    return msgspec.structs.replace(again, delay=None, eta=until, suspended=True)
 
 
 def cancel(task: Task) -> Settlement:
@@ -547,6 +557,7 @@ def settled(task: Task, settlement: Settlement, now: float) -> Task:
         task,
         status=stopped if waits and not again else settlement.status,
         eta=eta,
+        expires=None if settlement.suspended else task.expires,
         scheduled_at=scheduled_at,
         hold="" if replanned else task.hold,
         failures=settlement.failures,

@@ -38,6 +38,7 @@ from bullpen.tasks.model.codec import fill
 from bullpen.tasks.model.context import CurrentTask, enter, running
 from bullpen.tasks.model.registry import TaskDefinition, TaskRegistry
 from bullpen.tasks.model.schedule_changes import occurrence, starts_others
+from bullpen.tasks.model.steps import suspended_until
 from bullpen.tasks.model.task import (
     CANCELLED,
     PENDING,
@@ -58,6 +59,7 @@ from bullpen.tasks.model.task import (
     release,
     set_aside,
     succeed,
+    suspend,
     writable,
 )
 from bullpen.tasks.model.unreadable import unreadable_message
@@ -449,6 +451,8 @@ class TaskAttempt:
 
     def _returned(self, value: Any) -> Settlement | None:
         self._leave_transaction()
+        if self._steps is not None and (error := self._steps.reject_return()) is not None:
+            return self._raised(error)
         return self._success(value) if self.completion is None else self._uncommitted()
 
     def _leave_transaction(self) -> None:
@@ -489,6 +493,9 @@ class TaskAttempt:
     def _classify(self, error: BaseException) -> Settlement | None:
         if self.interruption is not None:
             return self._interrupted(error)
+        if (until := suspended_until(error)) is not None:
+            self._log(logging.INFO, "sleeps until %s", f"{datetime.fromtimestamp(until, UTC):%Y-%m-%d %H:%M:%S} UTC")
+            return suspend(self.task, until)
         if isinstance(error, Snooze) and not self.task.at_most_once:
             self._log(logging.INFO, "snoozed for %g s", error.delay)
             return release(self.task, error.delay)

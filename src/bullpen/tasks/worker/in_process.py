@@ -72,6 +72,8 @@ class TaskProcess:
             try:
                 value = self._call(definition, args, kwargs)
                 definition.reject_unawaited(value)
+                if (swallowed := steps.reject_return()) is not None:
+                    raise swallowed
             finally:
                 teller.flush()
         try:

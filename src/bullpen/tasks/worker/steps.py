@@ -11,8 +11,10 @@ import asyncio
 import functools
 import time
 from asyncio import _get_running_loop
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextvars import ContextVar
+from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from bullpen import primitives
@@ -23,16 +25,20 @@ from bullpen.errors import (
     InvalidStep,
     LeaseLost,
     StepFailed,
+    StepMismatch,
+    Suspended,
     TaskSignal,
 )
 from bullpen.tasks.model.codec import CallCodec
 from bullpen.tasks.model.registry import is_async
-from bullpen.tasks.model.steps import StepCall, StepLog, StepOptions, digest_of
+from bullpen.tasks.model.steps import StepCall, StepLog, StepOptions, digest_of, wake_time
 from bullpen.tasks.model.task import AttemptError, Step, Task
 
 LONGEST_PAUSE = 0.5  # seconds that a thread waits before it looks whether the task was asked to stop
 
-_Action = tuple[Literal["call", "pause", "save", "save_in"], Step | float | None]
+SLEEP = "sleep"  # the name of a sleep without a key
+
+_Action = tuple[Literal["call", "pause", "save", "save_in", "wait"], Step | float | Future[None] | None]
 
 _running_step: ContextVar[str] = ContextVar("bullpen_step", default="")
 
@@ -64,6 +70,8 @@ class StepRunner:
         self._max_result = max_result
         self._log = StepLog(keeper.task)
         self._lock = primitives.leaf_lock()  # of the log
+        self._running: dict[str, Future[None]] = {}  # by name: ends with the step
+        self.is_suspended = False  # a sleep has ended the attempt
 
     def run(
         self, options: StepOptions, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -120,11 +128,12 @@ class StepRunner:
         kwargs: Mapping[str, Any],
     ) -> Generator[_Action, Any, Any]:
         """One step, whether it runs on a thread or on an event loop: it yields what is to be done next."""
-        call = self._begin(name, options, args, kwargs)
+        call = self._begin(name, options, digest_of(args, kwargs))
         codec = _codec_of(function, name, self._max_result)
         if call.kept is not None:
             return _outcome(call.kept, codec)
         tries, started = 1, self._keeper.store_time()
+        ended = self._running[call.name] = Future[None]()
         save: Literal["save", "save_in"] = "save" if options.connection is None else "save_in"
         try:
             if options.connection is not None:  # locks the task; the record has no outcome yet
@@ -155,7 +164,50 @@ class StepRunner:
             if not isinstance(error, StepFailed) or error.step != call.name:
                 self._drop(call)
             raise
+        finally:
+            del self._running[call.name]
+            ended.set_result(None)
         return value
+
+    def sleep(self, options: StepOptions, until: float | timedelta | datetime) -> None:
+        """On a thread."""
+        if _get_running_loop() is not None:
+            raise InvalidStep("an event loop runs here: await task.asleep(…)", step=options.key or SLEEP)
+        for action in self._sleep(options, until):
+            self._do(action, options, lambda: None)
+
+    async def asleep(self, options: StepOptions, until: float | timedelta | datetime) -> None:
+        """On an event loop."""
+        for action in self._sleep(options, until):
+            await self._ado(action, options, _nothing)
+
+    def _sleep(self, options: StepOptions, until: float | timedelta | datetime) -> Iterator[_Action]:
+        """The instant at which it ends is kept first. So a later attempt knows when to go on."""
+        name = options.key or SLEEP
+        wakes_at = wake_time(until, self._keeper.store_time())
+        if self._keeper.task.at_most_once:
+            raise InvalidStep("a task with at_most_once starts only once, so it cannot sleep", step=name)
+        _reject_nested(name)
+        while running := next(iter(self._running.values()), None):  # it would be lost with the attempt
+            yield "wait", running
+        call = self._begin(name, options)
+        step = call.kept
+        if step is None:
+            step = self._record(call, until=wakes_at, result=b"null", started_at=self._keeper.store_time())
+            yield "save", step
+            self._keep(call, step)
+        if step.until is None:
+            raise StepMismatch(step=step.name, attempt=step.attempt)
+        if step.until > self._keeper.store_time():
+            self.is_suspended = True
+            raise Suspended(step.until)
+
+    def reject_return(self) -> InvalidStep | None:
+        """The error of a function that has returned although it sleeps; None if it may return."""
+        if not self.is_suspended:
+            return None
+        why = "the function caught the exception Suspended, which ends the attempt, and returned; let it pass"
+        return InvalidStep(why, step=SLEEP)
 
     def _do(self, action: _Action, options: StepOptions, call: Callable[[], Any]) -> Any:
         match action:
@@ -163,6 +215,8 @@ class StepRunner:
                 return call()
             case "pause", float(seconds):
                 self._pause(seconds)
+            case "wait", Future() as running:
+                running.result()
             case "save", Step() as step:
                 primitives.failpoint("step.before")
                 self._check(self._keeper.save_step(step))
@@ -181,6 +235,8 @@ class StepRunner:
                 return await call()
             case "pause", float(seconds):
                 await asyncio.sleep(seconds)
+            case "wait", Future() as running:
+                await asyncio.shield(asyncio.wrap_future(running))
             case "save", Step() as step:
                 primitives.failpoint("step.before")
                 self._check(await self._keeper.asave_step(step))
@@ -199,11 +255,10 @@ class StepRunner:
                 raise Cancel("it was asked to stop")
             time.sleep(min(left, LONGEST_PAUSE))
 
-    def _begin(self, name: str, options: StepOptions, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StepCall:
-        if outer := _running_step.get():
-            raise InvalidStep(f"a step cannot begin inside another one ({outer}): call the function itself", step=name)
+    def _begin(self, name: str, options: StepOptions, digest: str = "") -> StepCall:
+        _reject_nested(name)
         with self._lock:
-            return self._log.begin(name, options.key, digest_of(args, kwargs))
+            return self._log.begin(name, options.key, digest)
 
     def _record(self, call: StepCall, **fields: Any) -> Step:
         with self._lock:
@@ -220,6 +275,15 @@ class StepRunner:
     def _check(self, kept: bool) -> None:
         if not kept:
             raise LeaseLost(task=self._keeper.task.id, attempt=self._keeper.task.attempt)
+
+
+def _reject_nested(name: str) -> None:
+    if outer := _running_step.get():
+        raise InvalidStep(f"it cannot begin inside another step ({outer}); call the function itself", step=name)
+
+
+async def _nothing() -> None:
+    pass
 
 
 def _reject_timeout(options: StepOptions) -> None:

@@ -27,6 +27,7 @@ from bullpen.tasks.model.task import (
     release,
     settled,
     succeed,
+    suspend,
 )
 from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.testing.storage_contract.adding import STRANGE
@@ -72,6 +73,7 @@ SETTLEMENTS: dict[str, Move] = {
     "postponed": lambda task: postpone(task, error_of(task), 0.5, give_up_after=FAR),
     "released": release,
     "released for later": lambda task: release(task, FAR),
+    "suspended": lambda task: suspend(task, AT),
     "cancelled": cancel,
     "until a time": lambda task: replace(release(task), delay=None, eta=AT, scheduled_at=AT, next_run=True),
     "a run until a time": lambda task: replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from bullpen.tasks.model.task import PENDING, Step, Task, cancel, crash, fail, release, succeed
+from bullpen.tasks.model.task import PENDING, Step, Task, cancel, crash, fail, release, succeed, suspend
 from bullpen.tasks.model.unique import Duplicates
 from bullpen.tasks.storage.port import AttemptKey, Storage, TaskFilter
 from bullpen.testing.storage_contract.adding import STRANGE
@@ -155,6 +155,14 @@ class StepTests(StoreTests):
         assert await names_of(store, task) == ["charge"]
         await store.change([task.id], lambda task, _: replace(task, steps=()))
         assert await names_of(store, task) == []
+
+    async def test_expires_no_longer_applies_to_a_task_that_sleeps(self, store: Storage) -> None:
+        now = await store.now()
+        task = await claimed_one(store, expires=now + FAR)
+        await settle(store, suspend(task, now + 0.01))
+        (woken,) = await eventually(lambda: claim(store))
+        assert (woken.id, woken.expires, woken.eta) == (task.id, None, now + 0.01)
+        assert (woken.attempt, woken.failures, woken.crashes) == (2, 0, 0)
 
     async def test_deleted_and_pruned_tasks_leave_no_steps(self, store: Storage) -> None:
         deleted = await claimed_one(store)

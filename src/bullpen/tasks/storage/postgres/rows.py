@@ -133,6 +133,7 @@ SETTLED = {  # the columns of a settlement
     "result_dropped": "text",
     "error": "text",
     "progress": "text",
+    "suspended": "boolean",
 }
 
 FORGOTTEN = "forgotten"  # the status in a settlement of a task that succeeded and is not kept
@@ -250,6 +251,7 @@ def settled_row(one: Settlement) -> tuple[Any, ...]:
         to_text(one.result_dropped),
         None if one.error is None else json_of(one.error),
         None if one.progress is None else json_of(one.progress),
+        one.suspended,
     )
 
 

@@ -313,6 +313,7 @@ def settlement_of(
         lease_until,
         children,
         None if one.progress is None else _json(one.progress),
+        one.suspended,
     )
 
 

@@ -60,6 +60,7 @@ for _, one in ipairs(settlements) do
         end
         if problem then add_error(task, problem) end
         if one[17] then task[PROGRESS] = one[17] end
+        if one[18] then task[EXPIRES] = 0 end
         enter(queue, id, task)
         if task[AWAITED] and (not again or completed) then
             awaited[#awaited + 1] = {id, task}

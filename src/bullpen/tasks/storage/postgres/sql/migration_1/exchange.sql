@@ -12,7 +12,7 @@ CREATE TYPE {schema}.exchange_row AS ({claimed_record}, claim_cursor text);
 CREATE FUNCTION {schema}.exchange(
     ids text[], attempts integer[], statuses text[], delays float8[], etas float8[], scheduled_ats float8[],
     nexts boolean[], failed integer[], crashed integer[], ran integer[], results bytea[], dropped text[],
-    problems text[], progresses text[],
+    problems text[], progresses text[], suspensions boolean[],
     owner text, queues text[], max_tasks integer, lease float8, claim text, floors float8[], floor_ids text[],
     swept_at float8
 ) RETURNS SETOF {schema}.exchange_row LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
@@ -53,6 +53,7 @@ BEGIN
                     WHEN t.hold = 'paused' THEN {never}
                     WHEN t.hold = 'changed' AND s.next_run THEN now
                     ELSE coalesce(s.eta, now + s.delay) END,
+                expires = CASE WHEN s.suspended THEN NULL ELSE t.expires END,
                 scheduled_at = CASE WHEN s.status <> 'pending' OR t.cancel_requested THEN t.scheduled_at
                     WHEN t.hold = 'changed' AND s.next_run THEN {unplanned} ELSE s.scheduled_at END,
                 hold = CASE WHEN s.status = 'pending' AND NOT t.cancel_requested AND t.hold = 'changed' AND s.next_run
@@ -79,9 +80,9 @@ BEGIN
                     THEN greatest(now + coalesce(CASE s.status WHEN 'failed' THEN t.failure_ttl ELSE t.result_ttl END,
                         'infinity'), t.unique_until) END
             FROM unnest(ids, attempts, statuses, delays, etas, scheduled_ats, nexts, failed, crashed, ran, results,
-                    dropped, problems, progresses)
+                    dropped, problems, progresses, suspensions)
                 AS s (id, attempt, status, delay, eta, scheduled_at, next_run, failures, crashes,
-                    completed_runs, result, result_dropped, error, progress)
+                    completed_runs, result, result_dropped, error, progress, suspended)
             -- A damaged attempt is read as 0.
             WHERE t.id = s.id AND CASE WHEN t.attempt BETWEEN 0 AND {max_count} THEN t.attempt ELSE 0 END = s.attempt
                 AND t.status || '' = 'running'
