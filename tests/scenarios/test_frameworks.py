@@ -179,10 +179,13 @@ def test_a_row_does_not_choose_what_django_imports(folder: Path, tmp_path: Path)
     """Django imports the class of an error by its path, which is in the store."""
     (folder / "trap.py").write_text("open('sprung', 'w').close()\nclass Trap(Exception): pass\n")
     (folder / "lazy.py").write_text("def __getattr__(name):\n    import trap\n    return trap.Trap\n")
+    (folder / "later.py").write_text(
+        "from django.utils.functional import SimpleLazyObject\nit = SimpleLazyObject(lambda: __import__('trap'))\n"
+    )
     source = (
         IN_DJANGO
         + """
-import lazy, sys
+import later, lazy, sys
 from django.core.exceptions import ValidationError
 from bullpen.integrations.django import _error
 for path, kind in {
@@ -192,7 +195,8 @@ for path, kind in {
     "json.JSONDecodeError": json.JSONDecodeError,
 }.items():
     assert _error(path, "").exception_class is kind
-for path in ("trap.Trap", "lazy.Trap", "os.system", "json.loads", "shop.tasks", "a..b", ".", "shop.tasks.fail.func.x"):
+lazies = ("trap.Trap", "lazy.Trap", "later.it", "later.it.Trap")
+for path in (*lazies, "os.system", "json.loads", "shop.tasks", "a..b", ".", "shop.tasks.fail.func.x"):
     try:
         _error(path, "").exception_class
         print("found", path)

@@ -366,6 +366,16 @@ def test_a_script_that_just_ends_runs_the_accepted_requests_and_leaves_nothing()
 # What workers print.
 
 
+def test_no_line_of_a_worker_that_dies_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bullpen.output")
+    with Pool(1, runtime="process") as pool:
+        error = pool.submit(work.say_and_crash, "\n".join(map(str, range(10_000)))).exception(PATIENCE)
+    assert isinstance(error, WorkerLost)
+    assert error.stderr.endswith("\n9998\n9999")
+    lines = [record.getMessage() for record in caplog.records if record.name == "bullpen.output"]
+    assert lines == [f"{error.worker}: {number}" for number in range(10_000)]
+
+
 def test_output_goes_to_the_log_by_line_with_the_name_of_the_worker(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bullpen.output")
     with Pool(1, runtime="process", name="talkers") as pool:

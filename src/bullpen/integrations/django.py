@@ -28,7 +28,7 @@ import traceback
 from collections.abc import Callable, Set
 from datetime import datetime
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
@@ -297,11 +297,12 @@ class _StoredError(TaskError):  # type: ignore[misc]
             if found is None:
                 continue
             for name in names[end:]:
-                # Not getattr: a module may import something when it is asked for an attribute.
-                has_names = isinstance(found, ModuleType | type)
+                # Not getattr: a module may import something when it is asked for an attribute. Not isinstance: a lazy
+                # object of Django loads what it stands for when it is asked for its class.
+                has_names = issubclass(type(found), ModuleType | type)
                 found = object.__getattribute__(found, "__dict__").get(name) if has_names else None
-            if isinstance(found, type) and issubclass(found, BaseException):
-                return found
+            if issubclass(type(found), type) and issubclass(found, BaseException):
+                return cast("type[BaseException]", found)
             if found is not None:
                 raise ValueError(f"{self.exception_class_path!r} does not reference a valid exception.")
         raise ImportError(f"{self.exception_class_path!r} is not in an imported module; import it first")

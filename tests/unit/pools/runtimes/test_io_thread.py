@@ -107,8 +107,8 @@ class Ending(dict[int, Any]):
 
 
 class Quiet(Supervised):
-    def _hear_the_rest(self) -> None:
-        pass
+    def _hear_the_rest(self) -> bool:
+        return False
 
     def _close(self) -> None:
         pass

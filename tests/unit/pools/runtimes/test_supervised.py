@@ -22,8 +22,8 @@ class Deaf(Supervised):
     def _encode(self, request: Any) -> Any:
         raise ValueError(request)
 
-    def _hear_the_rest(self) -> None:
-        pass
+    def _hear_the_rest(self) -> bool:
+        return False
 
     def _close(self) -> None:
         pass

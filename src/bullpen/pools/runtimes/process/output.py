@@ -55,15 +55,14 @@ class Output:
             self._pass_on(self._rest[:LONGEST])
             self._rest = self._rest[LONGEST:]
 
-    def drain(self) -> None:
-        """Pass on all output that has arrived, without waiting: another process may still hold the stream open."""
-        for _ in range(LARGEST_PIPE // CHUNK):
-            before = self.tail
-            if self._fd < 0:
-                break
+    def drain(self) -> bool:
+        """Pass on one turn of the output that has arrived, without waiting; whether there may be more. Another process
+        may still hold the stream open.
+        """
+        before = self.tail
+        if self._fd >= 0:
             self.read()
-            if self.tail is before:
-                break
+        return self.tail is not before
 
     def _pass_on(self, line: bytes) -> None:
         text = line.decode(errors="backslashreplace").rstrip("\r")

@@ -441,13 +441,13 @@ class Process(Supervised):
             why = why or f"its memory_limit is {limit} bytes"
         return super()._describe_death(code, why)
 
-    def _hear_the_rest(self) -> None:
+    def _hear_the_rest(self) -> bool:
         if self._inbox is not None:
             self._last_begun = self._inbox.last_begun()
         for frame in self._channel.rest():
             self._take(frame)
-        self._stdout.drain()
-        self._stderr.drain()
+        more = self._stdout.drain()
+        return self._stderr.drain() or more
 
     def _rescue(self, death: BaseException) -> None:
         for number, request in list(self._requests.items()):

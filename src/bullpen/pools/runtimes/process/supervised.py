@@ -22,13 +22,15 @@ from bullpen.pools.runtimes.process import child, forkserver_client
 from bullpen.pools.runtimes.process.calls import RequestCancelled
 from bullpen.pools.runtimes.process.io_thread import TimerHandle, io_thread
 from bullpen.pools.runtimes.process.items import Items
-from bullpen.pools.runtimes.process.output import Output
+from bullpen.pools.runtimes.process.output import CHUNK, LARGEST_PIPE, Output
 from bullpen.telemetry import logger
 
 LOOK_GRACE = 0.05  # seconds between two looks at the stack that a hanging process writes
 MOST_LOOKS = 20  # a busy machine may take long to schedule that process
 TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
 LOOK_EVERY = 0.05  # seconds between two measurements of its memory
+MOST_TURNS = LARGEST_PIPE // CHUNK  # in which the output of a process that has ended is passed on
+TURN_PAUSE = 0.0001  # seconds; the io thread handles other events meanwhile
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 LAST_LINES = 20  # of stderr, in the error of a dead worker
 STACK_LINES = 120  # the same, if stderr ends with the stacks of its threads
@@ -158,8 +160,10 @@ class Supervised:
         """Ask the process to write its stack to stderr; False if it cannot."""
         return False
 
-    def _hear_the_rest(self) -> None:
-        """It has ended: handle the messages that it sent before."""
+    def _hear_the_rest(self) -> bool:
+        """It has ended: handle the messages that it sent before, and a turn of its output; whether there may be more of
+        that.
+        """
         raise NotImplementedError
 
     def _rescue(self, death: BaseException) -> None:
@@ -502,8 +506,14 @@ class Supervised:
         with self._lock:  # no other thread is about to signal it
             self._over = True
         self._take_no_more()
+        self._finish(code, why, MOST_TURNS)
+
+    def _finish(self, code: int | None, why: str, turns: int) -> None:
+        """Report its end when its output was passed on, in turns, because all workers share this thread."""
         try:
-            self._hear_the_rest()
+            if self._hear_the_rest() and turns:
+                io_thread.call_later(TURN_PAUSE, functools.partial(self._finish, code, why, turns - 1))
+                return
         except BaseException:  # there is no memory for it, for example
             logger.exception("the last messages of worker %s could not be read", self._worker.name)
         worker = self._worker

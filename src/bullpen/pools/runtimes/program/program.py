@@ -406,7 +406,7 @@ class Program(Supervised):
         self._punish(why)
         self._stop_listening()
 
-    def _hear_the_rest(self) -> None:
+    def _hear_the_rest(self) -> bool:
         """Read what the program has written. Anything after that is from other processes that hold the pipe open."""
         self._read_to = self._input.read_to()
         for _ in range(LARGEST_PIPE // CHUNK):
@@ -419,7 +419,7 @@ class Program(Supervised):
             if not data:
                 break
             self._understand(data)
-        self._stderr.drain()
+        return self._stderr.drain()
 
     def _close(self) -> None:
         self._cancel_timer()
