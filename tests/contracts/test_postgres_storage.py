@@ -123,6 +123,15 @@ class TestPostgresStorage(StorageContract):
         await connection.execute(self._SETTINGS.get(kind, of_limit).format(self.schema))
         await connection.close()
 
+    damages_history = ("{NULL}", "{-1}", "{9223372036854775807}", "{{1,2},{3,4}}", "{}")
+
+    async def damage_history(self, value: str) -> None:
+        connection = await asyncpg.connect(self.url)
+        await connection.execute(f"UPDATE {self.schema}.history SET counts = '{value}'")
+        damaged = f"count = 9223372036854775807, first = 'NaN', example = '{value}'"
+        await connection.execute(f"UPDATE {self.schema}.failure SET {damaged}")
+        await connection.close()
+
     async def test_a_worker_that_was_seen_at_no_time_hides_no_other(self, store: Storage) -> None:
         for seen in ("NaN", "infinity", "1e300"):
             await store.save_worker(WORKER)

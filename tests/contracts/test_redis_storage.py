@@ -210,6 +210,26 @@ class TestRedisStorage(StorageContract):
             for name in ("ready:0", "expiring"):
                 assert await client.zcard(f"{{{self.prefix}:default}}:{name}") == 0
 
+    damages_history = (
+        "",
+        "text",
+        "[]",
+        "5",
+        "[5]",
+        '[["x"],[],[]]',
+        "[[-1],[],[]]",
+        "[[1e300],[],[]]",
+        "[[null],[],[]]",
+    )
+
+    async def damage_history(self, value: str) -> None:
+        async with Redis.from_url(self.url) as client:
+            for name in ("history", "failures"):
+                async for key in client.scan_iter(match=f"{self.prefix}:{name}:*", count=1000):
+                    for field in await client.hkeys(key):
+                        await client.hset(key, field, value)
+                    await client.hset(key, "no field", value)
+
     async def test_a_key_of_the_wrong_type_costs_only_itself(self, store: Storage) -> None:
         """Tasks of other queues run, lists and counts work, and what has a key of its own is still there."""
         names = (

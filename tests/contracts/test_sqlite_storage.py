@@ -98,6 +98,23 @@ class TestSqliteStorage(StorageContract):
             else:
                 db.execute(self._SETTINGS[kind].replace("generate_series(1, 5000)", many))
 
+    damages_history = (
+        "x'ff'",
+        "CAST(x'ff' AS TEXT)",
+        "'text'",
+        "'[-1]'",
+        "'[1e300]'",
+        "'[null]'",
+        "5",
+        "'{}'",
+        "9e999",
+    )
+
+    async def damage_history(self, value: str) -> None:
+        with closing(sqlite3.connect(self.path)) as db, db:
+            db.execute(f"UPDATE bullpen_history SET counts = {value}")
+            db.execute(f"UPDATE bullpen_failure SET count = {value}, first = {value}, example = {value}")
+
     async def test_a_damaged_name_of_the_boot_keeps_no_client_out(self, store: Storage) -> None:
         await added(store)
         with closing(sqlite3.connect(self.path)) as db, db:

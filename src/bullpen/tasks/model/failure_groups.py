@@ -12,9 +12,9 @@ from datetime import datetime
 
 import msgspec
 
-from bullpen.tasks.model.history import HOUR
+from bullpen.tasks.model.history import HOUR, Counted
 from bullpen.tasks.model.info import as_datetime
-from bullpen.tasks.model.task import AttemptError, Task
+from bullpen.tasks.model.task import AttemptError, Instant, Task
 
 FAILURES_KEPT = 7 * 86_400.0  # seconds
 MESSAGE_SHOWN = 300  # characters
@@ -29,9 +29,9 @@ class FailureRow(msgspec.Struct, frozen=True, gc=False):
     queue: str
     function: str
     fingerprint: str
-    count: int
-    first: float
-    last: float
+    count: Counted
+    first: Instant
+    last: Instant
     example: FailureExample
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -29,7 +29,9 @@ PLACE_OF: dict[TaskOutcome, int] = {name: COUNTED.index(name) for name in COUNTE
 BOUNDS: tuple[float, ...] = tuple(1e-4 * 2 ** (n / 2) for n in range(60))
 
 GroupBy = Literal["queue", "function"]
-Vector = tuple[int, ...]
+MAX_COUNTED = 2**53  # in every store
+Counted = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNTED)]
+Vector = tuple[Counted, ...]
 
 
 class HistoryRow(msgspec.Struct, frozen=True, gc=False):
@@ -38,7 +40,7 @@ class HistoryRow(msgspec.Struct, frozen=True, gc=False):
     """
 
     step: int
-    at: int
+    at: Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799)]
     queue: str
     function: str
     counts: Vector = ()  # in the order of COUNTED

@@ -48,7 +48,7 @@ model of a store.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -108,6 +108,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+Stored = TypeVar("Stored", bound=msgspec.Struct)
 BatchVerb = Literal["cancel", "retry", "delete"]
 
 
@@ -184,6 +185,17 @@ def readable_workers(rows: Iterable[Sequence[Any]], decode: Callable[..., Worker
     for row in rows:
         try:
             found.append(decode(*row))
+        except Exception:  # whatever a decoder makes of arbitrary bytes
+            continue
+    return found
+
+
+def readable(kind: type[Stored], rows: Iterable[Callable[[], Sequence[Any]]]) -> list[Stored]:
+    """Stored values, without those that another program has damaged. Each function returns the fields of a row."""
+    found = []
+    for fields in rows:
+        try:
+            found.append(msgspec.convert(dict(zip(kind.__struct_fields__, fields(), strict=True)), kind))
         except Exception:  # whatever a decoder makes of arbitrary bytes
             continue
     return found

@@ -68,6 +68,12 @@ class StoreTests:
         """Write garbage beside the tasks: into limits, pauses, and the times of recent starts."""
         pytest.skip("the store has no way to damage a setting")
 
+    damages_history: Sequence[str] = ()  # values
+
+    async def damage_history(self, value: str) -> None:
+        """Write a value into all rows of the history and of failures: as counts, and as the example."""
+        pytest.skip("the store has no way to damage the history")
+
     async def queue_names(self, store: Storage) -> set[str]:
         """Every name of a queue that the store keeps. Override it if the store keeps names that no verb shows."""
         tasks = await store.list(TaskFilter(), limit=1000)

@@ -95,3 +95,18 @@ class HistoryTests(StoreTests):
         await store.add_history([], [fresh, old])
         await store.prune(limit=10)
         assert list(await store.failures(0.0)) == [fresh]
+
+    async def test_a_damaged_row_hides_no_other_and_takes_new_counts(self, store: Storage) -> None:
+        this = int(await store.now()) // HOUR * HOUR
+        example = FailureExample("t", "exception", "ValueError", "no", "app.py:1")
+        for number, value in enumerate(self.damages_history):
+            rows = [row(this, function=f"{name}{number}") for name in ("bad", "good")]
+            failures = [FailureRow(this, "default", one.function, "f", 1, this, this, example) for one in rows]
+            await store.add_history(rows[:1], failures[:1])
+            await self.damage_history(value)
+            await store.add_history(rows[1:], failures[1:])
+            assert rows[1] in await store.history(MINUTE, this, this + 1), value
+            assert failures[1] in await store.failures(this), value
+            await store.add_history(rows[:1], failures[:1])
+            assert rows[0].function in {one.function for one in await store.history(MINUTE, this, this + 1)}, value
+            await store.delete_failures("f")

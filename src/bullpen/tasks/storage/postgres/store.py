@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -46,6 +46,7 @@ from bullpen.tasks.storage.port import (
     TaskFilter,
     WorkerRecord,
     read_limit,
+    readable,
     readable_workers,
 )
 from bullpen.tasks.storage.postgres import statements
@@ -459,29 +460,12 @@ class PostgresStorage(PostgresClient):
     ) -> Sequence[HistoryRow]:
         names = (None if name is None else to_text(name) for name in (queue, function))
         first, end = math.ceil(since), math.ceil(until)
-        return [
-            HistoryRow(
-                row["step"],
-                row["at"],
-                from_text(row["queue"]),
-                from_text(row["function"]),
-                *(tuple(row[name]) for name in ("counts", "waits", "runs")),
-            )
-            for row in await self._fetch(statements.HISTORY, step, first, end, *names, again=True)
-        ]
+        rows = await self._fetch(statements.HISTORY, step, first, end, *names, again=True)
+        return readable(HistoryRow, (partial(_history_fields, *row) for row in rows))
 
     async def failures(self, since: float) -> Sequence[FailureRow]:
-        return [
-            FailureRow(
-                row["at"],
-                from_text(row["queue"]),
-                from_text(row["function"]),
-                from_text(row["fingerprint"]),
-                *(row["count"], row["first"], row["last"]),
-                _decode_example(row["example"]),
-            )
-            for row in await self._fetch(statements.FAILURES, math.ceil(since), again=True)
-        ]
+        rows = await self._fetch(statements.FAILURES, math.ceil(since), again=True)
+        return readable(FailureRow, (partial(_stored_failure, *row) for row in rows))
 
     async def delete_failures(self, fingerprint: str, function: str | None = None) -> None:
         await self._fetch(statements.DELETE_FAILURES, to_text(fingerprint), to_text(function))
@@ -542,6 +526,15 @@ def _failure_fields(row: FailureRow) -> dict[str, Any]:
     texts = zip(("queue", "function", "fingerprint"), map(to_text, names), strict=True)
     numbers = {"at": at, "count": row.count, "first": row.first, "last": row.last}
     return {**numbers, **dict(texts), "example": json_of(row.example)}
+
+
+def _history_fields(step: int, at: int, queue: str, function: str, *vectors: Sequence[int]) -> Sequence[Any]:
+    return step, at, from_text(queue), from_text(function), *vectors
+
+
+def _stored_failure(at: int, queue: str, function: str, fingerprint: str, *rest: Any) -> Sequence[Any]:
+    *counts, example = rest
+    return at, from_text(queue), from_text(function), from_text(fingerprint), *counts, _decode_example(example)
 
 
 def _worker_of(record: str, seen_at: float) -> WorkerRecord:

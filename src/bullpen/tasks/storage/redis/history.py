@@ -5,12 +5,14 @@ time for which its rows are kept is over.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from bullpen.tasks.model.failure_groups import FAILURES_KEPT, FailureExample, FailureRow
 from bullpen.tasks.model.history import HOUR, KEPT, MINUTE, HistoryRow, Vector
+from bullpen.tasks.storage.port import readable
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.client import RedisClient
 from bullpen.tasks.storage.redis.failures import translated_errors
@@ -45,18 +47,14 @@ class HistoryBlocks(RedisClient):
                 await connection.run(scripts.ADD_FAILURES, [self._failures_of(day)], [end, *words])
 
     async def failures(self, since: float) -> Sequence[FailureRow]:
-        found = []
-        for _, field, value in await self._failure_fields(since):
-            count, first, last, example = _decode_failure(value)
-            row = FailureRow(*_decode_key(field), count, first, last, _decode_example(example))
-            found += [row] if row.at >= since else []
-        return found
+        fields = [partial(_failure_fields, field, value) for _, field, value in await self._failure_fields(since)]
+        return [row for row in readable(FailureRow, fields) if row.at >= since]
 
     async def delete_failures(self, fingerprint: str, function: str | None = None) -> None:
-        for day, field, _ in await self._failure_fields(0.0):
-            _, _, of_function, of_fingerprint = _decode_key(field)
-            if of_fingerprint == fingerprint and function in (None, of_function):
-                await self._execute("HDEL", self._failures_of(day), field)
+        for day, field, value in await self._failure_fields(0.0):
+            for row in readable(FailureRow, [partial(_failure_fields, field, value)]):
+                if row.fingerprint == fingerprint and function in (None, row.function):
+                    await self._execute("HDEL", self._failures_of(day), field)
 
     async def _failure_fields(self, since: float) -> list[tuple[int, bytes, bytes]]:
         """The day, field and value of each row."""
@@ -78,20 +76,30 @@ class HistoryBlocks(RedisClient):
         found = []
         for block in blocks:
             for field, vectors in _pairs(block):
-                at, of_queue, of_function = _decode_field(field)
-                if (
-                    first <= at < until
-                    and (queue is None or of_queue == queue)
-                    and (function is None or of_function == function)
-                ):
-                    found.append(HistoryRow(step, at, of_queue, of_function, *_decode_vectors(vectors)))
-        return sorted(found, key=lambda row: (row.at, row.queue, row.function))
+                found.append(partial(_history_fields, step, field, vectors))
+        rows = [
+            row
+            for row in readable(HistoryRow, found)
+            if first <= row.at < until
+            and (queue is None or row.queue == queue)
+            and (function is None or row.function == function)
+        ]
+        return sorted(rows, key=lambda row: (row.at, row.queue, row.function))
 
     def _failures_of(self, day: int) -> str:
         return f"{self.prefix}:failures:{day * DAY}"
 
     def _block(self, step: int, number: int) -> str:
         return f"{self.prefix}:history:{step}:{number * BLOCK[step]}"
+
+
+def _history_fields(step: int, field: bytes, vectors: bytes) -> Sequence[Any]:
+    return step, *_decode_field(field), *_decode_vectors(vectors)
+
+
+def _failure_fields(field: bytes, value: bytes) -> Sequence[Any]:
+    count, first, last, example = _decode_failure(value)
+    return *_decode_key(field), count, first, last, _decode_example(example)
 
 
 def _pairs(block: Any) -> Iterable[tuple[bytes, bytes]]:

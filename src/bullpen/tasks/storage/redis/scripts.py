@@ -83,6 +83,7 @@ import re
 from functools import cached_property
 from pathlib import Path
 
+from bullpen.tasks.model.history import MAX_COUNTED
 from bullpen.tasks.model.ids import SCHEDULES
 from bullpen.tasks.model.links import GIVEN_UP
 from bullpen.tasks.model.task import ERRORS_KEPT, MAX_COUNT, NEVER, NOT_IN_TIME, UNPLANNED
@@ -97,6 +98,7 @@ _CONSTANTS: dict[str, object] = {
     "MAX_COUNT": MAX_COUNT,
     "MAX_LIMIT": MAX_LIMIT,
     "MIN_RATE": MIN_RATE,
+    "MAX_COUNTED": MAX_COUNTED,
     "UNPLANNED": UNPLANNED,
     "LAST_DAY": NEVER,
     "GIVEN_UP": GIVEN_UP,

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from bullpen.tasks.model.failure_groups import FAILURES_KEPT, FailureExample, FailureRow
 from bullpen.tasks.model.history import KEPT, HistoryRow, Vector, sum_of
+from bullpen.tasks.storage.port import readable
+from bullpen.tasks.storage.sqlite.rows import readable_rows
 
 TABLES = """
 CREATE TABLE bullpen_history (
@@ -69,17 +72,20 @@ def add_rows(db: sqlite3.Connection, rows: Sequence[HistoryRow]) -> None:
     for row in rows:
         key = (row.step, row.at, row.queue, row.function)
         vectors: tuple[Vector, ...] = (row.counts, row.waits, row.runs)
-        there = db.execute(_FIND, key).fetchone()
-        if there is not None:
-            vectors = tuple(map(sum_of, map(_decode, there), vectors))
+        for there in readable(HistoryRow, (partial(_fields, key, *found) for found in readable_rows(db, _FIND, key))):
+            vectors = tuple(map(sum_of, (there.counts, there.waits, there.runs), vectors))
         db.execute(_PUT, (*key, *(msgspec.json.encode(vector).decode() for vector in vectors)))
 
 
 def read_rows(
     db: sqlite3.Connection, step: int, since: float, until: float, queue: str | None, function: str | None
 ) -> list[HistoryRow]:
-    rows = db.execute(_READ, (step, since, until, queue, queue, function, function))
-    return [HistoryRow(*row[:4], *map(_decode, row[4:])) for row in rows]
+    rows = readable_rows(db, _READ, (step, since, until, queue, queue, function, function))
+    return readable(HistoryRow, (partial(_fields, row[:4], *row[4:]) for row in rows))
+
+
+def _fields(key: Sequence[Any], *vectors: str) -> Sequence[Any]:
+    return *key, *map(_decode, vectors)
 
 
 def add_failures(db: sqlite3.Connection, rows: Sequence[FailureRow]) -> None:
@@ -88,12 +94,11 @@ def add_failures(db: sqlite3.Connection, rows: Sequence[FailureRow]) -> None:
 
 
 def read_failures(db: sqlite3.Connection, since: float) -> list[FailureRow]:
-    return [_failure_of(*row) for row in db.execute(_FAILURES, (since,))]
+    return readable(FailureRow, (partial(_failure_fields, *row) for row in readable_rows(db, _FAILURES, (since,))))
 
 
-def _failure_of(*row: Any) -> FailureRow:
-    at, queue, function, fingerprint, count, first, last, example = row
-    return FailureRow(at, queue, function, fingerprint, count, first, last, _decode_example(example))
+def _failure_fields(*row: Any) -> Sequence[Any]:
+    return *row[:-1], _decode_example(row[-1])
 
 
 def delete_failures(db: sqlite3.Connection, fingerprint: str, function: str | None) -> None:

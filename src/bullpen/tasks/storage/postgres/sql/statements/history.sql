@@ -1,6 +1,7 @@
 -- The history: counts of each minute and hour, by queue and function.
 
--- Workers that add to the same rows wait for each other, and take them in one order.
+-- Workers that add to the same rows wait for each other, and take them in one order. A count that another program has
+-- damaged starts again at 0.
 -- name: add_history
 INSERT INTO {schema}.history AS h (step, at, queue, function, counts, waits, runs)
 SELECT step, at, queue, function, counts, waits, runs
@@ -8,17 +9,17 @@ FROM pg_catalog.json_populate_recordset(NULL::{schema}.history, $1::text::json)
 ORDER BY step, at, queue, function
 ON CONFLICT (step, at, queue, function) DO UPDATE SET
     counts = ARRAY(
-        SELECT coalesce(v.a, 0) + coalesce(v.b, 0)
+        SELECT CASE WHEN v.a BETWEEN 0 AND {max_counted} THEN v.a ELSE 0 END + coalesce(v.b, 0)
         FROM ROWS FROM (pg_catalog.unnest(h.counts), pg_catalog.unnest(excluded.counts)) WITH ORDINALITY AS v (a, b, place)
         ORDER BY v.place
     ),
     waits = ARRAY(
-        SELECT coalesce(v.a, 0) + coalesce(v.b, 0)
+        SELECT CASE WHEN v.a BETWEEN 0 AND {max_counted} THEN v.a ELSE 0 END + coalesce(v.b, 0)
         FROM ROWS FROM (pg_catalog.unnest(h.waits), pg_catalog.unnest(excluded.waits)) WITH ORDINALITY AS v (a, b, place)
         ORDER BY v.place
     ),
     runs = ARRAY(
-        SELECT coalesce(v.a, 0) + coalesce(v.b, 0)
+        SELECT CASE WHEN v.a BETWEEN 0 AND {max_counted} THEN v.a ELSE 0 END + coalesce(v.b, 0)
         FROM ROWS FROM (pg_catalog.unnest(h.runs), pg_catalog.unnest(excluded.runs)) WITH ORDINALITY AS v (a, b, place)
         ORDER BY v.place
     );
@@ -34,7 +35,7 @@ SELECT at, queue, function, fingerprint, count, first, last, example
 FROM pg_catalog.json_populate_recordset(NULL::{schema}.failure, $1::text::json)
 ORDER BY at, queue, function, fingerprint
 ON CONFLICT (at, queue, function, fingerprint) DO UPDATE SET
-    count = f.count + excluded.count,
+    count = CASE WHEN f.count BETWEEN 0 AND {max_counted} THEN f.count ELSE 0 END + excluded.count,
     first = least(f.first, excluded.first),
     last = greatest(f.last, excluded.last),
     example = CASE WHEN f.last > excluded.last THEN f.example ELSE excluded.example END;
