@@ -80,7 +80,12 @@ class RunnerMap(MapWork[T, _RunnerBundle]):
 
     @property
     def waiting(self) -> int:
-        return sum(bundle.count for bundle in list(self._todo))
+        while self._todo:
+            try:
+                return sum(bundle.count for bundle in list(self._todo))
+            except RuntimeError:  # another thread changed it meanwhile
+                continue
+        return 0
 
     @property
     def label(self) -> str:
