@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any, Generic, TypeVar
 
 from bullpen import primitives
@@ -55,23 +56,27 @@ class _Bundles(Generic[T]):
     its source, but goes on after an error of a bundle.
     """
 
-    __slots__ = ("_current", "_deadline", "_owner", "_work")
+    __slots__ = ("_current", "_deadline", "_owner", "_results", "_work")
 
     def __init__(self, work: MapWork[T, Any], deadline: float | None, owner: object) -> None:
         self._work = work
         self._deadline = deadline
         self._owner = owner  # a reference to the pool: an unreferenced pool drains
+        self._results: list[T] = []  # those of the bundle that are not read yet, the next one last
         self._current: Iterator[T] = iter([])
 
     def __iter__(self) -> _Bundles[T]:
         return self
 
     def __next__(self) -> Iterator[T]:
-        if self._current.__length_hint__():  # type: ignore[attr-defined]
-            return self._current  # two threads have read at once
+        if self._results:  # two threads have read at once
+            return self._current
         try:
-            self._current = results = iter(self._work.next(self._deadline))
-            return results
+            results = self._work.next(self._deadline)
+            results.reverse()
+            self._current = current = map(list.pop, repeat(results, len(results)))  # it keeps no result that was read
+            self._results = results
+            return current
         except StopIteration:
             self._owner = None  # nothing is left to run
             raise

@@ -237,6 +237,8 @@ class MapWork(ABC, Generic[T, B]):
                 self._refill()
                 _take_out(unread, bundle)  # only now: an interrupt loses nothing
             bundle.delivered = True
+            if self._arrived and self._arrived[0] is bundle:
+                self._arrived.popleft()
             self._passed += 1  # the reader has the first result
             self._held = bundle.count - 1
             results = self._results(bundle)
