@@ -18,7 +18,6 @@ from bullpen.pools.dispatch.request import CANCELLED, DONE, FAILED, QUEUED, RUNN
 from bullpen.pools.dispatch.states import RequestState
 from bullpen.pools.dispatch.worker import Worker
 from bullpen.pools.runtimes.port import current_worker
-from bullpen.telemetry import logger
 
 T = TypeVar("T")
 
@@ -91,6 +90,8 @@ class PoolFuture(Request, Future[T]):
         try:
             callback(self)
         except BaseException:  # an error of a callback must not end the worker that calls it
+            from bullpen.telemetry import logger  # only a failure needs the events and their dataclass
+
             logger.exception("exception calling callback for %r", self)
 
     def _has_waiters(self) -> Waiters:
