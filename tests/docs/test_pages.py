@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bullpen.cli.main import make_parser, with_default
+from bullpen.cli.main import WrongArguments, make_parser, with_default
 from tests.docs.markdown import ROOT, Block, as_script, commands, linked_pages, pages, python_blocks, read_blocks
 
 EACH_PAGE = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
@@ -83,6 +83,8 @@ def wrong_with(command: str, files: Collection[str] = ()) -> Iterator[str]:
 def is_understood(words: list[str]) -> bool:
     try:
         make_parser().parse_args(with_default(words))
+    except WrongArguments:
+        return False
     except SystemExit as exit:
         return exit.code == 0
     return True

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.USAGE
     try:
         arguments, unread = parser.parse_known_args(with_default(words))
-    except _WrongArguments as error:
+    except WrongArguments as error:
         _complain(str(error), words)
         return ExitCode.USAGE
     except SystemExit as exit:  # argparse has printed the help
@@ -106,14 +106,14 @@ def _complain(message: str, words: Sequence[str]) -> None:
     print(_indented(without_passwords(message, [*words, *settings])), file=sys.stderr)
 
 
-class _WrongArguments(Exception):
+class WrongArguments(Exception):
     """The message of argparse about a wrong command line."""
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        raise _WrongArguments(f"{self.prog}: error: {message}")
+        raise WrongArguments(f"{self.prog}: error: {message}")
 
 
 def _indented(message: str) -> str:
