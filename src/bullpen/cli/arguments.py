@@ -64,6 +64,14 @@ def names(text: str) -> tuple[str, ...]:
     return parts
 
 
+def header(text: str) -> tuple[str, str]:
+    """`tenant=acme` as ("tenant", "acme")."""
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise argparse.ArgumentTypeError(f"must be a name and a value, such as tenant=acme, got {text!r}")
+    return name, value
+
+
 def words(text: str) -> tuple[str, ...]:
     """`a b` as ("a", "b")."""
     return tuple(text.split())

@@ -7,7 +7,7 @@ from typing import get_args
 
 import msgspec
 
-from bullpen.cli.arguments import names, seconds
+from bullpen.cli.arguments import header, names, seconds
 from bullpen.pools.config_file import did_you_mean
 from bullpen.tasks.client.task_queue import LARGEST_PAGE, TaskFilters, TaskQueue
 from bullpen.tasks.model.task import ErrorKind, TaskStatus
@@ -18,7 +18,9 @@ _KINDS = frozenset(name for kinds in get_args(ErrorKind) for name in get_args(ki
 def add_filters(parser: argparse.ArgumentParser, statuses: str = ", ".join(map(str, TaskStatus))) -> None:
     parser.add_argument("--status", type=names, metavar="A,B", help=f"only tasks with these statuses: {statuses}")
     parser.add_argument("--queue", type=names, metavar="A,B", help="only tasks of these queues")
-    parser.add_argument("--function", metavar="NAME", help="only tasks of this function, by its full name")
+    parser.add_argument("--function", metavar="NAME", help="only tasks of this function; its last parts are enough")
+    parser.add_argument("--key", metavar="KEY", help="only tasks with this unique key or concurrency key")
+    parser.add_argument("--header", type=header, metavar="NAME=VALUE", help="only tasks with this header")
     parser.add_argument("--worker", metavar="ID", help="only tasks that this worker runs, or ran last")
     parser.add_argument(
         "--error",
@@ -46,6 +48,8 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
     status: tuple[str, ...] | None = None
     queue: tuple[str, ...] | None = None
     function: str | None = None
+    key: str | None = None
+    header: tuple[str, str] | None = None
     worker: str | None = None
     error: str | None = None
     fingerprint: str | None = None
@@ -66,6 +70,8 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
             "status": self.status,  # type: ignore[typeddict-item]
             "queue": self.queue,
             "name": self.function,
+            "key": self.key,
+            "header": self.header,
             "worker": self.worker,
             "error": self.error,
             "fingerprint": self.fingerprint,
@@ -85,8 +91,7 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
         some = queue.list(limit=LARGEST_PAGE) if self.function or self.error else []
         if self.function and not queue.list(name=self.function, limit=1):
             functions = {*queue.registry.names(), *(task.name for task in some)}
-            ends = [name for name in sorted(functions) if name.endswith(f".{self.function}")]
-            hint = f"; did you mean {ends[0]!r}?" if ends else did_you_mean(self.function, functions)
+            hint = did_you_mean(self.function, functions)
             sentences.append(f"no task has the function {self.function!r}{hint}")
         if self.error and self.error not in _KINDS and not queue.list(error=self.error, limit=1):
             errors = {*_KINDS, *(name for task in some if task.error is not None for name in task.error.names)}

@@ -241,8 +241,10 @@ class RecordingStorage:
     async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
         return await self._storage.get(ids)
 
-    async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
-        return await self._storage.list(which, limit=limit, after=after)
+    async def list(
+        self, which: TaskFilter, *, limit: int, after: str | None = None, newest: bool = False
+    ) -> Sequence[Task]:
+        return await self._storage.list(which, limit=limit, after=after, newest=newest)
 
     async def counts(self) -> Counts:
         return await self._storage.counts()

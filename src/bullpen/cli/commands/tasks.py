@@ -33,6 +33,7 @@ def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=whole(1, LARGEST_PAGE), default=SHOWN, metavar="N", help=f"at most N tasks (default: {SHOWN})"
     )
+    parser.add_argument("--newest", action="store_true", help="the newest first")
     parser.add_argument("--after", metavar="ID", help="only tasks after this one: the next page")
     store.add_arguments(parser)
 
@@ -41,7 +42,7 @@ def _list(arguments: argparse.Namespace) -> int:
     with store.open_queue(arguments) as queue:
         now = as_datetime(store.now(queue))
         matching = Matching.of(arguments)
-        found = queue.list(limit=arguments.limit, after=arguments.after, **matching.filters)
+        found = queue.list(limit=arguments.limit, after=arguments.after, newest=arguments.newest, **matching.filters)
         unknown = [] if found or arguments.json else matching.unknown_names(queue)
     following = found[-1].id if len(found) == arguments.limit else None
     if arguments.json:

@@ -70,15 +70,18 @@ class LimitTerms(TypedDict, total=False):
 class TaskFilters(TypedDict, total=False):
     """Which tasks a call is about: those that match all that is given.
 
-    `status`, `queue`: one or several. `name`: of the function. `worker`: that runs them, or ran them last. `error`: the
-    kind or type of their latest error, such as "timeout" or "ConnectionError". `fingerprint`: of their latest error, as
-    `failures()` lists it. `older_than`, `newer_than`: since they
-    ended; unfinished tasks: since they were enqueued.
+    `status`, `queue`: one or several. `name`: of the function, or its last parts: "send" for "shop.mail.send". `key`:
+    the unique key or the concurrency key. `header`: a name and a value. `worker`: that runs them, or ran them last.
+    `error`: the kind or type of their latest error, such as "timeout" or "ConnectionError". `fingerprint`: of their
+    latest error, as `failures()` lists it. `older_than`, `newer_than`: since they ended; unfinished tasks: since they
+    were enqueued.
     """
 
     status: Status | Iterable[Status] | None
     queue: str | Iterable[str] | None
     name: str | None
+    key: str | None
+    header: tuple[str, str] | None
     worker: str | None
     error: str | None
     fingerprint: str | None
@@ -305,19 +308,23 @@ class TaskQueue:
     async def aget(self, task_id: str) -> TaskInfo:
         return info_of(await self._backend.task(_id(task_id)))
 
-    def list(self, *, limit: int = 100, after: str | None = None, **filters: Unpack[TaskFilters]) -> List[TaskInfo]:
-        """Tasks that match all `filters`, oldest first. `after` is the id of the last one of the page before."""
-        return self._backend.run("list", self.alist(limit=limit, after=after, **filters))
+    def list(
+        self, *, limit: int = 100, after: str | None = None, newest: bool = False, **filters: Unpack[TaskFilters]
+    ) -> List[TaskInfo]:
+        """Tasks that match all `filters`, oldest first, or `newest` first. `after` is the id of the last one of the
+        page before.
+        """
+        return self._backend.run("list", self.alist(limit=limit, after=after, newest=newest, **filters))
 
     async def alist(
-        self, *, limit: int = 100, after: str | None = None, **filters: Unpack[TaskFilters]
+        self, *, limit: int = 100, after: str | None = None, newest: bool = False, **filters: Unpack[TaskFilters]
     ) -> List[TaskInfo]:
         """`list`, for async code."""
         whole("limit", limit, 1, LARGEST_PAGE, f"a whole number from 1 to {LARGEST_PAGE}")
         after = None if after is None else _id(after)
         which = await self._which(filters)
         storage = await self._clients.get()
-        return [info_of(task) for task in await storage.list(which, limit=limit, after=after)]
+        return [info_of(task) for task in await storage.list(which, limit=limit, after=after, newest=newest)]
 
     def count(self, **filters: Unpack[TaskFilters]) -> int:
         """How many tasks match all `filters`. The store counts them."""
@@ -612,6 +619,8 @@ def _filter(
     status: Status | Iterable[Status] | None = None,
     queue: str | Iterable[str] | None = None,
     name: str | None = None,
+    key: str | None = None,
+    header: tuple[str, str] | None = None,
     worker: str | None = None,
     error: str | None = None,
     fingerprint: str | None = None,
@@ -621,6 +630,7 @@ def _filter(
     """The filter, without the two ages, which are durations."""
     for option, value in (
         ("name", name),
+        ("key", key),
         ("worker", worker),
         ("error", error),
         ("fingerprint", fingerprint),
@@ -633,6 +643,8 @@ def _filter(
         queues=None if queues is None else tuple(queue_name("queue", one) for one in queues),
         statuses=None if statuses is None else tuple(_status(one) for one in statuses),
         func_path=None if name is None else writable(name),
+        key=None if key is None else writable(key),
+        header=None if header is None else _header(header),
         worker=None if worker is None else writable(worker),
         error=None if error is None else writable(error),
         fingerprint=None if fingerprint is None else writable(fingerprint),
@@ -642,6 +654,13 @@ def _filter(
         None if older_than is None else seconds("older_than", older_than),
         None if newer_than is None else seconds("newer_than", newer_than),
     )
+
+
+def _header(value: object) -> tuple[str, str]:
+    match value:
+        case (str() as name, str() as text):
+            return writable(name), writable(text)
+    raise InvalidOptionType("header", value, "a name and a value: ('tenant', 'acme')")
 
 
 def _one_or_many(option: str, value: object, allowed: str) -> Iterable[Any]:

@@ -407,12 +407,17 @@ class MemoryStorage(StoreRules):
         with self._lock:
             return [self._tasks.get(task_id) for task_id in ids]
 
-    async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
+    async def list(
+        self, which: TaskFilter, *, limit: int, after: str | None = None, newest: bool = False
+    ) -> Sequence[Task]:
         with self._lock:
-            fitting = (
-                task for task in self._tasks.values() if which.matches(task) and (after is None or task.id > after)
-            )
-            return heapq.nsmallest(limit, fitting, key=lambda task: task.id)
+            fitting = [
+                task
+                for task in self._tasks.values()
+                if which.matches(task) and (after is None or (task.id < after if newest else task.id > after))
+            ]
+            first = heapq.nlargest if newest else heapq.nsmallest
+            return first(limit, fitting, key=lambda task: task.id)
 
     async def counts(self) -> Counts:
         with self._lock:

@@ -86,7 +86,9 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     ids: tuple[str, ...] | None = None
     queues: tuple[str, ...] | None = None
     statuses: tuple[TaskStatus, ...] | None = None
-    func_path: str | None = None
+    func_path: str | None = None  # a name of a function, or its last parts: "send" and "mail.send" for "shop.mail.send"
+    key: str | None = None  # its unique key or its concurrency key
+    header: tuple[str, str] | None = None  # a name and a value
     worker: str | None = None
     error: str | None = None  # one of the names of the latest stored error: its kind or type
     fingerprint: str | None = None  # of the latest stored error; or its kind, if the store has recorded it
@@ -99,7 +101,9 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
             (self.ids is None or task.id in self.ids)
             and (self.queues is None or task.queue in self.queues)
             and (self.statuses is None or task.status in self.statuses)
-            and (self.func_path is None or task.func_path == self.func_path)
+            and (self.func_path is None or f".{task.func_path}".endswith(f".{self.func_path}"))
+            and (self.key is None or self.key in (task.unique_key, task.concurrency_key))
+            and (self.header is None or task.headers.get(self.header[0]) == self.header[1])
             and (self.worker is None or task.worker == self.worker)
             and (self.error is None or (task.error is not None and self.error in task.error.names))
             and (self.fingerprint is None or (task.error is not None and self.fingerprint == task.error.group))
@@ -365,8 +369,12 @@ class Storage(Protocol):
 
     async def get(self, ids: Sequence[str]) -> Sequence[Task | None]: ...
 
-    async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
-        """Tasks in the order of their ids, starting behind the id `after`."""
+    async def list(
+        self, which: TaskFilter, *, limit: int, after: str | None = None, newest: bool = False
+    ) -> Sequence[Task]:
+        """Tasks in the order of their ids, starting behind the id `after`. `newest`: in the reverse order, starting
+        before it.
+        """
 
     async def counts(self) -> Counts: ...
 

@@ -116,6 +116,49 @@ class BatchTests(StoreTests):
             assert (found is None) == (verb == "delete")
             assert found is None or (found.attempt, found.status) == (task.attempt, task.status)
 
+    async def test_tasks_are_found_by_key_header_and_a_part_of_their_name(self, store: Storage) -> None:
+        unique = await added(store, unique_key="k", headers={"tenant": "acme", "x": '"y":"z"'})
+        limited = await added(store, concurrency_key="k", func_path="shop.mail.send", headers={"tenant": "acme "})
+        plain = await added(store, func_path="shop.resend", headers={"other": "acme", 'q"': "tenant"})
+        umlaut = await added(store, func_path="shop.öffnen", queue="other")
+        everything = [unique, limited, plain, umlaut]
+        cases: list[tuple[dict[str, Any], list[Task]]] = [
+            ({"key": "k"}, [unique, limited]),
+            ({"key": "other"}, []),
+            ({"header": ("tenant", "acme")}, [unique]),
+            ({"header": ("x", '"y":"z"')}, [unique]),
+            ({"header": ("y", "z")}, []),
+            ({"header": ('q"', "tenant")}, [plain]),
+            ({"func_path": "send"}, [unique, limited]),
+            ({"func_path": "mail.send"}, [limited]),
+            ({"func_path": "shop.mail.send"}, [limited]),
+            ({"func_path": "end"}, []),
+            ({"func_path": "öffnen"}, [umlaut]),
+            ({"func_path": "send", "header": ("tenant", "acme "), "key": "k"}, [limited]),
+        ]
+        for fields, expected in cases:
+            assert ids(await store.list(TaskFilter(**fields), limit=10)) == ids(expected), fields
+            assert await store.count(TaskFilter(**fields)) == len(expected), fields
+        assert ids(await store.list(TaskFilter(), limit=10)) == ids(everything)
+        assert len(await change_all(store, "cancel", TaskFilter(header=("tenant", "acme")))) == 1
+        assert len(await change_all(store, "cancel", TaskFilter(key="k"))) == 1
+        assert len(await change_all(store, "cancel", TaskFilter(func_path="öffnen"))) == 1
+        assert (await get(store, plain)).status is PENDING
+
+    async def test_the_newest_come_first_on_request(self, store: Storage) -> None:
+        tasks = [await added(store, queue=("a", "b")[number % 2]) for number in range(7)]
+        expected = ids(tasks)[::-1]
+        assert ids(await store.list(TaskFilter(), limit=3, newest=True)) == expected[:3]
+        assert ids(await store.list(TaskFilter(), limit=3, newest=True, after=expected[2])) == expected[3:6]
+        assert ids(await store.list(TaskFilter(), limit=3, newest=True, after=expected[5])) == expected[6:]
+        assert ids(await store.list(TaskFilter(queues=("a",)), limit=2, newest=True)) == expected[:4:2]
+        assert ids(await store.list(TaskFilter(ids=tuple(expected[:3])), limit=2, newest=True)) == expected[:2]
+        running = ids(await claim(store, 4, queues=("a", "b")))
+        found = await store.list(TaskFilter(statuses=(RUNNING,)), limit=3, newest=True)
+        assert ids(found) == sorted(running, reverse=True)[:3]
+        rest = await store.list(TaskFilter(statuses=(RUNNING,)), limit=3, newest=True, after=found[-1].id)
+        assert ids(rest) == sorted(running)[:1]
+
     async def test_failures_are_found_by_their_fingerprint(self, store: Storage) -> None:
         first, second, third = [await claimed_one(store) for _ in range(3)]
         errors = [

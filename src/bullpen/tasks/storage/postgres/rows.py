@@ -358,7 +358,7 @@ def changes_of_unreadable(row: Iterable[Any], after: Task) -> dict[str, Any]:
     return changes
 
 
-def where_of(which: TaskFilter, after: str | None = None) -> tuple[str, list[Any]]:
+def where_of(which: TaskFilter, after: str | None = None, newest: bool = False) -> tuple[str, list[Any]]:
     """The condition of a filter, and its values."""
     conditions: list[str] = []
     values: list[Any] = []
@@ -377,7 +377,12 @@ def where_of(which: TaskFilter, after: str | None = None) -> tuple[str, list[Any
     elif which.statuses is not None:
         add("status = ANY ({})", [status.value for status in which.statuses])
     if which.func_path is not None:
-        add("func_path = {}", to_text(which.func_path))
+        name = to_text(which.func_path)
+        add(f"(func_path = {{0}} OR pg_catalog.right(func_path, {len(name) + 1}) = '.' || {{0}})", name)
+    if which.key is not None:
+        add("(unique_key = {0} OR concurrency_key = {0})", to_text(which.key))
+    if which.header is not None:
+        add("headers ~ {}", _pattern(*which.header))
     if which.worker is not None:
         add("worker = {}", to_text(which.worker))
     if which.error is not None:
@@ -391,7 +396,7 @@ def where_of(which: TaskFilter, after: str | None = None) -> tuple[str, list[Any
         if instant is not None:
             add(f"{_ENDED_OR_ADDED} {comparison} {{}}", instant)
     if after is not None:
-        add("id > {}", after)
+        add("id < {}" if newest else "id > {}", after)
     return f"WHERE {' AND '.join(conditions)}" if conditions else "", values
 
 
@@ -413,7 +418,8 @@ _HAS_FINGERPRINT = '"fingerprint" ?: ?"[^"]'
 
 
 def _pattern(field: str, value: str) -> str:
-    return f'"{field}" ?: ?"{re.escape(json_of(value)[1:-1])}"'
+    """A regular expression for JSON with this field, as `_error_pattern` is one."""
+    return f"{re.escape(json_of(field))} ?: ?{re.escape(json_of(value))}"
 
 
 # PostgreSQL does not store NUL in a text. JSON escapes it; elsewhere it is written as two characters.

@@ -346,12 +346,17 @@ class PostgresStorage(PostgresClient):
         by_id = {row["id"]: row for row in rows}
         return [task_of(by_id[task_id]) if task_id in by_id else None for task_id in ids]
 
-    async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
-        return [task_of(row) for row in await self._page(COLUMNS, which, limit, after)]
+    async def list(
+        self, which: TaskFilter, *, limit: int, after: str | None = None, newest: bool = False
+    ) -> Sequence[Task]:
+        return [task_of(row) for row in await self._page(COLUMNS, which, limit, after, newest)]
 
-    async def _page(self, columns: str, which: TaskFilter, limit: int, after: str | None) -> Sequence[Any]:
-        where, values = where_of(which, after)
-        statement = f"SELECT {columns} FROM {{schema}}.task {where} ORDER BY id LIMIT ${len(values) + 1}"
+    async def _page(
+        self, columns: str, which: TaskFilter, limit: int, after: str | None, newest: bool = False
+    ) -> Sequence[Any]:
+        where, values = where_of(which, after, newest)
+        order = "ORDER BY id DESC" if newest else "ORDER BY id"
+        statement = f"SELECT {columns} FROM {{schema}}.task {where} {order} LIMIT ${len(values) + 1}"
         return await self._fetch(statement, *values, limit, again=True)
 
     async def count(self, which: TaskFilter) -> int:

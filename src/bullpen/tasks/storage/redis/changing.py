@@ -146,6 +146,8 @@ def _filter_in_lua(which: TaskFilter) -> tuple[object, ...]:
         -1.0 if which.since is None else which.since,
         _AT_ANY_TIME if which.until is None else which.until,
         "" if which.fingerprint is None else msgspec.json.encode(which.fingerprint).decode()[1:-1],
+        which.key or "",
+        which.header or False,
     )
 
 

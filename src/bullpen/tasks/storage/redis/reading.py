@@ -27,30 +27,36 @@ class TaskReading(RedisClient):
             found |= {task.id: task for task in self._tasks(queue, words)}
         return [found.get(task_id) for task_id in ids]
 
-    async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
+    async def list(
+        self, which: TaskFilter, *, limit: int, after: str | None = None, newest: bool = False
+    ) -> Sequence[Task]:
         if which.ids is not None:
             tasks = [task for task in await self.get(list(dict.fromkeys(which.ids))) if task is not None]
-            fitting = [task for task in tasks if which.matches(task) and (after is None or task.id > after)]
-            return sorted(fitting, key=lambda task: task.id)[:limit]
+            fitting = [task for task in tasks if which.matches(task) and _is_behind(task.id, after, newest)]
+            return sorted(fitting, key=lambda task: task.id, reverse=newest)[:limit]
         found: Tasks = []
         for queue in await self._queues():
             if which.queues is None or queue in which.queues:
-                found += await self._list_queue(queue, which, limit, after)
-        return heapq.nsmallest(limit, found, key=lambda task: task.id)
+                found += await self._list_queue(queue, which, limit, after, newest)
+        first = heapq.nlargest if newest else heapq.nsmallest
+        return first(limit, found, key=lambda task: task.id)
 
-    async def _list_queue(self, queue: str, which: TaskFilter, limit: int, after: str | None) -> Tasks:
+    async def _list_queue(self, queue: str, which: TaskFilter, limit: int, after: str | None, newest: bool) -> Tasks:
         found: Tasks = []
         while len(found) < limit:
-            page, last = await self._page(queue, PAGE, after or "", only_running=which.statuses == (RUNNING,))
+            only_running = which.statuses == (RUNNING,)
+            page, last = await self._page(queue, PAGE, after or "", only_running=only_running, newest=newest)
             found += filter(which.matches, page)
             if not last:
                 break
             after = last
         return found[:limit]
 
-    async def _page(self, queue: str, size: int, after: str, *, only_running: bool = False) -> tuple[Tasks, str]:
+    async def _page(
+        self, queue: str, size: int, after: str, *, only_running: bool = False, newest: bool = False
+    ) -> tuple[Tasks, str]:
         """One page of a queue, and the id to go on after; "" if it is the last page."""
-        words = [str(size), after, "1" if only_running else "0"]
+        words = [str(size), after, "1" if only_running else "0", "1" if newest else "0"]
         last, rows = await self._run(scripts.LIST_TASKS, queue, words)
         if await self._gave_names(queue, rows[::ROW]):
             last, rows = await self._run(scripts.LIST_TASKS, queue, words)
@@ -87,3 +93,7 @@ class TaskReading(RedisClient):
             for at in range(0, len(words), 1 + ROW)
             for task in self._tasks(queues[int(words[at]) - 1], words[at + 1 : at + 1 + ROW])
         ]
+
+
+def _is_behind(task_id: str, after: str | None, newest: bool) -> bool:
+    return after is None or (task_id < after if newest else task_id > after)

@@ -88,12 +88,13 @@ from bullpen.tasks.model.ids import SCHEDULES
 from bullpen.tasks.model.links import GIVEN_UP
 from bullpen.tasks.model.task import ERRORS_KEPT, MAX_COUNT, NEVER, NOT_IN_TIME, UNPLANNED
 from bullpen.tasks.storage.port import MAX_LIMIT, MIN_RATE
-from bullpen.tasks.storage.redis.rows import TaskState, default_state_in_lua
+from bullpen.tasks.storage.redis.rows import TaskBody, TaskState, default_state_in_lua
 
 # The values of names in scripts. A local variable would cost time whenever a script starts.
 _CONSTANTS: dict[str, object] = {
     "DEFAULT_STATE": default_state_in_lua(),
     **{name.upper(): number for number, name in enumerate(TaskState.__struct_fields__, start=1)},
+    "BEHIND_PAYLOAD": TaskBody.__struct_fields__.index("headers") - TaskBody.__struct_fields__.index("payload"),
     "ERRORS_KEPT": ERRORS_KEPT,
     "MAX_COUNT": MAX_COUNT,
     "MAX_LIMIT": MAX_LIMIT,

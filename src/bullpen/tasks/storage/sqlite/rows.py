@@ -228,6 +228,14 @@ def has_error(errors: bytes | None, name: str) -> bool:
         return False
 
 
+def has_header(headers: bytes | None, name: str, value: str) -> bool:
+    """Whether stored headers have this one. A function of SQL, too."""
+    try:
+        return headers is not None and _decode_headers(headers).get(name) == value
+    except Exception:  # they cannot be read
+        return False
+
+
 def is_of_group(errors: bytes | None, fingerprint: str) -> bool:
     """Whether the latest of stored errors has this fingerprint. A function of SQL, too."""
     try:

@@ -245,8 +245,10 @@ class SqliteStorage:
     async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
         return await self._read(lambda table: table.find(ids))
 
-    async def list(self, which: TaskFilter, *, limit: int, after: str | None = None) -> Sequence[Task]:
-        return await self._read_page(lambda table: table.page(which, limit, after))
+    async def list(
+        self, which: TaskFilter, *, limit: int, after: str | None = None, newest: bool = False
+    ) -> Sequence[Task]:
+        return await self._read_page(lambda table: table.page(which, limit, after, newest))
 
     async def counts(self) -> Counts:
         return await self._read(lambda table: table.counts())

@@ -60,6 +60,7 @@ from bullpen.tasks.storage.sqlite.rows import (
     changes_of_unreadable,
     encode_step,
     has_error,
+    has_header,
     headers_of,
     is_of_group,
     is_plain,
@@ -533,17 +534,18 @@ class SqliteTaskTable(StoreRules):
         running = "FROM bullpen_task INDEXED BY bullpen_running WHERE status IN ('running') AND claim_id = ?"
         return self._tasks(f"SELECT {COLUMNS} {running} ORDER BY priority DESC, eta, id", (claim_id,))
 
-    def page(self, which: TaskFilter, limit: int, after: str | None) -> Sequence[Task]:
-        return [self._task_of(row) for row in self._page(COLUMNS, which, limit, after)]
+    def page(self, which: TaskFilter, limit: int, after: str | None, newest: bool = False) -> Sequence[Task]:
+        return [self._task_of(row) for row in self._page(COLUMNS, which, limit, after, newest)]
 
-    def _page(self, columns: str, which: TaskFilter, limit: int, after: str | None) -> list[Row]:
+    def _page(self, columns: str, which: TaskFilter, limit: int, after: str | None, newest: bool = False) -> list[Row]:
         conditions, values = self._conditions(which)
         if after is not None:
-            conditions.append("id > ?")
+            conditions.append("id < ?" if newest else "id > ?")
             values.append(after)
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         table = f"bullpen_task {_index_for(which)}"
-        rows = readable_rows(self._db, f"SELECT {columns} FROM {table} {where} ORDER BY id LIMIT ?", (*values, limit))
+        order = "ORDER BY id DESC" if newest else "ORDER BY id"
+        rows = readable_rows(self._db, f"SELECT {columns} FROM {table} {where} {order} LIMIT ?", (*values, limit))
         if any(type(row[0]) is not str for row in rows):
             raise UnnamedRow
         return rows
@@ -559,6 +561,8 @@ class SqliteTaskTable(StoreRules):
             self._db.create_function("has_error", 2, has_error, deterministic=True)
         if which.fingerprint is not None:
             self._db.create_function("is_of_group", 2, is_of_group, deterministic=True)
+        if which.header is not None:
+            self._db.create_function("has_header", 3, has_header, deterministic=True)
         return _conditions(which)
 
     def counts(self) -> dict[str, dict[TaskStatus, int]]:
@@ -690,10 +694,18 @@ def _conditions(which: TaskFilter) -> tuple[list[str], list[object]]:
     elif which.statuses is not None:
         statuses = ", ".join(f"'{status.value}'" for status in which.statuses)
         conditions.append(f"status IN ({statuses})")
-    for column, value in (("func_path", which.func_path), ("worker", which.worker)):
-        if value is not None:
-            conditions.append(f"{column} = ?")
-            values.append(value)
+    if which.func_path is not None:
+        conditions.append("(func_path = ? OR substr(func_path, -1 - length(?)) = '.' || ?)")
+        values += [which.func_path] * 3
+    if which.key is not None:
+        conditions.append("(unique_key = ? OR concurrency_key = ?)")
+        values += [which.key] * 2
+    if which.header is not None:
+        conditions.append("has_header(headers, ?, ?)")
+        values += which.header
+    if which.worker is not None:
+        conditions.append("worker = ?")
+        values.append(which.worker)
     if which.error is not None:
         conditions.append("has_error(errors, ?)")
         values.append(which.error)

@@ -1,6 +1,6 @@
 -- Cancel, retry or delete tasks of a queue that match a filter, or count them: those with the given ids, or one page.
 -- KEYS: a tag. ARGV: {verb, channel, size of the page, id to start after, ids or false, filter}, packed. A filter is
--- {statuses or false, function, worker, error, since, until, fingerprint}; '' matches every task.
+-- {statuses or false, function, worker, error, since, until, fingerprint, key, header or false}; '' matches every task.
 -- Returns the id to go on after or '', how many match, and id, attempt and status of each that was changed.
 -- Repeats `port.TaskFilter.matches`, `model.task.cancelled_by_operator`, `model.task.redriven` and `model.links`. Held by
 -- BatchTests.
@@ -11,17 +11,30 @@ if not ids then
     ids = redis.call('ZRANGEBYLEX', tag .. ':ids', after == '' and '-' or '(' .. after, '+', 'LIMIT', 0, most)
     if #ids == most then last = ids[#ids] end
 end
-local statuses, func_path, worker, name, since, until_then, fingerprint = unpack(filter)
-local bodies = func_path ~= '' and values(tag .. ':body', ids)
+local statuses, func_path, worker, name, since, until_then, fingerprint, key, header = unpack(filter)
+local bodies = (func_path ~= '' or header) and values(tag .. ':body', ids)
+
+-- The name of the function and the headers in a body. Lua's msgpack knows no bytes, so the payload between them is
+-- skipped by hand; an error if the body is no `rows.TaskBody`.
+local function name_and_headers(body)
+    local at, path = cmsgpack.unpack_one(body, 1)
+    local width = ({[0xc4] = 1, [0xc5] = 2, [0xc6] = 4})[string.byte(body, at + 1)]
+    local size = 0
+    for i = 1, width do size = size * 256 + string.byte(body, at + 1 + i) end
+    return path .. '', (select(BEHIND_PAYLOAD + 1, cmsgpack.unpack_limit(body, BEHIND_PAYLOAD, at + 1 + width + size)))
+end
 
 local function matches(i, task)
     if statuses and not statuses[task[STATUS]] then return false end
     if worker ~= '' and task[WORKER] ~= worker then return false end
     local at = is_final(task[STATUS]) and task[FINISHED_AT] > 0 and task[FINISHED_AT] or task[CREATED_AT]
     if at <= since or at > until_then then return false end
-    if func_path ~= '' then
-        local ok, body = pcall(cmsgpack.unpack, bodies[i] or '')
-        if not ok or type(body) ~= 'table' or body[1] ~= func_path then return false end
+    if key ~= '' and task[UNIQUE_KEY] ~= key and task[CONCURRENCY_KEY] ~= key then return false end
+    if bodies then
+        local ok, path, headers = pcall(name_and_headers, bodies[i] or '')
+        if not ok then return false end
+        if func_path ~= '' and string.sub('.' .. path, -1 - #func_path) ~= '.' .. func_path then return false end
+        if header and headers[header[1]] ~= header[2] then return false end
     end
     if name == '' and fingerprint == '' then return true end
     local latest = task[ERRORS][#task[ERRORS]]
