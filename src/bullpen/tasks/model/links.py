@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from bullpen.tasks.model.task import CANCELLED, ERRORS_KEPT, NEVER, PENDING, SUCCESS, AttemptError, Task, redriven
 
+Changes = list[tuple[Task, Task]]  # of members, in order: each as it was and as it is
 GIVEN_UP = -1  # `waits_for` of a task that was cancelled because a member did not succeed
 
 
@@ -37,6 +38,26 @@ def followed(follower: Task, member: Task, now: float) -> Task | None:
     error = AttemptError(kind="upstream", attempt=follower.attempt, at=now, message=why)
     errors = (*follower.errors, error)[-ERRORS_KEPT:]
     return replace(follower, status=CANCELLED, finished_at=now, waits_for=GIVEN_UP, errors=errors)
+
+
+def after_members(follower: Task, changes: Changes, now: float) -> tuple[Task, Task | None]:
+    """The follower after several members have changed, one after the other.
+
+    Returns also a member that was made pending again, as it was, if only `called_back` can tell whether the follower
+    comes back with it: that needs all members, and is asked once, at the end.
+    """
+    waiting: Task | None = None
+    for before, after in changes:
+        changed: Task | None = None
+        if has_ended(before, after):
+            changed = followed(follower, after, now)
+        elif has_come_back(before, after):
+            if follower.status is CANCELLED and follower.waits_for == GIVEN_UP:
+                waiting = before
+            else:
+                changed = called_back(follower, before, (), now)
+        follower = changed or follower
+    return follower, waiting
 
 
 def called_back(follower: Task, before: Task, members: Iterable[Task | None], now: float) -> Task | None:

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from bullpen.tasks.model.links import called_back, followed, has_come_back, has_ended
+from bullpen.tasks.model.links import Changes, after_members, called_back
 from bullpen.tasks.model.task import RUNNING, Settlement, Task, applies, new_as_kept, settled
 from bullpen.tasks.model.unique import RETURN, Duplicates, has_key, meet
 from bullpen.tasks.model.unreadable import moved
@@ -90,32 +90,44 @@ class StoreRules:
         """Change tasks one after the other. Returns each changed task, before and after. A final task cannot become
         pending while another task has its unique key.
         """
+        members: dict[str, Changes] = {}  # that have changed, by the task that depends on them
         for task_id in ids:
             before = self._read(task_id)
+            if before is not None and before.depends_on is not None and members:
+                self._update_followers(members, now)
+                before = self._read(task_id)
             after = None if before is None else moved(before, move, now)
             if before is not None and after is not None and not self._is_taken(after, now):
-                self._keep(after, before, now)
+                self._write(after, now)
+                if after.next_task_id is not None:
+                    members.setdefault(after.next_task_id, []).append((before, after))
                 yield before, after
+        self._update_followers(members, now)
 
     def _keep(self, task: Task, before: Task, now: float) -> None:
         """Write a changed task, which was `before`, and every task that depends on it and changes with it."""
         self._write(task, now)
-        while task.next_task_id is not None:
-            follower = self._read(task.next_task_id)
-            after = None if follower is None else self._behind(before, task, follower, now)
-            if follower is None or after is None:
-                return
-            before, task = follower, after
-            self._write(task, now)
+        if task.next_task_id is not None:
+            self._update_followers({task.next_task_id: [(before, task)]}, now)
 
-    def _behind(self, before: Task, after: Task, follower: Task, now: float) -> Task | None:
-        """The next task after the one before it has changed; None if the next one stays as it is."""
-        if has_ended(before, after):
-            return followed(follower, after, now)
-        if has_come_back(before, after):
-            back = called_back(follower, before, self._members(follower), now)
-            return None if back is None or self._is_taken(back, now) else back
-        return None
+    def _update_followers(self, members: dict[str, Changes], now: float) -> None:
+        """Write the tasks that depend on changed ones. Each is read and written once, however many members it has.
+        `members` is empty afterwards.
+        """
+        while members:
+            next_task_id = next(iter(members))
+            changes = members.pop(next_task_id)
+            follower = self._read(next_task_id)
+            if follower is None:
+                continue
+            after, waiting = after_members(follower, changes, now)
+            if waiting is not None:
+                back = called_back(after, waiting, self._members(after), now)
+                after = after if back is None or self._is_taken(back, now) else back
+            if after is not follower:
+                self._write(after, now)
+                if after.next_task_id is not None:
+                    members.setdefault(after.next_task_id, []).append((follower, after))
 
     def _members(self, follower: Task) -> Iterator[Task | None]:
         """The tasks that a task depends on, last ones first."""

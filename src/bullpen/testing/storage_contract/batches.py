@@ -178,6 +178,20 @@ class BatchTests(StoreTests):
         assert [one.id for one in await change_all(store, "delete", TaskFilter(fingerprint="expired"))] == [late.id]
         assert ids(await store.list(TaskFilter(statuses=(FAILED,)), limit=10)) == [second.id]
 
+    @pytest.mark.parametrize("length", [1, 31, 32, 255])
+    async def test_a_filter_finds_the_tasks_of_a_function(self, store: Storage, length: int) -> None:
+        name = "f" * length
+        mine, other = await store.add(
+            [new_task(func_path=name, payload=b'{"args":[1]}'), new_task(func_path=name[:-1] + "g")]
+        )
+        which = TaskFilter(func_path=name)
+        assert await store.count(which) == 1
+        for verb in VERBS:
+            assert [one.id for one in await change_all(store, verb, which)] == [mine.id]
+            if verb == "retry":
+                await store.cancel([mine.id])
+        assert ids(await store.list(TaskFilter(), limit=10)) == [other.id]
+
     @pytest.mark.parametrize("verb", VERBS)
     async def test_only_matching_tasks_change(self, store: Storage, verb: BatchVerb) -> None:
         await many_kinds(store, "default")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bullpen.tasks.model.links import called_back, followed, has_ended, redriven_behind
+from bullpen.tasks.model.links import Changes, after_members, called_back, redriven_behind
 from bullpen.tasks.model.task import PENDING, RUNNING, SUCCESS, Settlement, Task, new_as_kept, redriven
 from bullpen.tasks.model.unique import Duplicates, has_key, meet
 from bullpen.tasks.model.unreadable import moved
@@ -181,20 +181,35 @@ class PostgresTaskTable:
         existing = {row["id"]: task_of(row) for row in rows}
         awaited = {row["id"] for row in rows if row["awaited"]}
         await self.lock_followers(existing.values())
-        changed = []
+        changed: list[Task] = []
+        members: dict[str, Changes] = {}  # that have changed, by the task that depends on them
+        unwritten: list[Task] = []
         for task_id in dict.fromkeys(ids):
             before = existing.get(task_id)
+            if before is not None and before.depends_on is not None and members:
+                await self.update_all(unwritten)
+                existing |= await self.update_followers(members, now)
+                before = existing[task_id]
             if before is not None and before.depends_on is not None and move is redriven and not before.unreadable:
                 after = redriven_behind(before, await self.members(before), now)
             else:
                 after = None if before is None else moved(before, move, now)
-            if before is not None and after is not None and await self.update(after, now):
-                if terms_row(after) != terms_row(before):
-                    await self.update_terms(after)
-                changed.append(after)
-                if task_id in awaited:
-                    await self.send_notification(RESULT + task_id)
-                existing |= await self.update_followers(before, after, now)
+            if before is None or after is None:
+                continue
+            if after.unreadable or (after.unique_key is not None and has_key(after, math.inf)):
+                await self.update_all(unwritten)
+                if not await self.update(after, now):
+                    continue
+            else:
+                unwritten.append(after)
+            if terms_row(after) != terms_row(before):
+                await self.update_terms(after)
+            changed.append(after)
+            if after.next_task_id is not None:
+                members.setdefault(after.next_task_id, []).append((before, after))
+        await self.update_all(unwritten)
+        await self.update_followers(members, now)
+        await self.send_notifications([RESULT + task.id for task in changed if task.id in awaited])
         for queue in sorted({task.queue for task in changed if task.status is PENDING and task.eta < now}):
             await self.rewind(queue)
         for queue in {task.queue for task in changed if task.status is PENDING or task.concurrency_key is not None}:
@@ -217,32 +232,39 @@ class PostgresTaskTable:
             ChangedTask(row["id"], from_text(row["queue"]), row["attempt"], status_of(row["status"])) for row in rows
         ]
 
-    async def update_followers(self, before: Task, after: Task, now: float) -> dict[str, Task]:
-        """Update the tasks that depend on a task that ended or runs again. Returns those that changed, by id."""
+    async def update_followers(self, members: dict[str, Changes], now: float) -> dict[str, Task]:
+        """Update the tasks that depend on changed ones: each is read and written once, however many members it has.
+        Returns those that changed, by id. `members` is empty afterwards.
+        """
         changed: dict[str, Task] = {}
-        while after.next_task_id is not None and before.is_final != after.is_final:
-            rows = await self.fetch(statements.LOCK_FOLLOWER, after.next_task_id)
-            if not rows:
-                break
-            (row,) = rows
-            follower = task_of(row)
-            if has_ended(before, after):
-                behind = followed(follower, after, now)
-            else:
-                behind = called_back(follower, before, await self.members(follower), now)
-            if behind is None or not await self.update(behind, now):
-                break
-            changed[behind.id] = behind
-            if row["awaited"] and behind.is_final:
-                await self.send_notification(RESULT + behind.id)
-            elif behind.waits_for == 0 and not behind.is_final:
-                await self.send_notification(WORK + to_text(behind.queue))
-            before, after = follower, behind
+        notifications: list[str] = []
+        while members:
+            level = list(members.items())
+            members.clear()
+            rows = {row["id"]: row for row in await self.fetch(statements.LOCK, [one for one, _ in level])}
+            for next_task_id, changes in level:
+                row = rows.get(next_task_id)
+                if row is None:
+                    continue
+                follower = task_of(row)
+                behind, waiting = after_members(follower, changes, now)
+                if waiting is not None:
+                    behind = called_back(behind, waiting, await self.members(behind), now) or behind
+                if behind is follower or not await self.update(behind, now):
+                    continue
+                changed[behind.id] = behind
+                if row["awaited"] and behind.is_final:
+                    notifications.append(RESULT + behind.id)
+                elif behind.waits_for == 0 and not behind.is_final:
+                    notifications.append(WORK + to_text(behind.queue))
+                if behind.next_task_id is not None:
+                    members.setdefault(behind.next_task_id, []).append((follower, behind))
+        await self.send_notifications(notifications)
         return changed
 
     async def lock_linked(self, tasks: Sequence[Task]) -> None:
         """Lock the tasks and everything they depend on, in one statement."""
-        behind = await self.get([task.next_task_id for task in tasks if task.next_task_id is not None])
+        behind = await self.get(list({task.next_task_id for task in tasks if task.next_task_id is not None}))
         ids = {
             one for task in [*tasks, *behind] if task.depends_on is not None for one in (task.id, *task.depends_on.ids)
         }
@@ -286,6 +308,13 @@ class PostgresTaskTable:
         else:
             await self.execute(statements.UPDATE, *changed_row(task))
         return True
+
+    async def update_all(self, tasks: list[Task]) -> None:
+        """Write the changed columns of tasks that take no unique key, in one step. `tasks` is empty afterwards."""
+        if tasks:
+            update = in_schema(statements.UPDATE, self.schema)
+            await self.connection.executemany(update, [changed_row(task) for task in tasks])
+            tasks.clear()
 
     async def update_unreadable(self, task: Task) -> None:
         for row in await self.fetch(statements.GET, [task.id]):

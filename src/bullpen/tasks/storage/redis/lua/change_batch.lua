@@ -97,16 +97,22 @@ if verb == 'delete' then
 end
 allow_writes_when_full(tag .. ':state')
 flush(queue)
+local again = {}
 for _, id in ipairs(linked) do
     local task = read(tag, {id})[1]  -- one before it may have changed it
+    if task[DEPENDS_ON] > 0 and #again > 0 then
+        update_followers_of_all(again, now, channel)
+        again, task = {}, read(tag, {id})[1]
+    end
     local was = task[STATUS]
     if verb == 'cancel' and was == 'pending' then
         finish(tag, id, task, 'cancelled', now, channel)
         add(id, task)
     elseif verb == 'retry' and is_final(was) and run_again(tag, id, task, now) then
-        update_followers(tag, id, task, was, now, channel)
+        again[#again + 1] = {tag, id, task, was}
         add(id, task)
     end
 end
+update_followers_of_all(again, now, channel)
 if notify then publish_work(channel, tag) end
 return {last, matching, changed}

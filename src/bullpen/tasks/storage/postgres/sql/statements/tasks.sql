@@ -66,9 +66,6 @@ ORDER BY depends_on IS NOT NULL AND status <> 'running', id FOR UPDATE;
 -- name: lock_followers
 SELECT next_task_id FROM {schema}.task WHERE id = ANY ($1) ORDER BY id FOR UPDATE;
 
--- name: lock_follower
-SELECT {columns} FROM {schema}.task WHERE id = $1 FOR UPDATE;
-
 -- name: lock_members
 SELECT {columns} FROM {schema}.task WHERE id = ANY ($1) ORDER BY id FOR UPDATE;
 

@@ -1,10 +1,21 @@
 -- Tasks that depend on others, possibly in other queues: `model.links`.
 
+local lists = {}  -- by tag and id: the dependencies of tasks, which never change, as this script has read them
+
+-- The ids of the dependencies of a task.
+local function dependencies(tag, id, task)
+    local key = tag .. ':' .. id
+    if not lists[key] then
+        local packed = task[DEPENDS_ON] > 0 and redis.call('HGET', tag .. ':depends_on', id)
+        local ok, followed = pcall(cmsgpack.unpack, packed or '')
+        lists[key] = ok and type(followed) == 'table' and followed or {}  -- none, or unreadable
+    end
+    return lists[key]
+end
+
 -- How many dependencies of a task have not ended; nil if one of them did not succeed.
 local function unfinished(tag, id, task)
-    local left, packed = 0, task[DEPENDS_ON] > 0 and redis.call('HGET', tag .. ':depends_on', id)
-    local ok, followed = pcall(cmsgpack.unpack, packed or '')
-    if not ok or type(followed) ~= 'table' then followed = {} end  -- none, or unreadable
+    local left, followed = 0, dependencies(tag, id, task)
     for i = #followed, 1, -1 do  -- from the end, where one that failed is most likely
         local _, member = find(tag, followed[i])
         if member and not is_final(member[STATUS]) then
@@ -73,6 +84,22 @@ local function update_followers(tag, id, task, was, now, channel)
             return
         end
         id, task = next_id, follower
+    end
+end
+
+-- Update the followers of tasks that are pending again: {tag, id, task, status before} each. Whether a follower that was
+-- given up comes back is asked once, after the last of its dependencies here: each time costs a look at all of them.
+local function update_followers_of_all(tasks, now, channel)
+    local last = {}
+    for i, one in ipairs(tasks) do last[one[3][NEXT_TASK_ID]] = i end
+    for i, one in ipairs(tasks) do
+        local tag, id, task, was = unpack(one)
+        local next_id = task[NEXT_TASK_ID]
+        local follower = next_id ~= '' and select(2, find(tag, next_id))
+        local is_given_up = follower and follower[STATUS] == 'cancelled' and follower[WAITS_FOR] == GIVEN_UP
+        if follower and (not is_given_up or last[next_id] == i) then
+            update_followers(tag, id, task, was, now, channel)
+        end
     end
 end
 
