@@ -151,7 +151,7 @@ if TYPE_CHECKING:
     from bullpen.tasks.model.context import CurrentTask, current_task
     from bullpen.tasks.model.failure_groups import FailureGroup
     from bullpen.tasks.model.history import Histogram, HistoryPeriod
-    from bullpen.tasks.model.info import ScheduleInfo, TaskError, TaskInfo
+    from bullpen.tasks.model.info import ScheduleInfo, StepInfo, TaskError, TaskInfo
     from bullpen.tasks.model.inject import Inject
     from bullpen.tasks.model.retry import Backoff
     from bullpen.tasks.model.task import Progress, TaskStatus
@@ -288,7 +288,7 @@ _HOMES = {
     ),
     "bullpen.tasks.model.failure_groups": ("FailureGroup",),
     "bullpen.tasks.model.history": ("Histogram", "HistoryPeriod"),
-    "bullpen.tasks.model.info": ("ScheduleInfo", "TaskError", "TaskInfo"),
+    "bullpen.tasks.model.info": ("ScheduleInfo", "StepInfo", "TaskError", "TaskInfo"),
     "bullpen.tasks.model.inject": ("Inject",),
     "bullpen.tasks.model.retry": ("Backoff",),
     "bullpen.tasks.model.task": (
@@ -398,6 +398,7 @@ __all__ = [
     "Snooze",
     "StartupPolicy",
     "StepFailed",
+    "StepInfo",
     "StepMismatch",
     "StorageBusy",
     "StorageClosed",

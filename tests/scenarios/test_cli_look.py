@@ -30,6 +30,7 @@ class Desk:
         self.url = f"sqlite:///{path}"
         self.queue = queue = TaskQueue(self.url)
         self.add = queue.task(add)
+        self.stepped = queue.task(stepped)
         self.fail = queue.task(max_retries=1, backoff=0)(fail)
         self.mail = queue.task(queue="mail")(mail)
 
@@ -50,6 +51,12 @@ def add(a: int, b: int) -> int:
 
 def fail(secret: str) -> None:
     raise ValueError("line one\nline two")
+
+
+def stepped() -> None:
+    task = current_task()
+    task.step(add, 1, 2)
+    task.using(key="no", max_retries=0).step(fail, "x")
 
 
 def mail(to: str) -> None: ...
@@ -194,6 +201,26 @@ def test_one_task_is_shown_whole_but_for_its_arguments(desk: Desk, bullpen: Any)
     assert told["task"]["timeout"] == 5.0
     assert told["why"]["causes"][0]["kind"] == "succeeded"
     assert "timeout 0:00:05" in bullpen("tasks", "show", good.id)[1]
+
+
+def test_the_steps_of_a_task_are_shown_and_it_is_retried_from_one(desk: Desk, bullpen: Any) -> None:
+    job = desk.stepped.enqueue()
+    desk.work(job)
+    lines = bullpen("tasks", "show", job.id)[1].splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("step "))
+    assert lines[at].split() == ["step", "began", "took", "attempt", "tries", "outcome"]
+    assert lines[at + 1].split()[:3] == ["add", "+0.00", "s"]
+    assert lines[at + 1].endswith("kept")
+    assert lines[at + 2].split()[0] == "no"
+    assert lines[at + 2].endswith("gave up: ValueError: line one")
+    told = json.loads(bullpen("tasks", "show", job.id, "--json")[1])
+    assert [step["name"] for step in told["task"]["steps"]] == ["add", "no"]
+    assert bullpen("tasks", "retry", "--all", "--from-step", "add")[0] == 2
+    code, _, err = bullpen("tasks", "retry", job.id, "--from-step", "ship")
+    assert code != 0
+    assert "its steps: add, no" in err
+    assert bullpen("tasks", "retry", job.id, "--from-step", "add")[0] == 0
+    assert job.info().steps == ()
 
 
 def test_why(desk: Desk, bullpen: Any) -> None:

@@ -351,6 +351,59 @@ def test_a_coroutine_may_have_a_timeout(here: TaskQueue) -> None:
     assert calls == ["endless"] * 2
 
 
+# Looking and mending.
+
+
+def test_the_kept_steps_are_shown(here: TaskQueue) -> None:
+    def declined() -> None:
+        raise PermissionError("card declined")
+
+    @here.task(name="f")
+    def f() -> None:
+        task = current_task()
+        task.step(charge, 1)
+        task.sleep(0)
+        task.using(max_retries=1, backoff=0).step(declined)
+
+    job = f.enqueue()
+    error_of(here, job)
+    first, slept, last = job.info().steps
+    assert (first.name, first.attempt, first.tries, first.error, first.until) == ("charge", 1, 1, None, None)
+    assert job.info().created_at <= first.started_at <= first.ended_at
+    assert slept.name == "sleep"
+    assert slept.until is not None
+    assert (last.name, last.tries) == ("declined", 2)
+    assert last.error is not None
+    assert (last.error.type, last.error.message) == ("PermissionError", "card declined")
+    assert last.duration.total_seconds() >= 0
+
+
+def test_a_failed_task_is_retried_from_a_step(queue: TaskQueue) -> None:
+    def say(word: str) -> str:
+        calls.append(word)
+        return f"{word} {calls.count(word)}"
+
+    @queue.task(name="f")
+    def f() -> list[str]:
+        task = current_task()
+        words = [task.using(key=word).step(say, word) for word in ("a", "b", "c")]
+        if task.attempt in (1, 3):
+            raise ValueError
+        return words
+
+    job = f.enqueue()
+    error_of(queue, job)
+    with pytest.raises(InvalidStep, match=f"task {job.id} has not kept it; its steps: a, b, c"):
+        job.retry(from_step="z")
+    assert job.retry(from_step="b")
+    assert [step.name for step in job.info().steps] == ["a"]
+    assert work(queue, job) == ["a 1", "b 2", "c 2"]
+    assert [(step.name, step.attempt) for step in job.info().steps] == [("a", 1), ("b", 2), ("c", 2)]
+    with pytest.raises(InvalidStep, match="only a failed or cancelled task is retried from a step"):
+        queue.retry(job.id, from_step="b")
+    assert calls == ["a", "b", "c", "b", "c"]
+
+
 # Bad input.
 
 

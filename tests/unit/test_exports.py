@@ -106,6 +106,7 @@ PUBLIC = [
     "Snooze",
     "StartupPolicy",
     "StepFailed",
+    "StepInfo",
     "StepMismatch",
     "StorageBusy",
     "StorageClosed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from collections.abc import Sequence
 from datetime import datetime
@@ -157,11 +158,30 @@ def _described(task: TaskInfo, why: Why, now: datetime) -> list[Line]:
             ]
         ),
     ]
+    if task.steps:
+        lines += [(), *_timeline(task)]
     for error in task.errors:
         lines += [(), text(f"attempt {error.attempt}: {error.kind}", style="bad")]
         told = error.traceback or f"{error.type}: {error.message}" if error.type else error.message
         lines += indented(text(line) for line in told.splitlines())
     return lines
+
+
+def _timeline(task: TaskInfo) -> list[Line]:
+    """The kept steps: when each began after the first one, how long it took, and its outcome."""
+    first = task.steps[0].started_at
+    rows = []
+    for step in task.steps:
+        outcome = "kept"
+        if step.until is not None:
+            outcome = f"sleeps until {step.until:%Y-%m-%d %H:%M:%S} UTC"
+        elif step.error is not None:
+            outcome = f"gave up: {step.error.type}: {step.error.message.partition(chr(10))[0][:MESSAGE]}"
+        began = f"+{(step.started_at - first).total_seconds():.2f} s"
+        words = (step.name, began, f"{step.duration.total_seconds():.2f} s", str(step.attempt), str(step.tries))
+        row = [StyledText(word) for word in words]
+        rows.append([*row, StyledText(outcome, "bad" if step.error is not None else "")])
+    return table(("step", "began", "took", "attempt", "tries", "outcome"), rows)
 
 
 # Change.
@@ -181,10 +201,20 @@ def _cancel(arguments: argparse.Namespace) -> int:
 
 def _add_retry_arguments(parser: argparse.ArgumentParser) -> None:
     bulk.add_arguments(parser, OVER, default=(TaskStatus.FAILED,))
+    parser.add_argument(
+        "--from-step",
+        metavar="NAME",
+        help="run this step, and all that were kept after it, again; with ids of failed or cancelled tasks",
+    )
 
 
 def _retry(arguments: argparse.Namespace) -> int:
     failed = (TaskStatus.FAILED,)
+    if arguments.from_step is not None:
+        if not arguments.ids:
+            raise CommandError("--from-step needs the ids of the tasks", ExitCode.USAGE)
+        retry = functools.partial(TaskQueue.retry, from_step=arguments.from_step)
+        return bulk.change_many(arguments, OVER, retry, TaskQueue.retry_all, "will run again", failed)
     return bulk.change_many(arguments, OVER, TaskQueue.retry, TaskQueue.retry_all, "will run again", failed)
 
 

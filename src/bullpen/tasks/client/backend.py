@@ -20,6 +20,7 @@ from bullpen import primitives
 from bullpen.errors import InvalidOption, InvalidOptionType, QueueError, TaskNotFound, UnreadableTask
 from bullpen.tasks.client.clients import Clients
 from bullpen.tasks.client.watch import Watch
+from bullpen.tasks.model import steps
 from bullpen.tasks.model.hooks import Hook
 from bullpen.tasks.model.ids import as_schedule_id, schedule_id
 from bullpen.tasks.model.options import CALL_NAMES, TaskOptions
@@ -294,9 +295,14 @@ class QueueBackend:
         self.watch.cancelled(changed)
         return len(changed)
 
-    async def retry(self, ids: Sequence[str]) -> int:
-        """Let tasks that are over run again; how many this changed."""
+    async def retry(self, ids: Sequence[str], from_step: str | None = None) -> int:
+        """Let tasks that are over run again; how many this changed. `from_step`: this step and those after it, too."""
         storage = await self.clients.get()
+        if from_step is not None:
+            for task in await storage.get(ids):  # if one has no such step, none is changed
+                if task is not None:
+                    steps.from_step(task, from_step)
+            await storage.change(ids, lambda task, _: steps.from_step(task, from_step) if task.is_final else None)
         changed = await storage.retry(ids)
         self.watch.redriven(changed)
         others = set(ids) - {task.id for task in changed}

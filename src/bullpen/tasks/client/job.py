@@ -176,12 +176,14 @@ class Job(Generic[R]):
     async def acancel(self) -> bool:
         return bool(await self._backend.cancel([self.id]))
 
-    def retry(self) -> bool:
-        """Let it run again, with all its tries, if it is over. False if it is not, or not there."""
-        return self._backend.run("retry", self.aretry())
+    def retry(self, *, from_step: str | None = None) -> bool:
+        """Let it run again, with all its tries, if it is over. False if it is not, or not there. `from_step`: see
+        `TaskQueue.retry`.
+        """
+        return self._backend.run("retry", self.aretry(from_step=from_step))
 
-    async def aretry(self) -> bool:
-        return bool(await self._backend.retry([self.id]))
+    async def aretry(self, *, from_step: str | None = None) -> bool:
+        return bool(await self._backend.retry([self.id], from_step))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and other.id == self.id

@@ -454,13 +454,16 @@ class TaskQueue:
         which = await self._which(filters, (TaskStatus.PENDING, TaskStatus.RUNNING))
         return await self._backend.change_all("cancel", which, on_batch)
 
-    def retry(self, *task_ids: str) -> int:
-        """Let tasks that are over run again, with all their tries; how many this changed."""
-        return self._backend.run("retry", self.aretry(*task_ids))
+    def retry(self, *task_ids: str, from_step: str | None = None) -> int:
+        """Let tasks that are over run again, with all their tries; how many this changed. A success runs its steps
+        again; a failed or cancelled task keeps those that succeeded. `from_step`: it runs this step, and all that it
+        has kept after it, again. Raises InvalidStep if a task has not kept it.
+        """
+        return self._backend.run("retry", self.aretry(*task_ids, from_step=from_step))
 
-    async def aretry(self, *task_ids: str) -> int:
+    async def aretry(self, *task_ids: str, from_step: str | None = None) -> int:
         ids = [_id(task_id) for task_id in task_ids]
-        return await self._backend.retry(ids)
+        return await self._backend.retry(ids, from_step)
 
     def retry_all(self, *, on_batch: OnBatch | None = None, **filters: Unpack[TaskFilters]) -> int:
         """Let all final tasks run again that match all `filters`, with all their tries; how many. Without a `status`:

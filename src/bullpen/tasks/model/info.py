@@ -8,7 +8,8 @@ import msgspec
 
 from bullpen.tasks.model.schedule import Misfire, Overlap, Schedule, describe_schedule
 from bullpen.tasks.model.schedule_changes import next_times
-from bullpen.tasks.model.task import AttemptError, ErrorKind, OnFailure, Progress, Task, TaskStatus, error_names
+from bullpen.tasks.model.steps import kept_steps
+from bullpen.tasks.model.task import AttemptError, ErrorKind, OnFailure, Progress, Step, Task, TaskStatus, error_names
 
 
 class TaskError(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,23 @@ class TaskError(msgspec.Struct, frozen=True, kw_only=True):
     def names(self) -> frozenset[str]:
         """The names that a filter may give: its kind, its type, and its type without the module."""
         return error_names(self.kind, self.type)
+
+
+class StepInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A kept step of a task."""
+
+    name: str
+    attempt: int  # the attempt that ran it
+    tries: int
+    started_at: datetime
+    ended_at: datetime
+    until: datetime | None  # of a sleep: when it ends
+    error: TaskError | None  # why it gave up
+
+    @property
+    def duration(self) -> timedelta:
+        """How long it took, or how long the task sleeps."""
+        return (self.until or self.ended_at) - self.started_at
 
 
 class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +77,7 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     lease_until: datetime | None
     cancel_requested: bool
     progress: Progress | None
+    steps: tuple[StepInfo, ...]  # the kept steps of this run, in the order in which they were kept
     result_dropped: str  # why its result could not be kept, if it could not
     errors: tuple[TaskError, ...]  # of the latest attempts that failed, oldest first
     created_at: datetime
@@ -166,12 +185,25 @@ def info_of(task: Task) -> TaskInfo:
         lease_until=_maybe(task.lease_until),
         cancel_requested=task.cancel_requested,
         progress=task.progress,
+        steps=tuple(map(_step_of, kept_steps(task))) if task.steps else (),
         result_dropped=task.result_dropped,
         errors=tuple(map(error_of, task.errors)),
         created_at=as_datetime(task.created_at),
         started_at=_maybe(task.started_at),
         finished_at=_maybe(task.finished_at),
         unreadable=task.unreadable,
+    )
+
+
+def _step_of(step: Step) -> StepInfo:
+    return StepInfo(
+        name=step.name,
+        attempt=step.attempt,
+        tries=step.tries,
+        started_at=as_datetime(step.started_at),
+        ended_at=as_datetime(step.ended_at),
+        until=_maybe(step.until),
+        error=None if step.error is None else error_of(step.error),
     )
 
 

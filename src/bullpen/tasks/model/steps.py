@@ -21,7 +21,7 @@ from bullpen.tasks.model.json_roundtrip import write_unknown
 from bullpen.tasks.model.options import MAX_KEY, MAX_RETRIES, instant, seconds, whole
 from bullpen.tasks.model.options import backoff as checked_backoff
 from bullpen.tasks.model.retry import Backoff
-from bullpen.tasks.model.task import Step, Task
+from bullpen.tasks.model.task import CANCELLED, FAILED, Step, Task
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -214,14 +214,49 @@ class StepLog:
             self._calls[call.base] -= 1
 
 
+def kept_steps(task: Task) -> list[Step]:
+    """The steps of a task that have ended, without those from which an operator has retried it."""
+    number, attempt = _retried_from(task)
+    return [
+        step
+        for step in task.steps
+        if (step.result is not None or step.error is not None)
+        and not (step.number >= number and step.attempt <= attempt)
+    ]
+
+
 def reusable_steps(task: Task) -> list[Step]:
     """The kept steps of a task that are not run again. A step that was begun in a transaction and never ended runs
     again. So does a step that gave up, if the task has failed because of it and an operator has retried the task.
     """
     failed = max((error.attempt for error in task.errors if error.type.endswith(f".{StepFailed.__name__}")), default=0)
-    return [
-        step for step in task.steps if step.result is not None or (step.error is not None and step.attempt > failed)
-    ]
+    return [step for step in kept_steps(task) if step.error is None or step.attempt > failed]
+
+
+# A task that is retried from a step has a header that says which steps run again: those with this number or a later
+# one, kept in this attempt or an earlier one. They stay in the store until the steps that run again replace them.
+
+FROM_STEP = "bullpen-from-step"
+
+
+def from_step(task: Task, name: str) -> Task:
+    """The task with a mark: its retry runs this step, and all that were kept after it, again. Raises InvalidStep."""
+    step = next((step for step in kept_steps(task) if step.name == name), None)
+    if step is None:
+        names = ", ".join(step.name for step in kept_steps(task)) or "none"
+        raise InvalidStep(f"task {task.id} has not kept it; its steps: {names}", step=name)
+    if task.status is not FAILED and task.status is not CANCELLED:
+        why = f"task {task.id} is {task.status}; only a failed or cancelled task is retried from a step"
+        raise InvalidStep(why, step=name)
+    return msgspec.structs.replace(task, headers={**task.headers, FROM_STEP: f"{step.number} {task.attempt}"})
+
+
+def _retried_from(task: Task) -> tuple[int, int]:
+    try:
+        number, attempt = map(int, task.headers[FROM_STEP].split())
+    except (KeyError, ValueError):  # none, or none of ours
+        return 0, 0
+    return number, attempt
 
 
 def suspended_until(error: BaseException) -> float | None:
