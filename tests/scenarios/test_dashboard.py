@@ -18,7 +18,7 @@ from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.web import dashboard, events
 from tests.scenarios.web_support import ORIGIN, TOKEN, Browser, add_worker, fill, make_queue, site
 
-PAGES = ("/", "/queues", "/tasks", "/workers", "/schedules", "/limits", "/system")
+PAGES = ("/", "/queues", "/tasks", "/failures", "/workers", "/schedules", "/limits", "/system")
 
 
 @pytest.mark.anyio
@@ -184,7 +184,48 @@ async def test_without_the_token_a_page_is_read_only_and_shows_no_results(tmp_pa
             assert "secret-result" not in page
             assert "ada@example.org" not in page  # an argument
         await browser.log_in()
-        assert "secret-result for ada@example.org" in (await browser.get(f"/tasks/{sent}")).text
+        page = (await browser.get(f"/tasks/{sent}")).text
+        assert "secret-result for ada@example.org" in page
+        assert "&#34;to&#34;: &#34;ada@example.org&#34;" in page
+
+
+@pytest.mark.anyio
+async def test_arguments_are_shown_to_operators_without_secrets(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+
+        @queue.task(name="shop.log_in", redact=("pin",))
+        def log_in(user: str, password: str, pin: int) -> None: ...
+
+        known = await queue.aenqueue("shop.log_in", ["ada", "hunter2"], {"pin": 4711})
+        unknown = await queue.aenqueue("other.log_in", ["ada", "hunter2"], elsewhere=True)
+        await browser.log_in()
+        page = (await browser.get(f"/tasks/{known.id}")).text
+        assert "&#34;user&#34;: &#34;ada&#34;" in page
+        assert page.count("[redacted]") == 2
+        assert "hunter2" not in page
+        assert "4711" not in page
+        page = (await browser.get(f"/tasks/{unknown.id}")).text
+        assert "Its function is not known here" in page
+        assert "hunter2" not in page
+
+
+@pytest.mark.anyio
+async def test_failures_are_grouped_by_their_cause_and_run_again(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        _, *failed = await fill(queue, ["ada@example.org", "nobody", "no one"])
+        await browser.log_in()
+        for address in ("/failures", "/failures?days=7"):
+            page = (await browser.get(address)).text
+            assert page.count("<strong>ValueError</strong>") == 1
+            assert "4 times" in page  # two tasks, with one retry each
+        link = html.unescape(page.partition('href="/bulk')[2].partition('"')[0])
+        page = (await browser.get(f"/bulk{link}")).text
+        assert "<strong>2</strong> tasks match" in page
+        tasks = html.unescape((await browser.get("/failures")).text.partition('href="/tasks?')[2].partition('"')[0])
+        page = (await browser.get(f"/tasks?{tasks}")).text
+        assert all(one in page for one in failed)
+        assert page.count("<tr data-key=") == 2
+        assert (await browser.get("/failures?days=8")).status_code == 400
 
 
 @pytest.mark.anyio

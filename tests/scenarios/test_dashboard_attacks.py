@@ -201,6 +201,8 @@ async def test_users_of_a_trusted_proxy_operate_with_their_own_csrf_token(tmp_pa
 
 # Hostile text.
 
+FILTERS = ("function", "worker", "error", "fingerprint")
+
 HOSTILE = (
     "<x-evil>",
     "<script>alert(1)</script>",
@@ -251,7 +253,7 @@ async def test_hostile_text_in_every_field_is_shown_and_never_becomes_markup(tmp
                 await queue.aget(job.id)
         await add_worker(queue, text, host=text)
         await browser.log_in()
-        filters = [f"/tasks?{httpx.QueryParams({name: text})}" for name in ("function", "worker", "error", "after")]
+        filters = [f"/tasks?{httpx.QueryParams({name: text})}" for name in (*FILTERS, "after")]
         wrong = [f"/tasks?{httpx.QueryParams({name: text})}" for name in ("status", "queue")]
         bulk = [f"/bulk?{httpx.QueryParams({'verb': verb, 'function': text})}" for verb in ("retry", "cancel", text)]
         started = await browser.act("/bulk/start", verb="delete", function=f"f-{text}", worker=text)

@@ -18,7 +18,7 @@ from tests.scenarios.cli_support import Folder
 from tests.scenarios.test_dashboard_server import served
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-PAGES = ("", "queues", "tasks", "workers", "schedules", "limits", "system")
+PAGES = ("", "queues", "tasks", "failures", "workers", "schedules", "limits", "system")
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: set $CHROMIUM, or install it"),
@@ -88,6 +88,7 @@ async def browsing(folder: Folder, **options: Any) -> AsyncIterator[tuple[Any, s
                 await page.fill("input[name=token]", token)
                 await page.click("form.login button")
                 await page.wait_for_selector("text=Log out")
+                await page.wait_for_load_state("load")  # the scripts have run
             yield page, address
             await context.close()
             await browser.close()
@@ -215,7 +216,7 @@ async def test_keys_lead_through_the_pages(folder: Folder) -> None:
         assert await page.evaluate("document.activeElement.name") == "function"
         await page.keyboard.type("app.fail")
         await page.keyboard.press("Enter")
-        await page.wait_for_url("**/tasks?*function=app.fail*")
+        await page.wait_for_url("**/tasks?*function=app.fail*", wait_until="load")
         await page.keyboard.press("j")
         await page.keyboard.press("Enter")
         await page.wait_for_selector("h2#why")

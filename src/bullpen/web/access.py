@@ -3,7 +3,7 @@
 - `Host` must be one of the known names: another page cannot reach the dashboard through a name that it controls.
 - A browser sends `Origin` with every request that changes something: it must be the dashboard itself.
 - A visitor is known by a session, which a token opened, or by the user header of a trusted proxy. A visitor who is
-  neither may look, on loopback and if the rules allow it, but changes nothing and sees no results.
+  neither may look, on loopback and if the rules allow it, but changes nothing and sees no arguments and no results.
 - A change also needs the CSRF token of the visitor, which only the pages of the dashboard contain.
 """
 

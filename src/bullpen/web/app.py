@@ -55,7 +55,7 @@ def dashboard(
 
     - `token`: a secret of at least 20 characters that people enter once. `login_code` opens one session without it.
     - `trusted_proxies`: addresses whose header `user_header` names the user. The proxy has to set or remove it.
-    - `anonymous`: visitors from this very machine may look; they change nothing and see no results.
+    - `anonymous`: visitors from this very machine may look; they change nothing and see no arguments and no results.
 
     `hosts` are the names under which browsers reach it, without ports. `read_only`: nobody changes anything.
     """

@@ -74,6 +74,21 @@ def draw(periods: Sequence[HistoryPeriod]) -> HistoryChart:
     )
 
 
+SPARK_WIDTH, SPARK_HEIGHT = 240, 28
+
+
+def draw_hours(hours: Sequence[int]) -> list[ChartBar]:
+    """One bar for each hour, the tallest as high as the chart."""
+    slot, most = SPARK_WIDTH / max(len(hours), 1), max(hours, default=0)
+    return [
+        ChartBar(
+            "bad", round(number * slot, 1), round(SPARK_HEIGHT - height, 1), round(slot * 0.8, 1), round(height, 1)
+        )
+        for number, many in enumerate(hours)
+        if (height := many / most * SPARK_HEIGHT if many else 0.0)
+    ]
+
+
 def _words(period: HistoryPeriod) -> str:
     counts = f"{period.enqueued} enqueued, {period.success} success, {period.retried} retried"
     return f"{period.at:%H:%M} UTC: {counts}, {failures_of(period)} failed"

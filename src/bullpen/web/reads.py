@@ -12,6 +12,7 @@ from bullpen import primitives
 from bullpen.cli.commands.doctor import examine, look_at
 from bullpen.cli.diagnosis import Look, diagnose
 from bullpen.tasks.client.task_queue import TaskQueue
+from bullpen.tasks.model.failure_groups import FailureGroup
 from bullpen.tasks.model.info import TaskInfo
 from bullpen.tasks.model.task import TaskStatus
 from bullpen.tasks.storage.port import Counts, HealthFinding, Limit, WorkerRecord
@@ -22,6 +23,7 @@ T = TypeVar("T")
 FRESH = 0.9  # seconds for which an overview is shown again without another read
 FRESH_FINDINGS = 10.0
 FRESH_HISTORY = 5.0
+DAY = 86_400.0
 RUNNING_SHOWN = 500  # running tasks that are read at once
 
 
@@ -65,6 +67,9 @@ class StoreReads:
 
     async def _read_last_hour(self) -> HistoryChart:
         return draw(await self._queue.ahistory())
+
+    async def failures(self, days: int) -> Sequence[FailureGroup]:
+        return await self._shared(f"failures {days}", FRESH_HISTORY, lambda: self._queue.afailures(since=days * DAY))
 
     async def _shared(self, name: str, fresh: float, read: Callable[[], Awaitable[T]]) -> T:
         """The latest read, if it is fresh; else a new one. Callers that come meanwhile wait for the same one."""

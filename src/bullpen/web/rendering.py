@@ -24,6 +24,7 @@ NAVIGATION = (
     ("overview", "/", "Overview"),
     ("queues", "/queues", "Queues"),
     ("tasks", "/tasks", "Tasks"),
+    ("failures", "/failures", "Failures"),
     ("workers", "/workers", "Workers"),
     ("schedules", "/schedules", "Schedules"),
     ("limits", "/limits", "Limits"),

@@ -12,7 +12,7 @@ from bullpen.tasks.model.task import TaskStatus
 from bullpen.web.parameters import WrongParameter, one_of
 
 STATUSES = tuple(str(status) for status in TaskStatus)
-NAMES = ("status", "queue", "function", "worker", "error")
+NAMES = ("status", "queue", "function", "worker", "error", "fingerprint")
 
 Verb = Literal["retry", "cancel", "delete"]
 # The states of tasks that a verb changes.
@@ -33,6 +33,7 @@ class TaskSelection:
     function: str
     worker: str
     error: str
+    fingerprint: str
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> TaskSelection:
@@ -56,6 +57,8 @@ class TaskSelection:
             found["worker"] = self.worker
         if self.error:
             found["error"] = self.error
+        if self.fingerprint:
+            found["fingerprint"] = self.fingerprint
         return found
 
     def filters_for(self, verb: Verb) -> TaskFilters:

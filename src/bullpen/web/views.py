@@ -11,18 +11,22 @@ from typing import Any
 from bullpen import __version__
 from bullpen.cli.commands.status import is_up, remarks
 from bullpen.cli.store import address_of
+from bullpen.errors import InvalidPayload, UnknownTask
+from bullpen.tasks.client.job import Job
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.info import TaskInfo, as_datetime
 from bullpen.tasks.model.task import FINAL, Task, TaskStatus
 from bullpen.tasks.storage.port import Limit, WorkerRecord
 from bullpen.web.access import Visitor
 from bullpen.web.bulk import BulkRuns
-from bullpen.web.parameters import WrongParameter
+from bullpen.web.chart import draw_hours
+from bullpen.web.parameters import WrongParameter, one_of
 from bullpen.web.reads import StoreOverview, StoreReads
 from bullpen.web.selection import STATUSES, TaskSelection, Verb, read_verb
 
 PAGE_SIZE = 50
-LARGEST_RESULT = 20_000  # characters
+LARGEST_TEXT = 20_000  # characters of a result or of arguments
+GROUPS_SHOWN = 100
 SAMPLE = 5  # tasks that are shown before an action on many
 VERBS: Mapping[Verb, str] = {"retry": "Run again", "cancel": "Cancel", "delete": "Delete"}
 
@@ -117,10 +121,23 @@ async def tasks(visit: Visit) -> Values:
 
 def _count(seen: StoreOverview, selection: TaskSelection, status: str) -> int | None:
     """How many tasks a state has, as far as the store keeps counts: by queue, and not by function, worker or error."""
-    if selection.function or selection.worker or selection.error:
+    if selection.function or selection.worker or selection.error or selection.fingerprint:
         return None
     counts = [by_status for name, by_status in seen.counts.items() if selection.queue in ("", name)]
     return sum(many for by_status in counts for one, many in by_status.items() if status in ("", str(one)))
+
+
+async def failures(visit: Visit) -> Values:
+    """Failed attempts by their cause, the latest first."""
+    days = int(one_of(visit.parameters, "days", ("1", "7")) or "1")
+    found = await visit.reads.failures(days)
+    storage = await visit.queue.astorage()
+    return {
+        "now": as_datetime(await storage.now()),
+        "days": days,
+        "groups": [{"group": group, "bars": draw_hours(group.hours)} for group in found[:GROUPS_SHOWN]],
+        "more": max(len(found) - GROUPS_SHOWN, 0),
+    }
 
 
 async def bulk(visit: Visit) -> Values:
@@ -148,7 +165,7 @@ async def bulk_run(visit: Visit) -> Values:
 
 
 async def task(visit: Visit) -> Values:
-    """One task. Its result is shown to operators only: it may be a secret."""
+    """One task. Its arguments and its result are shown to operators only: they may be secrets."""
     job = visit.queue.job(visit.id)
     info = await job.ainfo()
     why = await job.awhy()
@@ -162,6 +179,7 @@ async def task(visit: Visit) -> Values:
         "may_retry": info.status in FINAL,
         "may_cancel": info.status not in FINAL and not info.cancel_requested,
         "result": _result(stored) if visit.visitor.may_operate else None,
+        "arguments": await _arguments(job) if visit.visitor.may_operate else None,
         "has_result": stored is not None and stored.result is not None,
     }
 
@@ -196,17 +214,30 @@ def _attempts(info: TaskInfo) -> list[Values]:
     return found[::-1]
 
 
+async def _arguments(job: Job[Any]) -> str:
+    """The arguments as JSON, without those that look like secrets; or why they cannot be shown."""
+    try:
+        return _bounded(json.dumps(await job.aarguments(), indent=2, ensure_ascii=False, default=str))
+    except UnknownTask:
+        return "Its function is not known here. Start the dashboard with an APP, not with --url, to see arguments."
+    except InvalidPayload as error:
+        return str(error)
+
+
 def _result(stored: Task | None) -> str | None:
     """The stored result, which is JSON, for people."""
     if stored is None or stored.result is None:
         return None
     written = stored.result.decode(errors="backslashreplace")
-    if len(written) > LARGEST_RESULT:
-        return f"{written[:LARGEST_RESULT]}\n… {len(written) - LARGEST_RESULT} more characters"
     try:
-        return json.dumps(json.loads(written), indent=2, ensure_ascii=False)
+        return _bounded(json.dumps(json.loads(written), indent=2, ensure_ascii=False))
     except (ValueError, RecursionError):
-        return written
+        return _bounded(written)
+
+
+def _bounded(text: str) -> str:
+    more = len(text) - LARGEST_TEXT
+    return text if more <= 0 else f"{text[:LARGEST_TEXT]}\n… {more} more characters"
 
 
 async def workers(visit: Visit) -> Values:
@@ -274,6 +305,7 @@ VIEWS = (
     View("queues", "/queues", queues),
     View("tasks", "/tasks", tasks),
     View("task", "/tasks/{id:path}", task),
+    View("failures", "/failures", failures),
     View("bulk", "/bulk", bulk),
     View("bulk_run", "/bulk/{id:path}", bulk_run),
     View("workers", "/workers", workers),

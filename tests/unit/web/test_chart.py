@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bullpen.tasks.model.history import Histogram, HistoryPeriod
-from bullpen.web.chart import HEIGHT, WIDTH, draw
+from bullpen.web.chart import HEIGHT, SPARK_HEIGHT, SPARK_WIDTH, WIDTH, draw, draw_hours
 
 AT = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
 
@@ -38,3 +38,10 @@ def test_an_hour_without_tasks_is_empty() -> None:
     assert draw([]).is_empty
     assert draw([period(minute) for minute in range(60)]).is_empty
     assert not draw([period(0, enqueued=1)]).is_empty
+
+
+def test_hours_are_bars_and_the_tallest_fills_the_height() -> None:
+    bars = draw_hours([0, 1, 4, 0])
+    assert [(bar.x, bar.height) for bar in bars] == [(60, 7), (120, SPARK_HEIGHT)]
+    assert all(bar.x + bar.width <= SPARK_WIDTH for bar in bars)
+    assert draw_hours([]) == draw_hours([0, 0]) == []
