@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast
 
@@ -33,6 +33,14 @@ R = TypeVar("R")
 
 _LONGEST_WAIT = 5.0  # then the store is asked again, should its notification be lost
 _LAST_WORD = 1.0  # seconds that it has, when the time is over, to say how the task is
+
+
+_Watched = tuple[TaskStatus, int, int, Progress | None, bool]
+
+
+def _watched(task: Task) -> _Watched:
+    """What a caller of `watch` is told of."""
+    return task.status, task.attempt, task.completed_runs, task.progress, task.cancel_requested
 
 
 class Job(Generic[R]):
@@ -140,6 +148,42 @@ class Job(Generic[R]):
 
     async def ainfo(self) -> TaskInfo:
         return info_of(await self._backend.task(self.id))
+
+    def watch(self, every: Seconds = 1.0) -> Iterator[TaskInfo]:
+        """The task as it is now, and again whenever its status, attempt or progress has changed, until it is final.
+
+            for update in job.watch():
+                print(update.status, update.progress)
+
+        The store is asked every `every` seconds, and at once when the task ends. Changes in between are not seen.
+        Raises TaskNotFound if the task is deleted meanwhile, as with `result_ttl=0`.
+        """
+        pause = seconds("every", every, zero=False)
+        seen: _Watched | None = None
+        while True:
+            task = self._backend.run("watch", self._changed(seen, pause))
+            yield info_of(task)
+            if task.is_final:
+                return
+            seen = _watched(task)
+
+    async def awatch(self, every: Seconds = 1.0) -> AsyncIterator[TaskInfo]:
+        """`watch`, for async code: `async for update in job.awatch()`."""
+        pause = seconds("every", every, zero=False)
+        seen: _Watched | None = None
+        while True:
+            task = await self._changed(seen, pause)
+            yield info_of(task)
+            if task.is_final:
+                return
+            seen = _watched(task)
+
+    async def _changed(self, seen: _Watched | None, pause: float) -> Task:
+        """The task, as soon as it differs from what a caller has seen."""
+        task = await self._backend.task(self.id)
+        while _watched(task) == seen:
+            task = await self._wait(task.completed_runs, pause) or await self._backend.task(self.id)
+        return task
 
     def arguments(self) -> dict[str, Any]:
         """Its arguments by the names of the parameters, as JSON has them. Secrets are `"[redacted]"`: the values of
