@@ -1,4 +1,6 @@
-"""The SQLite file is removed or replaced under a real worker: the worker ends with an error and exit code 1."""
+"""The SQLite file is removed, replaced or emptied under a real worker: the worker ends with an error and exit
+code 1.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +41,15 @@ def replace(path: Path) -> None:
     Path(f"{path}.copy").rename(path)
 
 
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def replace_by_link(path: Path) -> None:
+    path.rename(f"{path}.moved")
+    path.symlink_to(f"{path}.moved")
+
+
 def remove_log(path: Path) -> None:
     Path(f"{path}-wal").unlink()
 
@@ -47,7 +58,9 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(path.parent)
 
 
-@pytest.mark.parametrize("fault", [remove, replace, remove_log, remove_folder], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    "fault", [remove, replace, empty, replace_by_link, remove_log, remove_folder], ids=lambda fault: fault.__name__
+)
 def test_an_idle_worker_ends(folder: Folder, fault: Callable[[Path], None]) -> None:
     with folder.worker().runs() as worker:
         fault(folder.path / "data" / "jobs.db")

@@ -217,8 +217,11 @@ class DatabaseFile:
     after one commit also serves a transaction that follows within `_AT_ONCE` seconds.
 
     Every removal and every rename changes the time of the folder. If that time is the same as in the last check, the
-    files are the same, and one `os.stat` is enough. The clock of a file system is coarse and may hide a second change:
-    a folder that was changed less than `_TICK` before the check proves nothing.
+    files are the same, and only the size of the file is looked at: a file that was emptied would be written from the
+    log again, without the pages that are not in the log. The clock of a file system is coarse and may hide a second
+    change: a folder that was changed less than `_TICK` before the check proves nothing.
+
+    The path has no links: SQLite would use another log for the file behind a link.
     """
 
     def __init__(self, path: Path, synchronous: str, busy_timeout: float, *, with_others: bool) -> None:
@@ -234,7 +237,7 @@ class DatabaseFile:
         self._users: set[str] = set()  # "writer" and "reader", as long as each has a connection
         self._connecting = threading.RLock()  # reentrant, for signal handlers
         self._checked_at = -math.inf
-        self._gone = ""  # how the file was lost: removed or replaced
+        self._gone = ""  # how the file was lost
 
     @contextmanager
     def connecting(self, user: str) -> Iterator[sqlite3.Connection]:
@@ -278,7 +281,7 @@ class DatabaseFile:
             self.check_unchanged()
 
     def check_unchanged(self) -> None:
-        """Raise StorageGone if the file was removed or replaced. Every later check raises it too."""
+        """Raise StorageGone if the file was removed, replaced or emptied. Every later check raises it too."""
         try:
             folder = os.stat(self._folder)
         except OSError as error:
@@ -287,6 +290,8 @@ class DatabaseFile:
         if seen != self._folder_seen:
             self._compare()
             self._folder_seen = seen if abs(time.time_ns() - folder.st_mtime_ns) > _TICK else None
+        if self._main in self._identities and self._size() == 0:
+            raise self._lost(self._main, "emptied")
         self._checked_at = time.monotonic()
 
     def _compare(self) -> None:
@@ -296,9 +301,15 @@ class DatabaseFile:
             if self._identify(name) != identity:
                 raise self._lost(name, "replaced")
 
+    def _size(self) -> int:
+        try:
+            return os.stat(self._main).st_size
+        except OSError as error:
+            raise self._missing(self._main, error) from error
+
     def _identify(self, name: str) -> Identity:
         try:
-            found = os.stat(name)
+            found = os.lstat(name)
         except OSError as error:
             raise self._missing(name, error) from error
         return found.st_dev, found.st_ino

@@ -264,7 +264,8 @@ class SqliteReader(GroupCommit):
             try:
                 item.run(item.clock.table(db))
             finally:
-                db.execute("COMMIT")
+                if db.in_transaction:  # SQLite ends it after some errors
+                    db.execute("COMMIT")
             item.is_answered = True
         except BaseException as error:
             if isinstance(error, StorageError) or is_lost(error):
