@@ -10,6 +10,7 @@ import pytest
 
 from bullpen import AsyncWorkerPool, Lane, TaskQueue, WorkerPool
 from bullpen.cli.commands.doctor import examine
+from bullpen.cli.matching import Matching
 from bullpen.errors import InvalidOption
 from bullpen.tasks.worker.served_queues import REMEMBERED_FOR, ServedQueues
 from tests.stores import KINDS, new_store
@@ -101,3 +102,15 @@ def test_a_lane_serves_what_it_names_and_of_the_rest_what_no_lane_before_matches
 def test_a_wrong_pattern_is_rejected(queues: tuple[str, ...]) -> None:
     with pytest.raises(InvalidOption):
         Lane(queues, 1)
+
+
+def test_a_filter_for_a_queue_knows_patterns_and_never_suggests_one(tmp_path: Path) -> None:
+    with TaskQueue(f"sqlite:///{tmp_path}/jobs.db") as queue:
+        queue.task(name="send")(print)
+        with WorkerPool(queue, lanes="partner-*:1"):
+            queue.enqueue("send", queue="partner-7").result(timeout=PATIENCE)
+            assert Matching(queue=("partner-8",)).unknown_names(queue) == []  # a worker would serve it
+            (sentence,) = Matching(queue=("partner7",)).unknown_names(queue)
+            assert sentence == "no task and no worker has the queue 'partner7'; did you mean 'partner-7'?"
+            (sentence,) = Matching(queue=("partner",)).unknown_names(queue)
+            assert "*" not in sentence

@@ -10,6 +10,7 @@ import msgspec
 from bullpen.cli.arguments import header, names, seconds
 from bullpen.pools.config_file import did_you_mean
 from bullpen.tasks.client.task_queue import LARGEST_PAGE, TaskFilters, TaskQueue
+from bullpen.tasks.model.queue_patterns import is_pattern
 from bullpen.tasks.model.task import ErrorKind, TaskStatus
 
 _KINDS = frozenset(name for kinds in get_args(ErrorKind) for name in get_args(kinds))
@@ -83,7 +84,8 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
         """A sentence for each filter that no task could match, whatever the other filters are."""
         sentences = []
         workers = queue.workers()
-        queues = {*queue.counts(), *queue.paused(), *(name for worker in workers for name in worker.queues)}
+        served = {name for worker in workers for name in worker.queues if not is_pattern(name)}
+        queues = {*queue.counts(), *queue.paused(), *served}
         queues |= {definition.options.queue for definition in queue.registry}
         for name in self.queue or ():
             if name not in queues and not any(worker.serves(name) for worker in workers):

@@ -127,7 +127,8 @@ class ProcessSupervisor:
             self._kill_all()
             return
         then = "finish their tasks and exit" if self._signals == 1 else "release their tasks and exit"
-        logger.warning("%s: %d processes %s", name, len(self._children), then)
+        level = logging.INFO if self._signals == 1 else logging.WARNING
+        logger.log(level, "%s: %d processes %s", name, len(self._children), then)
         for child in list(self._children.values()):
             child.tell(self._signals)
 
