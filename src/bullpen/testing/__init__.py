@@ -5,6 +5,7 @@ For all users:
 - `run_until_empty`, `inline`: run tasks without a worker. `assert_enqueued`, `enqueued`: the enqueued tasks.
 - `in_memory`: a queue with a store of its own for a test. The pytest plugin has it as the fixture `bullpen_queue`.
 - `simulate(seed, queue=…, start=…, kill=…)`: workers that die while they run your tasks; `may_die` says where.
+- `crash_everywhere(queue, start)`: the worker of a task dies at each point, and the task has to come to the same end.
 - `ScriptedRuntime`: workers without threads; the test decides when each request starts and ends.
 - `ManualClock`: time that moves only when the test says so.
 - `check`: judges a history of tasks. `RecordingStorage`, `HistoryObserver`, `HistoryFile`, `take_stock` and
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from bullpen.testing.checker import check as check
     from bullpen.testing.clock import ManualClock as ManualClock
     from bullpen.testing.contracts import RuntimeContract as RuntimeContract
+    from bullpen.testing.crashes import crash_everywhere as crash_everywhere
     from bullpen.testing.history import HistoryFile as HistoryFile
     from bullpen.testing.history import HistoryObserver as HistoryObserver
     from bullpen.testing.history import Record as Record
@@ -71,6 +73,7 @@ _HOMES = {
     "assert_enqueued": "kept",
     "assert_not_enqueued": "kept",
     "check": "checker",
+    "crash_everywhere": "crashes",
     "enqueued": "kept",
     "in_memory": "isolation",
     "inline": "running",
@@ -99,6 +102,7 @@ __all__ = [
     "assert_enqueued",
     "assert_not_enqueued",
     "check",
+    "crash_everywhere",
     "enqueued",
     "in_memory",
     "inline",
