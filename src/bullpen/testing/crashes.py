@@ -51,17 +51,15 @@ def crash_everywhere(
     Raises AssertionError if a run ends otherwise than the first one (status, result, `effects`), or if a kept step runs
     again. Returns the points.
     """
-    expected, points = _Play(queue, start, effects).run(None)
+    expected, points = _CrashRun(queue, start, effects).run(None)
     for number, point in enumerate(points):
-        found, _ = _Play(queue, start, effects).run(number)
+        found, _ = _CrashRun(queue, start, effects).run(number)
         if found != expected:
-            raise AssertionError(
-                f"a worker that dies {point} changes the end: {found!r}, and it should be {expected!r}"
-            )
+            raise AssertionError(f"a worker that dies {point} changes the end: {found!r} in place of {expected!r}")
     return points
 
 
-class _Play:
+class _CrashRun:
     """One run. `kept`: the names of steps that the store has, by task and run."""
 
     def __init__(self, queue: TaskQueue, start: Callable[[], Job[Any]], effects: Callable[[], object]) -> None:
@@ -121,32 +119,32 @@ class _Play:
 class _MortalLane(_InlineLane):
     """Runs tasks as `run_until_empty` does, until its worker dies."""
 
-    def __init__(self, queue: TaskQueue, storage: Storage, play: _Play) -> None:
+    def __init__(self, queue: TaskQueue, storage: Storage, run: _CrashRun) -> None:
         super().__init__(queue, storage)
-        self._play = play
+        self._crash_run = run
 
     async def _claim(self) -> Task | None:
         task = await super()._claim()
         if task is not None:
-            self._play.point(f"after the claim of attempt {task.attempt} of {task.func_path}")
+            self._crash_run.point(f"after the claim of attempt {task.attempt} of {task.func_path}")
         return task
 
     async def save_step(self, hold: AttemptKey, step: Step) -> bool:
-        self._play.point(f"before step {step.name!r} of attempt {hold.attempt} is kept")
+        self._crash_run.point(f"before step {step.name!r} of attempt {hold.attempt} is kept")
         (task,) = await self._storage.get([hold.id])
         kept = await super().save_step(hold, step)
         if kept and task is not None:
             key = (hold.id, task.completed_runs, step.name)
-            if key in self._play.kept and any(one.name == step.name for one in task.steps):
-                self._play.repeated.append(step.name)
-            self._play.kept.add(key)
-        self._play.point(f"after step {step.name!r} of attempt {hold.attempt} is kept")
+            if key in self._crash_run.kept and any(one.name == step.name for one in task.steps):
+                self._crash_run.repeated.append(step.name)
+            self._crash_run.kept.add(key)
+        self._crash_run.point(f"after step {step.name!r} of attempt {hold.attempt} is kept")
         return kept
 
     async def _settle(self, settlement: Settlement) -> None:
-        self._play.point(f"before attempt {settlement.attempt} is settled as {settlement.status}")
+        self._crash_run.point(f"before attempt {settlement.attempt} is settled as {settlement.status}")
         await super()._settle(settlement)
-        self._play.point(f"after attempt {settlement.attempt} is settled as {settlement.status}")
+        self._crash_run.point(f"after attempt {settlement.attempt} is settled as {settlement.status}")
 
 
 def _crashed(task: Task, now: float) -> Settlement:

@@ -26,6 +26,7 @@ def test_every_name_can_be_imported_and_is_listed() -> None:
         "assert_enqueued",
         "assert_not_enqueued",
         "check",
+        "crash_everywhere",
         "enqueued",
         "in_memory",
         "inline",
