@@ -48,6 +48,16 @@ async def test_pages_show_queues_tasks_workers_schedules_and_limits(tmp_path: Pa
 
 
 @pytest.mark.anyio
+async def test_of_many_workers_a_hundred_are_shown(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        for number in range(120):
+            await add_worker(queue, f"worker-{number}")
+        page = (await browser.get("/workers")).text
+        assert page.count('<li data-key="worker-') == 100
+        assert "and 20 more" in page
+
+
+@pytest.mark.anyio
 async def test_tasks_are_filtered_by_the_address_and_come_in_pages(tmp_path: Path) -> None:
     async with site(tmp_path) as (queue, app), Browser(app) as browser:
         await queue.aenqueue("shop.send", ["first"])

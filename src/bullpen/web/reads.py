@@ -24,6 +24,7 @@ FRESH = 0.9  # seconds for which an overview is shown again without another read
 FRESH_FINDINGS = 10.0
 FRESH_HISTORY = 5.0
 DAY = 86_400.0
+REST = 10  # a read stays fresh for so many times the time that it took
 RUNNING_SHOWN = 500  # running tasks that are read at once
 
 
@@ -51,7 +52,7 @@ class StoreReads:
 
     def __init__(self, queue: TaskQueue) -> None:
         self._queue = queue
-        self._kept: dict[str, tuple[float, asyncio.Task[Any]]] = {}
+        self._kept: dict[str, _KeptRead] = {}
         self._reading: set[asyncio.Task[Any]] = set()  # the loop itself would not keep them
 
     async def overview(self) -> StoreOverview:
@@ -73,15 +74,13 @@ class StoreReads:
 
     async def _shared(self, name: str, fresh: float, read: Callable[[], Awaitable[T]]) -> T:
         """The latest read, if it is fresh; else a new one. Callers that come meanwhile wait for the same one."""
-        now = primitives.system_clock.monotonic()
-        began, task = self._kept.get(name, (0.0, None))
-        failed = task is not None and task.done() and (task.cancelled() or task.exception() is not None)
-        if task is None or failed or (task.done() and now - began > fresh):
+        kept = self._kept.get(name)
+        if kept is None or not kept.is_usable(fresh):
             task = asyncio.get_running_loop().create_task(_await(read))
-            self._kept[name] = (now, task)
+            kept = self._kept[name] = _KeptRead(task)
             self._reading.add(task)
             task.add_done_callback(self._reading.discard)
-        return cast(T, await asyncio.shield(task))
+        return cast(T, await asyncio.shield(kept.task))
 
     async def _read_overview(self) -> StoreOverview:
         queue = self._queue
@@ -114,6 +113,28 @@ class StoreReads:
         for task in self._reading:
             task.cancel()
         await asyncio.gather(*self._reading, return_exceptions=True)
+
+
+class _KeptRead:
+    """A read that runs or has ended. One that takes long stays fresh for longer, because some stores count tasks one by
+    one: all open pages together keep the store busy for at most a tenth of the time.
+    """
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self._began = primitives.system_clock.monotonic()
+        self._took = 0.0
+        task.add_done_callback(self._end)
+
+    def _end(self, _: asyncio.Task[Any]) -> None:
+        self._took = primitives.system_clock.monotonic() - self._began
+
+    def is_usable(self, fresh: float) -> bool:
+        if not self.task.done():
+            return True
+        if self.task.cancelled() or self.task.exception() is not None:
+            return False
+        return primitives.system_clock.monotonic() - self._began <= max(fresh, self._took * REST)
 
 
 async def _await(read: Callable[[], Awaitable[T]]) -> T:

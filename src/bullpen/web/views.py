@@ -27,6 +27,7 @@ from bullpen.web.selection import STATUSES, TaskSelection, Verb, read_verb
 PAGE_SIZE = 50
 LARGEST_TEXT = 20_000  # characters of a result or of arguments
 GROUPS_SHOWN = 100
+WORKERS_SHOWN = 100
 SAMPLE = 5  # tasks that are shown before an action on many
 VERBS: Mapping[Verb, str] = {"retry": "Run again", "cancel": "Cancel", "delete": "Delete"}
 
@@ -245,19 +246,21 @@ async def workers(visit: Visit) -> Values:
     by_worker: dict[str | None, list[TaskInfo]] = {}
     for running in seen.running:
         by_worker.setdefault(running.worker, []).append(running)
-    now = as_datetime(seen.now)
+    states = [(_worker_state(record, seen), record) for record in seen.workers]
+    states.sort(key=lambda one: one[0] != "lost")  # these first
     return {
-        "now": now,
+        "now": as_datetime(seen.now),
         "workers": [
             {
                 "record": record,
-                "state": _worker_state(record, seen),
+                "state": state,
                 "started_at": as_datetime(record.started_at),
                 "seen_at": as_datetime(record.seen_at),
                 "running": by_worker.get(record.id, []),
             }
-            for record in seen.workers
+            for state, record in states[:WORKERS_SHOWN]
         ],
+        "more": max(len(states) - WORKERS_SHOWN, 0),
     }
 
 
