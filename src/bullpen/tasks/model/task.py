@@ -78,6 +78,7 @@ ERRORS_KEPT = 10
 LONGEST_POSTPONEMENT = 60.0
 RESULT_TTL, FAILURE_TTL = 86_400.0, 7 * 86_400.0
 LOWEST_PRIORITY, HIGHEST_PRIORITY = 0, 9
+MAX_LEASE = 86_400.0  # seconds; a lease that ends later has expired: its time is wrong, or the clock was set back
 NEVER = 253_402_214_400.0  # the last day of the year 9999: the `eta` of a schedule that is paused
 UNPLANNED = 0.0  # the `scheduled_at` of a schedule without a planned next run
 

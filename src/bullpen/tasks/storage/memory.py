@@ -24,6 +24,7 @@ from bullpen.tasks.model.history import KEPT, MINUTE, HistoryRow, sum_of
 from bullpen.tasks.model.ids import is_schedule
 from bullpen.tasks.model.links import redriven_behind
 from bullpen.tasks.model.task import (
+    MAX_LEASE,
     NEVER,
     PENDING,
     RUNNING,
@@ -355,7 +356,7 @@ class MemoryStorage(StoreRules):
             now = self._now()
             decisions = []
             for task in list(self._running.values()):
-                if task.worker in dead_workers or self._leases[task.id] <= self._elapsed():
+                if task.worker in dead_workers or not 0 < self._leases[task.id] - self._elapsed() <= MAX_LEASE:
                     settlement = decide(task, now)
                     if settlement is not None and applies(task, settlement):
                         decisions.append(settlement)

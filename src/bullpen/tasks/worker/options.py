@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.pools.checks import Seconds, at_least, duration, function, one_of, seconds, text
 from bullpen.tasks.model.queue_patterns import queue_or_pattern
+from bullpen.tasks.model.task import MAX_LEASE
 from bullpen.telemetry import TelemetryEvent
 
 RUNTIMES = ("thread", "process")
@@ -147,8 +148,15 @@ class WorkerOptions:
             name=name,
             poll_interval=duration("poll_interval", poll_interval, zero=False),
             grace=seconds("grace", grace),
-            lease=duration("lease", lease, zero=False),
+            lease=_lease(lease),
             max_abandoned=max_abandoned,
             unknown_after=duration("unknown_after", unknown_after),
             observer=observer,
         )
+
+
+def _lease(value: Seconds) -> float:
+    lease = duration("lease", value, zero=False)
+    if lease > MAX_LEASE:
+        raise InvalidOption("lease", value, f"> 0 seconds, and at most {MAX_LEASE:.0f}, a day; the worker renews it")
+    return lease

@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from bullpen.tasks.model.task import CANCELLED, FAILED, PENDING, RUNNING, SUCCESS, Progress, Settlement, Task, succeed
+from bullpen.tasks.model.task import (
+    CANCELLED,
+    FAILED,
+    MAX_LEASE,
+    PENDING,
+    RUNNING,
+    SUCCESS,
+    Progress,
+    Settlement,
+    Task,
+    succeed,
+)
 from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.testing.storage_contract.adding import STRANGE
 from bullpen.testing.storage_contract.base import (
@@ -180,3 +191,11 @@ class LeaseTests(StoreTests):
         whole = (await get(store, task)).progress
         assert whole is not None
         assert (type(whole.done), type(whole.total)) == (int, float)
+
+    async def test_a_lease_that_is_longer_than_any_lease_has_expired(self, store: Storage) -> None:
+        """Another program has written it, or the clock of the store was set back."""
+        tasks = [await claimed_one(store) for _ in range(3)]
+        await store.renew([hold(tasks[0])], MAX_LEASE - 60.0)
+        await store.renew([hold(tasks[1])], MAX_LEASE + 60.0)
+        await store.renew([hold(tasks[2])], 1e9)
+        assert set(ids(await store.rescue_expired(take_back, limit=10))) == {tasks[1].id, tasks[2].id}

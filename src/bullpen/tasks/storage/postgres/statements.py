@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 from bullpen.tasks.model.failure_groups import FAILURES_KEPT
 from bullpen.tasks.model.history import KEPT, MAX_COUNTED
+from bullpen.tasks.model.task import MAX_LEASE
 from bullpen.tasks.storage.postgres.rows import CHANGING, CLAIMED, COLUMNS, NEW, SETTLED, TERMS, WHOLE, array_places
 from bullpen.tasks.storage.postgres.sql_files import fill_placeholders, read_statements
 
@@ -40,6 +41,7 @@ _PLACEHOLDERS = {
     "is_old_failure": f"at < (SELECT CAST({{schema}}.now() AS bigint) - {FAILURES_KEPT:.0f})",
     # A subquery, because the clock is volatile, and a volatile condition reads no index.
     "max_counted": MAX_COUNTED,
+    "max_lease": MAX_LEASE,
     "is_old_history": " OR ".join(
         f"(step = {step} AND at < (SELECT CAST({{schema}}.now() AS bigint) - {kept:.0f}))"
         for step, kept in KEPT.items()

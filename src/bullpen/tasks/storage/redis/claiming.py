@@ -197,7 +197,7 @@ class TaskClaiming(TaskAdding):
 
     async def rescue_expired(self, decide: Decide, *, limit: int, dead_workers: Sequence[str] = ()) -> Sequence[Task]:
         rescued: list[Task] = []
-        queues = await self._queues_with(":running", "inf" if dead_workers else "")
+        queues = await self._queues_with(":running", "inf")
         answers = await self._run_each(scripts.FIND_LOST, [(queue, list(dead_workers)) for queue in queues])
         for queue, (now, late) in zip(queues, answers, strict=True):
             settlements: list[Settlement] = []

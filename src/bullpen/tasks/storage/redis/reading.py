@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-from bullpen.tasks.model.task import RUNNING, Task, TaskStatus
+from bullpen.tasks.model.task import NEVER, RUNNING, Task, TaskStatus
 from bullpen.tasks.storage.port import Counts, TaskFilter
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.client import RedisClient
@@ -83,7 +83,8 @@ class TaskReading(RedisClient):
         tasks = []
         for at in range(0, len(words), ROW):
             *stored, lease = words[at : at + ROW]
-            tasks.append(task_of(queue, None if lease is None else float(lease), *stored))
+            lease_until = None if lease is None else min(max(float(lease), 0.0), NEVER)  # another program may write it
+            tasks.append(task_of(queue, lease_until, *stored))
         return tasks
 
     def _changed(self, queues: Sequence[str], words: Sequence[Any]) -> Tasks:

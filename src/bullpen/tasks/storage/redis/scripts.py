@@ -86,7 +86,7 @@ from pathlib import Path
 from bullpen.tasks.model.history import MAX_COUNTED
 from bullpen.tasks.model.ids import SCHEDULES
 from bullpen.tasks.model.links import GIVEN_UP
-from bullpen.tasks.model.task import ERRORS_KEPT, MAX_COUNT, NEVER, NOT_IN_TIME, UNPLANNED
+from bullpen.tasks.model.task import ERRORS_KEPT, MAX_COUNT, MAX_LEASE, NEVER, NOT_IN_TIME, UNPLANNED
 from bullpen.tasks.storage.port import MAX_LIMIT, MIN_RATE
 from bullpen.tasks.storage.redis.rows import TaskBody, TaskState, default_state_in_lua
 
@@ -97,6 +97,7 @@ _CONSTANTS: dict[str, object] = {
     "BEHIND_PAYLOAD": TaskBody.__struct_fields__.index("headers") - TaskBody.__struct_fields__.index("payload"),
     "ERRORS_KEPT": ERRORS_KEPT,
     "MAX_COUNT": MAX_COUNT,
+    "MAX_LEASE": MAX_LEASE,
     "MAX_LIMIT": MAX_LIMIT,
     "MIN_RATE": MIN_RATE,
     "MAX_COUNTED": MAX_COUNTED,

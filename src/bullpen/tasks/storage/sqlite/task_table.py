@@ -18,6 +18,7 @@ from bullpen.tasks.model.links import redriven_behind
 from bullpen.tasks.model.task import (
     FAILED,
     FINAL,
+    MAX_LEASE,
     RUNNING,
     SUCCESS,
     AttemptError,
@@ -365,7 +366,7 @@ class SqliteTaskTable(StoreRules):
         return unnamed + [
             task_id
             for task_id, worker, lease_until in readable_rows(self._db, f"SELECT id, worker, lease_until {running}")
-            if worker in dead or type(lease_until) is not float or lease_until <= self.elapsed
+            if worker in dead or type(lease_until) is not float or not 0 < lease_until - self.elapsed <= MAX_LEASE
         ]
 
     # People and upkeep.

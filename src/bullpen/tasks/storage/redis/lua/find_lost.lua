@@ -1,8 +1,11 @@
--- Find running tasks whose lease has ended, or whose worker is dead. `exchange.lua` settles them. An entry without a
+-- Find running tasks whose lease has ended, or is longer than any lease, or whose worker is dead. `exchange.lua` settles them. An entry without a
 -- task is removed, and a state that says that the task does not run is damaged.
 -- KEYS: a tag. ARGV: dead workers. Returns the time, and rows. Held by LeaseTests.
 -- WITH clock common task_rows
 local tag, now = KEYS[1], server_time()
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', tag .. ':running', '(' .. exact(now + MAX_LEASE), 'inf')) do
+    redis.call('ZADD', tag .. ':running', 0, id)
+end
 local late = redis.call('ZRANGEBYSCORE', tag .. ':running', '-inf', now)
 local states = values(tag .. ':state', late)
 for i, id in ipairs(late) do

@@ -35,5 +35,5 @@ SELECT {schema}.save_step($1);
 -- A lease that is no instant has expired.
 -- name: lock_lost
 SELECT {columns} FROM {schema}.task
-WHERE status = 'running' AND id > $1 AND (worker = ANY ($2) OR (lease_until > $3 AND lease_until < 'infinity') IS NOT TRUE)
+WHERE status = 'running' AND id > $1 AND (worker = ANY ($2) OR (lease_until > $3 AND lease_until <= $3 + {max_lease}) IS NOT TRUE)
 ORDER BY id LIMIT $4 FOR UPDATE SKIP LOCKED;
