@@ -742,5 +742,17 @@ class NoName(Exception, metaclass=Nameless):
     pass
 
 
+class NoLength(Exception):
+    """False, as an empty list of errors is."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+class NoTruth(Exception):
+    def __bool__(self) -> bool:
+        raise ValueError
+
+
 def fail_with(name: str) -> None:
     raise globals()[name]("reason")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bullpen import Inject, Pool, Retry, TaskQueue, WorkerBroken, WorkerStartFailed, current_task
 from bullpen.tasks.worker.in_process import TaskProcess
+from tests.scenarios import process_support
 from tests.scenarios.process_support import note_pid
 
 queue = TaskQueue("memory://")
@@ -121,6 +122,11 @@ def break_its_process(file: str) -> int:
 @plain.task
 def forget_to_await() -> object:
     return pid_of_the_loop()
+
+
+@plain.task(max_retries=0)
+def fail_with(name: str) -> None:
+    process_support.fail_with(name)
 
 
 @plain.task

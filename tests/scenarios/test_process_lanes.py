@@ -16,11 +16,11 @@ import pytest
 
 from bullpen import (
     AsyncWorkerPool,
-    AttemptError,
     InvalidOption,
     InvalidTask,
     Job,
     Progress,
+    TaskError,
     TaskFailed,
     TaskQueue,
     TaskStatus,
@@ -40,7 +40,7 @@ async def working(
         yield worker
 
 
-async def failure(job: Job[Any]) -> AttemptError:
+async def failure(job: Job[Any]) -> TaskError:
     with pytest.raises(TaskFailed):
         await job.aresult(PATIENCE)
     error = (await job.ainfo()).error
@@ -52,6 +52,17 @@ async def until(condition: Callable[[], Awaitable[object]]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not await condition():  # noqa: ASYNC110 — it is the store that knows
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("lane", ["process", "thread"])
+async def test_an_error_that_is_false_or_raises_when_it_is_looked_at_is_the_failure_of_its_task(lane: str) -> None:
+    async with working(lanes=f"default:2@{lane}"):
+        for name in ("NoLength", "NoTruth", "NoText", "NoFields", "NoName"):
+            error = await failure(await tasks.fail_with.aenqueue(name))
+            assert error.kind == "exception"
+            assert error.type.endswith(name) or lane == "process", error  # or as a RemoteError
+            assert name in error.type + error.message
+        assert await (await tasks.pid.aenqueue()).aresult(PATIENCE)
 
 
 async def test_functions_run_in_processes_and_coroutines_on_the_loop() -> None:

@@ -686,9 +686,9 @@ def _has_result(member: Task | None, depends_on: DependsOn) -> bool:
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    return error.__cause__ or error
+    return error if error.__cause__ is None else error.__cause__
 
 
 def _cause_of_retry(error: Retry) -> BaseException | None:
     """The error that it was raised from, or while it was handled."""
-    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return error.__context__ if error.__cause__ is None and not error.__suppress_context__ else error.__cause__

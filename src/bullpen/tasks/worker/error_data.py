@@ -35,8 +35,9 @@ def describe_error(
 
 
 def type_of(error: BaseException) -> str:
-    kind = type(error)
-    return writable(kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
+    # Not by the attributes of the class: its metaclass may define others.
+    module, name = (vars(type)[field].__get__(type(error)) for field in ("__module__", "__qualname__"))
+    return writable(name if module == "builtins" else f"{module}.{name}")
 
 
 def text_of(error: BaseException) -> str:

@@ -369,7 +369,7 @@ class Supervised:
     def _cannot_go_on(self, error: BaseException) -> None:
         """Its messages can no longer be read: kill it now."""
         if not self._over:
-            self._failure = self._failure or error
+            self._failure = error if self._failure is None else self._failure
             self.kill()
 
     def _closed(self, what: str) -> None:
