@@ -130,3 +130,13 @@ async def test_programs_are_called_by_name() -> None:
 async def test_a_runtime_that_there_is_not_is_rejected() -> None:
     with pytest.raises(InvalidOption, match="runtime"):
         AsyncPool(runtime="rocket")
+
+
+@pytest.mark.parametrize("runtime", ["process", ProcessRuntime()])
+async def test_a_side_of_processes_is_not_called_threads(runtime: Any) -> None:
+    async with AsyncPool(runtime=runtime, threads=1, name="app") as pool:
+        await pool.do(work.pid)
+        assert pool.stats().threads.name == "app-processes"
+        assert [info.name for info in pool.workers() if "_" in info.name] == ["app-processes_0"]
+        for told in (str(pool.stats()), str(pool.explain()), repr(pool)):
+            assert "threads" not in told

@@ -11,7 +11,7 @@ from bullpen.pools.async_instances import lives_on_loop
 from bullpen.pools.checks import arguments, at_least
 from bullpen.pools.options import CommonOptions, PoolOptions, default_size, read_keywords
 from bullpen.pools.policies import CapacityPolicy, RecyclePolicy
-from bullpen.pools.runtimes.port import by_name_only
+from bullpen.pools.runtimes.port import Runtime, by_name_only
 
 DEFAULT_MAX_WORKERS = 100
 
@@ -63,7 +63,7 @@ def side_options(max_workers: int | None, name: str, options: AsyncPoolKeywords)
     of_threads = values | {
         "max_workers": threads,
         "min_workers": _either(min_threads, threads if on_threads else 0),
-        "name": f"{name}-threads" if isinstance(name, str) else name,
+        "name": f"{name}-{_side_name(runtime)}" if isinstance(name, str) else name,
     }
     of_coroutines = (
         values
@@ -78,6 +78,12 @@ def side_options(max_workers: int | None, name: str, options: AsyncPoolKeywords)
     if on_loop:
         return PoolOptions(**of_coroutines), PoolOptions(**(of_threads | _NO_INSTANCES))
     return PoolOptions(**(of_coroutines | _PLACES | _NO_INSTANCES)), PoolOptions(**of_threads)
+
+
+def _side_name(runtime: str | Runtime) -> str:
+    """The workers of functions, in the name of their pool."""
+    kind = runtime if isinstance(runtime, str) else getattr(runtime, "name", "")
+    return {"process": "processes", "program": "programs"}.get(kind, "threads")
 
 
 def _check_minimum(name: str, value: int | None, name_of_most: str, most: int) -> None:

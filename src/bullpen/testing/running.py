@@ -224,6 +224,8 @@ class _InlineLane:
             return
         attempt.ended = True
         attempt.stop_timer()
+        if settlement is not None and attempt.progress is not None:
+            settlement = attempt.with_progress(settlement)
         self._settlement = settlement
         self._done()
 

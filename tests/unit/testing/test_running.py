@@ -17,6 +17,7 @@ from bullpen import (
     CurrentTask,
     Inject,
     InvalidTask,
+    Progress,
     TaskFailed,
     TaskQueue,
     TaskStatus,
@@ -314,6 +315,23 @@ def test_a_group_in_a_simulation_comes_to_its_end() -> None:
         run = simulate(seed, queue=queue, start=start, kill=0.3)
         run.raise_for_violations()
         assert [info.status for info in run.tasks] == [TaskStatus.SUCCESS] * 4
+
+
+def test_progress_is_kept_and_the_next_attempt_sees_it(bullpen_queue: TaskQueue) -> None:
+    seen: list[object] = []
+
+    @bullpen_queue.task(name="import", max_retries=1, backoff=0)
+    def import_rows() -> None:
+        task = current_task()
+        seen.append(task.info.progress)
+        task.progress(task.attempt, 2)
+        if task.attempt == 1:
+            raise ValueError("again")
+
+    job = import_rows.enqueue()
+    run_until_empty(bullpen_queue)
+    assert seen == [None, Progress(1, 2)]
+    assert job.info().progress == Progress(2, 2)
 
 
 def test_a_simulation_says_what_it_cannot_do() -> None:
