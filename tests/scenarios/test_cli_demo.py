@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bullpen.cli.main import main
-from tests.scenarios.cli_support import PATIENCE, command, environment, is_running
+from tests.scenarios.cli_support import PATIENCE, Folder, Worker, command, environment, is_running
 from tests.scenarios.support import eventually
 from tests.scenarios.terminal import HIDE, SHOW, terminal
 
@@ -72,6 +73,17 @@ def test_the_next_commands_work(demo: Done) -> None:
     assert "the card of order 0 was declined" in why_failed
     assert "no worker is running" in why_periodic
     assert shlex.split(found[-1])[-1] == str(folder / "app.py")
+
+
+def test_the_dashboard_of_the_demo_is_offered(demo: Done) -> None:
+    folder, done = demo
+    (line,) = re.findall(r"^   (\S*bullpen dashboard .*)$", done.stdout, re.MULTILINE)
+    words = [*shlex.split(line)[1:], "--port", "0"]
+    with Worker(Folder(folder, (folder / "app.py").read_text()), words) as process:
+        (address,) = process.seen(r"address +(\S+)$")
+        process.seen("stop +Ctrl-C")
+        assert "CardDeclined" in httpx.get(f"{address}/failures").text
+        assert process.stop() == 0
 
 
 def test_a_folder_with_tasks_in_it_is_left_alone(demo: Done) -> None:

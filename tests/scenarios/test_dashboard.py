@@ -323,6 +323,9 @@ async def test_the_event_stream_sends_the_live_part_when_it_changes(
         live = json.loads(first.removeprefix("data: "))
         assert "no address: nobody" in live
         assert live.partition("<h2")[2].partition(">")[0] in page
+        for site_of_page in ("cross-site", "same-site", "none"):
+            headers = {"sec-fetch-site": site_of_page}
+            assert (await browser.get("/events", params={"view": "/"}, headers=headers)).status_code == 403
         for wrong in ("", "/login", "/nothing", "//evil.example/", "http://evil.example/", "/static/style.css"):
             assert (await browser.get("/events", params={"view": wrong})).status_code == 400
 

@@ -75,6 +75,8 @@ class Gate:
         if changes and not rules.accepts_origin(_single(headers)):
             return _reject(HTTPStatus.FORBIDDEN, "the request comes from another page")
         path = local_path(request)
+        if path == "/events" and headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            return _reject(HTTPStatus.FORBIDDEN, "the request comes from another page")  # it could open all streams
         peer = request.client.host if request.client is not None else None
         visitor = rules.visitor(peer, _single(headers), _cookie(headers, rules.cookie), time.time())
         request.state.visitor = visitor

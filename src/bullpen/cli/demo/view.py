@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -144,7 +145,14 @@ def next_commands(summary: TasksSummary) -> list[str]:
     for task in (summary.a_failed_task, summary.a_periodic_task):
         if task is not None:
             commands.append(f"{bullpen} why {task} --url {summary.url}")
+    if has_dashboard():
+        commands.append(f"{bullpen} dashboard {summary.folder}/app.py")
     return [*commands, f"{bullpen} worker {summary.folder}/app.py"]
+
+
+def has_dashboard() -> bool:
+    """Whether the packages of the dashboard are installed."""
+    return all(importlib.util.find_spec(name) is not None for name in ("jinja2", "starlette", "uvicorn"))
 
 
 def name_of_command() -> str:
