@@ -20,7 +20,7 @@ LONG = 60.0  # … and the age of the oldest in seconds
 SKEW, GREAT_SKEW = 2.0, 30.0
 OVERDUE = 30.0  # seconds after the end of a lease
 NAMED = 3
-DAY = 86_400.0
+DAY, HOUR = 86_400.0, 3600.0
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +169,7 @@ def _paused(look: Look) -> Iterable[HealthFinding]:
 
 
 def _lost_workers(look: Look) -> Iterable[HealthFinding]:
-    lost = [worker for worker in look.workers if worker not in look.up]
+    lost = [worker for worker in look.workers if worker not in look.up and look.now - worker.seen_at < HOUR]
     if lost:
         names = ", ".join(worker.id for worker in lost[:NAMED]) + (", …" if len(lost) > NAMED else "")
         message = (

@@ -63,6 +63,7 @@ STUCK = task(status=RUNNING, lease_until=NOW - 60)
         (look(task(), workers=[]), ["no_workers"]),
         (look(task(), workers=[replace(WORKER, seen_at=NOW - 60)]), ["no_workers", "lost_workers"]),
         (look(task(), workers=[DEAD, WORKER]), ["lost_workers"]),
+        (look(task(), workers=[replace(DEAD, seen_at=NOW - 4000), WORKER]), []),
         (look(task(eta=NOW + 60), workers=[]), []),
         (look(task(queue="mail"), task()), ["unserved_queue"]),
         (look(task(queue="mail"), paused=frozenset({"mail", "empty"})), ["paused_queue"]),

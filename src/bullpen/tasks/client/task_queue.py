@@ -364,7 +364,7 @@ class TaskQueue:
         return {queue: dict(statuses) for queue, statuses in counts.items()}
 
     def workers(self) -> Sequence[WorkerRecord]:
-        """The workers that run, as they say."""
+        """The workers that run, as they say, and those that died or fell silent within a day: with an old `seen_at`."""
         return self._backend.run("workers", self.aworkers())
 
     async def aworkers(self) -> Sequence[WorkerRecord]:

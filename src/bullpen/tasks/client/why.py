@@ -16,6 +16,7 @@ from bullpen.tasks.storage.port import Counts, Limit, Storage, TaskFilter, Worke
 
 MOST_WAITS = 6  # waits before retries that `why` lists; a task may have millions of retries
 
+NAMED = 3  # workers in a sentence
 MOST_READ = 1000  # pending tasks that `why` reads to find those in front
 STALE_AFTER = 30.0  # a worker that said nothing for so long does not count
 _HOLDERS_NAMED = 5
@@ -86,7 +87,8 @@ async def explain_task(storage: Storage, task: Task) -> Why:
         limit = next((limit for limit in await storage.limits() if limit.queue == task.queue), None)
         running = TaskFilter(queues=(task.queue,), statuses=(RUNNING,))
         counts, paused, workers = await storage.counts(), await storage.paused(), await storage.workers()
-        together = _claimed_together(task.queue, workers, counts, paused, await storage.limits())
+        up = [worker for worker in workers if around.now - worker.seen_at < STALE_AFTER]
+        together = _claimed_together(task.queue, up, counts, paused, await storage.limits())
         waiting_there = TaskFilter(queues=together, statuses=(PENDING,))
         pending = await storage.list(waiting_there, limit=MOST_READ) if together else ()
         around = Surroundings(
@@ -241,7 +243,8 @@ def _no_worker(task: Task, around: Surroundings) -> Cause:
     others = tuple(sorted({queue for worker in around.workers for queue in worker.queues}))
     silent = [worker.id for worker in around.workers if worker.serves(task.queue)]
     if silent:
-        hint = f"; {', '.join(silent)} did, but has not reported for {STALE_AFTER:g} s or is stopping"
+        named = ", ".join(silent[:NAMED]) + (", …" if len(silent) > NAMED else "")
+        hint = f"; {named} did, but has not reported for {STALE_AFTER:g} s or is stopping"
     elif others:
         hint = f"; the workers serve {', '.join(others)}"
     else:

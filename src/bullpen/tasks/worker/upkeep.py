@@ -28,7 +28,9 @@ from bullpen.tasks.worker.reports import Reports
 
 RESCUED, TENDED, ROUNDS = 100, 500, 10
 PATIENCE = 2  # leases
-FORGOTTEN_AFTER = 3600.0  # seconds of silence of a worker on another host
+SHOWN_FOR = 86_400.0  # seconds for which the record of a lost worker is kept, so that operators see it …
+LOST_KEPT = 20  # … and how many of them
+RECENT = 3600.0  # seconds after which a dead worker can have no tasks left but those of an expired lease
 
 
 class Upkeep:
@@ -44,10 +46,12 @@ class Upkeep:
         ] = {}  # tasks of living workers with an expired lease, and since when
 
     async def rescue(self) -> bool:
-        """Take back tasks of dead workers, and delete the workers' records. Returns True if there is more."""
+        """Take back tasks of dead workers, and delete old records of lost workers. Returns True if there is more."""
         records = {record.id: record for record in await self._storage.workers()}
-        dead = [record.id for record in records.values() if is_dead(record)]
-        decide = self._decide(records, frozenset(dead))
+        now = await self._storage.now()
+        all_dead = [record for record in records.values() if is_dead(record)]
+        dead = [record.id for record in all_dead if now - record.seen_at < RECENT]
+        decide = self._decide(records, frozenset(record.id for record in all_dead))
         for _ in range(ROUNDS):
             primitives.failpoint("rescue.before")
             rescued = await self._storage.rescue_expired(decide.of, limit=RESCUED, dead_workers=dead)
@@ -60,9 +64,10 @@ class Upkeep:
         else:
             return True
         self._overdue = {key: since for key, since in self._overdue.items() if key in decide.spared}
-        now = await self._storage.now()
-        for record in records.values():
-            if record.id in dead or (not is_on_this_host(record) and now - record.seen_at > FORGOTTEN_AFTER):
+        silent = [one for one in records.values() if not is_on_this_host(one) and now - one.seen_at > RECENT]
+        lost = sorted([*all_dead, *silent], key=lambda record: record.seen_at, reverse=True)
+        for number, record in enumerate(lost):
+            if number >= LOST_KEPT or now - record.seen_at > SHOWN_FOR:
                 await self._storage.delete_worker(record.id)
         return False
 
