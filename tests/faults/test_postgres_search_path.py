@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
+from bullpen.errors import StorageError
 from bullpen.tasks.model.task import AttemptError, DependsOn, Step, Task, fail, release, succeed
 from bullpen.tasks.storage.port import AttemptKey, Limit, TaskFilter
 from bullpen.tasks.storage.postgres.store import COPIED, PostgresStorage
@@ -92,6 +93,17 @@ async def test_a_client_calls_no_function_of_another_role(
         await _use(store)
     finally:
         await store.close()
+    assert await caught(postgres_url, trap) == []
+
+
+async def test_behind_a_pooler_a_schema_before_pg_catalog_is_rejected(
+    postgres_url: str, schema: str, trap: str
+) -> None:
+    """There a client cannot set its search path."""
+    store = PostgresStorage(through(postgres_url, trap, "pg_catalog"), schema=schema, prepared=False)
+    with pytest.raises(StorageError, match=f"'{trap}' before pg_catalog"):
+        await store.open()
+    await store.close()
     assert await caught(postgres_url, trap) == []
 
 

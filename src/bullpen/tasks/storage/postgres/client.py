@@ -127,11 +127,22 @@ class PostgresClient(ServerStorage[ConnectionPool]):
         """Make the settings that the statements need. Behind a transaction pooler, other clients would get them too."""
         if self.prepared:  # first, so that no statement calls a function or an operator of another role
             await connection.execute("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)")
+        else:
+            await self._check_search_path(connection)
         for name, value in await connection.fetch(statements.WRONG_SETTINGS):
             if not self.prepared:
                 message = f"{name} must be {value!r}, and a client behind a transaction pooler cannot set it"
                 raise StorageError(f"{message}; run ALTER ROLE … SET {name} = {value!r}", storage=self.name)
             await connection.execute("SELECT pg_catalog.set_config($1, $2, false)", name, value)
+
+    async def _check_search_path(self, connection: Any) -> None:
+        """Raise if a schema comes before `pg_catalog`: its owner could replace functions and operators."""
+        path = await connection.fetchval("SELECT pg_catalog.array_to_string(pg_catalog.current_schemas(true), ',')")
+        first = next((name for name in path.split(",") if not name.startswith("pg_temp")), "")
+        if first != "pg_catalog":
+            message = f"the search_path has {first!r} before pg_catalog, so its owner could replace functions"
+            advice = "a client behind a transaction pooler cannot set it; run ALTER ROLE … SET search_path = public"
+            raise StorageError(f"{message}; {advice}", storage=self.name)
 
     async def _check_schema(self, connection: Any) -> None:
         found = await self._find_schema(connection)
