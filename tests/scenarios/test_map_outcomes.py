@@ -202,6 +202,16 @@ def test_a_slow_item_does_not_hold_up_the_items_behind_it_in_its_bundle() -> Non
     assert set(ran.values()) == {1}
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_slow_item_does_not_hold_up_the_results_before_it_in_its_bundle(ordered: bool) -> None:
+    with Blocker() as blocker, Pool(1) as pool:
+        results = pool.map(lambda number: blocker(number) if number == 1500 else number, range(MANY), ordered=ordered)
+        assert [next(results) for _ in range(1500)] == list(range(1500))
+        blocker.wait_entered()
+        blocker.release()
+        assert list(results) == list(range(1500, MANY))
+
+
 def test_items_of_an_iterator_start_as_they_are_taken_also_after_many_quick_ones() -> None:
     done: list[threading.Event] = []
 

@@ -229,7 +229,7 @@ class Pool(Executor):
     ) -> MapIterator[Any]:
         """The results of `fn` over the iterables, in order, as they are read.
 
-        At most `buffersize` (1024; in processes, more of those that are quick) items are under way or unread at once.
+        At most `buffersize` (1024; more of those that are quick) items are under way or unread at once.
         `timeout` is for all results, from now. `chunksize` is accepted for the standard's sake: threads need none, and
         processes take as many at once as is good, unless it is more than 1. In a subclass that overrides `submit`, it
         is the standard's `map`, which submits every item at once.

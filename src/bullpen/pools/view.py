@@ -208,14 +208,14 @@ class PoolView:
             raise engine.not_open()
         if self._limits.budget <= 0:
             raise DeadlineExceeded(seconds=self._limits.budget, ran=False)
-        source, reading = MapInput(iterables), Reading(window, ordered=ordered, outcomes=on_error == "return")
+        source, widens = MapInput(iterables), buffersize is None and self._options.buffersize is None
+        reading = Reading(window, widens=widens, ordered=ordered, outcomes=on_error == "return")
         work: MapWork[Any, Any]
         if self._limits.any or not self._plain or engine.counts_items:
             work = RequestMap(engine, self._submit_items(function), source, reading)
         elif "share_memory" not in engine.runtime.capabilities:
-            widens = buffersize is None and self._options.buffersize is None
             submit = self._submit_chunks(function, logged=reading.outcomes)
-            work = ChunkMap(engine, submit, source, reading, widens=widens, chunksize=chunksize)
+            work = ChunkMap(engine, submit, source, reading, chunksize=chunksize)
         else:
             work = RunnerMap(engine, function, source, reading)
         return MapIterator.over(work, deadline, owner)

@@ -77,13 +77,12 @@ class ChunkMap(FutureMap[T, FutureBundle]):
         source: MapInput,
         reading: Reading,
         *,
-        widens: bool,
         chunksize: int,
     ) -> None:
         self._submit = submit
         self._size = chunksize
         self._adapts = chunksize == 1
-        self._widest = WIDENING * reading.window if widens else reading.window
+        self._widest = WIDENING * reading.window if reading.widens else reading.window
         self._trial: list[FutureBundle] | None = [] if self._adapts else None  # the first ones of their size
         self._under_way: deque[FutureBundle] = deque()
         self._waited_for: FutureBundle | None = None  # the reader had to wait for this chunk

@@ -52,14 +52,15 @@ class MapInput:
 
 
 class Reading:
-    """How the caller reads: at most `window` items are under way or unread, results come `ordered` or as they are
-    made, and `outcomes` are returned in place of values.
+    """How the caller reads: at most `window` items are under way or unread, or more of quick ones if it `widens`;
+    results come `ordered` or as they are made; and `outcomes` are returned in place of values.
     """
 
-    __slots__ = ("ordered", "outcomes", "window")
+    __slots__ = ("ordered", "outcomes", "widens", "window")
 
-    def __init__(self, window: int, *, ordered: bool = True, outcomes: bool = False) -> None:
+    def __init__(self, window: int, *, widens: bool = False, ordered: bool = True, outcomes: bool = False) -> None:
         self.window = window
+        self.widens = widens
         self.ordered = ordered
         self.outcomes = outcomes
 
@@ -248,11 +249,14 @@ class MapWork(ABC, Generic[T, B]):
 
     def _next_bundle(self, deadline: float | None) -> B:
         """Wait for the oldest bundle, or for the first that ends. Its error, or `TimeoutError`, ends the map."""
-        bundle = self._first_unread()
         worker = current_worker()
         if self._ordered or (worker is not None and self.engine.nested.is_own(worker)):
-            self.wait_for(bundle, deadline)
-            return bundle
+            while True:
+                bundle = self._first_unread()
+                self.wait_for(bundle, deadline)
+                if self.has_ended(bundle):
+                    return bundle
+        self._first_unread()
         patience = self.patience
         while True:
             while self._arrived:
@@ -277,7 +281,7 @@ class MapWork(ABC, Generic[T, B]):
 
     @abstractmethod
     def wait_for(self, bundle: B, deadline: float | None) -> None:
-        """Wait until `bundle` has ended. `TimeoutError` ends the map."""
+        """Wait until `bundle` has ended, or is no longer the oldest. `TimeoutError` ends the map."""
 
     def settle(self, bundle: B) -> None:
         """`bundle` has ended: let it have its values and errors."""

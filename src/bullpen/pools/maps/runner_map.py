@@ -4,10 +4,12 @@ A few *runners*, at most as many as can run at once, take bundles of items from 
 dispatch. A runner is a request. It yields its worker to other requests after a few milliseconds. It returns to the
 backlog when the pool is paused or its worker has to end.
 
-A bundle has one item until items turn out to be quick. Then it gets more, so that it takes a fraction of a millisecond,
-and a C function loops over its items. It can begin as soon as it has an item: an iterator may wait for the results of
-its earlier items. Quick items need one runner; more runners come when the waiting bundles take a while. If the reader
-has to wait for a bundle, one of its items is slow: then other runners get the items behind that.
+A bundle has one item until items turn out to be quick. Then it gets more, so that it takes a fraction of a
+millisecond, and a C function loops over its items. If the caller gave no window, the window grows, too, when the reader
+has to wait for such items: then fewer switches between threads are needed. A bundle can begin as soon as it has an
+item: an iterator may wait for the results of its earlier items. Quick items need one runner; more runners come when the
+waiting bundles take a while. If the reader has to wait for a bundle, one of its items is slow: then the reader gets the
+results before that, and other runners get the items behind it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ T = TypeVar("T")
 
 TURN_SECONDS = 0.005  # a runner yields its worker to waiting requests after this time
 BUNDLE_SECONDS = 0.0005  # the duration that a bundle should have
-BUNDLE_ITEMS = 128  # the most items of a bundle
+BUNDLE_ITEMS = 2048  # the most items of a bundle
+WIDENING = 8  # how many times larger the window may get
 GROWTH = 4  # how many times larger the next bundle may be
 SPREAD_SECONDS = 0.001  # what waits for longer than this gets one more runner
 PATIENCE = 0.005  # the reader waits so long for a bundle before others get its items
@@ -44,14 +47,41 @@ PATIENCE = 0.005  # the reader waits so long for a bundle before others get its 
 class _RunnerBundle(Bundle):
     """A bundle that a runner runs. Another one may run the rest of it."""
 
-    __slots__ = ("calls", "ended", "waiting", "was_cut")
+    __slots__ = ("calls", "ended", "first", "waiting", "was_cut")
 
     def __init__(self, items: list[Any]) -> None:
         super().__init__(items)
         self.waiting: list[Any] = []  # a copy of the items: to clear it ends the bundle after the current item
         self.calls: Iterator[Any] | None = None  # makes the calls, from the first to the last
         self.was_cut = False  # `waiting` was cleared, and the items behind the current one were given to others
+        self.first = 0  # the results before this place are in another bundle
         self.ended = False
+
+    def take_head(self) -> _RunnerBundle | None:
+        """Take the results that are there out of this bundle, which still runs, into one of their own."""
+        first, self.first = self.first, len(self.values)
+        if first == self.first:
+            return None
+        head = _RunnerBundle(self.items[first : self.first])
+        head.values = self.values[first : self.first]
+        head.errors = self._errors_from(first)
+        head.ended = True
+        return head
+
+    def end(self) -> None:
+        """All calls have ended."""
+        if self.first:
+            self.errors = self._errors_from(self.first)
+            self.values = self.values[self.first :]
+            self.items = self.items[self.first :]
+            self.count = len(self.values)
+        self.waiting = []
+        self.calls = None
+        self.ended = True
+
+    def _errors_from(self, first: int) -> dict[int, BaseException] | None:
+        errors = {place - first: error for place, error in list((self.errors or {}).items()) if place >= first}
+        return errors or None
 
 
 class RunnerMap(MapWork[T, _RunnerBundle]):
@@ -65,7 +95,8 @@ class RunnerMap(MapWork[T, _RunnerBundle]):
         self._fn = fn
         self._map = map if source.single else itertools.starmap
         self._size = 1  # items of the next bundle
-        self._largest = max(1, min(BUNDLE_ITEMS, reading.window // (2 * engine.max_workers)))
+        self._widest = WIDENING * reading.window if reading.widens else reading.window
+        self._largest = _largest(reading.window)
         self._seconds = math.inf  # that the last bundle took
         self._todo = primitives.new_deque()  # bundles that no runner has taken yet
         self._open: _RunnerBundle | None = None  # the last of them, if it may get more items
@@ -250,11 +281,10 @@ class RunnerMap(MapWork[T, _RunnerBundle]):
                         return len(values) - before - failed, failed
             if self._largest > 1:
                 self._learn_from(bundle.count, now() - begun)
+            with self._lock:
+                bundle.end()
             if not self.outcomes:
                 bundle.items = []  # the arguments are released
-            bundle.waiting = []
-            bundle.calls = None
-            bundle.ended = True
             self.arrived(bundle)
             return len(values) - before - failed, failed
         finally:
@@ -287,6 +317,9 @@ class RunnerMap(MapWork[T, _RunnerBundle]):
     def _learn_from(self, count: int, seconds: float) -> None:
         """A bundle of `count` items took so long: adapt the size of the next ones."""
         wanted = int(count * BUNDLE_SECONDS / max(seconds, 1e-9))
+        if wanted > count == self._largest and self.window < self._widest and self._awaited is not None:
+            self.window = min(4 * self.window, self._widest)
+            self._largest = _largest(self.window)
         self._size = max(1, min(wanted, self._largest, GROWTH * self._size))
         self._seconds = seconds
         if self._todo and self._runners < self._most and self._is_much():
@@ -356,6 +389,8 @@ class RunnerMap(MapWork[T, _RunnerBundle]):
             if not self.wait_at_gate(bundle, deadline, patience):
                 self.stalled()
                 patience = None
+                if self.unread and self.unread[0] is not bundle:
+                    return  # there are results before it
 
     def stalled(self) -> None:
         for bundle in (self.unread or deque()).copy():
@@ -364,22 +399,32 @@ class RunnerMap(MapWork[T, _RunnerBundle]):
         self._start_runners()
 
     def _share(self, bundle: _RunnerBundle) -> None:
-        """The reader has to wait for `bundle`, because one of its items is slow: others get the items behind that."""
+        """The reader has to wait for `bundle`, because one of its items is slow: the reader gets the results before
+        that, and other runners get the items behind it.
+        """
         with self._lock:
-            if bundle.calls is None or bundle.count == 1:  # no runner has it
+            if (
+                bundle.calls is None or bundle.count - bundle.first == 1
+            ):  # no runner has it, or there is nothing to share
                 return
-            bundle.was_cut = True
             bundle.waiting.clear()
             kept = len(bundle.values) + 1  # at most the last of these has not begun; its runner runs it
+            if kept > bundle.count:
+                return
+            bundle.was_cut = True
             shared = [_RunnerBundle([item]) for item in bundle.items[kept : bundle.count]]
             del bundle.items[kept:]
-            bundle.count -= len(shared)
+            bundle.count = kept
+            head = bundle.take_head()
         self._size = 1
         unread = self.unread
-        if unread is not None and shared:
-            place = unread.index(bundle) + 1
-            for number, other in enumerate(shared):
-                unread.insert(place + number, other)
+        if unread is not None:
+            place = unread.index(bundle)
+            for number, other in enumerate(shared, place + 1):
+                unread.insert(number, other)
+            if head is not None:
+                unread.insert(place, head)
+                self.arrived(head)
         for other in reversed(shared):
             self._todo.appendleft(other)
 
@@ -427,6 +472,11 @@ class RunnerMap(MapWork[T, _RunnerBundle]):
         self.wake(None)
         with self._lock:
             self._feeder_goes_on()
+
+
+def _largest(window: int) -> int:
+    """How many items a bundle may have, so that the reader has one while another runs."""
+    return max(1, min(BUNDLE_ITEMS, window // 2))
 
 
 class _Runner(Request):
