@@ -118,14 +118,14 @@ def test_an_error_that_raises_when_it_is_looked_at_is_the_failure_of_that_call(c
             error = pool.submit(work.fail_with, name).exception(PATIENCE)
             assert type(error) in (getattr(work, name), RemoteError, ValueError), (
                 name
-            )  # what `raise` itself makes of it
+            )  # ValueError: of contextlib
             with pytest.raises(BaseException):  # noqa: B017, PT011
                 list(pool.map(work.fail_with, [name]))
         assert pool.do(work.pid) == worker
 
 
 @pytest.mark.parametrize("runtime", ["thread", "process"])
-def test_an_error_without_a_text_is_told_to_those_who_wait(runtime: str) -> None:
+def test_an_error_without_a_text_reaches_the_callers_that_wait(runtime: str) -> None:
     with Pool(1, runtime=runtime, initializer=work.fail_with, initargs=("NoText",)) as pool:
         error = pool.submit(work.pid).exception(PATIENCE)
         assert isinstance(error, PoolFailed)

@@ -59,8 +59,8 @@ def _pickle(error: BaseException) -> bytes | None:
 
 def _pickle_by_value(error: BaseException) -> bytes | None:
     """A pickle that includes the class, which may have been defined interactively."""
-    cloudpickle = wire.by_value_pickler()
     try:
+        cloudpickle = wire.by_value_pickler()
         return None if cloudpickle is None else bytes(cloudpickle.dumps(error, 5))
     except BaseException:
         return None
