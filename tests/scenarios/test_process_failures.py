@@ -116,9 +116,7 @@ def test_an_error_that_raises_when_it_is_looked_at_is_the_failure_of_that_call(c
         worker = pool.do(work.pid)
         for name in ("NoText", "NoFields", "NoAttributes", "NoName"):
             error = pool.submit(work.fail_with, name).exception(PATIENCE)
-            assert type(error) in (getattr(work, name), RemoteError, ValueError), (
-                name
-            )  # ValueError: of contextlib
+            assert type(error) in (getattr(work, name), RemoteError, ValueError), name
             with pytest.raises(BaseException):  # noqa: B017, PT011
                 list(pool.map(work.fail_with, [name]))
         assert pool.do(work.pid) == worker
