@@ -409,6 +409,8 @@ class StorageMachine(RuleBasedStateMachine):
         )
         self.run(self.store.set_limit(limit))
         self.model.limits[limit.queue] = limit
+        if limit.rate is None:  # a store forgets the starts of a queue without a rate
+            self.model.starts = [start for start in self.model.starts if start[0] != limit.queue]
         assert self.run(self.store.paused()) == self.model.paused
         limits = [self.model.limits[name] for name in sorted(self.model.limits)]
         given = [limit for limit in limits if limit != Limit(queue=limit.queue)]  # which is none
