@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -65,6 +67,7 @@ from bullpen.tasks.model.task import (
 from bullpen.tasks.model.unreadable import unreadable_message
 from bullpen.tasks.storage.port import AttemptKey
 from bullpen.tasks.worker.error_data import describe_error, text_of, type_of
+from bullpen.tasks.worker.hung_stack import stack_of_coroutine, stack_of_thread
 from bullpen.tasks.worker.in_process import Outcome, TaskRaised, TaskUnreadable
 from bullpen.tasks.worker.options import Lane, WorkerOptions
 from bullpen.tasks.worker.own_transaction import OwnTransaction
@@ -132,6 +135,7 @@ class TaskAttempt:
     unit: asyncio.Task[None] | None = None
     began_at: float | None = None  # when the function may have been called, on the loop's clock; None: not yet
     ran: float | None = None  # seconds that it has run, once it has ended
+    thread: int | None = None  # that runs the function
     ended = False  # it has a settlement, or another worker has the task
     interruption: Interruption | None = None
     progress: Progress | None = None  # the latest report; any thread sets it
@@ -274,6 +278,7 @@ class TaskAttempt:
             lane.settle_from_thread(self, None)
             return
         self.began_at = began_at = lane.loop.time()  # only now: it may have waited for a thread
+        self.thread = threading.get_ident()
         primitives.failpoint("attempt.before")
         if lane.reports.watched:
             lane.reports.event(Kind.TASK_STARTED, self.task)
@@ -543,10 +548,20 @@ class TaskAttempt:
         timeout = f"ran longer than its timeout of {self.task.timeout:g} s"
         own = None if isinstance(error, asyncio.CancelledError | CancelledError) else error
         raised = "" if own is None else f"; it raised {type_of(own)}: {text_of(own)}"
-        failure = TimeoutError(timeout + raised).with_traceback(None if error is None else error.__traceback__)
+        where = self._hung_at() if error is None else error.__traceback__
+        failure = TimeoutError(timeout + raised).with_traceback(where)
         settlement = fail(self.task, self._error("timeout", failure), primitives.random.random())
         self._log_failure(timeout, settlement, own)
         return settlement
+
+    def _hung_at(self) -> TracebackType | None:
+        """Where its function hangs. None if it has just ended, or runs in a process."""
+        if self.unit is not None:
+            return stack_of_coroutine(self.unit.get_coro())
+        if self.thread is None:
+            return None
+        stack = stack_of_thread(self.thread, TaskAttempt.run_on_thread.__code__)
+        return stack if self.ran is None else None  # read after the stack: the thread may run another attempt by now
 
     def _unknown(self) -> Settlement:
         hint = self._hint()
