@@ -47,7 +47,7 @@ def test_a_coroutine_that_ignores_its_cancellation_shows_where(monkeypatch: pyte
     monkeypatch.setattr(attempt, "PATIENCE", 0.05)
     over = threading.Event()
 
-    async def refuses() -> None:
+    async def goes_on() -> None:
         while not over.is_set():
             try:
                 await asyncio.sleep(0.01)
@@ -58,7 +58,7 @@ def test_a_coroutine_that_ignores_its_cancellation_shows_where(monkeypatch: pyte
 
         @queue.task(name="stays", timeout=0.05)
         async def stays() -> None:
-            await refuses()
+            await goes_on()
 
         with WorkerPool(queue):
             job = stays.enqueue()
@@ -68,5 +68,5 @@ def test_a_coroutine_that_ignores_its_cancellation_shows_where(monkeypatch: pyte
         assert error is not None
         assert error.kind == "timeout"
         assert "in stays" in error.traceback
-        assert "in refuses" in error.traceback
-        assert "refuses" in error.where
+        assert "in goes_on" in error.traceback
+        assert "goes_on" in error.where
