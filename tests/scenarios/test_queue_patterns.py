@@ -98,9 +98,9 @@ def test_a_lane_serves_what_it_names_and_of_the_rest_what_no_lane_before_matches
     assert not ServedQueues([Lane(("a",), 1)]).has_patterns
 
 
-@pytest.mark.parametrize("queues", [("a b*",), ("",), ("*" * 101,), ("-x",), ("p-*", "p-*")])
+@pytest.mark.parametrize("queues", [("a b*",), ("part?er",), ("",), ("*" * 101,), ("-x",), ("p-*", "p-*")])
 def test_a_wrong_pattern_is_rejected(queues: tuple[str, ...]) -> None:
-    with pytest.raises(InvalidOption):
+    with pytest.raises(InvalidOption, match=r"'\*' stands for any characters|different queues"):
         Lane(queues, 1)
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from bullpen.errors import InvalidOption, InvalidOptionType
-from bullpen.tasks.model.options import QUEUE_WORDS, queue_name
+from bullpen.tasks.model.options import QUEUE_NAME, QUEUE_WORDS
 
 ANY = "*"  # any number of any characters
 _PATTERN = re.compile(r"[A-Za-z0-9_.*-]{1,100}")
@@ -22,11 +22,9 @@ def queue_or_pattern(option: str, value: object) -> str:
     """The name of a queue or a pattern, checked."""
     if not isinstance(value, str):
         raise InvalidOptionType(option, value, _WORDS)
-    if is_pattern(value):
-        if _PATTERN.fullmatch(value) is None:
-            raise InvalidOption(option, value, _WORDS)
-        return value
-    return queue_name(option, value)
+    if (_PATTERN if is_pattern(value) else QUEUE_NAME).fullmatch(value) is None:
+        raise InvalidOption(option, value, _WORDS)
+    return value
 
 
 def matches_queue(pattern: str, queue: str) -> bool:
