@@ -207,10 +207,11 @@ class _Count:
         if future.state is DONE:
             outcomes: Outcomes = future.value
             failed = len(outcomes.errors)
-            self._engine.counts.extra_completed.add(len(outcomes.values) - 1 - failed)
             if outcomes.lost is not None:
-                failed -= 1
+                more = outcomes.lost  # the items behind it run elsewhere
                 self._engine.counts.lost.add()
+            self._engine.counts.extra_completed.add(more - failed)
+            failed -= outcomes.lost is not None
             self._engine.counts.extra_failed.add(failed)
         elif future.state is FAILED:
             self._engine.counts.extra_failed.add(more)

@@ -281,12 +281,13 @@ class RunnerMap(MapWork[T, _RunnerBundle]):
                         return len(values) - before - failed, failed
             if self._largest > 1:
                 self._learn_from(bundle.count, now() - begun)
-            with self._lock:
-                bundle.end()
+            succeeded = len(values) - before - failed
             if not self.outcomes:
                 bundle.items = []  # the arguments are released
+            with self._lock:
+                bundle.end()  # from now on the reader takes values out
             self.arrived(bundle)
-            return len(values) - before - failed, failed
+            return succeeded, failed
         finally:
             del bundle, values, calls  # the tracebacks of errors refer to this frame
 
