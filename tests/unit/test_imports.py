@@ -67,12 +67,13 @@ def imported_by(code: str, folder: Path) -> set[str]:
             {"asyncio", "logging", "pathlib", "subprocess", "msgspec"},
         ),
         ("from bullpen import TaskQueue", {"bullpen.pools.pool", "bullpen.cli", *OTHER_STORES, *RARELY_USED}),
+        ("import bullpen.cli.worker_process.serve", {"sqlite3", "bullpen.tasks.storage.sqlite", *OTHER_STORES}),
         (
             WORKER,
             {*OTHER_STORES, *RARELY_USED, *COMMANDS},
         ),
     ],
-    ids=["bullpen", "Pool", "a pool", "forkserver", "TaskQueue", "worker"],
+    ids=["bullpen", "Pool", "a pool", "forkserver", "TaskQueue", "worker of any store", "worker"],
 )
 def test_nothing_is_imported_before_it_is_needed(code: str, must_not: set[str], tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from bullpen.cli.app import HOW, load_queue
@@ -14,7 +15,6 @@ from bullpen.cli.settings import add_config, find_all
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.tasks.storage.port import Storage
-from bullpen.tasks.storage.sqlite.store import SqliteStorage
 
 PARTS = {"schema": "bullpen", "prefix": "bullpen"}  # parts of a server, and their defaults
 
@@ -63,8 +63,9 @@ def find_app(typed: str | None, config: str | None) -> str:
 def reject_what_is_not_there(storage: Storage) -> None:
     """Commands that read a store do not create it."""
     reject_memory(storage)
-    if isinstance(storage, SqliteStorage) and not storage.path.exists():
-        raise CommandError(f"there is no file {storage.path}: no task was enqueued there yet, or the path is wrong")
+    path = file_of(storage)
+    if path is not None and not path.exists():
+        raise CommandError(f"there is no file {path}: no task was enqueued there yet, or the path is wrong")
 
 
 def reject_memory(storage: Storage) -> None:
@@ -72,10 +73,16 @@ def reject_memory(storage: Storage) -> None:
         raise CommandError("memory:// lives in one process; other processes cannot read it")
 
 
+def file_of(storage: Storage) -> Path | None:
+    """The file of a SQLite store. A worker of another store does not import that one."""
+    path = getattr(storage, "path", None)
+    return path if isinstance(path, Path) else None
+
+
 def address_of(storage: Storage) -> str:
     """The address to print: hosts, database and schema or prefix, without user, password and other options."""
-    if isinstance(storage, SqliteStorage):
-        return f"sqlite:///{storage.path}"
+    if (path := file_of(storage)) is not None:
+        return f"sqlite:///{path}"
     if isinstance(storage, MemoryStorage):
         return "memory://"
     parts = urlsplit(getattr(storage, "url", ""))
