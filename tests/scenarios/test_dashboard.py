@@ -32,7 +32,7 @@ async def test_pages_show_queues_tasks_workers_schedules_and_limits(tmp_path: Pa
         assert "Attempts that ended in each minute" in shown["/"]
         assert "2 retried" not in shown["/"]
         assert "1 retried" in shown["/"]
-        assert "<code>bullpen queues resume mail</code>" in shown["/"]
+        assert "To continue: <code>bullpen queues resume mail</code>" in shown["/"]
         assert "mail" in shown["/queues"]
         assert "paused" in shown["/queues"]
         assert sent in shown["/tasks"]
@@ -42,7 +42,7 @@ async def test_pages_show_queues_tasks_workers_schedules_and_limits(tmp_path: Pa
         assert "0 of 2" in shown["/limits"]
         assert "sqlite:///" in shown["/system"]
         page = (await browser.get(f"/tasks/{failed}")).text
-        assert "it failed at" in page
+        assert "It failed at" in page
         assert page.count("ValueError: no address: nobody") >= 3  # why, and both attempts
         assert "Traceback" in page
 

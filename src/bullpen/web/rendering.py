@@ -50,6 +50,7 @@ class Renderer:
             "when": when,
             "clock": _clock,
             "short": _short,
+            "sentence": _sentence,
             "with_code": _with_code,
             "path": lambda text: quote(text, safe=""),
         }
@@ -93,6 +94,15 @@ def _state_of(task: TaskInfo, now: datetime) -> dict[str, str]:
     told = state(task, now)
     glyph, _, word = told.text.partition(" ")
     return {"glyph": glyph, "word": word, "style": told.style or "waiting"}
+
+
+# Words that begin a message. Other first words may be names, which keep their spelling.
+FIRST_WORDS = frozenset("a check if it no other run start the to workers".split())
+
+
+def _sentence(text: str) -> str:
+    """The text with a capital letter at its begin."""
+    return text[0].upper() + text[1:] if text.partition(" ")[0] in FIRST_WORDS else text
 
 
 def _with_code(text: str) -> Markup:

@@ -1,0 +1,26 @@
+"""Text on the pages of the dashboard."""
+
+from __future__ import annotations
+
+import pytest
+
+from bullpen.web.rendering import _sentence, _with_code
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("it failed", "It failed"),
+        ("app.send fails more often", "app.send fails more often"),  # a name keeps its spelling
+        ("`bullpen errors` shows it", "`bullpen errors` shows it"),
+        ("48 tasks wait", "48 tasks wait"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_and_a_name_does_not(text: str, shown: str) -> None:
+    assert _sentence(text) == shown
+
+
+def test_commands_are_code_and_everything_is_escaped() -> None:
+    assert _with_code("run `bullpen why <ID>` & read") == "run <code>bullpen why &lt;ID&gt;</code> &amp; read"
+    assert _with_code("`\u202e`") == "<code>\\u202e</code>"
