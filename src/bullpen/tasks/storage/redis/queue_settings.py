@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from bullpen.errors import StorageFull
 from bullpen.tasks.model.options import QUEUE_NAME
 from bullpen.tasks.storage.port import Limit, WorkerRecord, read_limit, readable_workers
 from bullpen.tasks.storage.redis import scripts
@@ -29,7 +31,8 @@ class QueueSettings(RedisClient):
         queues = [queue for queue in record.queues if QUEUE_NAME.fullmatch(queue)]
         answers = await self._run_each(scripts.LIST_QUEUE, [(queue, []) for queue in queues])
         if unlisted := [queue for queue, is_listed in zip(queues, answers, strict=True) if not is_listed]:
-            await self._list_queues(unlisted)
+            with suppress(StorageFull):  # a worker that cannot repair the list goes on
+                await self._list_queues(unlisted)
 
     async def delete_worker(self, worker: str) -> None:
         await self._execute("HDEL", f"{self.prefix}:workers", worker)
