@@ -7,10 +7,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import asyncpg
@@ -30,7 +29,18 @@ from bullpen import (
 from bullpen.errors import InvalidOption
 from bullpen.tasks.model.retry import Backoff
 from bullpen.tasks.model.schedule import Schedule
-from bullpen.tasks.model.task import FAILED, SUCCESS, DependsOn, Task, TaskStatus, fail, release, succeed
+from bullpen.tasks.model.task import (
+    CANCELLED,
+    FAILED,
+    PENDING,
+    SUCCESS,
+    DependsOn,
+    Task,
+    TaskStatus,
+    fail,
+    release,
+    succeed,
+)
 from bullpen.tasks.model.unique import Duplicates
 from bullpen.tasks.storage.open import open_storage
 from bullpen.tasks.storage.port import AttemptKey, BatchVerb, Limit, TaskFilter
@@ -558,7 +568,7 @@ async def _locked_out(connection: Any, schema: str, count: int) -> None:
         await asyncio.sleep(0.005)
 
 
-_LOCKING = ("settle", "cancel", "retry", "delete", "cancel ids", "retry ids", "replace", "export")
+_LOCKING = ("settle", "cancel ids", "retry ids", "replace", "export")
 
 
 @pytest.mark.parametrize("verb", _LOCKING)
@@ -573,9 +583,8 @@ async def test_every_verb_locks_the_rows_of_tasks_in_the_order_of_their_ids(
     for task in reversed(tasks):  # so that the table has them in another order
         await store.add([task])
     ids = [task.id for task in tasks]
-    which = TaskFilter(queues=("default",))
     claimed = sorted(await claim(store, 5), key=lambda task: task.id) if verb == "settle" else []
-    if verb.startswith(("retry", "delete")):
+    if verb == "retry ids":
         await store.cancel(ids)
     stored = [task for task in await store.get(ids) if task is not None]
     again = [replace(task, id=f"again-{task.id}") for task in reversed(tasks)]
@@ -586,12 +595,11 @@ async def test_every_verb_locks_the_rows_of_tasks_in_the_order_of_their_ids(
         "replace": lambda: store.add(again, Duplicates(policy="replace")),
         "export": lambda: store.export_tasks(stored[::-1]),
     }
-    usual = partial(store.change_batch, cast("BatchVerb", verb), which, limit=10)
     mine, other = await asyncpg.connect(postgres_url), await asyncpg.connect(postgres_url)
     try:
         async with mine.transaction():
             await mine.execute(f"SELECT 1 FROM {schema}.task WHERE id = $1 FOR UPDATE", ids[2])
-            waiting = asyncio.ensure_future(calls.get(verb, usual)())
+            waiting = asyncio.ensure_future(calls[verb]())
             blocked = "SELECT count(*) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))"
             while not await other.fetchval(blocked, mine.get_server_pid()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -601,6 +609,35 @@ async def test_every_verb_locks_the_rows_of_tasks_in_the_order_of_their_ids(
     finally:
         await mine.close()
         await other.close()
+        await store.close()
+
+
+@pytest.mark.parametrize("verb", ["cancel", "retry", "delete"])
+async def test_a_batch_locks_no_row_while_it_waits_for_another(postgres_url: str, schema: str, verb: BatchVerb) -> None:
+    """A transaction of a user may lock a row for long. Meanwhile workers settle the other tasks."""
+    store = PostgresStorage(postgres_url, schema=schema)
+    tasks = new_tasks(0, 5)
+    await store.add(tasks)
+    ids = [task.id for task in tasks]
+    if verb != "cancel":
+        await store.cancel(ids)
+    impatient = PostgresStorage(postgres_url, schema=schema, timeout=1.0)
+    mine = await asyncpg.connect(postgres_url)
+    try:
+        async with mine.transaction():
+            await mine.execute(f"SELECT 1 FROM {schema}.task WHERE id = $1 FOR UPDATE", ids[2])
+            batch = impatient.change_batch(verb, TaskFilter(), limit=10)
+            if verb == "delete":
+                assert len((await batch).changed) == 4
+            else:
+                with pytest.raises(StorageBusy):
+                    await batch
+        found = [None if task is None else task.status for task in await store.get(ids)]
+        done = {"cancel": CANCELLED, "retry": PENDING, "delete": None}[verb]
+        assert found == [done, done, PENDING if verb == "cancel" else CANCELLED, done, done]
+    finally:
+        await mine.close()
+        await impatient.close()
         await store.close()
 
 

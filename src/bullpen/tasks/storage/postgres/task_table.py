@@ -128,7 +128,11 @@ class PostgresTaskTable:
 
     async def lock_keys(self, keyed: Sequence[Task]) -> None:
         queues, keys = [to_text(task.queue) for task in keyed], [to_text(task.unique_key) for task in keyed]
-        await self.execute(statements.LOCK_KEYS, queues, keys, f"{self.timeout * LOCK_SHARE * 1000:.0f}ms")
+        await self.execute(statements.LOCK_KEYS, queues, keys, self._lock_timeout)
+
+    @property
+    def _lock_timeout(self) -> str:
+        return f"{self.timeout * LOCK_SHARE * 1000:.0f}ms"
 
     async def holder(self, task: Task, now: float) -> Task | None:
         """The task that holds the unique key of this one."""
@@ -176,6 +180,8 @@ class PostgresTaskTable:
             tasks = await self.get(ids)
             await self.lock_keys([task for task in tasks if task.unique_key is not None])
             await self.lock_linked(tasks)  # and the tasks themselves
+        else:
+            await self.execute(statements.LIMIT_LOCK_WAITS, self._lock_timeout)
         now = await self.now()
         rows = await self.fetch(statements.LOCK, list(dict.fromkeys(ids)))
         existing = {row["id"]: task_of(row) for row in rows}

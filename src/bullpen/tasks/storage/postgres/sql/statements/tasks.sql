@@ -6,7 +6,7 @@ SELECT {columns} FROM {schema}.task WHERE id = ANY ($1);
 -- name: count
 SELECT queue, status, pg_catalog.count(*) FROM {schema}.task GROUP BY 1, 2;
 
--- A task that a pending or running task still depends on stays.
+-- A task that a pending or running task still depends on stays, and so does one that another transaction has locked.
 -- name: delete
 WITH gone AS (
     SELECT id FROM {schema}.task t
@@ -14,18 +14,19 @@ WITH gone AS (
         AND (t.next_task_id IS NULL OR NOT EXISTS (
             SELECT 1 FROM {schema}.task f WHERE f.id = t.next_task_id AND f.status IN ('pending', 'running')
         ))
-    ORDER BY depends_on IS NOT NULL, id FOR UPDATE
+    ORDER BY depends_on IS NOT NULL, id FOR UPDATE SKIP LOCKED
 )
 DELETE FROM {schema}.task t USING gone WHERE t.id = gone.id
 RETURNING t.id, t.queue, t.attempt, t.status;
 
 -- The rules of `cancelled_by_operator` and `redriven` in tasks/model/task.py, for tasks that depend on no other, and on
--- which none depends. A task with a unique key is retried by itself, because another one may have the key.
+-- which none depends. A row that another transaction has locked is left out: while this one waited for it, no worker
+-- could settle the others. A task with a unique key is retried by itself, because another one may have the key.
 -- name: cancel_together
 WITH alone AS (
     SELECT id FROM {schema}.task
     WHERE id = ANY ($1) AND status IN ('pending', 'running') AND next_task_id IS NULL AND depends_on IS NULL
-    ORDER BY id FOR UPDATE
+    ORDER BY id FOR UPDATE SKIP LOCKED
 )
 UPDATE {schema}.task t SET
     cancel_requested = t.cancel_requested OR t.status = 'running',
@@ -41,7 +42,7 @@ WITH alone AS (
     SELECT id FROM {schema}.task
     WHERE id = ANY ($1) AND status IN ('success', 'failed', 'cancelled') AND unique_key IS NULL
         AND next_task_id IS NULL AND depends_on IS NULL
-    ORDER BY id FOR UPDATE
+    ORDER BY id FOR UPDATE SKIP LOCKED
 )
 UPDATE {schema}.task t SET
     status = 'pending', eta = $2, failures = 0, crashes = 0, expires = NULL, cancel_requested = false,
@@ -51,6 +52,9 @@ RETURNING t.id, t.queue, t.attempt, t.status, t.awaited, t.concurrency_key IS NO
 
 -- name: notify_each
 SELECT pg_catalog.pg_notify($1, news) FROM pg_catalog.unnest($2::text[]) AS n (news);
+
+-- name: limit_lock_waits
+SELECT pg_catalog.set_config('lock_timeout', $1, true);
 
 -- Every statement locks rows in the same order, so that two of them seldom wait for each other: by id, and tasks that
 -- depend on others after those others, as when a settlement updates the task behind the one that ended. Chains that
