@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import sys
+import threading
 
 import pytest
 
 from bullpen.pools.runtimes.process import output
+from bullpen.pools.runtimes.process.io_thread import io_thread
 from bullpen.pools.runtimes.process.output import Output
 
 
@@ -36,3 +40,32 @@ def test_control_characters_of_workers_are_escaped_in_the_log(caplog: pytest.Log
     while reader.drain():
         pass
     assert [record.getMessage() for record in caplog.records] == ["worker: \\x1b[2Jred\tone\\rtwo\\x9b \\u202eabc"]
+
+
+@pytest.mark.parametrize("line", [b"y" * 100, b"y" * 8000], ids=["short", "long"])
+def test_a_stream_of_the_app_without_room_holds_up_no_other_worker(
+    monkeypatch: pytest.MonkeyPatch, line: bytes
+) -> None:
+    monkeypatch.setattr(logging.getLogger("bullpen.output"), "propagate", False)
+    page, app = os.pipe()  # that of a pager
+    fcntl.fcntl(app, fcntl.F_SETPIPE_SZ, 4096)
+    there, here = os.pipe()
+    lines = 50_000 // len(line)
+    os.write(here, (line + b"\n") * lines)
+    os.close(here)
+    with open(app, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        reader = Output(there, "worker", "stdout")
+        io_thread.post(reader.watch)
+        for _ in range(20):  # the thread of all workers goes on
+            passed = threading.Event()
+            io_thread.call_later(0.001, passed.set)
+            assert passed.wait(30)
+        came = b""
+        while len(came) < (len(line) + 1) * lines:
+            came += os.read(page, 65536)
+        assert came == (line + b"\n") * lines
+        ended = threading.Event()
+        io_thread.post(ended.set)
+        assert ended.wait(30)
+    os.close(page)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 from bullpen.escaping import escape_lines
 from bullpen.pools.runtimes.process.io_thread import io_thread
@@ -18,12 +19,14 @@ CHUNK = 4 * 1024  # bytes of one turn: all workers share the thread, and each by
 LARGEST_PIPE = 1024 * 1024  # bytes, the default limit of Linux
 LONGEST = 8 * 1024  # bytes; a longer line is split
 KEPT = 16 * 1024  # bytes of the end of the output
+PIECE = 1024  # characters, which fit into a pipe that has room
+RETRY = 0.05  # seconds between two looks at a stream of the app that has no room
 
 
 class Output:
     """The stdout or the stderr of one worker."""
 
-    __slots__ = ("_fd", "_name", "_rest", "_which", "tail")
+    __slots__ = ("_fd", "_name", "_rest", "_unwritten", "_waits", "_which", "tail")
 
     def __init__(self, fd: int, name: str, which: Literal["stdout", "stderr"]) -> None:
         os.set_blocking(fd, False)
@@ -31,6 +34,8 @@ class Output:
         self._name = name
         self._which = which
         self._rest = b""  # the start of a line that has not ended
+        self._unwritten = ""  # lines for which the app's stream had no room
+        self._waits = False  # until there is room
         self.tail = b""
 
     def watch(self) -> None:
@@ -54,14 +59,32 @@ class Output:
         while len(self._rest) > LONGEST:
             self._pass_on(self._rest[:LONGEST])
             self._rest = self._rest[LONGEST:]
+        if self._unwritten and not self._waits:
+            self._write_some()
+
+    def _write_some(self) -> None:
+        """Write lines to the app's stream. While that has no room, as under a paused pager, this worker waits, and no
+        other does.
+        """
+        self._write()
+        if self._fd < 0:
+            return
+        if self._unwritten:
+            io_thread.forget(self._fd)
+            io_thread.call_later(RETRY, self._write_some)
+        elif self._waits:
+            self.watch()
+        self._waits = bool(self._unwritten)
 
     def drain(self) -> bool:
-        """Pass on one turn of the output that has arrived, without waiting; whether there may be more. Another process
-        may still hold the stream open.
+        """Pass on one turn of the output that has arrived, without waiting for more; whether there may be more. Another
+        process may still hold the stream open.
         """
         before = self.tail
         if self._fd >= 0:
             self.read()
+        if self._unwritten:
+            self._write(waits=True)
         return self.tail is not before
 
     def _pass_on(self, line: bytes) -> None:
@@ -70,10 +93,19 @@ class Output:
         if logger.hasHandlers() and logger.isEnabledFor(level):
             logger.log(level, "%s: %s", self._name, escape_lines(text))
             return
-        stream = getattr(sys, self._which)  # as if the worker had written to it: colours stay
-        with contextlib.suppress(Exception):  # the app may have no such stream, or has closed it
-            stream.write(text + "\n")
-            stream.flush()
+        self._unwritten += text + "\n"
+
+    def _write(self, waits: bool = False) -> None:
+        """Write lines to the app's stream as if the worker had done so: colours stay. Unless it `waits`, it writes no
+        more than there is room for.
+        """
+        stream = getattr(sys, self._which)
+        while self._unwritten and (waits or _has_room(stream)):
+            end = self._unwritten.rfind("\n", 0, PIECE) + 1 or PIECE  # whole lines: the app may write between pieces
+            text, self._unwritten = self._unwritten[:end], self._unwritten[end:]
+            with contextlib.suppress(Exception):  # the app may have no such stream, or has closed it
+                stream.write(text)
+                stream.flush()
 
     def close(self) -> None:
         """On the io thread. At the end of the stream it closes itself."""
@@ -82,6 +114,18 @@ class Output:
         if self._rest:
             self._pass_on(self._rest)
             self._rest = b""
+        if self._unwritten:
+            self._write(waits=True)
         io_thread.forget(self._fd)
         os.close(self._fd)
         self._fd = -1
+
+
+def _has_room(stream: Any) -> bool:
+    """Whether a stream takes some text without waiting. True if that is not known."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+        return bool(poll.poll(0))
+    except (AttributeError, OSError, ValueError):  # it has no file, or is closed
+        return True
