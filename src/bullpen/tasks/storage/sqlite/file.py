@@ -290,8 +290,13 @@ class DatabaseFile:
         if seen != self._folder_seen:
             self._compare()
             self._folder_seen = seen if abs(time.time_ns() - folder.st_mtime_ns) > _TICK else None
-        if self._main in self._identities and self._size() == 0:
-            raise self._lost(self._main, "emptied")
+        if self._main in self._identities:
+            try:
+                found = os.stat(self._main)
+            except OSError as error:
+                raise self._missing(self._main, error) from error
+            if found.st_size == 0:
+                raise self._lost(self._main, "emptied")
         self._checked_at = time.monotonic()
 
     def _compare(self) -> None:
@@ -300,12 +305,6 @@ class DatabaseFile:
         for name, identity in list(self._identities.items()):  # the other connection may change them
             if self._identify(name) != identity:
                 raise self._lost(name, "replaced")
-
-    def _size(self) -> int:
-        try:
-            return os.stat(self._main).st_size
-        except OSError as error:
-            raise self._missing(self._main, error) from error
 
     def _identify(self, name: str) -> Identity:
         try:
