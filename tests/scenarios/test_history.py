@@ -17,7 +17,7 @@ import pytest
 from redis import Redis
 
 from bullpen import Cancel, InvalidOption, InvalidOptionType, TaskQueue, WorkerPool
-from bullpen.tasks.model.history import MINUTE, HistoryRow
+from bullpen.tasks.model.history import HOUR, MINUTE, HistoryRow
 from bullpen.tasks.model.task import FINAL
 from bullpen.tasks.storage.memory import MemoryStorage
 from tests.postgres import new_schema
@@ -158,6 +158,19 @@ async def test_async_code_reads_it_too() -> None:
     assert [one.started for one in await queue.ahistory(since=since)] == [2]
     assert [one.started for one in await queue.ahistory(since=timedelta(minutes=2), until=since)] == [0, 0]
     assert len(await queue.ahistory(since=400 * 86_400)) == 30 * 24 + 1
+
+
+@pytest.mark.anyio
+async def test_a_long_time_in_steps_of_hours_is_read_by_the_hour() -> None:
+    storage = MemoryStorage(now=lambda: 1_800_000_030.0)
+    hour = 1_800_000_000 // HOUR * HOUR
+    await storage.add_history(
+        [HistoryRow(HOUR, hour - HOUR, "q", "f", (1, 2)), HistoryRow(MINUTE, hour, "q", "f", (9,))]
+    )
+    queue = TaskQueue(storage)
+    assert sum(one.enqueued for one in await queue.ahistory(since=12 * HOUR, step=2 * HOUR)) == 1
+    assert sum(one.enqueued for one in await queue.ahistory(since=12 * HOUR, step=30 * MINUTE)) == 9
+    assert sum(one.enqueued for one in await queue.ahistory(since=3 * HOUR, step=HOUR)) == 9
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from bullpen.cli.arguments import one_of, seconds
 from bullpen.cli.command import Command, ExitCode
 from bullpen.cli.terminal.output import duration, indented, show, show_json, table, text
 from bullpen.cli.terminal.screen import Line, StyledText
+from bullpen.tasks.client.history import MANY_MINUTES
 from bullpen.tasks.model.history import COUNTED, HOUR, KEPT, MINUTE, Histogram, HistoryPeriod
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -61,7 +62,7 @@ COMMAND = Command("history", "Show what ran, how it ended, and how long it took.
 
 
 def _resolution(since: float) -> int:
-    return MINUTE if since <= KEPT[MINUTE] else HOUR
+    return MINUTE if since <= MANY_MINUTES else HOUR
 
 
 def _whole(since: float) -> int:

@@ -11,6 +11,7 @@ from bullpen.tasks.model.task import writable
 from bullpen.tasks.storage.port import Storage
 
 LAST_HOUR = 3600.0
+MANY_MINUTES = 6 * 3600.0  # seconds; a longer time in steps of hours is read by the hour
 
 
 async def read_history(
@@ -36,9 +37,11 @@ async def read_history(
         raise InvalidOption("until", until, "later than since")
     begin = max(begin, now - KEPT[HOUR])
     resolution = MINUTE if begin >= now - KEPT[MINUTE] - MINUTE else HOUR
+    length = _step(step, resolution)
+    if length % HOUR == 0 and end - begin > MANY_MINUTES:
+        resolution = HOUR  # a sixtieth of the rows
     first = int(begin) // resolution * resolution
     rows = await storage.history(resolution, first, end, queue=queue, function=function)
-    length = _step(step, resolution)
     return periods(rows, since=first, until=end, step=length, queue=queue, function=function, by=by)
 
 

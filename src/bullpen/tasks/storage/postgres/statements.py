@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from bullpen.tasks.model.failure_groups import FAILURES_KEPT
-from bullpen.tasks.model.history import KEPT, MAX_COUNTED
+from bullpen.tasks.model.history import HOUR, KEPT, MAX_COUNTED, MINUTE
 from bullpen.tasks.model.task import MAX_LEASE
 from bullpen.tasks.storage.postgres.rows import CHANGING, CLAIMED, COLUMNS, NEW, SETTLED, TERMS, WHOLE, array_places
 from bullpen.tasks.storage.postgres.sql_files import fill_placeholders, read_statements
@@ -20,6 +20,14 @@ def in_schema(statement: str, schema: str) -> str:
 
 def _values(columns: Collection[str]) -> str:
     return ", ".join(f"${number}" for number in range(1, len(columns) + 1))
+
+
+def _old_rows(key: str, table: str, kept: float, condition: str = "") -> str:
+    """The keys of rows that are kept no longer. The clock is volatile, and only a subquery lets the condition read the
+    index; with a limit PostgreSQL does so, whatever it guesses.
+    """
+    before = f"(SELECT CAST({{schema}}.now() AS bigint) - {kept:.0f})"
+    return f"SELECT {key} FROM {{schema}}.{table} WHERE {condition}at < {before} ORDER BY at LIMIT 500"
 
 
 _PLACEHOLDERS = {
@@ -38,14 +46,11 @@ _PLACEHOLDERS = {
     "terms": ", ".join(TERMS),
     "terms_values": _values(TERMS),
     "id_after_terms": f"${len(TERMS) + 1}",
-    "is_old_failure": f"at < (SELECT CAST({{schema}}.now() AS bigint) - {FAILURES_KEPT:.0f})",
-    # A subquery, because the clock is volatile, and a volatile condition reads no index.
     "max_counted": MAX_COUNTED,
     "max_lease": MAX_LEASE,
-    "is_old_history": " OR ".join(
-        f"(step = {step} AND at < (SELECT CAST({{schema}}.now() AS bigint) - {kept:.0f}))"
-        for step, kept in KEPT.items()
-    ),
+    "old_minutes": _old_rows("step, at, queue, function", "history", KEPT[MINUTE], f"step = {MINUTE} AND "),
+    "old_hours": _old_rows("step, at, queue, function", "history", KEPT[HOUR], f"step = {HOUR} AND "),
+    "old_failures": _old_rows("at, queue, function, fingerprint", "failure", FAILURES_KEPT),
 }
 
 

@@ -14,10 +14,12 @@ WITH unused AS (
             AND NOT EXISTS (SELECT 1 FROM {schema}.task t WHERE t.queue = q.name AND t.status = 'pending')
         ORDER BY name FOR UPDATE SKIP LOCKED
     )
-), old AS (
-    DELETE FROM {schema}.history WHERE {is_old_history}
+), old_minutes AS (
+    DELETE FROM {schema}.history WHERE (step, at, queue, function) IN ({old_minutes})
+), old_hours AS (
+    DELETE FROM {schema}.history WHERE (step, at, queue, function) IN ({old_hours})
 ), old_failures AS (
-    DELETE FROM {schema}.failure WHERE {is_old_failure}
+    DELETE FROM {schema}.failure WHERE (at, queue, function, fingerprint) IN ({old_failures})
 )
 DELETE FROM {schema}.task WHERE id IN (
     SELECT id FROM {schema}.task t
