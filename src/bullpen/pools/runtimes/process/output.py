@@ -20,7 +20,7 @@ LARGEST_PIPE = 1024 * 1024  # bytes, the default limit of Linux
 LONGEST = 8 * 1024  # bytes; a longer line is split
 KEPT = 16 * 1024  # bytes of the end of the output
 PIECE = 1024  # characters, which fit into a pipe that has room
-RETRY = 0.05  # seconds between two looks at a stream of the app that has no room
+RETRY, LONGEST_RETRY = 0.0005, 0.05  # seconds between two looks at a stream of the app that has no room
 
 
 class Output:
@@ -35,7 +35,7 @@ class Output:
         self._which = which
         self._rest = b""  # the start of a line that has not ended
         self._unwritten = ""  # lines for which the app's stream had no room
-        self._waits = False  # until there is room
+        self._waits = 0.0  # seconds until it looks for room again; 0: there was some
         self.tail = b""
 
     def watch(self) -> None:
@@ -71,10 +71,11 @@ class Output:
             return
         if self._unwritten:
             io_thread.forget(self._fd)
-            io_thread.call_later(RETRY, self._write_some)
+            self._waits = min(2 * self._waits, LONGEST_RETRY) or RETRY
+            io_thread.call_later(self._waits, self._write_some)
         elif self._waits:
+            self._waits = 0.0
             self.watch()
-        self._waits = bool(self._unwritten)
 
     def drain(self) -> bool:
         """Pass on one turn of the output that has arrived, without waiting for more; whether there may be more. Another
