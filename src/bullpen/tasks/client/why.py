@@ -87,6 +87,7 @@ async def explain_task(storage: Storage, task: Task) -> Why:
         limit = next((limit for limit in await storage.limits() if limit.queue == task.queue), None)
         running = TaskFilter(queues=(task.queue,), statuses=(RUNNING,))
         counts, paused, workers = await storage.counts(), await storage.paused(), await storage.workers()
+        workers = [worker for worker in workers if not worker.lost]
         up = [worker for worker in workers if around.now - worker.seen_at < STALE_AFTER]
         together = _claimed_together(task.queue, up, counts, paused, await storage.limits())
         waiting_there = TaskFilter(queues=together, statuses=(PENDING,))

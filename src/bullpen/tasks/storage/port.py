@@ -164,6 +164,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: Instant = 0.0
     seen_at: Instant = 0.0  # by the store's clock
     stopping: bool = False
+    lost: bool = False  # a worker on its host has found that its process is dead
     lanes: tuple[tuple[str, ...], ...] = ()  # the queues of each lane
     functions: tuple[FunctionSet, ...] = ()  # of each queue that its functions use; empty: it does not say
     on_threads: tuple[str, ...] = ()  # running tasks that were asked to stop, and run on threads

@@ -106,7 +106,7 @@ def is_on_this_host(record: WorkerRecord) -> bool:
 def is_dead(record: WorkerRecord) -> bool:
     """Whether the worker has certainly ended. False if this cannot be told."""
     if not is_on_this_host(record):
-        return False
+        return record.lost
     began = machine.process_started(record.pid)
     if record.pid == machine.pid() and record.process_started == began:
         return record.id not in _own_workers

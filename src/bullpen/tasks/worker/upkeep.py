@@ -16,7 +16,9 @@ writes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
 
 from bullpen import primitives
 from bullpen.tasks.model.task import AttemptError, Settlement, Task, crash, release
@@ -64,12 +66,22 @@ class Upkeep:
         else:
             return True
         self._overdue = {key: since for key, since in self._overdue.items() if key in decide.spared}
+        await self._note_lost([record.id for record in all_dead if not record.lost])
         silent = [one for one in records.values() if not is_on_this_host(one) and now - one.seen_at > RECENT]
         lost = sorted([*all_dead, *silent], key=lambda record: record.seen_at, reverse=True)
         for number, record in enumerate(lost):
             if number >= LOST_KEPT or now - record.seen_at > SHOWN_FOR:
                 await self._storage.delete_worker(record.id)
         return False
+
+    async def _note_lost(self, dead: Sequence[str]) -> None:
+        """Say in the records of dead workers that they are lost; clients on other hosts cannot find out.
+
+        The records are read again, because a worker may have deleted its own before it ended.
+        """
+        for record in await self._storage.workers() if dead else ():
+            if record.id in dead:
+                await self._storage.save_worker(msgspec.structs.replace(record, lost=True))
 
     def _rescued(self, task: Task, owner: str | None, record: WorkerRecord | None) -> None:
         error = task.error

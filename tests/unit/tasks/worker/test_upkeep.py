@@ -76,3 +76,11 @@ async def test_a_silent_worker_on_this_host_that_lives_keeps_its_record(storage:
     await storage.save_worker(replace(DEAD, id="stopped", pid=os.getppid(), process_started=began))
     clock.now += 10 * SHOWN_FOR
     assert await kept(storage) == ["stopped"]
+
+
+@pytest.mark.anyio
+async def test_the_record_of_a_dead_worker_says_so(storage: MemoryStorage) -> None:
+    for record in (DEAD, ELSEWHERE):
+        await storage.save_worker(record)
+    await kept(storage)
+    assert {record.id: record.lost for record in await storage.workers()} == {"dead": True, "elsewhere": False}
