@@ -1,12 +1,11 @@
 """The dashboard in a real browser: live updates, clicks, keys, dark and light, and a screen as small as a phone.
 
-The browser is `$CHROMIUM`, or a `chromium` on the PATH. Screenshots of every page are in the folder of the test.
+`tests/chromium.py` finds the browser. Screenshots of every page are in the folder of the test.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from tests.chromium import find_chromium
 from tests.scenarios.cli_support import Folder
 from tests.scenarios.test_dashboard_server import served
 
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 PAGES = ("", "queues", "tasks", "failures", "workers", "schedules", "limits", "system")
 
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: set $CHROMIUM, or install it"),
+    pytest.mark.timeout(600),  # with the installation of the browser
     pytest.mark.leaks("the driver of the browser keeps descriptors until the loop is closed"),
 ]
 
@@ -77,7 +76,7 @@ async def browsing(folder: Folder, **options: Any) -> AsyncIterator[tuple[Any, s
         (token,) = process.seen(r"token +(\S+)$")
         async with async_playwright() as playwright:
             arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-            browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+            browser = await playwright.chromium.launch(executable_path=find_chromium(), args=arguments)
             context = await browser.new_context(**options)
             page = await context.new_page()
             page.on("pageerror", lambda error: trouble.append(str(error)))
