@@ -66,7 +66,7 @@ def test_chains_groups_and_children_come_to_their_end_in_every_life() -> None:
 
 
 def forgets_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemoryStorage, "_behind", lambda *_: None)
+    monkeypatch.setattr(MemoryStorage, "_update_followers", lambda *_: None)
 
 
 def loses_children(monkeypatch: pytest.MonkeyPatch) -> None:
