@@ -240,12 +240,15 @@ def _without_words(hosts: str) -> str:
     return ",".join(host if _is_host(host) else f"{host.partition(':')[0]}:***" for host in hosts.split(","))
 
 
+_LANE = re.compile(r"[\w.*,-]+:\d{1,4}@[a-z]+")  # `mail:2@process` is no address
+
+
 def without_passwords(message: str, words: Iterable[str]) -> str:
     """A message without the passwords of the addresses among `words`, however it quotes them."""
     for word in words:
         value = word.partition("=")[2] if word.startswith("--") and "=" in word else word
         shown = without_password(value)
-        if shown != value and re.search(r"://|:[\s\S]*@|(?i:password)=", value):
+        if shown != value and not _LANE.fullmatch(value) and re.search(r"://|:[\s\S]*@|(?i:password)=", value):
             for form in (value, repr(value)[1:-1], escape(value), str(Path(value)), repr(str(Path(value)))[1:-1]):
                 message = message.replace(form, shown)
     return message

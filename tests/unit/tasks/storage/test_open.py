@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bullpen.errors import InvalidOption, MissingExtra
 from bullpen.tasks.storage.memory import MemoryStorage
-from bullpen.tasks.storage.open import open_storage, without_password
+from bullpen.tasks.storage.open import open_storage, without_password, without_passwords
 from bullpen.tasks.storage.postgres.store import PostgresStorage
 from bullpen.tasks.storage.redis.store import RedisStorage
 from bullpen.tasks.storage.sqlite.store import SqliteStorage
@@ -338,3 +338,8 @@ def test_a_missing_driver_is_named_with_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
     with pytest.raises(MissingExtra, match=rf'pip install "pybullpen\[{extra}\]"'):
         open_storage(url)
+
+
+def test_a_lane_is_shown_as_it_was_typed() -> None:
+    assert without_passwords("got 'mail:2@proces'", ["mail:2@proces"]) == "got 'mail:2@proces'"
+    assert "123456" not in without_passwords("got 'me:123456@db'", ["me:123456@db"])
