@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -112,6 +113,44 @@ def test_a_verb_of_another_library_is_missing_with_the_verb_to_use(queue: TaskQu
     with pytest.raises(AttributeError, match=rf"^task function .*\.add has no attribute '{name}'; use \.enqueue\(…\)"):
         getattr(queue.task(add), name)
     assert not hasattr(queue.task(greet), "nothing_like_it")
+
+
+def test_a_misspelled_attribute_lets_python_suggest_the_right_one(queue: TaskQueue) -> None:
+    function = queue.task(add)
+    with pytest.raises(AttributeError) as caught:
+        getattr(function, "enque")  # noqa: B009 — type checkers know that there is none
+    assert (caught.value.name, caught.value.obj) == ("enque", function)  # Python compares them in its traceback
+    assert "enqueue" in dir(function)
+
+
+@pytest.mark.parametrize(("name", "verb"), [("s", ".call(RESULT, …) or .call(…)"), ("si", ".call(…)")])
+def test_a_signature_of_celery_is_missing_with_the_verb_to_use(queue: TaskQueue, name: str, verb: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"has no attribute '{name}'; use {verb}") + "$"):
+        getattr(queue.task(add), name)
+
+
+@pytest.mark.parametrize(
+    ("call", "where", "option", "meant"),
+    [
+        (lambda queue, **wrong: TaskQueue("memory://", **wrong), "TaskQueue()", "max_paylod", "max_payload"),
+        (lambda queue, **wrong: TaskQueue("memory://", **wrong), "TaskQueue()", "obsever", "observer"),
+        (lambda queue, **wrong: queue.task(**wrong), "task()", "alises", "aliases"),
+        (lambda queue, **wrong: queue.task(**wrong), "task()", "alias", "aliases"),
+        (lambda queue, **wrong: queue.task(**wrong), "task()", "nme", "name"),
+        (lambda queue, **wrong: queue.enqueue(f"{__name__}.add", **wrong), "enqueue()", "kwarg", "kwargs"),
+        (lambda queue, **wrong: queue.set_limit("a", **wrong), "limit", "max_runing", "max_running"),
+    ],
+)
+def test_a_misspelled_option_is_rejected_with_the_name_that_was_probably_meant(
+    queue: TaskQueue, call: Callable[..., object], where: str, option: str, meant: str
+) -> None:
+    queue.task(add)
+    with pytest.raises(InvalidOptionType) as caught:
+        call(queue, **{option: 3})
+    message = str(caught.value)
+    assert message.startswith(f"{where} must be ")
+    assert message.endswith(f" (did you mean {meant}?), got {option!r}")
+    assert f" {meant}," in message or f" {meant} (did" in message
 
 
 def test_a_task_that_is_stored_under_an_alias_runs_the_function() -> None:

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as exit:  # argparse has printed the help
         return exit.code if isinstance(exit.code, int) else ExitCode.USAGE
     if unread:
-        _complain(not_understood(arguments.typed, unread), words)
+        _complain(not_understood(arguments.command, arguments.typed, unread), words)
         return ExitCode.USAGE
     return _run(arguments, words)
 
@@ -155,11 +155,17 @@ def _unknown(typed: str, word: str, names: Sequence[str]) -> str:
     return f"{typed}: unknown command {word!r}: {hint}"
 
 
-def not_understood(typed: str, words: Sequence[str]) -> str:
+def not_understood(command: Command, typed: str, words: Sequence[str]) -> str:
     """The message for arguments that the command does not take."""
-    names_a_store = typed.split(maxsplit=1)[0] in NAME_A_STORE and not words[0].startswith("-")
-    option = "--url" if "://" in words[0] else "--app"
-    hint = f"did you mean {option} {words[0]}?" if names_a_store else f"see `bullpen {typed} --help`."
+    hint = f"see `bullpen {typed} --help`."
+    if words[0].startswith("-"):
+        from bullpen.cli.commands.completion import options_of  # here, because few command lines are wrong
+
+        names = [name for option in options_of(command) for name in option.names if name.startswith("--")]
+        close = closest(words[0].partition("=")[0], names)
+        hint = f"did you mean {close}?" if close else f"the options are {', '.join(names)}; {hint}"
+    elif typed.split(maxsplit=1)[0] in NAME_A_STORE:
+        hint = f"did you mean {'--url' if '://' in words[0] else '--app'} {words[0]}?"
     return f"bullpen {typed}: {' '.join(words)!r} is not understood: {hint}"
 
 

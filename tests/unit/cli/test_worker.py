@@ -29,7 +29,7 @@ def parsed(*words: str) -> serve.Settings:
         ("--lane a:1 --queues a", "not allowed with argument"),
         ("--reload --processes 2", "not allowed with argument"),
         ("--log-level loud", "--log-level: invalid choice: 'loud'"),
-        ("--concurency 5", "'--concurency 5' is not understood"),
+        ("--concurency 5", "'--concurency 5' is not understood: did you mean --concurrency?"),
     ],
 )
 def test_wrong_options_are_rejected_by_name(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # How Celery, Dramatiq, TaskIQ, Procrastinate and others enqueue.
-_OF_OTHERS = frozenset("adelay apply_async defer defer_async delay kiq send send_with_options schedule s si".split())
+_OF_OTHERS = frozenset("adelay apply_async defer defer_async delay kiq send send_with_options schedule".split())
+_SIGNATURES = {"s": "; use .call(RESULT, …) or .call(…)", "si": "; use .call(…)"}  # of Celery
 
 ManyArguments = Iterable[tuple[Any, ...] | Mapping[str, Any]]
 
@@ -167,7 +168,8 @@ class TaskFunction(Generic[P, R]):
     if not TYPE_CHECKING:  # type checkers know that it has no other attributes
 
         def __getattr__(self, name: str) -> Any:
-            hint = "; use .enqueue(…), or .using(delay=…).enqueue(…) for options" if name in _OF_OTHERS else ""
+            enqueue = "; use .enqueue(…), or .using(delay=…).enqueue(…) for options"
+            hint = enqueue if name in _OF_OTHERS else _SIGNATURES.get(name, "")
             own = self.__dict__.get("name", "")
             raise AttributeError(f"task function {own} has no attribute {name!r}{hint}", name=name, obj=self)
 

@@ -56,6 +56,7 @@ Status = TaskStatus | Literal["pending", "running", "success", "failed", "cancel
 LARGEST_PAGE = 1000
 _OVER = (TaskStatus.SUCCESS, TaskStatus.FAILED, TaskStatus.CANCELLED)
 _GIBIBYTE = 1 << 30
+_QUEUE_PARAMETERS = ("max_payload", "max_result", "new_ids", "observer")
 
 
 class LimitTerms(TypedDict, total=False):
@@ -135,7 +136,7 @@ class TaskQueue:
         allowed = "a number of bytes from 1 to a gibibyte"
         self._max_payload = whole("max_payload", max_payload, 1, _GIBIBYTE, allowed)
         whole("max_result", max_result, 1, _GIBIBYTE, allowed)
-        self._options = TaskOptions().using(SHARED_NAMES, "TaskQueue()", options)
+        self._options = TaskOptions().using(SHARED_NAMES, "TaskQueue()", options, _QUEUE_PARAMETERS)
         self.registry = TaskRegistry(max_payload=max_payload, max_result=max_result)
         self._clients = Clients(url_or_storage)
         self._watch = Watch(observer)
@@ -169,7 +170,7 @@ class TaskQueue:
         Its name is that of its module and its own, unless `name` gives another. `aliases`: earlier names; tasks that
         are stored under them run this function.
         """
-        checked = self._options.using(FUNCTION_NAMES, "task()", options)
+        checked = self._options.using(FUNCTION_NAMES, "task()", options, ("name", "aliases"))
 
         def make(function: Callable[..., Any]) -> TaskFunction[..., Any]:
             if isinstance(function, TaskFunction):
@@ -291,7 +292,8 @@ class TaskQueue:
         else:
             known = self.registry.names()
             raise UnknownTask(name=func_path, known=known, suggestion=closest(func_path, known))
-        made, payload = base.using(CALL_NAMES, "enqueue()", options), codec.encode(args, kwargs or {})
+        made = base.using(CALL_NAMES, "enqueue()", options, ("args", "kwargs", "elsewhere"))
+        payload = codec.encode(args, kwargs or {})
         templates = None if definition is None or definition.keys is None else definition.keys.without(made)
         return made, payload, None if templates is None else templates.of_call(args, kwargs or {})
 
@@ -684,7 +686,8 @@ def _status(value: str) -> TaskStatus:
 def _limit(queue: str, terms: LimitTerms) -> Limit:
     for name in terms:
         if name not in LimitTerms.__annotations__:
-            raise InvalidOptionType("limit", name, "one of " + ", ".join(sorted(LimitTerms.__annotations__)))
+            known = sorted(LimitTerms.__annotations__)
+            raise InvalidOptionType("limit", name, f"one of {', '.join(known)}{meant(name, known)}")
     allowed = "a whole number ≥ 1, or None for any number"
     most, per_key, rate = terms.get("max_running"), terms.get("max_running_per_key"), terms.get("rate")
     for name, value in (("max_running", most), ("max_running_per_key", per_key)):

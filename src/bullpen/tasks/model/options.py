@@ -152,11 +152,17 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     runtime: TaskRuntime | None = None  # of a function that is not async; None: the runtime of the lane
     redact: tuple[str, ...] = ()  # parameters, and keys in them, whose values are not shown
 
-    def using(self, allowed: frozenset[str], where: str, changes: Mapping[str, Any]) -> TaskOptions:
-        """The options with `changes`. Raises InvalidOption for a wrong name or value, or a contradiction."""
+    def using(
+        self, allowed: frozenset[str], where: str, changes: Mapping[str, Any], parameters: Sequence[str] = ()
+    ) -> TaskOptions:
+        """The options with `changes`. Raises InvalidOption for a wrong name or value, or a contradiction.
+
+        `parameters`: what `where` takes besides options, for the error about a wrong name.
+        """
         for name in changes:
             if name not in allowed:
-                raise InvalidOptionType(where, name, f"called with {', '.join(sorted(allowed))}{meant(name, allowed)}")
+                names = sorted(allowed.union(parameters))
+                raise InvalidOptionType(where, name, f"called with {', '.join(names)}{meant(name, names)}")
         if changes.get("delay") is not None and changes.get("eta") is not None:
             raise InvalidOption("delay", changes["delay"], "left out if eta is given: both say when it starts")
         if changes.get("interval") is not None and changes.get("cron") is not None:

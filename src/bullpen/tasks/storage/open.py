@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, unquote_plus, urlencode, urlsplit, urlunsplit
 
-from bullpen.errors import InvalidOption, MissingExtra, meant
+from bullpen.errors import InvalidOption, MissingExtra, closest, meant
 from bullpen.escaping import escape
 from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.tasks.storage.port import Storage
@@ -200,6 +200,9 @@ def _hint(url: str) -> str:
     if driver and kind in ("postgresql", "postgres", "sqlite"):
         right = "sqlite:///" if kind == "sqlite" else "postgresql://"
         return f" (did you mean {right}? Bullpen chooses the driver)"
+    schemes = {"memory": "memory://", "sqlite": "sqlite:///", "postgresql": "postgresql://", "redis": "redis://"}
+    if (close := closest(kind, schemes)) not in (None, kind) and kind not in ("postgres", *_REDIS):
+        return f" (did you mean {schemes[close]}?)"
     is_path = kind == "sqlite" and "@" not in path and path.endswith((".db", ".sqlite", ".sqlite3"))
     right = "sqlite:///" + path.replace("\\", "/")
     return f" (did you mean {right}?)" if is_path and url != right else ""
