@@ -70,13 +70,14 @@ class HistoryTally:
         """The store has applied a settlement, at `at` by the store's clock."""
         minute = at // MINUTE
         counts = self._counts.get((minute, task.queue, task.func_path)) or self._new(minute, task)
-        if settlement.status is SUCCESS:
-            counts.counts[_SUCCESS] += 1
-        else:
-            counts.counts[PLACE_OF[outcome_of(task, settlement)]] += 1
         if ran is not None:
             counts.runs[bisect_left(BOUNDS, ran)] += 1
-        if settlement.error is not None:
+        if settlement.status is SUCCESS:
+            counts.counts[_SUCCESS] += 1
+            return
+        outcome = outcome_of(task, settlement)
+        counts.counts[PLACE_OF[outcome]] += 1
+        if settlement.error is not None and outcome != "released":  # a task that waits for its function has not failed
             self._failed(task, settlement.error)
 
     def found(self, task: Task, outcome: TaskOutcome, at: float) -> None:

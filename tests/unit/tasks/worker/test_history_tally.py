@@ -91,6 +91,18 @@ def test_each_settlement_has_one_outcome() -> None:
     assert outcome_of(every, fail(every, error(), 0.5)) == "failed"
 
 
+def test_a_postponed_task_has_not_failed_until_it_is_given_up() -> None:
+    tally, task = HistoryTally(), running()
+    tally.ended(task, postpone(task, error("unknown_function"), 0.5, give_up_after=60), None, T0 + 1)
+    counted = tally.take()
+    assert counted is not None
+    assert not counted.failures
+    tally.ended(task, postpone(task, error("unknown_function"), 0.5, give_up_after=0), None, T0 + 1)
+    counted = tally.take()
+    assert counted is not None
+    assert [row.example.kind for row in counted.failures.values()] == ["unknown_function"]
+
+
 def test_an_expired_task_was_enqueued() -> None:
     tally = HistoryTally()
     tally.found(running(attempt=0, started_at=None), "expired", T0 + 5)
