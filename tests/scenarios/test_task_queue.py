@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import pickle
 import re
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from bullpen import (
+    AsyncWorkerPool,
     Backoff,
     DuplicateTask,
     InvalidArgument,
@@ -113,6 +115,32 @@ def test_a_verb_of_another_library_is_missing_with_the_verb_to_use(queue: TaskQu
     with pytest.raises(AttributeError, match=rf"^task function .*\.add has no attribute '{name}'; use \.enqueue\(…\)"):
         getattr(queue.task(add), name)
     assert not hasattr(queue.task(greet), "nothing_like_it")
+
+
+@pytest.mark.parametrize("make", [WorkerPool, AsyncWorkerPool])
+def test_a_misspelled_option_of_a_worker_is_rejected_with_the_name_that_was_probably_meant(
+    queue: TaskQueue, make: Callable[..., object]
+) -> None:
+    where = rf"^{make.__name__}\(\) must be called with "
+    with pytest.raises(InvalidOptionType, match=rf"{where}concurrency, .* \(did you mean concurrency\?\), got"):
+        make(queue, concurency=3)
+    with pytest.raises(InvalidOptionType, match=rf"{where}lanes=…, written as .*, got 'queues'$"):
+        make(queue=queue, queues=["x"])
+    make(queue=queue, concurrency=3)
+
+
+@pytest.mark.parametrize("call", [TaskQueue, TaskQueue.task, TaskQueue.enqueue])
+def test_an_unknown_option_is_rejected_with_all_options_that_exist(
+    queue: TaskQueue, call: Callable[..., object]
+) -> None:
+    queue.task(add)
+    first = {TaskQueue: ("memory://",), TaskQueue.task: (queue,), TaskQueue.enqueue: (queue, f"{__name__}.add")}[call]
+    with pytest.raises(InvalidOptionType) as caught:
+        call(*first, zzzz=1)
+    parameters = list(inspect.signature(call).parameters.values())[len(first) : -1]
+    named = {one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY}
+    assert named
+    assert named < set(caught.value.allowed.removeprefix("called with ").split(", "))
 
 
 def test_a_misspelled_attribute_lets_python_suggest_the_right_one(queue: TaskQueue) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec
 from bullpen import primitives
 from bullpen.pools.checks import Seconds, seconds
 from bullpen.tasks.worker.loops import LoopKind, new_runner
+from bullpen.tasks.worker.options import WorkerOptions
 from bullpen.tasks.worker.worker_pool import AsyncWorkerPool, WorkerState
 
 P = ParamSpec("P")
@@ -46,6 +47,8 @@ class WorkerPool:
 
     @_with_options_of(AsyncWorkerPool.__init__)
     def __init__(self, *args: Any, **options: Any) -> None:
+        for wrong in options.keys() - {"queue", *WorkerOptions.__slots__}:
+            raise WorkerOptions.unknown_name("WorkerPool()", wrong)
         self._pool = AsyncWorkerPool(*args, **options)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

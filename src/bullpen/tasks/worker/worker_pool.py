@@ -10,7 +10,7 @@ import logging
 import zlib
 from collections.abc import AsyncIterator, Callable
 from types import EllipsisType, TracebackType
-from typing import Protocol
+from typing import Never, Protocol
 
 from bullpen import primitives
 from bullpen.errors import PoolClosed, StorageBusy, StorageGone, TasksLeft
@@ -80,6 +80,7 @@ class AsyncWorkerPool:
 
     def __init__(
         self,
+        /,
         queue: ServedQueue,
         concurrency: int = 10,
         poll_interval: Seconds = 1.0,
@@ -91,7 +92,10 @@ class AsyncWorkerPool:
         max_abandoned: int = 10,
         unknown_after: Seconds = 3600.0,
         observer: Callable[[TelemetryEvent], object] | None = None,
+        **unknown: Never,
     ) -> None:
+        for wrong in unknown:
+            raise WorkerOptions.unknown_name("AsyncWorkerPool()", wrong)
         self._queue = queue
         self._options = WorkerOptions.read(
             concurrency=concurrency,
