@@ -194,6 +194,8 @@ def test_every_method_of_a_queue_a_function_a_job_and_a_task_is_described() -> N
 def test_every_option_of_a_worker_has_a_row_with_its_default() -> None:
     page = (ROOT / "docs" / "reference" / "workers.md").read_text()
     for name, parameter in inspect.signature(AsyncWorkerPool).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue  # names that are rejected
         row = re.search(rf"^\| `{name}` \| (.*?) ?\|", page, re.MULTILINE)
         assert row is not None, f"no row for the option {name}"
         if parameter.default is not inspect.Parameter.empty:
