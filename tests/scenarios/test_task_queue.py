@@ -44,7 +44,7 @@ from bullpen import (
 from bullpen.tasks.client import backend
 from bullpen.tasks.model.task import AttemptError, Progress, postpone
 from bullpen.tasks.storage.memory import MemoryStorage
-from bullpen.tasks.storage.port import AttemptKey, WorkerRecord
+from bullpen.tasks.storage.port import AttemptKey, FunctionSet, WorkerRecord
 from tests.unit.tasks.client.support import ADDRESS, Server, work, work_now
 
 
@@ -666,6 +666,12 @@ def test_why_a_task_waits_for_its_function(queue: TaskQueue, storage: MemoryStor
     assert "never heard of it; start a worker that registers" in str(job.why())
     now.seconds += 2
     assert causes(queue, job.id) == ["unknown_function"]
+    for name in ("shop", "blog"):
+        own = (FunctionSet("default", 1, name),)
+        asyncio.run(storage.save_worker(record(now, id=name, functions=own)))
+    message = str(job.why())
+    assert "workers with other functions serve its queue too (" in message
+    assert "own queues" in message
 
 
 def test_why_names_the_limit_that_a_task_waits_for_and_its_holders(

@@ -48,6 +48,9 @@ def test_doctor_sees_two_apps_that_share_a_queue(address: str) -> None:
                 assert "(150 functions)" in found.message
                 assert "its own queues or its own store" in found.advice
                 assert first.id != second.id
+            shop.enqueue("shop.function_1", queue="shop-eu")
+            with WorkerPool(shop, lanes="shop-*:1"), WorkerPool(blog, lanes="*:1"):
+                assert any("'shop-eu'" in found.message for found in findings(shop))  # no function declares it
         records = shop.workers()
         assert all(len(msgspec.json.encode(record)) < 1000 for record in records)
 

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from bullpen.cli.terminal.output import counted, duration
-from bullpen.tasks.client.why import STALE_AFTER
+from bullpen.tasks.client.why import STALE_AFTER, may_know
 from bullpen.tasks.model.failure_groups import FAILURES_KEPT, FailureGroup
+from bullpen.tasks.model.queue_patterns import is_pattern
 from bullpen.tasks.model.store_move import mark_of
 from bullpen.tasks.model.task import FORMAT, Task
-from bullpen.tasks.storage.port import HealthFinding, Limit, Schema, WorkerRecord
+from bullpen.tasks.storage.port import FunctionSet, HealthFinding, Limit, Schema, WorkerRecord
 from bullpen.tasks.worker.identity import is_dead
 
 MANY = 10_000  # pending tasks in a queue …
@@ -20,6 +21,7 @@ LONG = 60.0  # … and the age of the oldest in seconds
 SKEW, GREAT_SKEW = 2.0, 30.0
 OVERDUE = 30.0  # seconds after the end of a lease
 NAMED = 3
+DEFAULT = "default"
 DAY, HOUR = 86_400.0, 3600.0
 
 
@@ -28,6 +30,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     now: float
     ahead: float = 0.0  # seconds that the clock of the store is ahead of this machine
+    queues: frozenset[str] = frozenset()  # that have tasks, also finished ones
     waiting: Mapping[str, int] = {}  # how many, by queue
     oldest: Mapping[str, Sequence[Task]] = {}  # by queue
     running: Sequence[Task] = ()
@@ -126,17 +129,22 @@ def _unreadable(look: Look) -> Iterable[HealthFinding]:
 
 
 def _unknown_functions(look: Look) -> Iterable[HealthFinding]:
+    """Tasks that a worker has released. If a worker with other functions serves their queue, it may know theirs."""
     unknown = Counter(
-        task.func_path
+        (task.func_path, bool(may_know(task, look.workers, look.up)))
         for tasks in look.oldest.values()
         for task in tasks
         if task.error is not None and task.error.kind == "unknown_function"
     )
-    for name, many in unknown.most_common():
-        message = f"{_waiting(many)} for the function {name}, which the workers do not know"
-        yield problem(
-            "unknown_function", message, f"start a worker with it, or `bullpen tasks cancel --function {name}`"
-        )
+    for (name, is_shared), many in unknown.most_common():
+        message = f"{_waiting(many)} for the function {name}, which "
+        if is_shared:
+            message += "a worker of their queue does not know; workers with other functions serve the queue too"
+            advice = "if one of those knows it, give each app its own queues or its own store; if none does, "
+            yield warning("unknown_function", message, f"{advice}start a worker with it")
+        else:
+            advice = f"start a worker with it; if the function is gone, `bullpen tasks cancel --function {name}`"
+            yield problem("unknown_function", f"{message}no worker of their queue knows so far", advice)
 
 
 def _unreadable_limits(look: Look) -> Iterable[HealthFinding]:
@@ -149,13 +157,21 @@ def _unreadable_limits(look: Look) -> Iterable[HealthFinding]:
 def _shared_queues(look: Look) -> Iterable[HealthFinding]:
     """Queues that workers with different functions serve. A worker that names no functions tells nothing."""
     telling = [worker for worker in look.up if worker.functions and not worker.stopping]
-    for queue in sorted({one.queue for worker in telling for one in worker.functions}):
-        sets = {worker.functions_of(queue): worker for worker in telling if worker.serves(queue)}
-        if len(sets) < 2:
-            continue
-        workers = [f"{worker.id} ({counted(one.count, 'function', 'functions')})" for one, worker in sets.items()]
-        named = ", ".join(workers[:NAMED]) + (", …" if len(workers) > NAMED else "")
-        message = f"workers with different functions serve the queue {queue!r}: {named}"
+    declared = {one.queue for worker in telling for one in worker.functions}
+    served = {name for worker in telling for name in worker.queues if not is_pattern(name)}
+    shared: dict[tuple[str, ...], list[str]] = {}  # queues by workers
+    for queue in sorted(declared | (served - {DEFAULT}) | look.queues):  # a worker serves DEFAULT unasked
+        sets: dict[tuple[FunctionSet, ...], WorkerRecord] = {}
+        for worker in telling:
+            if worker.serves(queue):  # if no function declares the queue, calls with any function may choose it
+                own = tuple(one for one in worker.functions if one.queue == queue or queue not in declared)
+                sets.setdefault(own, worker)
+        if len(sets) > 1:
+            named = tuple(f"{worker.id} ({_functions(own)})" for own, worker in sets.items())
+            shared.setdefault(named, []).append(queue)
+    for workers, queues in shared.items():
+        message = f"workers with different functions serve the {'queue' if len(queues) == 1 else 'queues'} "
+        message += f"{_some([repr(queue) for queue in queues])}: {_some(workers)}"
         advice = "a worker releases tasks of functions that it does not know, so they wait: give each app its own "
         advice += "queues or its own store; during a deployment this finding is normal"
         yield warning("shared_queue", message, advice)
@@ -254,5 +270,13 @@ def _waiting(many: int) -> str:
     return counted(many, "task is pending", "tasks are pending")
 
 
+def _functions(sets: Iterable[FunctionSet]) -> str:
+    return counted(sum(one.count for one in sets), "function", "functions")
+
+
 def _ids(tasks: Sequence[Task]) -> str:
-    return ", ".join(task.id for task in tasks[:NAMED]) + (", …" if len(tasks) > NAMED else "")
+    return _some([task.id for task in tasks])
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")

@@ -30,13 +30,18 @@ def look(*tasks: Task, many: int | None = None, **fields: Any) -> Look:
     for one in tasks:
         oldest.setdefault(one.queue, []).append(one)
     waiting = {queue: many or len(some) for queue, some in oldest.items()}
-    return Look(**{"now": NOW, "workers": [WORKER], "waiting": waiting, "oldest": oldest, **fields})
+    found = {"queues": frozenset(oldest), "waiting": waiting, "oldest": oldest}
+    return Look(**{"now": NOW, "workers": [WORKER], **found, **fields})
 
 
 UNKNOWN = task(errors=(AttemptError(kind="unknown_function", attempt=1, at=NOW),))
 SHOP = replace(WORKER, id="shop", functions=(FunctionSet("default", 12, "aa"), FunctionSet("shop", 1, "ab")))
 BLOG = replace(WORKER, id="blog", functions=(FunctionSet("default", 3, "bb"),))
 MAIL = replace(WORKER, id="mail", functions=(FunctionSet("mail", 3, "cc"),))
+SHOP_2 = replace(WORKER, id="shop", queues=("shop", "shop-*"), functions=(FunctionSet("default", 2, "aa"),))
+ALL = replace(BLOG, queues=("*",))
+EU = task(queue="shop-eu")
+RELEASED = task(queue="shop-eu", errors=(AttemptError(kind="unknown_function", attempt=1, at=NOW, worker="blog"),))
 GROUP = FailureGroup(
     fingerprint="a1",
     function="app.send",
@@ -86,6 +91,10 @@ STUCK = task(status=RUNNING, lease_until=NOW - 60)
         (look(workers=[SHOP, replace(BLOG, queues=("*",))]), ["shared_queue"]),
         (look(workers=[SHOP, replace(BLOG, stopping=True)]), []),
         (look(workers=[SHOP, replace(BLOG, seen_at=NOW - 60)]), ["lost_workers"]),
+        (look(EU, workers=[SHOP_2, ALL]), ["shared_queue"]),
+        (look(workers=[SHOP_2, ALL]), ["shared_queue"]),
+        (look(EU, workers=[SHOP_2, replace(SHOP_2, id="shop-2")]), []),
+        (look(workers=[MAIL, replace(MAIL, id="news", functions=(FunctionSet("news", 1, "dd"),))]), []),
         (look(task(eta=NOW - 600), many=MANY), ["backlog"]),
         (look(task(), many=MANY), []),
         (look(task(eta=NOW - 600), many=MANY - 1), []),
@@ -124,3 +133,23 @@ def test_what_to_do_is_said_with_the_names_in_it() -> None:
 )
 def test_a_schema_of_another_version_is_named(schema: Schema, kinds: list[str]) -> None:
     assert [one.kind for one in of_schema(schema)] == kinds
+
+
+def test_queues_that_the_same_workers_share_are_one_finding() -> None:
+    (found,) = diagnose(look(EU, workers=[SHOP_2, ALL]))
+    assert found.message == (
+        "workers with different functions serve the queues 'shop', 'shop-eu': shop (2 functions), blog (3 functions)"
+    )
+
+
+def test_doctor_advises_to_cancel_only_tasks_that_no_worker_of_their_queue_may_know() -> None:
+    both = {one.kind: one for one in diagnose(look(RELEASED, workers=[SHOP_2, ALL]))}
+    assert sorted(both) == ["shared_queue", "unknown_function"]
+    found = both["unknown_function"]
+    assert (found.level, "cancel" in found.advice) == ("warning", False)
+    assert "own queues" in found.advice
+    gone = {one.kind: one for one in diagnose(look(RELEASED, workers=[SHOP_2, replace(ALL, id="blog-2")]))}
+    assert gone["unknown_function"].level == "warning"  # the worker that released it has no record
+    (alone,) = diagnose(look(RELEASED, workers=[ALL, replace(ALL, id="blog-2")]))
+    assert (alone.kind, alone.level) == ("unknown_function", "problem")
+    assert "start a worker with it" in alone.advice

@@ -113,6 +113,7 @@ async def look_at(storage: Storage) -> Look:
     return Look(
         now=now,
         ahead=ahead,
+        queues=frozenset(counts),
         waiting=waiting,
         oldest={
             queue: await storage.list(TaskFilter(queues=(queue,), statuses=(PENDING,)), limit=PAGE) for queue in waiting

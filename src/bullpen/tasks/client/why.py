@@ -152,7 +152,7 @@ def explain(task: Task, around: Surroundings) -> Why:
     elif task.status is PENDING and task.waits_for > 0:
         causes = [_waits_for_members(task, around)]
     elif task.status is PENDING:
-        causes = [*_waits_for_code(task), *_waits_for_time(task, around.now), *_waits_for_others(task, around)]
+        causes = [*_waits_for_code(task, around), *_waits_for_time(task, around.now), *_waits_for_others(task, around)]
         causes = causes or [_due(task, around)]
     elif task.status is RUNNING:
         causes = list(_runs(task, around))
@@ -174,11 +174,28 @@ def _waits_for_members(task: Task, around: Surroundings) -> Cause:
     return Cause("waits_for", message, {"before": tuple(member.id for member in missing), "waits_for": task.waits_for})
 
 
-def _waits_for_code(task: Task) -> list[Cause]:
+def _waits_for_code(task: Task, around: Surroundings) -> list[Cause]:
     if task.error is None or task.error.kind != "unknown_function":
         return []
-    message = f"worker {task.error.worker}: {task.error.message}; start a worker that registers the function"
+    message = f"worker {task.error.worker}: {task.error.message}; "
+    others = may_know(task, around.workers, _serving(task.queue, around))
+    if others:
+        named = ", ".join(worker.id for worker in others[:NAMED]) + (", …" if len(others) > NAMED else "")
+        message += f"workers with other functions serve its queue too ({named}): if one registers the function, give "
+        message += "each app its own queues; if none does, "
+    message += "start a worker that registers the function"
     return [Cause("unknown_function", message, {"worker": task.error.worker, "since": as_datetime(task.error.at)})]
+
+
+def may_know(task: Task, workers: Sequence[WorkerRecord], up: Sequence[WorkerRecord]) -> list[WorkerRecord]:
+    """Workers that serve the queue of a task and may know its function: they have other functions than the worker that
+    did not know it. If that worker is not among `workers`, it may have been any of them, if they differ.
+    """
+    did_not = {worker.functions for worker in workers if task.error is not None and worker.id == task.error.worker}
+    telling = [one for one in up if one.functions and not one.stopping and one.serves(task.queue)]
+    if not did_not and len({one.functions for one in telling}) < 2:
+        return []
+    return [one for one in telling if one.functions not in did_not]
 
 
 def _waits_for_time(task: Task, now: float) -> list[Cause]:

@@ -179,10 +179,6 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
         number = lane_of(queue, lanes)
         return number is not None and number == lane_of(other, lanes)
 
-    def functions_of(self, queue: str) -> FunctionSet:
-        """The functions that it registers for the queue."""
-        return next((one for one in self.functions if one.queue == queue), FunctionSet(queue, 0, ""))
-
 
 def readable_workers(rows: Iterable[Sequence[Any]], decode: Callable[..., WorkerRecord]) -> list[WorkerRecord]:
     """The workers of stored records, without those that cannot be read. `decode` gets the values of a row."""
