@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import pickle
@@ -11,11 +12,11 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Lock
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from bullpen import Pool, PoolFailed, WorkerLost
+from bullpen import Pool, PoolFailed, ProcessRuntime, WorkerLost
 from tests.scenarios.process_support import PATIENCE
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -77,6 +78,78 @@ def test_locks_and_queues_are_initargs(make: Make) -> None:
     assert sorted(queue.get(timeout=PATIENCE) for _ in range(10)) == list(range(10))
     queue.close()
     queue.join_thread()
+
+
+def remember_memory(memory: dict[str, Any]) -> None:
+    shared.update(memory)
+
+
+def add_to_memory(number: int) -> None:
+    with shared["value"].get_lock():
+        shared["value"].value += number
+        shared["raw_value"].value += number
+    shared["array"][number] = number
+    shared["raw_array"][number] = float(number)
+
+
+def memory_of(context: Any) -> dict[str, Any]:
+    return {
+        "value": context.Value("i", 0),
+        "array": context.Array("i", 10),
+        "raw_value": context.RawValue("q", 0),
+        "raw_array": context.RawArray("d", 10),
+    }
+
+
+def assert_added(memory: dict[str, Any]) -> None:
+    assert (memory["value"].value, memory["raw_value"].value) == (45, 45)
+    assert list(memory["array"]) == list(memory["raw_array"]) == list(range(10))
+
+
+@pytest.mark.leaks("the standard keeps its resource tracker and forkserver")
+def test_values_and_arrays_are_initargs(make: Make) -> None:
+    memory = memory_of(CONTEXT)
+    with make(2, initializer=remember_memory, initargs=(memory,)) as executor:
+        list(executor.map(add_to_memory, range(10)))
+    assert_added(memory)
+
+
+@pytest.mark.leaks("multiprocessing keeps its resource tracker")
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.parametrize("start", ["forkserver", "spawn"])
+def test_values_and_arrays_reach_workers_however_they_start(
+    start: Literal["forkserver", "spawn"], context: str
+) -> None:
+    memory = memory_of(multiprocessing.get_context(context))
+    runtime = ProcessRuntime(start=start)
+    with Pool(2, runtime=runtime, initializer=remember_memory, initargs=(memory,)) as pool:
+        list(pool.map(add_to_memory, range(10)))
+    assert_added(memory)
+
+
+@pytest.mark.leaks("multiprocessing keeps its resource tracker")
+def test_values_reach_an_initializer_that_is_pickled_by_value() -> None:
+    value = CONTEXT.Value("i", 0)
+
+    def increment(value: Any) -> None:
+        with value.get_lock():
+            value.value += 1
+
+    with Pool(1, runtime="process", initializer=increment, initargs=(value,)) as pool:
+        pool.submit(int).result(PATIENCE)
+    assert value.value == 1
+
+
+@pytest.mark.leaks("multiprocessing keeps its resource tracker")
+def test_a_number_of_ctypes_is_copied_although_a_shared_one_has_its_type() -> None:
+    memory = {"shared": CONTEXT.RawValue(ctypes.c_int, 1), "copied": ctypes.c_int(2)}
+    with Pool(1, runtime="process", initializer=remember_memory, initargs=(memory,)) as pool:
+        assert pool.submit(read_copied).result(PATIENCE) == 2
+
+
+def read_copied() -> int:
+    number: int = shared["copied"].value
+    return number
 
 
 @pytest.mark.leaks("the standard keeps its resource tracker and forkserver")

@@ -82,26 +82,29 @@ def encode_setup(initializer: Any, initargs: tuple[Any, ...], keeps: Any) -> Enc
 
     if "multiprocessing.process" not in sys.modules:
         return _encode((initializer, initargs, keeps), named)
-    from bullpen.pools.runtimes.process.sharing import spawning
+    from bullpen.pools.runtimes.process.sharing import reduce_shared, spawning
 
     with spawning():
-        return _encode((initializer, initargs, keeps), named)
+        return _encode((initializer, initargs, keeps), named, reduce_shared)
 
 
-def _encode(value: Any, named: Callable[[], Iterator[tuple[str, Any]]]) -> Encoded:
+def _encode(
+    value: Any, named: Callable[[], Iterator[tuple[str, Any]]], reduce_shared: Callable[[Any], Any] | None = None
+) -> Encoded:
     try:
-        data, buffers, by_name = _dumps(value)
+        data, buffers, by_name = _dumps(value, reduce_shared)
         if not by_name:
             return data, buffers, False
         needs_main = MAIN in data or MP_MAIN in data
         if needs_main and main_module() is None:
-            return *_by_value(value), False
+            return *_by_value(value, reduce_shared), False
         return data, buffers, needs_main
     except (KeyboardInterrupt, NotPicklable):
         raise
     except BaseException as error:
-        what, part = next(((what, part) for what, part in named() if not can_be(_dumps, part)), ("the call", value))
-        raise not_picklable(what, part, error, _dumps, ran=False) from error
+        dumps = functools.partial(_dumps, reduce_shared=reduce_shared)
+        what, part = next(((what, part) for what, part in named() if not can_be(dumps, part)), ("the call", value))
+        raise not_picklable(what, part, error, dumps, ran=False) from error
 
 
 def main_module() -> tuple[str | None, str | None] | None:
@@ -127,24 +130,27 @@ def is_of_main(fn: Any) -> bool:
             return getattr(fn, "__module__", None) in ("__main__", "__mp_main__")
 
 
-def _dumps(value: Any) -> tuple[bytes, list[Any], bool]:
+def _dumps(value: Any, reduce_shared: Callable[[Any], Any] | None = None) -> tuple[bytes, list[Any], bool]:
     """A pickle, its buffers, and whether it refers to functions by name."""
     buffers: list[Any] = []
-    try:
-        return pickle.dumps(value, 5, buffer_callback=wire.collect_into(buffers)), buffers, True
-    except wire.NOT_BY_NAME:
-        buffers.clear()
-        file = io.BytesIO()
+    if reduce_shared is None:
         try:
-            _Pickler(file, 5, buffer_callback=wire.collect_into(buffers)).dump(value)
-            return file.getvalue(), buffers, True
+            return pickle.dumps(value, 5, buffer_callback=wire.collect_into(buffers)), buffers, True
         except wire.NOT_BY_NAME:
-            if wire.by_value_pickler() is None:
-                raise
-    return *_by_value(value), False
+            buffers.clear()
+    file = io.BytesIO()
+    pickler = _Pickler(file, 5, buffer_callback=wire.collect_into(buffers))
+    pickler.reduce_shared = reduce_shared
+    try:
+        pickler.dump(value)
+        return file.getvalue(), buffers, True
+    except wire.NOT_BY_NAME:
+        if wire.by_value_pickler() is None:
+            raise
+    return *_by_value(value, reduce_shared), False
 
 
-def _by_value(value: Any) -> tuple[bytes, list[Any]]:
+def _by_value(value: Any, reduce_shared: Callable[[Any], Any] | None = None) -> tuple[bytes, list[Any]]:
     """A pickle with the code of functions and classes instead of their names."""
     cloudpickle = wire.by_value_pickler()
     if cloudpickle is None:
@@ -157,7 +163,7 @@ def _by_value(value: Any) -> tuple[bytes, list[Any]]:
 
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc,name-defined]
         def reducer_override(self, obj: Any) -> Any:
-            reduced = _reduce(obj)
+            reduced = _reduce(obj, reduce_shared)
             return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
     buffers: list[Any] = []
@@ -169,13 +175,17 @@ def _by_value(value: Any) -> tuple[bytes, list[Any]]:
 class _Pickler(pickle.Pickler):
     """Replaces objects that cannot leave the app."""
 
+    reduce_shared: Callable[[Any], Any] | None = None
+
     def reducer_override(self, obj: Any) -> Any:
-        return _reduce(obj)
+        return _reduce(obj, self.reduce_shared)
 
 
-def _reduce(obj: Any) -> Any:
+def _reduce(obj: Any, reduce_shared: Callable[[Any], Any] | None) -> Any:
     substitute = _elsewhere(obj)
-    return NotImplemented if substitute is obj else substitute.__reduce__()
+    if substitute is not obj:
+        return substitute.__reduce__()
+    return NotImplemented if reduce_shared is None else reduce_shared(obj)
 
 
 def _elsewhere(obj: Any) -> Any:
