@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = os.path.dirname(bullpen.__file__) + os.sep
 INLINED = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>"})
 QUIET = 0.05
-REPETITIONS = 15
+REPETITIONS = 40  # races between threads make most routes a little longer than the shortest
 
 
 class Call(NamedTuple):
