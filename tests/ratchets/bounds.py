@@ -15,8 +15,8 @@ class JourneyBound(NamedTuple):
 
 
 JOURNEYS = {
-    "submit": JourneyBound(calls=36, files=9, slack=2, aim=(34, 9)),
-    "do": JourneyBound(calls=30, files=6, slack=2, aim=(33, 8)),
+    "submit": JourneyBound(calls=36, files=9, slack=3, aim=(34, 9)),
+    "do": JourneyBound(calls=28, files=5, slack=2, aim=(33, 8)),
     "enqueue": JourneyBound(calls=45, files=16, slack=3, aim=(45, 12)),
     "task": JourneyBound(calls=415, files=36, slack=45, aim=(350, 28)),
     "crash": JourneyBound(calls=350, files=39, slack=30, aim=(250, 22)),
