@@ -91,7 +91,7 @@ def test_status_counts_by_queue_and_names_pauses_and_limits(desk: Desk, bullpen:
     code, out, err = bullpen("status")
     assert (code, err) == (0, "")
     assert [line.split() for line in out.splitlines() if "default" in line] == [["default", "0", "0", "1", "1", "0"]]
-    assert "‖ paused, at most 2 at once, at most 5.0 per second" in out
+    assert "‖ paused, at most 2 at once, at most 5 per second" in out
     assert "no workers; start one with `bullpen worker APP`" in out
     assert "\x1b" not in out
     told = json.loads(bullpen("status", "--json")[1])

@@ -75,6 +75,8 @@ def test_a_filter_that_matches_nothing_known_says_so(desk: Desk) -> None:
         (("--function", "nothing.like.it"), "no task has the function 'nothing.like.it'"),
         (("--error", "KeyErorr"), "no task has the error 'KeyErorr'; did you mean 'KeyError'?"),
         (("--error", "timeot"), "no task has the error 'timeot'; did you mean 'timeout'?"),
+        (("--worker", "none"), "no task and no worker has the name 'none'"),
+        (("--fingerprint", "00000000"), "no task has an error with the fingerprint '00000000'"),
     ):
         assert desk.tell("tasks", *words) == f"no tasks\n{told}\n"
         assert desk.tell("tasks", "purge", *words) == f"0 tasks match; nothing was changed\n{told}\n"

@@ -98,4 +98,13 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
         if self.error and self.error not in _KINDS and not queue.list(error=self.error, limit=1):
             errors = {*_KINDS, *(name for task in some if task.error is not None for name in task.error.names)}
             sentences.append(f"no task has the error {self.error!r}{did_you_mean(self.error, errors)}")
+        if (
+            self.worker
+            and self.worker not in {one.id for one in workers}
+            and not queue.list(worker=self.worker, limit=1)
+        ):
+            hint = did_you_mean(self.worker, [one.id for one in workers])
+            sentences.append(f"no task and no worker has the name {self.worker!r}{hint}")
+        if self.fingerprint and not queue.list(fingerprint=self.fingerprint, limit=1):
+            sentences.append(f"no task has an error with the fingerprint {self.fingerprint!r}")
         return sentences

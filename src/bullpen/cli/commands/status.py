@@ -163,7 +163,7 @@ def remarks(paused: bool, limit: Limit | None) -> list[str]:
         fields = {
             f"at most {limit.max_running} at once": limit.max_running,
             f"at most {limit.max_running_per_key} per key": limit.max_running_per_key,
-            f"at most {limit.rate} per second": limit.rate,
+            f"at most {limit.rate or 0:g} per second": limit.rate,
             "in order per key": limit.in_order or None,
         }
         told += [words for words, value in fields.items() if value is not None]
