@@ -375,18 +375,18 @@ def test_arguments_are_shown_on_request_and_without_secrets(
     (tmp_path / "secretive.py").write_text(SECRETIVE)
     url = f"sqlite:///{tmp_path}/jobs.db"
     with TaskQueue(url) as queue:
-        job = queue.enqueue("login", ("ada", "s3cret"), {"ssn": 123}, elsewhere=True)
+        job = queue.enqueue("login", ("grace", "s3cret"), {"ssn": 123}, elsewhere=True)
         with pytest.raises(UnknownTask, match="login"):
             job.arguments()
     assert main(["tasks", "show", job.id, "--app", "secretive:queue", "--args"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r'user +"ada"', shown)
+    assert re.search(r'user +"grace"', shown)
     assert shown.count('"[redacted]"') == 2
     assert main(["tasks", "show", job.id, "--app", "secretive:queue", "--args", "--json"]) == 0
     out = capsys.readouterr().out
-    assert json.loads(out)["arguments"] == {"user": "ada", "password": "[redacted]", "ssn": "[redacted]"}
+    assert json.loads(out)["arguments"] == {"user": "grace", "password": "[redacted]", "ssn": "[redacted]"}
     assert main(["tasks", "show", job.id, "--app", "secretive:queue"]) == 0
-    assert "ada" not in capsys.readouterr().out
+    assert "grace" not in capsys.readouterr().out
     assert main(["tasks", "show", job.id, "--url", url, "--args"]) == 2
     rejected = capsys.readouterr()
     assert "only its code says which are secret; give --app" in rejected.err
