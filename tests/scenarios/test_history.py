@@ -20,6 +20,7 @@ from bullpen import Cancel, InvalidOption, InvalidOptionType, TaskQueue, WorkerP
 from bullpen.tasks.model.history import HOUR, MINUTE, HistoryRow
 from bullpen.tasks.model.task import FINAL
 from bullpen.tasks.storage.memory import MemoryStorage
+from bullpen.tasks.worker import heartbeat
 from tests.postgres import new_schema
 from tests.scenarios.support import eventually
 
@@ -50,6 +51,16 @@ def new_prefix(url: str) -> Iterator[str]:
     with Redis.from_url(url) as client:
         for key in client.scan_iter(match=f"*{prefix}*"):
             client.delete(key)
+
+
+def test_a_worker_writes_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "WRITE_EVERY", 0.01)
+    with TaskQueue("memory://") as queue:
+        echo = queue.task(name="echo")(str)
+        with WorkerPool(queue):
+            for number in range(2):  # the first write may be due at the start
+                echo.enqueue(number).result(timeout=PATIENCE)
+                assert eventually(lambda: sum(period.started for period in queue.history()) == number + 1)  # noqa: B023
 
 
 def test_workers_write_what_they_have_done(queue: TaskQueue) -> None:

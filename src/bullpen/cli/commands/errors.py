@@ -17,6 +17,7 @@ from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.failure_groups import FAILURES_KEPT, FailureGroup
 from bullpen.tasks.model.info import as_datetime
 from bullpen.tasks.model.task import TaskStatus
+from bullpen.tasks.worker.history_tally import WRITE_EVERY
 
 FAILED = (TaskStatus.FAILED,)
 MESSAGE = 120  # characters
@@ -42,7 +43,7 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         show_json({"errors": [{**_document(group), "rising": group.is_rising} for group in found]})
     elif not found:
-        show([text("no failures in this time", style="quiet")])
+        show([text(f"no failures in this time; workers write theirs every {WRITE_EVERY:g} s", style="quiet")])
     else:
         show(line for group in found for line in _picture(group, now))
     return ExitCode.OK

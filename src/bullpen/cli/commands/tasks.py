@@ -174,7 +174,7 @@ def _timeline(task: TaskInfo) -> list[Line]:
     for step in task.steps:
         outcome = "kept"
         if step.until is not None:
-            outcome = f"sleeps until {step.until:%Y-%m-%d %H:%M:%S} UTC"
+            outcome = f"sleep until {step.until:%Y-%m-%d %H:%M:%S} UTC"
         elif step.error is not None:
             outcome = f"gave up: {step.error.type}: {step.error.message.partition(chr(10))[0][:MESSAGE]}"
         began = f"+{(step.started_at - first).total_seconds():.2f} s"

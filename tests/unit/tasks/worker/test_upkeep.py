@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -84,3 +85,18 @@ async def test_the_record_of_a_dead_worker_says_so(storage: MemoryStorage) -> No
         await storage.save_worker(record)
     await kept(storage)
     assert {record.id: record.lost for record in await storage.workers()} == {"dead": True, "elsewhere": False}
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_has_deleted_its_record_before_it_ended_is_not_lost(
+    storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await storage.save_worker(DEAD)
+    rescue = storage.rescue_expired
+
+    async def meanwhile(*args: Any, **options: Any) -> Any:
+        await storage.delete_worker(DEAD.id)
+        return await rescue(*args, **options)
+
+    monkeypatch.setattr(storage, "rescue_expired", meanwhile)
+    assert await kept(storage) == []
