@@ -3,6 +3,7 @@
     BullpenError
     ├── InvalidOption (ValueError)          the value of an option is not allowed; names the allowed values
     │   └── InvalidOptionType (TypeError)   … or is of the wrong type
+    │       └── UnknownOption               a keyword is no option of the call
     ├── ConfigurationError (ValueError)     a configuration is wrong; says where, and what would be right
     ├── MissingExtra (ImportError)          a feature needs a package that is not installed
     ├── NotCallable (TypeError)             the submitted value is not a function
@@ -125,10 +126,10 @@ def closest(name: str, allowed: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def meant(name: str, allowed: Iterable[str]) -> str:
-    """The hint at the name that was probably meant, for the end of `allowed`; empty if none is close."""
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """The hint at the name that was probably meant, for the end of a message; empty if none is close."""
     close = closest(name, allowed)
-    return f" (did you mean {close}?)" if close else ""
+    return f"; did you mean {close!r}?" if close else ""
 
 
 class InvalidOption(BullpenError, ValueError):
@@ -143,6 +144,19 @@ class InvalidOption(BullpenError, ValueError):
 
 class InvalidOptionType(InvalidOption, TypeError):
     """An option has a value of the wrong type."""
+
+
+class UnknownOption(InvalidOptionType):
+    """A call has a keyword that is no option there. `option` is the call, `value` the keyword."""
+
+    def __init__(self, where: str, name: str, known: Iterable[str], *, instead: str | None = None) -> None:
+        self.option = where
+        self.value = name
+        self.known = tuple(sorted(known))
+        self.allowed = ", ".join(self.known)
+        self.suggestion = instead or closest(name, self.known)
+        hint = f"did you mean {self.suggestion}?" if self.suggestion else f"the options are {self.allowed}"
+        BullpenError.__init__(self, f"{where} has no option {name!r}; {hint}")
 
 
 class ConfigurationError(BullpenError, ValueError):

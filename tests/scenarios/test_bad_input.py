@@ -195,18 +195,18 @@ def test_an_unknown_option_is_a_type_error() -> None:
 def test_an_option_of_a_group_that_is_given_alone_is_rejected_with_its_group(make: Any, name: str, group: str) -> None:
     with pytest.raises(InvalidOptionType) as caught:
         make(2, **{name: 1})
-    assert str(caught.value) == f"{make.__name__}() must be called with {group}, got {name!r}"
+    assert str(caught.value) == f"{make.__name__}() has no option {name!r}; did you mean {group}?"
 
 
 @pytest.mark.parametrize("make", [Pool, AsyncPool])
 def test_a_misspelled_option_is_rejected_with_the_name_that_was_probably_meant(make: Any) -> None:
-    with pytest.raises(InvalidOptionType, match=r"called with .* \(did you mean recycling\?\), got 'recyling'"):
+    with pytest.raises(InvalidOptionType, match=r"\(\) has no option 'recyling'; did you mean recycling\?$"):
         make(2, recyling=None)
 
 
 @pytest.mark.parametrize("make", [Pool, AsyncPool])
 def test_a_misspelled_option_of_a_call_is_rejected_with_the_name_that_was_probably_meant(make: Any) -> None:
-    with pytest.raises(InvalidOptionType, match=r"called with .* \(did you mean timeout\?\), got 'timout'"):
+    with pytest.raises(InvalidOptionType, match=r"^using\(\) has no option 'timout'; did you mean timeout\?$"):
         make(2).using(timout=3)
 
 
@@ -365,7 +365,7 @@ def test_a_closed_pool_still_answers_questions(pool: Pool) -> None:
     ("options", "kind", "says"),
     [
         ({"timeuot": 5}, InvalidOptionType, "timeuot"),
-        ({"priority": 5}, InvalidOptionType, "called with timeout, queue_timeout, run_timeout, context"),
+        ({"priority": 5}, InvalidOptionType, "the options are affinity, buffersize, context"),
         ({"timeout": "5"}, InvalidOptionType, "timeout"),
         ({"timeout": True}, InvalidOptionType, "timeout"),
         ({"timeout": -1}, InvalidOption, "timeout"),

@@ -112,7 +112,7 @@ def test_arguments_that_do_not_fit_the_function(queue: TaskQueue, call: dict[str
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"retries": 1}, "using() must be called with .*max_retries.*, got 'retries'"),
+        ({"retries": 1}, "using() has no option 'retries'; did you mean max_retries?"),
         ({"delay": -1}, "delay must be ≥ 0 seconds.*got -1"),
         ({"delay": timedelta(seconds=-1)}, "delay must be"),
         ({"eta": datetime(2030, 1, 1)}, "eta must be a datetime with a time zone"),

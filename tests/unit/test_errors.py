@@ -15,7 +15,15 @@ import pytest
 import bullpen
 from bullpen.errors import BullpenError, DeadlineExceeded
 
-EXAMPLES = {"str": "worker-3", "int": 3, "float": 1.5, "bool": True, "object": ["thing"], "tuple[str, ...]": ("a", "b")}
+EXAMPLES = {
+    "str": "worker-3",
+    "int": 3,
+    "float": 1.5,
+    "bool": True,
+    "object": ["thing"],
+    "tuple[str, ...]": ("a", "b"),
+    "Iterable[str]": ("a", "b"),
+}
 
 
 def all_kinds(root: type[BullpenError] = BullpenError) -> list[type[BullpenError]]:

@@ -132,6 +132,7 @@ PUBLIC = [
     "TelemetryEvent",
     "Timeout",
     "TooManySessions",
+    "UnknownOption",
     "UnknownTask",
     "UnreadableTask",
     "UnsafeFile",

@@ -8,7 +8,7 @@ from typing import get_args
 import msgspec
 
 from bullpen.cli.arguments import header, names, seconds
-from bullpen.pools.config_file import did_you_mean
+from bullpen.errors import did_you_mean
 from bullpen.tasks.client.task_queue import LARGEST_PAGE, TaskFilters, TaskQueue
 from bullpen.tasks.model.queue_patterns import is_pattern
 from bullpen.tasks.model.task import ErrorKind, TaskStatus

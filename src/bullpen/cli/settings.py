@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from bullpen.cli.arguments import names, number, one_of, whole, words
 from bullpen.cli.worker_process.parent_link import VARIABLE as PARENT_LINK
-from bullpen.errors import ConfigurationError
+from bullpen.errors import ConfigurationError, did_you_mean
 from bullpen.escaping import escape
-from bullpen.pools.config_file import candidates, did_you_mean, section_of, trusted_section_of
+from bullpen.pools.config_file import candidates, section_of, trusted_section_of
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOOPS = ("auto", "asyncio", "uvloop")

@@ -52,8 +52,7 @@ class AsyncPoolView:
     def using(self, **options: Any) -> AsyncPoolView:
         """This view with some options changed: see `AsyncPool.using`."""
         if "context" in options:
-            names = ", ".join(name for name in CallOptions.NAMES if name != "context")
-            raise InvalidOptionType("using()", "context", f"called with {names}: the context is always carried")
+            raise InvalidOptionType("context", options["context"], "left out: an AsyncPool always carries the context")
         return AsyncPoolView(self._sides, self._options.using(**options), self._owner)
 
     @overload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,6 @@ def duration(option: str, written: str) -> float:
     if found is None:
         raise ValueError(f"{option} must be a number of seconds, or like '250ms', '30s', '5m', '2h', got {written!r}")
     return float(found[1]) * _UNITS[found[2]]
-
-
-def did_you_mean(wrong: object, right: Iterable[str]) -> str:
-    close = closest(wrong, right)
-    return "" if close is None else f"; did you mean {close!r}?"
-
-
-def closest(wrong: object, right: Iterable[str]) -> str | None:
-    """The name that was probably meant."""
-    import difflib  # only a mistake needs it
-
-    return next(iter(difflib.get_close_matches(str(wrong), list(right), n=1)), None)
 
 
 def candidates() -> list[Path]:

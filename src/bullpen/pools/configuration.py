@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bullpen.errors import ConfigurationError
-from bullpen.pools.config_file import FILE, candidates, did_you_mean, duration, section_of, trusted_section_of
+from bullpen.errors import ConfigurationError, did_you_mean
+from bullpen.pools.config_file import FILE, candidates, duration, section_of, trusted_section_of
 from bullpen.pools.options import GROUPED, PoolKeywords
 from bullpen.pools.policies import GROUPS, Policy
 from bullpen.pools.pool import Pool

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 from bullpen import primitives
-from bullpen.errors import InvalidOption, InvalidOptionType, meant
+from bullpen.errors import InvalidOption, InvalidOptionType, UnknownOption
 from bullpen.pools.checks import Seconds, at_least, boolean, function, has_methods, one_of, seconds, text
 from bullpen.pools.dispatch.ready_queue import SchedulerStrategy
 from bullpen.pools.dispatch.request import AFFINITIES, Affinity, CallTraits, TimeLimits
@@ -163,8 +163,7 @@ def read_keywords(where: str, allowed: frozenset[str], given: Mapping[str, Any])
     """The keywords that `where` was called with: names checked, groups replaced by their values, defaults left out."""
     for name in given:
         if name not in allowed:
-            names = ", ".join(sorted(allowed)) + meant(name, allowed)
-            raise InvalidOptionType(where, name, f"called with {_instead_of(name) or names}")
+            raise UnknownOption(where, name, allowed, instead=_instead_of(name))
     values = {name: value for name, value in given.items() if name not in GROUPS}
     for name, kind in GROUPS.items():
         group = given.get(name, kind())
@@ -222,8 +221,7 @@ class CallOptions:
         values["buffersize"] = self.buffersize
         for name, value in changes.items():
             if name not in self.NAMES:
-                names = ", ".join(self.NAMES) + meant(name, self.NAMES)
-                raise InvalidOptionType("using()", name, f"called with {names}")
+                raise UnknownOption("using()", name, self.NAMES)
             values[name] = _call_option(name, value)
         return CallOptions(
             TimeLimits(**{name: values[name] for name in self.TIMES}),

@@ -8,9 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
-from bullpen.errors import ConfigurationError, InvalidOption, InvalidOptionType, PoolFailed, PoolNotFound
+from bullpen.errors import ConfigurationError, InvalidOption, InvalidOptionType, PoolFailed, PoolNotFound, closest
 from bullpen.pools.checks import Seconds, seconds
-from bullpen.pools.config_file import closest
 from bullpen.pools.configuration import read_pools, read_toml
 from bullpen.pools.dispatch.futures import PoolFuture
 from bullpen.pools.maps.iterator import MapIterator

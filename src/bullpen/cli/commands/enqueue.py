@@ -13,8 +13,7 @@ from bullpen.cli import store
 from bullpen.cli.arguments import instant, number, seconds, whole
 from bullpen.cli.command import Command, CommandError, ExitCode
 from bullpen.cli.terminal.output import show, show_json, text
-from bullpen.errors import InvalidArgument, InvalidPayload, TaskCancelled, TaskFailed, UnknownTask
-from bullpen.pools.config_file import closest
+from bullpen.errors import InvalidArgument, InvalidPayload, TaskCancelled, TaskFailed, UnknownTask, closest
 from bullpen.tasks.client.job import Job
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.registry import TaskDefinition

@@ -14,7 +14,7 @@ from bullpen.cli.command import Command, CommandError, CommandGroup, ExitCode
 from bullpen.cli.commands.status import COUNT_STYLES, is_up, remarks
 from bullpen.cli.terminal.output import show, show_json, table, text
 from bullpen.cli.terminal.screen import StyledText
-from bullpen.pools.config_file import did_you_mean
+from bullpen.errors import did_you_mean
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.queue_patterns import is_pattern
 from bullpen.tasks.model.task import TaskStatus

@@ -10,7 +10,7 @@ from typing import Any, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, ov
 
 import msgspec
 
-from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, UnknownTask, closest, meant
+from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, UnknownOption, UnknownTask, closest
 from bullpen.tasks.client.backend import NewTasks, OnBatch, QueueBackend
 from bullpen.tasks.client.clients import Clients
 from bullpen.tasks.client.failures import LAST_DAY, read_failures
@@ -340,8 +340,7 @@ class TaskQueue:
     async def _which(self, filters: TaskFilters, allowed: Iterable[TaskStatus] = TaskStatus) -> TaskFilter:
         """Without a status: those of `allowed`."""
         for name in filters.keys() - TaskFilters.__annotations__.keys():
-            known = sorted(TaskFilters.__annotations__)
-            raise InvalidOptionType("a filter", name, f"one of {', '.join(known)}{meant(name, known)}")
+            raise UnknownOption("the filter", name, TaskFilters.__annotations__)
         which, older_than, newer_than = _filter(**filters)
         statuses = tuple(allowed)
         if which.statuses is not None and not set(statuses).issuperset(which.statuses):
@@ -686,8 +685,7 @@ def _status(value: str) -> TaskStatus:
 def _limit(queue: str, terms: LimitTerms) -> Limit:
     for name in terms:
         if name not in LimitTerms.__annotations__:
-            known = sorted(LimitTerms.__annotations__)
-            raise InvalidOptionType("limit", name, f"one of {', '.join(known)}{meant(name, known)}")
+            raise UnknownOption("the limit", name, LimitTerms.__annotations__)
     allowed = "a whole number ≥ 1, or None for any number"
     most, per_key, rate = terms.get("max_running"), terms.get("max_running_per_key"), terms.get("rate")
     for name, value in (("max_running", most), ("max_running_per_key", per_key)):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import msgspec
 
-from bullpen.errors import InvalidOption, InvalidOptionType, TaskSignal, meant
+from bullpen.errors import InvalidOption, InvalidOptionType, TaskSignal, UnknownOption
 from bullpen.tasks.model.retry import Backoff
 from bullpen.tasks.model.schedule import (
     MISFIRE_GRACE,
@@ -161,8 +161,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         """
         for name in changes:
             if name not in allowed:
-                names = sorted(allowed.union(parameters))
-                raise InvalidOptionType(where, name, f"called with {', '.join(names)}{meant(name, names)}")
+                raise UnknownOption(where, name, allowed.union(parameters))
         if changes.get("delay") is not None and changes.get("eta") is not None:
             raise InvalidOption("delay", changes["delay"], "left out if eta is given: both say when it starts")
         if changes.get("interval") is not None and changes.get("cron") is not None:

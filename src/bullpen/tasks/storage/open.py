@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, unquote_plus, urlencode, urlsplit, urlunsplit
 
-from bullpen.errors import InvalidOption, MissingExtra, closest, meant
+from bullpen.errors import InvalidOption, MissingExtra, UnknownOption, closest
 from bullpen.escaping import escape
 from bullpen.tasks.storage.memory import MemoryStorage
 from bullpen.tasks.storage.port import Storage
@@ -89,8 +89,7 @@ def _open_sqlite(url: str) -> Storage:
         elif name == "shared":
             shared = _flag(name, value)
         else:
-            known = f"an address with the options {', '.join(_SQLITE)}{meant(name, _SQLITE)}"
-            raise InvalidOption("url", f"?{name}", known)
+            raise UnknownOption("sqlite:///", name, _SQLITE)
     return SqliteStorage(path, synchronous=synchronous, busy_timeout=busy_timeout, shared=shared)
 
 
@@ -188,24 +187,25 @@ def _seconds(name: str, value: str, *, above: float = -1.0) -> float:
 def _wrong(url: object) -> InvalidOption:
     if not isinstance(url, str):
         return InvalidOption("url", url, ALLOWED)
-    return InvalidOption("url", without_password(url), ALLOWED + _hint(url))
+    return InvalidOption("url", without_password(url), _probable_form(url) or ALLOWED)
 
 
-def _hint(url: str) -> str:
-    """The address that was probably meant, without a host, a name or a password."""
+def _probable_form(url: str) -> str | None:
+    """The form of the address that was probably meant, without a host, a name or a password."""
     scheme, _, path = url.partition("://") if "://" in url else ("sqlite", "", url)
     kind, _, driver = scheme.lower().partition("+")
     if kind == "sqlite" and path in ("", ":memory:", "/:memory:"):
-        return " (did you mean memory://?)"
+        return "memory:// for a queue in memory"
     if driver and kind in ("postgresql", "postgres", "sqlite"):
         right = "sqlite:///" if kind == "sqlite" else "postgresql://"
-        return f" (did you mean {right}? Bullpen chooses the driver)"
+        return f"{right}… (Bullpen chooses the driver)"
     schemes = {"memory": "memory://", "sqlite": "sqlite:///", "postgresql": "postgresql://", "redis": "redis://"}
     if (close := closest(kind, schemes)) not in (None, kind) and kind not in ("postgres", *_REDIS):
-        return f" (did you mean {schemes[close]}?)"
-    is_path = kind == "sqlite" and "@" not in path and path.endswith((".db", ".sqlite", ".sqlite3"))
-    right = "sqlite:///" + path.replace("\\", "/")
-    return f" (did you mean {right}?)" if is_path and url != right else ""
+        return f"{schemes[close]}…"
+    is_file = path.endswith((".db", ".sqlite", ".sqlite3")) and "@" not in path
+    if kind == "sqlite" and is_file and not url.startswith("sqlite:///"):
+        return "sqlite:///" + path.replace("\\", "/")
+    return None
 
 
 def without_password(url: str) -> str:

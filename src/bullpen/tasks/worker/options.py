@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from bullpen.errors import InvalidOption, InvalidOptionType, meant
+from bullpen.errors import InvalidOption, InvalidOptionType, UnknownOption
 from bullpen.pools.checks import Seconds, at_least, duration, function, one_of, seconds, text
 from bullpen.tasks.model.queue_patterns import queue_or_pattern
 from bullpen.tasks.model.task import MAX_LEASE
@@ -102,11 +102,9 @@ class WorkerOptions:
     observer: Callable[[TelemetryEvent], object] | None
 
     @classmethod
-    def unknown_name(cls, where: str, name: str) -> InvalidOptionType:
+    def unknown_name(cls, where: str, name: str) -> UnknownOption:
         """The error for a name that is no option of a worker."""
-        names = sorted(cls.__slots__)
-        allowed = f"lanes=…, {_WRITTEN}" if name == "queues" else ", ".join(names) + meant(name, names)
-        return InvalidOptionType(where, name, f"called with {allowed}")
+        return UnknownOption(where, name, cls.__slots__, instead=f"lanes=…, {_WRITTEN}" if name == "queues" else None)
 
     def lanes_for(self, queues: tuple[str, ...]) -> tuple[Lane, ...]:
         """The lanes that were given; without any, one lane for all of `queues`."""

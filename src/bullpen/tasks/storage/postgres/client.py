@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from bullpen.errors import InvalidOption, StorageError, meant
+from bullpen.errors import InvalidOption, StorageError, UnknownOption
 from bullpen.tasks.storage.notifications import Hear
 from bullpen.tasks.storage.port import HealthFinding, Schema
 from bullpen.tasks.storage.postgres import schema as schemas
@@ -106,9 +106,10 @@ class PostgresClient(ServerStorage[ConnectionPool]):
         names = [name for name, _ in parse_qsl(urlsplit(self.url).query, keep_blank_values=True)]
         unknown = [name for name in names if f'"{name}"' in str(error)]
         known = [*inspect.signature(PostgresClient).parameters][1:]
-        hint = "".join(meant(name, [*known, "sslmode", "application_name"]) for name in unknown)
-        allowed = f"an address with the options {', '.join(known)}, options of asyncpg and settings of the server{hint}"
-        return InvalidOption("url", f"?{', '.join(unknown or names)}", allowed)
+        if unknown:
+            return UnknownOption("postgresql://", unknown[0], [*known, "sslmode", "application_name"])
+        allowed = f"an address with the options {', '.join(known)}, options of asyncpg and settings of the server"
+        return InvalidOption("url", f"?{', '.join(names)}", allowed)
 
     async def _disconnect(self, client: ConnectionPool) -> None:
         await client.close(within=CLOSE_TIMEOUT)

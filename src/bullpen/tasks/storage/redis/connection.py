@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from bullpen.errors import InvalidOption, meant
+from bullpen.errors import InvalidOption, UnknownOption
 from bullpen.tasks.storage.notifications import Hear
 from bullpen.tasks.storage.redis.raw_connection import HEALTH_CHECK
 from bullpen.tasks.storage.redis.scripts import REPAIR, Script
@@ -177,9 +177,10 @@ def new_client(kind: Any, retry: Any, url: str, **options: Any) -> Any:
     except (TypeError, ValueError) as error:
         names = [name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True)]
         unknown = [name for name in names if f"'{name}'" in str(error)]
-        hint = "".join(meant(name, ["prefix", *inspect.signature(kind).parameters]) for name in unknown)
-        allowed = f"redis://host/number, with ?prefix= and options of redis-py, which says: {error}{hint}"
-        raise InvalidOption("url", f"?{', '.join(unknown or names)}", allowed) from error
+        if unknown:
+            raise UnknownOption("redis://", unknown[0], ["prefix", *inspect.signature(kind).parameters]) from error
+        allowed = f"redis://host/number, with ?prefix= and options of redis-py, which says: {error}"
+        raise InvalidOption("url", f"?{', '.join(names)}", allowed) from error
     return client
 
 
