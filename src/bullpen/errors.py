@@ -370,13 +370,22 @@ class WorkerError(BullpenError):
 class WorkerLost(WorkerError, BrokenExecutor):
     """The worker died while the request was on it.
 
-    For a worker process, `exit_code` is its exit code, if known (negative: killed by that signal), and `stderr` has the
-    last lines that it wrote there.
+    For a worker process, `exit_code` is its exit code, if known (negative: killed by that signal), `stderr` has the
+    last lines that it wrote there, and `peak_memory` the most resident memory that it had, in bytes, if known.
     """
 
-    def __init__(self, message: str, *, worker: str, exit_code: int | None = None, stderr: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker: str,
+        exit_code: int | None = None,
+        stderr: str = "",
+        peak_memory: int | None = None,
+    ) -> None:
         self.exit_code = exit_code
         self.stderr = stderr
+        self.peak_memory = peak_memory
         super().__init__(message, worker=worker)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import signal
 import subprocess
@@ -258,3 +259,34 @@ def sleeper(catches: bool) -> int:
         if not catches:
             raise
     return current_task().attempt
+
+
+@plain.task(timeout=0.5)
+def hangs_after_logging(secret: str) -> None:
+    logging.getLogger("shop").warning("login with %s", secret)
+    time.sleep(process_support.PATIENCE)
+
+
+@plain.task(timeout=0.5)
+def hangs_and_ignores_its_end() -> None:
+    logging.getLogger("shop").warning("begins")
+    while True:
+        try:
+            time.sleep(process_support.PATIENCE)
+        except BaseException:
+            pass
+
+
+@plain.task
+def is_killed_after_logging() -> None:
+    kept = bytearray(50 * 1024 * 1024)
+    for number in range(60):
+        logging.getLogger("shop").warning("line %d of %d bytes", number, len(kept))
+        time.sleep(0.01)  # lines in quick succession may be on their way
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@plain.task(black_box=False)
+def is_killed_without_black_box() -> None:
+    logging.getLogger("shop").warning("private")
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import signal
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -19,7 +20,7 @@ from bullpen.errors import UnknownTask
 from bullpen.tasks.client.job import Job
 from bullpen.tasks.client.task_queue import LARGEST_PAGE, TaskQueue
 from bullpen.tasks.client.why import Why
-from bullpen.tasks.model.info import TaskInfo, as_datetime
+from bullpen.tasks.model.info import TaskError, TaskInfo, as_datetime
 from bullpen.tasks.model.task import TaskStatus
 
 SHOWN = 50
@@ -164,7 +165,26 @@ def _described(task: TaskInfo, why: Why, now: datetime) -> list[Line]:
         lines += [(), text(f"attempt {error.attempt}: {error.kind}", style="bad")]
         told = error.traceback or f"{error.type}: {error.message}" if error.type else error.message
         lines += indented(text(line) for line in told.splitlines())
+        lines += indented(_black_box(error))
     return lines
+
+
+def _black_box(error: TaskError) -> list[Line]:
+    """What a failed attempt keeps beside its error."""
+    memory = "" if error.peak_memory is None else f"{error.peak_memory / 2**20:.0f} MiB at most"
+    lines = facts([("process", _end_of_process(error.exit_code)), ("memory", memory)])
+    if error.log:
+        lines += [text("last log lines (UTC)", style="quiet"), *indented(text(line) for line in error.log)]
+    return lines
+
+
+def _end_of_process(code: int | None) -> str:
+    if code is None or code >= 0:
+        return "" if code is None else f"ended with exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
 
 
 def _timeline(task: TaskInfo) -> list[Line]:

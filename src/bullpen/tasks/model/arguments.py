@@ -28,22 +28,30 @@ def looks_secret(name: str) -> bool:
 
 
 def shown_arguments(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], redact: Collection[str]
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    redact: Collection[str],
+    hidden: list[Any] | None = None,
 ) -> dict[str, Any]:
-    """The arguments by the names of their parameters. The further ones of `*args` are one list."""
+    """The arguments by the names of their parameters. The further ones of `*args` are one list. `hidden` gets the
+    values that are redacted.
+    """
     names = _names(function, len(args))
     found: dict[str, Any] = {}
     for place, value in enumerate(args):
         name = names[place]
         if name is None:
             found[f"args[{place}]"] = REDACTED
+            if hidden is not None:
+                hidden.append(value)
         elif name.startswith("*"):
             rest = found.setdefault(name.removeprefix("*"), [])
             if rest != REDACTED:
                 rest.append(value)
         else:
             found[name] = value
-    return {name: _shown(name, value, redact) for name, value in {**found, **kwargs}.items()}
+    return {name: _shown(name, value, redact, hidden) for name, value in {**found, **kwargs}.items()}
 
 
 def _names(function: Callable[..., Any], count: int) -> list[str | None]:
@@ -58,11 +66,55 @@ def _names(function: Callable[..., Any], count: int) -> list[str | None]:
     return [*names, *[None] * max(count - len(names), 0)]
 
 
-def _shown(name: str, value: Any, redact: Collection[str]) -> Any:
+def _shown(name: str, value: Any, redact: Collection[str], hidden: list[Any] | None) -> Any:
     if name in redact or looks_secret(name):
+        if hidden is not None:
+            hidden.append(value)
         return REDACTED
     if isinstance(value, Mapping):
-        return {key: _shown(str(key), item, redact) for key, item in value.items()}
+        return {key: _shown(str(key), item, redact, hidden) for key, item in value.items()}
     if isinstance(value, list):
-        return [_shown("", item, redact) for item in value]
+        return [_shown("", item, redact, hidden) for item in value]
     return value
+
+
+# Text that a task writes, such as its log: the same rule, as far as text has names.
+
+SHORTEST_SECRET = 4  # characters; a shorter value is part of too many words
+_NAMED = re.compile(r"""(?<![\w.-])(\w[\w.-]*)["']?\s*[=:]\s*""")
+_VALUE = re.compile(r"""(?:Bearer|Basic|Token)\s+\S+|"[^"]*"?|'[^']*'?|[^\s,;&)\]}]*""")
+_PASSWORD_IN_URL = re.compile(r"(?<=://)([^\s:/@]*):[^\s/@]*@")
+
+
+def secret_texts(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], redact: Collection[str]
+) -> list[str]:
+    """The texts and numbers in the arguments that `shown_arguments` redacts, the longest first."""
+    hidden: list[Any] = []
+    shown_arguments(function, args, kwargs, redact, hidden)
+    texts: set[str] = set()
+    for value in hidden:  # it grows
+        if isinstance(value, Mapping):
+            hidden.extend(value.values())
+        elif isinstance(value, list):
+            hidden.extend(value)
+        elif value is not None and not isinstance(value, bool):
+            texts.add(str(value))
+    return sorted((text for text in texts if len(text) >= SHORTEST_SECRET), key=lambda text: (-len(text), text))
+
+
+def redacted_text(text: str, redact: Collection[str], secrets: Collection[str] = ()) -> str:
+    """The text without `secrets`, without values behind names that are redacted (`password=…`, `"token": "…"`), and
+    without passwords in addresses.
+    """
+    for secret in secrets:
+        text = text.replace(secret, REDACTED)
+
+    parts, end = [], 0
+    for found in _NAMED.finditer(text):
+        name = found[1]
+        if found.start() >= end and (name in redact or name.rpartition(".")[2] in redact or looks_secret(name)):
+            parts += [text[end : found.end()], REDACTED]
+            value = _VALUE.match(text, found.end())
+            end = found.end() if value is None else value.end()
+    return _PASSWORD_IN_URL.sub(rf"\1:{REDACTED}@", "".join([*parts, text[end:]]))

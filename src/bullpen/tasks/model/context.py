@@ -41,10 +41,10 @@ class CurrentTask:
     The worker makes it. `report` takes progress and returns at once. `cancelled` says whether the task was asked to
     stop. `complete` settles the task in a transaction; if its third argument says that the caller can await, it may
     return an awaitable. `adopt` passes the store's time to a function that makes new tasks, and adds them with the
-    success of this one. `steps` makes the runner of its steps.
+    success of this one. `steps` makes the runner of its steps. `log` takes the log lines of the task.
     """
 
-    __slots__ = ("_adopt", "_cancelled", "_complete", "_report", "_steps", "_task", "deadline")
+    __slots__ = ("_adopt", "_cancelled", "_complete", "_report", "_steps", "_task", "deadline", "log")
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class CurrentTask:
         complete: Callable[[Any, Any, bool], Awaitable[None] | None] | None = None,
         adopt: Callable[[Callable[[float], Sequence[Task]]], None] | None = None,
         steps: Callable[[], RunsSteps] | None = None,
+        log: Callable[[str], object] | None = None,
     ) -> None:
         self._task = task
         self._report = report
@@ -63,6 +64,7 @@ class CurrentTask:
         self._complete = complete
         self._adopt = adopt
         self._steps = steps
+        self.log = log
         self.deadline = deadline  # when this attempt times out
 
     @property
@@ -310,6 +312,17 @@ def current_task() -> CurrentTask:
             "be given the context, as with contextvars.copy_context().run"
         )
     return current if isinstance(current, CurrentTask) else current()
+
+
+def log_of_current_task() -> Callable[[str], object] | None:
+    """Takes the log lines of the task that runs here; None outside of a task, and if its lines are not kept."""
+    current = _current.get(None)
+    if current is None:
+        return None
+    if not isinstance(current, CurrentTask):
+        current = current()
+        _current.set(current)
+    return current.log
 
 
 def enter(make: Callable[[], CurrentTask]) -> None:

@@ -25,6 +25,9 @@ class TaskError(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None  # of the attempt; None if it never started
     where: str  # the last frame of the user's own code, such as "shop/mail.py:42 in send"; "" if there was none
     fingerprint: str  # failures with the same cause share it; its kind if the store has recorded it
+    log: tuple[str, ...] = ()  # the last log lines of the attempt, oldest first, without secrets
+    exit_code: int | None = None  # of a process that died with the attempt; negative: the signal that killed it
+    peak_memory: int | None = None  # of that process, in bytes; or of the worker that died, at its last heartbeat
 
     @property
     def names(self) -> frozenset[str]:
@@ -219,6 +222,9 @@ def error_of(error: AttemptError) -> TaskError:
         started_at=_maybe(error.started_at),
         where=error.where,
         fingerprint=error.group,
+        log=error.log,
+        exit_code=error.exit_code,
+        peak_memory=error.peak_memory,
     )
 
 

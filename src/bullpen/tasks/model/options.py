@@ -96,6 +96,7 @@ class FunctionOptions(ScheduleOptions, total=False):
     give_up_on: ErrorTypes
     runtime: TaskRuntime | None
     redact: Sequence[str]
+    black_box: bool
 
 
 class EnqueueOptions(ScheduleOptions, total=False):
@@ -151,6 +152,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     give_up_on: tuple[type[BaseException], ...] = ()
     runtime: TaskRuntime | None = None  # of a function that is not async; None: the runtime of the lane
     redact: tuple[str, ...] = ()  # parameters, and keys in them, whose values are not shown
+    black_box: bool = True  # a failed attempt keeps its last log lines
 
     def using(
         self, allowed: frozenset[str], where: str, changes: Mapping[str, Any], parameters: Sequence[str] = ()
@@ -605,6 +607,7 @@ _CHECKS = {
     "give_up_on": _errors,
     "runtime": _runtime,
     "redact": _redact,
+    "black_box": _boolean,
 }
 
 _UNIQUE = ("unique_scope", "unique_for", "on_duplicate", "debounce", "debounce_limit")

@@ -99,6 +99,9 @@ class AttemptError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     started_at: Instant | None = None  # of the attempt; None if it never started
     where: str = ""  # the last frame of the user's own code, such as "shop/mail.py:42 in send"
     fingerprint: str = ""  # failures with the same cause share it; empty if the store has recorded the error
+    log: tuple[str, ...] = ()  # the last log lines of the attempt, oldest first, without secrets
+    exit_code: int | None = None  # of a process that died with the attempt; negative: the signal that killed it
+    peak_memory: Count | None = None  # of that process, in bytes; or of the worker that died, at its last heartbeat
 
     @property
     def group(self) -> str:

@@ -168,6 +168,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     lanes: tuple[tuple[str, ...], ...] = ()  # the queues of each lane
     functions: tuple[FunctionSet, ...] = ()  # of each queue that its functions use; empty: it does not say
     on_threads: tuple[str, ...] = ()  # running tasks that were asked to stop, and run on threads
+    peak_memory: Count = 0  # the most resident memory that its process has had, in bytes; 0: not known
 
     def serves(self, queue: str) -> bool:
         """Whether it serves a queue: `queues` has its name, or a pattern that it matches."""

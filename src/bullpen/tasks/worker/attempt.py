@@ -12,6 +12,7 @@ import asyncio
 import enum
 import logging
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from datetime import UTC, datetime
@@ -66,9 +67,10 @@ from bullpen.tasks.model.task import (
 )
 from bullpen.tasks.model.unreadable import unreadable_message
 from bullpen.tasks.storage.port import AttemptKey
+from bullpen.tasks.worker.black_box import LINES, kept_log, stack_in_output
 from bullpen.tasks.worker.error_data import describe_error, text_of, type_of
 from bullpen.tasks.worker.hung_stack import stack_of_coroutine, stack_of_thread
-from bullpen.tasks.worker.in_process import Outcome, TaskRaised, TaskUnreadable
+from bullpen.tasks.worker.in_process import LogLines, Outcome, TaskRaised, TaskUnreadable
 from bullpen.tasks.worker.options import Lane, WorkerOptions
 from bullpen.tasks.worker.own_transaction import OwnTransaction
 from bullpen.tasks.worker.poison_isolation import PoisonIsolation
@@ -149,6 +151,7 @@ class TaskAttempt:
     _children: tuple[Task, ...] = ()
     _future: PoolFuture[Outcome] | None = None  # of one in a process
     _steps: StepRunner | None = None
+    _log_lines: deque[str] | None = None  # its last ones; any thread appends
     definition: TaskDefinition
 
     def __init__(self, lane: AttemptLane, task: Task, claimed_at: float, expires_at: float) -> None:
@@ -328,16 +331,16 @@ class TaskAttempt:
 
     def _raised_in_process(self, error: BaseException) -> Settlement | None:
         if self.interruption is not None and not isinstance(error, Exception):
-            return self._interrupted(None)  # the interruption itself
+            return self._interrupted(CancelledError().with_traceback(error.__traceback__))  # the interruption itself
         return self._raised(error)
 
     def _came_to_nothing(self, error: BaseException) -> Settlement | None:
         """An error of the pool: the process died, none could start, or the task could not be sent."""
         if self.interruption is not None:
-            return self._interrupted(None)
+            return self._interrupted(error if isinstance(error, WorkerLost) else None)
         if isinstance(error, WorkerLost):
             self._log(logging.ERROR, "crashed: its process died (%s)", error)
-            return crash(self.task, self._error("crash", error))
+            return crash(self.task, self._error("crash", error.with_traceback(stack_in_output(error.stderr))))
         if isinstance(error, PoolError | WorkerError | CancelledError):
             return self._lane.no_process(self, error)
         return self._raised(error)
@@ -355,6 +358,7 @@ class TaskAttempt:
             complete=self._complete,
             adopt=self._adopt,
             steps=self._step_runner,
+            log=self.note_log if self.definition.options.black_box else None,
         )
 
     def _step_runner(self) -> StepRunner:
@@ -373,6 +377,13 @@ class TaskAttempt:
     def report(self, progress: Progress) -> None:
         """On any thread: the heartbeat writes the latest, and the settlement the last."""
         self.progress = progress
+
+    def note_log(self, line: str) -> None:
+        """On any thread: a failure keeps the last lines."""
+        if self._log_lines is None:
+            vars(self).setdefault("_log_lines", deque(maxlen=LINES))
+        assert self._log_lines is not None
+        self._log_lines.append(line)
 
     def with_progress(self, settlement: Settlement) -> Settlement:
         """The settlement with the last progress, unless the store has it."""
@@ -412,7 +423,7 @@ class TaskAttempt:
         return self._lane.save_step_in(connection, AttemptKey(*self.key), step)
 
     def describe_error(self, error: BaseException) -> AttemptError:
-        return self._error("exception", error)
+        return describe_error(self.task, "exception", error, at=self._now(), worker=self._lane.worker)
 
     def store_time(self) -> float:
         return self._now()
@@ -527,7 +538,7 @@ class TaskAttempt:
         return settlement
 
     def _interrupted(self, error: BaseException | None) -> Settlement | None:
-        """The worker has interrupted it. `error`: the exception of the function, if it raised one."""
+        """The worker has interrupted it. `error`: the exception of the function, or the end of its process."""
         why = self.interruption
         assert why is not None
         if why is Interruption.LOST:
@@ -539,22 +550,29 @@ class TaskAttempt:
             return self._timed_out(error)
         if self.task.at_most_once and self.began_at is not None:
             self._log(logging.ERROR, "lost: it was interrupted (%s) and must not run again", why.value)
-            return crash(self.task, self._error("lost", None, f"it was interrupted: {why.value}"))
+            return crash(self.task, self._error("lost", None, f"it was interrupted: {why.value}", self._where(error)))
         self._log(logging.INFO, "released: %s", why.value)
         return release(self.task)
 
     def _timed_out(self, error: BaseException | None) -> Settlement:
         """It is recorded as a timeout, whatever the function raised when it was interrupted."""
         timeout = f"ran longer than its timeout of {self.task.timeout:g} s"
-        own = None if isinstance(error, asyncio.CancelledError | CancelledError) else error
+        own = None if isinstance(error, asyncio.CancelledError | CancelledError | WorkerLost) else error
         raised = "" if own is None else f"; it raised {type_of(own)}: {text_of(own)}"
-        where = self._hung_at() if error is None else error.__traceback__
-        failure = TimeoutError(timeout + raised).with_traceback(where)
-        settlement = fail(self.task, self._error("timeout", failure), primitives.random.random())
+        failure = self._error("timeout", TimeoutError(timeout + raised).with_traceback(self._where(error)))
+        if isinstance(error, WorkerLost):
+            failure = _with_end(failure, error)
+        settlement = fail(self.task, failure, primitives.random.random())
         self._log_failure(timeout, settlement, own)
         return settlement
 
-    def _hung_at(self) -> TracebackType | None:
+    def _where(self, error: BaseException | None) -> TracebackType | None:
+        """Where its function was when it was interrupted."""
+        if error is None:
+            return self.hung_at()
+        return stack_in_output(error.stderr) if isinstance(error, WorkerLost) else error.__traceback__
+
+    def hung_at(self) -> TracebackType | None:
         """Where its function hangs. None if it has just ended, or runs in a process."""
         if self.unit is not None:
             return stack_of_coroutine(self.unit.get_coro())
@@ -598,10 +616,16 @@ class TaskAttempt:
         )  # never log arguments
         return fail_permanently(self.task, self._error("poison", error))
 
-    def _error(self, kind: ErrorKind, error: BaseException | None, message: str = "") -> AttemptError:
-        """A failure as data, with the message of the error unless another is given."""
-        worker = self._lane.worker
-        return describe_error(self.task, kind, error, at=self._now(), worker=worker, message=message)
+    def _error(
+        self, kind: ErrorKind, error: BaseException | None, message: str = "", stack: TracebackType | None = None
+    ) -> AttemptError:
+        """A failure as data, with the message of the error unless another is given, and the last log lines."""
+        at, worker = self._now(), self._lane.worker
+        failure = describe_error(self.task, kind, error, at=at, worker=worker, message=message, stack=stack)
+        if self._log_lines:
+            log = kept_log(self._log_lines.copy(), self.definition, self.task.payload)
+            failure = msgspec.structs.replace(failure, log=log)
+        return _with_end(failure, error) if kind == "crash" and isinstance(error, WorkerLost) else failure
 
     def _now(self) -> float:
         """The store's clock, as estimated here."""
@@ -689,6 +713,9 @@ class ProgressOf(Listener):
     def hear(self, value: Any) -> None:
         if isinstance(value, SavedStep):
             self._attempt.save_step_of_process(value)
+        elif isinstance(value, LogLines):
+            for line in value.lines:
+                self._attempt.note_log(line)
         else:
             self._attempt.report(value)
 
@@ -698,6 +725,11 @@ def _has_result(member: Task | None, depends_on: DependsOn) -> bool:
     if member is None or member.status is not SUCCESS:
         return depends_on.run_always
     return not member.result_dropped
+
+
+def _with_end(failure: AttemptError, lost: WorkerLost) -> AttemptError:
+    """The failure with the end of its process."""
+    return msgspec.structs.replace(failure, exit_code=lost.exit_code, peak_memory=lost.peak_memory)
 
 
 def _cause_of(error: BaseException) -> BaseException:

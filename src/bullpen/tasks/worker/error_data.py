@@ -13,9 +13,18 @@ MESSAGE_KEPT, TRACEBACK_KEPT = 2_000, 20_000  # characters
 
 
 def describe_error(
-    task: Task, kind: ErrorKind, error: BaseException | None, *, at: float, worker: str = "", message: str = ""
+    task: Task,
+    kind: ErrorKind,
+    error: BaseException | None,
+    *,
+    at: float,
+    worker: str = "",
+    message: str = "",
+    stack: TracebackType | None = None,
 ) -> AttemptError:
-    """A failure as data, with the message of the error unless another is given."""
+    """A failure as data, with the message of the error unless another is given. `stack`: of a failure without an error,
+    where its function was.
+    """
     if error is not None and not message:
         message = text_of(error)
     kind_of_error = "" if error is None else type_of(error)
@@ -26,7 +35,7 @@ def describe_error(
         at=at,
         type=kind_of_error,
         message=writable(message)[:MESSAGE_KEPT],
-        traceback="" if error is None else writable(_traceback_of(error))[-TRACEBACK_KEPT:],
+        traceback=writable(stack_text(stack) if error is None else _traceback_of(error))[-TRACEBACK_KEPT:],
         worker=worker,
         where=where,
         fingerprint=fingerprint_of(task.func_path, kind_of_error or kind, place),
@@ -47,13 +56,21 @@ def text_of(error: BaseException) -> str:
         return f"<{type(error).__name__}: its __str__ raised>"
 
 
+def stack_text(stack: TracebackType | None) -> str:
+    """A stack in words, from the function on."""
+    return "".join(traceback.format_tb(_from_function(stack)))
+
+
+def _from_function(frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and _is_ours(frames):
+        frames = frames.tb_next
+    return frames
+
+
 def _traceback_of(error: BaseException) -> str:
     """The traceback, from the function on."""
     try:
-        frames = error.__traceback__
-        while frames is not None and _is_ours(frames):
-            frames = frames.tb_next
-        return "".join(traceback.format_exception(type(error), error, frames))
+        return "".join(traceback.format_exception(type(error), error, _from_function(error.__traceback__)))
     except BaseException:
         return ""
 

@@ -27,7 +27,7 @@ from bullpen.tasks.storage.port import AttemptKey, Storage, SupportsLockCheck, S
 from bullpen.tasks.worker.attempt import Interruption, TaskAttempt
 from bullpen.tasks.worker.declarations import DeclaredSchedules
 from bullpen.tasks.worker.history_tally import WRITE_EVERY, HistoryBacklog, TallyCounts
-from bullpen.tasks.worker.identity import this_host, unregister_worker
+from bullpen.tasks.worker.identity import machine, this_host, unregister_worker
 from bullpen.tasks.worker.lane import LaneRunner
 from bullpen.tasks.worker.options import WorkerOptions
 from bullpen.tasks.worker.reports import Outage, Reports, log_message
@@ -169,6 +169,7 @@ class Heartbeat:
             running=len(held),
             stopping=self._is_stopping,
             on_threads=tuple(on_threads[:NAMED_ON_THREADS]),
+            peak_memory=machine.peak_memory(),
         )
         await self._within(self._storage.save_worker(self._record))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import sys
 from pathlib import Path
 
 from bullpen import primitives
@@ -44,6 +45,14 @@ class LocalMachine:
         fields = stat.rpartition(")")[2].split()  # the name before may have spaces and brackets
         state, began = fields[0], fields[19]
         return None if state in "ZX" else float(began)
+
+    def peak_memory(self) -> int:
+        """The most resident memory that this process has had, in bytes; 0 where the system does not say."""
+        try:
+            import resource
+        except ImportError:  # Windows
+            return 0
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     def exists(self, pid: int) -> bool:
         """Whether the process exists, also if it is hidden from this one. A zombie does not count."""
@@ -85,6 +94,7 @@ def register_worker(
         seen_at=now,
         lanes=lanes,
         functions=functions,
+        peak_memory=machine.peak_memory(),
     )
 
 

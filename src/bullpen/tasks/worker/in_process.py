@@ -11,21 +11,24 @@ import importlib
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from bullpen import primitives
 from bullpen.errors import InvalidStep, InvalidTask, NoCurrentTask, WorkerBroken
 from bullpen.tasks.model.context import CurrentTask, running
 from bullpen.tasks.model.registry import TaskDefinition, TaskRegistry
 from bullpen.tasks.model.task import AttemptError, Progress, Step, Task
+from bullpen.tasks.worker.black_box import LINES, capture_log
 from bullpen.tasks.worker.error_data import describe_error
 from bullpen.tasks.worker.scope import WorkerScope
 from bullpen.tasks.worker.step_link import StepLink
 from bullpen.tasks.worker.steps import StepRunner
 
 TELL_EVERY = 0.1  # seconds between two reports of progress
+SENT_AT_ONCE = 20  # log lines in these seconds that are sent one by one
 CLOSE_PATIENCE = 5.0  # seconds for lifespans and injected values to close
 
 Place = tuple[str, str]  # the module of a function, and its name there
@@ -50,6 +53,7 @@ class TaskProcess:
     def __init__(self) -> None:
         self._scopes: dict[int, _OpenScope] = {}  # by registry
         self._link = StepLink()
+        capture_log()
 
     def run(self, place: Place, task: Task, deadline: datetime | None, tell: Callable[[Any], object]) -> Outcome:
         """Run a task. Raises `TaskRaised` from its exception, or `TaskUnreadable`. The pool handles `WorkerBroken`."""
@@ -67,13 +71,24 @@ class TaskProcess:
         except BaseException as error:
             raise TaskUnreadable from error
         steps = StepRunner(_Keeper(task, self._link, teller), definition.codec.max_result)
-        current = CurrentTask(task, deadline=deadline, report=teller, complete=_cannot_complete, steps=lambda: steps)
+        log = _LogSender(teller.send)
+        current = CurrentTask(
+            task,
+            deadline=deadline,
+            report=teller,
+            complete=_cannot_complete,
+            steps=lambda: steps,
+            log=log if definition.options.black_box else None,
+        )
         with running(current):
             try:
                 value = self._call(definition, args, kwargs)
                 definition.reject_unawaited(value)
                 if (swallowed := steps.reject_return()) is not None:
                     raise swallowed
+            except BaseException:
+                log.flush()
+                raise
             finally:
                 teller.flush()
         try:
@@ -180,6 +195,39 @@ class _Teller:
             if self._timer is not None:
                 self._timer.cancel()
         self._tell_latest()
+
+
+class LogLines(NamedTuple):
+    """Log lines of a task on their way to the worker."""
+
+    lines: tuple[str, ...]
+
+
+class _LogSender:
+    """Sends log lines: the first ones of each `TELL_EVERY` seconds at once, because a process may die after any line;
+    the others together with the next.
+    """
+
+    def __init__(self, send: Callable[[Any], object]) -> None:
+        self._send = send
+        self._unsent: deque[str] = deque(maxlen=LINES)
+        self._sent = 0  # so often in this period
+        self._period_ends = 0.0
+
+    def __call__(self, line: str) -> None:
+        self._unsent.append(line)
+        now = time.monotonic()
+        if now >= self._period_ends:
+            self._period_ends = now + TELL_EVERY
+            self._sent = 0
+        if self._sent < SENT_AT_ONCE:
+            self._sent += 1
+            self.flush()
+
+    def flush(self) -> None:
+        lines = tuple(self._unsent.popleft() for _ in range(len(self._unsent)))
+        if lines:
+            self._send(LogLines(lines))
 
 
 def place_of(definition: TaskDefinition) -> Place:

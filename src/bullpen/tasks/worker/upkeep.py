@@ -152,11 +152,14 @@ class _Decision:
             message=f"worker {owner} {self._what_happened_to(owner, record, now)}",
             worker=owner,
             started_at=task.started_at,
+            peak_memory=(record.peak_memory or None) if record is not None else None,
         )
         return crash(task, error)
 
     def _what_happened_to(self, owner: str, record: WorkerRecord | None, now: float) -> str:
-        if owner in self._dead or record is None:
+        if record is None:
             return "died with it"
+        if owner in self._dead:
+            return f"died with it, {max(now - record.seen_at, 0.0):.0f} s after its last heartbeat"
         silent = now - record.seen_at
         return "did not renew its lease" if silent < self._lease else f"has been silent for {silent:.0f} s"

@@ -18,6 +18,7 @@ from bullpen.pools.checks import Seconds, seconds
 from bullpen.tasks.model.registry import TaskRegistry
 from bullpen.tasks.storage.port import FunctionSet, Storage, SupportsLockCheck, WorkerRecord
 from bullpen.tasks.worker.attempt import Interruption
+from bullpen.tasks.worker.black_box import capture_log
 from bullpen.tasks.worker.declarations import DeclaredSchedules, declare_limits
 from bullpen.tasks.worker.heartbeat import Heartbeat
 from bullpen.tasks.worker.identity import new_worker_id, register_worker, unregister_worker
@@ -148,6 +149,7 @@ class AsyncWorkerPool:
             self._enter(WorkerState.STOPPED)
             self._stopped.set_result(None)
             raise
+        capture_log()
         poison_isolation = PoisonIsolation(loop.time)
         self._lanes = [
             LaneRunner(lane, options, self._queue.registry, scope, storage, self.id, self._reports, poison_isolation)

@@ -228,6 +228,9 @@ class _SimulatedMachine(identity.LocalMachine):
     def process_started(self, pid: int) -> float | None:
         return self._world.processes[pid].began if self.exists(pid) else None
 
+    def peak_memory(self) -> int:
+        return 0
+
     def exists(self, pid: int) -> bool:
         process = self._world.processes.get(pid)
         return process is not None and not process.gone

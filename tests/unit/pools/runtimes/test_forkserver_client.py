@@ -52,6 +52,8 @@ class StartingWorker:
 
     unwanted = overdue = is_over = False
 
+    peak_memory: int | None = None
+
     def __init__(self) -> None:
         self.pidfd: int | None = None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bullpen.tasks.model.arguments import REDACTED, looks_secret, shown_arguments
+from bullpen.tasks.model.arguments import REDACTED, looks_secret, redacted_text, secret_texts, shown_arguments
 
 SECRET = "password new_password PASSWORD userPassword api_key apiKey api-keys X-Auth-Token tokens access_token"
 SECRET += " client_secret Authorization cookie card_number session_id pin"
@@ -53,3 +53,32 @@ def test_named_parameters_are_redacted_at_any_depth() -> None:
         "rows": [{"name": 1, "mail": REDACTED}],
         "codes": REDACTED,
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("shop: password=hunter2 for ada", "shop: password=[redacted] for ada"),
+        ("""{"api_key": "a b c", 'who': 'ada'}""", """{"api_key": [redacted], 'who': [redacted]}"""),
+        ("Authorization: Bearer abc.def, next", "Authorization: [redacted] next"),
+        ("user.who = 7; x=1", "user.who = [redacted]; x=1"),
+        ("postgresql://ada:hunter2@db/shop", "postgresql://ada:[redacted]@db/shop"),
+        ("card 4711-0815 of order 1", "card [redacted] of order 1"),
+        ("tokens: 3, accessToken='it", "tokens: [redacted], accessToken=[redacted]"),
+        ("a: b=c is no secret, nor is password", "a: b=c is no secret, nor is password"),
+        ("", ""),
+    ],
+)
+def test_a_text_is_shown_without_secrets(text: str, shown: str) -> None:
+    assert redacted_text(text, ["who"], ["4711-0815"]) == shown
+
+
+def test_the_texts_of_secret_arguments() -> None:
+    def charge(card_number: str, order: dict[str, object], pin: int, *rest: str) -> None: ...
+
+    args = ("4711-0815", {"id": 12345, "token": ["abcd", "x"], "auth": {"user": "ada lovelace"}}, 98765, "more")
+    assert secret_texts(charge, args, {}, ["rest"]) == ["ada lovelace", "4711-0815", "98765", "abcd", "more"]
+
+
+def test_a_long_line_without_names_takes_linear_time() -> None:
+    assert redacted_text("a" * 1_000_000, ["who"]) == "a" * 1_000_000

@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
@@ -201,9 +202,9 @@ class Forkserver:
                     if ended is None:
                         return
                     self._end_group(ended.si_pid)  # while the pid is still its own
-                    pid, status = os.waitpid(ended.si_pid, 0)
+                    pid, status, usage = os.wait4(ended.si_pid, 0)
                 else:  # macOS with an older Python; untested
-                    pid, status = os.waitpid(-1, os.WNOHANG)
+                    pid, status, usage = os.wait4(-1, os.WNOHANG)
                     if not pid:
                         return
                     self._end_group(pid)
@@ -213,7 +214,8 @@ class Forkserver:
             number = self._workers.pop(pid, None)
             if number is not None:
                 code = os.waitstatus_to_exitcode(status)
-                self._tell(wire.EXITED, number, code.to_bytes(8, "little", signed=True))
+                memory = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+                self._tell(wire.EXITED, number, struct.pack("<qQ", code, memory))
 
     def _forget_spare(self, pid: int) -> None:
         """The spare process has ended, if this is its pid. From now on another process may get that pid."""

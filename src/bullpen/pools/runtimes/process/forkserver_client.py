@@ -12,6 +12,7 @@ import functools
 import os
 import pickle
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -34,6 +35,8 @@ HUNG = "its forkserver did not answer"
 
 class StartingWorker(Protocol):
     """A worker process, as the forkserver's client needs it. All methods are called on the io thread."""
+
+    peak_memory: int | None  # bytes; set before `ended` is called, if the forkserver knows it
 
     def started(self, pid: int, pidfd: int | None) -> None:
         """It runs. `pidfd` is its descriptor, where the system has these."""
@@ -248,7 +251,9 @@ class ForkserverClient:
             if kind == wire.STARTED:
                 self._workers[number].started(int.from_bytes(text, "little"), pidfds.get(number))
             elif kind == wire.EXITED:
-                self._workers.pop(number).ended(int.from_bytes(text, "little", signed=True), "")
+                code, memory = struct.unpack("<qQ", text)
+                self._workers[number].peak_memory = memory
+                self._workers.pop(number).ended(code, "")
             elif number:
                 self._workers.pop(number).ended(None, f"its forkserver could not fork: {text.decode()}")
             else:  # the forkserver itself failed

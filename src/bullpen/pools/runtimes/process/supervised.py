@@ -75,6 +75,7 @@ class Supervised:
         "_why",
         "_worker",
         "ended_on_purpose",
+        "peak_memory",
         "was_killed",
     )
 
@@ -116,6 +117,7 @@ class Supervised:
         self._over = False
         self.ended_on_purpose = False  # killed because a request did not stop
         self.was_killed = False  # by a signal, or with its forkserver, without an error of its own
+        self.peak_memory: int | None = None  # bytes, once its forkserver has reported its end
         self._gone = primitives.gate()
         self._gone.acquire()
 
@@ -573,7 +575,13 @@ class Supervised:
             case _:
                 last = "; the field stderr and the log have its last output"
         text = "\n".join(lines)
-        return lost_class()(f"{name} {how}{last}", worker=self._worker.name, exit_code=code, stderr=text)
+        return lost_class()(
+            f"{name} {how}{last}",
+            worker=self._worker.name,
+            exit_code=code,
+            stderr=text,
+            peak_memory=self.peak_memory,
+        )
 
     def join(self, timeout: float | None) -> bool:
         if timeout == 0:
