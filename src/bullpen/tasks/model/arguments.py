@@ -107,9 +107,6 @@ def redacted_text(text: str, redact: Collection[str], secrets: Collection[str] =
     """The text without `secrets`, without values behind names that are redacted (`password=…`, `"token": "…"`), and
     without passwords in addresses.
     """
-    for secret in secrets:
-        text = text.replace(secret, REDACTED)
-
     parts, end = [], 0
     for found in _NAMED.finditer(text):
         name = found[1]
@@ -117,4 +114,7 @@ def redacted_text(text: str, redact: Collection[str], secrets: Collection[str] =
             parts += [text[end : found.end()], REDACTED]
             value = _VALUE.match(text, found.end())
             end = found.end() if value is None else value.end()
-    return _PASSWORD_IN_URL.sub(rf"\1:{REDACTED}@", "".join([*parts, text[end:]]))
+    text = _PASSWORD_IN_URL.sub(rf"\1:{REDACTED}@", "".join([*parts, text[end:]]))
+    for secret in secrets:
+        text = text.replace(secret, REDACTED)
+    return text

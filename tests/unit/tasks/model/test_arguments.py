@@ -63,6 +63,7 @@ def test_named_parameters_are_redacted_at_any_depth() -> None:
         ("Authorization: Bearer abc.def, next", "Authorization: [redacted] next"),
         ("user.who = 7; x=1", "user.who = [redacted]; x=1"),
         ("postgresql://ada:hunter2@db/shop", "postgresql://ada:[redacted]@db/shop"),
+        ("token=4711-0815, pin: '4711-0815'", "token=[redacted], pin: [redacted]"),
         ("card 4711-0815 of order 1", "card [redacted] of order 1"),
         ("tokens: 3, accessToken='it", "tokens: [redacted], accessToken=[redacted]"),
         ("a: b=c is no secret, nor is password", "a: b=c is no secret, nor is password"),
