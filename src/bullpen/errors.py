@@ -787,7 +787,9 @@ class StorageReadOnly(StorageError):
 
 
 class StorageCorrupt(StorageError):
-    """The stored data is damaged. Bullpen neither repairs nor replaces it: restore a backup."""
+    """The stored data is damaged, or its tables were dropped. Bullpen neither repairs nor replaces it: restore a
+    backup. A worker stops, unless only the history is concerned.
+    """
 
 
 class StorageGone(StorageError):

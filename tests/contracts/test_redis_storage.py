@@ -281,6 +281,20 @@ class TestRedisStorage(StorageContract):
             await store.close()
             await store.open()  # a client does not repair the same key again at once
 
+    async def test_a_client_repairs_the_same_queue_again(self, store: Storage) -> None:
+        """Not at once, so that a repair that does not help costs the server little."""
+        for number in range(2):
+            async with Redis.from_url(self.url) as client:
+                await client.hset(f"{{{self.prefix}:default}}:counts", "pending", "x")
+            async with asyncio.timeout(30):
+                while True:
+                    try:
+                        await added(store)
+                        break
+                    except StorageError:
+                        await asyncio.sleep(0.1)
+            assert (await store.counts())["default"][PENDING] >= number + 1
+
     async def test_the_list_of_queues_is_made_anew(self, store: Storage) -> None:
         await store.add([new_task(), new_task(queue="other")])
         for damage in ("gone", "text", "alien names"):
@@ -293,8 +307,28 @@ class TestRedisStorage(StorageContract):
                     await client.set(f"{self.prefix}:queues", "text")
             await store.save_worker(replace(WORKER, queues=("default", "other", "empty", "part-*")))
             assert set(await store.counts()) == {"default", "other"}, damage
+            assert set(await store.queues()) == {"default", "other"}, damage
             async with Redis.from_url(self.url) as client:
                 assert b"empty" not in await client.smembers(f"{self.prefix}:queues")
+
+    async def test_a_queue_that_no_worker_serves_is_listed_again(self, store: Storage) -> None:
+        task = await added(store, queue="alone")
+        await store.set_limit(Limit(queue="limited", max_running=1))
+        await store.add([new_task()])
+        expected = {"alone", "limited", "default"}
+        async with Redis.from_url(self.url) as client:
+            await client.set(f"{{{self.prefix}:no name}}:ids", "of another program")
+            await client.srem(f"{self.prefix}:queues", "alone", "limited", "default")  # that is all of the list
+            other = self.make_storage()
+            try:
+                assert set(await other.queues()) == expected  # any client that finds no list
+                assert ids(await other.list(TaskFilter(queues=("alone",)), limit=10)) == [task.id]
+                await client.delete(f"{self.prefix}:queues")
+                await client.sadd(f"{self.prefix}:queues", "whatever")
+                await other.save_worker(WORKER)  # a worker that finds its own queue missing
+                assert set(await other.queues()) == {*expected, "whatever"}
+            finally:
+                await other.close()
 
     async def test_workers_register_though_their_key_has_the_wrong_type(self, store: Storage) -> None:
         async with Redis.from_url(self.url) as client:

@@ -21,6 +21,7 @@ from bullpen import (
     AsyncWorkerPool,
     SchemaTooNew,
     StorageBusy,
+    StorageCorrupt,
     StorageError,
     StorageUnavailable,
     TaskNotFound,
@@ -326,6 +327,19 @@ async def test_functions_are_created_and_run_where_the_server_is_strict(postgres
         assert len(await claim(store, 2)) == 1
     finally:
         await store.close()
+
+
+@pytest.mark.parametrize("fault", ["DROP TABLE {}.task CASCADE", "DROP FUNCTION {}.exchange"])
+async def test_a_worker_ends_when_its_tables_are_dropped(postgres_url: str, schema: str, fault: str) -> None:
+    """It repeated its calls without an end."""
+    async with TaskQueue(f"{postgres_url}?schema={schema}") as queue:
+        worker = AsyncWorkerPool(queue, poll_interval=0.1)
+        await worker.start()
+        await asyncio.to_thread(run, postgres_url, lambda connection: connection.execute(fault.format(schema)))
+        await asyncio.wait_for(worker.wait_stopped(), PATIENCE)
+        storage = await queue.astorage()
+        with pytest.raises(StorageCorrupt, match="another program has dropped or changed it"):
+            await storage.exchange([], worker="w", queues=["default"], limit=1, lease=1.0, claim_id="c")
 
 
 async def test_a_schema_whose_version_is_gone_is_left_alone(postgres_url: str, schema: str) -> None:

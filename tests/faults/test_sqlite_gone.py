@@ -1,10 +1,12 @@
-"""The SQLite file is removed, replaced or emptied under a real worker: the worker ends with an error and exit
+"""The SQLite file is removed, replaced, emptied or damaged under a real worker: the worker ends with an error and exit
 code 1.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,6 +68,28 @@ def test_an_idle_worker_ends(folder: Folder, fault: Callable[[Path], None]) -> N
         fault(folder.path / "data" / "jobs.db")
         assert worker.ends() == 1
         assert "while it was in use; restart this process" in worker.told
+        assert "Traceback" not in worker.told
+
+
+def overwrite_log(path: Path) -> None:
+    log = Path(f"{path}-wal")
+    with log.open("r+b") as file:
+        file.write(os.urandom(log.stat().st_size))
+
+
+def drop_tables(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE bullpen_task")
+    db.close()
+
+
+@pytest.mark.parametrize("fault", [overwrite_log, drop_tables], ids=lambda fault: fault.__name__)
+def test_an_idle_worker_ends_when_the_contents_are_damaged(folder: Folder, fault: Callable[[Path], None]) -> None:
+    """It repeated its calls without an end."""
+    with folder.worker().runs() as worker:
+        fault(folder.path / "data" / "jobs.db")
+        assert worker.ends() == 1
+        assert "; the worker stops now" in worker.told
         assert "Traceback" not in worker.told
 
 

@@ -256,6 +256,66 @@ def test_a_heartbeat_that_cannot_open_the_store_stops_the_worker(error: Exceptio
     asyncio.run(main())
 
 
+UNUSABLE = [
+    StorageCorrupt("it is damaged", storage="jobs.db"),
+    NotABullpenFile("it is not a database", storage="jobs.db"),
+    SchemaTooNew(storage="jobs.db", found=99, known=1),
+]
+
+
+class Damaged(MemoryStorage):
+    """Some verbs raise an error, from the time that a task is enqueued."""
+
+    def __init__(self, error: Exception, *verbs: str) -> None:
+        super().__init__()
+        self.error = error
+        self.verbs = verbs
+        self.raised = 0
+        self.is_damaged = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name in object.__getattribute__(self, "__dict__").get("verbs", ()):
+            return self._fail if self.is_damaged else super().__getattribute__(name)
+        return super().__getattribute__(name)
+
+    async def _fail(self, *args: Any, **kwargs: Any) -> Any:
+        self.raised += 1
+        raise self.error
+
+
+@pytest.mark.parametrize("error", UNUSABLE, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("verb", ["exchange", "save_worker"])
+def test_a_worker_ends_when_its_store_turns_out_to_be_unusable(error: Exception, verb: str) -> None:
+    async def main() -> None:
+        desk = Desk(store := Damaged(error, verb))
+        worker = desk.worker(1, lease=0.3, poll_interval=0.05)
+        running = asyncio.create_task(worker.run())
+        await until(lambda: str(worker.state) == "running")
+        store.is_damaged = True
+        with pytest.raises(type(error)):
+            await running
+        assert str(worker.state) == "stopped"
+
+    asyncio.run(main())
+
+
+def test_a_worker_goes_on_if_only_its_maintenance_meets_damage() -> None:
+    """Say if the table of the history is lost."""
+
+    async def main() -> None:
+        verbs = ("add_history", "prune", "expire")
+        desk = Desk(store := Damaged(UNUSABLE[0], *verbs))
+        counter = Counter()
+        name = desk.task(counter.work, "work")
+        store.is_damaged = True
+        async with desk.worker(1) as worker:
+            await until(lambda: store.raised > 1)
+            assert (await desk.ended(await desk.add(name, 1))).status is SUCCESS
+            assert str(worker.state) == "running"
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("kind", [StorageFull, StorageBusy, StorageUnavailable])
 def test_a_worker_that_starts_on_a_full_disk_or_in_an_outage_goes_on(kind: type[StorageError]) -> None:
     async def main() -> None:

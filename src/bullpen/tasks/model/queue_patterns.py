@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Sequence
 
@@ -28,8 +27,22 @@ def queue_or_pattern(option: str, value: object) -> str:
 
 
 def matches_queue(pattern: str, queue: str) -> bool:
-    """Whether a queue has this name or matches this pattern."""
-    return pattern == queue if ANY not in pattern else _compiled(pattern).fullmatch(queue) is not None
+    """Whether a queue has this name or matches this pattern. Each part of the pattern is looked for once, so that no
+    pattern takes long.
+    """
+    first, *parts = pattern.split(ANY)
+    if not parts:
+        return pattern == queue
+    *middle, last = parts
+    if not queue.startswith(first) or not queue.endswith(last):
+        return False
+    at, end = len(first), len(queue) - len(last)
+    for part in middle:  # the leftmost place leaves the most for the others
+        at = queue.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return at <= end
 
 
 def lane_of(queue: str, lanes: Sequence[Sequence[str]]) -> int | None:
@@ -41,8 +54,3 @@ def lane_of(queue: str, lanes: Sequence[Sequence[str]]) -> int | None:
         if any(is_pattern(name) and matches_queue(name, queue) for name in names):
             return number
     return None
-
-
-@functools.lru_cache(maxsize=1000)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(".*".join(map(re.escape, pattern.split(ANY))))

@@ -189,7 +189,7 @@ class Heartbeat:
     # Maintenance.
 
     async def _maintain(self) -> None:
-        outage = Outage(self._reports, "upkeep", self._options.longest_pause)
+        outage = Outage(self._reports, "upkeep", self._options.longest_pause, can_wait=True)
         shared = (self._upkeep.rescue, self._upkeep.expire, self._upkeep.prune)
         mine = (
             *(self._look_for_queues, self._look, self._look_at_schedules),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bullpen import primitives
-from bullpen.errors import StorageGone
+from bullpen.errors import NotABullpenFile, SchemaTooNew, StorageCorrupt, StorageGone
 from bullpen.escaping import escape
 from bullpen.tasks.model.task import CANCELLED, FAILED, SUCCESS, AttemptError, Settlement, Task, TaskOutcome, outcome_of
 from bullpen.tasks.storage.port import WorkerRecord
@@ -140,10 +140,17 @@ def _kind(task: Task, settlement: Settlement) -> Kind:
     return Kind.TASK_RELEASED if settlement.error is None else Kind.TASK_RETRYING
 
 
-class Outage:
-    """Failing calls of one user of the store: logs the first failure and the recovery, and sets the pauses between."""
+UNUSABLE = (StorageGone, StorageCorrupt, NotABullpenFile, SchemaTooNew)  # errors that a later try does not mend
 
-    def __init__(self, reports: Reports, user: str, longest: float) -> None:
+
+class Outage:
+    """Failing calls of one user of the store: logs the first failure and the recovery, and sets the pauses between.
+
+    `can_wait`: the worker goes on although the calls fail for as long as the store is damaged.
+    """
+
+    def __init__(self, reports: Reports, user: str, longest: float, *, can_wait: bool = False) -> None:
+        self._fatal = StorageGone if can_wait else UNUSABLE
         self._reports = reports
         self._user = user
         self._longest = longest
@@ -152,9 +159,9 @@ class Outage:
     def failed(self, what: str, error: BaseException) -> float:
         """A call has failed. Returns the seconds to wait before the next try; they grow, with jitter.
 
-        Raises StorageGone: no later try can succeed.
+        Raises the error if no later try can succeed.
         """
-        if isinstance(error, StorageGone):
+        if isinstance(error, self._fatal):
             raise error
         self.failures += 1
         longest = min(SHORTEST_PAUSE * 2.0 ** min(self.failures, 30), self._longest)

@@ -13,7 +13,7 @@ from types import EllipsisType, TracebackType
 from typing import Never, Protocol
 
 from bullpen import primitives
-from bullpen.errors import PoolClosed, StorageBusy, StorageGone, TasksLeft
+from bullpen.errors import PoolClosed, StorageBusy, TasksLeft
 from bullpen.pools.checks import Seconds, seconds
 from bullpen.tasks.model.registry import TaskRegistry
 from bullpen.tasks.storage.port import FunctionSet, Storage, SupportsLockCheck, WorkerRecord
@@ -25,7 +25,7 @@ from bullpen.tasks.worker.identity import new_worker_id, register_worker, unregi
 from bullpen.tasks.worker.lane import LaneRunner
 from bullpen.tasks.worker.options import Lane, Lanes, WorkerOptions
 from bullpen.tasks.worker.poison_isolation import PoisonIsolation
-from bullpen.tasks.worker.reports import Outage, Reports, log_message
+from bullpen.tasks.worker.reports import UNUSABLE, Outage, Reports, log_message
 from bullpen.tasks.worker.scope import WorkerScope
 from bullpen.tasks.worker.signals import StopSignals
 from bullpen.telemetry import Kind, TelemetryEvent
@@ -207,19 +207,19 @@ class AsyncWorkerPool:
             ) from None
 
     def _served(self, serving: asyncio.Task[None]) -> None:
-        """A lane has ended. An error is a defect, or the store is gone: the worker then stops."""
+        """A lane has ended. An error is a defect, or the store is unusable: the worker then stops."""
         if not serving.cancelled() and (error := serving.exception()) is not None:
             self._fail(f"lane {serving.get_name()}", error)
 
     def _fail(self, what: str, error: BaseException) -> None:
-        is_gone = isinstance(error, StorageGone)  # no task can be settled any more
-        if is_gone:
+        is_unusable = isinstance(error, UNUSABLE)  # no task can be settled any more
+        if is_unusable:
             log_message(logging.CRITICAL, "%s: %s; the worker stops now", self._options.name, error)
         else:
             log_message(logging.CRITICAL, "%s: %s has failed; the worker stops", self._options.name, what, error=error)
         self._failure = error
-        if self._state is WorkerState.RUNNING or is_gone:
-            self._begin_stop(0.0 if is_gone else self._options.grace)
+        if self._state is WorkerState.RUNNING or is_unusable:
+            self._begin_stop(0.0 if is_unusable else self._options.grace)
 
     async def stop(self, grace: Seconds | EllipsisType | None = ...) -> None:
         """Claim no more tasks, wait `grace` seconds for running tasks (None: without limit), release the rest.

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from bullpen.errors import (
     BullpenError,
     StorageBusy,
+    StorageCorrupt,
     StorageError,
     StorageFull,
     StorageReadOnly,
@@ -28,10 +29,16 @@ _KINDS: dict[str, type[StorageError]] = {
     "40P01": StorageBusy,
     "55P03": StorageBusy,
     "42501": StorageReadOnly,
+    "3F000": StorageCorrupt,  # no such schema
+    "42703": StorageCorrupt,  # no such column
+    "42883": StorageCorrupt,  # no such function
+    "42P01": StorageCorrupt,  # no such table
 }
 
 _POOLER = "; behind a transaction pooler, such as PgBouncer, add ?prepared=false to the address"
+_DROPPED = "; another program has dropped or changed it: restore a backup of the schema, or create it anew"
 _ADVICE = {"42P05": _POOLER, "26000": _POOLER}  # a prepared statement exists, or does not, on the pooler's connection
+_ADVICE |= dict.fromkeys(("3F000", "42703", "42883", "42P01"), _DROPPED)
 
 
 @asynccontextmanager

@@ -28,6 +28,8 @@ MAX_REMEMBERED = 20_000  # tasks whose queue a client remembers
 _ID = re.compile(rb"[!-~]+")
 _PREFIX = re.compile(r"[^{} ]+|[^{} ]*\{[^{} ]+\}[^{} ]*")
 
+_GLOB, _ESCAPED = re.compile(r"[*?\[\]\\]"), r"\\\g<0>"  # of SCAN
+
 _warned: set[tuple[str, str]] = set()  # addresses, and the warnings that this process has logged about them
 
 
@@ -47,6 +49,7 @@ class RedisClient(ServerStorage[RedisConnection]):
         self._channel_of_ends = f"{prefix}:news:{uuid4().hex}:ends"  # of this client alone
         self._queue_of: dict[str, str] = {}  # by task id; a cache, and schedules may have moved since
         self._listed: set[str] = set()  # queues that are known to be in the list of queues
+        self._has_searched = False  # for queues that are not in the list
 
     async def _connect(self) -> RedisConnection:
         with translated_errors(self.name):
@@ -57,6 +60,7 @@ class RedisClient(ServerStorage[RedisConnection]):
                 await connection.close()
                 raise
         self._listed.clear()
+        self._has_searched = False
         return connection
 
     def _new_connection(self) -> RedisConnection:
@@ -147,7 +151,22 @@ class RedisClient(ServerStorage[RedisConnection]):
 
     async def _queues(self) -> list[str]:
         names = [name.decode(errors="replace") for name in await self._execute("SMEMBERS", f"{self.prefix}:queues")]
-        return sorted(filter(QUEUE_NAME.fullmatch, names))  # another program may have written others
+        queues = sorted(filter(QUEUE_NAME.fullmatch, names))  # another program may have written others
+        if not queues and not self._has_searched:  # there are none, or the list was lost
+            return await self._search_queues()
+        return queues
+
+    async def _search_queues(self) -> list[str]:
+        """List every queue that has tasks or limits. This reads the names of all keys of the server."""
+        self._has_searched = True
+        before, behind = self._tag("\0").split("\0")
+        with translated_errors(self.name):
+            keys = await (await self._connected()).scan(f"{_GLOB.sub(_ESCAPED, before)}*{behind}:[il]*s")
+        parts = [key.decode(errors="replace").removeprefix(before).rpartition(f"{behind}:") for key in keys]
+        names = {name for name, _, kind in parts if kind in ("ids", "limits")}
+        if queues := sorted(filter(QUEUE_NAME.fullmatch, names)):
+            await self._list_queues(queues)
+        return queues
 
     async def _queues_with(self, name: str, until: str = "") -> list[str]:
         """The queues that have an entry in a sorted set up to `until`, or up to now."""
@@ -170,9 +189,11 @@ class RedisClient(ServerStorage[RedisConnection]):
         if self.cluster:
             await self._list_queues(queues)
 
-    async def _list_queues(self, queues: Iterable[str]) -> None:
-        await self._execute("SADD", f"{self.prefix}:queues", *queues)
+    async def _list_queues(self, queues: Iterable[str]) -> int:
+        """Add queues to the list. Returns how many were missing."""
+        added = await self._execute("SADD", f"{self.prefix}:queues", *queues)
         self._listed.update(queues)
+        return int(added)
 
     async def _find_queues(self, ids: Iterable[str], *, held: bool = False) -> dict[str, str]:
         """The queue of each task that exists. `held`: this worker holds the tasks, so none has moved."""

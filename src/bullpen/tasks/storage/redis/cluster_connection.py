@@ -63,6 +63,17 @@ class ClusterConnection(RedisConnection):
         await self._client.initialize()
         return [await self._client.execute_command(*words, target_nodes=node) for node in self._client.get_primaries()]
 
+    async def scan(self, pattern: str) -> list[bytes]:
+        await self._client.initialize()
+        keys = []
+        for node in self._client.get_primaries():
+            link = LoopConnection(with_host(self._url, f"{node.host}:{node.port}"))
+            try:
+                keys += await link.scan(pattern)
+            finally:
+                await link.close()
+        return keys
+
     async def now(self) -> float:
         """The clock of one node. The clocks of all nodes have to agree."""
         await self._client.initialize()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ try:
 except ImportError:  # the extra installs hiredis, but redis-py works without it
     _pack_command = None
 
-REPAIR_PAUSE = 60.0  # seconds
+REPAIR_PAUSE, REPAIR_SHARE = 1.0, 0.05  # seconds between two repairs, and the most of the time that they take
 _DAMAGE = ("is not an integer", "is not a valid float", "attempt to ", "WRONGTYPE", "DAMAGED")
 _TYPES = {"HDEL": "hash", "HEXISTS": "hash", "HGETALL": "hash", "HMGET": "hash", "HVALS": "hash"} | {
     "SADD": "set",
@@ -45,7 +46,7 @@ class RedisConnection:
 
         self._errors = exceptions
         self._idle: list[Any] = []  # connections
-        self._repaired: dict[str, float] = {}  # tags and keys, and when
+        self._repair_after: dict[str, float] = {}  # tags and keys that were repaired, and when they may be again
 
     async def execute(self, *words: Any) -> Any:
         """Run one command and return the reply of the server. A server that has become a replica rejects the command,
@@ -105,16 +106,20 @@ class RedisConnection:
         return _unless_error(answers)
 
     async def _is_repaired(self, error: Exception, kind: str, keys: Sequence[str]) -> bool:
-        """Whether the error was that of damaged keys, which were repaired. Repairing a queue takes the server a while,
-        so one that does not help is not done again soon.
+        """Whether the error was that of damaged keys, which were repaired. Repairing a large queue takes the server a
+        while, so one that does not help is not done again soon.
         """
-        now = time.monotonic()
-        if not _is_damage(error) or any(now - self._repaired.get(key, -REPAIR_PAUSE) < REPAIR_PAUSE for key in keys):
+        begun = time.monotonic()
+        if not _is_damage(error) or any(begun < self._repair_after.get(key, 0.0) for key in keys):
             return False
-        self._repaired.update(dict.fromkeys(keys, now))
+        self._repair_after.update(dict.fromkeys(keys, math.inf))  # not by several callers at once
         log.warning("a key of %s has unusable contents, which another program has written: %s", ", ".join(keys), error)
-        for key in keys:
-            await self._run(REPAIR, [key], [kind])
+        try:
+            for key in keys:
+                await self._run(REPAIR, [key], [kind])
+        finally:
+            now = time.monotonic()
+            self._repair_after.update(dict.fromkeys(keys, now + max(REPAIR_PAUSE, (now - begun) / REPAIR_SHARE)))
         return True
 
     async def _answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -144,6 +149,18 @@ class RedisConnection:
     async def execute_on_all_nodes(self, *words: Any) -> list[Any]:
         """Run one command on each server of a cluster, or on the only one."""
         return [await self.execute(*words)]
+
+    async def scan(self, pattern: str) -> list[bytes]:
+        """The keys that match a pattern; none if the user may not scan."""
+        cursor, keys = b"0", []
+        while True:
+            try:
+                cursor, some = await self.execute("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            except self._errors.NoPermissionError:
+                return []
+            keys += some
+            if int(cursor) == 0:
+                return keys
 
     async def now(self) -> float:
         seconds, microseconds = await self.execute("TIME")

@@ -30,9 +30,12 @@ class QueueSettings(RedisClient):
             await connection.run(scripts.SAVE_WORKER, [f"{self.prefix}:workers"], words)
         queues = [queue for queue in record.queues if QUEUE_NAME.fullmatch(queue)]
         answers = await self._run_each(scripts.LIST_QUEUE, [(queue, []) for queue in queues])
-        if unlisted := [queue for queue, is_listed in zip(queues, answers, strict=True) if not is_listed]:
-            with suppress(StorageFull):  # a worker that cannot repair the list goes on
-                await self._list_queues(unlisted)
+        with suppress(StorageFull):  # a worker that cannot repair the list goes on
+            was_missing = 2 in answers
+            if unlisted := [queue for queue, is_listed in zip(queues, answers, strict=True) if not is_listed]:
+                was_missing = await self._list_queues(unlisted) > 0
+            if was_missing:  # others may be missing, too
+                await self._search_queues()
 
     async def delete_worker(self, worker: str) -> None:
         await self._execute("HDEL", f"{self.prefix}:workers", worker)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import sqlite3
 import stat
 import threading
@@ -47,6 +48,7 @@ _NETWORK = frozenset(
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _LONGEST_NAP = 0.002
 _AT_ONCE = 0.001  # seconds
+_MISSING = re.compile(r"^no such (table|column)|has no column named")
 _TICK = 100_000_000  # nanoseconds; the clocks of Linux file systems advance every 1 to 10 ms
 
 
@@ -364,6 +366,8 @@ def translated_error(error: sqlite3.Error | OSError, storage: str) -> StorageErr
     if isinstance(error, OSError):
         return _OS_KINDS.get(error.errno or 0, StorageError)(str(error), storage=storage)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extended part
+    if code == sqlite3.SQLITE_ERROR and _MISSING.search(str(error)):
+        return StorageCorrupt(f"another program has dropped or changed its tables ({error})", storage=storage)
     kind, text = _KINDS.get(code, (StorageError, "the store failed"))
     return kind(f"{text} ({error})", storage=storage)
 

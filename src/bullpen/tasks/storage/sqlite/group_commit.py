@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from bullpen import primitives
-from bullpen.errors import StorageBusy, StorageClosed, StorageCorrupt, StorageError
+from bullpen.errors import StorageBusy, StorageClosed, StorageError
 from bullpen.tasks.model.task import Task
 from bullpen.tasks.storage.sqlite import file
 from bullpen.tasks.storage.sqlite.file import DatabaseFile
@@ -105,7 +105,7 @@ class WorkItem:
         if isinstance(error, sqlite3.Error | OSError) and not isinstance(error, StorageError):
             self.error = file.translated_error(error, storage)
         elif isinstance(error, UnicodeDecodeError):
-            self.error = StorageCorrupt(f"it is damaged ({error})", storage=storage)
+            self.error = StorageError(f"a stored text is no UTF-8 ({error})", storage=storage)
         if self.error is not error:
             self.error.__cause__ = error
         self.is_answered = True

@@ -196,6 +196,18 @@ def test_faults_have_names(code: int, kind: type[StorageError]) -> None:
     assert "as SQLite says" in str(error)
 
 
+def test_missing_tables_and_columns_are_damage(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "jobs.db") as db:
+        db.execute("CREATE TABLE there (a)")
+        for statement in ("SELECT 1 FROM gone", "SELECT gone FROM there", "INSERT INTO there (gone) VALUES (1)"):
+            with pytest.raises(sqlite3.OperationalError) as raised:
+                db.execute(statement)
+            error = translated_error(raised.value, "jobs.db")
+            assert type(error) is StorageCorrupt
+            assert "another program has dropped or changed its tables" in str(error)
+    db.close()
+
+
 @AS_ROOT
 @pytest.mark.parametrize("place", [".", "jobs.db", "jobs.db-bullpen"])
 @pytest.mark.parametrize(("owner", "mode"), [(12345, 0o700), (0, 0o722)])
