@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.docs.markdown import Block, read_blocks
 
 PATIENCE = 90.0
-GOES_ON = re.compile(r"bullpen worker\b|bullpen status --watch")
+GOES_ON = re.compile(r"bullpen (worker|dashboard)\b|bullpen status --watch")
 LOOKING, LOOKS = re.compile(r"bullpen why\b"), 8
 _ID = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
 

@@ -1,4 +1,4 @@
-"""Records: lines per package, the public names and the command line, as text files in `records/`.
+"""Records: lines per package, the public names, the command line and the HTTP API, as text files in `records/`.
 
 A record changes deliberately. `python -m tests.ratchets.records` writes all of them; `CHANGELOG.md` names the change.
 The text is the same on every supported Python.
@@ -10,6 +10,7 @@ import argparse
 import enum
 import inspect
 import io
+import json
 import re
 import runpy
 import sys
@@ -224,10 +225,18 @@ def spell_option(action: argparse.Action) -> str:
     return f"{', '.join(action.option_strings)} {value}".strip() + required
 
 
+def openapi() -> str:
+    """The document that `/api/v1/openapi.json` serves."""
+    from bullpen.web.openapi import openapi_document
+
+    return json.dumps(openapi_document(), indent=1, ensure_ascii=False) + "\n"
+
+
 RECORDS: dict[str, Callable[[], str]] = {
     "lines.txt": lines,
     "public_names.txt": public_names,
     "command_line.txt": command_line,
+    "openapi.json": openapi,
 }
 
 if __name__ == "__main__":

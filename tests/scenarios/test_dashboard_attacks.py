@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +16,11 @@ from starlette.routing import Mount, Route
 
 from bullpen import AsyncWorkerPool, TaskQueue, current_task
 from bullpen.web.access import AccessRules
+from bullpen.web.api import OPERATIONS
 from bullpen.web.app import Dashboard
 from bullpen.web.gate import SECURITY_HEADERS
 from tests.scenarios.test_dashboard import PAGES, Elements
-from tests.scenarios.web_support import HOST, ORIGIN, TOKEN, Browser, add_worker, fill, site
+from tests.scenarios.web_support import HOST, ORIGIN, TOKEN, Browser, add_worker, fill, make_tokens, site
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY", "BREW")
 OPEN = ("/login", "/static/style.css")  # without a visitor
@@ -95,6 +97,9 @@ def from_other_pages(
         yield Attack("POST", path, {**right, "origin": origin}, body_of(task, csrf=csrf), (403,))
     for path in paths:
         without = {name: value for name, value in right.items() if name != "origin"}
+        if path.startswith("/api/"):
+            yield Attack("POST", path, right, body_of(task, csrf=csrf), (401,))  # a session is no token
+            continue
         yield Attack("POST", path, without, body_of(task, csrf=csrf), (403,))
         for sent in ("cross-site", "same-site", "none"):
             yield Attack("POST", path, {**right, "sec-fetch-site": sent}, body_of(task, csrf=csrf), (403,))
@@ -110,6 +115,42 @@ def from_other_pages(
             yield Attack("POST", path, {**right, "content-type": kind}, body_of(task, csrf=csrf), (400,))
     for method, path in itertools.product(set(METHODS) - {"GET", "HEAD", "POST"}, paths):
         yield Attack(method, path, right, body_of(task, csrf=csrf), (405,))
+
+
+def of_programs(paths: list[str], task: str, tokens: dict[str, dict[str, str]]) -> Iterator[Attack]:
+    """Programs with a token on what it does not open: other scopes, pages, other names, and pages of others."""
+    body = json.dumps({"function": "shop.send", "args": ["x@"]})
+    typed = {"content-type": "application/json"}
+    for (scope, token), method, path in itertools.product(tokens.items(), METHODS, paths):
+        if not path.startswith("/api/"):
+            if path not in OPEN:
+                rejections = (400, 403, 404, 405) if path.startswith("/static/") else (401, 403, 405)
+                yield Attack(method, path, {**token, **typed, "origin": ORIGIN}, body, rejections)
+            continue
+        for host in WRONG_HOSTS:
+            yield Attack(method, path, {**token, **typed, "host": host}, body, (421,))
+        for origin in WRONG_ORIGINS:
+            yield Attack(method, path, {**token, **typed, "origin": origin}, body, (403, 405))
+        for sent in ("cross-site", "same-site"):
+            yield Attack(method, path, {**token, **typed, "sec-fetch-site": sent}, body, (403, 405))
+        given = token["authorization"]
+        wrong = (given[:-1], given + "x", given.lower(), given.replace("Bearer", "Basic"), f"{given}, {given}")
+        for authorization in (*wrong, "Bearer", "Bearer ", f"Bearer {'0' * 64}"):
+            yield Attack(method, path, {**token, **typed, "authorization": authorization}, body, (401, 405))
+        if not may(scope, method, path, task):
+            yield Attack(method, path, {**token, **typed}, body, (403, 404, 405))
+
+
+def may(scope: str, method: str, path: str, task: str) -> bool:
+    """Whether a token with this scope may do this."""
+    if path.endswith("/openapi.json"):
+        return method in ("GET", "HEAD")
+    for operation in OPERATIONS:
+        of_path = f"/api/v1{operation.path.replace('{id:path}', task)}" == path
+        of_method = method == operation.method or (method, operation.method) == ("HEAD", "GET")
+        if of_path and of_method:
+            return scope in operation.scopes
+    return method in ("GET", "HEAD") and path.startswith("/api/v1/tasks/")  # the id of a task may have slashes
 
 
 async def rejected(browser: Browser, attacks: Iterator[Attack]) -> int:
@@ -135,11 +176,14 @@ async def state_of(queue: TaskQueue, task: str) -> Any:
 
 @pytest.mark.anyio
 async def test_no_attack_gets_through_on_any_route_and_method(tmp_path: Path) -> None:
-    async with site(tmp_path, anonymous=False) as (queue, app), Browser(app) as browser, Browser(app) as other:
+    tokens = make_tokens(tmp_path)
+    options: dict[str, Any] = {"anonymous": False, "tokens": tmp_path / "tokens"}
+    async with site(tmp_path, **options) as (queue, app), Browser(app) as browser, Browser(app) as other:
         _, task = await fill(queue)
         paths = paths_of(queue, task)
         before = await state_of(queue, task)
         many = await rejected(browser, of_strangers(paths, task))
+        many += await rejected(browser, of_programs(paths, task, tokens))
         await browser.log_in()
         await other.log_in()
         csrf, of_another = await browser.csrf(), await other.csrf()
@@ -147,7 +191,7 @@ async def test_no_attack_gets_through_on_any_route_and_method(tmp_path: Path) ->
         assert session["cookie"]
         many += await rejected(browser, under_other_names(paths, task, session, csrf))
         many += await rejected(browser, from_other_pages(paths, task, session, csrf, of_another))
-        assert many >= 5000
+        assert many >= 5000, many
         assert await state_of(queue, task) == before
         for path, field, value in (
             ("/queues/pause", "queue", "default"),

@@ -14,6 +14,7 @@ from bullpen import AsyncWorkerPool, TaskQueue
 from bullpen.errors import TaskFailed
 from bullpen.tasks.storage.port import WorkerRecord
 from bullpen.web import dashboard
+from bullpen.web.tokens import SCOPES, TokenFile
 
 TOKEN = "a token of more than twenty characters"
 HOST = "127.0.0.1:8787"
@@ -87,6 +88,12 @@ class Browser(httpx.AsyncClient):
     async def act(self, path: str, **fields: str) -> httpx.Response:
         form = {"csrf": await self.csrf(), **fields}
         return await self.post(path, data=form, headers={"origin": ORIGIN})
+
+
+def make_tokens(folder: Path) -> dict[str, dict[str, str]]:
+    """A tokens file in the folder, and the headers of a program for each scope."""
+    file = TokenFile(folder / "tokens")
+    return {scope: {"host": HOST, "authorization": f"Bearer {file.create(scope, [scope])}"} for scope in SCOPES}
 
 
 @asynccontextmanager

@@ -30,7 +30,7 @@ from bullpen.escaping import escape_lines
 
 COMMANDS = (
     *("worker", "enqueue", "status", "history", "errors", "tasks", "why", "queues", "schedules", "workers", "doctor"),
-    *("check", "migrate", "dashboard", "move", "probe", "bench", "config", "completion", "demo"),
+    *("check", "migrate", "dashboard", "tokens", "move", "probe", "bench", "config", "completion", "demo"),
 )
 
 NAME_A_STORE = (

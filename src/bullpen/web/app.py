@@ -1,11 +1,12 @@
-"""The ASGI app: the gate, and behind it the pages, the actions, the login and the event stream."""
+"""The ASGI app: the gate, and behind it the pages, the actions, the login, the event stream and the HTTP API."""
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -13,31 +14,40 @@ from urllib.parse import unquote, urlsplit
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from bullpen.errors import (
     BullpenError,
+    InvalidArgument,
     InvalidOption,
     InvalidOptionType,
+    InvalidPayload,
+    PayloadTooLarge,
     ScheduleNotFound,
     StorageError,
     TaskNotFound,
+    UnknownTask,
 )
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.web.access import LOOPBACK_NAMES, SESSION_SECONDS, AccessRules, Visitor
 from bullpen.web.actions import ACTIONS, ActionRequest
+from bullpen.web.api import OPERATIONS, ApiCall, Operation, encode, error_code, read_body, read_parameters
 from bullpen.web.bulk import BulkRuns
 from bullpen.web.events import EventStreams
-from bullpen.web.gate import Gate, LoginLimit, audit
+from bullpen.web.gate import API, Gate, LoginLimit, audit, content_type, local_path, problem, read_bytes
+from bullpen.web.openapi import BASE, openapi_document
 from bullpen.web.parameters import WrongParameter, read_query, required
 from bullpen.web.reads import StoreReads
 from bullpen.web.rendering import Renderer
+from bullpen.web.tokens import TokenFile
 from bullpen.web.views import VIEWS, View, Visit, find_view
 
 STATIC = Path(__file__).with_name("static")
+LARGEST_BODY = 1 << 20
+MOST_WAITING = 100  # requests of the API that wait for tasks
 
 
 def dashboard(
@@ -50,12 +60,14 @@ def dashboard(
     anonymous: bool = False,
     read_only: bool = False,
     login_code: str | None = None,
+    tokens: str | os.PathLike[str] | None = None,
 ) -> ASGIApp:
     """The dashboard of the store of `queue`, as an ASGI app. It serves nobody unless one of these lets them in:
 
     - `token`: a secret of at least 20 characters that people enter once. `login_code` opens one session without it.
     - `trusted_proxies`: addresses whose header `user_header` names the user. The proxy has to set or remove it.
     - `anonymous`: visitors from this very machine may look; they change nothing and see no arguments and no results.
+    - `tokens`: a file with tokens for programs, which use the HTTP API; see `bullpen tokens`.
 
     `hosts` are the names under which browsers reach it, without ports. `read_only`: nobody changes anything.
     """
@@ -70,9 +82,9 @@ def dashboard(
         read_only=read_only,
         secret=secrets.token_hex(32),
     )
-    if token is None and not rules.proxies and not anonymous:
-        raise InvalidOption("token", None, "given, unless trusted_proxies or anonymous lets somebody in")
-    return Gate(Dashboard(queue, rules, login_code).app, rules)
+    if token is None and not rules.proxies and not anonymous and tokens is None:
+        raise InvalidOption("token", None, "given, unless trusted_proxies, anonymous or tokens lets somebody in")
+    return Gate(Dashboard(queue, rules, login_code).app, rules, None if tokens is None else TokenFile(tokens))
 
 
 class Dashboard:
@@ -87,6 +99,7 @@ class Dashboard:
         self._bulk = BulkRuns(queue, self._reads.forget)
         self._renderer = Renderer(rules)
         self._streams = EventStreams()
+        self._waiting = 0
         self.app = Starlette(
             routes=self._routes(),
             lifespan=self._lifespan,
@@ -103,6 +116,8 @@ class Dashboard:
             Route("/logout", self._log_out, methods=["POST"]),
             Route("/events", self._events, methods=["GET"]),
             Mount("/static", StaticFiles(directory=STATIC)),
+            Route(f"{BASE}/openapi.json", self._openapi, methods=["GET"]),
+            *(Route(BASE + one.path, self._operation(one), methods=[one.method]) for one in OPERATIONS),
             *(Route(path, self._action(path), methods=["POST"]) for path in ACTIONS),
             *(Route(view.path, self._page(view), methods=["GET"]) for view in VIEWS),
         ]
@@ -155,6 +170,45 @@ class Dashboard:
 
         return act
 
+    # The HTTP API.
+
+    async def _openapi(self, request: Request) -> Response:
+        return JSONResponse(openapi_document(request.state.root))
+
+    def _operation(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+        async def run(request: Request) -> Response:
+            self._check_scope(operation, request.state.scopes)
+            query = read_parameters(request.url.query, operation.query)
+            body = None if operation.body is None else read_body(await _json_of(request), operation.body)
+            item = request.path_params.get("id", "")
+            call = ApiCall(self._queue, self._reads, request.state.scopes, item, query, body)
+            with self._one_more_waiting(bool(getattr(query, "wait", 0))):
+                answer = await operation.run(call)
+            if answer.done:
+                self._reads.forget()
+                audit(request.state.visitor, request, answer.done)
+            headers = {"location": f"{request.state.root}{BASE}{answer.location}"} if answer.location else {}
+            return Response(encode(answer.document), answer.status, headers, "application/json")
+
+        return run
+
+    def _check_scope(self, operation: Operation, scopes: tuple[str, ...]) -> None:
+        if not set(operation.scopes) & set(scopes):
+            needed = " or ".join(operation.scopes)
+            raise HTTPException(HTTPStatus.FORBIDDEN, f"this needs a token with the scope {needed}")
+        if operation.changes and self._rules.read_only:
+            raise HTTPException(HTTPStatus.FORBIDDEN, "this dashboard is read-only")
+
+    @contextmanager
+    def _one_more_waiting(self, waits: bool) -> Iterator[None]:
+        if waits and self._waiting >= MOST_WAITING:
+            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "too many callers wait for tasks; ask without wait")
+        self._waiting += waits
+        try:
+            yield
+        finally:
+            self._waiting -= waits
+
     # Sessions.
 
     async def _log_in(self, request: Request) -> Response:
@@ -201,11 +255,23 @@ class Dashboard:
     async def _explain(self, request: Request, error: Exception) -> Response:
         status = _status_of(error)
         message = error.detail if isinstance(error, HTTPException) else str(error)
+        if local_path(request).startswith(API):
+            is_http = isinstance(error, HTTPException)
+            return problem(status, HTTPStatus(status).name.lower() if is_http else error_code(error), message)
         return self._renderer.page(request, "problem", {"message": message, "status": status}, status)
 
 
 def _go_to(request: Request, page: str) -> RedirectResponse:
     return RedirectResponse(f"{request.state.root}{page}", HTTPStatus.SEE_OTHER)
+
+
+async def _json_of(request: Request) -> bytes:
+    body = await read_bytes(request, LARGEST_BODY)
+    if body is None:
+        raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body must have at most {LARGEST_BODY} bytes")
+    if body and content_type(request) != "application/json":
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be application/json")
+    return body
 
 
 def _status_of(error: Exception) -> int:
@@ -214,7 +280,9 @@ def _status_of(error: Exception) -> int:
             return error.status_code
         case TaskNotFound() | ScheduleNotFound():
             return HTTPStatus.NOT_FOUND
-        case WrongParameter() | InvalidOption():
+        case PayloadTooLarge():
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        case WrongParameter() | InvalidOption() | InvalidArgument() | InvalidPayload() | UnknownTask():
             return HTTPStatus.BAD_REQUEST
         case StorageError():
             return HTTPStatus.SERVICE_UNAVAILABLE

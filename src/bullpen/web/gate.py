@@ -6,21 +6,24 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bullpen.escaping import escape
 from bullpen.web.access import AccessRules, Visitor
+from bullpen.web.tokens import TokenFile
 
 LARGEST_FORM = 16_384  # bytes
 LONGEST_TARGET = 4096  # characters of the path and the query
 FAILED_LOGINS = (10, 60.0)  # at most so many in so many seconds
+API = "/api/"
 
 SECURITY_HEADERS = {
     "content-security-policy": (
@@ -39,11 +42,16 @@ logger = logging.getLogger("bullpen.web")
 
 
 class Gate:
-    """Checks in this order: protocol, size, host, method, origin, visitor, CSRF token. `app` sees only the rest."""
+    """Checks in this order: protocol, size, host, method, origin, visitor, CSRF token. `app` sees only the rest.
 
-    def __init__(self, app: ASGIApp, rules: AccessRules) -> None:
+    A request to the HTTP API has no session, no user header and no form: only its token counts, and `app` checks the
+    scopes of that.
+    """
+
+    def __init__(self, app: ASGIApp, rules: AccessRules, tokens: TokenFile | None = None) -> None:
         self._app = app
         self._rules = rules
+        self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -65,16 +73,19 @@ class Gate:
         """
         headers, rules = request.headers, self._rules
         request.state.root = request.scope.get("root_path", "")
+        path = local_path(request)
+        _reject = partial(reject, request)
         if len(request.url.path) + len(request.url.query) > LONGEST_TARGET:
             return _reject(HTTPStatus.REQUEST_URI_TOO_LONG)
         if len(headers.getlist("host")) != 1 or not rules.accepts_host(headers["host"]):
             return _reject(HTTPStatus.MISDIRECTED_REQUEST, "this host name is not known here; see --allowed-host")
         if request.method not in ("GET", "HEAD", "POST"):
             return _reject(HTTPStatus.METHOD_NOT_ALLOWED)
+        if path.startswith(API):
+            return self._check_api(request)
         changes = request.method == "POST"
         if changes and not rules.accepts_origin(_single(headers)):
             return _reject(HTTPStatus.FORBIDDEN, "the request comes from another page")
-        path = local_path(request)
         if path == "/events" and headers.get("sec-fetch-site", "same-origin") != "same-origin":
             return _reject(HTTPStatus.FORBIDDEN, "the request comes from another page")  # it could open all streams
         peer = request.client.host if request.client is not None else None
@@ -95,6 +106,22 @@ class Gate:
             return _reject(HTTPStatus.FORBIDDEN, "only visitors who have logged in may change something")
         if not rules.accepts_csrf(visitor, form.get("csrf", "")):
             return _reject(HTTPStatus.FORBIDDEN, "the form is not from this session; load the page again")
+        return None
+
+    def _check_api(self, request: Request) -> Response | None:
+        """The token of the request is its visitor. A browser that another page has led here is rejected."""
+        given = _single(request.headers)
+        if "origin" in given and not self._rules.accepts_origin(given):
+            return reject(request, HTTPStatus.FORBIDDEN, "the request comes from another page")
+        if given.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return reject(request, HTTPStatus.FORBIDDEN, "the request comes from another page")
+        scheme, _, text = given.get("authorization", "").partition(" ")
+        token = self._tokens.find(text) if self._tokens is not None and scheme.lower() == "bearer" else None
+        if token is None:
+            why = "the API has no tokens; see --tokens" if self._tokens is None else "give a token of the tokens file"
+            return reject(request, HTTPStatus.UNAUTHORIZED, why)
+        request.state.visitor = Visitor(f"API token {token.name}")
+        request.state.scopes = token.scopes
         return None
 
 
@@ -120,13 +147,11 @@ def _cookie(headers: Headers, name: str) -> str:
 
 async def read_form(request: Request) -> dict[str, str] | None:
     """The fields of a small form; None if it is something else, too large, or names a field twice."""
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+    if content_type(request) != "application/x-www-form-urlencoded":
         return None
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > LARGEST_FORM:
-            return None
+    body = await read_bytes(request, LARGEST_FORM)
+    if body is None:
+        return None
     try:
         fields = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=20)
     except ValueError:
@@ -135,14 +160,37 @@ async def read_form(request: Request) -> dict[str, str] | None:
     return form if len(form) == len(fields) else None
 
 
-def _reject(status: HTTPStatus, why: str = "") -> Response:
+def content_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_bytes(request: Request, most: int) -> bytes | None:
+    """The body; None if it is too large."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            return None
+    return body
+
+
+def reject(request: Request, status: HTTPStatus, why: str = "") -> Response:
+    if local_path(request).startswith(API):
+        return problem(status, status.name.lower(), why or status.phrase)
     return PlainTextResponse(f"{status.value} {status.phrase}{': ' if why else ''}{why}\n", status.value)
+
+
+def problem(status: int, code: str, detail: str) -> Response:
+    """The one form of all errors of the API (RFC 9457)."""
+    headers = {"www-authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else {}
+    document = {"status": int(status), "code": code, "detail": detail}
+    return JSONResponse(document, status, headers, "application/problem+json")
 
 
 def _ask_to_log_in(request: Request) -> Response:
     if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
         return RedirectResponse(f"{request.state.root}/login", HTTPStatus.SEE_OTHER)
-    return _reject(HTTPStatus.UNAUTHORIZED, "log in first")
+    return reject(request, HTTPStatus.UNAUTHORIZED, "log in first")
 
 
 def _with_headers(send: Send, request: Request) -> Send:

@@ -19,6 +19,8 @@ from bullpen.errors import ConfigurationError, MissingExtra
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.web import dashboard
 from bullpen.web.access import LOOPBACK_NAMES, is_loopback
+from bullpen.web.openapi import BASE
+from bullpen.web.tokens import TokenFile
 
 try:
     import uvicorn
@@ -42,6 +44,7 @@ class ServerOptions:
     user_header: str
     require_login: bool
     read_only: bool
+    tokens: str | None = None
 
     @property
     def is_local(self) -> bool:
@@ -53,6 +56,8 @@ def run(queue: TaskQueue, options: ServerOptions, announce: Callable[[Mapping[st
     `announce` is called with the address, the token and other facts when it listens.
     """
     token = None if options.token_file is None else read_token(Path(options.token_file))
+    if options.tokens is not None:
+        TokenFile(options.tokens).read()  # raises if no token would be accepted
     if not options.is_local and token is None and not options.trusted_proxies:
         raise ConfigurationError(
             f"{options.host} can be reached from other machines: give a token with --token-file, or a proxy that logs "
@@ -71,6 +76,7 @@ def run(queue: TaskQueue, options: ServerOptions, announce: Callable[[Mapping[st
         anonymous=options.is_local and not options.require_login and not options.trusted_proxies,
         read_only=options.read_only,
         login_code=code,
+        tokens=options.tokens,
     )
     config = uvicorn.Config(
         app,
@@ -154,6 +160,8 @@ def _facts(options: ServerOptions, port: int, token: str | None, code: str | Non
         facts["log in"] = f"{base}/login?code={code} (works once)"
     if token is not None:
         facts["token"] = token
+    if options.tokens is not None:
+        facts["API"] = f"{base}{BASE}, with the tokens of {options.tokens}"
     if not options.is_local:
         facts["warning"] = "this is HTTP without TLS: put a proxy with TLS before it"
     return facts | {"stop": "Ctrl-C or SIGTERM"}

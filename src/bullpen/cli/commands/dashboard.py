@@ -34,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read the token from FILE (default: a new one is printed; other addresses than loopback need a file)",
     )
     parser.add_argument(
+        "--tokens",
+        metavar="FILE",
+        help="serve the HTTP API, for the tokens of FILE; see `bullpen tokens`",
+    )
+    parser.add_argument(
         "--allowed-host",
         dest="allowed_hosts",
         action="append",
@@ -72,6 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
             user_header=arguments.user_header,
             require_login=arguments.require_login,
             read_only=arguments.read_only,
+            tokens=arguments.tokens,
         )
 
         def announce(facts: Mapping[str, str]) -> None:
