@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import logging
 import sys
 import threading
@@ -17,24 +18,47 @@ from typing import Any
 
 from bullpen.escaping import escape
 
+# Has another thread call a function that may block; False if this thread may call it. None: each thread may.
+hand_over: Callable[[Callable[[], None]], bool] | None = None
+
 
 class SafeLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger of Bullpen. Its methods never raise, because the code that logs also serves other callers: if a handler
     or a filter of the app raises, the record is lost, and stderr shows the error.
+
+    On a thread that serves several pools `hand_over` has another thread call the handlers: one that blocks must not
+    hold up those pools.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(logging.getLogger(name))
 
-    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+    def log(self, level: int, msg: object, *args: Any, exc_info: Any = None, extra: Any = None, **_: Any) -> None:
+        if not self.isEnabledFor(level):
+            return
         try:
-            self.logger.log(level, msg, *args, stacklevel=2, **kwargs)  # 2: this method is not the place that logs
+            file, line, function = self.logger.findCaller(stacklevel=2)[:3]  # 2: this method is not the place that logs
+            error = sys.exc_info()[1] if exc_info is True else exc_info
+            raised = None if error is None else (type(error), error, error.__traceback__)
+            record = self.logger.makeRecord(self.name, level, file, line, msg, args, raised, function, extra)
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                raise
-            with contextlib.suppress(Exception):  # there may be no stderr
-                sys.stderr.write(f"--- a handler of the logger {self.logger.name} failed ---\n")
-                traceback.print_exc()
+            self._failed(error)
+            return
+        if hand_over is None or not hand_over(functools.partial(self._handle, record)):
+            self._handle(record)
+
+    def _handle(self, record: logging.LogRecord) -> None:
+        try:
+            self.logger.handle(record)
+        except BaseException as error:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise error
+        with contextlib.suppress(Exception):  # there may be no stderr
+            sys.stderr.write(f"--- a handler of the logger {self.logger.name} failed ---\n")
+            traceback.print_exc()
 
 
 logger = SafeLogger("bullpen")

@@ -120,6 +120,10 @@ def say_and_crash(text: str) -> None:
     os._exit(5)
 
 
+def say_much(count: int) -> None:
+    sys.stderr.write("y" * count + "\n")
+
+
 class FailsWhenPickled:
     def __init__(self, deed: Callable[[], None]) -> None:
         self.deed = deed

@@ -110,6 +110,18 @@ def test_the_last_output_of_a_dead_worker_is_in_a_field_of_the_error() -> None:
         assert str(error).endswith("; its last output: the model is missing")
 
 
+def test_control_characters_in_the_last_output_of_a_dead_worker_are_escaped_in_the_text_of_the_error() -> None:
+    with Pool(1, runtime="process") as pool:
+        error = pool.submit(work.say_and_crash, "\x1b[2J\u202eabc").exception(PATIENCE)
+        assert isinstance(error, WorkerLost)
+        assert str(error).endswith(r"; its last output: \x1b[2J\u202eabc")
+        assert error.stderr == "\x1b[2J\u202eabc", "the field has the output as it is"
+    with Pool(1, runtime="process", initializer=work.say_and_crash, initargs=("\x1b[2J",)) as pool:
+        failed = pool.submit(work.identity, 1).exception(PATIENCE)
+        assert r"\x1b[2J" in str(failed)
+        assert "\x1b" not in str(failed)
+
+
 @pytest.mark.parametrize("capacity", [1, 2])
 def test_an_error_that_raises_when_it_is_looked_at_is_the_failure_of_that_call(capacity: int) -> None:
     with Pool(1, runtime="process", capacity=capacity) as pool:
@@ -165,6 +177,63 @@ def test_a_log_handler_that_raises_affects_no_call(
     finally:
         logging.getLogger("bullpen").removeHandler(handler)
     assert "a handler of the logger bullpen failed" in capsys.readouterr().err
+
+
+class Blocking(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.called = threading.Event()
+        self.may_go_on = threading.Event()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.called.set()
+        assert self.may_go_on.wait(PATIENCE)
+        self.records.append(record)
+
+
+def test_a_log_handler_that_blocks_holds_up_no_call() -> None:
+    handler = Blocking()
+    logging.getLogger("bullpen").addHandler(handler)
+    try:
+        with Pool(1, runtime="process", name="talker") as pool, Pool(1, runtime="process", name="other") as other:
+            pool.submit(work.complain, "hello").result(PATIENCE)
+            assert handler.called.wait(PATIENCE)
+            assert isinstance(pool.submit(work.crash).exception(PATIENCE), WorkerLost)  # the pool logs that, too
+            assert pool.submit(work.identity, 1).result(PATIENCE) == 1
+            assert other.submit(work.identity, 2).result(PATIENCE) == 2
+            printing = pool.submit(work.say_much, 1 << 20)  # more than the app reads before the handler goes on
+            assert other.submit(work.identity, 3).result(PATIENCE) == 3
+            assert not printing.done()
+            handler.may_go_on.set()
+            assert printing.result(PATIENCE) is None
+    finally:
+        handler.may_go_on.set()
+        logging.getLogger("bullpen").removeHandler(handler)
+    messages = [record.getMessage() for record in handler.records]
+    assert messages[0] == "talker_0: hello"
+    death = next(record for record in handler.records if "died" in record.getMessage())
+    assert (death.filename, death.threadName) == ("deaths.py", "bullpen-process-io"), "as if it had called the handler"
+    assert sum(message.count("y") for message in messages if ": yy" in message) == 1 << 20
+
+
+def test_a_log_handler_may_close_the_pool_that_logs() -> None:
+    pool = Pool(1, runtime="process")
+    closed = threading.Event()
+
+    class Closing(logging.Handler):
+        def emit(self, _: logging.LogRecord) -> None:
+            pool.close()
+            closed.set()
+
+    handler = Closing()
+    logging.getLogger("bullpen.output").addHandler(handler)
+    try:
+        pool.submit(work.complain, "hello").result(PATIENCE)
+        assert closed.wait(PATIENCE)
+        pool.close()
+    finally:
+        logging.getLogger("bullpen.output").removeHandler(handler)
 
 
 def test_one_crash_among_many_does_not_affect_the_others() -> None:

@@ -11,6 +11,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -399,6 +400,31 @@ def test_a_request_that_no_thread_of_a_dead_worker_has_begun_runs_on_another(tmp
         worker = work.read_pid(tmp_path / "pid")
         assert pool.submit(work.pid).result(PATIENCE) != worker
         assert isinstance(begun.exception(PATIENCE), WorkerLost)
+
+
+def test_a_request_that_its_dead_worker_never_got_runs_on_another_though_a_later_one_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two threads hand requests to one worker, and the second is faster."""
+    call, waits, may_send = Process._call, threading.Event(), threading.Event()
+
+    def slow(self: Process, number: int, encoded: Any) -> None:
+        if threading.current_thread().name == "slow":
+            waits.set()
+            assert may_send.wait(PATIENCE)
+        call(self, number, encoded)
+
+    with Pool(1, runtime="process", capacity=2, restarts=LENIENT) as pool:
+        worker = pool.do(work.pid)
+        monkeypatch.setattr(Process, "_call", slow)
+        futures: list[Any] = []
+        submitter = threading.Thread(target=lambda: futures.append(pool.submit(work.pid)), name="slow")
+        submitter.start()
+        assert waits.wait(PATIENCE)
+        assert isinstance(pool.submit(work.crash).exception(PATIENCE), WorkerLost)
+        may_send.set()
+        submitter.join()
+        assert futures[0].result(PATIENCE) != worker
 
 
 @pytest.mark.parametrize("start", [*START_METHODS, "program"])

@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from bullpen import InvalidOption, Pool, PoolFailed, ProcessRuntime, ProgramRuntime, WorkerLost, WorkerOutOfMemory
+from bullpen import (
+    InvalidOption,
+    Pool,
+    PoolFailed,
+    ProcessRuntime,
+    ProgramRuntime,
+    RemoteError,
+    WorkerLost,
+    WorkerOutOfMemory,
+)
 from tests.scenarios.process_support import PATIENCE, START_METHODS, eventually
 
 MB = 1024 * 1024
@@ -98,6 +107,20 @@ def test_an_item_of_a_map_that_wants_too_much_ends_its_worker() -> None:
         with pytest.raises(WorkerOutOfMemory):
             list(pool.map(take, [400 * MB]))
         assert list(pool.map(take, [1, 2, 3])) == [1, 2, 3]
+
+
+def fail_with_much(count: int) -> None:
+    raise ValueError("x" * count)
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_an_error_that_there_is_no_memory_to_send_arrives_by_name(capacity: int) -> None:
+    with Pool(1, runtime=ProcessRuntime(memory_limit=200 * MB), capacity=capacity) as pool:
+        worker = pool.do(os.getpid)
+        error = pool.submit(fail_with_much, 60 * MB).exception(PATIENCE)
+        assert isinstance(error, RemoteError)
+        assert "ValueError: xxx" in str(error)
+        assert pool.do(os.getpid) == worker
 
 
 def test_without_a_limit_a_memory_error_is_an_error_like_any_other() -> None:

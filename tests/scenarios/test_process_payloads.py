@@ -152,7 +152,7 @@ def test_a_stream_uses_the_same_memory_again_and_leaves_it_to_what_follows() -> 
         pool.do(pow, 2, 2)  # with it goes what is not used any more
         assert value(pool.do(work.give_block, 1, MB)) == {1}
         (worker,) = pool._engine.registry.snapshot()
-        assert os.fstat(worker.handle._inbox._fd).st_size <= arena.MOST_LENT * MB + arena.MARK
+        assert os.fstat(worker.handle._inbox._fd).st_size <= arena.MOST_LENT * MB + arena.MARKS
         back = pool.do(work.give_block, 2, MB)
         assert mapped() == 1, "it came through the socket"
         assert value(back) == {2}

@@ -69,3 +69,21 @@ def test_pieces_of_which_one_cannot_be_had_are_all_free_again() -> None:
     assert outbox._used == {}
     outbox.close()
     inbox.close()
+
+
+def test_calls_begin_in_any_order_and_only_marked_ones_have_begun() -> None:
+    files = arena.new_files()
+    marks, inbox = arena.open_marks(files[1]), arena.Inbox(files[1])
+    places = len(marks)
+    for number in (7, 5, places + 2):
+        arena.mark_begun(marks, number)
+    arena.mark_begun(marks, 2)  # after one that has the same place
+    seen = inbox.marks()
+    assert seen is not None
+    begun = [number for number in range(1, places + 10) if arena.has_begun(seen, number)]
+    assert begun == [2, 5, 7, places + 2]
+    os.ftruncate(files[1], 8)
+    assert inbox.marks() is None, "then nothing is known"
+    marks.release()
+    for fd in files:
+        os.close(fd)

@@ -11,8 +11,15 @@ import threading
 import pytest
 
 from bullpen.pools.runtimes.process import output
-from bullpen.pools.runtimes.process.io_thread import io_thread
+from bullpen.pools.runtimes.process.io_thread import io_thread, log_thread
 from bullpen.pools.runtimes.process.output import Output
+
+
+def until_logged() -> None:
+    """Wait until the log thread has run all that it has."""
+    logged = threading.Event()
+    log_thread.run_after(logged.set)
+    assert logged.wait(30)
 
 
 def test_one_turn_passes_on_a_bounded_number_of_lines(caplog: pytest.LogCaptureFixture) -> None:
@@ -22,9 +29,11 @@ def test_one_turn_passes_on_a_bounded_number_of_lines(caplog: pytest.LogCaptureF
     os.close(here)
     reader = Output(there, "worker", "stdout")
     reader.read()
+    until_logged()
     assert 0 < len(caplog.records) <= 4096
     read = len(caplog.records)
     while reader.drain():
+        until_logged()
         assert len(caplog.records) - read <= 4096
         read = len(caplog.records)
     assert len(caplog.records) == 60_000, "the end of a worker loses none"
@@ -39,6 +48,7 @@ def test_control_characters_of_workers_are_escaped_in_the_log(caplog: pytest.Log
     reader = Output(there, "worker", "stderr")
     while reader.drain():
         pass
+    until_logged()
     assert [record.getMessage() for record in caplog.records] == ["worker: \\x1b[2Jred\tone\\rtwo\\x9b \\u202eabc"]
 
 
@@ -69,3 +79,26 @@ def test_a_stream_of_the_app_without_room_holds_up_no_other_worker(
         io_thread.post(ended.set)
         assert ended.wait(30)
     os.close(page)
+
+
+def test_the_last_output_of_a_worker_waits_for_a_stream_without_room_and_no_other_worker_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("bullpen.output"), "propagate", False)
+    page, app = os.pipe()
+    fcntl.fcntl(app, fcntl.F_SETPIPE_SZ, 4096)
+    there, here = os.pipe()
+    os.write(here, b"y" * 50_000 + b"\n")
+    os.close(here)
+    with open(app, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        reader = Output(there, "worker", "stdout")
+        while reader.drain():  # its worker has ended
+            pass
+        reader.close()
+        came = b""
+        while came.count(b"y") < 50_000:
+            came += os.read(page, 65536)
+        until_logged()
+    os.close(page)
+    assert came.replace(b"\n", b"") == b"y" * 50_000

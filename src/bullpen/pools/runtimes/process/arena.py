@@ -7,8 +7,8 @@ When the object is deleted, the receiver tells the sender, which then reuses the
 to it changes neither the file nor a forked process. A forked child inherits the mappings of its parent and may keep
 them for any time, so a place that was mapped during a fork is never reused.
 
-The file of the results begins with a mark: the number of the last call that the worker has begun. A worker that dies
-leaves it there, so the app knows which calls never began. To set it costs no message and no system call.
+The file of the results begins with marks: the numbers of the calls that the worker has begun. A worker that dies
+leaves them there, so the app knows which calls never began. To set one costs no message and no system call.
 
 A third file is the log of results. A worker that runs the items of a chunk writes each result there as soon as it has
 it, if the app asks for that. The app reads it when the worker has died in the middle of the chunk.
@@ -22,7 +22,6 @@ import contextlib
 import mmap
 import os
 import struct
-import sys
 import threading
 import weakref
 from collections import deque
@@ -34,7 +33,7 @@ MOST_LENT = 8  # pieces that the receiver may keep; each costs a file descriptor
 KEEP = 256 * 1024 * 1024  # bytes; an unused file that is larger is truncated
 
 READ_ONLY, WRITABLE = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
-MARK = mmap.ALLOCATIONGRANULARITY  # bytes at the start of the file of results
+MARKS = mmap.ALLOCATIONGRANULARITY  # bytes at the start of the file of results
 INLINE = -1  # in place of an offset: the piece comes through the socket
 
 
@@ -46,6 +45,8 @@ def new_files() -> list[int]:
     try:
         for name in ("bullpen-call", "bullpen-result", "bullpen-log") if hasattr(os, "memfd_create") else ():
             files.append(os.memfd_create(name))
+        if files:
+            os.ftruncate(files[1], MARKS)
     except OSError:
         for fd in files:
             os.close(fd)
@@ -53,10 +54,21 @@ def new_files() -> list[int]:
     return files
 
 
-def open_mark(fd: int) -> memoryview:
-    """The mark in the file of results, for the worker: one number."""
-    os.ftruncate(fd, MARK)
-    return memoryview(mmap.mmap(fd, MARK)).cast("Q")
+def open_marks(fd: int) -> memoryview:
+    """The marks in the file of results, for the worker."""
+    return memoryview(mmap.mmap(fd, MARKS)).cast("Q")
+
+
+def mark_begun(marks: memoryview, number: int) -> None:
+    """Mark a call as begun. Calls may begin in another order than that of their numbers."""
+    place = number % len(marks)
+    if number > marks[place]:
+        marks[place] = number
+
+
+def has_begun(marks: memoryview | None, number: int) -> bool:
+    """Whether a call may have begun. A later one that has the same place hides whether it has."""
+    return marks is None or bool(marks[number % len(marks)] >= number)
 
 
 class Outbox:
@@ -205,9 +217,10 @@ class Inbox:
             offsets.append(self.freed.popleft())
         return struct.pack(f"<{len(offsets)}q", *offsets)
 
-    def last_begun(self) -> int:
-        """The mark of the worker."""
-        return int.from_bytes(os.pread(self._fd, 8, 0), sys.byteorder)
+    def marks(self) -> memoryview | None:
+        """The marks of the worker; None if it has destroyed them."""
+        marks = os.pread(self._fd, MARKS, 0)
+        return memoryview(marks).cast("Q") if len(marks) == MARKS else None
 
     def close(self) -> None:
         """Collect no more. The collected pieces stay valid."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
 
 from bullpen.pools.runtimes.process import failures, wire
-from bullpen.pools.runtimes.process.arena import MARK, Inbox, Outbox, ResultLog, open_mark
+from bullpen.pools.runtimes.process.arena import MARKS, Inbox, Outbox, ResultLog, mark_begun, open_marks
 from bullpen.pools.runtimes.process.calls import CallThreads, MainThreadCalls, RequestCancelled
 
 importing_main = False  # the app's script is being imported: it must not start workers
@@ -143,8 +143,8 @@ class ChildWorker:
         self._channel = channel
         self._channel_file: os.stat_result | None = None  # what its descriptor stands for, if `send` has to check that
         self._inbox_memory = Inbox(shared[0]) if shared else None
-        self._outbox_memory = Outbox(shared[1], MARK) if shared else None
-        self._begun = open_mark(shared[1]) if shared else memoryview(bytearray(8)).cast("Q")
+        self._outbox_memory = Outbox(shared[1], MARKS) if shared else None
+        self._begun = open_marks(shared[1]) if shared else memoryview(bytearray(8)).cast("Q")
         self.results = ResultLog(shared[2] if shared else None)
         self._reader = wire.FrameReader()
         self._inbox: deque[wire.Frame] = deque()
@@ -269,7 +269,11 @@ class ChildWorker:
             raise RuntimeError("a request has closed the descriptor of the worker's channel, and opened another there")
 
     def send_error(self, kind: int, id: int, error: BaseException, hide: int = 0) -> None:
-        self.send(kind, id, wire.dumps(failures.describe(error, hide))[0])
+        try:
+            described = wire.dumps(failures.describe(error, hide))[0]
+        except MemoryError:  # its name and its text, which is cut, need less
+            described = wire.dumps(failures.describe(error, hide, by_name=True))[0]
+        self.send(kind, id, described)
 
     # Start and end.
 
@@ -321,8 +325,7 @@ class ChildWorker:
 
     def note_begin(self, id: int) -> None:
         """Tell the app that a request begins. One thread at a time calls this."""
-        if id > self._begun[0]:  # requests may begin in another order than that of their ids
-            self._begun[0] = id
+        mark_begun(self._begun, id)
 
     def attempt(self, id: int, data: Any, buffers: Any, running: Callable[[int], Any]) -> None:
         """Run one request and send its outcome. It may be interrupted inside `running(id)` only."""

@@ -29,8 +29,10 @@ _module, _qualname = (vars(type)[name] for name in ("__module__", "__qualname__"
 Entry = tuple[bytes | None, str, str, list[tuple[str, str, int]], int | None, int | None, bool]
 
 
-def describe(error: BaseException, hide: int = 0) -> list[Entry]:
-    """`error`, its causes and contexts, as data; without the outermost `hide` frames, which are Bullpen's."""
+def describe(error: BaseException, hide: int = 0, *, by_name: bool = False) -> list[Entry]:
+    """`error`, its causes and contexts, as data; without the outermost `hide` frames, which are Bullpen's, and without
+    pickles if they travel `by_name`.
+    """
     chain = [error]
     entries: list[Entry] = []
     for number, one in enumerate(chain):  # the loop appends to it
@@ -46,7 +48,7 @@ def describe(error: BaseException, hide: int = 0) -> list[Entry]:
             places.append(known)
         frames = _frames(_traceback.__get__(one), hide if number == 0 else 0)
         name = f"{_module.__get__(type(one))}.{_qualname.__get__(type(one))}"
-        entries.append((_pickle(one), name, text_of(one), frames, *places, _suppress.__get__(one)))
+        entries.append((None if by_name else _pickle(one), name, text_of(one), frames, *places, _suppress.__get__(one)))
     return entries
 
 

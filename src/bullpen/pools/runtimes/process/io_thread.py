@@ -22,13 +22,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from bullpen import primitives
+from bullpen import primitives, telemetry
 from bullpen.pools.runtimes import port
 from bullpen.pools.runtimes.process import wire
 from bullpen.telemetry import logger
 
 Action = Callable[[], object]
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+MOST_WAITING = 64  # actions of the log thread; with more, the output of workers is not read, so those that print wait
 
 
 class TimerHandle:
@@ -54,7 +55,7 @@ class IOThread:
         self._selector: selectors.BaseSelector | None = None  # while the thread runs
         self._wake = -1
         self._woken = False  # a byte is in the wake-up pipe
-        self._thread = 0
+        self.ident = 0
 
     # From any thread.
 
@@ -98,7 +99,7 @@ class IOThread:
 
     def is_here(self) -> bool:
         """Whether this is the io thread."""
-        return self._thread == _thread.get_ident()
+        return self.ident == _thread.get_ident()
 
     def _begin(self) -> None:
         woken, wake = os.pipe()
@@ -144,7 +145,7 @@ class IOThread:
     def _run(self, woken: int) -> None:
         selector = self._selector
         assert selector is not None
-        self._thread = _thread.get_ident()
+        self.ident = _thread.get_ident()
         selector.register(woken, READ, None)
         while self._do_posted(woken):
             timeout = None
@@ -185,7 +186,7 @@ class IOThread:
         self._selector.close()
         self._selector = None
         self._woken = False
-        self._thread = 0
+        self.ident = 0
         os.close(woken)
         os.close(self._wake)
 
@@ -198,6 +199,7 @@ class IOThread:
             with contextlib.suppress(OSError):
                 os.close(self._wake)
         self.__init__()  # type: ignore[misc]
+        log_thread.__init__()  # type: ignore[misc]
 
 
 def _call(action: Action) -> None:
@@ -207,8 +209,66 @@ def _call(action: Action) -> None:
         logger.exception("the I/O thread of the worker processes caught an error and goes on")
 
 
+class LogThread:
+    """Calls the app's log handlers in place of the io thread, one after the other: one that blocks holds up no call.
+
+    The thread starts with the first action, and ends with the last one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = primitives.leaf_lock()
+        self._waiting: deque[Action] = deque()
+        self._runs = False
+        self.ident = 0
+
+    def post(self, action: Action) -> None:
+        """Run `action` soon, on this thread. It may block."""
+        self._waiting.append(action)
+        with self._lock:
+            if self._runs:
+                return
+            self._runs = True
+        try:
+            primitives.start_thread(self._run, "bullpen-process-log")
+        except RuntimeError:  # the interpreter exits, or the system has no threads left
+            self._run()
+
+    def run_after(self, action: Action) -> None:
+        """Run `action`, which does not block, when all actions before it have ended; here if there are none."""
+        with self._lock:
+            if self._runs:
+                self._waiting.append(action)
+                return
+        action()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a handler blocks, or is slower than the workers print."""
+        return len(self._waiting) > MOST_WAITING
+
+    def _run(self) -> None:
+        self.ident = _thread.get_ident()
+        while True:
+            while self._waiting:
+                _call(self._waiting.popleft())
+            with self._lock:
+                if not self._waiting:
+                    self.ident = 0
+                    self._runs = False
+                    return
+
+
+def _log_elsewhere(handle: Action) -> bool:
+    if io_thread.is_here():
+        log_thread.post(handle)
+        return True
+    return False
+
+
 io_thread = IOThread()
+log_thread = LogThread()
 port.reporters.append(io_thread.is_here)
+telemetry.hand_over = _log_elsewhere
 _endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=io_thread.forked)

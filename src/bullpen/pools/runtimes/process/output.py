@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import select
@@ -10,7 +11,7 @@ import sys
 from typing import Any, Literal
 
 from bullpen.escaping import escape_lines
-from bullpen.pools.runtimes.process.io_thread import io_thread
+from bullpen.pools.runtimes.process.io_thread import io_thread, log_thread
 from bullpen.telemetry import SafeLogger
 
 logger = SafeLogger("bullpen.output")
@@ -54,22 +55,21 @@ class Output:
             return
         self.tail = (self.tail + data)[-KEPT:]
         *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._pass_on(line)
         while len(self._rest) > LONGEST:
-            self._pass_on(self._rest[:LONGEST])
+            lines.append(self._rest[:LONGEST])
             self._rest = self._rest[LONGEST:]
-        if self._unwritten and not self._waits:
+        self._pass_on(lines)
+        if (self._unwritten or log_thread.is_behind) and not self._waits:
             self._write_some()
 
     def _write_some(self) -> None:
-        """Write lines to the app's stream. While that has no room, as under a paused pager, this worker waits, and no
-        other does.
+        """Write lines to the app's stream. While that has no room, as under a paused pager, or a log handler blocks,
+        this worker waits if it prints, and no other does.
         """
         self._write()
         if self._fd < 0:
             return
-        if self._unwritten:
+        if self._unwritten or log_thread.is_behind:
             io_thread.forget(self._fd)
             self._waits = min(2 * self._waits, LONGEST_RETRY) or RETRY
             io_thread.call_later(self._waits, self._write_some)
@@ -85,41 +85,54 @@ class Output:
         if self._fd >= 0:
             self.read()
         if self._unwritten:
-            self._write(waits=True)
+            self._write()
         return self.tail is not before
 
-    def _pass_on(self, line: bytes) -> None:
-        text = line.decode(errors="backslashreplace").rstrip("\r")
+    def _pass_on(self, lines: list[bytes]) -> None:
         level = logging.INFO if self._which == "stdout" else logging.WARNING
         if logger.hasHandlers() and logger.isEnabledFor(level):
-            logger.log(level, "%s: %s", self._name, escape_lines(text))
-            return
-        self._unwritten += text + "\n"
+            log_thread.post(functools.partial(_log, level, self._name, lines))
+        else:
+            self._unwritten += "".join(_text(line) + "\n" for line in lines)
 
-    def _write(self, waits: bool = False) -> None:
-        """Write lines to the app's stream as if the worker had done so: colours stay. Unless it `waits`, it writes no
-        more than there is room for.
+    def _write(self) -> None:
+        """Write lines to the app's stream as if the worker had done so: colours stay. Write no more than there is room
+        for.
         """
         stream = getattr(sys, self._which)
-        while self._unwritten and (waits or _has_room(stream)):
+        while self._unwritten and _has_room(stream):
             end = self._unwritten.rfind("\n", 0, PIECE) + 1 or PIECE  # whole lines: the app may write between pieces
             text, self._unwritten = self._unwritten[:end], self._unwritten[end:]
-            with contextlib.suppress(Exception):  # the app may have no such stream, or has closed it
-                stream.write(text)
-                stream.flush()
+            _write(stream, text)
 
     def close(self) -> None:
         """On the io thread. At the end of the stream it closes itself."""
         if self._fd < 0:
             return
         if self._rest:
-            self._pass_on(self._rest)
+            self._pass_on([self._rest])
             self._rest = b""
-        if self._unwritten:
-            self._write(waits=True)
+        if self._unwritten:  # the stream may have no room for a long time
+            log_thread.post(functools.partial(_write, getattr(sys, self._which), self._unwritten))
+            self._unwritten = ""
         io_thread.forget(self._fd)
         os.close(self._fd)
         self._fd = -1
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="backslashreplace").rstrip("\r")
+
+
+def _log(level: int, name: str, lines: list[bytes]) -> None:
+    for line in lines:
+        logger.log(level, "%s: %s", name, escape_lines(_text(line)))
+
+
+def _write(stream: Any, text: str) -> None:
+    with contextlib.suppress(Exception):  # the app may have no such stream, or has closed it
+        stream.write(text)
+        stream.flush()
 
 
 def _has_room(stream: Any) -> bool:

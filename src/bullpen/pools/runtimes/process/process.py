@@ -78,6 +78,7 @@ class Process(Supervised):
 
     __slots__ = (
         "_awaits_rest",
+        "_begun",
         "_channel",
         "_each",
         "_has_authkey",
@@ -109,6 +110,7 @@ class Process(Supervised):
         self._awaits_rest = False  # a timer looks for the rest of a frame
         self._has_main = False
         self._has_authkey = False
+        self._begun: memoryview | None = None  # once it has ended: the marks of the calls that it has begun
         self._misbehaves = False  # it broke the protocol: its messages are ignored
 
     # Start.
@@ -443,18 +445,22 @@ class Process(Supervised):
 
     def _hear_the_rest(self) -> bool:
         if self._inbox is not None:
-            self._last_begun = self._inbox.last_begun()
+            self._begun = self._inbox.marks()
         for frame in self._channel.rest():
             self._take(frame)
         more = self._stdout.drain()
         return self._stderr.drain() or more
 
+    def never_began(self, request: Request) -> bool:
+        number = self._ids.get(request)
+        return number is None or not arena.has_begun(self._begun, number)
+
     def _rescue(self, death: BaseException) -> None:
         for number, request in list(self._requests.items()):
             fn, args = request.fn, request.args
-            if not isinstance(fn, CallsMany) or not fn.logged or number > self._last_begun or self._log is None:
+            if not isinstance(fn, CallsMany) or not fn.logged or self._log is None:
                 continue
-            if request.ended or len(args[0]) == 1:
+            if request.ended or len(args[0]) == 1 or not arena.has_begun(self._begun, number):
                 continue
             self.finished(number, DONE, _rescued(arena.read_log(self._log, number), len(args[0]), death))
 

@@ -7,6 +7,7 @@ and no others. When the app ends, for whatever reason, all workers end.
 
 from __future__ import annotations
 
+import _thread
 import os
 import socket
 import sys
@@ -18,7 +19,7 @@ from bullpen.pools.dispatch.request import Request
 from bullpen.pools.dispatch.worker import Worker
 from bullpen.pools.runtimes.port import WorkerEvents
 from bullpen.pools.runtimes.process import child
-from bullpen.pools.runtimes.process.io_thread import io_thread
+from bullpen.pools.runtimes.process.io_thread import io_thread, log_thread
 from bullpen.pools.runtimes.process.process import Process, Start
 from bullpen.pools.runtimes.process.supervised import checked_bytes, checked_seconds, may_prestart
 
@@ -97,8 +98,10 @@ class ProcessRuntime:
         )
 
     def reports_here(self) -> bool:
-        """Whether this is the thread on which results arrive. Waiting for a result here would wait forever."""
-        return io_thread.is_here()
+        """Whether this is the thread on which results arrive, or the one that logs, for which a worker's end waits.
+        Waiting here would wait forever.
+        """
+        return _thread.get_ident() in (io_thread.ident, log_thread.ident)
 
     def can_prestart(self) -> bool:
         """Whether workers may start before there are requests for them."""

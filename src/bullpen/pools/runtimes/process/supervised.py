@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 import os
 import select
 import signal
@@ -20,7 +19,7 @@ from bullpen.pools.dispatch.worker import DEAD, EXITED, STOPPING, Worker
 from bullpen.pools.runtimes.port import ProducesItems, SupportsRecycling, WorkerEvents
 from bullpen.pools.runtimes.process import child, forkserver_client
 from bullpen.pools.runtimes.process.calls import RequestCancelled
-from bullpen.pools.runtimes.process.io_thread import TimerHandle, io_thread
+from bullpen.pools.runtimes.process.io_thread import TimerHandle, io_thread, log_thread
 from bullpen.pools.runtimes.process.items import Items
 from bullpen.pools.runtimes.process.output import CHUNK, LARGEST_PIPE, Output
 from bullpen.telemetry import logger
@@ -56,7 +55,6 @@ class Supervised:
         "_forkserver",
         "_gone",
         "_ids",
-        "_last_begun",
         "_lock",
         "_looked_at",
         "_max_rss",
@@ -111,7 +109,6 @@ class Supervised:
         self._broken_by: set[int] = set()  # the requests that reported it
         self._why = ""  # why the runtime kills it
         self._answers = 0  # so far
-        self._last_begun: float = math.inf  # once it has ended: it has begun no later request, by number
         self._stopping = False
         self._doomed = False
         self._over = False
@@ -550,13 +547,12 @@ class Supervised:
                 io_thread.cancel_timer(timer)
             self._requests.clear()
             self._streams.clear()
-            self._gone.release()
+            log_thread.run_after(self._gone.release)  # it has ended when its output was logged
             del self._worker  # which refers to this
 
     def never_began(self, request: Request) -> bool:
         """Whether it has ended before it began `request`."""
-        number = self._ids.get(request)
-        return number is None or number > self._last_begun
+        raise NotImplementedError
 
     def _describe_death(self, code: int | None, why: str) -> WorkerLost | WorkerStartFailed:
         ready = self._worker.was_ready

@@ -6,6 +6,7 @@ like a worker process. If it breaks the protocol, does not answer in time, or en
 
 from __future__ import annotations
 
+import _thread
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,7 @@ from bullpen.errors import InvalidOption, InvalidOptionType, ProgramError
 from bullpen.pools.dispatch.request import Request
 from bullpen.pools.dispatch.worker import Worker
 from bullpen.pools.runtimes.port import CallsMethod, WorkerEvents, only_by_name
-from bullpen.pools.runtimes.process.io_thread import io_thread
+from bullpen.pools.runtimes.process.io_thread import io_thread, log_thread
 from bullpen.pools.runtimes.process.supervised import checked_bytes, checked_seconds, may_prestart
 from bullpen.pools.runtimes.program import messages
 from bullpen.pools.runtimes.program.program import CallProgress, Program
@@ -96,8 +97,10 @@ class ProgramRuntime:
     # The runtime port, for the pool.
 
     def reports_here(self) -> bool:
-        """Whether this is the thread on which results arrive. Waiting for a result here would wait forever."""
-        return io_thread.is_here()
+        """Whether this is the thread on which results arrive, or the one that logs, for which a worker's end waits.
+        Waiting here would wait forever.
+        """
+        return _thread.get_ident() in (io_thread.ident, log_thread.ident)
 
     def can_prestart(self) -> bool:
         """Whether programs may start before there are requests for them."""
