@@ -101,6 +101,7 @@ def test_tasks_are_found_by_header_key_and_the_last_part_of_their_name_newest_fi
     assert found("--header", "tenant=acme") == [tagged.id]
     assert found("--key", "one") == [keyed.id]
     assert found("--function", "add") == [keyed.id]
+    assert found("--queue", "mail", "--queue", "default") == [tagged.id, keyed.id]
     assert found("--newest") == found()[::-1] == [keyed.id, tagged.id]
     assert found("--newest", "--after", keyed.id) == [tagged.id]
     code, _, err = desk.run("tasks", "--header", "tenant")

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
 
 from bullpen import AsyncWorkerPool, Job, LeaseLost, StorageError, TaskFailed, TaskQueue, current_task
 from bullpen.errors import InvalidOptionType, NoCurrentTask
@@ -287,7 +289,7 @@ def test_a_task_that_was_lost_learns_it_before_it_does_anything(queue: TaskQueue
     [
         (lambda path: sqlite3.connect(":memory:"), StorageError, "only in the file that has the tasks"),
         (lambda path: sqlite3.connect(path.with_name("o.db")), StorageError, "only in the file that has the tasks"),
-        (lambda path: None, InvalidOptionType, "a sqlite3.Connection to"),
+        (lambda path: None, InvalidOptionType, "a sqlite3.Connection, or a sync connection or session of SQLAlchemy"),
     ],
 )
 def test_another_connection_is_rejected_by_name(
@@ -308,6 +310,29 @@ def test_another_connection_is_rejected_by_name(
     job = work.enqueue()
     run(queue, job)
     assert words in job.result(timeout=1)  # the task is as it was, and goes on
+
+
+def test_effects_of_a_session_of_sqlalchemy_and_the_end_of_the_task_commit_together(
+    queue: TaskQueue, path: Path
+) -> None:
+    engine = create_engine(f"sqlite:///{path}")
+
+    @queue.task(name="work", max_retries=1, backoff=0)
+    def work() -> None:
+        with Session(engine) as session:
+            current_task().complete(session)
+            session.execute(text("CREATE TABLE IF NOT EXISTS made (attempt INTEGER)"))
+            session.execute(text("INSERT INTO made VALUES (:attempt)"), {"attempt": current_task().attempt})
+            if current_task().attempt == 1:
+                raise ValueError("before the commit")
+            session.commit()
+
+    job = work.enqueue()
+    run(queue, job)
+    assert job.info().attempt == 2
+    with Session(engine) as session:
+        assert session.execute(text("SELECT attempt FROM made")).scalars().all() == [2]
+    engine.dispose()
 
 
 def test_tasks_in_memory_have_no_transaction() -> None:

@@ -7,7 +7,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -351,12 +351,15 @@ def test_a_store_in_memory_takes_the_connections_that_the_own_store_takes(tmp_pa
     engine = create_engine("sqlite://")
     on_sqlite, on_postgres = TaskQueue(f"sqlite:///{tmp_path}/jobs.db"), TaskQueue("postgresql://nowhere.invalid/shop")
     with sqlite3.connect(":memory:") as connection, Session(engine) as session:
-        for queue, wrong in ((on_sqlite, session), (on_postgres, connection), (on_postgres, "text")):
+        for queue, wrong in ((on_sqlite, AsyncSession()), (on_postgres, connection), (on_postgres, "text")):
             with in_memory(queue), pytest.raises(InvalidOptionType, match="connection must be"):
                 queue.task(name="greet")(_greet).using(connection=wrong).enqueue()
         with in_memory(on_sqlite):
             on_sqlite.task(name="greet")(_greet).using(connection=connection).enqueue()
+            on_sqlite.task(name="greet")(_greet).using(connection=session).enqueue()
             assert len(on_sqlite.list()) == 1
+            session.commit()
+            assert len(on_sqlite.list()) == 2
         with in_memory(TaskQueue("memory://")) as queue:
             queue.task(name="greet")(_greet).using(connection=connection).enqueue()
             queue.task(name="other")(_greet).using(connection=session).enqueue()
@@ -402,6 +405,39 @@ def test_a_task_is_there_when_a_transaction_on_its_file_is_committed(tmp_path: P
         assert job.info().name == "greet"
         with pytest.raises(TaskNotFound):
             never.info()
+
+
+@pytest.mark.parametrize("kind", ["connection", "session", "scoped session"])
+def test_a_task_is_there_when_sqlalchemy_commits_a_transaction_on_its_file(tmp_path: Path, kind: str) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
+    make: dict[str, Callable[[], Any]] = {
+        "connection": engine.connect,
+        "session": lambda: Session(engine),
+        "scoped session": lambda: scoped_session(sessionmaker(engine)),
+    }
+    with TaskQueue(f"sqlite:///{tmp_path / 'jobs.db'}") as queue:
+        greet = queue.task(name="greet")(_greet)
+        assert queue.counts() == {}
+        with closing(make[kind]()) as here:
+            never = greet.using(connection=here).enqueue()
+            here.rollback()
+            here.execute(sql("CREATE TABLE customer_order (number INTEGER)"))
+            first = greet.using(connection=here, unique_key="k").enqueue()
+            here.execute(sql("INSERT INTO customer_order VALUES (42)"))
+            with pytest.raises(TaskNotFound):
+                first.info()
+            here.commit()
+            assert first.info().name == "greet"
+            second = greet.using(connection=here, unique_key="k", on_duplicate="replace").enqueue()
+            here.commit()
+            assert second.info().name == "greet"
+        with pytest.raises(TaskNotFound):
+            never.info()
+        with engine.connect() as here:
+            assert here.execute(sql("SELECT number FROM customer_order")).scalars().all() == [42]
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as here:
+            assert greet.using(connection=here).enqueue().info().name == "greet"
+    engine.dispose()
 
 
 def by_isolation_level(path: Path) -> sqlite3.Connection:

@@ -17,8 +17,10 @@ _KINDS = frozenset(name for kinds in get_args(ErrorKind) for name in get_args(ki
 
 
 def add_filters(parser: argparse.ArgumentParser, statuses: str = ", ".join(map(str, TaskStatus))) -> None:
-    parser.add_argument("--status", type=names, metavar="A,B", help=f"only tasks with these statuses: {statuses}")
-    parser.add_argument("--queue", type=names, metavar="A,B", help="only tasks of these queues")
+    parser.add_argument(
+        "--status", action="extend", type=names, metavar="A,B", help=f"only tasks with these statuses: {statuses}"
+    )
+    parser.add_argument("--queue", action="extend", type=names, metavar="A,B", help="only tasks of these queues")
     parser.add_argument("--function", metavar="NAME", help="only tasks of this function; its last parts are enough")
     parser.add_argument("--key", metavar="KEY", help="only tasks with this unique key or concurrency key")
     parser.add_argument("--header", type=header, metavar="NAME=VALUE", help="only tasks with this header")

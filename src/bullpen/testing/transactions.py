@@ -74,13 +74,17 @@ class IsolatedStorage(MemoryStorage):
             self._own.now_in(connection)  # it raises
         if _is_sqlite(connection) and "postgres" not in own:
             return False
-        if own.startswith("bullpen.tasks.storage.sqlite"):
-            raise InvalidOptionType("connection", connection, "a sqlite3.Connection")
+        on_sqlite = own.startswith("bullpen.tasks.storage.sqlite")
         try:
-            return is_async(connection)
+            needs_await = is_async(connection)
+            if not on_sqlite or (_is_sqlalchemy(connection) and not needs_await):
+                return needs_await
         except InvalidOptionType:
-            accepted = ACCEPTED if "postgres" in own else f"a sqlite3.Connection, or {ACCEPTED}"
-            raise InvalidOptionType("connection", connection, accepted) from None
+            pass
+        accepted = ACCEPTED if "postgres" in own else f"a sqlite3.Connection, or {ACCEPTED}"
+        if on_sqlite:
+            accepted = "a sqlite3.Connection, or a sync connection or session of SQLAlchemy"
+        raise InvalidOptionType("connection", connection, accepted)
 
     def _transaction(self, connection: Any) -> _UserTransaction | None:
         """The transaction of a connection or session of SQLAlchemy, which is begun if there is none; in autocommit

@@ -57,6 +57,7 @@ def test_wrong_lanes_are_rejected(words: list[str], said: str) -> None:
         ([], "default,mail:10@thread"),
         (["-c", "3"], "default,mail:3@thread"),
         (["--queues", "mail", "-c", "3"], "mail:3@thread"),
+        (["--queues", "mail", "--queues", "sms-*,push-*", "-c", "3"], "mail,sms-*,push-*:3@thread"),
         (["--lane", "mail:2", "--lane", "default", "-c", "7"], "mail:2@thread default:7@thread"),
     ],
 )

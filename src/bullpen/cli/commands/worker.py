@@ -23,9 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--queues",
+        action="extend",
         type=names,
         metavar="A,B",
-        help="serve only these queues; '*' stands for any characters, as in 'partner-*' "
+        help="serve only these queues; '*' stands for any characters, as in 'partner-*'; may be repeated "
         "(default: the queues of the registered functions)",
     )
     which.add_argument(

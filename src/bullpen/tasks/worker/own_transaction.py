@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from bullpen.tasks.model.user_connection import sqlite3_connection
+
 
 class OwnTransaction:
     """A transaction of the user's own, after the task was settled in it. Methods run on the thread of the function.
@@ -16,7 +18,7 @@ class OwnTransaction:
     __slots__ = ("_connection", "_name")
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection if _is_sqlite(connection) else None
+        self._connection = sqlite3_connection(connection)
         self._name = f"bullpen_{id(self):x}"
         if self._connection is not None:
             self._connection.execute(f"SAVEPOINT {self._name}")
@@ -33,8 +35,3 @@ class OwnTransaction:
                 connection.execute("ROLLBACK")
             else:
                 connection.rollback()
-
-
-def _is_sqlite(connection: Any) -> bool:
-    """By name: the module may be missing."""
-    return any(kind.__module__ == "sqlite3" for kind in type(connection).__mro__)
