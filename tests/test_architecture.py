@@ -121,6 +121,16 @@ LAYERS = [
         f"{MODEL} tasks.storage.port tasks.client",
         third_party="asgiref django django_tasks",
     ),
+    Layer(
+        "integrations.prometheus",
+        f"{GROUND} pools tasks",
+        third_party="prometheus_client",
+    ),
+    Layer(
+        "integrations.prometheus_server",
+        f"{GROUND} integrations.prometheus tasks",
+        third_party="prometheus_client",
+    ),
     # What brings both wings together.
     Layer("testing", f"{GROUND} pools tasks", third_party="hypothesis msgspec pytest sqlalchemy"),
     Layer("web", "ALL", third_party="jinja2 markupsafe msgspec starlette uvicorn"),

@@ -48,6 +48,7 @@ from bullpen import (
     errors,
 )
 from bullpen.cli.command import ExitCode
+from bullpen.integrations.prometheus import METRICS
 from bullpen.pools.async_options import AsyncPoolKeywords
 from bullpen.pools.dispatch.request import TimeLimits
 from bullpen.pools.options import CallOptions, PoolKeywords, PoolOptions
@@ -57,7 +58,7 @@ from bullpen.pools.runtimes.program import messages
 from bullpen.tasks.client.why import CauseKind
 from bullpen.tasks.model.options import CALL_NAMES, FUNCTION_NAMES, SHARED_NAMES
 from bullpen.testing import ManualClock, ScriptedRuntime
-from tests.docs import command_line
+from tests.docs import command_line, metrics
 from tests.docs.markdown import ROOT
 
 
@@ -207,6 +208,12 @@ def test_every_method_of_a_worker_is_described() -> None:
         properties = [name for name, value in vars(cls).items() if isinstance(value, property)]
         assert missing_from("workers.md", [*public_methods(cls), *set(properties) - {"name"}]) == [], cls
     assert missing_from("workers.md", field_names(Lane)) == []
+
+
+def test_every_metric_is_described_as_it_is() -> None:
+    page = metrics.PAGE.read_text()
+    assert metrics.drawn(page) == page, "run: python -m tests.docs.metrics"
+    assert not missing_from("metrics.md", METRICS)
 
 
 def test_the_command_line_is_described_as_it_is() -> None:

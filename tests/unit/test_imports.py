@@ -14,6 +14,7 @@ RARELY_USED = {
     *("bullpen.pools.runtimes.program", "bullpen.tasks.storage.mover", "bullpen.tasks.storage.sqlite.health_checks"),
     *("bullpen.testing", "bullpen.web", "bullpen.integrations", "django", "multiprocessing", "http", "email"),
     *("cronsim", "zoneinfo", "tomllib"),
+    *("prometheus_client", "opentelemetry", "sentry_sdk", "structlog"),
 }
 PARTS_OF_A_POOL = {"bullpen.pools.options", "bullpen.pools.supervision", "dataclasses"}
 COMMANDS = {

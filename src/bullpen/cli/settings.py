@@ -63,6 +63,8 @@ SETTINGS = {
         Setting("imports", names, (), "more modules that a worker imports"),
         Setting("loop", one_of(LOOPS), "auto", f"event loop of a worker: {', '.join(LOOPS)}"),
         Setting("health", str, None, "folder for the health files of worker processes"),
+        Setting("metrics_port", whole(0, 65_535), None, "port for the Prometheus metrics of a worker"),
+        Setting("metrics_host", str, "127.0.0.1", "address for the Prometheus metrics of a worker"),
         Setting("log_level", one_of(LOG_LEVELS), "info", f"log level of a worker: {', '.join(LOG_LEVELS)}"),
     )
 }

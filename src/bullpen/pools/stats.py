@@ -60,6 +60,7 @@ class PoolStats:
     saturated: int
     abandoned: int
     retried: int
+    died: int
     recycled: int
     spawned: int
     retired: int
@@ -95,6 +96,7 @@ class PoolStats:
             saturated=engine.counts.saturated.value,
             abandoned=engine.counts.abandoned_workers.value,
             retried=engine.counts.retried.value,
+            died=engine.restarts.deaths,
             recycled=engine.recycling.recycled,
             spawned=spawned,
             retired=retired,
@@ -125,7 +127,7 @@ class PoolStats:
             rows[0] += ", degraded"
         counted = [
             f"{field.name} {getattr(self, field.name)}"
-            for field in fields(self)[2:16]
+            for field in fields(self)[2:17]
             if getattr(self, field.name) or field.name in ("submitted", "completed")
         ]
         rows.append(", ".join([*counted, f"queued {self.queued}"]))

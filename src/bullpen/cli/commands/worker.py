@@ -65,6 +65,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--health", metavar="FOLDER", help="write a health file there each second, for `bullpen probe`")
     parser.add_argument(
+        "--metrics-port",
+        type=SETTINGS["metrics_port"].read,
+        metavar="N",
+        help="serve Prometheus metrics there, of all processes; 0 chooses a free port",
+    )
+    parser.add_argument(
+        "--metrics-host",
+        metavar="ADDRESS",
+        help="address to serve metrics on, without any login (default: 127.0.0.1)",
+    )
+    parser.add_argument(
         "--log-level",
         choices=LOG_LEVELS,
         metavar="LEVEL",

@@ -12,23 +12,31 @@ import socket
 import threading
 from collections.abc import Callable
 
-VARIABLE = "BULLPEN_PARENT_LINK"  # descriptor, number of the process, whether it is the first one
+VARIABLE = "BULLPEN_PARENT_LINK"  # descriptor, number of the process, whether it is the first one, metrics socket
 READY = b"r"
 LEVELS = (b"1", b"2")  # finish the tasks; release the tasks
 MARGIN = 30.0  # seconds after the grace, to write the settlements
 
 
-def open_pair(number: int, *, is_first: bool) -> tuple[socket.socket, socket.socket, dict[str, str]]:
-    """Both ends of a new link, the second for the process, and the variable for its environment."""
+def open_pair(
+    number: int, *, is_first: bool, metrics: socket.socket | None = None
+) -> tuple[socket.socket, socket.socket, dict[str, str]]:
+    """Both ends of a new link, the second for the process, and the variable for its environment. `metrics`: the socket
+    on which the process serves its metrics.
+    """
     ours, theirs = socket.socketpair()
-    return ours, theirs, {VARIABLE: f"{theirs.fileno()}:{number}:{int(is_first)}"}
+    descriptor = -1 if metrics is None else metrics.fileno()
+    return ours, theirs, {VARIABLE: f"{theirs.fileno()}:{number}:{int(is_first)}:{descriptor}"}
 
 
 class ParentLink:
     """The end that a worker process holds."""
 
-    def __init__(self, line: socket.socket, number: int, *, is_first: bool) -> None:
+    def __init__(
+        self, line: socket.socket, number: int, *, is_first: bool, metrics: socket.socket | None = None
+    ) -> None:
         self._line = line
+        self.metrics = metrics  # it listens
         self.name = f"worker-{number}"
         self.is_first = is_first  # it prints the start-up message for all of them
 
@@ -38,9 +46,10 @@ class ParentLink:
         written = os.environ.pop(VARIABLE, None)
         if written is None:
             return None
-        descriptor, number, is_first = map(int, written.split(":"))
-        os.set_inheritable(descriptor, False)
-        return cls(socket.socket(fileno=descriptor), number, is_first=bool(is_first))
+        descriptor, number, is_first, metrics = map(int, written.split(":"))
+        line, listening = (None if one < 0 else _taken(one) for one in (descriptor, metrics))
+        assert line is not None
+        return cls(line, number, is_first=bool(is_first), metrics=listening)
 
     def say_ready(self) -> None:
         try:
@@ -65,3 +74,8 @@ class ParentLink:
             return self._line.recv(1)
         except OSError:
             return b""
+
+
+def _taken(descriptor: int) -> socket.socket:
+    os.set_inheritable(descriptor, False)
+    return socket.socket(fileno=descriptor)

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from bullpen import __version__
@@ -42,6 +43,8 @@ class Settings(NamedTuple):
     imports: Sequence[str]
     loop: LoopKind
     health: str | None
+    metrics_port: int | None
+    metrics_host: str
     log_level: str
 
     @classmethod
@@ -64,7 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
     if parent_link is None and settings.processes > 1:
         from bullpen.cli.worker_process.supervisor import supervise
 
-        return supervise(arguments.words, settings.processes, settings.grace)
+        if settings.metrics_port is None:
+            return supervise(arguments.words, settings.processes, settings.grace)
+        from bullpen.cli.worker_process.metrics import served_for_processes
+
+        address = (settings.metrics_host, settings.metrics_port)
+        return supervise(
+            arguments.words, settings.processes, settings.grace, lambda ports: served_for_processes(ports, *address)
+        )
     queue = _load(settings.app, settings.imports)
     lanes = lanes_of(settings, queue)
     if parent_link is None or parent_link.is_first:
@@ -142,6 +152,12 @@ async def _serve(queue: TaskQueue, lanes: Sequence[Lane], settings: Settings, pa
             parent_link.say_ready()
             parent_link.follow(stop, settings.grace)
 
-    with LoopWatch():
+    metrics: AbstractContextManager[object] = nullcontext()
+    if settings.metrics_port is not None:
+        from bullpen.cli.worker_process.metrics import served
+
+        listening = None if parent_link is None else parent_link.metrics
+        metrics = served(queue, pool, settings.metrics_host, settings.metrics_port, listening)
+    with LoopWatch(), metrics:
         async with shown(pool, settings.health):
             await pool.run(started)

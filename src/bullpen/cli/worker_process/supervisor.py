@@ -14,7 +14,8 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from bullpen.cli.command import CommandError, ExitCode
 from bullpen.cli.worker_process.parent_link import LEVELS, MARGIN, READY, open_pair
@@ -28,16 +29,25 @@ ENDS_IN_ORDER = (0, -signal.SIGTERM, -signal.SIGINT)
 logger = logging.getLogger("bullpen.worker")
 
 
-def supervise(words: Sequence[str], processes: int, grace: float) -> int:
-    """Run the command `words` in `processes` processes until a stop signal. Returns the exit code."""
+ServeMetrics = Callable[[Callable[[], Mapping[str, int]]], AbstractContextManager[object]]
+
+
+def supervise(words: Sequence[str], processes: int, grace: float, serve_metrics: ServeMetrics | None = None) -> int:
+    """Run the command `words` in `processes` processes until a stop signal. Returns the exit code. `serve_metrics`
+    gets a function that returns the loopback ports on which the processes serve their metrics.
+    """
     if sys.platform == "win32":  # pragma: no cover
         raise CommandError("--processes needs Unix signals and sockets; start several workers instead")
-    return asyncio.run(ProcessSupervisor([sys.executable, "-m", "bullpen", *words], processes, grace).run())
+    command = [sys.executable, "-m", "bullpen", *words]
+    supervisor = ProcessSupervisor(command, processes, grace, with_metrics=serve_metrics is not None)
+    with nullcontext() if serve_metrics is None else serve_metrics(supervisor.metrics_ports):
+        return asyncio.run(supervisor.run())
 
 
 class ProcessSupervisor:
-    def __init__(self, command: Sequence[str], processes: int, grace: float) -> None:
+    def __init__(self, command: Sequence[str], processes: int, grace: float, *, with_metrics: bool = False) -> None:
         self._command = command
+        self._with_metrics = with_metrics
         self._processes = processes
         self._grace = grace
         self._children: dict[int, Child] = {}
@@ -56,6 +66,10 @@ class ProcessSupervisor:
             for child in self._children.values():
                 child.kill()
         return self._code
+
+    def metrics_ports(self) -> dict[str, int]:
+        """By the name of the process. On any thread."""
+        return {f"worker-{number}": child.metrics_port for number, child in sorted(self._children.copy().items())}
 
     async def _start_all(self) -> None:
         first = await self._start(1, is_first=True)
@@ -99,7 +113,9 @@ class ProcessSupervisor:
         return code
 
     async def _start(self, number: int, *, is_first: bool = False) -> Child:
-        child = self._children[number] = await Child.start(self._command, number, is_first=is_first)
+        child = self._children[number] = await Child.start(
+            self._command, number, is_first=is_first, with_metrics=self._with_metrics
+        )
         if self._signals:  # a signal came while it was started
             child.tell(self._signals)
         return child
@@ -140,29 +156,34 @@ class ProcessSupervisor:
 class Child:
     """One worker process, and the supervisor's end of its parent link."""
 
-    def __init__(self, process: asyncio.subprocess.Process, line: socket.socket, number: int) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, line: socket.socket, number: int, metrics_port: int = 0
+    ) -> None:
         self._process = process
         self._line = line
         self._readiness: asyncio.Future[bytes] = asyncio.ensure_future(_receive(line))
         self.number = number
+        self.metrics_port = metrics_port  # on loopback; 0: it has none
 
     @classmethod
-    async def start(cls, command: Sequence[str], number: int, *, is_first: bool) -> Child:
-        ours, theirs, variable = open_pair(number, is_first=is_first)
+    async def start(cls, command: Sequence[str], number: int, *, is_first: bool, with_metrics: bool = False) -> Child:
+        metrics = socket.create_server(("127.0.0.1", 0)) if with_metrics else None
+        ours, theirs, variable = open_pair(number, is_first=is_first, metrics=metrics)
         ours.setblocking(False)
-        with theirs:
+        with theirs, metrics or nullcontext():
             try:
                 process = await asyncio.create_subprocess_exec(
                     *command,
                     stdin=asyncio.subprocess.DEVNULL,
                     env={**os.environ, **variable},
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=[one.fileno() for one in (theirs, metrics) if one is not None],
                     process_group=0,  # Ctrl-C is for the supervisor alone
                 )
             except BaseException:
                 ours.close()
                 raise
-        return cls(process, ours, number)
+            port = 0 if metrics is None else metrics.getsockname()[1]
+        return cls(process, ours, number, port)
 
     async def is_ready(self) -> bool:
         """Wait until the process is ready or dead. Returns whether it is ready."""

@@ -51,14 +51,19 @@ class HistoryRow(msgspec.Struct, frozen=True, gc=False):
 class HistoryCounts:
     """Counts that are being made."""
 
-    __slots__ = ("counts", "runs", "waits")
+    __slots__ = ("counts", "ran", "runs", "waited", "waits")
 
     def __init__(self) -> None:
         self.counts = [0] * len(COUNTED)
         self.waits = [0] * (len(BOUNDS) + 1)
         self.runs = [0] * (len(BOUNDS) + 1)
+        self.waited = 0.0  # seconds in all; no store keeps the two sums
+        self.ran = 0.0
 
     def add(self, other: HistoryCounts | HistoryRow) -> None:
+        if isinstance(other, HistoryCounts):
+            self.waited += other.waited
+            self.ran += other.ran
         for mine, given in ((self.counts, other.counts), (self.waits, other.waits), (self.runs, other.runs)):
             for place, count in enumerate(given[: len(mine)]):  # a newer version may count more
                 mine[place] += count

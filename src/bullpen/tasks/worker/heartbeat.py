@@ -26,7 +26,7 @@ from bullpen.tasks.model.task import release
 from bullpen.tasks.storage.port import AttemptKey, Storage, SupportsLockCheck, SupportsUpkeepTurns, WorkerRecord
 from bullpen.tasks.worker.attempt import Interruption, TaskAttempt
 from bullpen.tasks.worker.declarations import DeclaredSchedules
-from bullpen.tasks.worker.history_tally import WRITE_EVERY, HistoryBacklog, TallyCounts
+from bullpen.tasks.worker.history_tally import WRITE_EVERY, HistoryBacklog, HistoryTally, TallyCounts
 from bullpen.tasks.worker.identity import machine, this_host, unregister_worker
 from bullpen.tasks.worker.lane import LaneRunner
 from bullpen.tasks.worker.options import WorkerOptions
@@ -128,6 +128,11 @@ class Heartbeat:
         if self._own is not None:
             with contextlib.suppress(TimeoutError, StorageFull, StorageUnavailable):  # StorageBusy is a TimeoutError
                 await self._within(self._own.open())
+
+    @property
+    def tallies(self) -> list[HistoryTally]:
+        """What the lanes and the upkeep count."""
+        return [*(lane.tally for lane in self._lanes), self._upkeep.tally]
 
     # Leases.
 

@@ -8,6 +8,8 @@ seconds; counts whose write has no answer are written again, and may count twice
 No producer counts: a task is *enqueued* in the minute in which it was added, but it is counted when a worker claims it
 for the first time, or when it expires. So tasks of every client count, whatever they are written in, and a transaction
 that is rolled back counts nothing. Tasks that still wait, or were cancelled while they waited, are not counted.
+
+A tally also keeps the totals since the worker started. Exporters of metrics read them, so metrics cost a task nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import NamedTuple
 
+from bullpen import primitives
 from bullpen.tasks.model.failure_groups import FailureRow, failure_of, merged
 from bullpen.tasks.model.history import (
     BOUNDS,
@@ -34,6 +37,7 @@ MOST_NAMES = 500  # queues and functions that are counted apart in a minute; nam
 OTHERS = "(others)"  # stands for the rest
 
 CountsByName = dict[tuple[float, str, str], HistoryCounts]  # by minute, queue and function
+Totals = dict[tuple[str, str], HistoryCounts]  # by queue and function
 Failures = dict[tuple[int, str, str, str], FailureRow]
 
 
@@ -48,11 +52,13 @@ _SUCCESS = PLACE_OF["success"]
 
 
 class HistoryTally:
-    """Counts of one thread."""
+    """Counts of one thread. Any thread may read the totals."""
 
     def __init__(self) -> None:
         self._counts: CountsByName = {}
         self._failures: Failures = {}
+        self._taken: Totals = {}
+        self._lock = primitives.leaf_lock()  # so that a reader finds each count once: still here, or taken
 
     def begun(self, task: Task) -> None:
         """A worker has claimed a task, and begins an attempt."""
@@ -60,7 +66,9 @@ class HistoryTally:
         minute = at // MINUTE
         counts = self._counts.get((minute, task.queue, task.func_path)) or self._new(minute, task)
         counts.counts[STARTED] += 1
-        counts.waits[bisect_left(BOUNDS, at - task.eta)] += 1
+        if (waited := at - task.eta) > 0:
+            counts.waited += waited
+        counts.waits[bisect_left(BOUNDS, waited)] += 1
         if task.attempt == 1:
             if task.created_at // MINUTE != minute:
                 counts = self._of(task.created_at, task)
@@ -71,6 +79,7 @@ class HistoryTally:
         minute = at // MINUTE
         counts = self._counts.get((minute, task.queue, task.func_path)) or self._new(minute, task)
         if ran is not None:
+            counts.ran += ran
             counts.runs[bisect_left(BOUNDS, ran)] += 1
         if settlement.status is SUCCESS:
             counts.counts[_SUCCESS] += 1
@@ -93,8 +102,19 @@ class HistoryTally:
         if not self._counts:
             return None
         taken = TallyCounts(self._counts, self._failures)
-        self._counts, self._failures = {}, {}
+        with self._lock:
+            add_totals(self._taken, taken.history, MOST_NAMES)
+            self._counts, self._failures = {}, {}
         return taken
+
+    def totals(self) -> Totals:
+        """All counts since the tally was made. On any thread."""
+        sums: Totals = {}
+        with self._lock:
+            for key, counts in self._taken.items():
+                sums.setdefault(key, HistoryCounts()).add(counts)
+            add_totals(sums, self._counts.copy(), MOST_NAMES)
+        return sums
 
     def _failed(self, task: Task, error: AttemptError) -> None:
         row = failure_of(task, error)
@@ -112,6 +132,15 @@ class HistoryTally:
         if len(self._counts) >= MOST_NAMES:
             key = (minute, OTHERS, OTHERS)
         return self._counts.setdefault(key, HistoryCounts())
+
+
+def add_totals(sums: Totals, counts: CountsByName, most_names: int) -> None:
+    """Add the counts of all minutes."""
+    for (_, queue, function), more in counts.items():
+        key = (queue, function)
+        if key not in sums and len(sums) >= most_names:
+            key = (OTHERS, OTHERS)
+        sums.setdefault(key, HistoryCounts()).add(more)
 
 
 class HistoryBacklog:

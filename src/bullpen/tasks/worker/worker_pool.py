@@ -10,17 +10,19 @@ import logging
 import zlib
 from collections.abc import AsyncIterator, Callable
 from types import EllipsisType, TracebackType
-from typing import Never, Protocol
+from typing import NamedTuple, Never, Protocol
 
 from bullpen import primitives
 from bullpen.errors import PoolClosed, StorageBusy, TasksLeft
 from bullpen.pools.checks import Seconds, seconds
+from bullpen.tasks.model.history import HistoryCounts
 from bullpen.tasks.model.registry import TaskRegistry
 from bullpen.tasks.storage.port import FunctionSet, Storage, SupportsLockCheck, WorkerRecord
 from bullpen.tasks.worker.attempt import Interruption
 from bullpen.tasks.worker.black_box import capture_log
 from bullpen.tasks.worker.declarations import DeclaredSchedules, declare_limits
 from bullpen.tasks.worker.heartbeat import Heartbeat
+from bullpen.tasks.worker.history_tally import Totals
 from bullpen.tasks.worker.identity import new_worker_id, register_worker, unregister_worker
 from bullpen.tasks.worker.lane import LaneRunner
 from bullpen.tasks.worker.options import Lane, Lanes, WorkerOptions
@@ -53,6 +55,15 @@ class WorkerState(enum.Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+class LaneLoad(NamedTuple):
+    """A lane at one moment."""
+
+    lane: Lane
+    running: int  # tasks that are claimed and not settled yet
+    abandoned: int
+    claims: bool
 
 
 class AsyncWorkerPool:
@@ -365,6 +376,21 @@ class AsyncWorkerPool:
     def ready(self) -> bool:
         """Whether every lane claims tasks when it has free permits."""
         return self._state is WorkerState.RUNNING and all(lane.claims for lane in self._lanes)
+
+    def _task_totals(self) -> Totals:
+        """What its attempts have come to since it started, by queue and function. On any thread, for exporters.
+
+        Registered functions are there from the start: the first failure of one is then seen as an increase.
+        """
+        sums: Totals = {(one.options.queue, one.func_path): HistoryCounts() for one in self._queue.registry}
+        for tally in () if self._heartbeat is None else self._heartbeat.tallies:
+            for key, counts in tally.totals().items():
+                sums.setdefault(key, HistoryCounts()).add(counts)
+        return sums
+
+    def _lane_loads(self) -> list[LaneLoad]:
+        """What its lanes do now. On any thread, for exporters."""
+        return [LaneLoad(one.lane, len(one.held), len(one.abandoned), one.claims) for one in self._lanes]
 
     def _enter(self, state: WorkerState) -> None:
         self._state = state
