@@ -155,6 +155,16 @@ class NestedCoroutineFuture(CoroutineFuture[T]):
     add_done_callback = NestedFuture.add_done_callback
 
 
+class MapCall(Protocol):
+    """A call of a map, as far as the reader needs it: a request, or an item that a runner runs."""
+
+    state: RequestState
+    value: Any
+
+    @property
+    def ended(self) -> bool: ...
+
+
 class ReaderWakeup:
     """Takes the place of futures in the calls of a map: wakes the reader when the call that it awaits has ended, or
     when any call has ended if the map is not `ordered`.
@@ -163,11 +173,11 @@ class ReaderWakeup:
     __slots__ = ("_reader", "arrived", "awaited")
 
     def __init__(self, *, ordered: bool = True) -> None:
-        self.arrived: deque[AsyncCall] | None = None if ordered else deque()  # the calls that have ended
-        self.awaited: AsyncCall | None = None
+        self.arrived: deque[MapCall] | None = None if ordered else deque()  # the calls that have ended
+        self.awaited: MapCall | None = None
         self._reader: asyncio.Future[None] | None = None
 
-    async def wait_for(self, call: AsyncCall, loop: asyncio.AbstractEventLoop) -> None:
+    async def wait_for(self, call: MapCall, loop: asyncio.AbstractEventLoop) -> None:
         self.awaited = call
         self._reader = loop.create_future()
         try:
@@ -175,7 +185,7 @@ class ReaderWakeup:
         finally:
             self.awaited = self._reader = None
 
-    def wake(self, call: AsyncCall) -> None:
+    def wake(self, call: MapCall) -> None:
         """`call` has ended. On the loop's thread."""
         if self.arrived is not None:
             self.arrived.append(call)

@@ -16,7 +16,8 @@ from bullpen.pools.async_calls import (
 )
 from bullpen.pools.async_sides import Side, Sides
 from bullpen.pools.loop_bridge import running_loop
-from bullpen.pools.maps.async_map import AsyncMap
+from bullpen.pools.maps.async_map import AsyncMap, is_plain
+from bullpen.pools.maps.async_runner_map import AsyncRunnerMap
 from bullpen.pools.maps.fed_map import FedMap
 from bullpen.pools.maps.map_work import Reading
 from bullpen.pools.maps.outcome import OnError, Outcome, check_map_options
@@ -210,8 +211,12 @@ class AsyncPoolView:
         deadline, window = self._options.of_map(timeout, buffersize, side.engine.clock.monotonic())
         if side.dispatcher.status.phase.draining:
             raise side.engine.not_open()
-        kind = FedMap if any(isinstance(each, AsyncIterable) for each in iterables) else AsyncMap
         reading = Reading(window, ordered=ordered, outcomes=on_error == "return")
+        kind: type[AsyncMap[Any]] = AsyncMap
+        if any(isinstance(each, AsyncIterable) for each in iterables):
+            kind = FedMap
+        elif side is self._sides.coroutines and is_plain(side, self._limits, self._traits):
+            kind = AsyncMap if side.engine.counts_items else AsyncRunnerMap
         return kind(side, self._limits, self._traits, fn, iterables, deadline, reading, self._owner)
 
     @overload

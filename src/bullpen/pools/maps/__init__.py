@@ -12,7 +12,8 @@ Read in this order:
 3. `request_map.py`: one request per item, for calls with time limits or traits and for observed pools.
 4. `runner_map.py`: a few requests that take bundles of items. Thread pools use it for all other calls.
 5. `chunk_map.py`: several items in one request, for workers in other processes.
-6. `async_map.py`: `AsyncPool.map` over plain iterables. `fed_map.py`: over async ones.
+6. `async_map.py`: `AsyncPool.map`, one request per item. `fed_map.py`: over async iterables.
+7. `async_runner_map.py`: a few requests that take the items. Coroutine functions without limits or traits use it.
 
-`PoolView.start_map` chooses among 3, 4 and 5; `AsyncPoolView.map` among the two of 6.
+`PoolView.start_map` chooses among 3, 4 and 5; `AsyncPoolView.map` among those of 6 and 7.
 """

@@ -1,18 +1,19 @@
 """`AsyncPool.map`: results in order or as they come, never more than a window of calls under way or unread.
 
-The reader takes the items, half a window at a time.
+The reader takes the items, half a window at a time. Here each item is a request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from bullpen.pools.async_calls import AsyncCall, ReaderWakeup
+from bullpen.pools.async_calls import AsyncCall, MapCall, ReaderWakeup
 from bullpen.pools.dispatch.request import CANCELLED, DONE, QUEUED, CallTraits, TimeLimits
 from bullpen.pools.maps.map_work import Reading
 from bullpen.pools.maps.outcome import Outcome
@@ -63,8 +64,8 @@ class AsyncMap(Generic[T]):
         owner: object,
     ) -> None:
         self._side = side
-        self._plain = reading.ordered and not reading.outcomes
-        self._kept: dict[AsyncCall, Any] | None = {} if reading.outcomes else None  # the items, for outcomes
+        self._plain = reading.ordered and not reading.outcomes and deadline is None
+        self._kept: dict[MapCall, Any] | None = {} if reading.outcomes else None  # the items, for outcomes
         self._single = len(iterables) == 1  # then an item is no tuple
         self._limits = limits
         self._traits = traits
@@ -76,7 +77,7 @@ class AsyncMap(Generic[T]):
         self._window = reading.window
         self._low = reading.window // 2  # refill when no more calls than this are left
         self._owner = owner  # a reference to the pool: an unreferenced pool drains
-        self._calls: deque[AsyncCall] = deque()
+        self._calls: deque[MapCall] = deque()
         self._wakeup = ReaderWakeup(ordered=reading.ordered)
         self._reading = False
 
@@ -90,7 +91,7 @@ class AsyncMap(Generic[T]):
         if self._reading:
             raise RuntimeError("another task is already waiting for the next result of this map")
         calls = self._calls
-        if self._plain and len(calls) > self._low and calls[0].state is DONE and self._deadline is None:
+        if self._plain and len(calls) > self._low and calls[0].state is DONE:
             return calls.popleft().value  # type: ignore[no-any-return]  # the usual case
         self._reading = True
         try:
@@ -112,12 +113,12 @@ class AsyncMap(Generic[T]):
             await self._start_held()
         return self._result(await self._take_ended())
 
-    async def _take_ended(self) -> AsyncCall:
+    async def _take_ended(self) -> MapCall:
         """Wait for the oldest call, or for the first that ends, and take it out."""
         calls, arrived = self._calls, self._wakeup.arrived
         while not (calls[0].ended if arrived is None else arrived):
             if calls[0].state is QUEUED:
-                self._side.awaited(calls[0])
+                self._help(calls[0])
             await self._wakeup.wait_for(calls[0], self._side.bridge.loop)
         if arrived is None:
             return calls.popleft()
@@ -125,7 +126,11 @@ class AsyncMap(Generic[T]):
         calls.remove(call)  # it is among the first
         return call
 
-    def _result(self, call: AsyncCall) -> T:
+    def _help(self, call: MapCall) -> None:
+        """The reader waits for `call`, which has not begun."""
+        self._side.awaited(cast("AsyncCall", call))
+
+    def _result(self, call: MapCall) -> T:
         if call.state is CANCELLED:
             raise asyncio.CancelledError
         if self._kept is not None:
@@ -142,15 +147,18 @@ class AsyncMap(Generic[T]):
         """Start calls until the window or the pool is full."""
         if self._items is None:
             return
-        side, limits, traits = self._side, self._limits, self._traits
         try:
-            if side.wrap is None and side.engine.bounded is None and not limits.any and traits is None:
-                self._fill_plainly(self._items)
-            else:
-                self._fill_if_admitted(self._items)
+            self._start_calls(self._items)
         except Exception as error:
             self._items = self._held = None
             self._error = error
+
+    def _start_calls(self, items: Iterator[Args]) -> None:
+        side = self._side
+        if side.engine.bounded is None and is_plain(side, self._limits, self._traits):
+            self._fill_plainly(items)
+        else:
+            self._fill_if_admitted(items)
 
     def _fill_plainly(self, items: Iterator[Args]) -> None:
         """Start calls without limits or traits in a pool without `max_queue`."""
@@ -206,14 +214,23 @@ class AsyncMap(Generic[T]):
         calls, self._calls = self._calls, deque()
         if self._kept is not None:
             self._kept.clear()
-        _give_up(self._side, calls)
+        self._give_up(calls)()
 
     def __del__(self) -> None:
         # This may run inside the garbage collector, on any thread, inside any critical section: it takes no lock.
-        calls: deque[AsyncCall] | None = getattr(self, "_calls", None)
+        calls: deque[MapCall] | None = getattr(self, "_calls", None)
         if calls:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._side.bridge.loop.call_soon_threadsafe(_give_up, self._side, calls)
+                self._side.bridge.loop.call_soon_threadsafe(self._give_up(calls))
+
+    def _give_up(self, calls: deque[MapCall]) -> Callable[[], object]:
+        """A function that cancels these calls. It has no reference to this map, which may be gone."""
+        return functools.partial(_give_up, self._side, cast("deque[AsyncCall]", calls))
+
+
+def is_plain(side: Side, limits: TimeLimits, traits: CallTraits | None) -> bool:
+    """Whether calls need nothing but to run."""
+    return side.wrap is None and not limits.any and traits is None
 
 
 async def submit_item(side: Side, call: AsyncCall, limits: TimeLimits) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bullpen.pools.async_calls import AsyncCall, ReaderWakeup
+from bullpen.pools.async_calls import AsyncCall, MapCall, ReaderWakeup
 from bullpen.pools.dispatch.request import CallTraits, TimeLimits
 from bullpen.pools.maps.async_map import Args, AsyncMap, Source, submit_item
 
@@ -80,7 +80,7 @@ class Feeder:
         side: Side,
         limits: TimeLimits,
         new_call: Callable[[Args], AsyncCall],
-        calls: deque[AsyncCall],
+        calls: deque[MapCall],
         window: int,
     ) -> None:
         self._loop = side.bridge.loop
@@ -132,7 +132,7 @@ def _new_call(
     fn: Callable[..., Any],
     wakeup: ReaderWakeup,
     traits: CallTraits | None,
-    kept: dict[AsyncCall, Any] | None,
+    kept: dict[MapCall, Any] | None,
     single: bool,
     args: Args,
 ) -> AsyncCall:

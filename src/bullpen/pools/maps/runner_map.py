@@ -198,13 +198,7 @@ class RunnerMap(MapWork[T, _RunnerBundle]):
         runner = _Runner(self.engine.state_lock(), self._run, (), {})
         runner.work = self
         runner.args = (runner,)
-        self.engine.counts.extra_submitted.add(-1)
-        self.engine.counts.runners_queued.add(1)
-        if self.engine.submit_runner(runner):
-            return True
-        self.engine.counts.extra_submitted.add(1)
-        self.engine.counts.runners_queued.add(-1)
-        return False
+        return self.engine.submit_runner(runner)
 
     def wait_for_room(self) -> int:
         with self._lock:

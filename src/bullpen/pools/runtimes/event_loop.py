@@ -19,7 +19,7 @@ from bullpen import primitives
 from bullpen.errors import WorkerBroken
 from bullpen.pools.dispatch.request import DONE, FAILED, RUNNING, Request
 from bullpen.pools.dispatch.worker import Worker
-from bullpen.pools.runtimes.port import WorkerEvents, coroutine_request
+from bullpen.pools.runtimes.port import IN_NEW_TASK, WorkerEvents, coroutine_request
 
 
 class EventLoopRuntime:
@@ -199,7 +199,10 @@ class _LoopWorker:
                 raise  # as asyncio does: the loop ends; the report came before
         else:
             del self._tasks[request]
-            self._run(self._events.finished(self._worker, request, DONE, value))
+            if value is IN_NEW_TASK:
+                self._run(request)
+            else:
+                self._run(self._events.finished(self._worker, request, DONE, value))
 
     def cancel(self, request: Request | None) -> None:
         """Cancel the task of `request`; None: the task that starts or ends the worker."""

@@ -36,6 +36,8 @@ from bullpen.pools.dispatch.request import Request
 from bullpen.pools.dispatch.states import RequestState
 from bullpen.pools.dispatch.worker import Worker
 
+IN_NEW_TASK = object()  # a coroutine returns it to go on in a new task, in the context that its request has now
+
 reporters: list[Callable[[], bool]] = []  # the `reports_here` of runtimes with one report thread for all pools
 
 

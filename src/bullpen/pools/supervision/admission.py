@@ -252,9 +252,17 @@ class Admission:
         return outcome
 
     def submit_runner(self, runner: Request) -> bool:
-        """Queue a runner of a map; False if the pool has ended. It needs no room, because its items wait elsewhere."""
+        """Queue a runner of a map; False if the pool has ended. It needs no room, because its items wait elsewhere. Its
+        items are counted, and it is not.
+        """
         self._dispatcher.backlog.withdraw_place()
-        return self.offer(runner)
+        self._counts.extra_submitted.add(-1)
+        self._counts.runners_queued.add(1)
+        if self.offer(runner):
+            return True
+        self._counts.extra_submitted.add(1)
+        self._counts.runners_queued.add(-1)
+        return False
 
     def _admit_late(
         self, backlog: BoundedBacklog, request: Request, wait_for_room: bool, session: Session | None = None

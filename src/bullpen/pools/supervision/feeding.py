@@ -15,11 +15,18 @@ from bullpen.pools.dispatch.pool_status import PoolStatus
 from bullpen.telemetry import logger
 
 
-class UnfinishedMap(Protocol):
-    """A map, as far as the pool feeds it."""
+class LoopMap(Protocol):
+    """A map on a loop. Only its reader feeds it."""
 
     @property
     def waiting(self) -> int: ...
+    def resized(self) -> None: ...
+    def cancel(self) -> object: ...
+
+
+class UnfinishedMap(LoopMap, Protocol):
+    """A map, as far as the pool feeds it."""
+
     @property
     def begun(self) -> bool: ...
     @property
@@ -39,8 +46,6 @@ class UnfinishedMap(Protocol):
     def fill(self, count: int, /) -> object: ...
     def feed(self) -> None: ...
     def reader_gone(self) -> None: ...
-    def resized(self) -> None: ...
-    def cancel(self) -> object: ...
     def cut(self, error: BaseException, /) -> None: ...
 
 
@@ -53,17 +58,21 @@ class Maps:
         self._status = status
         self._end_if_fed = end_if_fed
         self._unfinished: dict[int, UnfinishedMap] = {}  # finalizers remove some, without a lock
+        self._on_loop: dict[int, LoopMap] = {}
         self._fed: dict[int, UnfinishedMap] = {}  # those that have a feeder; guarded by the pool's lock
         self._feeders: list[tuple[UnfinishedMap, Any]] = []  # and the threads, guarded by it too
         self._cut_unread: list[int] = []  # how many items were taken of maps that were cut short unread
 
     def __len__(self) -> int:
-        return len(self._unfinished)
+        return len(self._all())
+
+    def _all(self) -> list[LoopMap]:
+        return [*self._unfinished.values(), *self._on_loop.values()]
 
     @property
     def waiting(self) -> int:
         """How many items wait for a worker, apart from those that are requests in the backlog."""
-        return sum(work.waiting for work in list(self._unfinished.values()))
+        return sum(work.waiting for work in self._all())
 
     def enter(self, work: UnfinishedMap) -> None:
         """A map begins. The pool is open, or this raises: so the pool knows of the map when it closes."""
@@ -72,13 +81,20 @@ class Maps:
                 raise self._status.not_open()
             self._unfinished[id(work)] = work
 
-    def leave(self, work: UnfinishedMap) -> None:
+    def enter_on_loop(self, work: LoopMap) -> None:
+        """A map on a loop begins, or goes on. The pool closes on the same loop, so it knows of the map."""
+        if self._status.draining:
+            raise self._status.not_open()
+        self._on_loop[id(work)] = work
+
+    def leave(self, work: LoopMap) -> None:
         """Forget a map that needs no feeder any more. Takes no lock."""
         self._unfinished.pop(id(work), None)
+        self._on_loop.pop(id(work), None)
 
     def resized(self) -> None:
         """The pool has grown: let each map start more runners."""
-        for work in list(self._unfinished.values()):
+        for work in self._all():
             work.resized()
 
     # Feeders.
@@ -164,7 +180,7 @@ class Maps:
 
     def give_up(self) -> None:
         """The pool closes without draining, or its grace has passed: start nothing more."""
-        for work in list(self._unfinished.values()):
+        for work in self._all():
             work.cancel()
         with self._lock:
             self._fed.clear()
@@ -181,5 +197,6 @@ class Maps:
     def forget(self) -> None:
         """This is a forked child: no feeder is here."""
         self._unfinished = {}
+        self._on_loop = {}
         self._fed = {}
         self._feeders = []
