@@ -131,6 +131,8 @@ LAYERS = [
         f"{GROUND} integrations.prometheus tasks",
         third_party="prometheus_client",
     ),
+    Layer("integrations.otel", f"{MODEL} tasks.client", third_party="opentelemetry"),
+    Layer("integrations.sentry", f"{MODEL} tasks.client", third_party="sentry_sdk"),
     # What brings both wings together.
     Layer("testing", f"{GROUND} pools tasks", third_party="hypothesis msgspec pytest sqlalchemy"),
     Layer("web", "ALL", third_party="jinja2 markupsafe msgspec starlette uvicorn"),
