@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         DuplicateTask,
         IllegalTransition,
         InvalidArgument,
+        InvalidEvent,
         InvalidHook,
         InvalidOption,
         InvalidOptionType,
@@ -152,7 +153,7 @@ if TYPE_CHECKING:
     from bullpen.tasks.model.context import CurrentTask, current_task
     from bullpen.tasks.model.failure_groups import FailureGroup
     from bullpen.tasks.model.history import Histogram, HistoryPeriod
-    from bullpen.tasks.model.info import ScheduleInfo, StepInfo, TaskError, TaskInfo
+    from bullpen.tasks.model.info import EventWait, ScheduleInfo, StepInfo, TaskError, TaskInfo
     from bullpen.tasks.model.inject import Inject
     from bullpen.tasks.model.retry import Backoff
     from bullpen.tasks.model.task import Progress, TaskStatus
@@ -175,6 +176,7 @@ _HOMES = {
         "DuplicateTask",
         "IllegalTransition",
         "InvalidArgument",
+        "InvalidEvent",
         "InvalidHook",
         "InvalidOption",
         "InvalidOptionType",
@@ -290,7 +292,7 @@ _HOMES = {
     ),
     "bullpen.tasks.model.failure_groups": ("FailureGroup",),
     "bullpen.tasks.model.history": ("Histogram", "HistoryPeriod"),
-    "bullpen.tasks.model.info": ("ScheduleInfo", "StepInfo", "TaskError", "TaskInfo"),
+    "bullpen.tasks.model.info": ("EventWait", "ScheduleInfo", "StepInfo", "TaskError", "TaskInfo"),
     "bullpen.tasks.model.inject": ("Inject",),
     "bullpen.tasks.model.retry": ("Backoff",),
     "bullpen.tasks.model.task": (
@@ -324,6 +326,7 @@ __all__ = [
     "CurrentTask",
     "DeadlineExceeded",
     "DuplicateTask",
+    "EventWait",
     "Explanation",
     "FailureGroup",
     "Fanout",
@@ -333,6 +336,7 @@ __all__ = [
     "InitializationDelegate",
     "Inject",
     "InvalidArgument",
+    "InvalidEvent",
     "InvalidHook",
     "InvalidOption",
     "InvalidOptionType",

@@ -55,6 +55,7 @@
     │   ├── LeaseLost                       this attempt is over: another worker has the task
     │   ├── InvalidStep                     a step cannot run here: says why
     │   ├── StepMismatch                    a step was called with other arguments than its kept record
+    │   ├── InvalidEvent (TypeError)        the payload of an event cannot be kept, or is too large
     │   ├── StepFailed                      a step gave up, now or in an earlier attempt; has the error as data
     │   ├── TasksLeft                       a worker stopped while its store did not answer; has the ids
     │   └── NoCurrentTask (RuntimeError)    `current_task()` was called outside a task
@@ -76,7 +77,7 @@
     │   └── StorageClosed (RuntimeError)    the store is closed
     └── IllegalTransition                   a defect in Bullpen itself: please report it
 
-    Suspended (BaseException)               ends the attempt of a task that sleeps; let it pass
+    Suspended (BaseException)               ends the attempt of a task that sleeps or waits; let it pass
 
 Errors carry their data in fields, so that code need not read the text.
 """
@@ -645,6 +646,15 @@ class InvalidStep(QueueError):
         super().__init__(f"step {step!r}: {reason}")
 
 
+class InvalidEvent(QueueError, TypeError):
+    """The payload of an event cannot be kept, or is too large. Nothing was emitted."""
+
+    def __init__(self, reason: str, *, event: str) -> None:
+        self.reason = reason
+        self.event = event
+        super().__init__(f"event {event!r}: the payload {reason}")
+
+
 class StepMismatch(QueueError):
     """A kept step is called with other arguments: the code has changed, or decides by something that differs between
     two attempts. The step has not run.
@@ -729,17 +739,21 @@ class Cancel(TaskSignal):
 
 
 class Suspended(BaseException):
-    """Raised by `current_task().sleep` to end the attempt: the task goes on later, in another attempt. Let it pass.
+    """Raised by `current_task().sleep` and `wait_event` to end the attempt: the task goes on later, in another attempt.
+    Let it pass.
 
     It is a BaseException, so `except Exception` does not catch it. A function that catches it and returns has failed.
     """
 
-    def __init__(self, until: float) -> None:
+    def __init__(self, until: float, event: str | None = None) -> None:
         self.until = until  # seconds since the epoch, by the store's clock
-        super().__init__(until)
+        self.event = event  # the event that it waits for
+        super().__init__(until, event)
 
     def __str__(self) -> str:
-        return f"the task sleeps until {datetime.fromtimestamp(self.until, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        what = "sleeps" if self.event is None else f"waits for the event {escape_lines(self.event)}"
+        until = datetime.fromtimestamp(self.until, UTC)
+        return f"the task {what}" + ("" if until.year == datetime.max.year else f" until {until:%Y-%m-%d %H:%M:%S} UTC")
 
 
 _CENTURY = 100 * 365.25 * 86_400

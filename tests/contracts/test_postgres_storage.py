@@ -16,7 +16,7 @@ from bullpen.testing import StorageContract
 from bullpen.testing.storage_contract.unreadable import WORKER
 from tests.postgres import new_schema, run
 
-_TABLES = ("task", "worker", "queue", "start", "history", "failure")
+_TABLES = ("task", "worker", "queue", "start", "history", "failure", "event")
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,7 @@ class Row:
     mark: tuple[float, float | None] | None = None  # on its way to another store: what it was before
     progress: Progress | None = None
     steps: tuple[Step, ...] = ()
+    awaits: str | None = None
     result: bytes | None = None
     result_dropped: str = ""
     errors: list[str] = field(default_factory=list)
@@ -105,6 +106,7 @@ class Model:
     def __init__(self, now: float) -> None:
         self.now = now
         self.rows: list[Row] = []
+        self.events: dict[str, float] = {}  # by name: the end of their time to live
         self.paused: set[str] = set()
         self.limits: dict[str, Limit] = {}
         self.starts: list[tuple[str, float]] = []  # in queues that had a rate then
@@ -152,6 +154,7 @@ class Model:
                         eta = latest = row.eta
                     row.eta, row.expires, row.failures, row.crashes = min(eta, latest), task.expires, 0, 0
                     row.scheduled_at, row.mark, row.steps = task.scheduled_at, None, ()
+                    row.awaits = None
             if row is None:
                 row = Row(task, eta=eta, created_at=self.now, expires=task.expires, scheduled_at=task.scheduled_at)
                 if task.waits_for:
@@ -194,13 +197,30 @@ class Model:
                 row.eta = NEVER
             elif row.hold == "changed" and one.next_run:
                 row.eta, row.scheduled_at, row.hold = self.now, UNPLANNED, ""
-            row.worker = None
+            row.worker, row.awaits = None, one.awaits
+            if one.awaits in self.events and row.hold != "paused":
+                row.eta = min(row.eta, self.now)
             row.steps = () if one.next_run else row.steps
             row.finished_at = self.now if has_run else None
         else:
             row.finished_at = self.now
             self._has_ended(row)
         self.add(one.children)
+
+    # Events.
+
+    def emit(self, name: str, ttl: float) -> bool:
+        is_new = self.events.get(name, 0.0) <= self.now
+        if is_new:
+            self.events[name] = self.now + ttl
+        for row in self.rows:
+            if (row.awaits, row.status) == (name, WAITS) and row.hold != "paused":
+                row.eta = min(row.eta, self.now)
+        return is_new
+
+    def prune_events(self) -> None:
+        awaited = {row.awaits for row in self.rows if row.lives}
+        self.events = {name: end for name, end in self.events.items() if end > self.now or name in awaited}
 
     # Those behind a task.
 
@@ -246,7 +266,7 @@ class Model:
         row.failures = row.crashes = 0
         row.cancel_requested = False
         row.worker = row.finished_at = None
-        row.steps = () if was == DONE else row.steps
+        row.steps, row.awaits = () if was == DONE else row.steps, None
         row.waits_for = len([one for one in before if one.lives])
         row.eta = NEVER if row.waits_for else self.now
         self._is_back(row, was)
@@ -351,7 +371,8 @@ class Model:
     def mark(self, ids: Iterable[str]) -> list[Row]:
         rows = [row for row in self._rows(ids) if row.status == WAITS and row.mark is None]
         for row in rows:
-            row.mark = (row.eta, row.expires)
+            row.mark = (row.eta if row.awaits is None else min(row.eta, 1.0), row.expires)
+            row.awaits = None
             row.eta, row.expires = NEVER, None
         return rows
 

@@ -33,7 +33,7 @@ _lives = settings(
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # to find the shortest life that fails would take minutes
 )
-_TABLES = ("task", "worker", "queue", "start")
+_TABLES = ("task", "worker", "queue", "start", "event")
 _CLOCK = """
     CREATE TABLE {s}.clock (at float8);
     INSERT INTO {s}.clock VALUES (0);
@@ -142,6 +142,7 @@ class RedisMachine(StorageMachine):
         gone = {row.id for row in self.model.rows} - left
         assert gone <= old
         assert self.model.forget(lambda row: row.id in gone) == count
+        self.model.prune_events()
 
     def teardown(self) -> None:
         super().teardown()

@@ -40,6 +40,7 @@ from bullpen.tasks.model.task import (
     fail,
     release,
     succeed,
+    suspend,
 )
 from bullpen.tasks.model.unique import RETURN, Duplicates
 from bullpen.tasks.storage.memory import MemoryStorage
@@ -81,6 +82,8 @@ OUTCOMES: list[Callable[[Task], Settlement]] = [
     lambda task: fail(task, error_of(task), 0.0, retry=False),
     lambda task: fail(task, error_of(task), 0.0, after=2.0),
     lambda task: crash(task, error_of(task)),
+    lambda task: suspend(task, (task.started_at or 0.0) + 8.0, "e1"),
+    lambda task: suspend(task, NEVER, "e2 ü"),
     release,
     cancel,
     lambda task: replace(
@@ -370,6 +373,14 @@ class StorageMachine(RuleBasedStateMachine):
         assert gone <= set(old)
         assert sorted(old.values())[:count] == sorted(old[task_id] for task_id in gone)
         assert self.model.forget(lambda row: row.id in gone) == count
+        self.model.prune_events()
+
+    @rule(dice=chance)
+    def emit(self, dice: Random) -> None:
+        name, ttl = dice.choice(("e1", "e2 ü")), dice.choice((1.0, 64.0))
+        assert self.run(self.store.emit(name, b"1", ttl)) is self.model.emit(name, ttl)
+        names = [event.name for event in self.run(self.store.events(limit=9))]
+        assert names == sorted(self.model.events)
 
     @rule(dice=chance)
     def move_away(self, dice: Random) -> None:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from bullpen import Inject, Pool, Retry, TaskQueue, WorkerBroken, WorkerStartFailed, current_task
 from bullpen.tasks.worker.in_process import TaskProcess
@@ -290,3 +291,8 @@ def is_killed_after_logging() -> None:
 def is_killed_without_black_box() -> None:
     logging.getLogger("shop").warning("private")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@plain.task
+def waiter(event: str) -> Any:
+    return current_task().wait_event(event, timeout=60)

@@ -10,6 +10,7 @@ import msgspec
 from bullpen.cli.terminal.output import counted, duration
 from bullpen.tasks.client.why import STALE_AFTER, may_know
 from bullpen.tasks.model.failure_groups import FAILURES_KEPT, FailureGroup
+from bullpen.tasks.model.info import wait_of
 from bullpen.tasks.model.queue_patterns import is_pattern
 from bullpen.tasks.model.store_move import mark_of
 from bullpen.tasks.model.task import FORMAT, Task
@@ -23,6 +24,7 @@ OVERDUE = 30.0  # seconds after the end of a lease
 NAMED = 3
 DEFAULT = "default"
 DAY, HOUR = 86_400.0, 3600.0
+OLD_WAIT = 30 * DAY  # seconds that a task may wait for an event without a limit
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +36,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Mapping[str, int] = {}  # how many, by queue
     oldest: Mapping[str, Sequence[Task]] = {}  # by queue
     running: Sequence[Task] = ()
+    awaiting: Sequence[Task] = ()  # the first page of tasks that wait for events
     paused: frozenset[str] = frozenset()
     limits: Sequence[Limit] = ()
     workers: Sequence[WorkerRecord] = ()
@@ -78,6 +81,7 @@ def diagnose(look: Look) -> list[HealthFinding]:
         *_paused(look),
         *_lost_workers(look),
         *_moving(look),
+        *_old_waits(look),
         *_backlogs(look),
         *_reached_limits(look),
         *_rising(look),
@@ -201,6 +205,19 @@ def _moving(look: Look) -> Iterable[HealthFinding]:
     for to, many in Counter(mark.to for mark in marks).items():
         message = f"{counted(many, 'task is', 'tasks are')} moving to {to}"
         yield warning("moving", message, "if no `bullpen move` is running, it was interrupted: run it again")
+
+
+def _old_waits(look: Look) -> Iterable[HealthFinding]:
+    waits = {task.id: wait for task in look.awaiting if (wait := wait_of(task)) is not None and wait.until is None}
+    old = {one: wait for one, wait in waits.items() if look.now - wait.since.timestamp() > OLD_WAIT}
+    if old:
+        first, wait = next(iter(old.items()))
+        message = (
+            f"{counted(len(old), 'task waits', 'tasks wait')} without a limit for an event, for more than "
+            f"{OLD_WAIT / DAY:g} days: {first} for {wait.event}"
+        )
+        advice = "emit it (`bullpen emit`), or cancel the task (`bullpen tasks cancel`); give such waits a timeout="
+        yield warning("old_waits", message, advice)
 
 
 def _backlogs(look: Look) -> Iterable[HealthFinding]:

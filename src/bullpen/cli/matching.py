@@ -24,6 +24,7 @@ def add_filters(parser: argparse.ArgumentParser, statuses: str = ", ".join(map(s
     parser.add_argument("--function", metavar="NAME", help="only tasks of this function; its last parts are enough")
     parser.add_argument("--key", metavar="KEY", help="only tasks with this unique key or concurrency key")
     parser.add_argument("--header", type=header, metavar="NAME=VALUE", help="only tasks with this header")
+    parser.add_argument("--event", metavar="NAME", help="only tasks that wait for this event; * for any event")
     parser.add_argument("--worker", metavar="ID", help="only tasks that this worker runs, or ran last")
     parser.add_argument(
         "--error",
@@ -53,6 +54,7 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
     function: str | None = None
     key: str | None = None
     header: tuple[str, str] | None = None
+    event: str | None = None
     worker: str | None = None
     error: str | None = None
     fingerprint: str | None = None
@@ -75,6 +77,7 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
             "name": self.function,
             "key": self.key,
             "header": self.header,
+            "awaits": True if self.event == "*" else self.event,
             "worker": self.worker,
             "error": self.error,
             "fingerprint": self.fingerprint,

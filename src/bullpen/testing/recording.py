@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from bullpen.tasks.model.events import Event
 from bullpen.tasks.model.failure_groups import FailureRow
 from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.schedule_changes import starts_others
@@ -233,6 +234,15 @@ class RecordingStorage:
     async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
         await self._storage.wait_for_work(queues, timeout)
 
+    async def emit(self, name: str, payload: bytes, ttl: float | None) -> bool:
+        return await self._storage.emit(name, payload, ttl)
+
+    async def wait_for_event(self, name: str, timeout: float) -> Event | None:
+        return await self._storage.wait_for_event(name, timeout)
+
+    async def events(self, *, limit: int, after: str | None = None) -> Sequence[Event]:
+        return await self._storage.events(limit=limit, after=after)
+
     async def wait_for_result(self, task_id: str, completed_runs: int, timeout: float) -> Task | None:
         return await self._storage.wait_for_result(task_id, completed_runs, timeout)
 
@@ -434,8 +444,8 @@ class RecordingStorage:
 
 
 def _eta_of(task: Task) -> float | None:
-    """None of one that waits for others: when it is due is decided by the write that ends the last of them."""
-    return None if task.waits_for else task.eta
+    """None of one that waits for others, or for an event: when it is due is decided by another write."""
+    return None if task.waits_for or task.awaits is not None else task.eta
 
 
 def _facts_of(task: Task) -> dict[str, Any]:
@@ -453,7 +463,7 @@ def _facts_of(task: Task) -> dict[str, Any]:
 def _facts_of_settlement(call: _StoreCall, one: Settlement) -> dict[str, Any]:
     return {
         "status": str(one.status),
-        "eta": call.store_at + one.delay if one.delay is not None else one.eta,
+        "eta": call.store_at + one.delay if one.delay is not None else one.eta if one.awaits is None else None,
         "scheduled_at": one.scheduled_at,
         "failures": one.failures,
         "crashes": one.crashes,

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from bullpen.tasks.client.task_queue import TaskQueue
+from bullpen.tasks.model.events import Event
 from bullpen.tasks.model.hooks import Hook
 from bullpen.tasks.model.info import TaskInfo, info_of
 from bullpen.tasks.model.task import Settlement, Step, Task, release
@@ -237,6 +238,9 @@ class _InlineLane:
 
     async def get(self, ids: Sequence[str]) -> Sequence[Task | None]:
         return await self._storage.get(ids)
+
+    async def find_event(self, name: str) -> Event | None:
+        return await self._storage.wait_for_event(name, 0.0)
 
     def settle_in(self, connection: Any, settlement: Settlement) -> None:
         self._storage.settle_in(connection, settlement)

@@ -119,6 +119,7 @@ async def look_at(storage: Storage) -> Look:
             queue: await storage.list(TaskFilter(queues=(queue,), statuses=(PENDING,)), limit=PAGE) for queue in waiting
         },
         running=await storage.list(TaskFilter(statuses=(RUNNING,)), limit=PAGE),
+        awaiting=await storage.list(TaskFilter(awaits=""), limit=PAGE),
         paused=await storage.paused(),
         limits=await storage.limits(),
         workers=await storage.workers(),

@@ -147,7 +147,7 @@ def _described(task: TaskInfo, why: Why, now: datetime) -> list[Line]:
                 ("tries", f"{task.attempt}, of which {task.failures} failed and {task.crashes} crashed"),
                 ("runs", str(task.completed_runs) if task.interval is not None else ""),
                 ("created", instant(task.created_at)),
-                ("not before", instant(task.eta) if task.status is TaskStatus.PENDING and task.eta > now else ""),
+                ("not before", instant(task.eta) if _has_time(task, now) else ""),
                 ("expires", instant(task.expires) if task.status is TaskStatus.PENDING else ""),
                 ("started", instant(task.started_at)),
                 ("finished", instant(task.finished_at)),
@@ -159,8 +159,8 @@ def _described(task: TaskInfo, why: Why, now: datetime) -> list[Line]:
             ]
         ),
     ]
-    if task.steps:
-        lines += [(), *_timeline(task)]
+    if task.steps or task.awaits is not None:
+        lines += [(), *_timeline(task, now)]
     for error in task.errors:
         lines += [(), text(f"attempt {error.attempt}: {error.kind}", style="bad")]
         told = error.traceback or f"{error.type}: {error.message}" if error.type else error.message
@@ -187,20 +187,33 @@ def _end_of_process(code: int | None) -> str:
         return f"killed by signal {-code}"
 
 
-def _timeline(task: TaskInfo) -> list[Line]:
-    """The kept steps: when each began after the first one, how long it took, and its outcome."""
-    first = task.steps[0].started_at
+def _has_time(task: TaskInfo, now: datetime) -> bool:
+    is_endless = task.awaits is not None and task.awaits.until is None
+    return task.status is TaskStatus.PENDING and task.eta > now and not is_endless
+
+
+def _timeline(task: TaskInfo, now: datetime) -> list[Line]:
+    """The kept steps: when each began after the first one, how long it took, and its outcome; and the open wait."""
+    first = task.steps[0].started_at if task.steps else task.awaits.since if task.awaits is not None else now
     rows = []
     for step in task.steps:
         outcome = "kept"
         if step.until is not None:
             outcome = f"sleep until {step.until:%Y-%m-%d %H:%M:%S} UTC"
+        elif step.event is not None:
+            outcome = "kept" if step.name == f"event {step.event}" else f"event {step.event}"
         elif step.error is not None:
             outcome = f"gave up: {step.error.type}: {step.error.message.partition(chr(10))[0][:MESSAGE]}"
         began = f"+{(step.started_at - first).total_seconds():.2f} s"
         words = (step.name, began, f"{step.duration.total_seconds():.2f} s", str(step.attempt), str(step.tries))
         row = [StyledText(word) for word in words]
         rows.append([*row, StyledText(outcome, "bad" if step.error is not None else "")])
+    if task.awaits is not None:
+        wait = task.awaits
+        until = "" if wait.until is None else f" until {wait.until:%Y-%m-%d %H:%M:%S} UTC"
+        began = f"+{(wait.since - first).total_seconds():.2f} s"
+        words = (f"event {wait.event}", began, f"{(now - wait.since).total_seconds():.2f} s", str(task.attempt), "")
+        rows.append([*map(StyledText, words), StyledText(f"waits{until}", "accent")])
     return table(("step", "began", "took", "attempt", "tries", "outcome"), rows)
 
 

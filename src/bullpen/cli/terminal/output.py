@@ -70,7 +70,7 @@ def state(task: TaskInfo, now: datetime) -> StyledText:
         if task.failures:
             return StyledText("↻ retrying", "late")
         if task.eta > now:
-            return StyledText("◷ scheduled", "accent")
+            return StyledText("◷ scheduled" if task.awaits is None else "◷ waiting", "accent")
     if task.status is TaskStatus.RUNNING and task.cancel_requested:
         return StyledText("◐ stopping", "late")
     return STATUSES[task.status]

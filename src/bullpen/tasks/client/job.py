@@ -21,9 +21,11 @@ from bullpen.errors import (
     closest,
 )
 from bullpen.tasks.client.backend import QueueBackend
+from bullpen.tasks.client.events import emit
 from bullpen.tasks.client.why import Why, explain_task
 from bullpen.tasks.model.arguments import shown_arguments
 from bullpen.tasks.model.codec import CallCodec
+from bullpen.tasks.model.events import EVENT_TTL
 from bullpen.tasks.model.info import TaskInfo, info_of
 from bullpen.tasks.model.links import GIVEN_UP
 from bullpen.tasks.model.options import Seconds, seconds
@@ -76,6 +78,16 @@ class Job(Generic[R]):
 
     async def aprogress(self) -> Progress | None:
         return (await self._backend.task(self.id)).progress
+
+    def emit(self, name: str, payload: Any = None, *, ttl: Seconds | None = EVENT_TTL) -> bool:
+        """Emit an event for this task alone, which waits for it with `current_task().wait_event(name, own=True)`. See
+        `TaskQueue.emit`.
+        """
+        return self._backend.run("emit", self.aemit(name, payload, ttl=ttl))
+
+    async def aemit(self, name: str, payload: Any = None, *, ttl: Seconds | None = EVENT_TTL) -> bool:
+        """`emit`, for async code."""
+        return await emit(self._backend, name, payload, ttl, self.id)
 
     def result(self, timeout: Seconds | None = None) -> R:
         """What the function returned; waits for it.

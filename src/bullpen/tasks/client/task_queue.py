@@ -13,6 +13,7 @@ import msgspec
 from bullpen.errors import InvalidArgument, InvalidOption, InvalidOptionType, UnknownOption, UnknownTask, closest
 from bullpen.tasks.client.backend import NewTasks, OnBatch, QueueBackend
 from bullpen.tasks.client.clients import Clients
+from bullpen.tasks.client.events import emit, wait_event
 from bullpen.tasks.client.failures import LAST_DAY, read_failures
 from bullpen.tasks.client.function import AsyncTaskFunction, SyncTaskFunction, TaskFunction, enqueue, enqueue_blocking
 from bullpen.tasks.client.history import LAST_HOUR, read_history
@@ -22,6 +23,7 @@ from bullpen.tasks.client.schedules import Schedules
 from bullpen.tasks.client.watch import Observer, Watch
 from bullpen.tasks.model.codec import MAX_PAYLOAD, MAX_RESULT, CallCodec
 from bullpen.tasks.model.context import CurrentTask
+from bullpen.tasks.model.events import EVENT_TTL
 from bullpen.tasks.model.failure_groups import FailureGroup
 from bullpen.tasks.model.history import GroupBy, HistoryPeriod
 from bullpen.tasks.model.hooks import Hook
@@ -74,8 +76,8 @@ class TaskFilters(TypedDict, total=False):
     `status`, `queue`: one or several. `name`: of the function, or its last parts: "send" for "shop.mail.send". `key`:
     the unique key or the concurrency key. `header`: a name and a value. `worker`: that runs them, or ran them last.
     `error`: the kind or type of their latest error, such as "timeout" or "ConnectionError". `fingerprint`: of their
-    latest error, as `failures()` lists it. `older_than`, `newer_than`: since they ended; unfinished tasks: since they
-    were enqueued.
+    latest error, as `failures()` lists it. `awaits`: the event that they wait for, or True for any.
+    `older_than`, `newer_than`: since they ended; unfinished tasks: since they were enqueued.
     """
 
     status: Status | Iterable[Status] | None
@@ -86,6 +88,7 @@ class TaskFilters(TypedDict, total=False):
     worker: str | None
     error: str | None
     fingerprint: str | None
+    awaits: str | Literal[True] | None
     older_than: Seconds | None
     newer_than: Seconds | None
 
@@ -423,6 +426,32 @@ class TaskQueue:
         """`failures`, for async code."""
         return await read_failures(await self._clients.get(), since=since, queue=queue, function=function)
 
+    # Events.
+
+    def emit(self, name: str, payload: Any = None, *, ttl: Seconds | None = EVENT_TTL) -> bool:
+        """Emit an event: tasks that wait for it go on, and so does a task that waits for it later.
+
+            queue.emit(f"approved:{order}", {"by": "ada"})
+
+        The payload is a JSON value. The first event of a name is kept for `ttl` seconds, by default seven days, or for
+        ever (None); a further one is ignored. Returns whether this was the first. Raises InvalidEvent.
+        """
+        return self._backend.run("emit", self.aemit(name, payload, ttl=ttl))
+
+    async def aemit(self, name: str, payload: Any = None, *, ttl: Seconds | None = EVENT_TTL) -> bool:
+        """`emit`, for async code."""
+        return await emit(self._backend, name, payload, ttl)
+
+    def wait_event(self, name: str, *, timeout: Seconds | None = None) -> Any:
+        """Wait for an event in a program, and return its payload; None when the time is over. A task waits with
+        `current_task().wait_event`, which holds no worker.
+        """
+        return self._backend.run("wait_event", self.await_event(name, timeout=timeout))
+
+    async def await_event(self, name: str, *, timeout: Seconds | None = None) -> Any:
+        """`wait_event`, for async code."""
+        return await wait_event(self._backend, name, timeout)
+
     # Changing.
 
     def forget_failures(self, fingerprint: str, *, function: str | None = None) -> None:
@@ -628,6 +657,7 @@ def _filter(
     worker: str | None = None,
     error: str | None = None,
     fingerprint: str | None = None,
+    awaits: str | Literal[True] | None = None,
     older_than: Seconds | None = None,
     newer_than: Seconds | None = None,
 ) -> tuple[TaskFilter, float | None, float | None]:
@@ -652,12 +682,21 @@ def _filter(
         worker=None if worker is None else writable(worker),
         error=None if error is None else writable(error),
         fingerprint=None if fingerprint is None else writable(fingerprint),
+        awaits=None if awaits is None else _awaited(awaits),
     )
     return (
         which,
         None if older_than is None else seconds("older_than", older_than),
         None if newer_than is None else seconds("newer_than", newer_than),
     )
+
+
+def _awaited(value: object) -> str:
+    if value is True:
+        return ""
+    if not isinstance(value, str) or not value:
+        raise InvalidOptionType("awaits", value, "the name of an event, or True for any")
+    return writable(value)
 
 
 def _header(value: object) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bullpen.tasks.model.info import as_datetime, error_of
+from bullpen.tasks.model.info import as_datetime, error_of, wait_of
 from bullpen.tasks.model.store_move import mark_of
 from bullpen.tasks.model.task import FAILED, FORMAT, PENDING, RUNNING, SUCCESS, Task, TaskStatus
 from bullpen.tasks.model.unreadable import unreadable_message
@@ -34,6 +34,7 @@ CauseKind = Literal[
     "unreadable",
     "moving",
     "sleeping",
+    "event",
     "eta",
     "expired",
     "paused",
@@ -215,6 +216,10 @@ def _waits_for_time(task: Task, now: float) -> list[Cause]:
     wait = f"{_until(task.eta, now)}"
     data: dict[str, Any] = {"eta": as_datetime(task.eta), "seconds": task.eta - now}
     error = task.error
+    if (awaited := wait_of(task)) is not None:
+        limit = "without a limit" if awaited.until is None else f"until {awaited.until:%Y-%m-%d %H:%M:%S} UTC"
+        message = f"it waits for the event {awaited.event} since {awaited.since:%Y-%m-%d %H:%M:%S} UTC, {limit}"
+        return [Cause("event", message, msgspec.structs.asdict(awaited))]
     asleep = next((step for step in task.steps if step.until == task.eta), None)
     if asleep is not None:
         message = f"it sleeps (step {asleep.name!r}), and goes on {wait}"

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from bullpen.errors import Cancel, InvalidOption, InvalidOptionType, NoCurrentTask
+from bullpen.tasks.model.events import event_name
 from bullpen.tasks.model.info import TaskInfo, info_of
 from bullpen.tasks.model.retry import Backoff
 from bullpen.tasks.model.steps import RunsSteps, StepOptions, TaskSteps
@@ -208,6 +209,27 @@ class CurrentTask:
         await current_task().asleep(timedelta(days=3))
         """
         await self.using().asleep(until)
+
+    def wait_event(self, name: str, *, timeout: float | timedelta | None = None, own: bool = False) -> Any:
+        """Wait for an event, and return its payload; None when `timeout` seconds are over.
+
+            answer = current_task().wait_event(f"approved:{order}", timeout=timedelta(days=7))
+
+        `queue.emit(name, payload)` emits it, before this call or later, in any process. `own`: an event for this task
+        alone, which `job.emit(name, payload)` emits. This ends the attempt as `sleep` does, and the task holds no
+        worker. The outcome is kept as a step: every later attempt gets the same payload.
+        """
+        return self.using().wait_event(self._event(name, own), timeout=timeout)
+
+    async def await_event(self, name: str, *, timeout: float | timedelta | None = None, own: bool = False) -> Any:
+        """`wait_event`, for async code.
+
+        answer = await current_task().await_event(f"approved:{order}", timeout=timedelta(days=7))
+        """
+        return await self.using().await_event(self._event(name, own), timeout=timeout)
+
+    def _event(self, name: str, own: bool) -> str:
+        return event_name(name, self.id if own else None)
 
     def using(
         self,

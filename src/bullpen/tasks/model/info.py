@@ -8,8 +8,19 @@ import msgspec
 
 from bullpen.tasks.model.schedule import Misfire, Overlap, Schedule, describe_schedule
 from bullpen.tasks.model.schedule_changes import next_times
-from bullpen.tasks.model.steps import kept_steps
-from bullpen.tasks.model.task import AttemptError, ErrorKind, OnFailure, Progress, Step, Task, TaskStatus, error_names
+from bullpen.tasks.model.steps import kept_steps, open_waits
+from bullpen.tasks.model.task import (
+    NEVER,
+    PENDING,
+    AttemptError,
+    ErrorKind,
+    OnFailure,
+    Progress,
+    Step,
+    Task,
+    TaskStatus,
+    error_names,
+)
 
 
 class TaskError(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,12 +55,21 @@ class StepInfo(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime
     ended_at: datetime
     until: datetime | None  # of a sleep: when it ends
+    event: str | None  # of a wait: the event that it waited for
     error: TaskError | None  # why it gave up
 
     @property
     def duration(self) -> timedelta:
         """How long it took, or how long the task sleeps."""
         return (self.until or self.ended_at) - self.started_at
+
+
+class EventWait(msgspec.Struct, frozen=True, kw_only=True):
+    """The wait of a task for an event."""
+
+    event: str
+    since: datetime
+    until: datetime | None  # None: without a limit
 
 
 class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +101,7 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     cancel_requested: bool
     progress: Progress | None
     steps: tuple[StepInfo, ...]  # the kept steps of this run, in the order in which they were kept
+    awaits: EventWait | None  # the event that it waits for, or that has just come
     result_dropped: str  # why its result could not be kept, if it could not
     errors: tuple[TaskError, ...]  # of the latest attempts that failed, oldest first
     created_at: datetime
@@ -189,12 +210,24 @@ def info_of(task: Task) -> TaskInfo:
         cancel_requested=task.cancel_requested,
         progress=task.progress,
         steps=tuple(map(_step_of, kept_steps(task))) if task.steps else (),
+        awaits=wait_of(task),
         result_dropped=task.result_dropped,
         errors=tuple(map(error_of, task.errors)),
         created_at=as_datetime(task.created_at),
         started_at=_maybe(task.started_at),
         finished_at=_maybe(task.finished_at),
         unreadable=task.unreadable,
+    )
+
+
+def wait_of(task: Task) -> EventWait | None:
+    """The wait of a pending task."""
+    if task.status is not PENDING or task.awaits is None:
+        return None
+    begun = next((step.started_at for step in open_waits(task) if step.event == task.awaits), task.started_at or 0.0)
+    until = next((step.until for step in open_waits(task) if step.event == task.awaits), None)
+    return EventWait(
+        event=task.awaits, since=as_datetime(begun), until=None if until in (None, NEVER) else _maybe(until)
     )
 
 
@@ -205,7 +238,8 @@ def _step_of(step: Step) -> StepInfo:
         tries=step.tries,
         started_at=as_datetime(step.started_at),
         ended_at=as_datetime(step.ended_at),
-        until=_maybe(step.until),
+        until=None if step.event else _maybe(step.until),
+        event=step.event or None,
         error=None if step.error is None else error_of(step.error),
     )
 

@@ -113,7 +113,7 @@ class TaskRegistry:
     """Task definitions by name."""
 
     def __init__(self, *, max_payload: int = MAX_PAYLOAD, max_result: int = MAX_RESULT) -> None:
-        self._max_payload = max_payload
+        self.max_payload = max_payload
         self._max_result = max_result
         self._definitions: dict[str, TaskDefinition] = {}
         self._aliases: dict[str, TaskDefinition] = {}
@@ -144,7 +144,7 @@ class TaskRegistry:
             before = self.get(one)
             if before is not None and not (before.place == place and _is_of_module(before.function, function)):
                 raise DuplicateTask(name=one, place=place, taken_by=before.place)
-        codec = CallCodec(function, func_path, max_payload=self._max_payload, max_result=self._max_result)
+        codec = CallCodec(function, func_path, max_payload=self.max_payload, max_result=self._max_result)
         definition = TaskDefinition(self, func_path, function, options or TaskOptions(), codec, place, aliases)
         _reject_unfit_schedule(definition)
         earlier = self._definitions.get(func_path)

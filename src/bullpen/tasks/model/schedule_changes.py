@@ -77,7 +77,7 @@ def resumed(task: Task, now: float) -> Task | None:
         return None
     if task.status is not PENDING:
         return msgspec.structs.replace(task, hold="changed" if task.status is RUNNING else "")
-    if task.failures or task.crashes or task.schedule is None or task.schedule.cron is None:
+    if task.failures or task.crashes or task.steps or task.schedule is None or task.schedule.cron is None:
         return msgspec.structs.replace(task, hold="", eta=now)
     scheduled_at = next_fire_time(task.schedule, now)
     return msgspec.structs.replace(task, hold="", eta=scheduled_at or now, scheduled_at=scheduled_at)
@@ -87,7 +87,7 @@ def run_now(task: Task, now: float) -> Task | None:
     """Due now: one extra run, or the next retry of a run that has started. None if it is not pending."""
     if task.status is not PENDING:
         return None
-    begun = task.failures or task.crashes
+    begun = task.failures or task.crashes or task.steps
     return msgspec.structs.replace(task, eta=now, scheduled_at=task.scheduled_at if begun else None)
 
 

@@ -98,6 +98,8 @@ class RunsSteps(Protocol):
 
     def sleep(self, options: StepOptions, until: float | timedelta | datetime) -> None: ...
     async def asleep(self, options: StepOptions, until: float | timedelta | datetime) -> None: ...
+    def wait_event(self, options: StepOptions, event: str, timeout: float | timedelta | None) -> Any: ...
+    async def await_event(self, options: StepOptions, event: str, timeout: float | timedelta | None) -> Any: ...
 
 
 class TaskSteps:
@@ -150,9 +152,17 @@ class TaskSteps:
         """`CurrentTask.asleep` with a `key`."""
         await self._runner.asleep(self._options, until)
 
+    def wait_event(self, name: str, *, timeout: float | timedelta | None = None) -> Any:
+        """`CurrentTask.wait_event` with a `key`."""
+        return self._runner.wait_event(self._options, name, timeout)
+
+    async def await_event(self, name: str, *, timeout: float | timedelta | None = None) -> Any:
+        """`CurrentTask.await_event` with a `key`."""
+        return await self._runner.await_event(self._options, name, timeout)
+
 
 class StepCall(msgspec.Struct, frozen=True):
-    """A call of a step. `kept`: its outcome, if an earlier attempt has kept it."""
+    """A call of a step. `kept`: its outcome, if an earlier attempt has kept it; or the wait, if it has begun."""
 
     name: str
     base: str  # the name without the occurrence; "" with a key
@@ -165,7 +175,7 @@ class StepLog:
 
     def __init__(self, task: Task) -> None:
         self._attempt = task.attempt
-        self._kept = {step.name: step for step in reusable_steps(task)}
+        self._kept = {step.name: step for step in [*open_waits(task), *reusable_steps(task)]}
         self._number = max((step.number for step in task.steps), default=0)
         self._size = sum(len(step.result or b"") for step in task.steps)
         self._calls: Counter[str] = Counter()  # by the name of the function
@@ -216,13 +226,17 @@ class StepLog:
 
 def kept_steps(task: Task) -> list[Step]:
     """The steps of a task that have ended, without those from which an operator has retried it."""
+    return [step for step in _current_steps(task) if step.result is not None or step.error is not None]
+
+
+def open_waits(task: Task) -> list[Step]:
+    """The waits for events that have begun and have no outcome yet."""
+    return [step for step in _current_steps(task) if step.event and step.result is None] if task.steps else []
+
+
+def _current_steps(task: Task) -> list[Step]:
     number, attempt = _retried_from(task)
-    return [
-        step
-        for step in task.steps
-        if (step.result is not None or step.error is not None)
-        and not (step.number >= number and step.attempt <= attempt)
-    ]
+    return [step for step in task.steps if not (step.number >= number and step.attempt <= attempt)]
 
 
 def reusable_steps(task: Task) -> list[Step]:
@@ -259,15 +273,17 @@ def _retried_from(task: Task) -> tuple[int, int]:
     return number, attempt
 
 
-def suspended_until(error: BaseException) -> float | None:
-    """When a task goes on whose function has raised this; None if the error is another one. A task group wraps the
-    exceptions of its tasks.
+def suspension_of(error: BaseException) -> Suspended | None:
+    """How a function was suspended that has raised this; None if the error is another one. A task group wraps the
+    exceptions of its tasks: the one that ends first counts, and the first event, because the others are needed too.
     """
     if isinstance(error, Suspended):
-        return error.until
+        return error
     if isinstance(error, BaseExceptionGroup):
-        found = [suspended_until(one) for one in error.exceptions]
-        return None if None in found else min(until for until in found if until is not None)
+        found = [one for one in map(suspension_of, error.exceptions) if one is not None]
+        if len(found) == len(error.exceptions):
+            events = [one.event for one in found if one.event is not None]
+            return Suspended(min(one.until for one in found), events[0] if events else None)
     return None
 
 

@@ -1,7 +1,8 @@
 """Marks a task that is being moved to another store: no worker starts it, and it names its destination. Pure.
 
 The mark is a header, together with an `eta` at the end of time. A marked task is still pending: it can be listed and
-cancelled, and a later run of the mover finds it again.
+cancelled, and a later run of the mover finds it again. A task that waits for an event is due when the mark is gone: it
+looks for the event where it is then.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ def marked(task: Task, to: str, at: float, *, changed: bool = False) -> Task | N
     """PENDING → PENDING, but no worker starts it. None if the task is not pending, or is marked already."""
     if task.status is not PENDING or HEADER in task.headers:
         return None
-    mark = Mark(to=to, at=at, eta=task.eta, expires=task.expires, changed=changed)
+    eta = task.eta if task.awaits is None else min(at, task.eta)
+    mark = Mark(to=to, at=at, eta=eta, expires=task.expires, changed=changed)
     headers = {**task.headers, HEADER: msgspec.json.encode(mark).decode()}
-    return replace(task, eta=NEVER, expires=None, headers=headers)
+    return replace(task, eta=NEVER, expires=None, awaits=None, headers=headers)
 
 
 def unmarked(task: Task) -> Task:

@@ -156,7 +156,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     tries: Count = 1
     started_at: Instant = 0.0
     ended_at: Instant = 0.0
-    until: Instant | None = None  # of a sleep: when it ends
+    until: Instant | None = None  # of a sleep or a wait: when it ends
+    event: str = ""  # of a wait: the event; without a result the task still waits for it
 
 
 class DependsOn(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -212,6 +213,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cancel_requested: bool = False
     progress: Progress | None = None  # the latest report, of this attempt or an earlier one
     steps: tuple[Step, ...] = ()  # the kept steps of this run, in the order in which they were kept
+    awaits: str | None = None  # the event that it waits for, or that has just woken it; of no meaning in a final task
 
     result: bytes | None = None
     result_dropped: str = ""  # why the result could not be stored
@@ -272,6 +274,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     linked: bool = False  # another task depends on this one
     forgotten: bool = False  # a success that a store may delete at once, if no caller waits for it
     suspended: bool = False  # the task has begun and waits: `expires` no longer applies to it
+    awaits: str | None = None  # the event that makes the task due; if it has come already, the task is due at once
     children: tuple[Task, ...] = ()  # of a success: new tasks that are added in the same step
 
     @property
@@ -406,12 +409,14 @@ def release(task: Task, delay: float = 0.0) -> Settlement:
     return _again(task, delay, failures=task.failures, crashes=task.crashes)
 
 
-def suspend(task: Task, until: float) -> Settlement:
-    """It sleeps until that instant: the attempt is not counted, and the task holds no worker."""
+def suspend(task: Task, until: float, awaits: str | None = None) -> Settlement:
+    """It sleeps until that instant, or until the event comes that it awaits: the attempt is not counted, and the task
+    holds no worker.
+    """
     if task.cancel_requested:
         return cancel(task)
     again = _again(task, 0.0, failures=task.failures, crashes=task.crashes)
-    return msgspec.structs.replace(again, delay=None, eta=until, suspended=True)
+    return msgspec.structs.replace(again, delay=None, eta=until, suspended=True, awaits=awaits)
 
 
 def cancel(task: Task) -> Settlement:
@@ -572,6 +577,7 @@ def settled(task: Task, settlement: Settlement, now: float) -> Task:
         errors=(*task.errors, settlement.error)[-ERRORS_KEPT:] if settlement.error is not None else task.errors,
         progress=settlement.progress or task.progress,
         steps=() if again and settlement.next_run else task.steps,
+        awaits=settlement.awaits if again else task.awaits,
         worker=None if again else task.worker,
         claim_id=None,
         lease_until=None,
@@ -582,6 +588,12 @@ def settled(task: Task, settlement: Settlement, now: float) -> Task:
 def applies(task: Task, settlement: Settlement) -> bool:
     """Whether `task` is still in the attempt of the settlement."""
     return task.status is RUNNING and task.attempt == settlement.attempt
+
+
+def woken(task: Task, now: float) -> Task | None:
+    """Due now: the event has come that the task waits for. None if the task is due, or does not wait."""
+    waits = task.status is PENDING and task.awaits is not None and task.hold != "paused"
+    return msgspec.structs.replace(task, eta=now) if waits and task.eta > now else None
 
 
 def with_step(task: Task, step: Step) -> Task:
@@ -621,6 +633,7 @@ def redriven(task: Task, now: float) -> Task | None:
         finished_at=None,
         worker=None,
         steps=() if task.status is SUCCESS else task.steps,
+        awaits=None,
     )
 
 

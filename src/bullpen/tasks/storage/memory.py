@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from bullpen.errors import StorageError
+from bullpen.tasks.model.events import Event, ends_at
 from bullpen.tasks.model.failure_groups import FAILURES_KEPT, FailureRow, merged
 from bullpen.tasks.model.history import KEPT, MINUTE, HistoryRow, sum_of
 from bullpen.tasks.model.ids import is_schedule
@@ -39,6 +40,7 @@ from bullpen.tasks.model.task import (
     new_as_kept,
     prune_at,
     with_step,
+    woken,
 )
 from bullpen.tasks.model.unique import RETURN, Duplicates, has_key, meet
 from bullpen.tasks.storage.port import (
@@ -91,6 +93,8 @@ class MemoryStorage(StoreRules):
         self._leases: dict[str, float] = {}  # of running tasks: when the lease expires, by the clock of leases
         self._unique: dict[tuple[str, str], str] = {}  # by queue and unique key: the task that had the key last
         self._of_keys: dict[tuple[str, str], list[Entry]] = defaultdict(list)  # heaps, by the time of adding
+        self._events: dict[str, Event] = {}
+        self._awaiting: dict[str, set[str]] = defaultdict(set)  # by event: the unfinished tasks that await it
         self._workers: dict[str, WorkerRecord] = {}
         self._paused: set[str] = set()
         self._limits: dict[str, Limit] = {}
@@ -390,6 +394,33 @@ class MemoryStorage(StoreRules):
                 soonest = min(soonest, starts[0] + rate_period(limit.rate))
         return soonest
 
+    # Events.
+
+    async def emit(self, name: str, payload: bytes, ttl: float | None) -> bool:
+        with self._lock:
+            now = self._now()
+            existing = self._events.get(name)
+            is_new = existing is None or existing.expires_at <= now
+            if is_new:
+                self._events[name] = Event(name, payload, now, ends_at(ttl, now))
+            for task_id in sorted(self._awaiting.get(name, ())):
+                if (task := woken(self._tasks[task_id], now)) is not None:
+                    self._write(task, now)
+        self._wake()
+        return is_new
+
+    async def wait_for_event(self, name: str, timeout: float) -> Event | None:
+        if name not in self._events and timeout > 0:
+            await self._wait(timeout, lambda: 0.0 if name in self._events else math.inf)
+        return self._events.get(name)
+
+    async def events(self, *, limit: int, after: str | None = None) -> Sequence[Event]:
+        with self._lock:
+            return [self._events[name] for name in sorted(self._events) if after is None or name > after][:limit]
+
+    def _has_event(self, name: str) -> bool:
+        return name in self._events
+
     # Results.
 
     async def wait_for_result(self, task_id: str, completed_runs: int, timeout: float) -> None:
@@ -499,6 +530,7 @@ class MemoryStorage(StoreRules):
             count = self._forget(_take_due(self._ending, now, limit, self._is_ending))
             self._drop_unused_queues()
             self._drop_old_history(now)
+            self._drop_old_events(now)
             return count
 
     def _drop_unused_queues(self) -> None:
@@ -523,6 +555,11 @@ class MemoryStorage(StoreRules):
                 del self._history[key]
             for of_failures in [of_failures for of_failures in self._failures if of_failures[0] < now - FAILURES_KEPT]:
                 del self._failures[of_failures]
+
+    def _drop_old_events(self, now: float) -> None:
+        for event in [event for event in self._events.values() if event.expires_at <= now]:
+            if event.name not in self._awaiting:
+                del self._events[event.name]
 
     def _is_ending(self, entry: Entry) -> bool:
         task = self._tasks.get(entry[1])
@@ -628,6 +665,9 @@ class MemoryStorage(StoreRules):
         """The only place where a task changes. A due task takes a shorter path."""
         if task.concurrency_key is not None:
             self._add_to_key(task)
+        before = self._tasks.get(task.id)
+        if task.awaits is not None or (before is not None and before.awaits is not None):
+            self._note_wait(before, task)
         self._tasks[task.id] = task
         status = task.status
         if status is RUNNING:
@@ -651,6 +691,14 @@ class MemoryStorage(StoreRules):
                         self._note_end(member)
         if task.unique_key is not None and has_key(task, math.inf):
             self._unique[task.queue, task.unique_key] = task.id
+
+    def _note_wait(self, before: Task | None, task: Task) -> None:
+        for one in (before, task):
+            if one is not None and one.awaits is not None:
+                ids = self._awaiting[one.awaits]
+                (ids.add if one is task and not task.is_final else ids.discard)(task.id)
+                if not ids:
+                    del self._awaiting[one.awaits]
 
     def _add_to_key(self, task: Task) -> None:
         """Add it to the tasks with its concurrency key, unless it is among them."""
@@ -689,6 +737,7 @@ class MemoryStorage(StoreRules):
         gone = [task for task_id in ids if (task := self._tasks.pop(task_id, None)) is not None]
         for task in gone:
             self._tidy_key(task)
+            self._note_wait(task, msgspec.structs.replace(task, awaits=None))
             if task.unique_key is not None and self._unique.get((task.queue, task.unique_key)) == task.id:
                 del self._unique[task.queue, task.unique_key]
         return len(gone)

@@ -28,10 +28,11 @@ from msgspec.structs import replace
 from bullpen import primitives
 from bullpen.errors import QueueError
 from bullpen.tasks.model.store_move import mark_of, marked, may_have_been_there, unmarked
-from bullpen.tasks.model.task import CANCELLED, FAILED, FINAL, PENDING, RUNNING, AttemptError, Task
+from bullpen.tasks.model.task import CANCELLED, FAILED, FINAL, NEVER, PENDING, RUNNING, AttemptError, Task
 from bullpen.tasks.storage.port import Storage, TaskFilter
 
 BATCH = 500
+SHORTEST_TTL = 3600.0  # seconds for which the destination keeps an event at least: the source has it for a task
 MOVABLE = TaskFilter(statuses=(PENDING, *sorted(FINAL, key=str)))
 
 
@@ -58,9 +59,20 @@ class Mover:
             if limit.queue not in known:
                 await self._destination.set_limit(limit)
 
+    async def _take_events_along(self) -> None:
+        """Copy the events. The destination keeps its own, and wakes the tasks that wait for one."""
+        after = None
+        now = await self._source.now()
+        while page := await self._source.events(limit=self._batch, after=after):
+            after = page[-1].name
+            for event in page:
+                ttl = None if event.expires_at >= NEVER else max(event.expires_at - now, SHORTEST_TTL)
+                await self._destination.emit(event.name, event.payload, ttl)
+
     async def sweep(self, progress: Callable[[int], object] = bool) -> int:
-        """Go once through all tasks that do not run. Returns how many have moved."""
+        """Go once through all tasks that do not run, and through the events. Returns how many tasks have moved."""
         before, after = self.moved, None
+        await self._take_events_along()
         together: set[str] = set()  # ids of tasks that were handled with their neighbours
         while not self._stopped():
             page = await self._source.list(MOVABLE, limit=self._batch, after=after)

@@ -14,7 +14,7 @@ from bullpen.telemetry import SafeLogger
 
 log = SafeLogger("bullpen.storage")
 
-WORK, RESULT = "w", "r"  # prefixes: a queue or the id of a task follows
+WORK, RESULT, EVENT = "w", "r", "e"  # prefixes: a queue, the id of a task or the name of an event follows
 POLL = 0.5  # seconds between two polls while the connection is down
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0  # seconds between attempts to listen again
 

@@ -25,6 +25,7 @@ The files of the contract suite (`bullpen/testing/storage_contract`) hold every 
 | rule | in Python | written again by | contract |
 |---|---|---|---|
 | the running attempt settles | `applies`, `settled` | PostgreSQL, Redis; SQLite for plain successes | settling.py |
+| an event wakes tasks | `woken`, `rules._settle_task` | PostgreSQL, Redis; SQLite for `emit` | events.py |
 | steps belong to one run | `settled`, `redriven`, `with_step` | PostgreSQL, Redis; SQLite for many retries | steps.py |
 | the order of claims, leases, `attempt` + 1 | `claimed` | SQLite, PostgreSQL, Redis | claiming.py, leases.py |
 | limits, rates, order within a key | `rules.QueueRoom` | PostgreSQL, Redis | limits.py |
@@ -52,10 +53,11 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from bullpen.tasks.model.events import Event
 from bullpen.tasks.model.failure_groups import FailureRow
 from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.queue_patterns import lane_of, matches_queue
-from bullpen.tasks.model.task import Count, Instant, Progress, Settlement, Step, Task, TaskStatus
+from bullpen.tasks.model.task import PENDING, Count, Instant, Progress, Settlement, Step, Task, TaskStatus
 from bullpen.tasks.model.unique import RETURN, Duplicates
 
 
@@ -94,6 +96,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str | None = None  # of the latest stored error; or its kind, if the store has recorded it
     since: float | None = None  # it ended after this instant; an unfinished task: it was added after it
     until: float | None = None  # … at this instant or before
+    awaits: str | None = None  # pending ones that wait for this event, or were just woken by it; "": for any event
 
     def matches(self, task: Task) -> bool:
         at = task.finished_at if task.is_final and task.finished_at is not None else task.created_at
@@ -109,6 +112,10 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
             and (self.fingerprint is None or (task.error is not None and self.fingerprint == task.error.group))
             and (self.since is None or at > self.since)
             and (self.until is None or at <= self.until)
+            and (
+                self.awaits is None
+                or (task.status is PENDING and task.awaits is not None and self.awaits in ("", task.awaits))
+            )
         )
 
 
@@ -356,6 +363,20 @@ class Storage(Protocol):
         not because of tasks that a pause or a limit holds back.
         """
 
+    # Events.
+
+    async def emit(self, name: str, payload: bytes, ttl: float | None) -> bool:
+        """Keep an event for `ttl` seconds, and make the tasks due that wait for it. If the event exists and its time to
+        live is not over, it stays as it is: returns False. A task whose settlement awaits the event is due at once if
+        the event comes before, while or after the store applies the settlement.
+        """
+
+    async def wait_for_event(self, name: str, timeout: float) -> Event | None:
+        """Return the event as soon as it is there, or None after `timeout` seconds."""
+
+    async def events(self, *, limit: int, after: str | None = None) -> Sequence[Event]:
+        """Events in the order of their names, starting behind the name `after`."""
+
     # Results.
 
     async def wait_for_result(self, task_id: str, completed_runs: int, timeout: float) -> Task | None:
@@ -423,8 +444,8 @@ class Storage(Protocol):
     async def prune(self, *, limit: int) -> int:
         """Delete final tasks after their time to live: `failure_ttl` if they failed, `result_ttl` if they succeeded or
         were cancelled. Returns how many. Also delete rows of the history that are kept no longer (`KEPT`,
-        `FAILURES_KEPT`), and what is
-        kept of queues without tasks, limits and pause: names of queues may be made from data.
+        `FAILURES_KEPT`), events after their time to live unless an unfinished task awaits them, and what is kept of
+        queues without tasks, limits and pause: names of queues may be made from data.
         """
 
     # History.

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from bullpen.tasks.model.links import Changes, after_members, called_back
-from bullpen.tasks.model.task import RUNNING, Settlement, Task, applies, new_as_kept, settled
+from bullpen.tasks.model.task import RUNNING, Settlement, Task, applies, new_as_kept, settled, woken
 from bullpen.tasks.model.unique import RETURN, Duplicates, has_key, meet
 from bullpen.tasks.model.unreadable import moved
 from bullpen.tasks.storage.port import Limit, Move
@@ -45,6 +45,9 @@ class StoreRules:
 
     def _holder(self, task: Task, now: float) -> Task | None:
         """The task that has the unique key of this one; None if the key is free, or it has no key."""
+        raise NotImplementedError
+
+    def _has_event(self, name: str) -> bool:
         raise NotImplementedError
 
     # Adding.
@@ -78,7 +81,10 @@ class StoreRules:
         task = self._read(settlement.id)
         if task is None or not applies(task, settlement):
             return False
-        self._keep(settled(task, settlement, now), task, now)
+        after = settled(task, settlement, now)
+        if settlement.awaits is not None and self._has_event(settlement.awaits):
+            after = woken(after, now) or after
+        self._keep(after, task, now)
         for child in settlement.children:
             self._add_child(child, now)
         return True

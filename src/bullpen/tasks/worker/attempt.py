@@ -39,9 +39,10 @@ from bullpen.pools.dispatch.futures import PoolFuture
 from bullpen.pools.runtimes.port import Listener
 from bullpen.tasks.model.codec import fill
 from bullpen.tasks.model.context import CurrentTask, enter, running
+from bullpen.tasks.model.events import Event, complete_waits
 from bullpen.tasks.model.registry import TaskDefinition, TaskRegistry
 from bullpen.tasks.model.schedule_changes import occurrence, starts_others
-from bullpen.tasks.model.steps import suspended_until
+from bullpen.tasks.model.steps import open_waits, suspension_of
 from bullpen.tasks.model.task import (
     CANCELLED,
     PENDING,
@@ -121,6 +122,7 @@ class AttemptLane(Protocol):
     def run_in_process(self, attempt: TaskAttempt, /) -> PoolFuture[Outcome]: ...
     def no_process(self, attempt: TaskAttempt, error: BaseException, /) -> Settlement: ...
     async def get(self, ids: Sequence[str], /) -> Sequence[Task | None]: ...
+    async def find_event(self, name: str, /) -> Event | None: ...
     def settle_in(self, connection: Any, settlement: Settlement, /) -> Awaitable[None] | None: ...
     async def save_step(self, hold: AttemptKey, step: Step, /) -> bool: ...
     def save_step_in(self, connection: Any, hold: AttemptKey, step: Step, /) -> Awaitable[None] | None: ...
@@ -184,8 +186,8 @@ class TaskAttempt:
         if len(task.payload) > definition.codec.max_payload:  # before results of other tasks are put into it
             lane.settle(self, self._undecodable(definition.codec.too_large(task.payload)))
             return
-        if task.depends_on is not None and task.depends_on.place:
-            self.unit = lane.loop.create_task(self._begin_with_results(task.depends_on))
+        if (task.depends_on is not None and task.depends_on.place) or (task.steps and open_waits(task)):
+            self.unit = lane.loop.create_task(self._prepare())
         else:
             self._start()
 
@@ -213,19 +215,41 @@ class TaskAttempt:
         if task.timeout is not None:
             self.timer = lane.loop.call_later(task.timeout, self.interrupt, Interruption.TIMEOUT)
 
-    async def _begin_with_results(self, depends_on: DependsOn) -> None:
-        """Read the results of its predecessors, and put them into its arguments."""
-        lane = self._lane
+    async def _prepare(self) -> None:
+        """Read what its function needs from the store, then start it."""
+        lane, depends_on = self._lane, self.task.depends_on
+        members: Sequence[Task | None] = ()
         try:
-            members = await lane.get(depends_on.ids)
+            if depends_on is not None and depends_on.place:
+                members = await lane.get(depends_on.ids)
+            await self._complete_waits()
         except Exception as error:
-            self._log(logging.WARNING, "released: the results that it needs cannot be read (%s)", type_of(error))
+            self._log(logging.WARNING, "released: what it needs from the store cannot be read (%s)", type_of(error))
             lane.settle(self, release(self.task, RESULTS_PAUSE))
             return
         self.unit = None
         if self.interruption is not None:
             lane.settle(self, self._interrupted(None))
-            return
+        elif depends_on is not None and depends_on.place:
+            self._start_with_results(depends_on, members)
+        else:
+            self._start()
+
+    async def _complete_waits(self) -> None:
+        """Keep the payloads of the events that it waited for, and the ends of waits whose time is over."""
+        events: dict[str, Event] = {}
+        for wait in open_waits(self.task):
+            if wait.event not in events and (event := await self._lane.find_event(wait.event)) is not None:
+                events[wait.event] = event
+        task, new = complete_waits(self.task, events, self._now())
+        for step in new:
+            if not await self._lane.save_step(AttemptKey(*self.key), step):
+                raise LeaseLost(task=task.id, attempt=task.attempt)
+        self.task = task
+
+    def _start_with_results(self, depends_on: DependsOn, members: Sequence[Task | None]) -> None:
+        """Put the results of its predecessors into its arguments."""
+        lane = self._lane
         missing = [
             task_id for task_id, one in zip(depends_on.ids, members, strict=True) if not _has_result(one, depends_on)
         ]
@@ -509,9 +533,9 @@ class TaskAttempt:
     def _classify(self, error: BaseException) -> Settlement | None:
         if self.interruption is not None:
             return self._interrupted(error)
-        if (until := suspended_until(error)) is not None:
-            self._log(logging.INFO, "sleeps until %s", f"{datetime.fromtimestamp(until, UTC):%Y-%m-%d %H:%M:%S} UTC")
-            return suspend(self.task, until)
+        if (suspension := suspension_of(error)) is not None:
+            self._log(logging.INFO, "%s", str(suspension).removeprefix("the task "))
+            return suspend(self.task, suspension.until, suspension.event)
         if isinstance(error, Snooze) and not self.task.at_most_once:
             self._log(logging.INFO, "snoozed for %g s", error.delay)
             return release(self.task, error.delay)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from bullpen.pools.dispatch.futures import PoolFuture
 from bullpen.pools.policies import CallPolicy
 from bullpen.pools.pool import Pool
+from bullpen.tasks.model.events import Event
 from bullpen.tasks.model.registry import TaskRegistry
 from bullpen.tasks.model.task import Settlement, Step, Task, release
 from bullpen.tasks.storage.port import AttemptKey, Storage
@@ -210,6 +211,10 @@ class LaneRunner:
         """Read other tasks from the store."""
         async with asyncio.timeout(self.options.store_patience):
             return await self._storage.get(ids)
+
+    async def find_event(self, name: str) -> Event | None:
+        async with asyncio.timeout(self.options.store_patience):
+            return await self._storage.wait_for_event(name, 0.0)
 
     def settle_in(self, connection: Any, settlement: Settlement) -> Awaitable[None] | None:
         """On any thread: settle in a transaction of the function."""

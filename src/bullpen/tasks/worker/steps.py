@@ -11,7 +11,7 @@ import asyncio
 import functools
 import time
 from asyncio import _get_running_loop
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from datetime import datetime, timedelta
@@ -30,6 +30,8 @@ from bullpen.errors import (
     TaskSignal,
 )
 from bullpen.tasks.model.codec import CallCodec
+from bullpen.tasks.model.events import decode_payload, ends_at
+from bullpen.tasks.model.options import seconds
 from bullpen.tasks.model.registry import is_async
 from bullpen.tasks.model.steps import StepCall, StepLog, StepOptions, digest_of, wake_time
 from bullpen.tasks.model.task import AttemptError, Step, Task
@@ -37,6 +39,7 @@ from bullpen.tasks.model.task import AttemptError, Step, Task
 LONGEST_PAUSE = 0.5  # seconds that a thread waits before it looks whether the task was asked to stop
 
 SLEEP = "sleep"  # the name of a sleep without a key
+WAIT = "event "  # the name of a wait without a key begins with it
 
 _Action = tuple[Literal["call", "pause", "save", "save_in", "wait"], Step | float | Future[None] | None]
 
@@ -71,7 +74,7 @@ class StepRunner:
         self._log = StepLog(keeper.task)
         self._lock = primitives.leaf_lock()  # of the log
         self._running: dict[str, Future[None]] = {}  # by name: ends with the step
-        self.is_suspended = False  # a sleep has ended the attempt
+        self.suspended_by = ""  # the name of the sleep or wait that has ended the attempt
 
     def run(
         self, options: StepOptions, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -181,33 +184,73 @@ class StepRunner:
         for action in self._sleep(options, until):
             await self._ado(action, options, _nothing)
 
-    def _sleep(self, options: StepOptions, until: float | timedelta | datetime) -> Iterator[_Action]:
-        """The instant at which it ends is kept first. So a later attempt knows when to go on."""
+    def _sleep(self, options: StepOptions, until: float | timedelta | datetime) -> Generator[_Action, Any, None]:
         name = options.key or SLEEP
         wakes_at = wake_time(until, self._keeper.store_time())
-        if self._keeper.task.at_most_once:
-            raise InvalidStep("a task with at_most_once starts only once, so it cannot sleep", step=name)
-        _reject_nested(name)
-        while running := next(iter(self._running.values()), None):  # it would be lost with the attempt
-            yield "wait", running
-        call = self._begin(name, options)
-        step = call.kept
-        if step is None:
-            step = self._record(call, until=wakes_at, result=b"null", started_at=self._keeper.store_time())
-            yield "save", step
-            self._keep(call, step)
+        step = yield from self._kept_pause(name, options, until=wakes_at, result=b"null")
         if step.until is None:
             raise StepMismatch(step=step.name, attempt=step.attempt)
         if step.until > self._keeper.store_time():
-            self.is_suspended = True
-            raise Suspended(step.until)
+            raise self._suspended(step)
+
+    def wait_event(self, options: StepOptions, event: str, timeout: float | timedelta | None) -> Any:
+        """On a thread."""
+        if _get_running_loop() is not None:
+            raise InvalidStep("an event loop runs here: await task.await_event(…)", step=options.key or WAIT + event)
+        course = self._wait(options, event, timeout)
+        try:
+            while True:
+                self._do(next(course), options, lambda: None)
+        except StopIteration as ended:
+            return ended.value
+
+    async def await_event(self, options: StepOptions, event: str, timeout: float | timedelta | None) -> Any:
+        """On an event loop."""
+        course = self._wait(options, event, timeout)
+        try:
+            while True:
+                await self._ado(next(course), options, _nothing)
+        except StopIteration as ended:
+            return ended.value
+
+    def _wait(
+        self, options: StepOptions, event: str, timeout: float | timedelta | None
+    ) -> Generator[_Action, Any, Any]:
+        """The next attempt completes the wait before the function starts (`model/events.py`)."""
+        wait = None if timeout is None else seconds("timeout", timeout, none="to wait without a limit")
+        until = ends_at(wait, self._keeper.store_time())
+        step = yield from self._kept_pause(options.key or WAIT + event, options, WAIT + event, until=until, event=event)
+        if step.result is None:
+            raise self._suspended(step)
+        return decode_payload(step.result)
+
+    def _kept_pause(
+        self, name: str, options: StepOptions, digest: str = "", **fields: Any
+    ) -> Generator[_Action, Any, Step]:
+        """The instant at which a sleep or a wait ends is kept first. So a later attempt knows when to go on."""
+        if self._keeper.task.at_most_once:
+            raise InvalidStep("a task with at_most_once starts only once, so it cannot sleep or wait", step=name)
+        _reject_nested(name)
+        while running := next(iter(self._running.values()), None):  # it would be lost with the attempt
+            yield "wait", running
+        call = self._begin(name, options, digest)
+        step = call.kept
+        if step is None:
+            step = self._record(call, started_at=self._keeper.store_time(), **fields)
+            yield "save", step
+            self._keep(call, step)
+        return step
+
+    def _suspended(self, step: Step) -> Suspended:
+        self.suspended_by = step.name
+        return Suspended(max(step.until or 0.0, self._keeper.store_time()), step.event or None)
 
     def reject_return(self) -> InvalidStep | None:
-        """The error of a function that has returned although it sleeps; None if it may return."""
-        if not self.is_suspended:
+        """The error of a function that has returned although it sleeps or waits; None if it may return."""
+        if not self.suspended_by:
             return None
         why = "the function caught the exception Suspended, which ends the attempt, and returned; let it pass"
-        return InvalidStep(why, step=SLEEP)
+        return InvalidStep(why, step=self.suspended_by)
 
     def _do(self, action: _Action, options: StepOptions, call: Callable[[], Any]) -> Any:
         match action:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from bullpen.tasks.model.events import Event
 from bullpen.tasks.model.failure_groups import FailureRow
 from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.task import Progress, Settlement, Step, Task
@@ -203,6 +204,15 @@ class Client:
         if self._network.world.random.random() < self._network.trouble / 10:
             await asyncio.get_running_loop().create_future()  # its answer is lost
         await self._network.store.wait_for_work(queues, timeout)
+
+    async def emit(self, name: str, payload: bytes, ttl: float | None) -> bool:
+        return await self._call(lambda: self._recording.emit(name, payload, ttl))
+
+    async def wait_for_event(self, name: str, timeout: float) -> Event | None:
+        return await self._call(lambda: self._recording.wait_for_event(name, timeout))
+
+    async def events(self, *, limit: int, after: str | None = None) -> Sequence[Event]:
+        return await self._call(lambda: self._recording.events(limit=limit, after=after))
 
     async def wait_for_result(self, task_id: str, completed_runs: int, timeout: float) -> None:
         await self._network.store.wait_for_result(task_id, completed_runs, timeout)

@@ -23,6 +23,7 @@ unique.py     which task holds a unique key, for how long, and what happens to d
 claiming.py   which worker gets which tasks, in which order
 settling.py   every settlement, and every write that comes too late
 steps.py      kept steps: fenced, brought along by the next claim, and of one run
+events.py     events, and tasks that wait for them
 leases.py     leases, rescue, progress
 links.py      tasks that wait for others, and tasks that come with the success of another
 limits.py     paused queues, limits
@@ -41,6 +42,7 @@ child.py      the other process
 from bullpen.testing.storage_contract.adding import AddingTests
 from bullpen.testing.storage_contract.batches import BatchTests
 from bullpen.testing.storage_contract.claiming import ClaimingTests
+from bullpen.testing.storage_contract.events import EventTests
 from bullpen.testing.storage_contract.history import HistoryTests
 from bullpen.testing.storage_contract.leases import LeaseTests
 from bullpen.testing.storage_contract.limits import LimitTests
@@ -65,6 +67,7 @@ class StorageContract(
     ClaimingTests,
     SettlingTests,
     StepTests,
+    EventTests,
     LeaseTests,
     LimitTests,
     MovingTests,

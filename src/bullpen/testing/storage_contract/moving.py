@@ -75,6 +75,7 @@ def with_a_past(now: float, status: TaskStatus, **fields: Any) -> Task:
         worker="somebody",
         cancel_requested=True,
         steps=(Step(name="charge \x00 ü", number=1, attempt=4, result=b"\xff", started_at=now, ended_at=now),),
+        awaits="paid ✓",
         progress=Progress(1.0, 3.0, "pages"),
         result=b"\x00result",
         result_dropped="too large",

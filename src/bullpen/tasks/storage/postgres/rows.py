@@ -72,6 +72,7 @@ CHANGING = {  # the columns that `change`, `cancel`, `retry` and `expire` write
     "prune_at": "float8",
     "errors": "text[]",
     "steps": "integer",
+    "awaits": "text",
 }
 RAN = {  # the columns that only an attempt writes
     "attempt": "integer",
@@ -134,6 +135,7 @@ SETTLED = {  # the columns of a settlement
     "error": "text",
     "progress": "text",
     "suspended": "boolean",
+    "awaits": "text",
 }
 
 FORGOTTEN = "forgotten"  # the status in a settlement of a task that succeeded and is not kept
@@ -203,6 +205,7 @@ def changed_row(task: Task) -> tuple[Any, ...]:
         prune_at(task),
         [json_of(error) for error in task.errors],
         len(task.steps),
+        to_text(task.awaits),
         task.id,
     )
 
@@ -252,6 +255,7 @@ def settled_row(one: Settlement) -> tuple[Any, ...]:
         None if one.error is None else json_of(one.error),
         None if one.progress is None else json_of(one.progress),
         one.suspended,
+        to_text(one.awaits),
     )
 
 
@@ -383,6 +387,9 @@ def where_of(which: TaskFilter, after: str | None = None, newest: bool = False) 
         add("(unique_key = {0} OR concurrency_key = {0})", to_text(which.key))
     if which.header is not None:
         add("headers ~ {}", _pattern(*which.header))
+    if which.awaits is not None:
+        conditions.append("status = 'pending'")
+        add("awaits = {}", to_text(which.awaits)) if which.awaits else conditions.append("awaits IS NOT NULL")
     if which.worker is not None:
         add("worker = {}", to_text(which.worker))
     if which.error is not None:

@@ -61,6 +61,7 @@ MIGRATIONS = (  # the n-th makes version n
             "tables",
             "clock",
             "steps",
+            "events",
             "unique_keys",
             "enqueue",
             "add",

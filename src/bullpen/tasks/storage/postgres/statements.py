@@ -119,6 +119,11 @@ ADD_FAILURES = _history["add_failures"]
 FAILURES = _history["failures"]
 DELETE_FAILURES = _history["delete_failures"]
 
+_events = _read("events")
+EMIT = _events["emit"]
+FIND_EVENT = _events["find_event"]
+LIST_EVENTS = _events["list_events"]
+
 _connection = _read("connection")
 WRONG_SETTINGS = _connection["wrong_settings"]
 HAS_VERSION_TABLE = _connection["has_version_table"]

@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from bullpen.errors import InvalidOption, LeaseLost, TaskExists
+from bullpen.tasks.model.events import Event
 from bullpen.tasks.model.failure_groups import FailureExample, FailureRow
 from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.task import (
+    NEVER,
     PENDING,
     RUNNING,
     Instant,
@@ -31,7 +33,7 @@ from bullpen.tasks.model.task import (
     redriven,
 )
 from bullpen.tasks.model.unique import RETURN, Duplicates
-from bullpen.tasks.storage.notifications import RESULT, WORK
+from bullpen.tasks.storage.notifications import EVENT, RESULT, WORK
 from bullpen.tasks.storage.port import (
     AttemptKey,
     Batch,
@@ -320,6 +322,28 @@ class PostgresStorage(PostgresClient):
 
         return await self._transact(rescue)
 
+    # Events.
+
+    async def emit(self, name: str, payload: bytes, ttl: float | None) -> bool:
+        lasts = NEVER if ttl is None else ttl
+        return bool(await self._fetchval(statements.EMIT, to_text(name), payload, lasts, again=True))
+
+    async def wait_for_event(self, name: str, timeout: float) -> Event | None:
+        found: list[Event] = []
+
+        async def look() -> float | None:
+            found[:] = _events(await self._fetch(statements.FIND_EVENT, to_text(name), again=True))
+            return 0.0 if found else None
+
+        if await look() is None and timeout > 0:
+            await self._wait(self._listen, timeout, [EVENT + to_text(name)], look)
+            if not found:
+                await look()
+        return found[0] if found else None
+
+    async def events(self, *, limit: int, after: str | None = None) -> Sequence[Event]:
+        return _events(await self._fetch(statements.LIST_EVENTS, to_text(after or ""), limit, again=True))
+
     # Waiting.
 
     async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
@@ -524,6 +548,14 @@ class PostgresStorage(PostgresClient):
     async def limits(self) -> Sequence[Limit]:
         rows = [dict(row) for row in await self._fetch(statements.LIMITS, again=True)]
         return [read_limit(from_text(row.pop("name")), row.copy) for row in rows]
+
+
+def _events(rows: Sequence[Any]) -> list[Event]:
+    return readable(Event, (partial(_event_fields, *row) for row in rows))
+
+
+def _event_fields(name: str, *rest: Any) -> Sequence[Any]:
+    return from_text(name), *rest
 
 
 def _failure_fields(row: FailureRow) -> dict[str, Any]:

@@ -148,6 +148,7 @@ def _filter_in_lua(which: TaskFilter) -> tuple[object, ...]:
         "" if which.fingerprint is None else msgspec.json.encode(which.fingerprint).decode()[1:-1],
         which.key or "",
         which.header or False,
+        False if which.awaits is None else which.awaits,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import msgspec
 
@@ -11,12 +12,13 @@ from bullpen.tasks.model.task import RUNNING, Progress, Settlement, Step, Task
 from bullpen.tasks.storage.port import AttemptKey, Decide, Exchange, Renewal
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.adding import TaskAdding
+from bullpen.tasks.storage.redis.events import TaskEvents
 from bullpen.tasks.storage.redis.failures import translated_errors
 from bullpen.tasks.storage.redis.reading import ROW
 from bullpen.tasks.storage.redis.rows import NEW_STATE, body_of, new_task, pack, settlement_of, step_of, task_of
 
 
-class TaskClaiming(TaskAdding):
+class TaskClaiming(TaskAdding, TaskEvents):
     """The verbs of workers, except waiting."""
 
     async def exchange(
@@ -29,7 +31,9 @@ class TaskClaiming(TaskAdding):
         lease: float,
         claim_id: str,
     ) -> Exchange:
-        exchange, _ = await self._exchange(settlements, {}, worker, queues, limit, lease, claim_id)
+        awaited = {one.awaits for one in settlements if one.awaits is not None} if self.cluster else ()
+        async with self._looking_afterwards(awaited) if awaited else nullcontext():
+            exchange, _ = await self._exchange(settlements, {}, worker, queues, limit, lease, claim_id)
         return exchange
 
     async def _exchange(
@@ -78,6 +82,7 @@ class TaskClaiming(TaskAdding):
             [numbers[name] for name in wanted],
             given,
             of_state,
+            self._events,
         )
         with translated_errors(self.name):
             connection = await self._connected()

@@ -46,6 +46,7 @@ class RedisClient(ServerStorage[RedisConnection]):
         self._is_blocking = False  # its coroutines, except the two waits, never wait for an event loop
         self._tag_of = "{}:{}" if "{" in prefix else "{{{}:{}}}"
         self._channel = f"{prefix}:news"
+        self._events = f"{self._tag('')}:events"  # no queue has this tag
         self._channel_of_ends = f"{prefix}:news:{uuid4().hex}:ends"  # of this client alone
         self._queue_of: dict[str, str] = {}  # by task id; a cache, and schedules may have moved since
         self._listed: set[str] = set()  # queues that are known to be in the list of queues

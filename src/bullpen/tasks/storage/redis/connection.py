@@ -27,7 +27,7 @@ except ImportError:  # the extra installs hiredis, but redis-py works without it
 
 REPAIR_PAUSE, REPAIR_SHARE = 1.0, 0.05  # seconds between two repairs, and the most of the time that they take
 _DAMAGE = ("is not an integer", "is not a valid float", "attempt to ", "WRONGTYPE", "DAMAGED")
-_TYPES = {"HDEL": "hash", "HEXISTS": "hash", "HGETALL": "hash", "HMGET": "hash", "HVALS": "hash"} | {
+_TYPES = {"HDEL": "hash", "HEXISTS": "hash", "HGET": "hash", "HGETALL": "hash", "HMGET": "hash", "HVALS": "hash"} | {
     "SADD": "set",
     "SMEMBERS": "set",
     "SREM": "set",

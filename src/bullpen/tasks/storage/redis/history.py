@@ -63,7 +63,7 @@ class HistoryBlocks(RedisClient):
         with translated_errors(self.name):
             connection = await self._connected()
             blocks = await connection.execute_many([("HGETALL", self._failures_of(day)) for day in days])
-        return [(day, *pair) for day, block in zip(days, blocks, strict=True) for pair in _pairs(block)]
+        return [(day, *pair) for day, block in zip(days, blocks, strict=True) for pair in pairs_of(block)]
 
     async def history(
         self, step: int, since: float, until: float, *, queue: str | None = None, function: str | None = None
@@ -75,7 +75,7 @@ class HistoryBlocks(RedisClient):
             blocks = await connection.execute_many([("HGETALL", self._block(step, number)) for number in numbers])
         found = []
         for block in blocks:
-            for field, vectors in _pairs(block):
+            for field, vectors in pairs_of(block):
                 found.append(partial(_history_fields, step, field, vectors))
         rows = [
             row
@@ -102,7 +102,7 @@ def _failure_fields(field: bytes, value: bytes) -> Sequence[Any]:
     return *_decode_key(field), count, first, last, _decode_example(example)
 
 
-def _pairs(block: Any) -> Iterable[tuple[bytes, bytes]]:
+def pairs_of(block: Any) -> Iterable[tuple[bytes, bytes]]:
     """The fields and values of a hash. The protocol of the connection decides how they come."""
     return block.items() if isinstance(block, dict) else zip(block[::2], block[1::2], strict=True)
 

@@ -94,6 +94,7 @@ class TaskState(msgspec.Struct, array_like=True, gc=False):
     failure_ttl: Annotated[float, msgspec.Meta(ge=-1.0, le=1e11)] = -1.0
     unreadable: str = ""  # why a script had to replace the state; the original is in another hash
     steps: Count = 0  # how many kept steps it has; they are in a hash of its own
+    awaits: str = ""  # the event that it waits for
 
 
 def default_state_in_lua() -> str:
@@ -199,6 +200,7 @@ def state_of(task: Task) -> bytes:
         _or_none(task.failure_ttl),
         "",
         len(task.steps),
+        task.awaits or "",
     )
     return pack(state)
 
@@ -314,6 +316,7 @@ def settlement_of(
         children,
         None if one.progress is None else _json(one.progress),
         one.suspended,
+        one.awaits or "",
     )
 
 
@@ -346,6 +349,7 @@ def change_of(before: Task, after: Task, body: int | None) -> tuple[Any, ...]:
         before.waits_for,
         _or_none(after.failure_ttl),
         not after.steps,
+        after.awaits or "",
     )
 
 
@@ -466,6 +470,7 @@ def _task_of(
         lease_until=lease_until,
         cancel_requested=state.cancel_requested,
         progress=_decode_progress(state.progress) if state.progress else None,
+        awaits=state.awaits or None,
         result=result,
         result_dropped=state.result_dropped,
         errors=tuple(map(_decode_error, state.errors)) if state.errors else (),

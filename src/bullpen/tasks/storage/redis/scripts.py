@@ -22,6 +22,7 @@ Keys
     :result       hash by id: the result
     :depends_on   hash by id: the ids that the task depends on, packed. Ended ones are counted in the state only
     :steps:ID     hash by name: the kept steps of a task, each JSON
+    :awaiting     sorted set: the event that an unfinished task awaits, a NUL, and its id
     :damaged      hash by id: a state that another program has overwritten, as it was found
     :ids          all ids, in order
     :ready:P      pending tasks of priority P without a concurrency key, by eta
@@ -45,9 +46,14 @@ Keys
                     hash by instant, queue and function: counts of the steps of one block, as JSON. It expires
     prefix:failures:DAY
                     hash by hour, queue, function and fingerprint: `FailureRow`s of a day, as JSON. It expires
+    {prefix:}:events
+                    hash by name: the events, each the instant at which it came, the end of its time to live, and its
+                    payload. `:ends` has the names by that end. `:looks` has a name, a NUL and a unique id for each
+                    client that wakes the tasks of an event, by the time at which it began (`events.py`)
     prefix:news     channel: `w` and the name of a queue in which a task may start
     prefix:news:ends, prefix:news:ID:ends
-                    channels: `r` and the id of a task that has ended. ID is one client's own
+                    channels: `r` and the id of a task that has ended, or `e` and the name of an event that has come.
+                    ID is one client's own
 
 Writers
     Producers (`add*.lua`) write :body, :state, :ids and the indexes of a pending task. Workers (`exchange.lua`,
@@ -180,6 +186,11 @@ LIST_QUEUE = Script("list_queue")
 # History.
 ADD_HISTORY = Script("add_history", key="hash")
 ADD_FAILURES = Script("add_failures", key="hash")
+
+# Events.
+EMIT = Script("emit", key="hash")
+PRUNE_EVENTS = Script("prune_events", key="hash")
+WAKE = Script("wake")
 
 # Upkeep.
 QUEUES_DUE = Script("queues_due")

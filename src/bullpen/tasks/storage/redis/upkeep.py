@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from bullpen.tasks.model.task import Task
 from bullpen.tasks.storage.redis import scripts
+from bullpen.tasks.storage.redis.events import TaskEvents
 from bullpen.tasks.storage.redis.failures import translated_errors
 from bullpen.tasks.storage.redis.reading import TaskReading
 
 
-class TaskUpkeep(TaskReading):
+class TaskUpkeep(TaskReading, TaskEvents):
     """Verbs that workers call at intervals."""
 
     async def expire(self, *, limit: int) -> Sequence[Task]:
@@ -28,6 +29,7 @@ class TaskUpkeep(TaskReading):
             if count >= limit:
                 break
             count += await self._run(scripts.PRUNE, queue, [str(limit - count)])
+        await self._tend_events()
         if self.cluster:
             await self._unlist_unused()
         return count

@@ -39,7 +39,8 @@ COLUMNS = (
     "id, queue, priority, status, eta, expires, unique_key, concurrency_key, attempt, failures, crashes, "
     "completed_runs, scheduled_at, hold, unique_until, next_task_id, depends_on, waits_for, worker, claim_id, "
     "lease_until, cancel_requested, created_at, started_at, finished_at, result_ttl, failure_ttl, func_path, options, "
-    "headers, progress, errors, result_dropped, payload, result, format, steps"
+    "headers, progress, errors, result_dropped, payload, result, format, steps, "
+    "awaits"
 )
 # Of tasks that are new, and need nothing else; those enqueued together differ in the last two only. To bind a value
 # takes longer than to store it, so nothing is bound that need not be.
@@ -48,7 +49,7 @@ PLAIN = f"{SHARED}, id, payload"
 CHANGING = (
     "status, eta, expires, attempt, failures, crashes, completed_runs, scheduled_at, hold, waits_for, worker, "
     "claim_id, lease_until, cancel_requested, started_at, finished_at, prune_at, progress, steps, errors, "
-    "result_dropped, result"
+    "result_dropped, result, awaits"
 )
 # Changed by people, if at all.
 TERMS = "priority, concurrency_key, result_ttl, failure_ttl, func_path, options, headers, payload"
@@ -133,6 +134,7 @@ def row_of(task: Task, ahead: float) -> Row:
         task.result,
         task.format,
         len(task.steps),
+        task.awaits,
         prune_at(task),
     )
 
@@ -162,6 +164,7 @@ def is_plain(task: Task) -> bool:
         and not task.cancel_requested
         and not task.result_dropped
         and not task.steps
+        and task.awaits is None
     )
 
 
@@ -204,6 +207,7 @@ def changes_of(task: Task, ahead: float) -> Row:
         _encode(task.errors) if task.errors else None,
         task.result_dropped,
         task.result,
+        task.awaits,
     )
 
 
@@ -339,7 +343,9 @@ def _task_of(row: Row, ahead: float) -> Task:
         result_dropped,
         payload,
         result,
-        *_,
+        _,
+        _,
+        awaits,
     ) = row
     if type(payload) is not bytes or (result is not None and type(result) is not bytes):
         raise TypeError
@@ -382,6 +388,7 @@ def _task_of(row: Row, ahead: float) -> Task:
         lease_until=None if lease_until is None else lease_until + ahead,
         cancel_requested=cancel_requested != 0,
         progress=None if progress is None else _decode_progress(progress),
+        awaits=awaits,
         result=result,
         result_dropped=result_dropped,
         errors=() if errors is None else _decode_errors(errors),

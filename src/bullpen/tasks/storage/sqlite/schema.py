@@ -50,6 +50,7 @@ CREATE TABLE bullpen_task (
     headers          BLOB,
     progress         BLOB,
     steps            INTEGER NOT NULL DEFAULT 0,  -- how many bullpen_step has
+    awaits           TEXT,                     -- the event that it waits for
     errors           BLOB,
     result_dropped   TEXT NOT NULL DEFAULT '',
     payload          BLOB NOT NULL,
@@ -70,6 +71,16 @@ CREATE INDEX bullpen_failed ON bullpen_task (id) WHERE status IN ('failed');
 CREATE INDEX bullpen_expiring ON bullpen_task (expires) WHERE status = 'pending' AND expires IS NOT NULL;
 CREATE INDEX bullpen_unique ON bullpen_task (unique_key, queue)
     WHERE unique_key IS NOT NULL AND (status IN ('pending', 'running') OR unique_until IS NOT NULL);
+
+CREATE INDEX bullpen_awaiting ON bullpen_task (awaits) WHERE awaits IS NOT NULL;
+
+CREATE TABLE bullpen_event (
+    name       TEXT PRIMARY KEY NOT NULL,
+    payload    BLOB NOT NULL,
+    at         REAL NOT NULL,
+    expires_at REAL NOT NULL
+);
+CREATE INDEX bullpen_event_expiring ON bullpen_event (expires_at);
 
 CREATE TABLE bullpen_step (
     task_id TEXT NOT NULL,

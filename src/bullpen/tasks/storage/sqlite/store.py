@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bullpen.errors import InvalidOption, StorageClosed
+from bullpen.tasks.model.events import Event
 from bullpen.tasks.model.failure_groups import FailureRow
 from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.task import Progress, Settlement, Step, Task
@@ -33,7 +34,7 @@ from bullpen.tasks.storage.sqlite import shared as files
 from bullpen.tasks.storage.sqlite.file import folder_of, resolve
 from bullpen.tasks.storage.sqlite.group_commit import Work, WorkItem
 from bullpen.tasks.storage.sqlite.shared import SharedFile
-from bullpen.tasks.storage.sqlite.task_table import StoreClock, UnnamedRow
+from bullpen.tasks.storage.sqlite.task_table import StoreClock, UnnamedRow, event_wakeup
 from bullpen.tasks.storage.sqlite.transaction import add_in, save_step_in, settle_in
 from bullpen.tasks.storage.sqlite.upkeep_turns import take_turn
 from bullpen.tasks.storage.sqlite.wakeups import WakeupListener
@@ -227,6 +228,27 @@ class SqliteStorage:
             left = await self._read(lambda table: table.next_work(queues) - table.now)
             if left > 0 and timeout > 0:
                 await waiting.heard(min(left + _A_LITTLE_LATER, timeout))
+
+    # Events.
+
+    async def emit(self, name: str, payload: bytes, ttl: float | None) -> bool:
+        return await self._write(lambda table: table.emit(name, payload, ttl))
+
+    async def wait_for_event(self, name: str, timeout: float) -> Event | None:
+        event = await self._read(lambda table: table.find_event(name))
+        if event is not None or timeout <= 0:
+            return event
+        deadline = time.monotonic() + timeout
+        with self._own_listener().listening(task=event_wakeup(name)) as waiting:
+            while (event := await self._read(lambda table: table.find_event(name))) is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                await waiting.heard(min(left, _LOOK_AGAIN))
+        return event
+
+    async def events(self, *, limit: int, after: str | None = None) -> Sequence[Event]:
+        return await self._read(lambda table: table.events(limit, after))
 
     # Results.
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from bullpen import primitives
+from bullpen.tasks.model.events import Event
 from bullpen.tasks.model.failure_groups import FailureRow
 from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.links import redriven_behind
@@ -47,7 +48,7 @@ from bullpen.tasks.storage.port import (
     readable_workers,
 )
 from bullpen.tasks.storage.rules import StoreRules
-from bullpen.tasks.storage.sqlite import claims, history_table
+from bullpen.tasks.storage.sqlite import claims, event_table, history_table
 from bullpen.tasks.storage.sqlite.rows import (
     CHANGING,
     COLUMNS,
@@ -131,7 +132,7 @@ _CANCEL_TOGETHER = (
 )
 _RETRY_TOGETHER = (
     "UPDATE bullpen_task SET status = 'pending', eta = ?, failures = 0, crashes = 0, expires = NULL, "
-    "cancel_requested = 0, finished_at = NULL, prune_at = NULL, worker = NULL, "
+    "cancel_requested = 0, finished_at = NULL, prune_at = NULL, worker = NULL, awaits = NULL, "
     f"steps = iif(status = 'success', 0, steps) {_AMONG}"
 )
 _STEPS_OF = "SELECT record FROM bullpen_step WHERE task_id = ?"
@@ -459,13 +460,33 @@ class SqliteTaskTable(StoreRules):
         )
         count = self._db.execute(prune, (self.now, limit)).rowcount
         history_table.prune_rows(self._db, self.now)
+        event_table.prune(self._db, self.now)
         return count
 
     def is_something_to_prune(self) -> bool:
         oldest = "SELECT 1 FROM bullpen_task INDEXED BY bullpen_finished WHERE prune_at <= ? LIMIT 1"
         if self._db.execute(oldest, (self.now,)).fetchone() is not None:
             return True
+        if event_table.is_something_to_prune(self._db, self.now):
+            return True
         return history_table.is_something_to_prune(self._db, self.now)
+
+    # Events.
+
+    def emit(self, name: str, payload: bytes, ttl: float | None) -> bool:
+        is_new, queues = event_table.emit(self._db, name, payload, ttl, self.now)
+        self.changed_queues.update(queues)
+        self.settled.add(event_wakeup(name))
+        return is_new
+
+    def find_event(self, name: str) -> Event | None:
+        return event_table.find(self._db, name)
+
+    def events(self, limit: int, after: str | None) -> Sequence[Event]:
+        return event_table.read_events(self._db, limit, after)
+
+    def _has_event(self, name: str) -> bool:
+        return self.find_event(name) is not None
 
     # History.
 
@@ -669,6 +690,11 @@ class SqliteTaskTable(StoreRules):
         return next((other for other in others if has_key(other, now)), None)
 
 
+def event_wakeup(name: str) -> str:
+    """The name of an event in wake-ups, beside those of tasks, which have no space."""
+    return f"event {name}"
+
+
 def _is_plain_success(one: Settlement) -> bool:
     """Whether it is of no concern to any other task, and brings nothing but a result."""
     has_more = one.error is not None or one.progress is not None or one.linked or one.children
@@ -704,6 +730,9 @@ def _conditions(which: TaskFilter) -> tuple[list[str], list[object]]:
     if which.header is not None:
         conditions.append("has_header(headers, ?, ?)")
         values += which.header
+    if which.awaits is not None:
+        conditions.append("status = 'pending' AND " + ("awaits = ?" if which.awaits else "awaits IS NOT NULL"))
+        values += [which.awaits] if which.awaits else []
     if which.worker is not None:
         conditions.append("worker = ?")
         values.append(which.worker)
@@ -723,6 +752,8 @@ def _conditions(which: TaskFilter) -> tuple[list[str], list[object]]:
 
 def _index_for(which: TaskFilter) -> str:
     """Those that are few among many have an index of their own."""
+    if which.awaits is not None:
+        return "INDEXED BY bullpen_awaiting"
     if which.statuses == (RUNNING,):
         return "INDEXED BY bullpen_running"
     return "INDEXED BY bullpen_failed" if which.statuses == (FAILED,) else ""

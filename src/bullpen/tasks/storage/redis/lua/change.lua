@@ -25,6 +25,7 @@ for i, one in ipairs(cmsgpack.unpack(ARGV[3])) do
             task[CRASHES], task[WORKER], task[CANCEL_REQUESTED], task[FINISHED_AT] = one[11], one[12], one[13], one[14]
             task[SCHEDULED_AT], task[HOLD], task[PRIORITY], task[RESULT_TTL] = one[15], one[16], one[17], one[18]
             task[CONCURRENCY_KEY], task[FAILURE_TTL] = one[19], one[22]
+            task[AWAITS] = one[24]
             if one[23] and task[STEPS] > 0 then drop_steps(tag, id, task) end
             if one[20] then redis.call('HSET', tag .. ':body', id, ARGV[one[20]]) end
             if new_error then add_error(task, new_error) end

@@ -1,6 +1,7 @@
 -- Cancel, retry or delete tasks of a queue that match a filter, or count them: those with the given ids, or one page.
 -- KEYS: a tag. ARGV: {verb, channel, size of the page, id to start after, ids or false, filter}, packed. A filter is
--- {statuses or false, function, worker, error, since, until, fingerprint, key, header or false}; '' matches every task.
+-- {statuses or false, function, worker, error, since, until, fingerprint, key, header or false, event or false}; ''
+-- matches every task, or any event.
 -- Returns the id to go on after or '', how many match, and id, attempt and status of each that was changed.
 -- Repeats `port.TaskFilter.matches`, `model.task.cancelled_by_operator`, `model.task.redriven` and `model.links`. Held by
 -- BatchTests.
@@ -11,7 +12,7 @@ if not ids then
     ids = redis.call('ZRANGEBYLEX', tag .. ':ids', after == '' and '-' or '(' .. after, '+', 'LIMIT', 0, most)
     if #ids == most then last = ids[#ids] end
 end
-local statuses, func_path, worker, name, since, until_then, fingerprint, key, header = unpack(filter)
+local statuses, func_path, worker, name, since, until_then, fingerprint, key, header, awaits = unpack(filter)
 local bodies = (func_path ~= '' or header) and values(tag .. ':body', ids)
 
 -- The name of the function and the headers in a body. Lua's msgpack knows no bytes, so the payload between them is
@@ -30,6 +31,9 @@ local function matches(i, task)
     local at = is_final(task[STATUS]) and task[FINISHED_AT] > 0 and task[FINISHED_AT] or task[CREATED_AT]
     if at <= since or at > until_then then return false end
     if key ~= '' and task[UNIQUE_KEY] ~= key and task[CONCURRENCY_KEY] ~= key then return false end
+    if awaits and (task[STATUS] ~= 'pending' or task[AWAITS] == '' or (awaits ~= '' and task[AWAITS] ~= awaits)) then
+        return false
+    end
     if bodies then
         local ok, path, headers = pcall(name_and_headers, bodies[i] or '')
         if not ok then return false end
@@ -83,6 +87,7 @@ for i, id in ipairs(ids) do
             if task[STATUS] == 'success' and task[STEPS] > 0 then drop_steps(tag, id, task) end
             task[STATUS], task[ETA], task[EXPIRES], task[FAILURES] = 'pending', now, 0, 0
             task[CRASHES], task[WORKER], task[CANCEL_REQUESTED], task[FINISHED_AT] = 0, '', false, 0
+            task[AWAITS] = ''
             enter(queue, id, task)
             add(id, task)
         elseif verb ~= 'count' then

@@ -1,14 +1,14 @@
 -- Settle tasks and claim others, in one step: a worker never holds more than it asked for.
 -- KEYS: the tags of the settled tasks, of their children and of the queues to claim from, each once. ARGV: {channel,
 -- worker, limit, lease, claim id, names of the queues, numbers of the queues to claim from, settlements as
--- `rows.settlement_of` packs them, number of the argument that has the state of a new task}, then results and bodies.
+-- `rows.settlement_of` packs them, number of the argument that has the state of a new task, key of the events}, then results and bodies.
 -- Returns id and attempt of each settlement that was rejected; the end of the new leases; for each claimed task the
 -- number of its queue, id, state, body, result, dependencies and steps; and the rows of the tasks that were settled by their
 -- lease.
 -- Repeats `model.task.applies`, `settled` and `claimed`, and `model.links`. Held by ClaimingTests, SettlingTests,
 -- LimitTests, LinkTests and the model in tests/properties/test_server_storage_model.py.
 -- WITH clock common write_when_full indexes pick claim task_rows
-local channel, worker, limit, lease, claim_id, names, wanted, settlements, new_state = unpack(cmsgpack.unpack(ARGV[1]))
+local channel, worker, limit, lease, claim_id, names, wanted, settlements, new_state, events = unpack(cmsgpack.unpack(ARGV[1]))
 
 local now = server_time()
 if #settlements > 0 then allow_writes_when_full(KEYS[1] .. ':state') end
@@ -40,12 +40,16 @@ for _, one in ipairs(settlements) do
         task[STATUS], task[FAILURES], task[CRASHES], task[COMPLETED_RUNS] = status, failures, crashes, completed_runs
         task[CLAIM_ID], task[FINISHED_AT] = '', (again and not completed) and 0 or now
         if again then
-            task[WORKER] = ''
+            task[WORKER], task[AWAITS] = '', one[19]
             if next_run and task[STEPS] > 0 then drop_steps(queue.tag, id, task) end
             if task[HOLD] == 'changed' and next_run then
                 task[ETA], task[SCHEDULED_AT], task[HOLD] = now, UNPLANNED, ''
             else
                 task[ETA], task[SCHEDULED_AT] = task[HOLD] == 'paused' and LAST_DAY or eta or now + delay, scheduled_at
+                -- On a cluster the events may be on another node; then the client looks for them afterwards.
+                if one[19] ~= '' and task[HOLD] ~= 'paused' and redis.pcall('HEXISTS', events, one[19]) == 1 then
+                    task[ETA] = math.min(task[ETA], now)
+                end
             end
         end
         if completed then

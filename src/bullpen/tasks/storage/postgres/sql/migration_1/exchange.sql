@@ -12,13 +12,13 @@ CREATE TYPE {schema}.exchange_row AS ({claimed_record}, claim_cursor text);
 CREATE FUNCTION {schema}.exchange(
     ids text[], attempts integer[], statuses text[], delays float8[], etas float8[], scheduled_ats float8[],
     nexts boolean[], failed integer[], crashed integer[], ran integer[], results bytea[], dropped text[],
-    problems text[], progresses text[], suspensions boolean[],
+    problems text[], progresses text[], suspensions boolean[], awaited_events text[],
     owner text, queues text[], max_tasks integer, lease float8, claim text, floors float8[], floor_ids text[],
     swept_at float8
 ) RETURNS SETOF {schema}.exchange_row LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    now float8 := {schema}.now();
+    now float8;
     row {schema}.exchange_row;
     applied text[] := '{}';
     applied_attempts integer[] := '{}';
@@ -30,6 +30,10 @@ DECLARE
     r record;
     picked text[] := '{}';
 BEGIN
+    IF cardinality(awaited_events) > cardinality(array_positions(awaited_events, NULL)) THEN
+        PERFORM {schema}.lock_events(awaited_events);
+    END IF;
+    now := {schema}.now();
     IF cardinality(ids) > 1 THEN  -- in the order of statements/tasks.sql, whatever the plan of the next statements is
         PERFORM FROM {schema}.task t WHERE t.id = ANY (ids) ORDER BY t.id FOR UPDATE;
     END IF;
@@ -52,6 +56,7 @@ BEGIN
                 eta = CASE WHEN s.status <> 'pending' OR t.cancel_requested THEN t.eta
                     WHEN t.hold = 'paused' THEN {never}
                     WHEN t.hold = 'changed' AND s.next_run THEN now
+                    WHEN EXISTS (SELECT 1 FROM {schema}.event e WHERE e.name = s.awaits) THEN least(s.eta, now)
                     ELSE coalesce(s.eta, now + s.delay) END,
                 expires = CASE WHEN s.suspended THEN NULL ELSE t.expires END,
                 scheduled_at = CASE WHEN s.status <> 'pending' OR t.cancel_requested THEN t.scheduled_at
@@ -69,6 +74,7 @@ BEGIN
                 errors = CASE WHEN s.error IS NULL OR array_ndims(t.errors) > 1 THEN t.errors
                     ELSE (t.errors || s.error)[greatest(1, cardinality(t.errors) + 2 - {errors_kept}):] END,
                 progress = coalesce(s.progress, t.progress),
+                awaits = CASE WHEN s.status <> 'pending' OR t.cancel_requested THEN t.awaits ELSE s.awaits END,
                 steps = CASE WHEN s.next_run AND NOT t.cancel_requested THEN 0 ELSE t.steps END,
                 worker = CASE WHEN s.status <> 'pending' OR t.cancel_requested THEN t.worker END,
                 claim_id = NULL,
@@ -80,9 +86,9 @@ BEGIN
                     THEN greatest(now + coalesce(CASE s.status WHEN 'failed' THEN t.failure_ttl ELSE t.result_ttl END,
                         'infinity'), t.unique_until) END
             FROM unnest(ids, attempts, statuses, delays, etas, scheduled_ats, nexts, failed, crashed, ran, results,
-                    dropped, problems, progresses, suspensions)
+                    dropped, problems, progresses, suspensions, awaited_events)
                 AS s (id, attempt, status, delay, eta, scheduled_at, next_run, failures, crashes,
-                    completed_runs, result, result_dropped, error, progress, suspended)
+                    completed_runs, result, result_dropped, error, progress, suspended, awaits)
             -- A damaged attempt is read as 0.
             WHERE t.id = s.id AND CASE WHEN t.attempt BETWEEN 0 AND {max_count} THEN t.attempt ELSE 0 END = s.attempt
                 AND t.status || '' = 'running'

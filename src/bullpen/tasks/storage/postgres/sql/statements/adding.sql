@@ -14,7 +14,7 @@ FROM unnest($1::text[], $2::text[]) AS g (queue, key), {schema}.holder(g.queue, 
 SELECT {columns} FROM {schema}.holder($1, $2, $3);
 
 -- name: replace
-UPDATE {schema}.task SET ({new}, failures, crashes, steps) = ROW ({new_values}, 0, 0, 0) WHERE id = $1;
+UPDATE {schema}.task SET ({new}, failures, crashes, steps, awaits) = ROW ({new_values}, 0, 0, 0, NULL) WHERE id = $1;
 
 -- name: import_tasks
 INSERT INTO {schema}.task ({whole})

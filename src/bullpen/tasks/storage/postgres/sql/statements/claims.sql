@@ -1,7 +1,7 @@
 -- Claims, leases and settlements.
 
 -- name: exchange
-SELECT {claimed}, claim_cursor FROM {schema}.exchange({settled_arrays}, $16, $17, $18, $19, $20, $21, $22, $23);
+SELECT {claimed}, claim_cursor FROM {schema}.exchange({settled_arrays}, $17, $18, $19, $20, $21, $22, $23, $24);
 
 -- name: settle
 SELECT id, attempt FROM {schema}.exchange({settled_arrays}, '', '{}', 0, 0, '', '{}', '{}', 0);

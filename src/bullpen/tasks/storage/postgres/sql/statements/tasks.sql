@@ -46,7 +46,7 @@ WITH alone AS (
 )
 UPDATE {schema}.task t SET
     status = 'pending', eta = $2, failures = 0, crashes = 0, expires = NULL, cancel_requested = false,
-    finished_at = NULL, prune_at = NULL, worker = NULL, steps = CASE t.status WHEN 'success' THEN 0 ELSE t.steps END
+    finished_at = NULL, prune_at = NULL, worker = NULL, awaits = NULL, steps = CASE t.status WHEN 'success' THEN 0 ELSE t.steps END
 FROM alone WHERE t.id = alone.id
 RETURNING t.id, t.queue, t.attempt, t.status, t.awaited, t.concurrency_key IS NOT NULL AS has_key;
 

@@ -18,6 +18,13 @@ WITH unused AS (
     DELETE FROM {schema}.history WHERE (step, at, queue, function) IN ({old_minutes})
 ), old_hours AS (
     DELETE FROM {schema}.history WHERE (step, at, queue, function) IN ({old_hours})
+), old_events AS (
+    DELETE FROM {schema}.event WHERE name IN (
+        SELECT name FROM {schema}.event e
+        WHERE expires_at <= (SELECT {schema}.now())
+            AND NOT EXISTS (SELECT 1 FROM {schema}.task t WHERE t.awaits = e.name AND t.status IN ('pending', 'running'))
+        ORDER BY expires_at LIMIT 500 FOR UPDATE SKIP LOCKED
+    )
 ), old_failures AS (
     DELETE FROM {schema}.failure WHERE (at, queue, function, fingerprint) IN ({old_failures})
 )

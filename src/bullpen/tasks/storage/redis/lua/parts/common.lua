@@ -97,7 +97,7 @@ local function sound(state)
         and (awaited == false or awaited == true or awaited >= '')
         -- A table with a gap would be packed as a map.
         and t[FAILURES] and t[CRASHES] and t[WORKER] and t[CLAIM_ID] and t[STARTED_AT] and t[RESULT_DROPPED]
-        and t[PROGRESS] and t[SCHEDULED_AT] and t[HOLD] and t[PLACE] and t[FORMAT] and t[UNREADABLE] and t[STEPS] >= 0
+        and t[PROGRESS] and t[SCHEDULED_AT] and t[HOLD] and t[PLACE] and t[FORMAT] and t[UNREADABLE] and t[STEPS] >= 0 and t[AWAITS] >= ''
         and t[CANCEL_REQUESTED] ~= nil and t[HAS_RESULT] ~= nil and t[KEEPS_KEY] ~= nil and t[RUN_ALWAYS] ~= nil
         and t[MANY] ~= nil then
         local sum = t[ATTEMPT] + t[ETA] + t[COMPLETED_RUNS] + t[CREATED_AT] + t[FINISHED_AT] + t[EXPIRES]

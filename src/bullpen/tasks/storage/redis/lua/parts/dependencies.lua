@@ -39,7 +39,7 @@ local function run_again(tag, id, task, now)
     leave(queue, id, task)
     task[STATUS], task[ETA], task[EXPIRES], task[FAILURES] = 'pending', left > 0 and LAST_DAY or now, 0, 0
     task[CRASHES], task[WORKER], task[CANCEL_REQUESTED], task[FINISHED_AT] = 0, '', false, 0
-    task[WAITS_FOR] = left
+    task[WAITS_FOR], task[AWAITS] = left, ''
     if was == 'success' and task[STEPS] > 0 then drop_steps(tag, id, task) end
     local packed = enter(queue, id, task)
     flush(queue)

@@ -53,6 +53,7 @@ end
 local function leave(queue, id, task)
     local status = task[STATUS]
     count(queue, status, -1)
+    if task[AWAITS] ~= '' then put(queue.removed, ':awaiting', task[AWAITS] .. '\0' .. id) end
     if task[CONCURRENCY_KEY] ~= '' and not is_final(status) and not is_schedule(id) then
         put(queue.removed, ':order:' .. task[CONCURRENCY_KEY], id)
     end
@@ -82,6 +83,7 @@ end
 local function enter(queue, id, task, lease_until)
     local status = task[STATUS]
     count(queue, status, 1)
+    if task[AWAITS] ~= '' and not is_final(status) then put(queue.added, ':awaiting', 0, task[AWAITS] .. '\0' .. id) end
     if task[CONCURRENCY_KEY] ~= '' and not is_final(status) and not is_schedule(id) then
         put(queue.added, ':order:' .. task[CONCURRENCY_KEY], exact(task[CREATED_AT]), id)
     end
