@@ -44,6 +44,7 @@
     │   ├── InvalidPayload (ValueError)     the stored arguments or result cannot be decoded
     │   ├── UnknownTask (LookupError)       no function is registered under this name
     │   ├── TaskNotFound (LookupError)      no task has this id
+    │   ├── StackUnavailable                the task does not run, or its worker does not tell its stack
     │   ├── UnreadableTask                  the stored row of a task cannot be read, so it cannot be retried
     │   ├── TaskExists                      another task has the unique key, and `on_duplicate="reject"`
     │   ├── ScheduleNotFound (LookupError)  no schedule has this key; lists the existing keys
@@ -531,6 +532,15 @@ class TaskNotFound(QueueError, LookupError):
     def __init__(self, *, task: str) -> None:
         self.task = task
         super().__init__(f"there is no task {task}: it never existed, or it was pruned after its time to live")
+
+
+class StackUnavailable(QueueError):
+    """The stack of a task is not known: the task does not run, or its worker cannot tell or does not answer."""
+
+    def __init__(self, *, task: str, reason: str) -> None:
+        self.task = task
+        self.reason = reason
+        super().__init__(f"there is no stack of task {task}: {reason}")
 
 
 class UnreadableTask(QueueError):

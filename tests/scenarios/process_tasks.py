@@ -296,3 +296,8 @@ def is_killed_without_black_box() -> None:
 @plain.task
 def waiter(event: str) -> Any:
     return current_task().wait_event(event, timeout=60)
+
+
+@plain.task
+def naps() -> None:
+    time.sleep(process_support.PATIENCE)

@@ -106,6 +106,7 @@ PUBLIC = [
     "SessionPolicy",
     "SessionWorkerUnavailable",
     "Snooze",
+    "StackUnavailable",
     "StartupPolicy",
     "StepFailed",
     "StepInfo",

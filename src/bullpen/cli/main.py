@@ -29,12 +29,13 @@ from bullpen.errors import (
 from bullpen.escaping import escape_lines
 
 COMMANDS = (
-    *("worker", "enqueue", "emit", "status", "history", "errors", "tasks", "why", "queues", "schedules", "workers"),
-    *("doctor", "check", "migrate", "dashboard", "tokens", "move", "probe", "bench", "config", "completion", "demo"),
+    *("worker", "enqueue", "emit", "status", "history", "errors", "tasks", "why", "stack", "queues", "schedules"),
+    *("workers", "doctor", "check", "migrate", "dashboard", "tokens", "move", "probe", "bench", "config"),
+    *("completion", "demo"),
 )
 
 NAME_A_STORE = (
-    *("status", "history", "errors", "tasks", "why", "queues", "schedules", "workers", "doctor", "migrate"),
+    *("status", "history", "errors", "tasks", "why", "stack", "queues", "schedules", "workers", "doctor", "migrate"),
     "bench",
 )
 

@@ -165,6 +165,20 @@ class LimitsMemory(Protocol):
 
 
 @runtime_checkable
+class WritesStacks(Protocol):
+    """A `worker.handle` that can show where its requests are."""
+
+    def ask_stack(self, request: Request) -> bool:
+        """Let the worker write the stacks of its threads to its stderr. False if it cannot, or does not run `request`
+        now.
+        """
+
+    @property
+    def output(self) -> bytes:
+        """The end of its stderr."""
+
+
+@runtime_checkable
 class ExplainsItsEnd(Protocol):
     """A `worker.handle` that knows more about the worker's death than the error."""
 

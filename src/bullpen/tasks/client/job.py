@@ -22,6 +22,7 @@ from bullpen.errors import (
 )
 from bullpen.tasks.client.backend import QueueBackend
 from bullpen.tasks.client.events import emit
+from bullpen.tasks.client.stack import ask_for_stack
 from bullpen.tasks.client.why import Why, explain_task
 from bullpen.tasks.model.arguments import shown_arguments
 from bullpen.tasks.model.codec import CallCodec
@@ -224,6 +225,18 @@ class Job(Generic[R]):
 
     async def awhy(self) -> Why:
         return await explain_task(await self._backend.clients.get(), await self._backend.task(self.id))
+
+    def stack(self, timeout: Seconds | None = 15.0) -> str:
+        """Where its function is, while it runs: its worker writes the stack to the store within seconds.
+
+        Raises StackUnavailable if it does not run, or if its worker cannot tell or does not answer within `timeout`.
+        """
+        return self._backend.run("stack", self.astack(timeout))
+
+    async def astack(self, timeout: Seconds | None = 15.0) -> str:
+        """`stack`, for async code."""
+        storage, task = await self._backend.clients.get(), await self._backend.task(self.id)
+        return await ask_for_stack(storage, task, _limit(timeout))
 
     def cancel(self) -> bool:
         """Cancel it if it waits; ask it to stop if it runs. False if it is over, or not there."""

@@ -26,6 +26,7 @@ Instant = Annotated[float, msgspec.Meta(ge=-62_135_596_800.0, le=253_402_300_799
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
 MAX_COUNT = 2_000_000_000  # one more is still an integer of every store
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class TaskStatus(enum.StrEnum):
@@ -101,7 +102,7 @@ class AttemptError(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     fingerprint: str = ""  # failures with the same cause share it; empty if the store has recorded the error
     log: tuple[str, ...] = ()  # the last log lines of the attempt, oldest first, without secrets
     exit_code: int | None = None  # of a process that died with the attempt; negative: the signal that killed it
-    peak_memory: Count | None = None  # of that process, in bytes; or of the worker that died, at its last heartbeat
+    peak_memory: Bytes | None = None  # of that process, in bytes; or of the worker that died, at its last heartbeat
 
     @property
     def group(self) -> str:

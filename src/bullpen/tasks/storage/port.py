@@ -57,7 +57,7 @@ from bullpen.tasks.model.events import Event
 from bullpen.tasks.model.failure_groups import FailureRow
 from bullpen.tasks.model.history import HistoryRow
 from bullpen.tasks.model.queue_patterns import lane_of, matches_queue
-from bullpen.tasks.model.task import PENDING, Count, Instant, Progress, Settlement, Step, Task, TaskStatus
+from bullpen.tasks.model.task import PENDING, Bytes, Count, Instant, Progress, Settlement, Step, Task, TaskStatus
 from bullpen.tasks.model.unique import RETURN, Duplicates
 
 
@@ -157,6 +157,17 @@ class FunctionSet(msgspec.Struct, frozen=True, gc=False, array_like=True):
     digest: str  # of their names
 
 
+STACK_HEADER = "bullpen-stack"  # of a running task: a client has asked for its stack
+
+
+class StackAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The answer of a worker that was asked for the stack of a running task."""
+
+    request: str  # the value of `STACK_HEADER`
+    at: Instant
+    stack: str
+
+
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A worker process, as it registers itself in the store."""
 
@@ -175,7 +186,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     lanes: tuple[tuple[str, ...], ...] = ()  # the queues of each lane
     functions: tuple[FunctionSet, ...] = ()  # of each queue that its functions use; empty: it does not say
     on_threads: tuple[str, ...] = ()  # running tasks that were asked to stop, and run on threads
-    peak_memory: Count = 0  # the most resident memory that its process has had, in bytes; 0: not known
+    stacks: tuple[StackAnswer, ...] = ()  # the latest ones that clients have asked for
+    peak_memory: Bytes = 0  # the most resident memory that its process has had, in bytes; 0: not known
 
     def serves(self, queue: str) -> bool:
         """Whether it serves a queue: `queues` has its name, or a pattern that it matches."""

@@ -36,7 +36,7 @@ from bullpen.errors import (
     WorkerLost,
 )
 from bullpen.pools.dispatch.futures import PoolFuture
-from bullpen.pools.runtimes.port import Listener
+from bullpen.pools.runtimes.port import Listener, WritesStacks
 from bullpen.tasks.model.codec import fill
 from bullpen.tasks.model.context import CurrentTask, enter, running
 from bullpen.tasks.model.events import Event, complete_waits
@@ -69,7 +69,7 @@ from bullpen.tasks.model.task import (
 from bullpen.tasks.model.unreadable import unreadable_message
 from bullpen.tasks.storage.port import AttemptKey
 from bullpen.tasks.worker.black_box import LINES, kept_log, stack_in_output
-from bullpen.tasks.worker.error_data import describe_error, text_of, type_of
+from bullpen.tasks.worker.error_data import TRACEBACK_KEPT, describe_error, stack_text, text_of, type_of
 from bullpen.tasks.worker.hung_stack import stack_of_coroutine, stack_of_thread
 from bullpen.tasks.worker.in_process import LogLines, Outcome, TaskRaised, TaskUnreadable
 from bullpen.tasks.worker.options import Lane, WorkerOptions
@@ -83,6 +83,7 @@ from bullpen.telemetry import Kind
 
 # Seconds for a function to end after an interruption; the short time applies when the worker stops or loses the lease.
 PATIENCE, SHORT_PATIENCE = 5.0, 0.5
+STACK_PAUSE, STACK_LOOKS = 0.05, 40  # seconds between two looks at the output of a process, and how many
 RESULTS_PAUSE = 1.0  # seconds until the next try, if the results of predecessors cannot be read
 T = TypeVar("T")
 AttemptId = tuple[str, int]  # of a task, and the number of the attempt
@@ -115,6 +116,7 @@ class AttemptLane(Protocol):
     reports: Reports
     poison_isolation: PoisonIsolation
     loop: asyncio.AbstractEventLoop
+    loop_thread: int
 
     @property
     def held(self) -> Container[AttemptId]: ...
@@ -147,6 +149,7 @@ class TaskAttempt:
     repeated = False  # the store may have its settlement already
     completion: Settlement | None = None  # written by `complete()` in a transaction of the function
     returned = False  # the function has returned after `complete()`
+    answered = ""  # the latest request for its stack that the heartbeat has answered
     _own_transaction: OwnTransaction | None = None  # the transaction of `complete()`
     timer: asyncio.TimerHandle | None = None
     _gives_up_at: float | None = None
@@ -597,13 +600,23 @@ class TaskAttempt:
         return stack_in_output(error.stderr) if isinstance(error, WorkerLost) else error.__traceback__
 
     def hung_at(self) -> TracebackType | None:
-        """Where its function hangs. None if it has just ended, or runs in a process."""
-        if self.unit is not None:
-            return stack_of_coroutine(self.unit.get_coro())
+        """On any thread: where its function hangs. None if it has just ended, or runs in a process."""
+        unit = self.unit
+        if unit is not None:
+            return stack_of_coroutine(unit.get_coro(), self._lane.loop_thread)
         if self.thread is None:
             return None
         stack = stack_of_thread(self.thread, TaskAttempt.run_on_thread.__code__)
         return stack if self.ran is None else None  # read after the stack: the thread may run another attempt by now
+
+    async def stack(self) -> str:
+        """On the heartbeat's loop: where its function is; "" if it has not begun, or has just ended."""
+        if self._future is None:
+            shown = stack_text(self.hung_at())
+        else:
+            worker = self._future.holder
+            shown = await _stack_of_process(getattr(worker, "handle", None), self._future)
+        return writable(shown)[-TRACEBACK_KEPT:]
 
     def _unknown(self) -> Settlement:
         hint = self._hint()
@@ -749,6 +762,24 @@ def _has_result(member: Task | None, depends_on: DependsOn) -> bool:
     if member is None or member.status is not SUCCESS:
         return depends_on.run_always
     return not member.result_dropped
+
+
+async def _stack_of_process(handle: object, future: PoolFuture[Outcome]) -> str:
+    """Have the process write its stack to stderr, and read it there."""
+    if not isinstance(handle, WritesStacks):
+        return ""
+    before = handle.output
+    if not handle.ask_stack(future):
+        return ""
+    shown = ""
+    for _ in range(STACK_LOOKS):
+        await asyncio.sleep(STACK_PAUSE)
+        output = handle.output
+        new = output[len(before) :] if output.startswith(before) else output
+        last, shown = shown, stack_text(stack_in_output(new.decode(errors="backslashreplace")))
+        if shown and shown == last:  # it is complete
+            break
+    return shown
 
 
 def _with_end(failure: AttemptError, lost: WorkerLost) -> AttemptError:

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,7 +23,15 @@ import msgspec
 from bullpen import primitives
 from bullpen.errors import StorageError, StorageFull, StorageUnavailable
 from bullpen.tasks.model.task import release
-from bullpen.tasks.storage.port import AttemptKey, Storage, SupportsLockCheck, SupportsUpkeepTurns, WorkerRecord
+from bullpen.tasks.storage.port import (
+    STACK_HEADER,
+    AttemptKey,
+    StackAnswer,
+    Storage,
+    SupportsLockCheck,
+    SupportsUpkeepTurns,
+    WorkerRecord,
+)
 from bullpen.tasks.worker.attempt import Interruption, TaskAttempt
 from bullpen.tasks.worker.declarations import DeclaredSchedules
 from bullpen.tasks.worker.history_tally import WRITE_EVERY, HistoryBacklog, HistoryTally, TallyCounts
@@ -39,6 +47,7 @@ T = TypeVar("T")
 UPKEEP_EVERY, UPKEEP_SOON = 1.0, 0.05  # seconds
 BATCH = 500
 NAMED_ON_THREADS = 100  # tasks that cannot be ended, in the record of a worker
+STACKS_KEPT, STACKS_KEPT_FOR = 5, 60.0  # in the record of a worker; seconds
 LOOKED_AT = 100  # tasks that one look between renewals reads
 
 
@@ -69,6 +78,7 @@ class Heartbeat:
         self._counted: deque[TallyCounts] = deque()  # for the history; lanes hand them over
         self._history = HistoryBacklog()
         self._history_due = 0.0
+        self._looks = 0
         self._stopped: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: primitives.Joinable | None = None
@@ -168,12 +178,14 @@ class Heartbeat:
                 attempt.expires_at = expires_at
                 if hold in renewal.cancelled:
                     self._call_home(attempt.note_cancel_request)
+        oldest = await self._storage.now() - STACKS_KEPT_FOR if self._record.stacks else 0.0
         on_threads = [attempt.task.id for _, attempt in held if attempt.cannot_be_ended]
         self._record = msgspec.structs.replace(
             self._record,
             running=len(held),
             stopping=self._is_stopping,
             on_threads=tuple(on_threads[:NAMED_ON_THREADS]),
+            stacks=tuple(answer for answer in self._record.stacks if answer.at >= oldest),
             peak_memory=machine.peak_memory(),
         )
         await self._within(self._storage.save_worker(self._record))
@@ -239,14 +251,33 @@ class Heartbeat:
         """Notice requests to cancel and lost tasks before the next renewal. Reads only tasks that have run for 1 s."""
         old = self._now() - UPKEEP_EVERY
         asked = [attempt for _, attempt in self._held() if attempt.claimed_at <= old and not attempt.ended]
-        asked = asked[:LOOKED_AT]
+        self._looks += 1
+        if len(asked) > LOOKED_AT:  # others each time
+            first = self._looks * LOOKED_AT % len(asked)
+            asked = [*asked[first:], *asked[:first]][:LOOKED_AT]
         if not asked:
             return
+        requests: list[tuple[TaskAttempt, str]] = []
         for attempt, task in zip(asked, await self._storage.get([one.task.id for one in asked]), strict=True):
             if task is None or task.attempt != attempt.task.attempt:
                 self._call_home(attempt.interrupt, Interruption.LOST)
             elif task.cancel_requested:
                 self._call_home(attempt.note_cancel_request)
+            if task is not None and task.headers and STACK_HEADER in task.headers:
+                requests.append((attempt, task.headers[STACK_HEADER]))
+        await self._answer([(one, request) for one, request in requests if one.answered != request])
+
+    async def _answer(self, requests: Sequence[tuple[TaskAttempt, str]]) -> None:
+        """Write the stacks that clients have asked for to the worker's record."""
+        for attempt, request in requests:
+            stack = await attempt.stack()
+            if not stack:  # the next look asks again
+                continue
+            attempt.answered = request
+            answer = StackAnswer(request=request, at=await self._storage.now(), stack=stack)
+            stacks = (*self._record.stacks, answer)[-STACKS_KEPT:]
+            self._record = msgspec.structs.replace(self._record, stacks=stacks)
+            await self._storage.save_worker(self._record)
 
     async def _look_at_schedules(self) -> None:
         await self._schedules.look(self._storage)

@@ -18,8 +18,10 @@ def stack_of_thread(thread: int, since: CodeType) -> TracebackType | None:
     return None if frame is None else _traceback(frames[::-1])
 
 
-def stack_of_coroutine(coroutine: Any) -> TracebackType | None:
-    """The frames of a coroutine that waits, and of those that it awaits."""
+def stack_of_coroutine(coroutine: Any, thread: int | None = None) -> TracebackType | None:
+    """The frames of a coroutine, and of those that it awaits. If it runs now on `thread`: also of the functions that it
+    has called.
+    """
     frames: list[FrameType] = []
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
@@ -27,7 +29,16 @@ def stack_of_coroutine(coroutine: Any) -> TracebackType | None:
             break
         frames.append(frame)
         coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
-    return _traceback(frames)
+    return _traceback(frames + _called_from(frames[-1], thread) if frames else frames)
+
+
+def _called_from(innermost: FrameType, thread: int | None) -> list[FrameType]:
+    frame = None if thread is None else sys._current_frames().get(thread)  # noqa: SLF001
+    called: list[FrameType] = []
+    while frame is not None and frame is not innermost:
+        called.append(frame)
+        frame = frame.f_back
+    return [] if frame is None else called[::-1]
 
 
 def _traceback(frames: Sequence[FrameType]) -> TracebackType | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -58,6 +59,7 @@ class LaneRunner:
         self.worker = worker
         self.reports = reports
         self.loop = asyncio.get_running_loop()
+        self.loop_thread = threading.get_ident()
         self.held: dict[AttemptId, TaskAttempt] = {}  # one for each permit in use; other threads may copy it
         self.abandoned: set[TaskAttempt] = set()  # settled, and still running
         self.tally = HistoryTally()

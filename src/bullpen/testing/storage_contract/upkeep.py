@@ -19,7 +19,7 @@ from bullpen.tasks.model.task import (
     release,
     succeed,
 )
-from bullpen.tasks.storage.port import AttemptKey, Limit, Storage, TaskFilter, WorkerRecord
+from bullpen.tasks.storage.port import AttemptKey, Limit, StackAnswer, Storage, TaskFilter, WorkerRecord
 from bullpen.testing.storage_contract.base import (
     A_MOMENT,
     FAR,
@@ -202,6 +202,8 @@ class UpkeepTests(StoreTests):
             running=3,
             started_at=99.5,
             seen_at=1.0,
+            stacks=(StackAnswer(request="1", at=1.0, stack='File "a.py", line 1\n'),),
+            peak_memory=2**40,
         )
         async with Span(store) as span:
             await store.save_worker(record)
@@ -218,6 +220,22 @@ class UpkeepTests(StoreTests):
         await store.delete_worker("w")
         await store.delete_worker("never was")
         assert [seen.id for seen in await store.workers()] == ["other"]
+
+    async def test_a_failure_is_kept_with_its_black_box(self, store: Storage) -> None:
+        task = await claimed_one(store)
+        error = replace(error_of(task), log=("12:00:00.000 INFO é\n\x00",), exit_code=-11, peak_memory=2**40)
+        await settle(store, fail_permanently(task, error))
+        assert (await get(store, task)).error == error
+
+    async def test_a_header_of_a_running_task_asks_its_worker_and_changes_nothing_else(self, store: Storage) -> None:
+        task = await claimed_one(store, headers={"a": "1"})
+        headers = {"a": "1", "bullpen-stack": "x"}
+        assert await store.change([task.id], lambda task, _: replace(task, headers=headers))
+        now = await get(store, task)
+        assert (dict(now.headers), now.status, now.attempt, now.lease_until) == (headers, RUNNING, 1, task.lease_until)
+        assert await store.change([task.id], lambda task, _: replace(task, headers={"a": "1"}))
+        assert await settle(store, succeed(task, b"1")) == frozenset()
+        assert dict((await get(store, task)).headers) == {"a": "1"}
 
     async def test_a_worker_that_leaves_keeps_its_tasks_until_they_are_taken_back(self, store: Storage) -> None:
         task = await claimed_one(store)

@@ -447,6 +447,17 @@ class Supervised:
             self._signal_group(signal.SIGTERM)
             io_thread.call_later(TERM_GRACE, self.kill)
 
+    def ask_stack(self, request: Request) -> bool:
+        """Let the process write its stacks to stderr. False if it cannot, or does not run `request` now."""
+        with self._lock:
+            runs = not self._over and next(iter(self._requests.values()), None) is request
+        return runs and self._ask_where()
+
+    @property
+    def output(self) -> bytes:
+        """The end of its stderr."""
+        return self._stderr.tail
+
     def kill(self) -> None:
         """Kill its process group now."""
         self._doomed = True
