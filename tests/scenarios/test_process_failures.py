@@ -246,6 +246,19 @@ def test_one_crash_among_many_does_not_affect_the_others() -> None:
     assert pool.stats().lost == 1
 
 
+def test_a_worker_that_has_finished_a_request_does_not_count_as_dying() -> None:
+    """Of 20,000 files some kill their process: that must not delay the others."""
+    with Pool(1, runtime="process", restarts=RestartPolicy(limit=0, within=60.0)) as pool:
+        for number in range(5):
+            assert pool.submit(work.identity, number).result(PATIENCE) == number
+            assert isinstance(pool.submit(work.crash).exception(PATIENCE), WorkerLost)
+        assert pool.submit(work.identity, 5).result(PATIENCE) == 5
+        assert not pool.stats().degraded
+        for _ in range(2):
+            assert isinstance(pool.submit(work.crash).exception(PATIENCE), WorkerLost)
+        eventually(lambda: pool.stats().degraded)
+
+
 def test_a_request_that_may_be_repeated_runs_again(tmp_path: Path) -> None:
     with Pool(1, runtime="process") as pool:
         assert pool.using(idempotent=True).submit(work.crash_once, tmp_path / "crashed").result(PATIENCE) == "done"

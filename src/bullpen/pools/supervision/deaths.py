@@ -104,7 +104,8 @@ class Deaths:
         else:
             logger.error("%s: worker %s died: %s", self._name, worker.name, _text_of(error))
         on_purpose = unwanted or (end is not None and end.ended_on_purpose)
-        hold = 0.0 if on_purpose else self._count(worker)
+        counts = not (on_purpose or worker.completed or worker.failed)
+        hold = self._count(worker) if counts else 0.0
         hopeless = starting and not self._was_killed_from_outside(end)
         if hopeless:
             self.start_failed(worker, error)
@@ -180,7 +181,10 @@ class Deaths:
         if not self._restarts.degraded:
             return 0.0
         if not before:
-            message = "%s: degraded: more than %d workers died within %g s; dead workers are now replaced with a delay"
+            message = (
+                "%s: degraded: more than %d workers died within %g s before they had finished a request; dead workers "
+                "are now replaced with a delay (see restarts.limit)"
+            )
             logger.error(message, self._name, self._restarts.limit, self._restarts.window)
             self._report(Kind.POOL_DEGRADED, None, None)
             self._startup.worker_is_ready()

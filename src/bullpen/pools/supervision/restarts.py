@@ -4,6 +4,9 @@ A pool that restarts workers that cannot live, as fast as the machine allows, ta
 `window` seconds `limit` deaths are forgiven. From the next one on the pool is *degraded*: a slot whose worker dies is
 given back only after a delay, which doubles with each death. It has recovered when a worker was up for a whole window
 in which none has died.
+
+The death of a worker that has finished a request does not count: such workers can live, and each such death costs a
+request, so the pool does not restart them for ever.
 """
 
 from __future__ import annotations
