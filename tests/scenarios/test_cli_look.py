@@ -32,6 +32,7 @@ class Desk:
         self.add = queue.task(add)
         self.stepped = queue.task(stepped)
         self.fail = queue.task(max_retries=1, backoff=0)(fail)
+        self.fail_once = queue.task(max_retries=1, backoff=0)(fail_once)
         self.mail = queue.task(queue="mail")(mail)
 
     def work(self, *jobs: Job[Any]) -> None:
@@ -42,6 +43,11 @@ class Desk:
                     job.result(timeout=20)
                 except Exception:
                     pass
+
+
+def fail_once() -> None:
+    if current_task().failures == 0:
+        raise ValueError("at first")
 
 
 def add(a: int, b: int) -> int:
@@ -192,6 +198,9 @@ def test_one_task_is_shown_whole_but_for_its_arguments(desk: Desk, bullpen: Any)
     out = bullpen("tasks", "show", bad.id)[1]
     assert f"{__name__}.fail  ✕ failed" in out
     assert "tries     2, of which 2 failed and 0 crashed" in out
+    job = desk.fail_once.enqueue()
+    desk.work(job)
+    assert "tries     2, of which 1 failed and 0 crashed" in bullpen("tasks", "show", job.id)[1], "before the success"
     assert "attempt 1: exception" in out
     assert "attempt 2: exception" in out
     assert 'raise ValueError("line one\\nline two")' in out

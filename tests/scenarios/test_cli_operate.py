@@ -80,7 +80,10 @@ def test_a_filter_that_matches_nothing_known_says_so(desk: Desk) -> None:
     ):
         assert desk.tell("tasks", *words) == f"no tasks\n{told}\n"
         assert desk.tell("tasks", "purge", *words) == f"0 tasks match; nothing was changed\n{told}\n"
-        assert desk.json("tasks", *words) == {"tasks": [], "next": None}
+        code, out, err = desk.run("tasks", *words, "--json")
+        assert (code, json.loads(out), err) == (0, {"tasks": [], "next": None}, f"{told}\n")
+        code, out, err = desk.run("tasks", "purge", *words, "--json")
+        assert (code, json.loads(out), err) == (0, {"matching": 0, "changed": 0}, f"{told}\n")
     for known in (
         ("--queue", "mail"),
         ("--function", name),

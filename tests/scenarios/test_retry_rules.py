@@ -128,7 +128,7 @@ def test_all_matching_tasks_are_counted_and_cancelled_in_batches(
     assert queue.count(status="pending") == 2
     assert queue.cancel_all() == 2
     assert queue.purge(error="timeout") == 0
-    assert queue.purge(on_batch=lambda *so_far: batches.append(so_far)) == 6
+    assert queue.purge(all=True, on_batch=lambda *so_far: batches.append(so_far)) == 6
     assert batches[-1] == (6, 6)
     with pytest.raises(InvalidOption, match="pending or running"):
         queue.cancel_all(status="failed")

@@ -566,7 +566,7 @@ async def test_a_declared_schedule_that_goes_missing_comes_back(monkeypatch: pyt
     async with queue, AsyncWorkerPool(queue):
         job = (await queue.schedules.alist())[0].id
         await queue.acancel(job)
-        await queue.apurge()
+        await queue.apurge(all=True)
         async with asyncio.timeout(30):
             while not await queue.schedules.alist():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

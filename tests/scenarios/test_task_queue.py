@@ -475,7 +475,7 @@ def test_the_verbs_of_people(queue: TaskQueue, now: Now) -> None:
     now.seconds += 100
     assert queue.purge(status="cancelled", older_than=101) == 0
     assert queue.purge(status="cancelled") == 1
-    assert queue.purge() == 5
+    assert queue.purge(all=True) == 5
     assert queue.list() == []
 
 
@@ -485,7 +485,11 @@ def test_purge_goes_through_all_pages_and_leaves_unfinished_tasks(queue: TaskQue
     queue.cancel(*(job.id for job in jobs[::2]))
     with pytest.raises(InvalidOption, match="status"):
         queue.purge(status="pending")
-    assert queue.purge() == 600
+    with pytest.raises(InvalidOption, match="all must be True, or a filter"):
+        queue.purge()
+    with pytest.raises(InvalidOption, match="all must be False with filters"):
+        queue.purge(all=True, status="failed")
+    assert queue.purge(all=True) == 600
     assert queue.counts()["default"] == {TaskStatus.PENDING: 600}
 
 
@@ -531,7 +535,7 @@ async def test_the_verbs_of_people_in_async_code(queue: TaskQueue) -> None:
     assert await queue.acancel(job.id) == 1
     assert await queue.aretry(job.id) == 1
     assert await job.acancel()
-    assert await queue.apurge() == 1
+    assert await queue.apurge(all=True) == 1
 
 
 def test_progress_is_seen(queue: TaskQueue, storage: MemoryStorage) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from bullpen.cli import store
 from bullpen.cli.command import CommandError, ExitCode, Stopped
 from bullpen.cli.matching import Matching, add_filters
-from bullpen.cli.terminal.output import agrees, counted, show, show_json, text
+from bullpen.cli.terminal.output import agrees, counted, show, show_hints, show_json, text
 from bullpen.cli.terminal.progress import ProgressBar
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.task import TaskStatus
@@ -52,7 +52,7 @@ def change_many(
         total = queue.count(**matching.filters)
         if arguments.dry_run or not total:
             matching_words = counted(total, "task matches", "tasks match")
-            unknown = [] if total or arguments.json else matching.unknown_names(queue)
+            unknown = [] if total else matching.unknown_names(queue)
             return _tell(arguments, total, 0, f"{matching_words}; nothing was changed", *unknown)
         _confirm(arguments, total)
         return _change(arguments, queue, matching, total, change_all, done)
@@ -99,11 +99,12 @@ def _change(
     return _tell(arguments, total, changed, f"{changed} of {total} {done}{others}")
 
 
-def _tell(arguments: argparse.Namespace, matching: int, changed: int, *lines: str) -> int:
+def _tell(arguments: argparse.Namespace, matching: int, changed: int, line: str, *hints: str) -> int:
     if arguments.json:
         show_json({"matching": matching, "changed": changed})
+        show_hints(hints)
     else:
-        show(list(map(text, lines)))
+        show(list(map(text, (line, *hints))))
     return ExitCode.OK
 
 

@@ -7,9 +7,11 @@ of the command that runs is imported: a worker starts faster.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -46,8 +48,17 @@ exit codes: 0 done, 1 failed, 2 wrong command line, 3 no such task, queue or sch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in `argv` (default: `sys.argv`) and return its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run the command in `argv` and return its exit code. None: that of `sys.argv`, and this process ends with it."""
+    if argv is not None:
+        return _main(list(argv))
+    code: int = ExitCode.INTERRUPTED
+    with contextlib.suppress(KeyboardInterrupt):
+        code = _main(sys.argv[1:])
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C no longer changes how it ended
+    return code
+
+
+def _main(words: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without these glyphs shows "?" rather than a traceback

@@ -14,7 +14,7 @@ from bullpen.cli.store import address_of
 from bullpen.errors import InvalidPayload, UnknownTask
 from bullpen.tasks.client.job import Job
 from bullpen.tasks.client.task_queue import TaskQueue
-from bullpen.tasks.model.info import TaskInfo, as_datetime
+from bullpen.tasks.model.info import TaskInfo, as_datetime, describe_attempts
 from bullpen.tasks.model.task import FINAL, Task, TaskStatus
 from bullpen.tasks.storage.port import Limit, WorkerRecord
 from bullpen.web.access import Visitor
@@ -177,6 +177,7 @@ async def task(visit: Visit) -> Values:
         "task": info,
         "why": [cause.message for cause in why.causes],
         "attempts": _attempts(info),
+        "tries": describe_attempts(info),
         "may_retry": info.status in FINAL,
         "may_cancel": info.status not in FINAL and not info.cancel_requested,
         "result": _result(stored) if visit.visitor.may_operate else None,

@@ -19,6 +19,28 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"bullpen {bullpen.__version__}\n"
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_in_the_last_moment_of_the_script_is_no_traceback_and_changes_no_exit_code(when: str) -> None:
+    """Python ends with -2 if nothing catches the `KeyboardInterrupt`."""
+    raising = "signal.raise_signal(signal.SIGINT)"
+    steps = [raising, "code = run(words)"] if when == "before" else ["code = run(words)"]
+    code = f"""
+import signal, sys
+from bullpen.cli import main as cli
+run = cli._main
+def with_signal(words):
+    {"; ".join(steps)}
+    return code
+cli._main = with_signal
+sys.argv = ["bullpen", "--version"]
+code = cli.main()
+{raising if when == "after" else ""}
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130 if when == "before" else 0, "")
+
+
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     shown = capsys.readouterr().err

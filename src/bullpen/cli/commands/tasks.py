@@ -14,13 +14,13 @@ from bullpen.cli import bulk, store
 from bullpen.cli.arguments import whole
 from bullpen.cli.command import Command, CommandError, CommandGroup, ExitCode
 from bullpen.cli.matching import Matching, add_filters
-from bullpen.cli.terminal.output import facts, indented, show, show_json, state, table, text, when
+from bullpen.cli.terminal.output import facts, indented, show, show_hints, show_json, state, table, text, when
 from bullpen.cli.terminal.screen import Line, StyledText
 from bullpen.errors import UnknownTask
 from bullpen.tasks.client.job import Job
 from bullpen.tasks.client.task_queue import LARGEST_PAGE, TaskQueue
 from bullpen.tasks.client.why import Why
-from bullpen.tasks.model.info import TaskError, TaskInfo, as_datetime
+from bullpen.tasks.model.info import TaskError, TaskInfo, as_datetime, describe_attempts
 from bullpen.tasks.model.task import TaskStatus
 
 SHOWN = 50
@@ -45,10 +45,11 @@ def _list(arguments: argparse.Namespace) -> int:
         now = as_datetime(store.now(queue))
         matching = Matching.of(arguments)
         found = queue.list(limit=arguments.limit, after=arguments.after, newest=arguments.newest, **matching.filters)
-        unknown = [] if found or arguments.json else matching.unknown_names(queue)
+        unknown = [] if found else matching.unknown_names(queue)
     following = found[-1].id if len(found) == arguments.limit else None
     if arguments.json:
         show_json({"tasks": found, "next": following})
+        show_hints(unknown)
     elif not found:
         show([text("no tasks", style="quiet"), *map(text, unknown)])
     else:
@@ -144,7 +145,7 @@ def _described(task: TaskInfo, why: Why, now: datetime) -> list[Line]:
                 ("id", task.id),
                 ("queue", task.queue + (f", priority {task.priority}" if task.priority else "")),
                 ("rules", ", ".join(words for words, holds in rules.items() if holds)),
-                ("tries", f"{task.attempt}, of which {task.failures} failed and {task.crashes} crashed"),
+                ("tries", describe_attempts(task)),
                 ("runs", str(task.completed_runs) if task.interval is not None else ""),
                 ("created", instant(task.created_at)),
                 ("not before", instant(task.eta) if _has_time(task, now) else ""),

@@ -109,6 +109,12 @@ def show_json(value: object) -> None:
     print(escape_json(document))
 
 
+def show_hints(sentences: Iterable[str]) -> None:
+    """Print sentences beside JSON: to stderr, so that programs read nothing but JSON."""
+    for sentence in sentences:
+        print(escape(sentence), file=sys.stderr)
+
+
 def as_json(value: object) -> Any:
     """Structs as objects, instants in ISO 8601, durations in seconds."""
     match value:

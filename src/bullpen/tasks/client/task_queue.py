@@ -516,14 +516,20 @@ class TaskQueue:
         self._watch.forgotten(forgotten)
         return forgotten
 
-    def purge(self, *, on_batch: OnBatch | None = None, **filters: Unpack[TaskFilters]) -> int:
-        """Delete all final tasks that match all `filters`, and their results; how many. Others stay. `on_batch`: see
-        `cancel_all`.
+    def purge(self, *, all: bool = False, on_batch: OnBatch | None = None, **filters: Unpack[TaskFilters]) -> int:
+        """Delete all final tasks that match all `filters`, and their results; how many. Others stay. Without a filter
+        it raises InvalidOption, unless `all=True`. `on_batch`: see `cancel_all`.
         """
-        return self._backend.run("purge", self.apurge(on_batch=on_batch, **filters))
+        return self._backend.run("purge", self.apurge(all=all, on_batch=on_batch, **filters))
 
-    async def apurge(self, *, on_batch: OnBatch | None = None, **filters: Unpack[TaskFilters]) -> int:
+    async def apurge(
+        self, *, all: bool = False, on_batch: OnBatch | None = None, **filters: Unpack[TaskFilters]
+    ) -> int:
         """`purge`, for async code."""
+        filtered = any(value is not None for value in filters.values())
+        if filtered is bool(all):
+            wanted = "False with filters" if filtered else "True, or a filter: without one all finished tasks go"
+            raise InvalidOption("all", all, wanted)
         return await self._backend.change_all("delete", await self._which(filters, _OVER), on_batch)
 
     def pause(self, queue: str = "default") -> None:

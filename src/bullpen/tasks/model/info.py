@@ -10,6 +10,7 @@ from bullpen.tasks.model.schedule import Misfire, Overlap, Schedule, describe_sc
 from bullpen.tasks.model.schedule_changes import next_times
 from bullpen.tasks.model.steps import kept_steps, open_waits
 from bullpen.tasks.model.task import (
+    ERRORS_KEPT,
     NEVER,
     PENDING,
     AttemptError,
@@ -113,6 +114,17 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     def error(self) -> TaskError | None:
         """Why it failed, or why its latest attempt did."""
         return self.errors[-1] if self.errors else None
+
+
+def describe_attempts(task: TaskInfo) -> str:
+    """How many attempts there were, and how they ended. A success sets `failures` and `crashes` to 0; the attempts
+    before it count here, as far as their errors are kept.
+    """
+    kinds = [error.kind for error in task.errors]
+    failed = max(task.failures, kinds.count("exception") + kinds.count("timeout"))
+    crashed = max(task.crashes, kinds.count("crash"))
+    least = "at least " if len(kinds) >= ERRORS_KEPT and failed + crashed > task.failures + task.crashes else ""
+    return f"{task.attempt}, of which {least}{failed} failed and {crashed} crashed"
 
 
 class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
