@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
-from bullpen.pools.runtimes.process.failures import traceback_of
 from bullpen.tasks.model.arguments import redacted_text, secret_texts
 from bullpen.tasks.model.context import log_of_current_task
 from bullpen.tasks.model.registry import TaskDefinition
@@ -88,6 +87,8 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 def stack_in_output(output: str) -> TracebackType | None:
     """The stack of the thread that ran the function, from the last dump in the output of a process."""
+    from bullpen.pools.runtimes.process.failures import traceback_of  # imported late: most workers have no processes
+
     frames: list[tuple[str, str, int]] = []
     for found in _stacks(output):
         calls = [place for place, (file, name, _) in enumerate(found) if name == "_call" and file.endswith(_CALLER)]
