@@ -18,7 +18,7 @@ from bullpen.pools.maps.iterator import MapIterator
 from bullpen.pools.maps.map_work import MapInput, MapWork, Reading
 from bullpen.pools.maps.outcome import OnError, Outcome, check_map_options
 from bullpen.pools.maps.request_map import RequestMap
-from bullpen.pools.maps.runner_map import RunnerMap
+from bullpen.pools.maps.runner_map import FEWEST_FOR_RUNNERS, RunnerMap
 from bullpen.pools.options import CallOptions
 from bullpen.pools.runtimes.port import CallsMethod, Outcomes, ProducesItems, only_by_name
 from bullpen.pools.streams.stream import DEFAULT_BUFFER, Produce, Stream, StreamWork
@@ -211,7 +211,8 @@ class PoolView:
         source, widens = MapInput(iterables), buffersize is None and self._options.buffersize is None
         reading = Reading(window, widens=widens, ordered=ordered, outcomes=on_error == "return")
         work: MapWork[Any, Any]
-        if self._limits.any or not self._plain or engine.counts_items:
+        is_tiny = window < FEWEST_FOR_RUNNERS and "share_memory" in engine.runtime.capabilities
+        if self._limits.any or not self._plain or engine.counts_items or is_tiny:
             work = RequestMap(engine, self._submit_items(function), source, reading)
         elif "share_memory" not in engine.runtime.capabilities:
             submit = self._submit_chunks(function, logged=reading.outcomes)

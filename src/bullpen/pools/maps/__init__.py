@@ -9,7 +9,7 @@ Read in this order:
 
 1. `iterator.py`: `MapIterator`, which the caller holds. `outcome.py`: `Outcome`, if the caller asks for it.
 2. `map_work.py`: `MapWork`, the base of the strategies: it takes items, keeps the unread bundles, and ends.
-3. `request_map.py`: one request per item, for calls with time limits or traits and for observed pools.
+3. `request_map.py`: one request per item, for calls with time limits or traits, observed pools and tiny windows.
 4. `runner_map.py`: a few requests that take bundles of items. Thread pools use it for all other calls.
 5. `chunk_map.py`: several items in one request, for workers in other processes.
 6. `async_map.py`: `AsyncPool.map`, one request per item. `fed_map.py`: over async iterables.

@@ -1,4 +1,4 @@
-"""A map with one request per item: for calls with time limits or traits, and for observed pools."""
+"""A map with one request per item: for calls with time limits or traits, observed pools and tiny windows."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 TURN_SECONDS = 0.005  # a runner yields its worker to waiting requests after this time
 BUNDLE_SECONDS = 0.0005  # the duration that a bundle should have
+FEWEST_FOR_RUNNERS = 4  # a smaller window has no bundles, and a runner would wait for each item
 BUNDLE_ITEMS = 2048  # the most items of a bundle
 WIDENING = 8  # how many times larger the window may get
 GROWTH = 4  # how many times larger the next bundle may be
