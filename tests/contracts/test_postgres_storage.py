@@ -160,5 +160,12 @@ class TestPostgresStorage(StorageContract):
         finally:
             await connection.close()
 
+    async def lose_steps(self, store: Storage) -> bool:
+        connection = await asyncpg.connect(self.url)
+        try:
+            return bool(await connection.execute(f"DELETE FROM {self.schema}.step") != "DELETE 0")
+        finally:
+            await connection.close()
+
     def address(self) -> str:
         return f"{self.url}?schema={self.schema}"

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from bullpen import TaskQueue
 from bullpen.errors import StorageError
-from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS, Task, succeed
+from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS, DependsOn, Task, succeed
 from bullpen.tasks.storage.port import Limit, Storage, TaskFilter
 from bullpen.tasks.storage.redis import connection, raw_connection
 from bullpen.tasks.storage.redis.rows import TaskBody, TaskState
@@ -492,6 +492,38 @@ class TestRedisStorage(StorageContract):
     async def stored_steps(self, store: Storage) -> int:
         async with Redis.from_url(self.url) as client:
             return len([key async for key in client.scan_iter(match=f"*{self.prefix}:*:steps:*", count=1000)])
+
+    async def lose_steps(self, store: Storage) -> bool:
+        async with Redis.from_url(self.url) as client:
+            keys = [key async for key in client.scan_iter(match=f"*{self.prefix}:*:steps:*", count=1000)]
+            return bool(await client.delete(*keys))
+
+    async def test_a_result_that_is_gone_is_no_result_of_none(self, store: Storage) -> None:
+        task = await claimed_one(store)
+        await settle(store, succeed(task, b"1"))
+        async with Redis.from_url(self.url) as client:
+            await client.delete(f"{{{self.prefix}:default}}:result")
+        assert (await get(store, task)).result_dropped == "another program has deleted it"
+
+    async def test_a_settlement_that_cannot_write_its_result_can_be_repeated(self, store: Storage) -> None:
+        """The task was a success without a result, so its caller got None."""
+        task = await claimed_one(store)
+        async with Redis.from_url(self.url) as client:
+            await client.set(f"{{{self.prefix}:default}}:result", "of another program")
+        await settle_as_worker(store, [task])
+        after = await get(store, task)
+        assert (after.status, after.result) == (SUCCESS, b"1")
+
+    async def test_a_task_whose_dependencies_are_gone_never_runs(self, store: Storage) -> None:
+        first, behind = new_task(), new_task(waits_for=1)
+        await store.add(
+            [replace(first, next_task_id=behind.id), replace(behind, depends_on=DependsOn(ids=(first.id,)))]
+        )
+        await settle(store, succeed((await claim(store, 10))[0], b"1"))
+        async with Redis.from_url(self.url) as client:
+            await client.delete(f"{{{self.prefix}:default}}:depends_on")
+        (claimed,) = await claim(store, 10)
+        assert claimed.unreadable == "depends_on: another program has deleted them"
 
     async def _drop(self) -> None:
         async with Redis.from_url(self.url) as client:

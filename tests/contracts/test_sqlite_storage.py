@@ -136,5 +136,9 @@ class TestSqliteStorage(StorageContract):
         with closing(sqlite3.connect(self.path)) as connection:
             return int(connection.execute("SELECT count(*) FROM bullpen_step").fetchone()[0])
 
+    async def lose_steps(self, store: Storage) -> bool:
+        with closing(sqlite3.connect(self.path)) as db, db:
+            return db.execute("DELETE FROM bullpen_step").rowcount > 0
+
     def address(self) -> str:
         return f"sqlite:///{self.path}?synchronous=normal"

@@ -608,6 +608,14 @@ def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
     return tuple(sorted(steps, key=lambda step: (step.number, step.name)))
 
 
+def stored_steps(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """The steps of a task that has some. Raises ValueError if they are gone: the task would run them again."""
+    found = in_order(steps)
+    if not found:
+        raise ValueError("another program has deleted them")
+    return found
+
+
 def cancelled_by_operator(task: Task, now: float) -> Task | None:
     """PENDING → CANCELLED; a running task is asked to stop. None if the task is final."""
     if task.status is PENDING:

@@ -182,6 +182,21 @@ class StepTests(StoreTests):
         """How many steps the store has. Override it if the store keeps them apart from their task."""
         return 0
 
+    async def lose_steps(self, store: Storage) -> bool:
+        """Delete all steps, and no task. Override it if the store keeps them apart from their task."""
+        return False
+
+    async def test_a_task_whose_steps_are_gone_is_set_aside_and_repeats_none(self, store: Storage) -> None:
+        task = await claimed_one(store)
+        await kept(store, task, "charge", "ship")
+        await settle(store, release(task))
+        if not await self.lose_steps(store):
+            return
+        assert "another program has deleted them" in (await get(store, task)).unreadable
+        (again,) = await claim(store)
+        assert "steps: another program has deleted them" in again.unreadable
+        assert again.steps == ()
+
     async def test_steps_move_with_their_task(self, store: Storage) -> None:
         task = await claimed_one(store)
         steps = await kept(store, task, "charge", "ship")

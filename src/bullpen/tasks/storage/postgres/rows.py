@@ -23,8 +23,8 @@ from bullpen.tasks.model.task import (
     Step,
     Task,
     TaskStatus,
-    in_order,
     prune_at,
+    stored_steps,
 )
 from bullpen.tasks.model.unreadable import unreadable_task
 from bullpen.tasks.storage.port import TaskFilter
@@ -466,7 +466,7 @@ _DECODED: dict[str, Callable[[Any], Any]] = {
     "progress": msgspec.json.Decoder(Progress).decode,
     "result_dropped": from_text,
     "errors": lambda errors: tuple(map(_decode_error, errors)),
-    "steps": lambda records: in_order(map(_decode_step, records)),
+    "steps": lambda records: stored_steps(map(_decode_step, records)),
 }
 _statuses = {status.value: status for status in TaskStatus}
 

@@ -33,7 +33,7 @@ from bullpen.tasks.model.task import (
     Step,
     Task,
     TaskStatus,
-    in_order,
+    stored_steps,
 )
 from bullpen.tasks.model.task_batch import TaskBatch, ids_of, templates_of
 from bullpen.tasks.model.unreadable import UNKNOWN_NAME, unreadable_task
@@ -106,6 +106,7 @@ def default_state_in_lua() -> str:
 pack = msgspec.msgpack.Encoder().encode
 _HEAD = 1  # bytes before the first field of an array with fewer than 16 fields
 NEW_STATE = pack(TaskState())
+_LOST = "another program has deleted it"
 _NO_DEPENDENCIES = DependsOn(ids=())
 
 _statuses = {status.value: status for status in TaskStatus}
@@ -229,6 +230,8 @@ def dependency_ids(task: Task) -> tuple[str, ...]:
 
 def _depends_on(state: TaskState, ids: bytes | None) -> DependsOn | None:
     if ids is None:
+        if state.depends_on > 0:
+            raise ValueError("another program has deleted them")
         return None
     return DependsOn(ids=_decode_ids(ids), place=state.place, many=state.many, run_always=state.run_always)
 
@@ -368,10 +371,14 @@ def task_of(
         given, state = _decode_body(body), _decode_state(packed)
         if state.format <= FORMAT and not state.unreadable:
             task = _task_of(queue, lease_until, task_id, state, given, result, followed)
-            return task if steps is None else msgspec.structs.replace(task, steps=in_order(map(_decode_step, steps)))
+            return task if steps is None else msgspec.structs.replace(task, steps=_steps_of(steps))
     except Exception:  # whatever the decoders make of arbitrary bytes
         pass
-    return _unreadable_task(queue, lease_until, task_id, packed, body, result, followed)
+    return _unreadable_task(queue, lease_until, task_id, packed, body, result, followed, steps)
+
+
+def _steps_of(records: Sequence[bytes]) -> tuple[Step, ...]:
+    return stored_steps(map(_decode_step, records))
 
 
 def _unreadable_task(
@@ -382,6 +389,7 @@ def _unreadable_task(
     body: bytes,
     result: bytes | None,
     followed: bytes | None,
+    steps: Sequence[bytes] | None,
 ) -> Task:
     problems: list[str] = []
     given = _salvaged(TaskBody, body, TaskBody("", b"", "json", None, 0, Backoff(), None, False, "fail", {}), problems)
@@ -392,18 +400,21 @@ def _unreadable_task(
         "status": state.status,
         "progress": state.progress or None,
         "errors": state.errors,
-        "depends_on": followed,
+        "depends_on": followed or b"",
         "format": state.format,
+        "steps": steps,
     }
     decoders: dict[str, Callable[[Any], Any]] = {
         "progress": _decode_progress,
         "errors": lambda errors: tuple(map(_decode_error, errors)),
-        "depends_on": lambda ids: _depends_on(state, ids),
+        "depends_on": lambda ids: _depends_on(state, ids or None),
+        "steps": _steps_of,
     }
     task = unreadable_task(fields, decoders, [*problems, *([state.unreadable] if state.unreadable else [])])
     state.status, state.progress, state.errors = task.status, "", []
+    state.depends_on = 0
     sound = _task_of(queue, lease_until, task.id.encode(), state, given, result, None)
-    kept = ("func_path", "progress", "errors", "depends_on", "format", "unreadable")
+    kept = ("func_path", "progress", "errors", "depends_on", "format", "steps", "unreadable")
     return msgspec.structs.replace(sound, **{name: getattr(task, name) for name in kept})
 
 
@@ -472,7 +483,7 @@ def _task_of(
         progress=_decode_progress(state.progress) if state.progress else None,
         awaits=state.awaits or None,
         result=result,
-        result_dropped=state.result_dropped,
+        result_dropped=_LOST if state.has_result and result is None else state.result_dropped,
         errors=tuple(map(_decode_error, state.errors)) if state.errors else (),
         created_at=state.created_at,
         started_at=state.started_at or None,

@@ -28,8 +28,8 @@ from bullpen.tasks.model.task import (
     Task,
     TaskStatus,
     UniqueScope,
-    in_order,
     prune_at,
+    stored_steps,
 )
 from bullpen.tasks.model.unreadable import FIELD_TYPES, unreadable_task
 
@@ -89,7 +89,7 @@ _decode_step = msgspec.msgpack.Decoder(Step).decode
 def with_steps(task: Task, records: Sequence[bytes]) -> Task:
     """The task with its steps. If one cannot be read, neither can the task."""
     try:
-        return msgspec.structs.replace(task, steps=in_order(map(_decode_step, records)))
+        return msgspec.structs.replace(task, steps=stored_steps(map(_decode_step, records)))
     except Exception as error:  # whatever the decoder makes of arbitrary values
         return msgspec.structs.replace(task, unreadable=f"{task.unreadable}; steps: {error}".removeprefix("; "))
 

@@ -1,7 +1,8 @@
 -- The sorted sets and counts in which the state of a task puts it. A task leaves them with its old state and enters
 -- them with its new one.
 
--- Collected writes to one queue. `flush` writes them, removals before additions.
+-- Collected writes to one queue. `flush` writes them, removals before additions, and results first: if that fails because
+-- of their key, the tasks still run.
 local function changes(tag)
     return {tag = tag, states = {}, results = {}, added = {}, removed = {}, counts = {}}
 end
@@ -18,10 +19,10 @@ end
 
 local function flush(queue)
     local tag = queue.tag
+    many('HSET', tag .. ':result', queue.results)
     for name, ids in pairs(queue.removed) do many('ZREM', tag .. name, ids) end
     for name, pairs_of in pairs(queue.added) do many('ZADD', tag .. name, pairs_of) end
     many('HSET', tag .. ':state', queue.states)
-    many('HSET', tag .. ':result', queue.results)
     for status, count in pairs(queue.counts) do
         if count ~= 0 then redis.call('HINCRBY', tag .. ':counts', status, count) end
     end
