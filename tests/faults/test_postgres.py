@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 from urllib.parse import quote, urlsplit
 
 import asyncpg
@@ -28,6 +29,7 @@ from bullpen import (
     TaskQueue,
 )
 from bullpen.errors import InvalidOption
+from bullpen.tasks.model.registry import task_name
 from bullpen.tasks.model.retry import Backoff
 from bullpen.tasks.model.schedule import Schedule
 from bullpen.tasks.model.task import (
@@ -747,6 +749,32 @@ async def test_sql_rejects_every_task_that_python_rejects(postgres_url: str, sch
 
 
 # Results that are not kept.
+
+
+async def test_sql_and_python_accept_the_same_names_of_functions(postgres_url: str, schema: str) -> None:
+    store = PostgresStorage(postgres_url, schema=schema)
+    await store.open()
+    characters = [chr(code) for code in range(1, 0x10000) if category(chr(code))[0] in "CZ"]
+    characters = [one for one in characters if category(one) not in ("Cs", "Cn", "Co")] + ["é", "ü", "中", ".", "'"]
+    rejected = []
+    try:
+        for one in characters:
+            try:
+                await store._fetch("SELECT {schema}.enqueue($1)", f"a{one}b")
+            except StorageError as error:
+                assert "function must be a name" in str(error)
+                rejected.append(one)
+    finally:
+        await store.close()
+    assert rejected == [one for one in characters if not accepts(lambda one=one: task_name("name", f"a{one}b"))]
+
+
+def accepts(check: Callable[[], object]) -> bool:
+    try:
+        check()
+    except InvalidOption:
+        return False
+    return True
 
 
 async def test_a_success_that_is_kept_for_no_time_is_deleted_and_not_written(postgres_url: str, schema: str) -> None:

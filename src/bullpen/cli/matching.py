@@ -12,6 +12,7 @@ from bullpen.errors import did_you_mean
 from bullpen.tasks.client.task_queue import LARGEST_PAGE, TaskFilters, TaskQueue
 from bullpen.tasks.model.queue_patterns import is_pattern
 from bullpen.tasks.model.task import ErrorKind, TaskStatus
+from bullpen.tasks.storage.open import without_passwords
 
 _KINDS = frozenset(name for kinds in get_args(ErrorKind) for name in get_args(kinds))
 
@@ -112,4 +113,5 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
             sentences.append(f"no task and no worker has the name {self.worker!r}{hint}")
         if self.fingerprint and not queue.list(fingerprint=self.fingerprint, limit=1):
             sentences.append(f"no task has an error with the fingerprint {self.fingerprint!r}")
-        return sentences
+        typed = [*(self.queue or ()), *filter(None, (self.function, self.error, self.worker, self.fingerprint))]
+        return [without_passwords(sentence, typed) for sentence in sentences]  # an address may be typed by mistake

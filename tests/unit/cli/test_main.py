@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import bullpen
+from bullpen import TaskQueue
 from bullpen.cli import main as cli
 from bullpen.cli.command import Command, CommandError, ExitCode
 
@@ -195,6 +196,26 @@ def test_an_address_in_the_wrong_place_shows_no_password(
     shown = capsys.readouterr()
     assert shown.err
     assert not re.search(r"s3(\n|\\n)?cret", shown.out + shown.err)
+
+
+@pytest.mark.parametrize("option", ["--function", "--error", "--worker", "--fingerprint"])
+def test_an_address_in_place_of_a_filter_shows_no_password(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    with TaskQueue(url) as queue:
+        queue.counts()
+    for command in (["list"], ["purge", "--yes"]):
+        for address in _ADDRESSES:
+            cli.main(["tasks", *command, "--url", url, option, address])
+            shown = capsys.readouterr()
+            assert not re.search(r"s3(\n|\\n)?cret", shown.out + shown.err)
+
+
+def test_a_folder_that_no_file_system_can_have_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("\0", "\ud800"):
+        assert cli.main(["demo", "--folder", name]) == 2
+        assert "--folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", _ADDRESSES)

@@ -57,8 +57,9 @@ def _make_folder(wanted: str | None) -> Path:
         folder = Path(wanted).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CommandError(f"--folder {folder}: {error.strerror}", ExitCode.USAGE) from None
+        except (OSError, ValueError) as error:  # ValueError: no file system can have this name
+            why = error.strerror if isinstance(error, OSError) else error
+            raise CommandError(f"--folder {folder}: {why}", ExitCode.USAGE) from None
     for name in ("jobs.db", *LOGS):
         if os.path.lexists(folder / name):
             raise CommandError(f"{folder} has a {name} already; give another --folder", ExitCode.USAGE)

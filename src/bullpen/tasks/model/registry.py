@@ -25,7 +25,7 @@ from bullpen.tasks.model.keys import templates_of
 from bullpen.tasks.model.options import TaskOptions
 from bullpen.tasks.model.task import Task
 
-_NAME = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
+_NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]{1,255}")  # SQL `enqueue()` repeats it
 
 
 class TaskDefinition:

@@ -13,7 +13,9 @@ DECLARE
     wrong text;
 BEGIN
     wrong := CASE  -- as TaskOptions checks them; NaN compares greater than any number
-        WHEN (function ~ '^[^[:space:][:cntrl:]]{1,255}$') IS NOT TRUE
+        -- [:space:] and [:cntrl:] would depend on the locale.
+        WHEN (function ~ '^[^\u0001-\u0020\u007f-\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]{1,255}$')
+            IS NOT TRUE
             THEN 'function must be a name of 1 to 255 characters without spaces'
         WHEN (json_typeof(args) = 'array' AND json_typeof(kwargs) = 'object') IS NOT TRUE
             THEN 'args must be a JSON array, and kwargs a JSON object'
