@@ -761,17 +761,16 @@ async def test_sql_and_python_accept_the_same_names_of_functions(postgres_url: s
         for one in characters:
             try:
                 await store._fetch("SELECT {schema}.enqueue($1)", f"a{one}b")
-            except StorageError as error:
-                assert "function must be a name" in str(error)
+            except StorageError:
                 rejected.append(one)
     finally:
         await store.close()
-    assert rejected == [one for one in characters if not accepts(lambda one=one: task_name("name", f"a{one}b"))]
+    assert rejected == [one for one in characters if not is_name(f"a{one}b")]
 
 
-def accepts(check: Callable[[], object]) -> bool:
+def is_name(text: str) -> bool:
     try:
-        check()
+        task_name("name", text)
     except InvalidOption:
         return False
     return True

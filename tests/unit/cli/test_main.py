@@ -165,6 +165,7 @@ def test_a_command_waits_for_no_module_that_it_does_not_need() -> None:
 _ADDRESSES = (
     *("redis://me:s3cret@host/0", "postgresql://me:s3cret@host/db", "postgresql://me@host:s3cret/db", "me:s3cret@host"),
     *("host=h password=s3cret", "redis://me:s3\ncret@host", "redis://host/0?password=s3cret"),
+    *("host/0?token=s3cret", "host?PWD=s3cret", "host/db?sslpassword=s3cret"),
 )
 _PLACES = (
     *(
@@ -210,6 +211,16 @@ def test_an_address_in_place_of_a_filter_shows_no_password(
             cli.main(["tasks", *command, "--url", url, option, address])
             shown = capsys.readouterr()
             assert not re.search(r"s3(\n|\\n)?cret", shown.out + shown.err)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "redis", "redis+cluster"])
+def test_a_host_that_no_server_can_have_is_an_error_of_one_line(
+    scheme: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["status", "--url", f"{scheme}://u:s3cret@\u202e/0"]) in (1, 2)
+    shown = capsys.readouterr()
+    assert shown.err.startswith("bullpen status: ")
+    assert "s3cret" not in shown.err
 
 
 def test_a_folder_that_no_file_system_can_have_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -243,6 +243,7 @@ def _without_words(hosts: str) -> str:
     return ",".join(host if _is_host(host) else f"{host.partition(':')[0]}:***" for host in hosts.split(","))
 
 
+_ADDRESS = re.compile(r"://|:[\s\S]*@|(?i:pass|pwd|token|secret)\w*=")  # or a part of one
 _LANE = re.compile(r"[\w.*,-]+:\d{1,4}@[a-z]+")  # `mail:2@process` is no address
 
 
@@ -251,7 +252,7 @@ def without_passwords(message: str, words: Iterable[str]) -> str:
     for word in words:
         value = word.partition("=")[2] if word.startswith("--") and "=" in word else word
         shown = without_password(value)
-        if shown != value and not _LANE.fullmatch(value) and re.search(r"://|:[\s\S]*@|(?i:password)=", value):
+        if shown != value and not _LANE.fullmatch(value) and _ADDRESS.search(value):
             for form in (value, repr(value)[1:-1], escape(value), str(Path(value)), repr(str(Path(value)))[1:-1]):
                 message = message.replace(form, shown)
     return message

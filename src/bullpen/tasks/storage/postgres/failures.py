@@ -58,7 +58,8 @@ async def translated_errors(storage: str) -> AsyncIterator[None]:
     except TimeoutError as error:
         words = "the server did not answer in time; ?timeout= in the address sets the seconds"
         raise StorageUnavailable(words, storage=storage) from error
-    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, UnicodeError) as error:
+        # UnicodeError: no host can have this name
         raise StorageUnavailable(f"{type(error).__name__}: {error}", storage=storage) from error
 
 

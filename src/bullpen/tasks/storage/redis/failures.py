@@ -27,14 +27,16 @@ class translated_errors:
     def _tell(self, error: Exception) -> None:
         from redis import exceptions
 
-        if isinstance(error, exceptions.RedisError | exceptions.RedisClusterException | OSError):
+        known = exceptions.RedisError | exceptions.RedisClusterException | OSError | UnicodeError
+        if isinstance(error, known):  # UnicodeError: no host can have this name
             raise _kind(error)(f"{type(error).__name__}: {error}", storage=self._storage) from error
 
 
 def _kind(error: Exception) -> type[StorageError]:
     from redis import exceptions
 
-    if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | exceptions.ClusterDownError | OSError):
+    away = exceptions.ConnectionError | exceptions.TimeoutError | exceptions.ClusterDownError | OSError | UnicodeError
+    if isinstance(error, away):
         return StorageUnavailable
     text = str(error)
     if "cannot be connected" in text:
