@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -64,6 +65,10 @@ def collected() -> Iterator[Collected]:
 def queue(collected: Collected) -> Iterator[TaskQueue]:
     with TaskQueue("memory://") as queue:
         yield queue
+
+
+def has_failed(queue: TaskQueue, task_id: str) -> bool:
+    return queue.get(task_id).status == "failed"
 
 
 @pytest.mark.parametrize("kind", ["thread", "loop"])
@@ -158,6 +163,28 @@ def test_each_attempt_has_a_scope_of_its_own(queue: TaskQueue, collected: Collec
     assert "bullpen.task_id" not in (sentry_sdk.get_isolation_scope()._tags or {})
 
 
+@pytest.mark.parametrize("kind", ["thread", "loop"])
+def test_tags_of_a_task_do_not_reach_the_next_one(queue: TaskQueue, collected: Collected, kind: str) -> None:
+    instrument(queue)
+
+    def on_thread(name: str) -> None:
+        sentry_sdk.set_tag(name, name)
+        raise ValueError(name)
+
+    async def on_loop(name: str) -> None:
+        on_thread(name)
+
+    work = queue.task(name="work")(on_thread if kind == "thread" else on_loop)
+    with WorkerPool(queue, concurrency=1):
+        for name in ("a", "b"):
+            job = work.enqueue(name)
+            assert eventually(partial(has_failed, queue, job.id))
+    first, second = collected.events
+    assert "a" in first["tags"]
+    assert "b" in second["tags"]
+    assert "a" not in second["tags"]
+
+
 def test_a_timeout_is_reported_from_the_log_with_the_tags_of_its_task(queue: TaskQueue, collected: Collected) -> None:
     instrument(queue)
 
@@ -208,6 +235,24 @@ def test_a_trace_goes_from_the_caller_to_the_task(queue: TaskQueue, collected: C
     traces = {item["transaction"]: item["contexts"]["trace"] for item in collected.of("transaction")}
     assert {trace["trace_id"] for trace in traces.values()} == {request.trace_id}
     assert traces["shop.work"]["op"] == "queue.process"
+
+
+def test_without_tracing_an_error_still_belongs_to_the_trace_of_the_caller(
+    queue: TaskQueue, collected: Collected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sentry_sdk.get_client().options, "traces_sample_rate", None)
+    instrument(queue)
+
+    @queue.task(name="work")
+    def work() -> None:
+        raise ValueError("no luck")
+
+    with WorkerPool(queue):
+        job = work.enqueue()
+        assert eventually(partial(has_failed, queue, job.id))
+    (event,) = collected.events
+    assert event["contexts"]["trace"]["trace_id"] in queue.get(job.id).headers["sentry-trace"]
+    assert not collected.of("transaction")
 
 
 def test_schedules_check_in_once_for_each_run(queue: TaskQueue, collected: Collected) -> None:

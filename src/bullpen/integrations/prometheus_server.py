@@ -75,15 +75,13 @@ class ProcessMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         ports = self._ports()
         merged: dict[str, Metric] = {}
-        with ThreadPoolExecutor(len(ports) + 1, "bullpen-metrics") as pool:
-            store = pool.submit(_first_of, ports.values())
-            pages = {name: pool.submit(_read, port, PROCESS) for name, port in ports.items()}
-            up = Metric("bullpen_worker_process_up", METRICS["bullpen_worker_process_up"].help, "gauge")
-            for name, page in pages.items():
-                text = page.result()
-                up.add_sample(up.name, {"process": name}, float(text is not None))
-                _merge(merged, text, name)
-            _merge(merged, store.result(), None)
+        with ThreadPoolExecutor(len(ports) or 1, "bullpen-metrics") as pool:
+            pages = dict(zip(ports, pool.map(lambda port: _read(port, PROCESS), ports.values()), strict=True))
+        up = Metric("bullpen_worker_process_up", METRICS["bullpen_worker_process_up"].help, "gauge")
+        for name, text in pages.items():
+            up.add_sample(up.name, {"process": name}, float(text is not None))
+            _merge(merged, text, name)
+        _merge(merged, _first_of(ports[name] for name, text in pages.items() if text is not None), None)
         yield up
         yield from merged.values()
 

@@ -113,7 +113,9 @@ class _ErrorReporting:
             facts["arguments"] = _arguments(definition, task._task)
         scope.set_context("bullpen", facts)
         transaction = sentry_sdk.continue_trace(dict(task.headers), op="queue.process", name=task.name, source="task")
-        stack.enter_context(sentry_sdk.start_transaction(transaction))
+        options = sentry_sdk.get_client().options
+        if options.get("traces_sample_rate") is not None or options.get("traces_sampler") is not None:
+            stack.enter_context(sentry_sdk.start_transaction(transaction))
 
     def _is_retried(self, task: CurrentTask, error: BaseException) -> bool:
         """As the worker decides."""
