@@ -263,6 +263,7 @@ async def test_pools_are_seen_by_name_and_side() -> None:
 
 def test_a_worker_that_dies_is_counted() -> None:
     with Pool(1, name="cpu", runtime="process") as pool:
+        pool.do(abs, -1)  # also one that has worked before
         pool.submit(os._exit, 3).exception()
         assert eventually(lambda: value(scrape(pool), "bullpen_pool_worker_deaths_total", pool="cpu") == 1)
         found = scrape(pool)

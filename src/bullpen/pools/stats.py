@@ -96,7 +96,7 @@ class PoolStats:
             saturated=engine.counts.saturated.value,
             abandoned=engine.counts.abandoned_workers.value,
             retried=engine.counts.retried.value,
-            died=engine.restarts.deaths,
+            died=engine.counts.died.value,
             recycled=engine.recycling.recycled,
             spawned=spawned,
             retired=retired,

@@ -49,6 +49,7 @@ class Counts:
     __slots__ = (
         "abandoned_workers",
         "cancelled",
+        "died",
         "extra_cancelled",
         "extra_completed",
         "extra_failed",
@@ -67,6 +68,7 @@ class Counts:
         self.saturated = Tally()
         self.cancelled = Tally()
         self.lost = Tally()
+        self.died = Tally()  # workers
         self.failed_waiting = Tally()
         self.retried = Tally()
         self.timed_out = Tally()

@@ -104,6 +104,8 @@ class Deaths:
         else:
             logger.error("%s: worker %s died: %s", self._name, worker.name, _text_of(error))
         on_purpose = unwanted or (end is not None and end.ended_on_purpose)
+        if not on_purpose:
+            self._counts.died.add()
         counts = not (on_purpose or worker.completed or worker.failed)
         hold = self._count(worker) if counts else 0.0
         hopeless = starting and not self._was_killed_from_outside(end)

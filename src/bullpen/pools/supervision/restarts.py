@@ -33,7 +33,6 @@ class Restarts:
         self.limit = limit
         self.window = window
         self.degraded = False
-        self.deaths = 0
         self.ready_ever = 0  # how many workers came up so far
         self._missed = False  # a worker died before any came up
         self._deaths: deque[float] = deque(maxlen=limit + 1)
@@ -44,7 +43,6 @@ class Restarts:
         """A worker died; how many seconds its slot has to stay empty. `others_up`: there are some that are ready."""
         self._steady_since = now if others_up else math.inf
         self._deaths.append(now)
-        self.deaths += 1
         self._missed = self._missed or not self.ready_ever
         too_many = len(self._deaths) > self.limit and now - self._deaths[0] < self.window
         self.degraded = self.degraded or too_many
