@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from bullpen import TaskQueue
 from bullpen.errors import StorageError
-from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS, DependsOn, Task, succeed
+from bullpen.tasks.model.task import FAILED, PENDING, RUNNING, SUCCESS, DependsOn, Task, succeed, suspend
 from bullpen.tasks.storage.port import Limit, Storage, TaskFilter
 from bullpen.tasks.storage.redis import connection, raw_connection
 from bullpen.tasks.storage.redis.rows import TaskBody, TaskState
@@ -497,6 +497,16 @@ class TestRedisStorage(StorageContract):
         async with Redis.from_url(self.url) as client:
             keys = [key async for key in client.scan_iter(match=f"*{self.prefix}:*:steps:*", count=1000)]
             return bool(await client.delete(*keys))
+
+    @pytest.mark.parametrize("stored", [b"\xff[1,", b"", b"x y z", b"nan 1 1", b"1 1e300 1"])
+    async def test_a_damaged_event_makes_no_task_due(self, store: Storage, stored: bytes) -> None:
+        """The task could not read it, waited again, was due again, and so on, thousands of times in a second."""
+        await store.emit("e", b"1", None)
+        async with Redis.from_url(self.url) as client:
+            await client.hset(f"{{{self.prefix}:}}:events", "e", stored)
+        await settle(store, suspend(await claimed_one(store), await store.now() + FAR, "e"))
+        assert await claim(store, 10) == []
+        assert await store.wait_for_event("e", 0.0) is None
 
     async def test_a_result_that_is_gone_is_no_result_of_none(self, store: Storage) -> None:
         task = await claimed_one(store)

@@ -74,7 +74,8 @@ class TaskEvents(RedisClient):
 
     async def _look_at(self, notes: dict[bytes, str]) -> None:
         for note, name in notes.items():
-            if await self._execute("HEXISTS", self._events, name):
+            stored = await self._execute("HGET", self._events, name)
+            if stored is not None and _events([(name.encode(), stored)]):
                 await self._wake_tasks(name)
             await self._execute("ZREM", f"{self._events}:looks", note)
 

@@ -10,6 +10,14 @@
 -- WITH clock common write_when_full indexes pick claim task_rows
 local channel, worker, limit, lease, claim_id, names, wanted, settlements, new_state, events = unpack(cmsgpack.unpack(ARGV[1]))
 
+-- Whether an event is there. A damaged one is not, because no task could read it: it would run again and again.
+local function has_come(events, name)
+    local stored = redis.pcall('HGET', events, name)
+    local at, ends = string.match(type(stored) == 'string' and stored or '', '^([%d.e+-]+) ([%d.e+-]+) ')
+    at, ends = tonumber(at or ''), tonumber(ends or '')
+    return at and ends and at >= 0 and at <= LAST_DAY and ends >= 0 and ends <= LAST_DAY
+end
+
 local now = server_time()
 if #settlements > 0 then allow_writes_when_full(KEYS[1] .. ':state') end
 local queues, freed, again_in, rejected, ended, awaited = {}, {}, {}, {}, {}, {}
@@ -47,7 +55,7 @@ for _, one in ipairs(settlements) do
             else
                 task[ETA], task[SCHEDULED_AT] = task[HOLD] == 'paused' and LAST_DAY or eta or now + delay, scheduled_at
                 -- On a cluster the events may be on another node; then the client looks for them afterwards.
-                if one[19] ~= '' and task[HOLD] ~= 'paused' and redis.pcall('HEXISTS', events, one[19]) == 1 then
+                if one[19] ~= '' and task[HOLD] ~= 'paused' and has_come(events, one[19]) then
                     task[ETA] = math.min(task[ETA], now)
                 end
             end
