@@ -218,7 +218,7 @@ def test_the_callers_context_is_seen_and_not_changed(run: Run) -> None:
                     variable.set("too late")
                     assert await asyncio.gather(*queued) == [name] * 3
                     assert variable.get() == "too late"
-            with pytest.raises(InvalidOptionType, match="always carried"):
+            with pytest.raises(InvalidOptionType, match="always carries"):
                 pool.using(context=True)
 
     run(main())

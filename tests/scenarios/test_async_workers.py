@@ -23,6 +23,7 @@ from bullpen import (
     NoSuchMethod,
     NotCallable,
     PoolFailed,
+    PoolFuture,
     Pools,
     PoolState,
     Reason,
@@ -31,6 +32,7 @@ from bullpen import (
     TelemetryEvent,
     WorkerBroken,
     WorkerLost,
+    WorkerStatus,
     explain,
 )
 from tests.scenarios.async_support import LOOPS, PATIENCE, Door, Run, assert_counts_agree, at_rest, runner, steps, until
@@ -327,6 +329,54 @@ def test_an_instance_on_the_loop_runs_as_many_coroutines_as_it_has_capacity_for(
             await asyncio.gather(*futures[1:])
             assert [each.most for each in Client.made] == [3, 3]
             assert door.cancelled == 1
+
+    run(main())
+
+
+def test_a_broken_worker_on_the_loop_dies_when_its_other_coroutines_have_ended(run: Run) -> None:
+    async def main() -> None:
+        told: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        door = Door()
+        async with AsyncPool(1, worker=Client, capacity=4) as pool:
+            good, cancelled = (pool.submit("wait", door) for _ in range(2))
+            await door.wait_entered(2)
+            worker = pool.workers()[0].id
+            broken = [pool.submit("die") for _ in range(2)]  # the second one breaks a worker that is broken
+            await until(lambda: pool.workers()[0].status is WorkerStatus.STOPPING)
+            await steps(3)
+            later = pool.submit("ask")
+            await steps(3)
+            assert not any(future.done() for future in (*broken, good, later))
+            cancelled.cancel()
+            door.open()
+            assert await good is None
+            for future in broken:
+                with pytest.raises(WorkerLost):
+                    await future
+            assert (await later)[0] == id(Client.made[1])
+            assert cancelled.cancelled()
+            assert [other.id for other in pool.workers()] != [worker]
+            await at_rest(pool)
+            assert_counts_agree(pool)
+        assert told == []
+
+    run(main())
+
+
+def test_a_request_on_its_way_to_a_worker_that_dies_does_not_run_there(run: Run) -> None:
+    async def main() -> None:
+        async with AsyncPool(1, worker=Client, capacity=2) as pool:
+            await pool.wait_ready(PATIENCE)
+            engine = pool._coroutines.engine
+            handle = engine.registry.snapshot()[0].handle
+            with pytest.raises(WorkerLost):
+                await pool.do("die")
+            ran: list[int] = []
+            late = PoolFuture(engine, ran.append, (1,), {})
+            await asyncio.to_thread(handle.hand, late)
+            await steps(3)
+            assert (ran, handle.has(late)) == ([], False)
 
     run(main())
 

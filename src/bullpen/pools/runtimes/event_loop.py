@@ -18,7 +18,7 @@ from typing import Any
 from bullpen import primitives
 from bullpen.errors import WorkerBroken
 from bullpen.pools.dispatch.request import DONE, FAILED, RUNNING, Request
-from bullpen.pools.dispatch.worker import Worker
+from bullpen.pools.dispatch.worker import STOPPING, Worker
 from bullpen.pools.runtimes.port import IN_NEW_TASK, WorkerEvents, coroutine_request
 
 
@@ -83,7 +83,7 @@ _BEGIN = _Begin()
 class _LoopWorker:
     """One worker on a loop."""
 
-    __slots__ = ("_events", "_gone", "_loop", "_name", "_tasks", "_worker")
+    __slots__ = ("_events", "_failure", "_gone", "_loop", "_name", "_tasks", "_worker")
 
     def __init__(self, worker: Worker, events: WorkerEvents, loop: asyncio.AbstractEventLoop) -> None:
         self._worker = worker
@@ -91,6 +91,7 @@ class _LoopWorker:
         self._loop = loop
         self._name = worker.name  # of its tasks, too: names of their own would cost time
         self._tasks: dict[Request | None, asyncio.Task[None]] = {}  # None: the one that starts or ends the worker
+        self._failure: WorkerBroken | None = None  # it is broken, and dies when its other coroutines have ended
         self._gone: primitives.Lock = primitives.gate()
         self._gone.acquire()
 
@@ -168,14 +169,23 @@ class _LoopWorker:
     def hand(self, request: Request | None) -> None:
         if request is None:
             self._loop.call_soon_threadsafe(self._end)  # not at once: the worker may be reporting
+        elif self.is_here():
+            self._run(request)
         else:
-            self.post(self._run, request)
+            self._loop.call_soon_threadsafe(self._run_late, request)
+
+    def _run_late(self, request: Request) -> None:
+        if hasattr(self, "_worker"):  # else it has died meanwhile, and the request is lost with it
+            self._run(request)
 
     def _run(self, request: Request | None) -> None:
         if request is not None:
             steps = self._steps(request)
             steps.send(None)  # see `_Begin`
             self._tasks[request] = asyncio.Task(steps, loop=self._loop, name=self._name, context=request.context)
+        elif self._failure is not None and not self._tasks:
+            failure, self._failure = self._failure, None
+            self._died(failure)
 
     async def _steps(self, request: Request) -> None:
         try:
@@ -188,7 +198,7 @@ class _LoopWorker:
         except WorkerBroken as error:
             del self._tasks[request]
             request = None  # type: ignore[assignment]  # the error's traceback has this frame, and must not keep the request alive
-            self._died(error)
+            self._break(error)
         except BaseException as error:
             task = self._tasks.pop(request)
             if isinstance(error, asyncio.CancelledError):
@@ -203,6 +213,14 @@ class _LoopWorker:
                 self._run(request)
             else:
                 self._run(self._events.finished(self._worker, request, DONE, value))
+
+    def _break(self, error: WorkerBroken) -> None:
+        """Take no further requests."""
+        with self._worker.lock:
+            if self._worker.status is not STOPPING:
+                self._worker.move(STOPPING)
+        self._failure = error
+        self._run(None)
 
     def cancel(self, request: Request | None) -> None:
         """Cancel the task of `request`; None: the task that starts or ends the worker."""
