@@ -137,6 +137,7 @@ LAYERS = [
     Layer("testing", f"{GROUND} pools tasks", third_party="hypothesis msgspec pytest sqlalchemy"),
     Layer("web", "ALL", third_party="jinja2 markupsafe msgspec starlette uvicorn"),
     Layer("cli", "ALL", third_party="msgspec"),
+    Layer("cli.top", "ALL", third_party="rich textual"),
     Layer("__main__", "ALL"),
     Layer("", "ALL"),  # bullpen/__init__.py
 ]

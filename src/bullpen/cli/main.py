@@ -30,11 +30,13 @@ from bullpen.errors import (
 )
 from bullpen.escaping import escape_lines
 
-COMMANDS = (
-    *("worker", "enqueue", "emit", "status", "history", "errors", "tasks", "why", "stack", "queues", "schedules"),
-    *("workers", "doctor", "check", "migrate", "dashboard", "tokens", "move", "probe", "bench", "config"),
-    *("completion", "demo"),
-)
+GROUPS = {
+    "run": ("worker", "enqueue", "emit", "demo", "bench"),
+    "look": ("top", "dashboard", "status", "history", "why", "stack", "workers", "doctor", "probe"),
+    "act": ("tasks", "errors", "queues", "schedules"),
+    "set up": ("check", "migrate", "move", "tokens", "config", "completion"),
+}
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 NAME_A_STORE = (
     *("status", "history", "errors", "tasks", "why", "stack", "queues", "schedules", "workers", "doctor", "migrate"),
@@ -42,8 +44,8 @@ NAME_A_STORE = (
 )
 
 EXIT_CODES = """\
-exit codes: 0 done, 1 failed, 2 wrong command line, 3 no such task, queue or schedule,
-            128 + n ended by signal n (130: Ctrl-C)
+exit codes: 0 done, 1 failed, 2 wrong command line, 3 no such task, queue or
+            schedule, 128 + n ended by signal n (130: Ctrl-C)
 """
 
 
@@ -194,21 +196,31 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """The parser of the named commands. The others would only slow it down."""
     parser = _Parser(
         prog="bullpen",
-        description="Durable tasks and worker pools.",
+        usage="bullpen [-h] [--version] command ...",
+        description="Durable tasks and worker pools.\n" + ("" if len(names) == 1 else _summaries(names)),
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"bullpen {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="command", required=True)
+    commands = parser.add_subparsers(prog="bullpen", metavar="command", help=argparse.SUPPRESS, required=True)
     for command in map(find_command, names):
         if isinstance(command, CommandGroup):
-            named = commands.add_parser(command.name, help=command.summary, description=command.summary)
+            named = commands.add_parser(command.name, description=command.summary)
             inner = named.add_subparsers(title="commands", metavar="command", required=True)
             for part in command.commands:
                 _add(inner, part, f"{command.name} {part.name}")
         else:
             _add(commands, command, command.name)
     return parser
+
+
+def _summaries(names: Sequence[str]) -> str:
+    """The commands in their groups, each with its summary."""
+    lines = []
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {name:<11} {find_command(name).summary}" for name in group if name in names]
+    return "\n".join(lines)
 
 
 def _add(parsers: Any, command: Command, typed: str) -> None:

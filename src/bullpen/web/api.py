@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from bullpen.cli.commands.status import is_up
+from bullpen.cli.reads import StoreReads
 from bullpen.cli.terminal.output import as_json
 from bullpen.errors import InvalidPayload, QueueError, ResultTimeout, UnknownTask, closest
 from bullpen.tasks.client.job import Job
@@ -25,7 +26,6 @@ from bullpen.tasks.model.task import TaskStatus
 from bullpen.tasks.storage.port import WorkerRecord
 from bullpen.web import api_types as types
 from bullpen.web.parameters import MOST, WrongParameter
-from bullpen.web.reads import StoreReads
 from bullpen.web.tokens import Scope
 
 WORKERS_LISTED = 200

@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from bullpen.cli.reads import StoreReads
 from bullpen.errors import (
     BullpenError,
     InvalidArgument,
@@ -40,7 +41,6 @@ from bullpen.web.events import EventStreams
 from bullpen.web.gate import API, Gate, LoginLimit, audit, content_type, local_path, problem, read_bytes
 from bullpen.web.openapi import BASE, openapi_document
 from bullpen.web.parameters import WrongParameter, read_query, required
-from bullpen.web.reads import StoreReads
 from bullpen.web.rendering import Renderer
 from bullpen.web.tokens import TokenFile
 from bullpen.web.views import VIEWS, View, Visit, find_view

@@ -10,6 +10,7 @@ from typing import Any
 
 from bullpen import __version__
 from bullpen.cli.commands.status import is_up, remarks
+from bullpen.cli.reads import StoreOverview, StoreReads
 from bullpen.cli.store import address_of
 from bullpen.errors import InvalidPayload, UnknownTask
 from bullpen.tasks.client.job import Job
@@ -19,9 +20,8 @@ from bullpen.tasks.model.task import FINAL, Task, TaskStatus
 from bullpen.tasks.storage.port import Limit, WorkerRecord
 from bullpen.web.access import Visitor
 from bullpen.web.bulk import BulkRuns
-from bullpen.web.chart import draw_hours
+from bullpen.web.chart import draw, draw_hours
 from bullpen.web.parameters import WrongParameter, one_of
-from bullpen.web.reads import StoreOverview, StoreReads
 from bullpen.web.selection import STATUSES, TaskSelection, Verb, read_verb
 
 PAGE_SIZE = 50
@@ -65,7 +65,7 @@ async def overview(visit: Visit) -> Values:
     return {
         "now": as_datetime(seen.now),
         "findings": await visit.reads.findings(),
-        "chart": await visit.reads.last_hour(),
+        "chart": draw(await visit.reads.minutes()),
         "totals": {str(status): seen.total(status) for status in TaskStatus},
         "workers_up": len(up),
         "workers_lost": len(seen.workers) - len(up),

@@ -238,3 +238,15 @@ def test_an_address_in_the_wrong_variable_shows_no_password(
     assert cli.main(["worker"]) != 0
     shown = capsys.readouterr()
     assert not re.search(r"s3(\n|\\n)?cret", shown.out + shown.err)
+
+
+def test_the_help_names_each_command_in_its_group_within_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for title, names in cli.GROUPS.items():
+        first = lines.index(f"{title}:") + 1
+        assert [line.split()[0] for line in lines[first : first + len(names)]] == list(names)

@@ -29,7 +29,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 COMMAND = Command(
     "demo",
-    "Watch thousands of durable tasks run, fail, retry, and survive kill -9.",
+    "Watch durable tasks run, fail, retry, and survive kill -9.",
     _add_arguments,
     _run,
 )

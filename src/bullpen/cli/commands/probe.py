@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.OK if problem is None else ExitCode.FAILED
 
 
-COMMAND = Command("probe", "Check the health of a worker: exit 0 if it is healthy, otherwise 1.", add_arguments, run)
+COMMAND = Command("probe", "Check the health of a worker: exit 0 if healthy, otherwise 1.", add_arguments, run)
 
 
 def problem_of(folder: str, processes: dict[str, HealthReport], *, max_age: float, ready: bool) -> str | None:

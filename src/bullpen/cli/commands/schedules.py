@@ -122,7 +122,7 @@ _run = _changing(lambda queue, key: queue.schedules.run(key))
 
 GROUP = CommandGroup(
     "schedules",
-    "List schedules and their next runs; pause, resume, run and remove them.",
+    "List schedules; pause, resume, run and remove them.",
     (
         Command("list", "List schedules and their next runs.", store.add_arguments, _list),
         Command("next", "Show the next runs of a schedule.", _add_next_arguments, _show_next),

@@ -1,4 +1,6 @@
-"""What the pages read from the store, shared by all open pages: many tabs cost as much as one."""
+"""What the dashboard and `bullpen top` read from the store. All open pages share the reads: many tabs cost as much as
+one.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from bullpen.cli.commands.doctor import examine, look_at
 from bullpen.cli.diagnosis import Look, diagnose
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.failure_groups import FailureGroup
+from bullpen.tasks.model.history import HistoryPeriod
 from bullpen.tasks.model.info import TaskInfo
 from bullpen.tasks.model.task import TaskStatus
 from bullpen.tasks.storage.port import Counts, HealthFinding, Limit, WorkerRecord
-from bullpen.web.chart import HistoryChart, draw
 
 T = TypeVar("T")
 
@@ -48,7 +50,7 @@ class StoreOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreReads:
-    """The reads of one dashboard. It belongs to one event loop."""
+    """The reads of one dashboard or terminal. It belongs to one event loop."""
 
     def __init__(self, queue: TaskQueue) -> None:
         self._queue = queue
@@ -62,12 +64,9 @@ class StoreReads:
         """What the doctor says."""
         return await self._shared("findings", FRESH_FINDINGS, self._examine)
 
-    async def last_hour(self) -> HistoryChart:
-        """What ended in each minute."""
-        return await self._shared("last_hour", FRESH_HISTORY, self._read_last_hour)
-
-    async def _read_last_hour(self) -> HistoryChart:
-        return draw(await self._queue.ahistory())
+    async def minutes(self) -> Sequence[HistoryPeriod]:
+        """The history of the last hour, minute by minute."""
+        return await self._shared("minutes", FRESH_HISTORY, self._queue.ahistory)
 
     async def failures(self, days: int) -> Sequence[FailureGroup]:
         return await self._shared(f"failures {days}", FRESH_HISTORY, lambda: self._queue.afailures(since=days * DAY))

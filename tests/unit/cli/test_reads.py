@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from bullpen import TaskQueue, primitives
+from bullpen.cli.reads import FRESH_HISTORY, StoreReads
 from bullpen.testing import ManualClock
-from bullpen.web.reads import FRESH_HISTORY, StoreReads
 
 
 class SlowQueue:
