@@ -143,9 +143,12 @@ def test_a_row_of_postgresql(data: st.DataObject, names: list[str]) -> None:
         row[name] = data.draw(st.none() | OF_KIND[postgres.READ[name]])
     row["format"] = row["format"] or 1  # no column that may be NULL
     use(postgres.task_of(row.values()))
-    claimed = [value for name, value in row.items() if name in postgres.CLAIMED]
+    sound, damaged = (tuple(one.get(name) for name in postgres.CLAIMED) for one in (POSTGRES_ROW | {"format": 1}, row))
     set_by_claim = {"status": RUNNING, "worker": "w", "claim_id": "c", "started_at": NOW, "lease_until": NOW + 5}
-    use(postgres.claimed_task(claimed, **set_by_claim))
+    together = postgres.claimed_tasks([sound, damaged, sound], **set_by_claim)
+    assert together == [postgres.claimed_tasks([one], **set_by_claim)[0] for one in (sound, damaged, sound)]
+    for task in together:
+        use(task)
 
 
 @given(

@@ -81,3 +81,19 @@ def test_nothing_is_imported_before_it_is_needed(code: str, must_not: set[str], 
     imported = imported_by(code, tmp_path)
     assert "bullpen" in imported
     assert sorted(imported & must_not) == []
+
+
+PLAIN, ASYNC = APP, APP.replace("def work", "async def work")
+NEW_WORKER = "from app import queue; from bullpen import AsyncWorkerPool; AsyncWorkerPool(queue)"
+
+
+def test_a_worker_imports_the_parts_of_a_pool_before_its_first_plain_task(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(PLAIN)
+    before = imported_by(NEW_WORKER, tmp_path)
+    after = imported_by(f"{NEW_WORKER}; from bullpen import Pool; Pool(1).submit(int).result()", tmp_path)
+    assert sorted(after - before) == []
+
+
+def test_a_worker_of_async_functions_imports_no_parts_of_a_pool(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(ASYNC)
+    assert "bullpen.pools.supervision" not in imported_by(NEW_WORKER, tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from datetime import UTC, datetime, timedelta
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
@@ -347,9 +347,13 @@ def log_of_current_task() -> Callable[[str], object] | None:
     return current.log
 
 
-def enter(make: Callable[[], CurrentTask]) -> None:
-    """Let `make` make the current task of this coroutine when it is first asked for."""
-    _current.set(make)
+def enter(make: Callable[[], CurrentTask]) -> Token[Any]:
+    """Let `make` make the current task of this thread or coroutine when it is asked for, until `leave`."""
+    return _current.set(make)
+
+
+def leave(entered: Token[Any]) -> None:
+    _current.reset(entered)
 
 
 @contextmanager

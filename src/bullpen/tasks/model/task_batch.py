@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import overload
+from typing import Any, overload
 
+import msgspec
 from msgspec.structs import replace
 
 from bullpen.tasks.model.task import Task, new_as_kept
+from bullpen.tasks.model.unreadable import FIELD_TYPES
 
 
 class TaskBatch(Sequence[Task]):
@@ -125,3 +127,39 @@ def split_by_part(kept: Sequence[Task], parts: Sequence[Sequence[Task]]) -> Iter
         else:
             yield kept[first : first + len(part)]
         first += len(part)
+
+
+# Stored tasks.
+
+OWN = ("id", "payload", "eta", "created_at")  # most tasks of a function differ in these only
+_END = len(OWN)
+_CheckedOwn: Any = msgspec.defstruct("_CheckedOwn", [(name, FIELD_TYPES[name]) for name in OWN], array_like=True)
+
+
+class RowReader:
+    """Reads rows whose first columns are `OWN`, one after the other; `read` makes the task of a row. Other columns that
+    are the same as in the row before are not read again.
+    """
+
+    __slots__ = ("_others", "_read", "_template")
+
+    def __init__(self, read: Callable[[Sequence[Any]], Task]) -> None:
+        self._read = read
+        self._template: Task | None = None  # made of the row before
+        self._others: Sequence[Any] = ()
+
+    def task_of(self, row: Sequence[Any]) -> Task:
+        others = row[_END:]
+        if self._template is not None and others == self._others and type(row[1]) is bytes:  # not its base64
+            try:
+                own = msgspec.convert(row[:_END], _CheckedOwn)
+            except msgspec.ValidationError:
+                pass
+            else:
+                return replace(
+                    self._template, id=own.id, payload=row[1], eta=own.eta, created_at=own.created_at, headers={}
+                )  # a dict for each
+        task = self._read(row)
+        self._template = None if task.unreadable or task.headers or task.steps else task
+        self._others = others
+        return task

@@ -38,7 +38,7 @@ from bullpen.errors import (
 from bullpen.pools.dispatch.futures import PoolFuture
 from bullpen.pools.runtimes.port import Listener, WritesStacks
 from bullpen.tasks.model.codec import fill
-from bullpen.tasks.model.context import CurrentTask, enter, running
+from bullpen.tasks.model.context import CurrentTask, enter, leave
 from bullpen.tasks.model.events import Event, complete_waits
 from bullpen.tasks.model.registry import TaskDefinition, TaskRegistry
 from bullpen.tasks.model.schedule_changes import occurrence, starts_others
@@ -317,13 +317,16 @@ class TaskAttempt:
         except BaseException as error:
             settlement = self._undecodable(error)
         else:
+            entered = enter(self._current)
             try:
-                with running(self._current()):
+                try:
                     if lane.scope.surrounds(self.definition):
                         value = lane.scope.call_on_thread(self.definition, args, kwargs)
                     else:
                         value = self.definition.function(*args, **kwargs)
                     self.definition.reject_unawaited(value)
+                finally:
+                    leave(entered)
             except BaseException as error:
                 settlement = self._raised(error)
             else:
@@ -522,7 +525,8 @@ class TaskAttempt:
             return None
         if result is None:
             self._log(logging.WARNING, "succeeded, but its result cannot be stored: %s", dropped)
-        return succeed(self.task, result, writable(dropped), now=self._now(), children=self._children)
+        now = self._now() if self.task.repeats else 0.0
+        return succeed(self.task, result, writable(dropped) if dropped else "", now=now, children=self._children)
 
     def _raised(self, error: BaseException) -> Settlement | None:
         self._leave_transaction()

@@ -15,6 +15,7 @@ A tally also keeps the totals since the worker started. Exporters of metrics rea
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from bullpen import primitives
@@ -36,8 +37,10 @@ WRITE_EVERY = 5.0  # seconds
 MOST_NAMES = 500  # queues and functions that are counted apart in a minute; names may be made from data
 OTHERS = "(others)"  # stands for the rest
 
-CountsByName = dict[tuple[float, str, str], HistoryCounts]  # by minute, queue and function
+Place = tuple[float, str, str]  # minute, queue and function
+CountsByName = dict[Place, HistoryCounts]
 Totals = dict[tuple[str, str], HistoryCounts]  # by queue and function
+EndedAttempt = tuple[Task, Settlement, float | None, float]  # for how long it ran; when it ended, by the store's clock
 Failures = dict[tuple[int, str, str, str], FailureRow]
 
 
@@ -60,40 +63,44 @@ class HistoryTally:
         self._taken: Totals = {}
         self._lock = primitives.leaf_lock()  # so that a reader finds each count once: still here, or taken
 
-    def begun(self, task: Task) -> None:
-        """A worker has claimed a task, and begins an attempt."""
-        at = task.started_at or 0.0
-        minute = at // MINUTE
-        counts = self._counts.get((minute, task.queue, task.func_path)) or self._new(minute, task)
-        counts.counts[STARTED] += 1
-        if (waited := at - task.eta) > 0:
-            counts.waited += waited
-        counts.waits[bisect_left(BOUNDS, waited)] += 1
-        if task.attempt == 1:
-            if task.created_at // MINUTE != minute:
-                counts = self._of(task.created_at, task)
-            counts.counts[ENQUEUED] += 1
+    def begun(self, tasks: Iterable[Task]) -> None:
+        """A worker has claimed these tasks, and begins an attempt at each. Neighbours mostly count at one place."""
+        place = None
+        for task in tasks:
+            at = task.started_at or 0.0
+            if place != (place := (at // MINUTE, task.queue, task.func_path)):
+                minute, counts = place[0], self._counts.get(place) or self._at(place)
+            counts.counts[STARTED] += 1
+            if (waited := at - task.eta) > 0:
+                counts.waited += waited
+            counts.waits[bisect_left(BOUNDS, waited)] += 1
+            if task.attempt == 1:
+                added_in = task.created_at // MINUTE
+                of = counts if added_in == minute else self._at((added_in, task.queue, task.func_path))
+                of.counts[ENQUEUED] += 1
 
-    def ended(self, task: Task, settlement: Settlement, ran: float | None, at: float) -> None:
-        """The store has applied a settlement, at `at` by the store's clock."""
-        minute = at // MINUTE
-        counts = self._counts.get((minute, task.queue, task.func_path)) or self._new(minute, task)
-        if ran is not None:
-            counts.ran += ran
-            counts.runs[bisect_left(BOUNDS, ran)] += 1
-        if settlement.status is SUCCESS:
-            counts.counts[_SUCCESS] += 1
-            return
-        outcome = outcome_of(task, settlement)
-        counts.counts[PLACE_OF[outcome]] += 1
-        if settlement.error is not None and outcome != "released":  # a task that waits for its function has not failed
-            self._failed(task, settlement.error)
+    def ended(self, ends: Iterable[EndedAttempt]) -> None:
+        """The store has applied these settlements."""
+        place = None
+        for task, settlement, ran, at in ends:
+            if place != (place := (at // MINUTE, task.queue, task.func_path)):
+                counts = self._counts.get(place) or self._at(place)
+            if ran is not None:
+                counts.ran += ran
+                counts.runs[bisect_left(BOUNDS, ran)] += 1
+            if settlement.status is SUCCESS:
+                counts.counts[_SUCCESS] += 1
+                continue
+            outcome = outcome_of(task, settlement)
+            counts.counts[PLACE_OF[outcome]] += 1
+            if settlement.error is not None and outcome != "released":  # one that waits for its function has not failed
+                self._failed(task, settlement.error)
 
     def found(self, task: Task, outcome: TaskOutcome, at: float) -> None:
         """The upkeep has ended a task at `at`."""
-        self._of(at, task).counts[PLACE_OF[outcome]] += 1
+        self._at((at // MINUTE, task.queue, task.func_path)).counts[PLACE_OF[outcome]] += 1
         if outcome == "expired" and task.attempt == 0:
-            self._of(task.created_at, task).counts[ENQUEUED] += 1
+            self._at((task.created_at // MINUTE, task.queue, task.func_path)).counts[ENQUEUED] += 1
         if task.error is not None and outcome != "released":
             self._failed(task, task.error)
 
@@ -123,14 +130,8 @@ class HistoryTally:
         elif len(self._failures) < MOST_NAMES:
             self._failures[row.key] = row
 
-    def _of(self, at: float, task: Task) -> HistoryCounts:
-        minute = at // MINUTE
-        return self._counts.get((minute, task.queue, task.func_path)) or self._new(minute, task)
-
-    def _new(self, minute: float, task: Task) -> HistoryCounts:
-        key = (minute, task.queue, task.func_path)
-        if len(self._counts) >= MOST_NAMES:
-            key = (minute, OTHERS, OTHERS)
+    def _at(self, place: Place) -> HistoryCounts:
+        key = place if place in self._counts or len(self._counts) < MOST_NAMES else (place[0], OTHERS, OTHERS)
         return self._counts.setdefault(key, HistoryCounts())
 
 

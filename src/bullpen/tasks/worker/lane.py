@@ -22,7 +22,7 @@ from bullpen.tasks.model.task import Settlement, Step, Task, release
 from bullpen.tasks.storage.port import AttemptKey, Storage
 from bullpen.tasks.worker.attempt import AttemptId, Interruption, ProgressOf, TaskAttempt
 from bullpen.tasks.worker.exchange import StoreExchange
-from bullpen.tasks.worker.history_tally import HistoryTally
+from bullpen.tasks.worker.history_tally import EndedAttempt, HistoryTally
 from bullpen.tasks.worker.in_process import Outcome, TaskProcess, place_of
 from bullpen.tasks.worker.lane_threads import LaneThreads, RenewedPool
 from bullpen.tasks.worker.options import Lane, WorkerOptions
@@ -155,30 +155,34 @@ class LaneRunner:
         """The store has applied these settlements, apart from the rejected ones."""
         reports_all = self.reports.tells_all()
         now = self.loop.time()
+        applied: list[EndedAttempt] = []
         for attempt, settlement in ended:
             self.held.pop(attempt.key, None)
-            was_rejected = bool(rejected) and AttemptKey(*attempt.key) in rejected
-            applied: Settlement | None = settlement
-            if reports_all or was_rejected or attempt.completion is not None:
-                applied = await self.exchange.report(attempt, settlement, rejected=was_rejected)
-            if applied is not None:
-                at = (attempt.task.started_at or 0.0) + now - attempt.claimed_at
-                self.tally.ended(attempt.task, applied, attempt.ran, at)
+            if reports_all or rejected or attempt.completion is not None:
+                was_rejected = AttemptKey(*attempt.key) in rejected
+                kept = await self.exchange.report(attempt, settlement, rejected=was_rejected)
+                if kept is None:
+                    continue
+                settlement = kept  # noqa: PLW2901
+            task = attempt.task
+            applied.append((task, settlement, attempt.ran, (task.started_at or 0.0) + now - attempt.claimed_at))
+        self.tally.ended(applied)
 
     def _take(self, claimed: Sequence[Task], limit: int, sent: float) -> None:
         """Start claimed tasks. Release them if the worker stops, or if the answer came after the lease's end."""
         now = self.loop.time()
         expires_at = sent + self._lease
+        most = 0 if self._stopping or now >= expires_at else limit
+        self.tally.begun(claimed[:most])
         for number, task in enumerate(claimed):
             attempt = TaskAttempt(self, task, now, expires_at)
             self.held[attempt.key] = attempt
             if self.reports.watched:
                 self.reports.event(Kind.TASK_CLAIMED, task)
-            if self._stopping or number >= limit or now >= expires_at:
-                self.settle(attempt, release(task))
-            else:
-                self.tally.begun(task)
+            if number < most:
                 attempt.begin()
+            else:
+                self.settle(attempt, release(task))
 
     # Ended attempts.
 

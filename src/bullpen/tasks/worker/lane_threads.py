@@ -31,6 +31,15 @@ LOOK_AGAIN = 0.001  # seconds
 CLOSE_GRACE = 0.2  # seconds for threads to exit after their functions
 
 
+def import_pool() -> None:
+    """Import the parts that the first pool of a process imports: else the first plain task would wait for that, and
+    with it the event loop.
+    """
+    from bullpen.pools import options, view  # noqa: F401
+    from bullpen.pools.runtimes import open, thread  # noqa: F401
+    from bullpen.pools.supervision import at_exit, engine  # noqa: F401
+
+
 class LaneThreads:
     """Runs attempts on threads. Methods run on the loop's thread unless they say otherwise."""
 

@@ -25,6 +25,7 @@ from bullpen.tasks.worker.heartbeat import Heartbeat
 from bullpen.tasks.worker.history_tally import Totals
 from bullpen.tasks.worker.identity import new_worker_id, register_worker, unregister_worker
 from bullpen.tasks.worker.lane import LaneRunner
+from bullpen.tasks.worker.lane_threads import import_pool
 from bullpen.tasks.worker.options import Lane, Lanes, WorkerOptions
 from bullpen.tasks.worker.poison_isolation import PoisonIsolation
 from bullpen.tasks.worker.reports import UNUSABLE, Outage, Reports, log_message
@@ -120,6 +121,8 @@ class AsyncWorkerPool:
             unknown_after=unknown_after,
             observer=getattr(queue, "observer", None) if observer is None else observer,
         )
+        if any(not definition.is_async for definition in queue.registry):
+            import_pool()
         self.id = new_worker_id()
         self._state = WorkerState.NEW
         self._lanes: list[LaneRunner] = []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from bullpen.tasks.model.task import Task, new_as_kept
-from bullpen.tasks.model.task_batch import TaskBatch, batches_of, concatenate, join_batches, split_by_part
+from bullpen.tasks.model.task import Step, Task, new_as_kept
+from bullpen.tasks.model.task_batch import RowReader, TaskBatch, batches_of, concatenate, join_batches, split_by_part
 
 SAME = Task(id="", func_path="app.send", payload=b"", priority=3)
 OTHER = Task(id="", func_path="app.receive", payload=b"")
@@ -72,3 +75,56 @@ def test_what_is_added_together_is_shared_out_again() -> None:
 def test_a_slice_of_a_batch_is_a_batch() -> None:
     part = TaskBatch(SAME, ["a", "b", "c"], [b"1", b"2", b"3"]).part(1, 3)
     assert list(part) == [task(SAME, "b", b"2"), task(SAME, "c", b"3")]
+
+
+# Rows of stored tasks.
+
+
+def reader_of(read: list[str], **fields: object) -> RowReader:
+    """A reader whose rows are `OWN` and a function's name. `read`: the ids of the rows that it has read whole."""
+
+    def read_row(row: Sequence[Any]) -> Task:
+        read.append(row[0])
+        if type(row[1]) is not bytes or type(row[2]) is not float:
+            return Task(id=row[0], func_path=row[4], payload=b"", unreadable="damaged")
+        given: dict[str, Any] = {"eta": row[2], "created_at": row[3], **fields}
+        return Task(id=row[0], func_path=row[4], payload=row[1], **given)
+
+    return RowReader(read_row)
+
+
+def test_rows_of_one_function_are_read_once_and_keep_their_own_values() -> None:
+    read: list[str] = []
+    reader = reader_of(read, max_retries=3)
+    rows = [
+        ("a", b"1", 1.0, 2.0, "f"),
+        ("b", b"2", 3.0, 4.0, "f"),
+        ("c", b"3", 5.0, 6.0, "g"),
+        ("d", b"4", 7.0, 8.0, "g"),
+    ]
+    tasks = [reader.task_of(row) for row in rows]
+    assert [(one.id, one.payload, one.eta, one.created_at, one.func_path) for one in tasks] == rows
+    assert {one.max_retries for one in tasks} == {3}
+    assert read == ["a", "c"]
+    assert tasks[0].headers is not tasks[1].headers
+
+
+@pytest.mark.parametrize(
+    "damaged", [("b", "MQ==", 3.0, 4.0, "f"), ("b", b"2", "soon", 4.0, "f"), ("b", b"2", float("inf"), 4.0, "f")]
+)
+def test_a_damaged_row_among_others_is_read_by_itself_and_is_no_template(damaged: tuple[Any, ...]) -> None:
+    read: list[str] = []
+    reader = reader_of(read)
+    for row in (("a", b"1", 1.0, 2.0, "f"), damaged, ("c", b"3", 5.0, 6.0, "f")):
+        reader.task_of(row)
+    assert "b" in read
+    assert ("c" in read) == (type(damaged[1]) is not bytes or type(damaged[2]) is not float)
+
+
+@pytest.mark.parametrize("fields", [{"headers": {"trace": "1"}}, {"steps": (Step(name="s", number=1, attempt=1),)}])
+def test_a_task_with_headers_or_steps_is_no_template(fields: dict[str, object]) -> None:
+    read: list[str] = []
+    reader = reader_of(read, **fields)
+    for row in (("a", b"1", 1.0, 2.0, "f"), ("b", b"2", 3.0, 4.0, "f")):
+        reader.task_of(row)
+    assert read == ["a", "b"]

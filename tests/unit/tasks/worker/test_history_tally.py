@@ -47,7 +47,7 @@ def counts(row: HistoryRow) -> dict[str, int]:
 
 def test_a_task_is_enqueued_in_the_minute_in_which_it_was_added() -> None:
     tally = HistoryTally()
-    tally.begun(running(created_at=T0 - 90, eta=T0 - 90))
+    tally.begun([running(created_at=T0 - 90, eta=T0 - 90)])
     early, late, *hours = rows_of(tally)
     assert (early.at, counts(early)) == (T0 - 120, {"enqueued": 1})
     assert (late.at, counts(late)) == (T0, {"started": 1})
@@ -57,14 +57,14 @@ def test_a_task_is_enqueued_in_the_minute_in_which_it_was_added() -> None:
 
 def test_a_later_attempt_is_not_enqueued_again() -> None:
     tally = HistoryTally()
-    tally.begun(running(attempt=2))
+    tally.begun([running(attempt=2)])
     assert counts(rows_of(tally)[0]) == {"started": 1}
 
 
 def test_an_attempt_ends_in_the_minute_of_its_end() -> None:
     tally, task = HistoryTally(), running()
-    tally.begun(task)
-    tally.ended(task, succeed(task, b"1"), 100.0, T0 + 101)
+    tally.begun([task])
+    tally.ended([(task, succeed(task, b"1"), 100.0, T0 + 101)])
     begun, ended = rows_of(tally)[:2]
     assert (begun.at, counts(begun)) == (T0, {"enqueued": 1, "started": 1})
     assert (ended.at, counts(ended)) == (T0 + MINUTE, {"success": 1})
@@ -93,11 +93,11 @@ def test_each_settlement_has_one_outcome() -> None:
 
 def test_a_postponed_task_has_not_failed_until_it_is_given_up() -> None:
     tally, task = HistoryTally(), running()
-    tally.ended(task, postpone(task, error("unknown_function"), 0.5, give_up_after=60), None, T0 + 1)
+    tally.ended([(task, postpone(task, error("unknown_function"), 0.5, give_up_after=60), None, T0 + 1)])
     counted = tally.take()
     assert counted is not None
     assert not counted.failures
-    tally.ended(task, postpone(task, error("unknown_function"), 0.5, give_up_after=0), None, T0 + 1)
+    tally.ended([(task, postpone(task, error("unknown_function"), 0.5, give_up_after=0), None, T0 + 1)])
     counted = tally.take()
     assert counted is not None
     assert [row.example.kind for row in counted.failures.values()] == ["unknown_function"]
@@ -112,7 +112,7 @@ def test_an_expired_task_was_enqueued() -> None:
 def test_names_that_are_made_from_data_are_counted_together() -> None:
     tally = HistoryTally()
     for number in range(MOST_NAMES + 20):
-        tally.begun(running(queue=f"q{number}"))
+        tally.begun([running(queue=f"q{number}")])
     minutes = [row for row in rows_of(tally) if row.step == MINUTE]
     assert len(minutes) == MOST_NAMES + 1
     (others,) = (row for row in minutes if row.queue == OTHERS)
@@ -121,15 +121,15 @@ def test_names_that_are_made_from_data_are_counted_together() -> None:
 
 def test_tallies_are_added_and_minutes_that_are_kept_no_longer_are_left_out() -> None:
     one, other = HistoryTally(), HistoryTally()
-    one.begun(running())
-    other.begun(running())
+    one.begun([running()])
+    other.begun([running()])
     assert [counts(row) for row in rows_of(one, other)] == [{"enqueued": 2, "started": 2}] * 2
-    one.begun(running())
+    one.begun([running()])
     assert [row.step for row in rows_of(one, now=T0 + 2 * 86_400)] == [HOUR]
 
 
 def test_a_tally_begins_anew() -> None:
     tally = HistoryTally()
-    tally.begun(running())
+    tally.begun([running()])
     assert tally.take()
     assert not tally.take()

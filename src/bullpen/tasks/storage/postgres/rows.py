@@ -26,6 +26,7 @@ from bullpen.tasks.model.task import (
     prune_at,
     stored_steps,
 )
+from bullpen.tasks.model.task_batch import OWN, RowReader
 from bullpen.tasks.model.unreadable import unreadable_task
 from bullpen.tasks.storage.port import TaskFilter
 
@@ -96,7 +97,7 @@ WHOLE = ", ".join((*READ, *_NO_FIELDS))
 COLUMNS = WHOLE.replace("steps", f"{_STEPS_OF.format('')} AS steps")
 # The columns that a claim returns: without those that the client knows already. A column with its default is NULL.
 _SET_BY_CLAIM = ("status", "worker", "claim_id", "lease_until", "started_at")
-CLAIMED = {name: kind for name, kind in READ.items() if name not in _SET_BY_CLAIM} | {"steps": "text[]"}
+CLAIMED = {name: READ[name] for name in (*OWN, *READ) if name not in _SET_BY_CLAIM} | {"steps": "text[]"}
 CLAIMED_STEPS = _STEPS_OF.format("t.")
 DEFAULTS = {
     "queue": "'default'",
@@ -326,9 +327,10 @@ def task_of(row: Iterable[Any]) -> Task:
     return _task_of(READ_AS, row, {})
 
 
-def claimed_task(row: Iterable[Any], **set_by_claim: Any) -> Task:
-    """From a row of `CLAIMED`, and the fields that the claim has set."""
-    return _task_of(CLAIMED_AS, row, set_by_claim)
+def claimed_tasks(rows: Iterable[Any], **set_by_claim: Any) -> list[Task]:
+    """From rows of `CLAIMED`, and the fields that the claim has set."""
+    reader = RowReader(lambda row: _task_of(CLAIMED_AS, row, set_by_claim))
+    return [reader.task_of(row) for row in rows]
 
 
 def _task_of(names: Iterable[str], row: Iterable[Any], others: Mapping[str, Any]) -> Task:

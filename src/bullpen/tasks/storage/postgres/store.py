@@ -58,7 +58,7 @@ from bullpen.tasks.storage.postgres.rows import (
     COLUMNS,
     SETTLED,
     arrays,
-    claimed_task,
+    claimed_tasks,
     from_text,
     headers_of,
     json_of,
@@ -220,8 +220,8 @@ class PostgresStorage(PostgresClient):
             elif row["func_path"] is None:
                 rejected.add(AttemptKey(row["id"], row["attempt"]))
             else:
-                claimed.append(claimed_task(row, **set_by_claim))
-        return Exchange(tuple(claimed), frozenset(rejected))
+                claimed.append(row)
+        return Exchange(tuple(claimed_tasks(claimed, **set_by_claim)), frozenset(rejected))
 
     async def _settle_with_children(self, settlements: Sequence[Settlement]) -> frozenset[AttemptKey]:
         """Apply settlements and add their children, in one transaction. Returns the rejected ones; their children

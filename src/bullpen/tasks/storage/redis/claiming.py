@@ -12,10 +12,13 @@ from bullpen.tasks.model.task import RUNNING, Progress, Settlement, Step, Task
 from bullpen.tasks.storage.port import AttemptKey, Decide, Exchange, Renewal
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.adding import TaskAdding
+from bullpen.tasks.storage.redis.client import are_ids
 from bullpen.tasks.storage.redis.events import TaskEvents
 from bullpen.tasks.storage.redis.failures import translated_errors
 from bullpen.tasks.storage.redis.reading import ROW
 from bullpen.tasks.storage.redis.rows import NEW_STATE, body_of, new_task, pack, settlement_of, step_of, task_of
+
+CLAIMED_ROW = 7  # values of a task that `exchange.lua` has claimed: the number of its queue, its id, …
 
 
 class TaskClaiming(TaskAdding, TaskEvents):
@@ -93,11 +96,10 @@ class TaskClaiming(TaskAdding, TaskEvents):
         denied, until, claimed, taken = answer
         rejected.update(AttemptKey(denied[at].decode(), int(denied[at + 1])) for at in range(0, len(denied), 2))
         lease_until = float(until)
-        tasks = []
-        for at in range(0, len(claimed), 7):
-            number, *stored = claimed[at : at + 7]
-            if not await self._gave_names(names[number - 1], stored[:1]):
-                tasks.append(task_of(names[number - 1], lease_until, *stored))
+        rows = [claimed[at : at + CLAIMED_ROW] for at in range(0, len(claimed), CLAIMED_ROW)]
+        if not are_ids(claimed[1::CLAIMED_ROW]):
+            rows = [row for row in rows if not await self._gave_names(names[row[0] - 1], row[1:2])]
+        tasks = [task_of(names[number - 1], lease_until, *stored) for number, *stored in rows]
         self._remember({task.id: task.queue for task in tasks})
         after = [task for number, shown in taken for task in self._tasks(names[number - 1], shown)]
         return Exchange(tuple(tasks), frozenset(rejected)), after

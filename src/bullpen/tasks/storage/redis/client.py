@@ -25,12 +25,17 @@ from bullpen.telemetry import SafeLogger
 log = SafeLogger("bullpen.storage")
 
 MAX_REMEMBERED = 20_000  # tasks whose queue a client remembers
-_ID = re.compile(rb"[!-~]+")
+_IDS = re.compile(rb"[!-~]*")
 _PREFIX = re.compile(r"[^{} ]+|[^{} ]*\{[^{} ]+\}[^{} ]*")
 
 _GLOB, _ESCAPED = re.compile(r"[*?\[\]\\]"), r"\\\g<0>"  # of SCAN
 
 _warned: set[tuple[str, str]] = set()  # addresses, and the warnings that this process has logged about them
+
+
+def are_ids(stored: Sequence[bytes]) -> bool:
+    """Whether a client may have written all of these as ids."""
+    return all(stored) and _IDS.fullmatch(b"".join(stored)) is not None
 
 
 class RedisClient(ServerStorage[RedisConnection]):
@@ -229,7 +234,7 @@ class RedisClient(ServerStorage[RedisConnection]):
         """Whether one of these stored ids was none that a client writes, so that no verb could name its task. Then all
         such tasks of the queue have got another id, and have failed.
         """
-        if all(map(_ID.fullmatch, ids)):
+        if are_ids(ids):
             return False
         await self._run(scripts.REPAIR, queue, [""])
         return True

@@ -53,6 +53,10 @@ _KEYS = f"SELECT min(concurrency_key) {_BY_KEY}"
 _decode_terms = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 Head = tuple[float, float, str]
+# The places of columns behind the rowid.
+_ID, _ETA, _QUEUE, _PRIORITY, _KEY = (
+    1 + COLUMNS.split(", ").index(name) for name in ("id", "eta", "queue", "priority", "concurrency_key")
+)
 
 
 def claimable(
@@ -71,11 +75,11 @@ def claimable(
     rows = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=_place)
     try:
         for row in rows:
-            its_room = rooms.get(row[2])
+            its_room = rooms.get(row[_QUEUE])
             if its_room is None:
-                raise _corrupt(f"an index has a row of the queue {row[2]!r} for another queue")
+                raise _corrupt(f"an index has a row of the queue {row[_QUEUE]!r} for another queue")
             if its_room.left > 0:
-                its_room.take(row[8])
+                its_room.take(row[_KEY])
                 found.append(row)
                 if len(found) >= limit:
                     break
@@ -140,7 +144,7 @@ def note_starts(db: sqlite3.Connection, rows: Sequence[Row], limits: Sequence[Li
     rated = {limit.queue: limit.rate for limit in limits if limit.rate is not None}
     if not rated:
         return
-    for queue, starts in Counter(row[2] for row in rows if row[2] in rated).items():
+    for queue, starts in Counter(row[_QUEUE] for row in rows if row[_QUEUE] in rated).items():
         period = rate_period(rated[queue])
         old = "DELETE FROM bullpen_start WHERE queue = ? AND NOT (at > ? AND at <= ?)"
         db.execute(old, (queue, elapsed - period, elapsed + period))
@@ -202,7 +206,7 @@ def _within_keys(db: sqlite3.Connection, queue: str, room: QueueRoom, now: float
     in_order = _stream(db, _KEYED, (queue,), now, room)
     try:
         for row in in_order:
-            if room.has(row[8]) and (not room.in_order or _is_first(db, row)):
+            if room.has(row[_KEY]) and (not room.in_order or _is_first(db, row)):
                 in_vain = 0
                 given.add(row[0])
                 yield row
@@ -220,12 +224,12 @@ def _within_keys(db: sqlite3.Connection, queue: str, room: QueueRoom, now: float
     if room.in_order:
         firsts = [row for key in keys for row in db.execute(_FIRST_DUE, (queue, key, now, now))]
         firsts += db.execute(_SCHEDULES_DUE, (queue, now, now)).fetchall()
-        yield from (row for row in sorted(firsts, key=_place) if row[0] not in given and room.has(row[8]))
+        yield from (row for row in sorted(firsts, key=_place) if row[0] not in given and room.has(row[_KEY]))
         return
     by_key = [_stream(db, _OF_KEY, (queue, key), now, room) for key in keys]
     try:
         for row in heapq.merge(*by_key, key=_place):
-            if row[0] not in given and room.has(row[8]):
+            if row[0] not in given and room.has(row[_KEY]):
                 yield row
     finally:
         for stream in by_key:
@@ -234,10 +238,10 @@ def _within_keys(db: sqlite3.Connection, queue: str, room: QueueRoom, now: float
 
 def _is_first(db: sqlite3.Connection, row: Row) -> bool:
     """Whether no task with its concurrency key that was added before is alive."""
-    if type(row[1]) is str and is_schedule(row[1]):
+    if type(row[_ID]) is str and is_schedule(row[_ID]):
         return True
-    (first,) = db.execute(f"SELECT id {_FIRST}", (row[2], row[8])).fetchone()
-    return bool(first == row[1])
+    (first,) = db.execute(f"SELECT id {_FIRST}", (row[_QUEUE], row[_KEY])).fetchone()
+    return bool(first == row[_ID])
 
 
 def _few_keys(db: sqlite3.Connection, queue: str, most: int) -> list[str] | None:
@@ -263,5 +267,5 @@ def _priorities(db: sqlite3.Connection, waiting: str, which: tuple[str, ...]) ->
 
 def _place(row: Row) -> Head:
     """Where a task stands in the order of claims."""
-    priority = -row[3] if type(row[3]) is int else -math.inf
-    return (priority, row[5], row[1] if type(row[1]) is str else "")
+    priority = -row[_PRIORITY] if type(row[_PRIORITY]) is int else -math.inf
+    return (priority, row[_ETA], row[_ID] if type(row[_ID]) is str else "")

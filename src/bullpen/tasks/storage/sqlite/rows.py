@@ -31,16 +31,16 @@ from bullpen.tasks.model.task import (
     prune_at,
     stored_steps,
 )
+from bullpen.tasks.model.task_batch import OWN
 from bullpen.tasks.model.unreadable import FIELD_TYPES, unreadable_task
 
 Row = tuple[Any, ...]
 
 COLUMNS = (
-    "id, queue, priority, status, eta, expires, unique_key, concurrency_key, attempt, failures, crashes, "
+    f"{', '.join(OWN)}, queue, priority, status, expires, unique_key, concurrency_key, attempt, failures, crashes, "
     "completed_runs, scheduled_at, hold, unique_until, next_task_id, depends_on, waits_for, worker, claim_id, "
-    "lease_until, cancel_requested, created_at, started_at, finished_at, result_ttl, failure_ttl, func_path, options, "
-    "headers, progress, errors, result_dropped, payload, result, format, steps, "
-    "awaits"
+    "lease_until, cancel_requested, started_at, finished_at, result_ttl, failure_ttl, func_path, options, "
+    "headers, progress, errors, result_dropped, result, format, steps, awaits"
 )
 # Of tasks that are new, and need nothing else; those enqueued together differ in the last two only. To bind a value
 # takes longer than to store it, so nothing is bound that need not be.
@@ -98,10 +98,12 @@ def row_of(task: Task, ahead: float) -> Row:
     """`COLUMNS` and `prune_at`. `ahead`: by how much the wall clock is ahead of the clock of leases."""
     return (
         task.id,
+        task.payload,
+        task.eta,
+        task.created_at,
         task.queue,
         task.priority,
         task.status.value,
-        task.eta,
         task.expires,
         task.unique_key,
         task.concurrency_key,
@@ -119,7 +121,6 @@ def row_of(task: Task, ahead: float) -> Row:
         task.claim_id,
         None if task.lease_until is None else task.lease_until - ahead,
         task.cancel_requested,
-        task.created_at,
         task.started_at,
         task.finished_at,
         task.result_ttl,
@@ -130,7 +131,6 @@ def row_of(task: Task, ahead: float) -> Row:
         None if task.progress is None else _encode(task.progress),
         _encode(task.errors) if task.errors else None,
         task.result_dropped,
-        task.payload,
         task.result,
         task.format,
         len(task.steps),
@@ -309,10 +309,12 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 def _task_of(row: Row, ahead: float) -> Task:
     (
         task_id,
+        payload,
+        eta,
+        created_at,
         queue,
         priority,
         status,
-        eta,
         expires,
         unique_key,
         concurrency_key,
@@ -330,7 +332,6 @@ def _task_of(row: Row, ahead: float) -> Task:
         claim_id,
         lease_until,
         cancel_requested,
-        created_at,
         started_at,
         finished_at,
         result_ttl,
@@ -341,7 +342,6 @@ def _task_of(row: Row, ahead: float) -> Task:
         progress,
         errors,
         result_dropped,
-        payload,
         result,
         _,
         _,

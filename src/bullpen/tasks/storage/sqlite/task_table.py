@@ -7,7 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,7 +32,7 @@ from bullpen.tasks.model.task import (
     claimed,
     expired,
 )
-from bullpen.tasks.model.task_batch import TaskBatch, batches_of
+from bullpen.tasks.model.task_batch import RowReader, TaskBatch, batches_of
 from bullpen.tasks.model.unique import RETURN, Duplicates, has_key
 from bullpen.tasks.storage.port import (
     AttemptKey,
@@ -292,10 +292,13 @@ class SqliteTaskTable(StoreRules):
     def _claim(self, worker: str, queues: Sequence[str], limit: int, lease: float, claim_id: str) -> tuple[Task, ...]:
         now, elapsed = self.now, self.elapsed
         rows = self._may_start(queues, limit)
-        taken = [
-            claimed(self._task_of(row[1:]), worker=worker, claim_id=claim_id, now=now, lease_until=now + lease)
-            for row in rows
-        ]
+
+        def read(row: Sequence[Any]) -> Task:
+            task = self._task_of(tuple(row))
+            return claimed(task, worker=worker, claim_id=claim_id, now=now, lease_until=now + lease)
+
+        reader = RowReader(read)
+        taken = [reader.task_of(row[1:]) for row in rows]
         has_unreadable = True in [bool(task.unreadable) for task in taken]
         if has_unreadable and any(type(row[1]) is not str for row in rows):
             self.name_rows()
