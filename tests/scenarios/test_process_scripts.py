@@ -71,6 +71,13 @@ def test_functions_and_classes_of_a_script_are_found(tmp_path: Path, start: str)
     assert 1 <= lines.count("imported by a worker") <= 2
 
 
+@pytest.mark.parametrize("start", START_METHODS)
+def test_functions_of_a_script_that_imports_multiprocessing_are_found(tmp_path: Path, start: str) -> None:
+    (tmp_path / "script.py").write_text("import multiprocessing\n" + SCRIPT)
+    ended = run(tmp_path / "script.py", start)
+    assert (ended.stderr, ended.stdout.splitlines()[-1]) == ("", "done")
+
+
 @pytest.mark.parametrize("command", [["-m", "package.tool"], ["package"]], ids=["module", "folder"])
 def test_a_module_that_is_run_by_name_is_found_and_so_is_what_a_folder_runs(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "package").mkdir()

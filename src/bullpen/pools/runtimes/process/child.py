@@ -25,6 +25,7 @@ from bullpen.pools.runtimes.process.arena import MARKS, Inbox, Outbox, ResultLog
 from bullpen.pools.runtimes.process.calls import CallThreads, MainThreadCalls, RequestCancelled
 
 importing_main = False  # the app's script is being imported: it must not start workers
+has_main = False  # it was imported; `multiprocessing` sets `__mp_main__` too, when it is imported
 of_an_app = False  # this process is a worker or a forkserver
 
 
@@ -622,11 +623,11 @@ def imports_here() -> Literal["module", "script"] | None:
 
 def import_main(name: str | None, path: str | None) -> None:
     """Import the app's script, by its module name or its file, so that pickles can refer to what it defines."""
-    global importing_main  # noqa: PLW0603 — one process, one script
+    global importing_main, has_main  # noqa: PLW0603 — one process, one script
     import runpy
     import types
 
-    if "__mp_main__" in sys.modules:
+    if has_main:
         return
     module = types.ModuleType("__mp_main__")
     importing_main = True
@@ -640,6 +641,7 @@ def import_main(name: str | None, path: str | None) -> None:
         importing_main = False
     module.__dict__.update(found)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+    has_main = True
 
 
 # Errors.
