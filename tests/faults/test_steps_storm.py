@@ -1,5 +1,5 @@
-"""Many tasks with steps and sleeps, on every store, while their workers are killed: the first result of a step that a
-function has got is the one that every later attempt gets.
+"""Many tasks with steps, sleeps and events, on every store, while their workers are killed: the first result of a step
+that a function has got is the one that every later attempt gets, and so is the payload of an event.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ async def storm(steps: int) -> list[str]:
         note(task.id, number, tokens[-1])
         if number == steps // 2:
             await task.asleep(0.05)
+    tokens.append(await task.await_event(f"last:{task.id}"))
+    note(task.id, steps, tokens[-1])
     return tokens
 
 @queue.task(name="blocking")
@@ -60,11 +62,15 @@ def blocking(steps: int) -> list[str]:
         note(task.id, number, tokens[-1])
         if number == steps // 2:
             task.sleep(0.05)
+    tokens.append(task.wait_event("last", own=True, timeout=3600))
+    note(task.id, steps, tokens[-1])
     return tokens
 
 async def main():
     async with AsyncWorkerPool(queue, 8, poll_interval=0.05, lease=1.0):
         while any(status in counts for counts in (await queue.acounts()).values() for status in ("pending", "running")):
+            for waiting in await queue.alist(awaits=True):  # all processes emit, and the first one wins
+                await queue.aemit(waiting.awaits.event, secrets.token_hex(4))
             await asyncio.sleep(0.02)
 
 asyncio.run(main())
@@ -107,4 +113,4 @@ def test_a_result_that_a_function_has_got_stays_the_same(
         got[task, int(number)].add(token)
     assert {place: tokens for place, tokens in got.items() if len(tokens) > 1} == {}
     for job in jobs:
-        assert results[job.id] == [next(iter(got[job.id, number])) for number in range(STEPS)]
+        assert results[job.id] == [next(iter(got[job.id, number])) for number in range(STEPS + 1)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from bullpen import Job, TaskQueue, current_task
+from bullpen import InvalidOption, Job, TaskQueue, current_task
 from bullpen.testing import crash_everywhere
 from bullpen.testing.running import _InlineLane
 
@@ -125,3 +126,44 @@ def test_a_function_that_catches_everything_writes_nothing_after_the_death(queue
 
     points = crash_everywhere(queue, f.enqueue)
     assert len(points) == 5
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_steps_sleeps_and_events_survive_a_death_at_every_point(queue: TaskQueue, store: Any, kind: str) -> None:
+    def checkout(order: int) -> list[Any]:
+        task = current_task()
+        payment = task.step(charge, order)
+        task.sleep(timedelta(days=3))
+        answer = task.wait_event("approved", timeout=3600)
+        return [payment, answer, task.wait_event("never", timeout=60)]
+
+    async def acheckout(order: int) -> list[Any]:
+        task = current_task()
+        payment = await task.astep(charge, order)
+        await task.asleep(timedelta(days=3))
+        answer = await task.await_event("approved", timeout=3600)
+        return [payment, answer, await task.await_event("never", timeout=60)]
+
+    function = queue.task(name="shop.checkout")(checkout if kind == "sync" else acheckout)
+    results: list[Any] = []
+
+    def start() -> Job[Any]:
+        charged.clear()
+        return function.enqueue(42)
+
+    def effects() -> object:
+        (info,) = queue.list()
+        results.append(queue.job(info.id).result(timeout=0))
+        return set(charged)
+
+    points = crash_everywhere(queue, start, effects=effects, events={"approved": {"by": "ada"}}, store=store)
+    assert len(results) == 1 + len(points)
+    assert results[0] == ["payment-42", {"by": "ada"}, None]
+    assert "after step 'event approved' of attempt 2 is kept" in points  # the wait has begun
+    assert "before step 'event approved' of attempt 3 is kept" in points  # with its payload
+
+
+def test_a_store_that_is_not_known_is_rejected(queue: TaskQueue) -> None:
+    with pytest.raises(InvalidOption, match="store must be 'memory' or 'sqlite'"):
+        crash_everywhere(queue, lambda: queue.job("x"), store="redis")  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
     records = read_history(*directory.glob("*.jsonl"))
     check(records).raise_for_violations()
 
-The invariants are those of `bullpen.testing.invariants`, I1 to I21: nothing is lost, nothing runs that should not, what
+The invariants are those of `bullpen.testing.invariants`, I1 to I22: nothing is lost, nothing runs that should not, what
 comes too late is rejected. Some need more than others: what the store holds in the end (`take_stock`), what became of
 workers, what a process holds open. Without that they have nothing to judge.
 """

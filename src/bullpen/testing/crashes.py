@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Literal
 
-from bullpen.errors import QueueError
+from bullpen.errors import InvalidOption, QueueError
 from bullpen.tasks.client.job import Job
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.task import (
@@ -20,11 +21,16 @@ from bullpen.tasks.model.task import (
 )
 from bullpen.tasks.storage.port import AttemptKey, Storage, TaskFilter
 from bullpen.testing.clock import ManualClock
-from bullpen.testing.isolation import in_memory
+from bullpen.testing.isolation import in_memory, in_sqlite
 from bullpen.testing.running import NAME, _here_or_on_loop, _InlineLane
 
 MOST_ATTEMPTS = 10_000  # of all tasks in one run
 MOST_TASKS = 1000
+
+_STORES: dict[str, Callable[[TaskQueue, ManualClock], AbstractContextManager[TaskQueue]]] = {
+    "memory": in_memory,
+    "sqlite": in_sqlite,
+}
 
 Outcome = tuple[TaskStatus, Any, object]  # of the task, its result or error, and the effects
 
@@ -34,7 +40,12 @@ class WorkerDied(BaseException):
 
 
 def crash_everywhere(
-    queue: TaskQueue, start: Callable[[], Job[Any]], *, effects: Callable[[], object] = lambda: None
+    queue: TaskQueue,
+    start: Callable[[], Job[Any]],
+    *,
+    effects: Callable[[], object] = lambda: None,
+    events: Mapping[str, Any] | None = None,
+    store: Literal["memory", "sqlite"] = "memory",
 ) -> list[str]:
     """Run a task to its end; then once more for each point at which its worker could die, and let the worker die there.
 
@@ -46,14 +57,18 @@ def crash_everywhere(
 
     `start` enqueues the task, and resets what its functions change. The points are: after each claim, before and after
     each step is kept, and before and after each attempt is settled. After the death another worker goes on. Sleeps take
-    no time. Each run has a store in memory of its own.
+    no time. `events`: payloads by name; each event comes when a task waits for it and nothing else is due. A wait for
+    any other event ends when its time is over. Each run has a store of its own: in memory, or a SQLite file.
 
     Raises AssertionError if a run ends otherwise than the first one (status, result, `effects`), or if a kept step runs
     again. Returns the points.
     """
-    expected, points = _CrashRun(queue, start, effects).run(None)
+    if store not in _STORES:
+        raise InvalidOption("store", store, "'memory' or 'sqlite'")
+    isolated = _STORES[store]
+    expected, points = _CrashRun(queue, start, effects, events or {}, isolated).run(None)
     for number, point in enumerate(points):
-        found, _ = _CrashRun(queue, start, effects).run(number)
+        found, _ = _CrashRun(queue, start, effects, events or {}, isolated).run(number)
         if found != expected:
             raise AssertionError(f"a worker that dies {point} changes the end: {found!r} in place of {expected!r}")
     return points
@@ -62,10 +77,19 @@ def crash_everywhere(
 class _CrashRun:
     """One run. `kept`: the names of steps that the store has, by task and run."""
 
-    def __init__(self, queue: TaskQueue, start: Callable[[], Job[Any]], effects: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        queue: TaskQueue,
+        start: Callable[[], Job[Any]],
+        effects: Callable[[], object],
+        events: Mapping[str, Any],
+        isolated: Callable[[TaskQueue, ManualClock], AbstractContextManager[TaskQueue]],
+    ) -> None:
         self._queue = queue
         self._start = start
         self._effects = effects
+        self._events = dict(events)  # that have not come yet
+        self._isolated = isolated
         self._dies_at: int | None = None
         self._clock = ManualClock()
         self.is_dead = False
@@ -75,7 +99,7 @@ class _CrashRun:
 
     def run(self, dies_at: int | None) -> tuple[Outcome, list[str]]:
         self._dies_at = dies_at
-        with in_memory(self._queue, self._clock):
+        with self._isolated(self._queue, self._clock):
             job = self._start()
             while wait := _here_or_on_loop(self._queue, self._run_due()):
                 self._clock.advance(wait)
@@ -96,6 +120,9 @@ class _CrashRun:
             await _MortalLane(self._queue, storage, self).run_all(MOST_ATTEMPTS, raises=False)
         pending = await storage.list(TaskFilter(statuses=(PENDING,)), limit=MOST_TASKS)
         now = await storage.now()
+        for name in sorted({task.awaits for task in pending if task.awaits is not None} & self._events.keys()):
+            await self._queue.aemit(name, self._events.pop(name))
+            return 0.001
         return min((task.eta - now + 0.001 for task in pending if task.eta < NEVER), default=0.0)
 
     def _outcome(self, job: Job[Any]) -> Outcome:
@@ -133,7 +160,8 @@ class _MortalLane(_InlineLane):
         self._crash_run.point(f"before step {step.name!r} of attempt {hold.attempt} is kept")
         (task,) = await self._storage.get([hold.id])
         kept = await super().save_step(hold, step)
-        if kept and task is not None:
+        has_ended = step.result is not None or step.error is not None
+        if kept and has_ended and task is not None:
             key = (hold.id, task.completed_runs, step.name)
             if key in self._crash_run.kept and any(one.name == step.name for one in task.steps):
                 self._crash_run.repeated.append(step.name)

@@ -33,7 +33,7 @@ Op = Literal[
     "claim",  # `lease`, `permits` asked for if it is unknown
     "renew",  # `lease`
     "progress",
-    "step",  # a step was kept
+    "step",  # a step was kept; `step`: its name, if it has ended
     "settle",  # by the worker that held it; `status` after it
     "rescue",  # taken back from a worker, by another one
     "expire",
@@ -94,6 +94,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     outcome: Outcome = "ok"
     task: str = ""
     attempt: int = 0
+    step: str = ""
     since: float | None = None  # when it was asked for, if that was earlier: it happened somewhere between
     call: str = ""
     store_at: float | None = None  # by the store's clock, by which `eta` and `expires` are too

@@ -515,6 +515,21 @@ def i21_resources_return(course: Course) -> Found:
                 yield f"{record.actor} had {was[name]} {name} and has {now[name]}", [start, record]
 
 
+def i22_a_kept_step_never_runs_again(course: Course) -> Found:
+    """In one run of a task, no later attempt keeps a step that an earlier one has kept. A task that repeats has several
+    runs, and an operator may let a task run steps again, so these are left out.
+    """
+    for life in course.lives.values():
+        if life.terms.repeats or life.redrives or any(move.op == "change" for move in life.moves):
+            continue
+        kept: dict[str, Record] = {}
+        for record in (record for attempt in life.in_order() for record in attempt.renewals):
+            if record.outcome == "ok" and record.step:
+                first = kept.setdefault(record.step, record)
+                if first.attempt != record.attempt:
+                    yield f"the kept step {record.step!r} of task {life.id} ran again", [first, record]
+
+
 Invariant = Callable[[Course], Found]
 
 INVARIANTS: dict[str, Invariant] = {

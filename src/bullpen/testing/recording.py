@@ -210,7 +210,8 @@ class RecordingStorage:
     async def save_step(self, hold: AttemptKey, step: Step) -> bool:
         call = await self._ask("step", [(hold.id, hold.attempt)])
         applied = await self._storage.save_step(hold, step)
-        self._answer(call, hold.id, hold.attempt, rejected=not applied)
+        has_ended = step.result is not None or step.error is not None
+        self._answer(call, hold.id, hold.attempt, rejected=not applied, step=step.name if has_ended else "")
         return applied
 
     def save_step_in(self, connection: Any, hold: AttemptKey, step: Step) -> Awaitable[None] | None:

@@ -226,7 +226,9 @@ class TaskAttempt:
             if depends_on is not None and depends_on.place:
                 members = await lane.get(depends_on.ids)
             await self._complete_waits()
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
             self._log(logging.WARNING, "released: what it needs from the store cannot be read (%s)", type_of(error))
             lane.settle(self, release(self.task, RESULTS_PAUSE))
             return
