@@ -46,6 +46,7 @@ MODEL = f"{GROUND} tasks.model"
 SERVER = "tasks.storage.port tasks.storage.notifications tasks.storage.server"
 
 LAYERS = [
+    Layer("version"),
     Layer("escaping"),
     Layer("errors", "escaping"),
     Layer("primitives"),
@@ -111,7 +112,7 @@ LAYERS = [
     ),
     Layer(
         "tasks.worker",
-        f"{MODEL} tasks.storage.port tasks.storage.schedules pools",
+        f"{MODEL} tasks.storage.port tasks.storage.schedules pools version",
         third_party="msgspec uvloop",
     ),
     # Interfaces of others, each with its framework.

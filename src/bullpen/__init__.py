@@ -18,7 +18,7 @@ least once, even if the machine dies; its workers run on pools.
       storage/                         the storage port, and memory, SQLite, PostgreSQL, Redis
       worker/                          AsyncWorkerPool and WorkerPool: claim, run, settle
     integrations/ web/ cli/ testing/   Django; the dashboard; the command `bullpen`; tools for the tests of users
-    errors.py escaping.py telemetry.py primitives.py trusted_files.py
+    errors.py escaping.py telemetry.py primitives.py trusted_files.py version.py
 
 To follow one call, read `pools/pool.py`, `pools/dispatch/dispatcher.py` and `pools/runtimes/thread.py`; to follow one
 crash, `pools/runtimes/process/supervised.py` and `pools/supervision/deaths.py`. To follow one task, read
@@ -31,7 +31,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from bullpen.version import __version__
 
 if TYPE_CHECKING:
     from bullpen.errors import (

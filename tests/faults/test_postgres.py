@@ -436,7 +436,7 @@ async def test_a_repeatable_request_is_repeated_if_its_connection_broke(postgres
                 lambda: store.add(new_tasks(10, COPIED)),
                 lambda: store.add(new_tasks(500, 1, unique_key="k")),
                 lambda: store.get(["000000"]),
-                store.counts,
+                lambda: store.counts(),
                 store.now,
             )
         ):

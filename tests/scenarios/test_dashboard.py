@@ -6,19 +6,22 @@ import asyncio
 import html
 import json
 import logging
+import stat
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pytest
 
-from bullpen import TaskQueue
+from bullpen import RESULT, AsyncWorkerPool, TaskQueue, chain, group
 from bullpen.errors import InvalidOption, InvalidOptionType
+from bullpen.tasks.model.task import AttemptError, Task, TaskStatus
 from bullpen.web import dashboard, events
 from tests.scenarios.web_support import ORIGIN, TOKEN, Browser, add_worker, fill, make_queue, site
 
-PAGES = ("/", "/queues", "/tasks", "/failures", "/workers", "/schedules", "/limits", "/system")
+PAGES = ("/", "/queues", "/tasks", "/failures", "/workers", "/functions", "/schedules", "/limits", "/system")
 
 
 @pytest.mark.anyio
@@ -388,3 +391,89 @@ class Elements(HTMLParser):
         self.links += [given[name] or "" for name in ("href", "src", "action") if name in given]
         if tag == "script":
             self.scripts.append(given.get("src"))
+
+
+@pytest.mark.anyio
+async def test_functions_have_percentiles_a_histogram_and_a_failure_rate(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        await fill(queue)
+        for since in ("hour", "day", "week"):
+            page = (await browser.get(f"/functions?since={since}")).text
+            row = page.partition('<tr data-key="shop.send">')[2].partition("</tr>")[0]
+            assert "66.7 %" in row  # one success, one retry, one failure
+            assert 'aria-label="3 runs by duration"' in row
+        assert (await browser.get("/functions?since=year")).status_code == 400
+
+
+@pytest.mark.anyio
+async def test_a_task_shows_those_before_and_after_it_as_a_picture(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+
+        @queue.task(name="shop.part")
+        def part(number: int) -> int:
+            return number
+
+        @queue.task(name="shop.combine")
+        def combine(numbers: list[int]) -> int:
+            return sum(numbers)
+
+        last = await chain(group(part.call(1), part.call(2)), combine.call(RESULT)).aenqueue()
+        info = await queue.aget(last.id)
+        assert len(info.after) == 2
+        for task_id in (last.id, info.after[0]):
+            page = (await browser.get(f"/tasks/{task_id}")).text
+            picture = page.partition('<svg class="graph"')[2].partition("</svg>")[0]
+            shown = 3 if task_id == last.id else 2
+            assert picture.count('class="node"') == shown, picture
+            assert picture.count("<path") == shown - 1
+            assert picture.count('aria-current="true"') == 1
+        (alone,) = [await queue.aenqueue("shop.send", ["x@"])]
+        assert "<svg" not in (await browser.get(f"/tasks/{alone.id}")).text
+
+
+@pytest.mark.anyio
+async def test_a_failed_attempt_shows_its_black_box(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        job = await queue.aenqueue("shop.send", ["x"])
+        storage = await queue.astorage()
+
+        def fail(task: Task, now: float) -> Task:
+            error = AttemptError(
+                kind="crash", attempt=1, at=now, log=("12:00 <b>last words</b>",), exit_code=-9, peak_memory=300 << 20
+            )
+            return msgspec.structs.replace(task, status=TaskStatus.FAILED, errors=(error,), finished_at=now, attempt=1)
+
+        await storage.change([job.id], fail)
+        page = (await browser.get(f"/tasks/{job.id}")).text
+        assert "12:00 &lt;b&gt;last words&lt;/b&gt;" in page
+        assert "-9 (SIGKILL)" in page
+        assert "300 MiB" in page
+
+
+@pytest.mark.anyio
+async def test_the_system_page_shows_versions_and_changes_also_after_a_restart(tmp_path: Path) -> None:
+    audit_file = tmp_path / "audit.jsonl"
+    async with site(tmp_path, audit_file=audit_file) as (queue, app), Browser(app) as browser:
+        await add_worker(queue, "old")
+        async with AsyncWorkerPool(queue, 1):
+            assert "Changes are shown to visitors who have logged in" in (await browser.get("/system")).text
+            await browser.log_in()
+            await browser.act("/queues/pause", queue="mail")
+            page = (await browser.get("/system")).text
+            assert "not all the same" in page
+            assert page.count('<tr data-key="') == 2
+            assert "paused the queue mail" in page
+            assert "--audit-file" not in page
+    assert stat.S_IMODE(audit_file.stat().st_mode) == 0o600
+    async with site(tmp_path, audit_file=audit_file) as (_, app), Browser(app) as browser:
+        await browser.log_in()
+        assert "paused the queue mail" in (await browser.get("/system")).text
+
+
+@pytest.mark.anyio
+async def test_a_schedule_shows_its_next_runs(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        await fill(queue)
+        page = (await browser.get("/schedules")).text
+        assert page.count('<span class="then">') == 2
+        assert "At 02:30 every day (Europe/Berlin)" in page

@@ -268,7 +268,7 @@ HOSTILE = (
 ALLOWED_TAGS = frozenset(
     "html head meta title link script body a header span nav div button form input main h1 h2 section ul ol li p code "
     "pre table thead tbody tr th td time small label select option datalist details summary strong dl dt dd footer "
-    "progress meter svg rect polyline".split()
+    "progress meter svg rect polyline path text".split()
 )
 UNSEEN = ("\u202e", "\u2066")
 

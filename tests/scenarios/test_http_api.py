@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -107,8 +108,8 @@ async def test_arguments_have_the_types_of_the_function(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "code", "words"),
     [
-        ({"function": "shop.sent", "args": ["x"]}, 400, "unknown_task", "shop.send"),
-        ({"function": "os.system", "args": ["id"]}, 400, "unknown_task", "os.system"),
+        ({"function": "shop.sent", "args": ["x"]}, 404, "unknown_task", "shop.send"),
+        ({"function": "os.system", "args": ["id"]}, 404, "unknown_task", "os.system"),
         ({"function": "shop.send", "args": [7]}, 400, "invalid_payload", "args[0]"),
         ({"function": "shop.send"}, 400, "invalid_payload", "to"),
         ({"function": "shop.send", "args": "x"}, 400, "wrong_parameter", "args"),
@@ -120,7 +121,7 @@ async def test_arguments_have_the_types_of_the_function(tmp_path: Path) -> None:
             "wrong_parameter",
             "eta",
         ),
-        ({"function": "shop.send", "args": ["x"], "options": {"queue": "a/b"}}, 400, "invalid_option", "queue"),
+        ({"function": "shop.send", "args": ["x"], "options": {"queue": "a/b"}}, 400, "wrong_parameter", "queue"),
         ({"function": "shop.send", "args": ["x" * 300_000]}, 413, "payload_too_large", "262144"),
         ({"function": "shop.send", "args": ["x" * 1_100_000]}, 413, "request_entity_too_large", "1048576"),
         ([], 400, "wrong_parameter", "object"),
@@ -301,7 +302,7 @@ async def test_only_so_many_callers_wait(tmp_path: Path, monkeypatch: pytest.Mon
 async def test_the_document_is_served_and_names_every_operation_scope_and_error(tmp_path: Path) -> None:
     async with programs(tmp_path) as (_, by):
         served_document = await by["enqueue"].get("/openapi.json")
-    assert served_document == openapi_document()
+    assert served_document == json.loads(json.dumps(openapi_document()))
     assert openapi_document("/bullpen")["servers"] == [{"url": "/bullpen/api/v1"}]
     described = [one for path in served_document["paths"].values() for one in path.values()]
     assert {one["operationId"] for one in described} == {one.name for one in OPERATIONS}

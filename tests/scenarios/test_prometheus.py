@@ -188,7 +188,7 @@ def test_scrapes_share_a_read_of_the_store(queue: TaskQueue, monkeypatch: pytest
 
 def test_a_store_that_fails_is_shown_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(MemoryStorage):
-        async def counts(self) -> Any:
+        async def counts(self, limit: int | None = None) -> Any:
             raise StorageUnavailable("no answer", storage="memory")
 
     with TaskQueue(Broken()) as queue, Pool(1, name="web") as pool:
@@ -203,10 +203,10 @@ def test_a_store_that_hangs_holds_up_no_scrape_and_costs_one_thread(monkeypatch:
     let_go = threading.Event()
 
     class Hanging(MemoryStorage):
-        async def counts(self) -> Any:
+        async def counts(self, limit: int | None = None) -> Any:
             while not let_go.is_set():  # noqa: ASYNC110 — another thread sets it
                 await asyncio.sleep(0.001)
-            return await super().counts()
+            return await super().counts(limit)
 
     with TaskQueue(Hanging()) as queue, Pool(1, name="web") as pool:
         collector = BullpenCollector(queue, pool)

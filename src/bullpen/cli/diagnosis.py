@@ -18,6 +18,7 @@ from bullpen.tasks.storage.port import FunctionSet, HealthFinding, Limit, Schema
 from bullpen.tasks.worker.identity import is_dead
 
 MANY = 10_000  # pending tasks in a queue …
+MOST_COUNTED = 10_000  # pending tasks of a queue; more are "more than 10,000"
 LONG = 60.0  # … and the age of the oldest in seconds
 SKEW, GREAT_SKEW = 2.0, 30.0
 OVERDUE = 30.0  # seconds after the end of a lease
@@ -28,7 +29,7 @@ OLD_WAIT = 30 * DAY  # seconds that a task may wait for an event without a limit
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of a store. `oldest` has the first page of pending tasks of each queue."""
+    """A snapshot of a store. `oldest` has the first pending tasks of each queue."""
 
     now: float
     ahead: float = 0.0  # seconds that the clock of the store is ahead of this machine
@@ -284,6 +285,8 @@ def _clock(look: Look) -> Iterable[HealthFinding]:
 
 
 def _waiting(many: int) -> str:
+    if many > MOST_COUNTED:
+        return f"more than {MOST_COUNTED:,} tasks are pending"
     return counted(many, "task is pending", "tasks are pending")
 
 

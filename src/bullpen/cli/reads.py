@@ -5,19 +5,21 @@ one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from bullpen import primitives
 from bullpen.cli.commands.doctor import examine, look_at
+from bullpen.cli.commands.status import is_up
 from bullpen.cli.diagnosis import Look, diagnose
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.failure_groups import FailureGroup
-from bullpen.tasks.model.history import HistoryPeriod
-from bullpen.tasks.model.info import TaskInfo
-from bullpen.tasks.model.task import TaskStatus
+from bullpen.tasks.model.history import HOUR, HistoryPeriod
+from bullpen.tasks.model.info import TaskInfo, as_datetime
+from bullpen.tasks.model.task import Task, TaskStatus
 from bullpen.tasks.storage.port import Counts, HealthFinding, Limit, WorkerRecord
 
 T = TypeVar("T")
@@ -27,6 +29,8 @@ FRESH_FINDINGS = 10.0
 FRESH_HISTORY = 5.0
 DAY = 86_400.0
 REST = 10  # a read stays fresh for so many times the time that it took
+MOST_COUNTED = 1000  # tasks of one queue and status: more are shown as "1,000+"
+LOOKED_AT = 100  # pending tasks of a queue, for the doctor
 RUNNING_SHOWN = 500  # running tasks that are read at once
 
 
@@ -38,8 +42,9 @@ class StoreOverview(msgspec.Struct, frozen=True, kw_only=True):
     paused: frozenset[str]
     limits: Sequence[Limit]
     workers: Sequence[WorkerRecord]
+    up: Sequence[WorkerRecord]  # those that are neither dead nor silent
     running: Sequence[TaskInfo]  # the first ones
-    oldest: dict[str, TaskInfo]  # by queue: the pending task that was enqueued first
+    oldest: Mapping[str, float]  # by queue: the earliest eta of its pending tasks
 
     @property
     def queues(self) -> list[str]:
@@ -68,6 +73,12 @@ class StoreReads:
         """The history of the last hour, minute by minute."""
         return await self._shared("minutes", FRESH_HISTORY, self._queue.ahistory)
 
+    async def functions(self, since: int) -> Sequence[HistoryPeriod]:
+        """One period for each function."""
+        step = since + HOUR if since > HOUR else 2 * HOUR
+        read = partial(self._queue.ahistory, since=since, by="function", step=step)
+        return await self._shared(f"functions {since}", FRESH_HISTORY, read)
+
     async def failures(self, days: int) -> Sequence[FailureGroup]:
         return await self._shared(f"failures {days}", FRESH_HISTORY, lambda: self._queue.afailures(since=days * DAY))
 
@@ -84,24 +95,23 @@ class StoreReads:
     async def _read_overview(self) -> StoreOverview:
         queue = self._queue
         storage = await queue.astorage()
-        counts = await queue.acounts()
-        waiting = [name for name, by_status in counts.items() if by_status.get(TaskStatus.PENDING)]
-        oldest = {name: await queue.alist(queue=name, status="pending", limit=1) for name in waiting}
+        now, workers = await storage.now(), await queue.aworkers()
         return StoreOverview(
-            now=await storage.now(),
-            counts=counts,
+            now=now,
+            up=[worker for worker in workers if is_up(worker, as_datetime(now))],
+            counts=await queue.acounts(limit=MOST_COUNTED),
             paused=await queue.apaused(),
             limits=await queue.alimits(),
-            workers=await queue.aworkers(),
+            workers=workers,
             running=await queue.alist(status="running", limit=RUNNING_SHOWN),
-            oldest={name: tasks[0] for name, tasks in oldest.items() if tasks},
+            oldest=_oldest(await storage.first_pending(1)),
         )
 
     async def _examine(self) -> Sequence[HealthFinding]:
         client = self._queue.storage.another()
         if client is not None:
-            return await examine(client)
-        look: Look = await look_at(await self._queue.astorage())  # a store in memory has only one client
+            return await examine(client, LOOKED_AT)
+        look: Look = await look_at(await self._queue.astorage(), LOOKED_AT)  # a store in memory has only one client
         return diagnose(look)
 
     def forget(self) -> None:
@@ -134,6 +144,13 @@ class _KeptRead:
         if self.task.cancelled() or self.task.exception() is not None:
             return False
         return primitives.system_clock.monotonic() - self._began <= max(fresh, self._took * REST)
+
+
+def _oldest(pending: Sequence[Task]) -> dict[str, float]:
+    oldest: dict[str, float] = {}
+    for task in pending:
+        oldest[task.queue] = min(oldest.get(task.queue, task.eta), task.eta)
+    return oldest
 
 
 async def _await(read: Callable[[], Awaitable[T]]) -> T:

@@ -257,8 +257,11 @@ class RecordingStorage:
     ) -> Sequence[Task]:
         return await self._storage.list(which, limit=limit, after=after, newest=newest)
 
-    async def counts(self) -> Counts:
-        return await self._storage.counts()
+    async def counts(self, limit: int | None = None) -> Counts:
+        return await self._storage.counts(limit)
+
+    async def first_pending(self, limit: int) -> Sequence[Task]:
+        return await self._storage.first_pending(limit)
 
     async def count(self, which: TaskFilter) -> int:
         return await self._storage.count(which)

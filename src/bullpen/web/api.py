@@ -86,6 +86,8 @@ def read_parameters(query: str, kind: type[Q]) -> Q:
     given = dict(pairs)
     if len(given) < len(pairs):
         raise WrongParameter("a parameter is given twice")
+    if any(value.lower() == "null" for value in given.values()):
+        raise WrongParameter("null is no value; leave the parameter out")
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -192,19 +194,18 @@ def _task_changed(changed: bool, info: TaskInfo, verb: str) -> ApiAnswer:
 
 async def list_queues(call: ApiCall) -> ApiAnswer:
     seen = await call.reads.overview()
-    now = as_datetime(seen.now)
     limits = {limit.queue: limit for limit in seen.limits if limit.is_limit}
     found = []
     for name in seen.queues:
-        oldest = seen.oldest.get(name)
+        oldest = seen.oldest.get(name, seen.now)
         found.append(
             types.QueueDocument(
                 name=name,
                 counts={str(status): seen.counts.get(name, {}).get(status, 0) for status in TaskStatus},
                 paused=name in seen.paused,
                 limit=limits.get(name),
-                oldest_due=None if oldest is None or oldest.eta > now else oldest.eta,
-                workers=sum(1 for worker in seen.workers if worker.serves(name) and is_up(worker, now)),
+                oldest_due=None if oldest >= seen.now else as_datetime(oldest),
+                workers=sum(worker.serves(name) for worker in seen.up),
             )
         )
     return ApiAnswer(types.QueuePage(queues=found))
@@ -272,7 +273,7 @@ async def list_workers(call: ApiCall) -> ApiAnswer:
 
 async def statistics(call: ApiCall) -> ApiAnswer:
     seen = await call.reads.overview()
-    up = [worker for worker in seen.workers if is_up(worker, as_datetime(seen.now))]
+    up = seen.up
     return ApiAnswer(
         types.Statistics(
             at=as_datetime(seen.now),

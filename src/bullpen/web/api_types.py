@@ -11,11 +11,12 @@ from msgspec import UNSET, Meta, UnsetType
 from bullpen.tasks.model.failure_groups import FailureGroup
 from bullpen.tasks.model.history import COUNTED, Histogram, HistoryPeriod
 from bullpen.tasks.model.info import ScheduleInfo, TaskInfo
-from bullpen.tasks.model.options import MAX_SECONDS
+from bullpen.tasks.model.options import MAX_SECONDS, QUEUE_NAME
 from bullpen.tasks.model.task import Progress, TaskStatus, UniqueScope
 from bullpen.tasks.model.unique import OnDuplicate
 from bullpen.tasks.storage.port import HealthFinding, Limit
 
+QUEUE = f"^{QUEUE_NAME.pattern}$"
 LONGEST_VALUE = 512  # characters of a parameter
 LARGEST_PAGE = 200
 LONGEST_WAIT = 60.0
@@ -36,7 +37,7 @@ class TaskListQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Which tasks, and which page of them."""
 
     status: Annotated[TaskStatus, Meta(description="only tasks with this status")] | None = None
-    queue: Annotated[str, Meta(max_length=100, description="only tasks of this queue")] | None = None
+    queue: Annotated[str, Meta(pattern=QUEUE, description="only tasks of this queue")] | None = None
     function: Annotated[Text, Meta(description="name of a function, or its last parts")] | None = None
     key: Annotated[Text, Meta(description="unique key or concurrency key")] | None = None
     worker: Annotated[Text, Meta(description="worker that runs them, or ran them last")] | None = None
@@ -59,8 +60,10 @@ class HistoryQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Which part of the history."""
 
     since: Annotated[float, Meta(ge=60, le=LONGEST_HISTORY, description="seconds before now")] = 3600.0
-    step: Annotated[float, Meta(ge=60, le=LONGEST_HISTORY, description="seconds of a period")] | None = None
-    queue: Annotated[str, Meta(max_length=100, description="only tasks of this queue")] | None = None
+    step: (
+        Annotated[float, Meta(ge=60, le=LONGEST_HISTORY, multiple_of=60, description="seconds of a period")] | None
+    ) = None
+    queue: Annotated[str, Meta(pattern=QUEUE, description="only tasks of this queue")] | None = None
     function: Annotated[Text, Meta(description="only tasks of this function")] | None = None
     by: Annotated[Literal["queue", "function"], Meta(description="one period for each of them")] | None = None
 
@@ -77,7 +80,7 @@ class FailureQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class NewTaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The options of a call. What is left out is as the function has it."""
 
-    queue: Annotated[str, Meta(max_length=100)] | UnsetType = UNSET
+    queue: Annotated[str, Meta(pattern=QUEUE)] | UnsetType = UNSET
     priority: int | UnsetType = UNSET
     delay: Duration | UnsetType = UNSET
     eta: Annotated[datetime, Meta(tz=True)] | UnsetType = UNSET
@@ -187,7 +190,7 @@ class TaskChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue. `counts` has the number of tasks by status."""
+    """A queue. `counts` has the number of tasks by status; 1001 stands for more than 1000."""
 
     name: str
     counts: dict[str, int]

@@ -36,9 +36,10 @@ from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.web.access import LOOPBACK_NAMES, SESSION_SECONDS, AccessRules, Visitor
 from bullpen.web.actions import ACTIONS, ActionRequest
 from bullpen.web.api import OPERATIONS, ApiCall, Operation, encode, error_code, read_body, read_parameters
+from bullpen.web.audit import AuditLog
 from bullpen.web.bulk import BulkRuns
 from bullpen.web.events import EventStreams
-from bullpen.web.gate import API, Gate, LoginLimit, audit, content_type, local_path, problem, read_bytes
+from bullpen.web.gate import API, Gate, LoginLimit, content_type, local_path, problem, read_bytes
 from bullpen.web.openapi import BASE, openapi_document
 from bullpen.web.parameters import WrongParameter, read_query, required
 from bullpen.web.rendering import Renderer
@@ -61,6 +62,7 @@ def dashboard(
     read_only: bool = False,
     login_code: str | None = None,
     tokens: str | os.PathLike[str] | None = None,
+    audit_file: str | os.PathLike[str] | None = None,
 ) -> ASGIApp:
     """The dashboard of the store of `queue`, as an ASGI app. It serves nobody unless one of these lets them in:
 
@@ -70,6 +72,7 @@ def dashboard(
     - `tokens`: a file with tokens for programs, which use the HTTP API; see `bullpen tokens`.
 
     `hosts` are the names under which browsers reach it, without ports. `read_only`: nobody changes anything.
+    `audit_file`: a file that keeps the latest changes, for the system page.
     """
     if not isinstance(queue, TaskQueue):
         raise InvalidOptionType("queue", queue, "a TaskQueue")
@@ -84,17 +87,21 @@ def dashboard(
     )
     if token is None and not rules.proxies and not anonymous and tokens is None:
         raise InvalidOption("token", None, "given, unless trusted_proxies, anonymous or tokens lets somebody in")
-    return Gate(Dashboard(queue, rules, login_code).app, rules, None if tokens is None else TokenFile(tokens))
+    inner = Dashboard(queue, rules, login_code, AuditLog(audit_file))
+    return Gate(inner.app, rules, None if tokens is None else TokenFile(tokens))
 
 
 class Dashboard:
     """The app behind the gate."""
 
-    def __init__(self, queue: TaskQueue, rules: AccessRules, login_code: str | None) -> None:
+    def __init__(
+        self, queue: TaskQueue, rules: AccessRules, login_code: str | None, audit: AuditLog | None = None
+    ) -> None:
         self._queue = queue
         self._rules = rules
         self._login_code = login_code
         self._login_limit = LoginLimit()
+        self._audit = audit or AuditLog()
         self._reads = StoreReads(queue)
         self._bulk = BulkRuns(queue, self._reads.forget)
         self._renderer = Renderer(rules)
@@ -139,7 +146,9 @@ class Dashboard:
         return show
 
     def _visit(self, request: Request, query: str, task_id: str) -> Visit:
-        return Visit(self._queue, self._reads, self._bulk, request.state.visitor, read_query(query), task_id)
+        return Visit(
+            self._queue, self._reads, self._bulk, self._audit, request.state.visitor, read_query(query), task_id
+        )
 
     async def _events(self, request: Request) -> Response:
         """The live part of the page that the parameter `view` names by its path and query."""
@@ -165,7 +174,7 @@ class Dashboard:
             visitor: Visitor = request.state.visitor
             done = await ACTIONS[path](ActionRequest(self._queue, self._bulk, visitor.name, request.state.form))
             self._reads.forget()
-            audit(visitor, request, done.message)
+            self._note(visitor, request, done.message)
             return _go_to(request, done.page)
 
         return act
@@ -186,7 +195,7 @@ class Dashboard:
                 answer = await operation.run(call)
             if answer.done:
                 self._reads.forget()
-                audit(request.state.visitor, request, answer.done)
+                self._note(request.state.visitor, request, answer.done)
             headers = {"location": f"{request.state.root}{BASE}{answer.location}"} if answer.location else {}
             return Response(encode(answer.document), answer.status, headers, "application/json")
 
@@ -209,6 +218,11 @@ class Dashboard:
         finally:
             self._waiting -= waits
 
+    def _note(self, visitor: Visitor | None, request: Request, what: str) -> None:
+        """What was changed, by which visitor and from where."""
+        peer = request.client.host if request.client is not None else "an unknown address"
+        self._audit.add("a visitor" if visitor is None else visitor.name, peer, what)
+
     # Sessions.
 
     async def _log_in(self, request: Request) -> Response:
@@ -226,12 +240,12 @@ class Dashboard:
             return self._renderer.page(request, "login", {"problem": "Too many wrong tokens. Wait a minute."}, 429)
         if not self._rules.accepts_token(request.state.form.get("token", "")):
             self._login_limit.failed(now)
-            audit(None, request, "gave a wrong token")
+            self._note(None, request, "gave a wrong token")
             return self._renderer.page(request, "login", {"problem": "This is not the token."}, 403)
         return self._begin_session(request)
 
     def _begin_session(self, request: Request) -> Response:
-        audit(None, request, "logged in with the token")
+        self._note(None, request, "logged in with the token")
         response = _go_to(request, "/")
         response.set_cookie(
             self._rules.cookie,
@@ -245,7 +259,7 @@ class Dashboard:
         return response
 
     async def _log_out(self, request: Request) -> Response:
-        audit(request.state.visitor, request, "logged out")
+        self._note(request.state.visitor, request, "logged out")
         response = _go_to(request, "/login")
         response.delete_cookie(self._rules.cookie, path=request.state.root or "/")
         return response
@@ -278,11 +292,11 @@ def _status_of(error: Exception) -> int:
     match error:
         case HTTPException():
             return error.status_code
-        case TaskNotFound() | ScheduleNotFound():
+        case TaskNotFound() | ScheduleNotFound() | UnknownTask():
             return HTTPStatus.NOT_FOUND
         case PayloadTooLarge():
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-        case WrongParameter() | InvalidOption() | InvalidArgument() | InvalidPayload() | UnknownTask():
+        case WrongParameter() | InvalidOption() | InvalidArgument() | InvalidPayload():
             return HTTPStatus.BAD_REQUEST
         case StorageError():
             return HTTPStatus.SERVICE_UNAVAILABLE

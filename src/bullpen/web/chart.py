@@ -89,6 +89,23 @@ def draw_hours(hours: Sequence[int]) -> list[ChartBar]:
     ]
 
 
+RUNS_WIDTH, RUNS_HEIGHT = 120, 24
+
+
+def draw_runs(run: Histogram) -> list[ChartBar]:
+    """How long runs took: one bar for each bucket between the shortest and the longest, on a scale of factors."""
+    filled = [place for place, many in enumerate(run.buckets) if many]
+    if not filled:
+        return []
+    buckets = run.buckets[filled[0] : filled[-1] + 1]
+    slot, most = RUNS_WIDTH / max(len(buckets), 8), max(buckets)
+    return [
+        ChartBar("run", round(number * slot, 1), round(RUNS_HEIGHT - height, 1), round(slot * 0.8, 1), round(height, 1))
+        for number, many in enumerate(buckets)
+        if (height := max(many / most * RUNS_HEIGHT, 1.0) if many else 0.0)
+    ]
+
+
 def _words(period: HistoryPeriod) -> str:
     counts = f"{period.enqueued} enqueued, {period.success} success, {period.retried} retried"
     return f"{period.at:%H:%M} UTC: {counts}, {failures_of(period)} failed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -16,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bullpen.escaping import escape
 from bullpen.web.access import AccessRules, Visitor
 from bullpen.web.tokens import TokenFile
 
@@ -37,8 +35,6 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-
-logger = logging.getLogger("bullpen.web")
 
 
 class Gate:
@@ -219,10 +215,3 @@ class LoginLimit:
 
     def failed(self, now: float) -> None:
         self._failed.append(now)
-
-
-def audit(visitor: Visitor | None, request: Request, what: str) -> None:
-    """Log what was changed, by which visitor and from where."""
-    name = "a visitor" if visitor is None else visitor.name
-    peer = request.client.host if request.client is not None else "an unknown address"
-    logger.info("audit: %s at %s %s", escape(name), escape(peer), escape(what))

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from bullpen import __version__
+from bullpen.tasks.model.options import QUEUE_NAME
 from bullpen.web.api import OPERATIONS, Operation
 from bullpen.web.api_types import Problem
 
@@ -17,7 +18,7 @@ ERRORS = {
     "400": "The address or the body is wrong.",
     "401": "The token is missing or not known.",
     "403": "The token lacks the scope, or the dashboard is read-only.",
-    "404": "There is no such task, queue or schedule.",
+    "404": "There is no such function, task or schedule.",
     "409": "The change is not possible now.",
     "413": "The body or the payload is too large.",
     "415": "The body is not JSON.",
@@ -73,7 +74,9 @@ def _described(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         answers["201"] = {"description": "A new task is stored.", "content": content}
     parameters = _parameters(schemas[operation.query.__name__])
     if "{id" in operation.path:
-        text = {"type": "string", "minLength": 1, "maxLength": 512}
+        text: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": 512}
+        if operation.path.startswith("/queues/"):
+            text = {"type": "string", "pattern": f"^{QUEUE_NAME.pattern}$"}
         parameters.insert(0, {"name": "id", "in": "path", "required": True, "schema": text})
     described: dict[str, Any] = {
         "operationId": operation.name,

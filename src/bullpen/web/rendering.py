@@ -18,6 +18,7 @@ from bullpen.escaping import escape_lines
 from bullpen.tasks.model.info import TaskInfo
 from bullpen.web.access import AccessRules
 from bullpen.web.actions import DONE
+from bullpen.web.reads import MOST_COUNTED
 from bullpen.web.views import View
 
 NAVIGATION = (
@@ -26,6 +27,7 @@ NAVIGATION = (
     ("tasks", "/tasks", "Tasks"),
     ("failures", "/failures", "Failures"),
     ("workers", "/workers", "Workers"),
+    ("functions", "/functions", "Functions"),
     ("schedules", "/schedules", "Schedules"),
     ("limits", "/limits", "Limits"),
     ("system", "/system", "System"),
@@ -46,12 +48,13 @@ class Renderer:
             finalize=_visible,
         )
         self._templates.filters |= {
-            "duration": duration,
+            "duration": _duration,
             "when": when,
             "clock": _clock,
             "short": _short,
             "sentence": _sentence,
             "with_code": _with_code,
+            "many": _many,
             "path": lambda text: quote(text, safe=""),
         }
         self._templates.globals |= {"state_of": _state_of, "navigation": NAVIGATION, "version": __version__}
@@ -109,6 +112,15 @@ def _with_code(text: str) -> Markup:
     """Text in which backticks surround commands."""
     parts = [escape(escape_lines(part)) for part in text.split("`")]
     return Markup().join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
+
+
+def _duration(seconds: float) -> str:
+    return "<1 ms" if 0 < seconds < 0.0005 else duration(seconds)
+
+
+def _many(count: int) -> str:
+    """A number of tasks, as far as they were counted."""
+    return f"{MOST_COUNTED:,}+" if count > MOST_COUNTED else f"{count:,}"
 
 
 def _clock(instant: datetime) -> str:

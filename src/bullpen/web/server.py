@@ -45,6 +45,8 @@ class ServerOptions:
     require_login: bool
     read_only: bool
     tokens: str | None = None
+    audit_file: str | None = None
+    unix_socket: str | None = None
 
     @property
     def is_local(self) -> bool:
@@ -77,6 +79,7 @@ def run(queue: TaskQueue, options: ServerOptions, announce: Callable[[Mapping[st
         read_only=options.read_only,
         login_code=code,
         tokens=options.tokens,
+        audit_file=options.audit_file,
     )
     config = uvicorn.Config(
         app,

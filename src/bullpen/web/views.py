@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +16,17 @@ from bullpen.cli.store import address_of
 from bullpen.errors import InvalidPayload, UnknownTask
 from bullpen.tasks.client.job import Job
 from bullpen.tasks.client.task_queue import TaskQueue
-from bullpen.tasks.model.info import TaskInfo, as_datetime, describe_attempts
+from bullpen.tasks.model.history import HOUR
+from bullpen.tasks.model.info import TaskError, TaskInfo, as_datetime, describe_attempts, in_zone, schedule_info_of
+from bullpen.tasks.model.schedule_changes import next_times
 from bullpen.tasks.model.task import FINAL, Task, TaskStatus
 from bullpen.tasks.storage.port import Limit, WorkerRecord
+from bullpen.tasks.storage.schedules import all_schedules
 from bullpen.web.access import Visitor
+from bullpen.web.audit import AuditLog
 from bullpen.web.bulk import BulkRuns
-from bullpen.web.chart import draw, draw_hours
+from bullpen.web.chart import draw, draw_hours, draw_runs
+from bullpen.web.graph import read_graph
 from bullpen.web.parameters import WrongParameter, one_of
 from bullpen.web.selection import STATUSES, TaskSelection, Verb, read_verb
 
@@ -28,6 +34,11 @@ PAGE_SIZE = 50
 LARGEST_TEXT = 20_000  # characters of a result or of arguments
 GROUPS_SHOWN = 100
 WORKERS_SHOWN = 100
+SCHEDULES_SHOWN = 200
+NEXT_RUNS = 3
+FUNCTIONS_SHOWN = 200
+AUDIT_SHOWN = 50
+SINCE: Mapping[str, int] = {"hour": HOUR, "day": 24 * HOUR, "week": 7 * 24 * HOUR}
 SAMPLE = 5  # tasks that are shown before an action on many
 VERBS: Mapping[Verb, str] = {"retry": "Run again", "cancel": "Cancel", "delete": "Delete"}
 
@@ -41,6 +52,7 @@ class Visit:
     queue: TaskQueue
     reads: StoreReads
     bulk: BulkRuns
+    audit: AuditLog
     visitor: Visitor
     parameters: Mapping[str, str]
     id: str = ""  # at the end of the path: of a task, or of an action on many tasks
@@ -61,7 +73,7 @@ class View:
 
 async def overview(visit: Visit) -> Values:
     seen = await visit.reads.overview()
-    up = [worker for worker in seen.workers if is_up(worker, as_datetime(seen.now))]
+    up = seen.up
     return {
         "now": as_datetime(seen.now),
         "findings": await visit.reads.findings(),
@@ -83,14 +95,14 @@ async def queues(visit: Visit) -> Values:
 def _queue_row(name: str, seen: StoreOverview) -> Values:
     now = as_datetime(seen.now)
     by_status = seen.counts.get(name, {})
-    oldest = seen.oldest.get(name)
+    oldest = seen.oldest.get(name, now.timestamp())
     return {
         "name": name,
         "counts": {str(status): by_status.get(status, 0) for status in TaskStatus},
-        "oldest": None if oldest is None or oldest.eta > now else oldest.eta,
+        "oldest": None if oldest >= now.timestamp() else as_datetime(oldest),
         "paused": name in seen.paused,
         "remarks": remarks(False, _limit_of(name, seen.limits)),
-        "workers": sum(1 for worker in seen.workers if worker.serves(name) and is_up(worker, now)),
+        "workers": sum(worker.serves(name) for worker in seen.up),
     }
 
 
@@ -183,6 +195,7 @@ async def task(visit: Visit) -> Values:
         "result": _result(stored) if visit.visitor.may_operate else None,
         "arguments": await _arguments(job) if visit.visitor.may_operate else None,
         "has_result": stored is not None and stored.result is not None,
+        "graph": await read_graph(visit.queue, info),
     }
 
 
@@ -197,6 +210,7 @@ def _attempts(info: TaskInfo) -> list[Values]:
             "seconds": None if error.started_at is None else max((error.at - error.started_at).total_seconds(), 0.0),
             "worker": error.worker,
             "error": error,
+            "box": _black_box(error),
         }
         for error in info.errors
     ]
@@ -211,9 +225,39 @@ def _attempts(info: TaskInfo) -> list[Values]:
                 "seconds": None if ended is None else (ended - info.started_at).total_seconds(),
                 "worker": info.worker or "",
                 "error": None,
+                "box": [],
             }
         )
     return found[::-1]
+
+
+SHOWN_ANYWAY = frozenset("kind attempt at type message traceback worker started_at where fingerprint".split())
+
+
+def _black_box(error: TaskError) -> list[tuple[str, str, bool]]:
+    """What else the store has kept of a failed attempt: names, values, and whether these have several lines."""
+    found = []
+    for name in error.__struct_fields__:
+        value = getattr(error, name)
+        if name in SHOWN_ANYWAY or value in (None, "", ()):
+            continue
+        words = name.replace("_", " ")
+        if name == "exit_code":
+            found.append((words, _exit_of(value), False))
+        elif isinstance(value, tuple):
+            found.append((words, "\n".join(map(str, value)), True))
+        elif name.endswith("memory"):
+            found.append((words, f"{value / (1 << 20):,.0f} MiB", False))
+        else:
+            found.append((words, str(value), "\n" in str(value)))
+    return found
+
+
+def _exit_of(code: int) -> str:
+    try:
+        return f"{code} ({signal.Signals(-code).name})" if code < 0 else str(code)
+    except ValueError:
+        return str(code)
 
 
 async def _arguments(job: Job[Any]) -> str:
@@ -273,7 +317,45 @@ def _worker_state(record: WorkerRecord, seen: StoreOverview) -> str:
 
 async def schedules(visit: Visit) -> Values:
     storage = await visit.queue.astorage()
-    return {"now": as_datetime(await storage.now()), "schedules": await visit.queue.schedules.alist()}
+    now = await storage.now()
+    found = sorted(await all_schedules(storage), key=lambda task: schedule_info_of(task, now).key)
+    return {
+        "now": as_datetime(now),
+        "schedules": [
+            {
+                "info": schedule_info_of(task, now),
+                "next": [in_zone(task, at) for at in next_times(task, now, NEXT_RUNS)],
+            }
+            for task in found[:SCHEDULES_SHOWN]
+        ],
+        "more": max(len(found) - SCHEDULES_SHOWN, 0),
+    }
+
+
+async def functions(visit: Visit) -> Values:
+    """What ran of each function: how often, how it ended, and how long it took."""
+    chosen = one_of(visit.parameters, "since", tuple(SINCE)) or "day"
+    found = await visit.reads.functions(SINCE[chosen])
+    storage = await visit.queue.astorage()
+    rows = []
+    for period in sorted(found, key=lambda one: (-one.started, one.function or "")):
+        ended = period.success + period.failed + period.crashed + period.retried
+        rows.append(
+            {
+                "period": period,
+                "failed": period.failed + period.crashed + period.retried,
+                "rate": None if not ended else (ended - period.success) / ended * 100,
+                "histogram": draw_runs(period.run),
+            }
+        )
+    shown = rows[:FUNCTIONS_SHOWN]
+    return {
+        "now": as_datetime(await storage.now()),
+        "since": chosen,
+        "choices": [(name, f"last {name}") for name in SINCE],
+        "functions": shown,
+        "more": len(rows) - len(shown),
+    }
 
 
 async def limits(visit: Visit) -> Values:
@@ -293,15 +375,37 @@ async def limits(visit: Visit) -> Values:
 
 
 async def system(visit: Visit) -> Values:
-    storage = await visit.queue.astorage()
+    seen = await visit.reads.overview()
     return {
-        "now": as_datetime(await storage.now()),
+        "now": as_datetime(seen.now),
         "store": address_of(visit.queue.storage),
         "version": __version__,
         "python": platform.python_version(),
         "functions": visit.queue.registry.names(),
         "findings": await visit.reads.findings(),
+        "releases": _releases(seen),
+        "audit": visit.audit.latest[:AUDIT_SHOWN] if visit.visitor.may_operate else None,
+        "audit_survives": visit.audit.survives,
     }
+
+
+def _releases(seen: StoreOverview) -> list[Values]:
+    """The workers that are up, by the version of Bullpen and by what they register: a deploy shows as two rows."""
+    groups: dict[tuple[str, tuple[str, ...]], list[WorkerRecord]] = {}
+    for record in seen.up:
+        digests = tuple(sorted(f"{one.queue} {one.digest}" for one in record.functions))
+        groups.setdefault((record.version, digests), []).append(record)
+    return [
+        {
+            "version": version,
+            "functions": sum(one.count for one in records[0].functions),
+            "queues": sorted({one.queue for one in records[0].functions}),
+            "workers": len(records),
+            "hosts": sorted({record.host for record in records})[:5],
+            "since": as_datetime(min(record.started_at for record in records)),
+        }
+        for (version, _), records in sorted(groups.items(), key=lambda one: -len(one[1]))
+    ][:GROUPS_SHOWN]
 
 
 VIEWS = (
@@ -313,6 +417,7 @@ VIEWS = (
     View("bulk", "/bulk", bulk),
     View("bulk_run", "/bulk/{id:path}", bulk_run),
     View("workers", "/workers", workers),
+    View("functions", "/functions", functions),
     View("schedules", "/schedules", schedules),
     View("limits", "/limits", limits),
     View("system", "/system", system),

@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="header in which such a proxy names the user (default: X-Forwarded-User)",
     )
+    parser.add_argument("--audit-file", metavar="FILE", help="keep the latest 1,000 changes there, for the system page")
     parser.add_argument("--require-login", action="store_true", help="show nothing without a login, also on loopback")
     parser.add_argument("--read-only", action="store_true", help="let no visitor change anything")
 
@@ -78,6 +79,7 @@ def _run(arguments: argparse.Namespace) -> int:
             require_login=arguments.require_login,
             read_only=arguments.read_only,
             tokens=arguments.tokens,
+            audit_file=arguments.audit_file,
         )
 
         def announce(facts: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from bullpen.cli import store
 from bullpen.cli.command import Command, ExitCode
-from bullpen.cli.diagnosis import Look, diagnose, of_schema, problem
+from bullpen.cli.diagnosis import MOST_COUNTED, Look, diagnose, of_schema, problem
 from bullpen.cli.terminal.output import indented, show, show_json, text
 from bullpen.cli.terminal.screen import Line, StyledText
 from bullpen.errors import (
@@ -27,7 +27,7 @@ from bullpen.errors import (
 )
 from bullpen.tasks.model.failure_groups import FAILURES_KEPT, groups
 from bullpen.tasks.model.history import HOUR
-from bullpen.tasks.model.task import PENDING, RUNNING
+from bullpen.tasks.model.task import PENDING, RUNNING, Task
 from bullpen.tasks.storage.port import HealthFinding, Storage, SupportsHealthChecks, SupportsMigrations, TaskFilter
 
 PAGE = 1000
@@ -77,7 +77,7 @@ def _silence() -> Iterator[None]:
         logger.setLevel(before)
 
 
-async def examine(storage: Storage) -> list[HealthFinding]:
+async def examine(storage: Storage, page: int = PAGE) -> list[HealthFinding]:
     """All findings, as far as the store can be reached."""
     try:
         async with asyncio.timeout(PATIENCE):
@@ -88,7 +88,7 @@ async def examine(storage: Storage) -> list[HealthFinding]:
                 return concerns  # the adapter does not open such a store
             try:
                 await storage.open()
-                return [*concerns, *diagnose(await look_at(storage))]
+                return [*concerns, *diagnose(await look_at(storage, page))]
             finally:
                 await storage.close()
     except TimeoutError as error:
@@ -103,23 +103,25 @@ async def examine(storage: Storage) -> list[HealthFinding]:
         return [problem("unusable", str(error), "the message above names the cause")]
 
 
-async def look_at(storage: Storage) -> Look:
+async def look_at(storage: Storage, page: int = PAGE) -> Look:
+    """`page`: how many pending tasks of each queue are read."""
     began = time.time()
     now = await storage.now()
     ahead = now - (began + time.time()) / 2
     first = int(now - FAILURES_KEPT) // HOUR * HOUR
-    counts = await storage.counts()
+    counts = await storage.counts(MOST_COUNTED)
     waiting = {queue: by_status[PENDING] for queue, by_status in counts.items() if by_status.get(PENDING)}
+    oldest: dict[str, list[Task]] = {queue: [] for queue in waiting}
+    for task in await storage.first_pending(page):
+        oldest.setdefault(task.queue, []).append(task)
     return Look(
         now=now,
         ahead=ahead,
         queues=frozenset(counts),
         waiting=waiting,
-        oldest={
-            queue: await storage.list(TaskFilter(queues=(queue,), statuses=(PENDING,)), limit=PAGE) for queue in waiting
-        },
-        running=await storage.list(TaskFilter(statuses=(RUNNING,)), limit=PAGE),
-        awaiting=await storage.list(TaskFilter(awaits=""), limit=PAGE),
+        oldest=oldest,
+        running=await storage.list(TaskFilter(statuses=(RUNNING,)), limit=page),
+        awaiting=await storage.list(TaskFilter(awaits=""), limit=page),
         paused=await storage.paused(),
         limits=await storage.limits(),
         workers=await storage.workers(),

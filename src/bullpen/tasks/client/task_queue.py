@@ -359,12 +359,16 @@ class TaskQueue:
             since=None if newer_than is None else now - newer_than,
         )
 
-    def counts(self) -> Counts:
-        """How many tasks there are, by queue and status."""
-        return self._backend.run("counts", self.acounts())
+    def counts(self, *, limit: int | None = None) -> Counts:
+        """How many tasks there are, by queue and status. With a `limit` a larger count may be given as `limit` + 1,
+        which is quick however many tasks there are.
+        """
+        return self._backend.run("counts", self.acounts(limit=limit))
 
-    async def acounts(self) -> Counts:
-        counts = await (await self._clients.get()).counts()
+    async def acounts(self, *, limit: int | None = None) -> Counts:
+        if limit is not None:
+            whole("limit", limit, 1, _GIBIBYTE, "a whole number ≥ 1, or None to count all")
+        counts = await (await self._clients.get()).counts(limit)
         return {queue: dict(statuses) for queue, statuses in counts.items()}
 
     def workers(self) -> Sequence[WorkerRecord]:

@@ -451,12 +451,20 @@ class MemoryStorage(StoreRules):
             first = heapq.nlargest if newest else heapq.nsmallest
             return first(limit, fitting, key=lambda task: task.id)
 
-    async def counts(self) -> Counts:
+    async def counts(self, limit: int | None = None) -> Counts:  # noqa: ARG002 - it counts all
         with self._lock:
             counts: dict[str, Counter[object]] = defaultdict(Counter)
             for task in self._tasks.values():
                 counts[task.queue][task.status] += 1
         return counts  # type: ignore[return-value]
+
+    async def first_pending(self, limit: int) -> Sequence[Task]:
+        with self._lock:
+            pending = [task for task in self._tasks.values() if task.status is PENDING]
+        groups: dict[tuple[str, int], list[Task]] = defaultdict(list)
+        for task in sorted(pending, key=lambda task: (task.eta, task.id)):
+            groups[task.queue, task.priority].append(task)
+        return [task for tasks in groups.values() for task in tasks[:limit]]
 
     async def count(self, which: TaskFilter) -> int:
         with self._lock:

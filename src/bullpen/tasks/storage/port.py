@@ -179,6 +179,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...]  # names and patterns
     concurrency: Count
     running: Count = 0
+    version: str = ""  # of Bullpen
     started_at: Instant = 0.0
     seen_at: Instant = 0.0  # by the store's clock
     stopping: bool = False
@@ -407,7 +408,15 @@ class Storage(Protocol):
         before it.
         """
 
-    async def counts(self) -> Counts: ...
+    async def counts(self, limit: int | None = None) -> Counts:
+        """How many tasks there are. With a `limit`, a larger count may be given as `limit` + 1: the cost depends on the
+        number of queues then, and not on that of tasks.
+        """
+
+    async def first_pending(self, limit: int) -> Sequence[Task]:
+        """The pending tasks of each queue and priority with the earliest `eta`: `limit` of them, or all if there are
+        fewer; perhaps some others. The cost depends on the number of queues and priorities, and not on that of tasks.
+        """
 
     async def count(self, which: TaskFilter) -> int:
         """How many tasks match."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bullpen import primitives
 from bullpen.tasks.storage.port import FunctionSet, WorkerRecord
+from bullpen.version import __version__
 
 _own_workers: set[str] = set()  # the workers of this process
 
@@ -90,6 +91,7 @@ def register_worker(
         process_started=machine.process_started(pid) or 0.0,
         queues=tuple(queue for lane in lanes for queue in lane),
         concurrency=concurrency,
+        version=__version__,
         started_at=now,
         seen_at=now,
         lanes=lanes,

@@ -225,8 +225,11 @@ class Client:
     ) -> Sequence[Task]:
         return await self._call(lambda: self._recording.list(which, limit=limit, after=after, newest=newest))
 
-    async def counts(self) -> Counts:
-        return await self._call(self._recording.counts)
+    async def counts(self, limit: int | None = None) -> Counts:
+        return await self._call(lambda: self._recording.counts(limit))
+
+    async def first_pending(self, limit: int) -> Sequence[Task]:
+        return await self._call(lambda: self._recording.first_pending(limit))
 
     async def count(self, which: TaskFilter) -> int:
         return await self._call(lambda: self._recording.count(which))

@@ -114,6 +114,32 @@ class PeopleTests(StoreTests):
         assert dict(counts["default"]) == dict.fromkeys(TaskStatus, 1)
         assert dict(counts["mail"]) == {**dict.fromkeys(TaskStatus, 1), PENDING: 2}
 
+    async def test_counts_up_to_a_limit_are_exact(self, store: Storage) -> None:
+        await one_of_each(store, queue="mail")
+        await store.add([new_task(queue="bulk") for _ in range(5)])
+        await store.add([new_task(queue="bulk", concurrency_key="k") for _ in range(2)])
+        counts = await store.counts(limit=3)
+        assert set(counts) == {"bulk", "mail"}
+        assert dict(counts["mail"]) == dict.fromkeys(TaskStatus, 1)
+        assert counts["bulk"][PENDING] > 3
+        assert (await store.counts(limit=7))["bulk"] == {PENDING: 7}
+
+    async def test_the_earliest_tasks_of_each_queue_and_priority_are_found(self, store: Storage) -> None:
+        assert list(await store.first_pending(1)) == []
+        now = await store.now()
+        high = [await added(store, eta=now + 50 + number, priority=9) for number in range(3)]
+        low = await added(store, eta=now + 10, priority=3)
+        keyed = await added(store, eta=now + 20, queue="mail", concurrency_key="k")
+        await added(store, eta=now + 30, queue="mail")
+        running = await claimed_one(store, queue="busy")
+        found = {task.id: task for task in await store.first_pending(1)}
+        assert {high[0].id, low.id, keyed.id} <= set(found)
+        assert not {high[1].id, running.id} & set(found)
+        assert found[low.id] == low
+        assert {task.id for task in high} <= set(ids(await store.first_pending(3)))
+        await settle(store, release(running, FAR))
+        assert running.id in ids(await store.first_pending(1))
+
     # Cancelling.
 
     async def test_a_pending_task_is_cancelled(self, store: Storage) -> None:

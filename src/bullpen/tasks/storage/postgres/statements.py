@@ -62,6 +62,8 @@ def _read(concept: str) -> dict[str, str]:
 _tasks = _read("tasks")
 GET = _tasks["get"]
 COUNT = _tasks["count"]
+COUNT_SOME = _tasks["count_some"]
+FIRST_PENDING = _tasks["first_pending"]
 DELETE = _tasks["delete"]
 CANCEL_TOGETHER = _tasks["cancel_together"]
 RETRY_TOGETHER = _tasks["retry_together"]

@@ -389,12 +389,19 @@ class PostgresStorage(PostgresClient):
             await self._fetchval(f"SELECT pg_catalog.count(*) FROM {{schema}}.task {where}", *values, again=True)
         )
 
-    async def counts(self) -> Counts:
+    async def counts(self, limit: int | None = None) -> Counts:
         counts: dict[str, dict[TaskStatus, int]] = {}
-        for queue, status, count in await self._fetch(statements.COUNT, again=True):
+        if limit is None:
+            rows = await self._fetch(statements.COUNT, again=True)
+        else:
+            rows = await self._fetch(statements.COUNT_SOME, limit + 1, again=True)
+        for queue, status, count in rows:
             of_queue = counts.setdefault(from_text(queue), {})
             of_queue[status_of(status)] = of_queue.get(status_of(status), 0) + count
         return counts
+
+    async def first_pending(self, limit: int) -> Sequence[Task]:
+        return [task_of(row) for row in await self._fetch(statements.FIRST_PENDING, limit, again=True)]
 
     async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
         return await self.change(ids, cancelled_by_operator)

@@ -62,7 +62,7 @@ class TaskReading(RedisClient):
             last, rows = await self._run(scripts.LIST_TASKS, queue, words)
         return self._tasks(queue, rows), last.decode()
 
-    async def counts(self) -> Counts:
+    async def counts(self, limit: int | None = None) -> Counts:  # noqa: ARG002 - each queue has its counts
         queues = await self._queues()
         answers = await self._run_each(scripts.COUNT, [(queue, list(TaskStatus)) for queue in queues])
         counts = {}
@@ -71,6 +71,11 @@ class TaskReading(RedisClient):
             if of_queue:
                 counts[queue] = of_queue
         return counts
+
+    async def first_pending(self, limit: int) -> Sequence[Task]:
+        queues = await self._queues()
+        answers = await self._run_each(scripts.FIRST_PENDING, [(queue, [str(limit)]) for queue in queues])
+        return [task for queue, words in zip(queues, answers, strict=True) for task in self._tasks(queue, words)]
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         queues = await self._queues()

@@ -66,7 +66,7 @@ CREATE INDEX bullpen_ready_by_key ON bullpen_task (queue, concurrency_key, prior
 CREATE INDEX bullpen_in_order ON bullpen_task (queue, concurrency_key, created_at, id)
     WHERE concurrency_key IS NOT NULL AND status IN ('pending', 'running') AND substr(id, 1, 8) <> 'ffffffff';
 CREATE INDEX bullpen_running ON bullpen_task (queue, concurrency_key) WHERE status IN ('running');
-CREATE INDEX bullpen_finished ON bullpen_task (prune_at, queue, status) WHERE prune_at IS NOT NULL;
+CREATE INDEX bullpen_finished ON bullpen_task (queue, status, prune_at) WHERE prune_at IS NOT NULL;
 CREATE INDEX bullpen_failed ON bullpen_task (id) WHERE status IN ('failed');
 CREATE INDEX bullpen_expiring ON bullpen_task (expires) WHERE status = 'pending' AND expires IS NOT NULL;
 CREATE INDEX bullpen_unique ON bullpen_task (unique_key, queue)

@@ -272,8 +272,11 @@ class SqliteStorage:
     ) -> Sequence[Task]:
         return await self._read_page(lambda table: table.page(which, limit, after, newest))
 
-    async def counts(self) -> Counts:
-        return await self._read(lambda table: table.counts())
+    async def counts(self, limit: int | None = None) -> Counts:
+        return await self._read(lambda table: table.counts(limit))
+
+    async def first_pending(self, limit: int) -> Sequence[Task]:
+        return await self._read_page(lambda table: table.first_pending(limit))
 
     async def count(self, which: TaskFilter) -> int:
         return await self._read(lambda table: table.count(which))

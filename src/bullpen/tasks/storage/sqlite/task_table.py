@@ -120,6 +120,29 @@ _UNAWAITED = (
     "(next_task_id IS NULL OR NOT EXISTS (SELECT 1 FROM bullpen_task AS f WHERE f.id = bullpen_task.next_task_id "
     "AND f.status IN ('pending', 'running')))"
 )
+_FINISHED = "FROM bullpen_task INDEXED BY bullpen_finished WHERE prune_at IS NOT NULL"
+# The queues and statuses of final tasks: one step in the index for each.
+_ENDED = (
+    f"WITH RECURSIVE named(name) AS (SELECT min(queue) {_FINISHED} "
+    f"UNION ALL SELECT (SELECT min(queue) {_FINISHED} AND queue > name) FROM named WHERE name IS NOT NULL), "
+    f"ended(name, state) AS (SELECT name, (SELECT min(status) {_FINISHED} AND queue = name) FROM named "
+    "WHERE name IS NOT NULL UNION ALL "
+    f"SELECT name, (SELECT min(status) {_FINISHED} AND queue = name AND status > state) FROM ended "
+    "WHERE state IS NOT NULL)"
+)
+_PRUNABLE = (
+    "FROM ended CROSS JOIN bullpen_task INDEXED BY bullpen_finished "
+    "ON queue = ended.name AND status = ended.state AND prune_at <= ?"
+)
+# The indexes that have all tasks, each once; the condition of each, and its first columns.
+_COUNTED = (
+    ("bullpen_ready", "status = 'pending' AND concurrency_key IS NULL", ("queue",)),
+    ("bullpen_ready_keyed", "status = 'pending' AND concurrency_key IS NOT NULL", ("queue",)),
+    ("bullpen_running", "status IN ('running')", ("queue",)),
+    ("bullpen_finished", "prune_at IS NOT NULL", ("queue", "status")),
+)
+_PENDING = TaskStatus.PENDING
+_STATUS_OF = {"bullpen_ready": _PENDING, "bullpen_ready_keyed": _PENDING, "bullpen_running": RUNNING}
 _AMONG = "WHERE id IN (SELECT value FROM json_each(?))"
 _LOOK_AT = f"SELECT id, queue, attempt, status FROM bullpen_task {_AMONG}"
 _ALONE = "next_task_id IS NULL AND depends_on IS NULL"
@@ -458,8 +481,8 @@ class SqliteTaskTable(StoreRules):
 
     def prune(self, limit: int) -> int:
         prune = (
-            "DELETE FROM bullpen_task WHERE rowid IN (SELECT rowid FROM bullpen_task INDEXED BY bullpen_finished "
-            f"WHERE prune_at <= ? AND {_UNAWAITED} ORDER BY prune_at LIMIT ?)"
+            f"DELETE FROM bullpen_task WHERE rowid IN ({_ENDED} SELECT bullpen_task.rowid {_PRUNABLE} "
+            f"WHERE {_UNAWAITED} LIMIT ?)"
         )
         count = self._db.execute(prune, (self.now, limit)).rowcount
         history_table.prune_rows(self._db, self.now)
@@ -467,8 +490,7 @@ class SqliteTaskTable(StoreRules):
         return count
 
     def is_something_to_prune(self) -> bool:
-        oldest = "SELECT 1 FROM bullpen_task INDEXED BY bullpen_finished WHERE prune_at <= ? LIMIT 1"
-        if self._db.execute(oldest, (self.now,)).fetchone() is not None:
+        if self._db.execute(f"{_ENDED} SELECT 1 {_PRUNABLE} LIMIT 1", (self.now,)).fetchone() is not None:
             return True
         if event_table.is_something_to_prune(self._db, self.now):
             return True
@@ -590,23 +612,45 @@ class SqliteTaskTable(StoreRules):
             self._db.create_function("has_header", 3, has_header, deterministic=True)
         return _conditions(which)
 
-    def counts(self) -> dict[str, dict[TaskStatus, int]]:
-        """Each from the index that has just those tasks."""
-        pending = "FROM bullpen_task INDEXED BY {} WHERE status = 'pending' AND concurrency_key {} GROUP BY queue"
-        parts = (
-            f"SELECT queue, 'pending', count(*) {pending.format('bullpen_ready', 'IS NULL')}",
-            f"SELECT queue, 'pending', count(*) {pending.format('bullpen_ready_keyed', 'IS NOT NULL')}",
-            "SELECT queue, status, count(*) FROM bullpen_task INDEXED BY bullpen_running WHERE status IN ('running') "
-            "GROUP BY queue",
-            "SELECT queue, status, count(*) FROM bullpen_task INDEXED BY bullpen_finished WHERE prune_at IS NOT NULL "
-            "GROUP BY queue, status",
-        )
+    def counts(self, limit: int | None) -> dict[str, dict[TaskStatus, int]]:
+        """Each from the index that has just those tasks, at most `limit` + 1 of them."""
         counts: dict[str, dict[TaskStatus, int]] = {}
-        for queue, written, count in readable_rows(self._db, " UNION ALL ".join(parts)):
-            of_queue = counts.setdefault(queue if type(queue) is str else repr(queue), {})
-            status = status_of(written)
-            of_queue[status] = of_queue.get(status, 0) + count
+        most = -1 if limit is None else limit + 1
+        for index, condition, groups in _COUNTED:
+            counted = f"SELECT count(*) FROM (SELECT 1 FROM bullpen_task INDEXED BY {index} WHERE {condition} "
+            counted += f"AND {' AND '.join(f'{name} = ?' for name in groups)} LIMIT ?)"
+            for values in self._groups(index, condition, groups):
+                (count,) = self._db.execute(counted, (*values, most)).fetchone()
+                queue, *rest = values
+                of_queue = counts.setdefault(queue if type(queue) is str else repr(queue), {})
+                status = status_of(rest[0]) if rest else _STATUS_OF[index]
+                of_queue[status] = of_queue.get(status, 0) + count
         return counts
+
+    def _groups(self, index: str, condition: str, names: Sequence[str], *before: Any) -> Iterator[tuple[Any, ...]]:
+        """The different values of the first columns of an index, of those that begin with the values `before`: one step
+        in the index for each.
+        """
+        name = names[len(before)]
+        first = f"SELECT {name} FROM bullpen_task INDEXED BY {index} WHERE {condition} "
+        first += "".join(f"AND {known} = ? " for known in names[: len(before)])
+        found = self._db.execute(f"{first} ORDER BY {name} LIMIT 1", before).fetchone()
+        while found is not None:
+            values = (*before, found[0])
+            if len(values) == len(names):
+                yield values
+            else:
+                yield from self._groups(index, condition, names, *values)
+            found = self._db.execute(f"{first} AND {name} > ? ORDER BY {name} LIMIT 1", values).fetchone()
+
+    def first_pending(self, limit: int) -> list[Task]:
+        found: list[Task] = []
+        for index, condition, _ in _COUNTED[:2]:
+            first = f"SELECT {COLUMNS} FROM bullpen_task INDEXED BY {index} WHERE {condition} "
+            first += "AND queue = ? AND priority = ? ORDER BY eta, id LIMIT ?"
+            for values in self._groups(index, condition, ("queue", "priority")):
+                found += self._tasks(first, (*values, limit))
+        return found
 
     def queues(self) -> frozenset[str]:
         """Those with pending tasks: one step in the index for each queue."""

@@ -6,6 +6,52 @@ SELECT {columns} FROM {schema}.task WHERE id = ANY ($1);
 -- name: count
 SELECT queue, status, pg_catalog.count(*) FROM {schema}.task GROUP BY 1, 2;
 
+-- At most $1 of each, from the index that has just those tasks: one step in it finds the next queue and status.
+-- name: count_some
+WITH RECURSIVE waiting(queue) AS (
+    (SELECT queue FROM {schema}.task WHERE status = 'pending' ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT t.queue FROM {schema}.task t WHERE t.status = 'pending' AND t.queue > w.queue ORDER BY t.queue LIMIT 1)
+    FROM waiting w WHERE w.queue IS NOT NULL
+), ended(queue, status) AS (
+    (SELECT queue, status FROM {schema}.task WHERE prune_at IS NOT NULL ORDER BY queue, status LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.status FROM ended e, LATERAL (
+        SELECT t.queue, t.status FROM {schema}.task t
+        WHERE t.prune_at IS NOT NULL AND (t.queue, t.status) > (e.queue, e.status) ORDER BY t.queue, t.status LIMIT 1
+    ) n
+)
+SELECT w.queue, 'pending', (
+    SELECT pg_catalog.count(*) FROM (
+        SELECT 1 FROM {schema}.task t WHERE t.status = 'pending' AND t.queue = w.queue LIMIT $1
+    ) counted
+) FROM waiting w WHERE w.queue IS NOT NULL
+UNION ALL
+SELECT queue, status, pg_catalog.count(*) FROM {schema}.task WHERE status = 'running' GROUP BY 1, 2
+UNION ALL
+SELECT e.queue, e.status, (
+    SELECT pg_catalog.count(*) FROM (
+        SELECT 1 FROM {schema}.task t
+        WHERE t.prune_at IS NOT NULL AND t.queue = e.queue AND t.status = e.status LIMIT $1
+    ) counted
+) FROM ended e;
+
+-- The earliest tasks of each queue and priority: one step in the index task_ready finds the next of these.
+-- name: first_pending
+WITH RECURSIVE ranks(queue, priority) AS (
+    (SELECT queue, priority FROM {schema}.task WHERE status = 'pending' ORDER BY queue, priority LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.priority FROM ranks r, LATERAL (
+        SELECT t.queue, t.priority FROM {schema}.task t
+        WHERE t.status = 'pending' AND (t.queue, t.priority) > (r.queue, r.priority)
+        ORDER BY t.queue, t.priority LIMIT 1
+    ) n
+)
+SELECT found.* FROM ranks r, LATERAL (
+    SELECT {columns} FROM {schema}.task t WHERE t.status = 'pending' AND t.queue = r.queue AND t.priority = r.priority
+    ORDER BY t.eta, t.id LIMIT $1
+) found;
+
 -- A task that a pending or running task still depends on stays, and so does one that another transaction has locked.
 -- name: delete
 WITH gone AS (

@@ -7,7 +7,14 @@ ORDER BY expires LIMIT $1 FOR UPDATE SKIP LOCKED;
 -- A task that a pending or running task still depends on stays. A queue without pause, limits and pending tasks needs no
 -- row: the next one that puts a task before the claim cursors inserts it again.
 -- name: prune
-WITH unused AS (
+WITH RECURSIVE ended(queue, status) AS (
+    (SELECT queue, status FROM {schema}.task WHERE prune_at IS NOT NULL ORDER BY queue, status LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.status FROM ended e, LATERAL (
+        SELECT t.queue, t.status FROM {schema}.task t
+        WHERE t.prune_at IS NOT NULL AND (t.queue, t.status) > (e.queue, e.status) ORDER BY t.queue, t.status LIMIT 1
+    ) n
+), unused AS (
     DELETE FROM {schema}.queue WHERE name IN (
         SELECT name FROM {schema}.queue q
         WHERE NOT paused AND NOT limited
@@ -29,11 +36,13 @@ WITH unused AS (
     DELETE FROM {schema}.failure WHERE (at, queue, function, fingerprint) IN ({old_failures})
 )
 DELETE FROM {schema}.task WHERE id IN (
-    SELECT id FROM {schema}.task t
-    WHERE prune_at <= {schema}.now()
-        AND (t.next_task_id IS NULL OR NOT EXISTS (
-            SELECT 1 FROM {schema}.task f WHERE f.id = t.next_task_id AND f.status IN ('pending', 'running')
-        ))
-    ORDER BY prune_at LIMIT $1 FOR UPDATE SKIP LOCKED
+    SELECT old.id FROM ended e, LATERAL (
+        SELECT t.id FROM {schema}.task t
+        WHERE t.queue = e.queue AND t.status = e.status AND t.prune_at <= {schema}.now()
+            AND (t.next_task_id IS NULL OR NOT EXISTS (
+                SELECT 1 FROM {schema}.task f WHERE f.id = t.next_task_id AND f.status IN ('pending', 'running')
+            ))
+        ORDER BY t.prune_at LIMIT $1 FOR UPDATE SKIP LOCKED
+    ) old LIMIT $1
 )
 RETURNING 1;
