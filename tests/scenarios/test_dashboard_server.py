@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,3 +142,31 @@ def test_without_its_packages_the_extra_is_named(folder: Folder) -> None:
             """
         )
         assert 'pip install "pybullpen[web]"' in said
+
+
+def test_a_proxy_at_the_unix_socket_names_the_user(folder: Folder, tmp_path: Path) -> None:
+    path = tmp_path / "dashboard.sock"
+    words = ["dashboard", "app", "--socket", str(path), "--allowed-host", "ops.example.org"]
+    with Worker(folder, words) as process:
+        process.seen(r"stop +Ctrl-C")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://ops.example.org") as proxy:
+            assert proxy.get("/").status_code == 401
+            page = proxy.get("/queues", headers={"x-forwarded-user": "ada"})
+            assert page.status_code == 200
+            assert "ada" in page.text
+            assert 'action="/queues/pause"' in page.text
+            assert proxy.get("/", headers={"x-forwarded-user": "ada", "host": "evil.example"}).status_code == 421
+        busy = folder.run(*words)
+        assert busy.returncode == 2
+        assert "another process listens there" in busy.stderr
+        process.send(signal.SIGTERM)
+        assert process.ends() == 0
+    assert not path.exists()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))  # as a process that was killed leaves it
+    with Worker(folder, words) as process:
+        process.seen(r"stop +Ctrl-C")
+        process.send(signal.SIGTERM)
+        assert process.ends() == 0

@@ -51,6 +51,7 @@ class AccessRules:
     user_header: str = "x-forwarded-user"
     anonymous: bool = False  # visitors on loopback may look without a session
     read_only: bool = False  # nobody may change anything
+    trusted_socket: bool = False  # a request without an address came through a Unix socket that only proxies may open
 
     @classmethod
     def read(
@@ -63,6 +64,7 @@ class AccessRules:
         anonymous: bool,
         read_only: bool,
         secret: str,
+        trusted_socket: bool = False,
     ) -> AccessRules:
         """The checked rules. `secret` is a random text: the key without a token, for this process only."""
         if token is not None and (not isinstance(token, str) or len(token) < SHORTEST_TOKEN):
@@ -77,6 +79,7 @@ class AccessRules:
             user_header=user_header.lower(),
             anonymous=anonymous,
             read_only=read_only,
+            trusted_socket=trusted_socket,
         )
 
     # Where a request comes from.
@@ -106,6 +109,8 @@ class AccessRules:
         return None
 
     def _is_trusted_proxy(self, peer: str | None) -> bool:
+        if peer is None or peer == "":
+            return self.trusted_socket
         address = _address(peer)
         return address is not None and any(address in proxy for proxy in self.proxies)
 

@@ -57,6 +57,7 @@ def dashboard(
     token: str | None = None,
     hosts: Iterable[str] = LOOPBACK_NAMES,
     trusted_proxies: Iterable[str] = (),
+    trusted_socket: bool = False,
     user_header: str = "X-Forwarded-User",
     anonymous: bool = False,
     read_only: bool = False,
@@ -68,6 +69,7 @@ def dashboard(
 
     - `token`: a secret of at least 20 characters that people enter once. `login_code` opens one session without it.
     - `trusted_proxies`: addresses whose header `user_header` names the user. The proxy has to set or remove it.
+      `trusted_socket`: so does a proxy that comes through the server's Unix socket.
     - `anonymous`: visitors from this very machine may look; they change nothing and see no arguments and no results.
     - `tokens`: a file with tokens for programs, which use the HTTP API; see `bullpen tokens`.
 
@@ -83,9 +85,10 @@ def dashboard(
         user_header=user_header,
         anonymous=anonymous,
         read_only=read_only,
+        trusted_socket=trusted_socket,
         secret=secrets.token_hex(32),
     )
-    if token is None and not rules.proxies and not anonymous and tokens is None:
+    if token is None and not (rules.proxies or trusted_socket or anonymous or tokens is not None):
         raise InvalidOption("token", None, "given, unless trusted_proxies, anonymous or tokens lets somebody in")
     inner = Dashboard(queue, rules, login_code, AuditLog(audit_file))
     return Gate(inner.app, rules, None if tokens is None else TokenFile(tokens))

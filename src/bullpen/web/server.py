@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -50,7 +51,11 @@ class ServerOptions:
 
     @property
     def is_local(self) -> bool:
-        return self.host == "localhost" or is_loopback(self.host)
+        return self.unix_socket is not None or self.host == "localhost" or is_loopback(self.host)
+
+    @property
+    def has_proxy(self) -> bool:
+        return bool(self.trusted_proxies) or self.unix_socket is not None
 
 
 def run(queue: TaskQueue, options: ServerOptions, announce: Callable[[Mapping[str, str]], None]) -> None:
@@ -66,7 +71,7 @@ def run(queue: TaskQueue, options: ServerOptions, announce: Callable[[Mapping[st
             "users in with --trusted-proxy",
             source="--host",
         )
-    printed = token is None and not options.trusted_proxies
+    printed = token is None and not options.has_proxy
     token = token or (secrets.token_urlsafe(24) if printed else None)
     code = secrets.token_urlsafe(24) if token is not None else None
     app = dashboard(
@@ -74,8 +79,9 @@ def run(queue: TaskQueue, options: ServerOptions, announce: Callable[[Mapping[st
         token=token,
         hosts=[*LOOPBACK_NAMES, *_own_name(options.host), *options.allowed_hosts],
         trusted_proxies=options.trusted_proxies,
+        trusted_socket=options.unix_socket is not None,
         user_header=options.user_header,
-        anonymous=options.is_local and not options.require_login and not options.trusted_proxies,
+        anonymous=options.is_local and not options.require_login and not options.has_proxy,
         read_only=options.read_only,
         login_code=code,
         tokens=options.tokens,
@@ -93,9 +99,15 @@ def run(queue: TaskQueue, options: ServerOptions, announce: Callable[[Mapping[st
         timeout_graceful_shutdown=GRACE,
     )
     _log_to_stderr()
-    with _listen(options.host, options.port) as listener:
-        announce(_facts(options, listener.getsockname()[1], token if printed else None, code))
-        asyncio.run(_serve(_Server(config), listener, queue))
+    path = None if options.unix_socket is None else Path(options.unix_socket)
+    with _listen(options.host, options.port) if path is None else _listen_at(path) as listener:
+        port = listener.getsockname()[1] if path is None else 0
+        announce(_facts(options, port, token if printed else None, code))
+        try:
+            asyncio.run(_serve(_Server(config), listener, queue))
+        finally:
+            if path is not None:
+                path.unlink(missing_ok=True)
 
 
 def read_token(path: Path) -> str:
@@ -124,6 +136,27 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         message = f"cannot listen on {host} port {port} ({error.strerror or error}); choose another with --port"
         raise ConfigurationError(message, source="--port") from None
+
+
+def _listen_at(path: Path) -> socket.socket:
+    """At a Unix socket. Its group may connect, so that a proxy of that group reaches it, and no other user."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX) as other, contextlib.suppress(ConnectionRefusedError):
+                other.connect(str(path))
+                raise OSError("another process listens there")
+            path.unlink()  # of a process that was killed
+        before = os.umask(0o117)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen(MOST_CONNECTIONS)
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(f"cannot listen at {path} ({error.strerror or error})", source="--socket") from None
+    return listener
 
 
 async def _serve(server: uvicorn.Server, listener: socket.socket, queue: TaskQueue) -> None:
@@ -156,6 +189,9 @@ def _log_to_stderr() -> None:
 
 
 def _facts(options: ServerOptions, port: int, token: str | None, code: str | None) -> dict[str, str]:
+    if options.unix_socket is not None:
+        facts = {"address": f"the Unix socket {options.unix_socket}, for a proxy that names users"}
+        return facts | {"stop": "Ctrl-C or SIGTERM"}
     shown = "127.0.0.1" if options.is_local else options.host
     base = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
     facts = {"address": base}

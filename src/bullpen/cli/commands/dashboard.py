@@ -29,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=whole(0, 65_535), default=PORT, metavar="N", help=f"0 chooses a free port (default: {PORT})"
     )
     parser.add_argument(
+        "--socket",
+        dest="unix_socket",
+        metavar="PATH",
+        help="listen at a Unix socket instead, for a proxy whose user header counts",
+    )
+    parser.add_argument(
         "--token-file",
         metavar="FILE",
         help="read the token from FILE (default: a new one is printed; other addresses than loopback need a file)",
@@ -80,6 +86,7 @@ def _run(arguments: argparse.Namespace) -> int:
             read_only=arguments.read_only,
             tokens=arguments.tokens,
             audit_file=arguments.audit_file,
+            unix_socket=arguments.unix_socket,
         )
 
         def announce(facts: Mapping[str, str]) -> None:
