@@ -40,6 +40,7 @@ UNSEEN = {
     Place("pools/runtimes/thread.py", "_WorkerThread._work"),
     Place("pools/runtimes/process/forkserver.py", "Forkserver._reap"),
     Place("pools/runtimes/process/bootstrap.py", "become_worker"),
+    Place("pools/supervision/restarts.py", "Restarts.died"),  # the worker of this life has finished a request
 }
 
 

@@ -265,6 +265,46 @@ HOSTILE = (
     "%3Cx-evil%3E%22%3E",
     "?a=1&b=<x-evil>#<x-evil>",
 )
+# 284 more, for --thorough: ways to begin an element or an attribute, and what it would do.
+OPENINGS = (
+    "",
+    '"',
+    "'",
+    "`",
+    ">",
+    '">',
+    "'>",
+    "-->",
+    "]]>",
+    "</title>",
+    "</textarea>",
+    "</style>",
+    "\\",
+    "%00",
+    "&quot;>",
+)
+ELEMENTS = (
+    *("<x-evil>", "<svg/onload=alert(1)>", "<img/src=x/onerror=alert(1)>", "<iframe/srcdoc='<x-evil>'>"),
+    *("<a/href=javascript:alert(1)>x</a>", "<x-evil/style=color:red>", "<details/open/ontoggle=alert(1)>"),
+    *(
+        "<math><mtext></mtext><x-evil>",
+        "<base/href=//evil.example>",
+        "<meta/http-equiv=refresh>",
+        "<form/action=//evil>",
+    ),
+    *("/onfocus=alert(1)/autofocus/x=", "{{config}}{%print(1)%}", "\u2060<x-evil>\u2061", "\u200b<x-evil>\ufeff"),
+    *("<ScRiPt>alert(1)</sCrIpT>", "<x-evil\u3164onclick=1>", "&#x3c;x-evil&#x3e;", "\uff1cx-evil\uff1e"),
+)
+MANY_HOSTILE = tuple(dict.fromkeys(opening + element for opening in OPENINGS for element in ELEMENTS))[:284]
+
+
+@pytest.mark.thorough
+@pytest.mark.anyio
+@pytest.mark.parametrize("text", MANY_HOSTILE)
+async def test_many_hostile_texts_never_become_markup(tmp_path: Path, text: str) -> None:
+    await attack_every_field(tmp_path, text)
+
+
 ALLOWED_TAGS = frozenset(
     "html head meta title link script body a header span nav div button form input main h1 h2 section ul ol li p code "
     "pre table thead tbody tr th td time small label select option datalist details summary strong dl dt dd footer "
@@ -276,6 +316,10 @@ UNSEEN = ("\u202e", "\u2066")
 @pytest.mark.anyio
 @pytest.mark.parametrize("text", HOSTILE)
 async def test_hostile_text_in_every_field_is_shown_and_never_becomes_markup(tmp_path: Path, text: str) -> None:
+    await attack_every_field(tmp_path, text)
+
+
+async def attack_every_field(tmp_path: Path, text: str) -> None:
     async with site(tmp_path) as (queue, app), Browser(app) as browser:
 
         @queue.task(name=f"f-{text}")
