@@ -109,6 +109,7 @@ async def test_every_page_is_whole_in_light_and_dark_and_on_a_phone(folder: Fold
             assert await page.locator("h1").count() == 1
             assert await page.evaluate(UNLABELLED) == []
             assert await page.evaluate(LOW_CONTRAST) == []
+            assert await page.evaluate(WRONG_STRUCTURE) == []
 
 
 # The parts of an accessibility check that need no library: names of controls, and contrast of text (WCAG AA).
@@ -116,6 +117,35 @@ UNLABELLED = """
 [...document.querySelectorAll("a, button, input:not([type=hidden]), select")].filter((one) => one.checkVisibility()
   && !(one.textContent.trim() || one.getAttribute("aria-label") || one.labels?.length || one.title)
 ).map((one) => one.outerHTML)
+"""
+# Landmarks, the order of headings and of the focus, names of pictures and headers of tables.
+WRONG_STRUCTURE = """
+(() => {
+  const found = [];
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  for (const one of ["main", "body > header", "body > footer"])
+    if (all(one).length !== 1) found.push(`${all(one).length} of ${one}`);
+  for (const nav of all("nav")) if (!nav.getAttribute("aria-label")) found.push("a nav without a name");
+  for (const section of all("section"))
+    if (!section.getAttribute("aria-label") && !document.getElementById(section.getAttribute("aria-labelledby")))
+      found.push(`a section without a name: ${section.textContent.trim().slice(0, 30)}`);
+  for (const picture of all("svg, img"))
+    if (!picture.getAttribute("aria-label") && !picture.getAttribute("alt")) found.push("a picture without a name");
+  for (const header of all("th")) if (!header.scope) found.push(`th without scope: ${header.textContent}`);
+  const ids = all("[id]").map((one) => one.id);
+  for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) found.push(`two of #${id}`);
+  let level = 0;
+  for (const heading of all("h1, h2, h3, h4")) {
+    const next = Number(heading.tagName[1]);
+    if (next > level + 1) found.push(`${heading.tagName} after H${level}`);
+    level = next;
+  }
+  if (all("[tabindex]").some((one) => one.tabIndex > 0)) found.push("a tabindex changes the order of the focus");
+  const first = document.querySelector("a, button, input, select");
+  if (!first.matches(".skip[href='#main']")) found.push("the first stop of the focus is not the skip link");
+  if (document.documentElement.lang !== "en" || !document.title) found.push("no language or no title");
+  return found;
+})()
 """
 LOW_CONTRAST = """
 (() => {

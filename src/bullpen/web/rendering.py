@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from bullpen import __version__
+from bullpen.cli.reads import MOST_COUNTED
 from bullpen.cli.terminal.output import duration, state, when
 from bullpen.escaping import escape_lines
 from bullpen.tasks.model.info import TaskInfo
 from bullpen.web.access import AccessRules
 from bullpen.web.actions import DONE
-from bullpen.web.reads import MOST_COUNTED
 from bullpen.web.views import View
 
 NAVIGATION = (
