@@ -112,11 +112,11 @@ async def test_keys_retry_cancel_pause_and_filter() -> None:
 
 async def test_a_store_that_does_not_answer_blocks_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = asyncio.Event()
-    counts: Callable[[MemoryStorage], Awaitable[Any]] = MemoryStorage.counts
+    counts: Callable[..., Awaitable[Any]] = MemoryStorage.counts
 
-    async def slow(storage: MemoryStorage) -> Any:
+    async def slow(storage: MemoryStorage, limit: int | None = None) -> Any:
         await answers.wait()
-        return await counts(storage)
+        return await counts(storage, limit)
 
     monkeypatch.setattr(MemoryStorage, "counts", slow)
     async with TaskQueue("memory://") as queue:
@@ -141,7 +141,7 @@ async def test_a_broken_store_is_named_and_the_view_goes_on(monkeypatch: pytest.
         await until(pilot, lambda: app.pictures > before)
 
 
-async def _broken() -> None:
+async def _broken(limit: int) -> None:
     raise OSError("no route to host")
 
 

@@ -34,6 +34,11 @@ LOOKED_AT = 100  # pending tasks of a queue, for the doctor
 RUNNING_SHOWN = 500  # running tasks that are read at once
 
 
+def count_text(tasks: int) -> str:
+    """A number of tasks, as far as they were counted."""
+    return f"{MOST_COUNTED:,}+" if tasks > MOST_COUNTED else f"{tasks:,}"
+
+
 class StoreOverview(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the queues and workers."""
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from bullpen import __version__
-from bullpen.cli.reads import MOST_COUNTED
+from bullpen.cli.reads import count_text
 from bullpen.cli.terminal.output import duration, state, when
 from bullpen.escaping import escape_lines
 from bullpen.tasks.model.info import TaskInfo
@@ -54,7 +54,7 @@ class Renderer:
             "short": _short,
             "sentence": _sentence,
             "with_code": _with_code,
-            "many": _many,
+            "many": count_text,
             "path": lambda text: quote(text, safe=""),
         }
         self._templates.globals |= {"state_of": _state_of, "navigation": NAVIGATION, "version": __version__}
@@ -116,11 +116,6 @@ def _with_code(text: str) -> Markup:
 
 def _duration(seconds: float) -> str:
     return "<1 ms" if 0 < seconds < 0.0005 else duration(seconds)
-
-
-def _many(count: int) -> str:
-    """A number of tasks, as far as they were counted."""
-    return f"{MOST_COUNTED:,}+" if count > MOST_COUNTED else f"{count:,}"
 
 
 def _clock(instant: datetime) -> str:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from bullpen.cli.commands.status import is_up, worker_row
-from bullpen.cli.reads import StoreOverview, StoreReads
+from bullpen.cli.reads import StoreOverview, StoreReads, count_text
 from bullpen.cli.store import address_of
 from bullpen.cli.terminal.output import counted, duration, state, when
 from bullpen.errors import BullpenError, MissingExtra
@@ -149,7 +149,7 @@ class TopApp(App[None]):
 
     def _show_status(self, seen: StoreOverview) -> None:
         self._paused = seen.paused
-        counts = ", ".join(f"{seen.total(status)} {status}" for status in TaskStatus if seen.total(status))
+        counts = ", ".join(f"{count_text(seen.total(status))} {status}" for status in TaskStatus if seen.total(status))
         now = as_datetime(seen.now)
         workers = counted(sum(is_up(record, now) for record in seen.workers), "worker", "workers")
         place = address_of(self._tasks.storage)
@@ -169,7 +169,7 @@ class TopApp(App[None]):
     async def _rows(self, seen: StoreOverview) -> list[Row]:
         now = as_datetime(seen.now)
         if self.tab == "queues":
-            return [_queue_row(name, seen, now) for name in seen.queues]
+            return [_queue_row(name, seen) for name in seen.queues]
         if self.tab == "workers":
             running: dict[str | None, list[TaskInfo]] = {}
             for task in seen.running:
@@ -330,11 +330,11 @@ def _unique(rows: Sequence[Row]) -> list[Row]:
     return list({key: (key, cells) for key, cells in rows}.values())
 
 
-def _queue_row(name: str, seen: StoreOverview, now: datetime) -> Row:
+def _queue_row(name: str, seen: StoreOverview) -> Row:
     counts = seen.counts.get(name, {})
     oldest = seen.oldest.get(name)
-    waits = "" if oldest is None else duration((now - oldest.created_at).total_seconds())
-    numbers = [str(counts.get(one, 0)) for one in (TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.FAILED)]
+    waits = "" if oldest is None or oldest > seen.now else duration(seen.now - oldest)
+    numbers = [count_text(counts.get(one, 0)) for one in (TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.FAILED)]
     return name, [name, "‖ paused" if name in seen.paused else "▶ open", *numbers, waits]
 
 

@@ -89,7 +89,7 @@ def test_lists_and_bulk_verbs_name_a_row_whose_id_is_no_text(tmp_path: Path, gar
         assert "unreadable-FF" in [info.id for info in queue.list()]
         queue.job("unreadable-FF").info()
         queue.cancel_all()
-        assert queue.purge() == 3
+        assert queue.purge(all=True) == 3
 
 
 def test_a_limit_that_cannot_be_read_holds_back_its_queue_alone(db: sqlite3.Connection) -> None:
