@@ -165,7 +165,7 @@ def test_a_command_waits_for_no_module_that_it_does_not_need() -> None:
 _ADDRESSES = (
     *("redis://me:s3cret@host/0", "postgresql://me:s3cret@host/db", "postgresql://me@host:s3cret/db", "me:s3cret@host"),
     *("host=h password=s3cret", "redis://me:s3\ncret@host", "redis://host/0?password=s3cret"),
-    *("host/0?token=s3cret", "host?PWD=s3cret", "host/db?sslpassword=s3cret"),
+    *("host/0?token=s3cret", "host?PWD=s3cret", "host/db?sslpassword=s3cret", "me:s3cret/db"),
 )
 _PLACES = (
     *(

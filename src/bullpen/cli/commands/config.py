@@ -8,7 +8,7 @@ from bullpen.cli.command import Command, ExitCode
 from bullpen.cli.settings import SETTINGS, FoundSetting, add_config, find_all
 from bullpen.cli.terminal.output import show, show_json, table
 from bullpen.cli.terminal.screen import StyledText
-from bullpen.tasks.storage.open import without_password
+from bullpen.tasks.storage.open import without_password, without_passwords
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,9 @@ def run(arguments: argparse.Namespace) -> int:
     found = find_all(config=arguments.config)
     for name in ("url", "app"):  # an address may be in the wrong one
         if found[name].value is not None:
-            found[name] = found[name]._replace(value=without_password(found[name].value))
+            value = found[name].value
+            shown = without_password(value) if name == "url" else without_passwords(value, [value])
+            found[name] = found[name]._replace(value=shown)
     if arguments.json:
         show_json({name: {"value": value, "source": source} for name, (value, source, _) in found.items()})
     else:

@@ -234,7 +234,7 @@ def _without_port_of_words(place: str) -> str:
     if not scheme and "=" in place:
         return "***"
     if not scheme:
-        return re.sub(r"^([^:]*:[^:]*:).*", r"\1***", place, flags=re.DOTALL)
+        return re.sub(r"^([^:/\\]*:)(?!\d{1,5}(?:/|$)|[/\\]|$).*", r"\1***", place, flags=re.DOTALL)
     return f"{scheme}://{_without_words(hosts)}{slash}{path}"
 
 
@@ -243,7 +243,7 @@ def _without_words(hosts: str) -> str:
     return ",".join(host if _is_host(host) else f"{host.partition(':')[0]}:***" for host in hosts.split(","))
 
 
-_ADDRESS = re.compile(r"://|:[\s\S]*@|(?i:pass|pwd|token|secret)\w*=")  # or a part of one
+_ADDRESS = re.compile(r"://|:[\s\S]*@|^[^:/\s]+:[^:/]+/|(?i:pass|pwd|token|secret)\w*=")  # or a part of one
 _LANE = re.compile(r"[\w.*,-]+:\d{1,4}@[a-z]+")  # `mail:2@process` is no address
 
 
