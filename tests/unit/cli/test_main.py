@@ -199,6 +199,14 @@ def test_an_address_in_the_wrong_place_shows_no_password(
     assert not re.search(r"s3(\n|\\n)?cret", shown.out + shown.err)
 
 
+def test_a_word_that_stands_for_an_address_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--url", "me:s3cret"], ["--url=me:s3cret"]):
+        assert cli.main(["config", *words]) == 2
+        shown = capsys.readouterr()
+        assert "me:***" in shown.err
+        assert "s3cret" not in shown.err
+
+
 @pytest.mark.parametrize("option", ["--function", "--error", "--worker", "--fingerprint"])
 def test_an_address_in_place_of_a_filter_shows_no_password(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

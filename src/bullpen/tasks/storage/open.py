@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, unquote_plus, urlencode, urlsplit, urlunsplit
@@ -249,10 +250,11 @@ _LANE = re.compile(r"[\w.*,-]+:\d{1,4}@[a-z]+")  # `mail:2@process` is no addres
 
 def without_passwords(message: str, words: Iterable[str]) -> str:
     """A message without the passwords of the addresses among `words`, however it quotes them."""
-    for word in words:
+    for before, word in pairwise(["", *words]):
         value = word.partition("=")[2] if word.startswith("--") and "=" in word else word
+        is_address = before == "--url" or word.startswith("--url=") or _ADDRESS.search(value)
         shown = without_password(value)
-        if shown != value and not _LANE.fullmatch(value) and _ADDRESS.search(value):
+        if shown != value and not _LANE.fullmatch(value) and is_address:
             for form in (value, repr(value)[1:-1], escape(value), str(Path(value)), repr(str(Path(value)))[1:-1]):
                 message = message.replace(form, shown)
     return message
