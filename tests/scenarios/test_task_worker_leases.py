@@ -249,6 +249,7 @@ def test_a_task_that_kills_its_workers_is_poison_after_three() -> None:
         assert (task.status, task.crashes, task.failures) == (FAILED, 3, 0)
         assert task.error is not None
         assert (task.error.kind, task.error.worker) == ("poison", "dead-3")
+        assert [(error.kind, error.attempt) for error in task.errors] == [("crash", 1), ("crash", 2), ("poison", 3)]
         assert task.payload
 
     in_virtual_time(main)
