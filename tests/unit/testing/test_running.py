@@ -358,7 +358,7 @@ def test_the_plugin_is_found_and_costs_little(pytester: pytest.Pytester) -> None
         import sys
         def test_nothing_is_imported():
             assert not {name for name in sys.modules if name.startswith("bullpen.")} - {
-                "bullpen.testing", "bullpen.testing.plugin"}
+                "bullpen.testing", "bullpen.testing.plugin", "bullpen.version"}
             assert "msgspec" not in sys.modules
         def test_a_queue(bullpen_queue, bullpen_clock):
             from bullpen.testing import run_until_empty
