@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from bullpen.errors import RemoteError
 from bullpen.pools.runtimes.process import arena, child, failures, wire
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there is no such memory here")
@@ -58,3 +59,27 @@ def test_what_a_worker_imports_starts_nothing_ahead(
         assert pool.stats().workers == 0
         assert pool.wait_ready(0)
     del sys.modules["module_with_a_pool"]
+
+
+@pytest.mark.parametrize("places", [(0,), (2, 3), (5,), (0, 1, 2, 3, 4, 5)])
+@pytest.mark.parametrize("kind", [ValueError, StopIteration, KeyboardInterrupt])
+def test_each_item_of_a_chunk_runs_once_and_goes_on_behind_one_that_failed(
+    kind: type[BaseException], places: tuple[int, ...]
+) -> None:
+    ran = []
+
+    def add(a: int, b: int) -> int:
+        ran.append(a)
+        if a in places:
+            raise kind
+        return a + b
+
+    outcomes = child.run_items(add, list(range(6)), [10] * 6)
+    assert ran == list(range(6))
+    assert outcomes.values == [None if a in places else a + 10 for a in range(6)]
+    assert tuple(outcomes.errors) == places
+    assert {type(failures.rebuild(entries, RemoteError)) for entries in outcomes.errors.values()} == {kind}
+
+
+def test_a_chunk_without_columns_has_no_outcomes() -> None:
+    assert child.run_items(int).values == []

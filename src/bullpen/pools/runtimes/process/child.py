@@ -448,16 +448,19 @@ def run_items(fn: Callable[..., Any], *columns: list[Any]) -> SentOutcomes:
     """Call a function once for each item."""
     values: list[Any] = []
     errors: dict[int, list[failures.Entry]] = {}
-    done = values.append
+    count = len(columns[0]) if columns else 0
+    calls = map(fn, *columns) if columns else iter(())
     begun = time.perf_counter()
-    for args in zip(*columns, strict=True):
+    while len(values) < count:
         try:
-            done(fn(*args))
+            values.extend(calls)  # keeps the results before an error, and goes on behind the item that failed
+            if len(values) < count:  # an error that looked like the end of the items
+                raise StopIteration
         except BaseException as error:
-            if _ends_all(error):
+            if _ends_all(error) or len(values) == count:
                 raise
             errors[len(values)] = failures.describe(error, hide=1)
-            done(None)
+            values.append(None)
     return SentOutcomes(values, errors, time.perf_counter() - begun)
 
 
