@@ -45,13 +45,13 @@ class TestSqliteStorage(StorageContract):
         "worker": b"\xff",
         "unique_until": "text",
     }
-    damages_claimed = (*_GARBAGE, "no text")
+    damages_claimed = (*_GARBAGE, "func_path.no text", "priority.no text")
     damages_other = ("status", "eta", "progress")
 
     async def damage(self, task_id: str, kind: str) -> Callable[[], Awaitable[object]]:
         garbage = {**self._GARBAGE, "status": "text", "eta": "text", "progress": b"\xc1", "newer": 2}
-        column = {"newer": "format", "no text": "func_path"}.get(kind, kind)
-        value = "CAST(x'ff' AS TEXT)" if kind == "no text" else "?"
+        column = "format" if kind == "newer" else kind.partition(".")[0]
+        value = "CAST(x'ff' AS TEXT)" if kind.endswith("no text") else "?"
         with closing(sqlite3.connect(self.path)) as db, db:
             statement = f"UPDATE bullpen_task SET {column} = {value} WHERE id = ?"
             assert db.execute(statement, (*([garbage[kind]] if value == "?" else []), task_id)).rowcount == 1

@@ -29,6 +29,12 @@ def _fill(file: Path) -> None:
     os.truncate(file, 1 << 40)
 
 
+def _link_to_good(file: Path) -> None:
+    elsewhere = file.parent.parent / "elsewhere"
+    elsewhere.write_bytes(GOOD)
+    file.symlink_to(elsewhere)
+
+
 FILES: dict[str, Callable[[Path], object]] = {
     "empty": lambda file: file.write_bytes(b""),
     "garbage": lambda file: file.write_bytes(b"\xff\x00\x1b[2J"),
@@ -39,6 +45,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "pipe": lambda file: os.mkfifo(file),
     "folder": lambda file: file.mkdir(),
     "link": lambda file: file.symlink_to("/etc/passwd"),
+    "link to a health file": lambda file: _link_to_good(file),
     "endless": lambda file: file.symlink_to("/dev/zero"),
 }
 

@@ -385,6 +385,17 @@ def test_a_payload_that_is_nested_too_deep_is_rejected() -> None:
     round_trip(Any, [{"\\": "]"}, {'"[': []}] * 100)
 
 
+def test_the_limits_hold_for_arguments_that_are_only_shown() -> None:
+    this = codec(anything, max_payload=100)
+    payload = this.encode(("x",), {})
+    assert this.decode_plain(payload) == (("x",), {})
+    with pytest.raises(InvalidPayload, match="101 bytes, and max_payload is 100"):
+        this.decode_plain(payload.ljust(101))
+    deep = payload.replace(b'"x"', b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1))
+    with pytest.raises(InvalidPayload, match="deeper"):
+        codec(anything).decode_plain(deep)
+
+
 @pytest.mark.parametrize(
     "damaged", [b"[" * 100 + b'"' + b'\\"' * 500_000, b"[" * 100 + b'"\\' * 500_000, b"[" * 70 + b'"\\"' * 500_000]
 )

@@ -23,7 +23,7 @@ from bullpen.tasks.model.ids import SCHEDULES, is_schedule
 from bullpen.tasks.model.task import NEVER
 from bullpen.tasks.storage.port import Limit, read_limit
 from bullpen.tasks.storage.rules import QueueRoom, keys_limit, most_starts, rate_period
-from bullpen.tasks.storage.sqlite.rows import COLUMNS, Row, readable_rows
+from bullpen.tasks.storage.sqlite.rows import COLUMNS, DECODING_ERRORS, Row, read_again, readable_rows
 
 PAUSED = "SELECT queue FROM bullpen_paused"
 READ_IN_VAIN = 100  # after so many held-back tasks in a row, reading by key is cheaper if there are fewer keys
@@ -47,7 +47,7 @@ _SCHEDULES_DUE = (
     "AND status = 'pending' AND concurrency_key IS NOT NULL AND queue = ? AND eta <= ? "
     "AND (expires IS NULL OR expires > ?)"
 )
-_DUE = "AND priority = ? AND eta <= ? AND (expires IS NULL OR expires > ?) ORDER BY eta, id"
+_DUE = "AND eta <= ? AND (expires IS NULL OR expires > ?) ORDER BY eta, id"
 _RECENT = "FROM bullpen_start WHERE queue = ? AND at > ? AND at <= ?"  # one of the far future is no start
 _KEYS = f"SELECT min(concurrency_key) {_BY_KEY}"
 _decode_terms = msgspec.msgpack.Decoder(dict[str, Any]).decode
@@ -98,11 +98,18 @@ def _corrupt(message: str) -> sqlite3.DatabaseError:
 
 def next_eta(db: sqlite3.Connection, queues: Sequence[str], now: float) -> float:
     """When the next task of `queues`, which are open, that is not due yet will be; infinite if there is none."""
+    try:
+        return _next_eta(db, queues, now)
+    except DECODING_ERRORS as error:
+        return float(read_again(db, error, lambda: [(_next_eta(db, queues, now),)])[0][0])
+
+
+def _next_eta(db: sqlite3.Connection, queues: Sequence[str], now: float) -> float:
     soonest = math.inf
     for queue in queues:
         for waiting in (_FREE, _KEYED):
-            for priority in _priorities(db, waiting, (queue,)):
-                sooner = f"SELECT min(eta) {waiting} AND priority = ? AND eta > ? AND eta <= ?"
+            for place, priority in _priorities(db, waiting, (queue,)):
+                sooner = f"SELECT min(eta) {waiting} AND priority = {place} AND eta > ? AND eta <= ?"
                 (eta,) = db.execute(sooner, (queue, priority, now, NEVER)).fetchone()
                 soonest = min(soonest, math.inf if eta is None else eta)
     return soonest
@@ -187,8 +194,9 @@ def _stream(
     db: sqlite3.Connection, waiting: str, which: tuple[str, ...], now: float, room: QueueRoom
 ) -> Generator[Row]:
     """Tasks that are due, as long as there is room for more."""
-    for priority in _priorities(db, waiting, which):
-        due = db.execute(f"SELECT rowid, {COLUMNS} {waiting} {_DUE}", (*which, priority, now, now))
+    for place, priority in _priorities(db, waiting, which):
+        statement = f"SELECT rowid, {COLUMNS} {waiting} AND priority = {place} {_DUE}"
+        due = db.execute(statement, (*which, priority, now, now))
         try:
             for row in due:
                 yield row
@@ -257,12 +265,23 @@ def _keys(db: sqlite3.Connection, queue: str) -> Iterator[str]:
         (key,) = db.execute(f"{_KEYS} AND concurrency_key > ?", (queue, key)).fetchone()
 
 
-def _priorities(db: sqlite3.Connection, waiting: str, which: tuple[str, ...]) -> Iterator[int]:
-    """The priorities that there are, high first: one look at the index for each."""
-    (priority,) = db.execute(f"SELECT max(priority) {waiting}", which).fetchone()
-    while priority is not None:
-        yield priority
-        (priority,) = db.execute(f"SELECT max(priority) {waiting} AND priority < ?", (*which, priority)).fetchone()
+def _priorities(db: sqlite3.Connection, waiting: str, which: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """The priorities that there are, high first: one look at the index for each. Each is a placeholder and its value:
+    a damaged one may be a text that is no UTF-8, which is read as bytes, and SQLite compares bytes unlike text.
+    """
+    rest, values = waiting, which
+    while True:
+        (priority,) = db.execute(f"SELECT max(priority) {rest}", values).fetchone()
+        if priority is None:
+            return
+        place = "?"
+        if (
+            type(priority) is bytes
+            and db.execute(f"SELECT typeof(max(priority)) {rest}", values).fetchone()[0] == "text"
+        ):
+            place = "CAST(? AS TEXT)"
+        yield place, priority
+        rest, values = f"{waiting} AND priority < {place}", (*which, priority)
 
 
 def _place(row: Row) -> Head:

@@ -14,6 +14,7 @@ from bullpen import TaskQueue
 from bullpen.tasks.model.task import Task
 from bullpen.tasks.storage.port import Limit, TaskFilter
 from bullpen.tasks.storage.sqlite import schema
+from bullpen.tasks.storage.sqlite.claims import next_eta
 from bullpen.tasks.storage.sqlite.file import connect
 from bullpen.tasks.storage.sqlite.task_table import SqliteTaskTable
 
@@ -99,3 +100,11 @@ def test_a_limit_that_cannot_be_read_holds_back_its_queue_alone(db: sqlite3.Conn
     assert claim(db, "mail", "default") == ["b"]
     table(db).set_limit(Limit(queue="mail", max_running=3))
     assert claim(db, "mail") == ["a"]
+
+
+def test_a_priority_that_is_no_text_hides_no_later_task(db: sqlite3.Connection) -> None:
+    tasks = [Task(id=name, func_path="f", payload=b"", eta=NOW + later) for name, later in (("bad", 5.0), ("a", 9.0))]
+    table(db).add(tasks)
+    db.execute("UPDATE bullpen_task SET priority = CAST(x'ff' AS TEXT) WHERE id = 'bad'")
+    assert next_eta(db, ["default"], NOW) == NOW + 5.0
+    assert next_eta(db, ["default"], NOW + 6.0) == NOW + 9.0
