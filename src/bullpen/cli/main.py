@@ -173,11 +173,15 @@ def not_understood(command: Command, typed: str, words: Sequence[str]) -> str:
     """The message for arguments that the command does not take."""
     hint = f"see `bullpen {typed} --help`."
     if words[0].startswith("-"):
-        from bullpen.cli.commands.completion import options_of  # here, because few command lines are wrong
+        # here, because few command lines are wrong
+        from bullpen.cli.commands.completion import options_of, positionals_of
 
         names = [name for option in options_of(command) for name in option.names if name.startswith("--")]
-        close = closest(words[0].partition("=")[0], names)
+        wrong = words[0].partition("=")[0]
+        close = closest(wrong, names)
         hint = f"did you mean {close}?" if close else f"the options are {', '.join(names)}; {hint}"
+        if wrong in ("--app", "--url") and (app := positionals_of(command)[:1]) and app[0].startswith("APP"):
+            hint = f"{app[0]} has no flag: `bullpen {typed} {app[0]} …`."
     elif typed.split(maxsplit=1)[0] in NAME_A_STORE:
         hint = f"did you mean {'--url' if '://' in words[0] else '--app'} {words[0]}?"
     return f"bullpen {typed}: {' '.join(words)!r} is not understood: {hint}"

@@ -86,6 +86,13 @@ def test_a_wrong_number_is_rejected_with_what_is_allowed(words: str, capsys: pyt
         ("doctor --jsn", "bullpen doctor: '--jsn' is not understood: did you mean --json?"),
         ("worker app --concurency=3", "did you mean --concurrency?"),
         ("config --app app", "the options are --config, --json, --help; see `bullpen config --help`."),
+        (
+            "worker --app shop:queue",
+            "bullpen worker: '--app' is not understood: APP has no flag: `bullpen worker APP …`.",
+        ),
+        ("worker --url sqlite:///x", "APP has no flag: `bullpen worker APP …`."),
+        ("check --app=shop:queue", "APP has no flag: `bullpen check APP …`."),
+        ("enqueue --app shop:queue f", "APP_OR_URL has no flag: `bullpen enqueue APP_OR_URL …`."),
         ("tasks shwo", "bullpen tasks: unknown command 'shwo': did you mean `bullpen tasks show`?"),
         ("tasks app", "bullpen tasks: unknown command 'app': the commands are list, show, cancel, retry"),
     ],

@@ -47,6 +47,13 @@ def options_of(command: Command) -> Iterator[Option]:
     yield Option(("--help",), "print the help", takes_value=False, choices=())
 
 
+def positionals_of(command: Command) -> list[str]:
+    """How the help calls the arguments without a flag: APP."""
+    parser = argparse.ArgumentParser(add_help=False)
+    command.add_arguments(parser)
+    return [str(action.metavar) for action in parser._actions if not action.option_strings]  # noqa: SLF001 — as above
+
+
 def words_of(commands: Sequence[Command | CommandGroup]) -> Mapping[str, list[str]]:
     """Candidates by the words typed before: "", "tasks", "tasks retry"."""
     found: dict[str, list[str]] = {"": [*(command.name for command in commands), "--version", "--help"]}
