@@ -40,6 +40,11 @@ def pid_of_own_choice() -> int:
     return os.getpid()
 
 
+@plain.task(runtime="process")
+def complain() -> None:
+    print("the disk is nearly full", file=sys.stderr, flush=True)
+
+
 @plain.task(runtime="thread")
 def pid_of_a_thread() -> int:
     return os.getpid()

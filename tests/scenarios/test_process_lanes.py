@@ -142,6 +142,15 @@ async def test_an_error_of_a_pool_that_a_task_uses_is_the_tasks_own(name: str, t
         assert await (await tasks.pid.aenqueue()).aresult(PATIENCE) == pid, "the lane keeps its process"
 
 
+async def test_the_process_of_a_function_in_a_lane_of_threads_is_not_called_a_thread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with working(lanes="default:2@thread", name="w"):
+        await (await tasks.complain.aenqueue()).aresult(PATIENCE)
+    (line,) = [record.getMessage() for record in caplog.records if "the disk is nearly full" in record.getMessage()]
+    assert line == "w default:2@process_0: the disk is nearly full"
+
+
 async def test_a_task_may_say_that_its_process_is_broken(tmp_path: Path) -> None:
     async with working(lanes="default:1@process"):
         job = await tasks.break_its_process.aenqueue(str(tmp_path / "pid"))

@@ -75,7 +75,7 @@ from bullpen.tasks.worker.in_process import LogLines, Outcome, TaskRaised, TaskU
 from bullpen.tasks.worker.options import Lane, WorkerOptions
 from bullpen.tasks.worker.own_transaction import OwnTransaction
 from bullpen.tasks.worker.poison_isolation import PoisonIsolation
-from bullpen.tasks.worker.reports import Reports
+from bullpen.tasks.worker.reports import Reports, seconds_text
 from bullpen.tasks.worker.scope import WorkerScope
 from bullpen.tasks.worker.step_link import SavedStep
 from bullpen.tasks.worker.steps import StepRunner
@@ -632,7 +632,7 @@ class TaskAttempt:
         if settlement.is_final:
             self._log(logging.ERROR, "failed: no worker has registered this function for %g s%s", after, hint)
         else:
-            then = f"; retrying in {settlement.delay:.3g} s"
+            then = f"; retrying in {seconds_text(settlement.delay)}"
             self._log(logging.WARNING, "released: this worker has not registered the function%s%s", hint, then)
         return settlement
 
@@ -642,7 +642,7 @@ class TaskAttempt:
         if settlement.delay is None:
             self._log(logging.ERROR, "%s: %s", settlement.status, why)
         else:
-            self._log(logging.WARNING, "released: %s; retrying in %.3g s", why, settlement.delay)
+            self._log(logging.WARNING, "released: %s; retrying in %s", why, seconds_text(settlement.delay))
         return settlement
 
     def _hint(self) -> str:
@@ -685,7 +685,7 @@ class TaskAttempt:
         over = "was cancelled" if settlement.status is CANCELLED else "has no retries left"
         if settlement.next_run:
             over += "; its next run is planned"
-        then = f"; retrying in {settlement.delay:.3g} s" if retries else f"; it {over}"
+        then = f"; retrying in {seconds_text(settlement.delay)}" if retries else f"; it {over}"
         self._lane.reports.log(level, self.task, "%s%s", what, then, error=error)
 
     # Interruption.

@@ -8,6 +8,7 @@ talks to the store.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import threading
 from collections.abc import Awaitable, Coroutine, Sequence
@@ -306,7 +307,7 @@ class LaneRunner:
         return Pool(
             self.lane.concurrency + self.options.max_abandoned + 1,
             thread_name_prefix=f"{self.options.name}-{self.lane.queues[0]}",
-            name=f"{self.options.name} {self.lane}",
+            name=self._pool_name("thread"),
         )
 
     def _new_processes(self) -> Pool:
@@ -315,9 +316,13 @@ class LaneRunner:
             runtime="process",
             worker=TaskProcess,
             min_workers=0,
-            name=f"{self.options.name} {self.lane}",
+            name=self._pool_name("process"),
             calls=CallPolicy(log_errors=False),
         )
+
+    def _pool_name(self, runtime: str) -> str:
+        """A function may choose another runtime than its lane has."""
+        return f"{self.options.name} {dataclasses.replace(self.lane, runtime=runtime)}"
 
     # Waiting.
 

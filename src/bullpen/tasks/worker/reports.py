@@ -21,6 +21,11 @@ logger = SafeLogger("bullpen.worker")
 SHORTEST_PAUSE = 0.05  # seconds before the next try
 
 
+def seconds_text(delay: float) -> str:
+    """Three digits, and never an exponent: `0.0512 s`, `63.7 s`, `3600 s`."""
+    return f"{delay:.3g} s" if delay < 999.5 else f"{delay:.0f} s"
+
+
 def log_message(
     level: int, message: str, *values: object, error: BaseException | None = None, **fields: object
 ) -> None:
@@ -168,8 +173,8 @@ class Outage:
         pause = longest * (0.5 + primitives.random.random() / 2)
         level = logging.WARNING if self.failures == 1 else logging.DEBUG
         why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        message = "%s: %s: %s failed (%s); retrying in %.2g s"
-        log_message(level, message, self._reports.name, self._user, what, why, pause)
+        message = "%s: %s: %s failed (%s); retrying in %s"
+        log_message(level, message, self._reports.name, self._user, what, why, seconds_text(pause))
         if self.failures == 1:
             self._reports.event(Kind.STORE_LOST, detail=self._user)
         return pause
