@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from bullpen.cli.terminal.progress import ProgressBar
 from bullpen.cli.terminal.screen import (
     Line,
     Screen,
@@ -122,3 +123,13 @@ def test_the_cursor_comes_back_whatever_happens() -> None:
     with pytest.raises(ZeroDivisionError), screen:
         raise ZeroDivisionError
     assert written(out).endswith("\x1b[?25h")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_bar_leaves_room_for_the_time_that_is_left(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    progress = ProgressBar("cancelled or asked to stop", 200_000, quiet=True)
+    progress.done = 1000
+    line = progress.line(passed=0.1)
+    assert plain(line).endswith("─  1000 of 200000, 20 s left")
+    assert width_of(line) <= columns - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from types import TracebackType
@@ -56,8 +57,9 @@ class ProgressBar:
         rate = self.done / passed if passed > 0 else 0.0
         left = f", {duration((self.total - self.done) / rate)} left" if rate and self.done < self.total else ""
         counted = f"  {self.done} of {self.total}{left}"
+        room = shutil.get_terminal_size().columns - 2 - len(self._what) - len(counted)  # the last column stays free
         return (
             StyledText(f"{self._what} "),
-            *bar(self.done, self.total, WIDTH, "accent"),
+            *bar(self.done, self.total, max(min(WIDTH, room), 1), "accent"),
             StyledText(counted, "quiet"),
         )
