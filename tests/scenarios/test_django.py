@@ -303,8 +303,16 @@ task_backends["default"].queue.job(first.id).result(timeout=30)
             project,
             """
 queue = task_backends["bulk"].queue
-for one in [third_time.enqueue().id, *(info.id for info in queue.list())]:
+third = third_time.enqueue().id
+for one in [third, *(info.id for info in queue.list())]:
     queue.job(one).result(timeout=30)
+try:
+    task_backends["default"].get_result(third)
+except Exception as error:
+    missing = "is a task of shop.tasks.third_time, which the backend 'default' has not registered"
+    assert str(error) == f"{third} {missing}", error
+else:
+    raise AssertionError("it is a task of another backend")
 """,
             JOBS=url,
         )

@@ -136,7 +136,10 @@ class BullpenBackend(BaseTaskBackend):  # type: ignore[misc]
         task = self._shared.tasks.get(stored.func_path)
         definition = self.queue.registry.get(stored.func_path)
         if task is None or definition is None:
-            raise TaskResultDoesNotExist(f"{stored.id} is a task of {stored.func_path}, which is not registered here")
+            missing = (
+                f"{stored.id} is a task of {stored.func_path}, which the backend {self.alias!r} has not registered"
+            )
+            raise TaskResultDoesNotExist(missing)
         args, kwargs = definition.decode(stored.payload)
         result = _result(self.alias, task, info_of(stored), args, kwargs)
         if stored.status is SUCCESS and stored.result is not None:
