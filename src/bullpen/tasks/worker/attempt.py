@@ -632,7 +632,7 @@ class TaskAttempt:
         if settlement.is_final:
             self._log(logging.ERROR, "failed: no worker has registered this function for %g s%s", after, hint)
         else:
-            then = f"; retrying in {seconds_text(settlement.delay)}"
+            then = f"; retrying in {seconds_text(settlement.delay or 0.0)}"
             self._log(logging.WARNING, "released: this worker has not registered the function%s%s", hint, then)
         return settlement
 
@@ -685,7 +685,7 @@ class TaskAttempt:
         over = "was cancelled" if settlement.status is CANCELLED else "has no retries left"
         if settlement.next_run:
             over += "; its next run is planned"
-        then = f"; retrying in {seconds_text(settlement.delay)}" if retries else f"; it {over}"
+        then = f"; retrying in {seconds_text(settlement.delay or 0.0)}" if retries else f"; it {over}"
         self._lane.reports.log(level, self.task, "%s%s", what, then, error=error)
 
     # Interruption.
