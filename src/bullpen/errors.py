@@ -120,15 +120,15 @@ def _rebuild(kind: type[BullpenError], args: tuple[Any, ...], fields: dict[str, 
     return error
 
 
-def closest(name: str, allowed: Iterable[str]) -> str | None:
+def closest(name: object, allowed: Iterable[str]) -> str | None:
     """The name that was probably meant, if one is close."""
     import difflib  # only a mistake needs it
 
-    close = difflib.get_close_matches(name, allowed, n=1)
+    close = difflib.get_close_matches(str(name), list(allowed), n=1)
     return close[0] if close else None
 
 
-def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+def did_you_mean(name: object, allowed: Iterable[str]) -> str:
     """The hint at the name that was probably meant, for the end of a message; empty if none is close."""
     close = closest(name, allowed)
     return f"; did you mean {close!r}?" if close else ""

@@ -277,7 +277,7 @@ def test_to_look_is_not_to_make(bullpen: Any, tmp_path: Path) -> None:
     ("words", "code", "said"),
     [
         (["status", "--url", "memory://"], 1, "memory:// lives in one process"),
-        (["status", "--url", "jobs.db"], 2, "url must be memory://, sqlite:///relative.db"),
+        (["status", "--url", "jobs.db"], 2, "url must be sqlite:///jobs.db, got 'jobs.db'"),
         (["status", "--url", "sqlite:///x", "--app", "app"], 2, "not allowed with"),
         (["status", "--watch", "0"], 2, "--watch: must be a number from 0.1"),
         (["tasks", "--status", "done"], 2, "status must be one of pending, running, success, failed, cancelled"),

@@ -75,7 +75,6 @@ class LoopWatch:
 
 def _shown(stack: traceback.StackSummary) -> str:
     """The frames from the loop's call on, at most `FRAMES`: the first frames belong to the task."""
-    steps = [
-        at for at, frame in enumerate(stack, 1) if (frame.name, frame.filename) == ("_run", asyncio.events.__file__)
-    ]
+    callers = {("_run", asyncio.events.__file__), ("run", asyncio.runners.__file__)}  # uvloop has no frame of its own
+    steps = [at for at, frame in enumerate(stack, 1) if (frame.name, frame.filename) in callers]
     return "".join(traceback.format_list(stack[steps[-1] if steps else 0 :][:FRAMES])).rstrip()
