@@ -53,10 +53,13 @@ async def test_acknowledged_writes_survive_a_kill_at_a_failpoint(tmp_path: Path,
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 async def test_acknowledged_writes_survive_a_kill_at_a_system_call(tmp_path: Path, thorough: bool) -> None:
-    """At the k-th write or sync of the writer thread, for many k."""
+    """At the k-th write or sync, for many k: while the schema is made, and in a file that has one."""
     acknowledged = 0
     for when in range(1, 120) if thorough else (1, 2, 3, 5, 9, 14, 33, 80):
         path = tmp_path / f"{when}.db"
+        if when % 2 == 0 or when > 30:
+            async with opened(path):
+                pass
         calls = "pwrite64,fdatasync,fsync,ftruncate"
         inject = f"inject={calls}:signal=KILL:when={when}"
         child = subprocess.run(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import bullpen
+from bullpen import TaskQueue
 from bullpen.tasks.model.options import TaskOptions
 from bullpen.tasks.model.registry import TaskRegistry
 from bullpen.tasks.model.task import SUCCESS, Task
@@ -43,7 +44,7 @@ FAILPOINTS = [  # and how often it is passed before
     ("sqlite.after_commit", 2),
     ("sqlite.after_commit", 5),
 ]
-TESTED_BELOW = {"worker.before_leave", "enqueue.before_add", "enqueue.after_add"}
+TESTED_BELOW = {"worker.before_leave", "enqueue.before_add", "enqueue.after_add", "emit.before", "emit.after"}
 TESTED_IN = {
     "complete.before": "test_complete_killed.py",
     "complete.after": "test_complete_killed.py",
@@ -233,7 +234,11 @@ queue = TaskQueue(f"sqlite:///{path}")
 async def on_loop(number: int) -> int: ...
 
 for number in range(100):
-    os.write(1, (on_loop.enqueue(number).id + "\\n").encode())
+    if fatal.startswith("emit"):
+        queue.emit(f"event-{number}", number)
+        os.write(1, f"event-{number}\\n".encode())
+    else:
+        os.write(1, (on_loop.enqueue(number).id + "\\n").encode())
 """
 
 
@@ -256,6 +261,19 @@ def test_the_acknowledged_tasks_of_a_killed_producer_are_there(
             tasks = asyncio.run(all_ended(path, ids))
             worker.stops()
         assert {task.status for task in tasks} == {SUCCESS}
+
+
+@pytest.mark.parametrize(("fatal", "kept_unsaid"), [("emit.before", 0), ("emit.after", 1)])
+def test_the_acknowledged_events_of_a_killed_emitter_are_there(tmp_path: Path, fatal: str, kept_unsaid: int) -> None:
+    path, hits = tmp_path / "jobs.db", 7
+    command = [sys.executable, "-c", PRODUCER, str(path), fatal, str(hits)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WITHIN)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout.split() == [f"event-{number}" for number in range(hits)]
+    with TaskQueue(f"sqlite:///{path}") as queue:
+        there = [queue.wait_event(f"event-{number}", timeout=0) for number in range(hits + 2)]
+    kept = hits + kept_unsaid
+    assert there == [*range(kept), *[None] * (hits + 2 - kept)]
 
 
 async def all_ids(path: Path) -> list[str]:

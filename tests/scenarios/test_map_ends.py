@@ -16,6 +16,7 @@ import pytest
 
 from bullpen import Pool, PoolClosed, WorkerAbandoned
 from bullpen.pools.dispatch.states import PoolState
+from bullpen.pools.maps import runner_map
 from tests.scenarios.support import PATIENCE, Background, Blocker, eventually, printed, run_script
 
 Make = Callable[..., Pool]
@@ -537,3 +538,29 @@ def test_an_interrupted_reader_may_read_on(make: Make, blocker: Blocker) -> None
             next(results)
         blocker.release()
         assert list(results) == [0, 1, 2]
+
+
+def test_an_item_runs_although_the_one_before_it_in_its_bundle_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No runner had begun the bundle when the reader first had to wait: the reader looks again."""
+    monkeypatch.setattr(runner_map, "BUNDLE_SECONDS", 1000.0)  # every item counts as quick
+    first_waits, last_ran = threading.Event(), threading.Event()
+
+    def run(item: str) -> str:
+        if item == "first":
+            first_waits.set()
+        if item == "last":
+            last_ran.set()
+        elif item != "quick":
+            assert last_ran.wait(PATIENCE)
+        return item
+
+    with Pool(3) as pool:
+
+        def items() -> Iterator[str]:
+            yield from ["quick"] * 2
+            assert eventually(lambda: pool.stats().completed == 2)
+            yield "first"
+            assert first_waits.wait(PATIENCE)
+            yield from ("middle", "last")  # one bundle: the runner of the first item is busy, and items are quick
+
+        assert list(pool.map(run, items())) == ["quick", "quick", "first", "middle", "last"]

@@ -30,6 +30,7 @@ T = TypeVar("T")
 B = TypeVar("B", bound="Bundle")
 
 _REFILL_AT_ONCE_BELOW = 64  # a smaller window is refilled item by item
+LONGEST_PATIENCE = 1.0  # seconds between two looks of a reader that waits
 
 _ANY = object()  # the reader waits for any bundle
 
@@ -82,6 +83,11 @@ class Bundle:
     def outcomes(self) -> list[Any]:
         errors = itertools.repeat(None) if self.errors is None else map(self.errors.get, itertools.count())
         return list(map(Outcome._make, zip(self.items, self.values, errors, strict=False)))
+
+
+def longer(patience: float | None) -> float | None:
+    """The next patience of a reader that still waits. Meanwhile a runner may have begun a bundle with a slow item."""
+    return None if patience is None else min(2 * patience, LONGEST_PATIENCE)
 
 
 class MapWork(ABC, Generic[T, B]):
@@ -267,7 +273,7 @@ class MapWork(ABC, Generic[T, B]):
             self.check_over()
             if not self.wait_at_gate(None, deadline, patience):
                 self.stalled()
-                patience = None
+                patience = longer(patience)
 
     def _first_unread(self) -> B:
         """The oldest bundle, which is not removed. Ends the map if there is none."""
@@ -332,7 +338,7 @@ class MapWork(ABC, Generic[T, B]):
 
     @property
     def patience(self) -> float | None:
-        """After so many seconds of waiting for any bundle the map has `stalled`."""
+        """After so many seconds of waiting for any bundle the map has `stalled`, and again after a `longer` time."""
         return None
 
     def stalled(self) -> None:

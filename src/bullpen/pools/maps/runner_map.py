@@ -26,7 +26,7 @@ from bullpen.errors import WorkerBroken
 from bullpen.pools.dispatch.request import DONE, QUEUED, WITHDRAWN, Request
 from bullpen.pools.dispatch.states import RequestState
 from bullpen.pools.dispatch.worker import STOPPING, Worker
-from bullpen.pools.maps.map_work import Bundle, MapInput, MapWork, Reading, stop_iteration
+from bullpen.pools.maps.map_work import Bundle, MapInput, MapWork, Reading, longer, stop_iteration
 from bullpen.pools.runtimes.port import current_worker
 from bullpen.pools.supervision.deaths import loss
 
@@ -384,7 +384,7 @@ class RunnerMap(MapWork[T, _RunnerBundle]):
             self.check_over()
             if not self.wait_at_gate(bundle, deadline, patience):
                 self.stalled()
-                patience = None
+                patience = longer(patience)
                 if self.unread and self.unread[0] is not bundle:
                     return  # there are results before it
 
