@@ -255,7 +255,7 @@ HOSTILE = (
     '"/onmouseover="alert(1)"/x="',
     "</code></pre></td></table><x-evil>",
     "javascript:alert(1)",
-    "{{7*7}}{%raw%}${7*7}<%=7*7%>",
+    "{{1331*1337}}{%raw%}${1331*1337}<%=1331*1337%>",
     "</script><x-evil>",
     "<!--<x-evil>-->",
     "&lt;x-evil&gt;&#60;x-evil&#62;",
@@ -375,4 +375,4 @@ def check_page(page: str, path: str) -> None:
     assert len(found.scripts) == 3, path
     assert all(source is not None and source.startswith("/static/") for source in found.scripts), path
     assert not any(one in page for one in UNSEEN), path
-    assert "49" not in page.partition("{%raw%}")[0][-40:], path
+    assert "1779547" not in page, path
