@@ -312,6 +312,25 @@ def test_another_connection_is_rejected_by_name(
     assert words in job.result(timeout=1)  # the task is as it was, and goes on
 
 
+def test_a_session_of_sqlalchemy_that_is_left_open_does_not_lock_the_file(path: Path) -> None:
+    engine = create_engine(f"sqlite:///{path}")
+    kept: list[Session] = []
+
+    def work() -> None:
+        kept.append(Session(engine))
+        current_task().complete(kept[0])
+
+    with TaskQueue(f"sqlite:///{path}?synchronous=normal&busy_timeout=0.2") as queue:
+        assert queue.counts() == {}
+        job = queue.task(name="work")(work).enqueue()
+        run(queue, job)
+        info = job.info()
+        assert info.error is not None
+        assert info.error.message == UNCOMMITTED
+    kept[0].close()
+    engine.dispose()
+
+
 def test_effects_of_a_session_of_sqlalchemy_and_the_end_of_the_task_commit_together(
     queue: TaskQueue, path: Path
 ) -> None:

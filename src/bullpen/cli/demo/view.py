@@ -145,8 +145,8 @@ def next_commands(summary: TasksSummary) -> list[str]:
     for task in (summary.a_failed_task, summary.a_periodic_task):
         if task is not None:
             commands.append(f"{bullpen} why {task} --url {summary.url}")
-    if has_dashboard():
-        commands.append(f"{bullpen} dashboard {summary.folder}/app.py")
+    needs = "" if has_dashboard() else '  # needs "pybullpen[web]"'
+    commands.append(f"{bullpen} dashboard {summary.folder}/app.py{needs}")
     return [*commands, f"{bullpen} worker {summary.folder}/app.py"]
 
 

@@ -33,7 +33,7 @@ try:
     from textual.screen import ModalScreen
     from textual.widgets import DataTable, Footer, Input, Sparkline, Static, TabbedContent, TabPane
 except ModuleNotFoundError as error:
-    raise MissingExtra("bullpen top", extra="top") from error
+    raise MissingExtra("the live view", extra="top") from error
 
 EVERY = 1.0  # seconds
 SHOWN = 200  # rows of a table
