@@ -18,10 +18,10 @@ import pytest
 from bullpen import RESULT, AsyncWorkerPool, TaskQueue, chain, group
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.tasks.model.task import AttemptError, Task, TaskStatus
-from bullpen.web import dashboard, events
-from tests.scenarios.web_support import ORIGIN, TOKEN, Browser, add_worker, fill, make_queue, site
+from bullpen.web import dashboard, events, views
+from tests.scenarios.web_support import ORIGIN, TOKEN, Browser, add_worker, fill, make_queue, site, wait_for_approval
 
-PAGES = ("/", "/queues", "/tasks", "/failures", "/workers", "/functions", "/schedules", "/limits", "/system")
+PAGES = ("/", "/queues", "/tasks", "/failures", "/workers", "/functions", "/schedules", "/waits", "/limits", "/system")
 
 
 @pytest.mark.anyio
@@ -477,3 +477,53 @@ async def test_a_schedule_shows_its_next_runs(tmp_path: Path) -> None:
         page = (await browser.get("/schedules")).text
         assert page.count('<span class="then">') == 2
         assert "At 02:30 every day (Europe/Berlin)" in page
+
+
+@pytest.mark.anyio
+async def test_open_waits_are_listed_and_an_operator_emits_the_event(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bullpen.web")
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        assert "No task waits for an event." in (await browser.get("/waits")).text
+        (job,) = await wait_for_approval(queue, failures=1)
+        page = (await browser.get("/waits")).text
+        assert all(words in page for words in ("approved:42", "shop.checkout", job.id, "waiting"))
+        assert "no limit" not in page
+        assert 'action="/waits/emit"' not in page  # a visitor without a session
+        assert "No task waits for this event." in (await browser.get("/waits?event=approved:43")).text
+        await browser.log_in()
+        assert 'action="/waits/emit"' in (await browser.get("/waits?event=approved:42")).text
+        page = (await browser.get(f"/tasks/{job.id}")).text
+        assert "Emit the event <code>approved:42</code>" in page
+        assert "Kept steps of this run" in page
+        for wrong in ("{", "ada", "NaN", "[" * 5000, '"\\ud800"', "1e999"):
+            rejected = await browser.act("/waits/emit", event="approved:42", payload=wrong)
+            assert rejected.status_code == 400, wrong
+        assert (await browser.act("/waits/emit", payload="1")).status_code == 400
+        done = await browser.act("/waits/emit", event="approved:42", payload='{"by": "ada"}')
+        assert (done.status_code, done.headers["location"]) == (303, "/waits?done=emitted")
+        page = (await browser.get("/waits?done=emitted")).text
+        assert "Emitted." in page
+        assert "it goes on" in page
+        again = await browser.act("/waits/emit", event="approved:42", payload="null")
+        assert again.headers["location"] == "/waits?done=emitted-before"
+        async with AsyncWorkerPool(queue, 1, poll_interval=0.05):
+            assert await job.aresult(timeout=60) == {"by": "ada"}
+        assert "waited" in (await browser.get(f"/tasks/{job.id}")).text  # the wait is a kept step
+        told = [record.getMessage() for record in caplog.records if record.name == "bullpen.web"]
+        assert "audit: token at 127.0.0.1 emitted the event approved:42" in told
+
+
+@pytest.mark.anyio
+async def test_open_waits_come_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "PAGE_SIZE", 1)
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        first, second = await wait_for_approval(queue, "a b", many=2)
+        page = (await browser.get("/waits?event=a+b")).text
+        assert first.id in page
+        assert f"/waits?event=a+b&amp;after={first.id}" in page
+        page = (await browser.get(f"/waits?event=a+b&after={first.id}")).text
+        assert second.id in page
+        assert "First page" in page
+        assert "Next page" not in page

@@ -20,7 +20,17 @@ from bullpen.web.api import OPERATIONS
 from bullpen.web.app import Dashboard
 from bullpen.web.gate import SECURITY_HEADERS
 from tests.scenarios.test_dashboard import PAGES, Elements
-from tests.scenarios.web_support import HOST, ORIGIN, TOKEN, Browser, add_worker, fill, make_tokens, site
+from tests.scenarios.web_support import (
+    HOST,
+    ORIGIN,
+    TOKEN,
+    Browser,
+    add_worker,
+    fill,
+    make_tokens,
+    site,
+    wait_for_approval,
+)
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY", "BREW")
 OPEN = ("/login", "/static/style.css")  # without a visitor
@@ -69,7 +79,11 @@ def paths_of(queue: TaskQueue, task: str) -> list[str]:
 
 
 def body_of(task: str, **more: str) -> str:
-    return str(httpx.QueryParams({"queue": "default", "key": "shop.nightly", "task": task, "verb": "delete", **more}))
+    return str(
+        httpx.QueryParams(
+            {"queue": "default", "key": "shop.nightly", "task": task, "verb": "delete", "event": "approved", **more}
+        )
+    )
 
 
 def of_strangers(paths: list[str], task: str) -> Iterator[Attack]:
@@ -119,9 +133,11 @@ def from_other_pages(
 
 def of_programs(paths: list[str], task: str, tokens: dict[str, dict[str, str]]) -> Iterator[Attack]:
     """Programs with a token on what it does not open: other scopes, pages, other names, and pages of others."""
-    body = json.dumps({"function": "shop.send", "args": ["x@"]})
+    call = json.dumps({"function": "shop.send", "args": ["x@"]})
+    event = json.dumps({"name": "approved"})
     typed = {"content-type": "application/json"}
     for (scope, token), method, path in itertools.product(tokens.items(), METHODS, paths):
+        body = event if path.endswith("/events") else call
         if not path.startswith("/api/"):
             if path not in OPEN:
                 rejections = (400, 403, 404, 405) if path.startswith("/static/") else (401, 403, 405)
@@ -171,7 +187,8 @@ async def rejected(browser: Browser, attacks: Iterator[Attack]) -> int:
 async def state_of(queue: TaskQueue, task: str) -> Any:
     schedule = await queue.schedules.aget("shop.nightly")
     tasks = [msgspec.structs.replace(one, progress=None) for one in await queue.alist(limit=100)]
-    return await queue.apaused(), tasks, schedule.paused, (await queue.aget(task)).status
+    events = await (await queue.astorage()).events(limit=10)
+    return await queue.apaused(), tasks, schedule.paused, (await queue.aget(task)).status, [one.name for one in events]
 
 
 @pytest.mark.anyio
@@ -197,11 +214,12 @@ async def test_no_attack_gets_through_on_any_route_and_method(tmp_path: Path) ->
             ("/queues/pause", "queue", "default"),
             ("/schedules/pause", "key", "shop.nightly"),
             ("/task/retry", "task", task),
+            ("/waits/emit", "event", "approved"),
             ("/bulk/start", "verb", "delete"),
         ):  # with everything right, the same requests do change the store
             assert (await browser.act(path, **{field: value})).status_code == 303
         after = await state_of(queue, task)
-        assert (after[0], after[2], after[3]) == ({"mail", "default"}, True, "pending")
+        assert (after[0], *after[2:]) == ({"mail", "default"}, True, "pending", ["approved"])
 
 
 @pytest.mark.anyio
@@ -340,6 +358,8 @@ async def attack_every_field(tmp_path: Path, text: str) -> None:
             while (await job.astatus()) != "failed":
                 await queue.aget(job.id)
         await add_worker(queue, text, host=text)
+        if text.isprintable():
+            await wait_for_approval(queue, text[:200])
         await browser.log_in()
         filters = [f"/tasks?{httpx.QueryParams({name: text})}" for name in (*FILTERS, "after")]
         wrong = [f"/tasks?{httpx.QueryParams({name: text})}" for name in ("status", "queue")]
@@ -355,6 +375,7 @@ async def attack_every_field(tmp_path: Path, text: str) -> None:
             *wrong,
         ]
         pages.append(f"/tasks/{quote(text, safe='')}")
+        pages.append(f"/waits?{httpx.QueryParams({'event': text, 'after': text})}")
         pages.append(f"/login?{httpx.QueryParams({'code': text})}")
         for path in pages:
             answer = await browser.get(path)

@@ -17,7 +17,7 @@ from tests.chromium import find_chromium
 from tests.scenarios.cli_support import Folder
 from tests.scenarios.test_dashboard_server import served
 
-PAGES = ("", "queues", "tasks", "failures", "workers", "schedules", "limits", "system")
+PAGES = ("", "queues", "tasks", "failures", "workers", "schedules", "waits", "limits", "system")
 
 pytestmark = [
     pytest.mark.timeout(600),  # with the installation of the browser

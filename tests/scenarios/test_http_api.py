@@ -20,7 +20,7 @@ from bullpen.web.openapi import ERRORS, openapi_document
 from bullpen.web.tokens import SCOPES, TokenFile
 from tests.scenarios.cli_support import Folder
 from tests.scenarios.test_dashboard_server import served
-from tests.scenarios.web_support import Browser, add_worker, fill, make_tokens, site
+from tests.scenarios.web_support import Browser, add_worker, fill, make_tokens, site, wait_for_approval
 
 API = "/api/v1"
 
@@ -335,3 +335,41 @@ def test_tokens_of_the_command_line_open_the_api_of_the_server(tmp_path: Path) -
     wrong = folder.run("dashboard", "app", "--tokens", "nothing.here", "--port", "0")
     assert wrong.returncode == 2
     assert "cannot be read" in wrong.stderr
+
+
+@pytest.mark.anyio
+async def test_a_program_lists_waits_and_emits_the_event(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bullpen.web")
+    async with programs(tmp_path) as (queue, by):
+        (job,) = await wait_for_approval(queue)
+        (wait,) = (await by["read"].get("/waits", event="approved:42"))["waits"]
+        assert (wait["id"], wait["name"], wait["event"], wait["is_due"]) == (
+            job.id,
+            "shop.checkout",
+            "approved:42",
+            False,
+        )
+        assert wait["since"] < wait["until"]
+        assert await by["read"].get("/waits", event="approved:43") == {"waits": [], "next": None}
+        event = {"name": "approved:42", "payload": {"by": "ada"}, "ttl": 60}
+        for scope in ("read", "enqueue"):
+            await by[scope].post("/events", event, expected=403)
+        for wrong in (
+            {},
+            {"name": ""},
+            {"name": "a\n"},
+            {"name": "x", "ttl": 0},
+            {"name": "x", "payload": "x" * 300_000},
+        ):
+            await by["operate"].post("/events", wrong, expected=400)
+        assert await by["operate"].post("/events", event, expected=201) == {
+            "name": "approved:42",
+            "is_new": True,
+            "waiting": 1,
+        }
+        assert not (await by["operate"].post("/events", event))["is_new"]
+        assert (await by["read"].get("/waits"))["waits"][0]["is_due"]
+        async with AsyncWorkerPool(queue, 1, poll_interval=0.05):
+            assert await job.aresult(timeout=60) == {"by": "ada"}
+        told = [record.getMessage() for record in caplog.records if record.name == "bullpen.web"]
+        assert sum("emitted the event approved:42" in one for one in told) == 1

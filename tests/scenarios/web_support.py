@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -10,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from bullpen import AsyncWorkerPool, TaskQueue
+from bullpen import AsyncWorkerPool, Job, TaskQueue, current_task
 from bullpen.errors import TaskFailed
 from bullpen.tasks.storage.port import WorkerRecord
 from bullpen.web import dashboard
@@ -49,6 +50,26 @@ async def fill(queue: TaskQueue, addresses: Sequence[str] = ("ada@example.org", 
     await queue.aenqueue("shop.send", ["later@example.org"], delay=3600)
     await queue.apause("mail")
     return [job.id for job in jobs]
+
+
+async def wait_for_approval(
+    queue: TaskQueue, event: str = "approved:42", *, failures: int = 0, many: int = 1
+) -> list[Job[Any]]:
+    """Tasks that wait for the event, after a step and after some failures."""
+
+    @queue.task(name="shop.checkout", max_retries=failures, backoff=0.0)
+    async def checkout() -> Any:
+        task = current_task()
+        await task.using(key="charge").astep(len, "abc")
+        if task.attempt <= failures:
+            raise ValueError("not yet")
+        return await task.await_event(event, timeout=3600)
+
+    jobs = [await checkout.aenqueue() for _ in range(many)]
+    async with AsyncWorkerPool(queue, 1, poll_interval=0.05):
+        while await queue.acount(awaits=event) < many:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return jobs
 
 
 async def add_worker(queue: TaskQueue, name: str, host: str = "elsewhere") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -74,6 +75,18 @@ async def run_schedule(asked: ActionRequest) -> ActionDone:
     return ActionDone(f"ran the schedule {key}", "/schedules?done=started")
 
 
+async def emit_event(asked: ActionRequest) -> ActionDone:
+    """Emit the event that tasks wait for, with the JSON of the form as its payload; without any it is null."""
+    name = required(asked.form, "event")
+    try:
+        payload = json.loads(asked.form.get("payload", "").strip() or "null")
+    except (ValueError, RecursionError) as error:
+        raise WrongParameter(f'the payload is no JSON, such as {{"by": "ada"}}, "text" or true: {error}') from None
+    is_new = await asked.queue.aemit(name, payload)
+    words = f"emitted the event {name}" if is_new else f"found the event {name} emitted already"
+    return ActionDone(words, f"/waits?done={'emitted' if is_new else 'emitted-before'}")
+
+
 async def start_bulk(asked: ActionRequest) -> ActionDone:
     verb, selection = read_verb(asked.form), TaskSelection.read(asked.form)
     run = await asked.bulk.start(verb, selection, asked.visitor)
@@ -96,6 +109,7 @@ ACTIONS: Mapping[str, Callable[[ActionRequest], Awaitable[ActionDone]]] = {
     "/schedules/pause": pause_schedule,
     "/schedules/resume": resume_schedule,
     "/schedules/run": run_schedule,
+    "/waits/emit": emit_event,
     "/bulk/start": start_bulk,
     "/bulk/stop": stop_bulk,
 }
@@ -107,5 +121,7 @@ DONE = {
     "cancelled": "Cancelled. A running task was asked to stop.",
     "retried": "The task runs again.",
     "unchanged": "Nothing had to be changed.",
+    "emitted": "Emitted. The tasks that waited for this event go on as soon as a worker is free.",
+    "emitted-before": "An event of this name exists. It stays as it is: the first one counts.",
     "started": "The run starts as soon as a worker is free.",
 }

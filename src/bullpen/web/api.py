@@ -189,6 +189,27 @@ def _task_changed(changed: bool, info: TaskInfo, verb: str) -> ApiAnswer:
     return ApiAnswer(types.TaskChanged(changed=changed, task=info), f"{verb} the task {info.id}" if changed else "")
 
 
+# Events.
+
+
+async def list_waits(call: ApiCall) -> ApiAnswer:
+    query: types.WaitListQuery = call.query
+    now = as_datetime(await (await call.queue.astorage()).now())
+    found = await call.queue.alist(limit=query.limit + 1, after=query.after, awaits=query.event or True)
+    shown = found[: query.limit]
+    following = shown[-1].id if len(found) > query.limit else None
+    waits = [types.WaitDocument.of(task, task.awaits, now) for task in shown if task.awaits is not None]
+    return ApiAnswer(types.WaitPage(waits=waits, next=following))
+
+
+async def emit(call: ApiCall) -> ApiAnswer:
+    event: types.NewEvent = call.body
+    waiting = await call.queue.acount(awaits=event.name)
+    is_new = await call.queue.aemit(event.name, event.payload, ttl=event.ttl)
+    document = types.EmitAnswer(name=event.name, is_new=is_new, waiting=waiting)
+    return ApiAnswer(document, f"emitted the event {event.name}" if is_new else "", 201 if is_new else 200)
+
+
 # Queues.
 
 
@@ -353,6 +374,26 @@ OPERATIONS = (
         get_task,
         types.TaskAnswer,
         types.TaskQuery,
+    ),
+    Operation(
+        "list_waits",
+        "GET",
+        "/waits",
+        LOOK,
+        "List the tasks that wait for events, a page at a time.",
+        list_waits,
+        types.WaitPage,
+        types.WaitListQuery,
+    ),
+    Operation(
+        "emit",
+        "POST",
+        "/events",
+        OPERATE,
+        "Emit an event: tasks that wait for it go on. The first event of a name counts.",
+        emit,
+        types.EmitAnswer,
+        body=types.NewEvent,
     ),
     Operation("list_queues", "GET", "/queues", LOOK, "List the queues.", list_queues, types.QueuePage),
     Operation(

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from bullpen.tasks.model.events import EVENT_TTL
 from bullpen.tasks.model.failure_groups import FailureGroup
 from bullpen.tasks.model.history import COUNTED, Histogram, HistoryPeriod
-from bullpen.tasks.model.info import ScheduleInfo, TaskInfo
-from bullpen.tasks.model.options import MAX_SECONDS, QUEUE_NAME
+from bullpen.tasks.model.info import EventWait, ScheduleInfo, TaskInfo
+from bullpen.tasks.model.options import MAX_KEY, MAX_SECONDS, QUEUE_NAME
 from bullpen.tasks.model.task import Progress, TaskStatus, UniqueScope
 from bullpen.tasks.model.unique import OnDuplicate
 from bullpen.tasks.storage.port import HealthFinding, Limit
@@ -24,6 +25,7 @@ LONGEST_HISTORY = 30 * 86_400.0
 MOST_PERIODS = 1500
 
 Text = Annotated[str, Meta(min_length=1, max_length=LONGEST_VALUE)]
+EventName = Annotated[str, Meta(min_length=1, max_length=MAX_KEY)]
 Duration = Annotated[float, Meta(ge=0, le=MAX_SECONDS, description="seconds")]
 
 # Parameters in the address.
@@ -54,6 +56,14 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     wait: Annotated[
         float, Meta(ge=0, le=LONGEST_WAIT, description="seconds to wait for the end of the task, before the answer")
     ] = 0.0
+
+
+class WaitListQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which waits, and which page of them."""
+
+    event: Annotated[EventName, Meta(description="only waits for this event")] | None = None
+    after: Annotated[Text, Meta(description="`next` of the page before")] | None = None
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE, description="waits on a page")] = 50
 
 
 class HistoryQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,6 +129,17 @@ class RetryRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     from_step: Annotated[Text, Meta(description="run this step and those after it again")] | None = None
 
 
+class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An event. `payload` is any JSON value."""
+
+    name: Annotated[EventName, Meta(description="of an event for one task: its id, a colon and the name")]
+    payload: Any = None
+    ttl: (
+        Annotated[float, Meta(gt=0, le=MAX_SECONDS, description="seconds for which the event is kept; null: for ever")]
+        | None
+    ) = EVENT_TTL
+
+
 # Answers.
 
 
@@ -169,6 +190,45 @@ class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
 
     tasks: list[TaskSummary]
     next: str | None
+
+
+class WaitDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that waits for an event, or that the event has just woken: then it is due."""
+
+    id: str
+    name: str
+    queue: str
+    event: str
+    since: datetime
+    until: Annotated[datetime, Meta(description="null: without a limit")] | None
+    is_due: bool
+
+    @classmethod
+    def of(cls, task: TaskInfo, wait: EventWait, now: datetime) -> WaitDocument:
+        return cls(
+            id=task.id,
+            name=task.name,
+            queue=task.queue,
+            event=wait.event,
+            since=wait.since,
+            until=wait.until,
+            is_due=task.eta <= now,
+        )
+
+
+class WaitPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks that wait for events, and `after` of the next page; null on the last one."""
+
+    waits: list[WaitDocument]
+    next: str | None
+
+
+class EmitAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """An event. `is_new` is false if one of this name exists: it stays as it is."""
+
+    name: str
+    is_new: bool
+    waiting: Annotated[int, Meta(description="tasks that waited for it just before")]
 
 
 class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):

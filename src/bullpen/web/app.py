@@ -23,6 +23,7 @@ from bullpen.cli.reads import StoreReads
 from bullpen.errors import (
     BullpenError,
     InvalidArgument,
+    InvalidEvent,
     InvalidOption,
     InvalidOptionType,
     InvalidPayload,
@@ -299,7 +300,7 @@ def _status_of(error: Exception) -> int:
             return HTTPStatus.NOT_FOUND
         case PayloadTooLarge():
             return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-        case WrongParameter() | InvalidOption() | InvalidArgument() | InvalidPayload():
+        case WrongParameter() | InvalidOption() | InvalidArgument() | InvalidPayload() | InvalidEvent():
             return HTTPStatus.BAD_REQUEST
         case StorageError():
             return HTTPStatus.SERVICE_UNAVAILABLE

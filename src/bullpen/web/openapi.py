@@ -27,6 +27,9 @@ ERRORS = {
 }
 
 
+CREATES = {"enqueue": "A new task is stored.", "emit": "The event is stored."}
+
+
 @cache
 def openapi_document(root: str = "") -> dict[str, Any]:
     """`root`: the path where the dashboard is mounted."""
@@ -70,8 +73,8 @@ def _described(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     body = operation.body
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{operation.answer.__name__}"}}}
     answers: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
-    if operation.name == "enqueue":
-        answers["201"] = {"description": "A new task is stored.", "content": content}
+    if operation.name in CREATES:
+        answers["201"] = {"description": CREATES[operation.name], "content": content}
     parameters = _parameters(schemas[operation.query.__name__])
     if "{id" in operation.path:
         text: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": 512}

@@ -29,6 +29,7 @@ NAVIGATION = (
     ("workers", "/workers", "Workers"),
     ("functions", "/functions", "Functions"),
     ("schedules", "/schedules", "Schedules"),
+    ("waits", "/waits", "Waits"),
     ("limits", "/limits", "Limits"),
     ("system", "/system", "System"),
 )

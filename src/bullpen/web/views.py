@@ -8,6 +8,7 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from bullpen import __version__
 from bullpen.cli.commands.status import is_up, remarks
@@ -332,6 +333,23 @@ async def schedules(visit: Visit) -> Values:
     }
 
 
+async def waits(visit: Visit) -> Values:
+    """The tasks that wait for an event, in the order in which they were enqueued."""
+    event, after = visit.parameters.get("event", "").strip(), visit.parameters.get("after")
+    storage = await visit.queue.astorage()
+    found = await visit.queue.alist(limit=PAGE_SIZE + 1, after=after or None, awaits=event or True)
+    shown = [task for task in found[:PAGE_SIZE] if task.awaits is not None]
+    query = {"event": event} if event else {}
+    return {
+        "now": as_datetime(await storage.now()),
+        "tasks": shown,
+        "event": event,
+        "is_later": bool(after),
+        "first": f"?{urlencode(query)}" if query else "",
+        "next": f"?{urlencode({**query, 'after': found[PAGE_SIZE - 1].id})}" if len(found) > PAGE_SIZE else None,
+    }
+
+
 async def functions(visit: Visit) -> Values:
     """What ran of each function: how often, how it ended, and how long it took."""
     chosen = one_of(visit.parameters, "since", tuple(SINCE)) or "day"
@@ -419,6 +437,7 @@ VIEWS = (
     View("workers", "/workers", workers),
     View("functions", "/functions", functions),
     View("schedules", "/schedules", schedules),
+    View("waits", "/waits", waits),
     View("limits", "/limits", limits),
     View("system", "/system", system),
 )

@@ -65,12 +65,14 @@ def indented(lines: Iterable[Line], by: int = 2) -> list[Line]:
 
 
 def state(task: TaskInfo, now: datetime) -> StyledText:
-    """Its status; of a pending task, whether it waits for a retry or for its time."""
+    """Its status; of a pending task, whether it waits for an event, for a retry or for its time."""
     if task.status is TaskStatus.PENDING:
+        if task.awaits is not None and task.eta > now:
+            return StyledText("◷ waiting", "accent")
         if task.failures:
             return StyledText("↻ retrying", "late")
         if task.eta > now:
-            return StyledText("◷ scheduled" if task.awaits is None else "◷ waiting", "accent")
+            return StyledText("◷ scheduled", "accent")
     if task.status is TaskStatus.RUNNING and task.cancel_requested:
         return StyledText("◐ stopping", "late")
     return STATUSES[task.status]

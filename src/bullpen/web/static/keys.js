@@ -1,6 +1,6 @@
 // Keys: g and a letter go to a page, j and k move through the rows, / searches, p pauses the live updates.
 const root = document.body.dataset.root;
-const pages = { o: "/", q: "/queues", t: "/tasks", f: "/failures", w: "/workers", n: "/functions", s: "/schedules", l: "/limits", y: "/system" };
+const pages = { o: "/", q: "/queues", t: "/tasks", f: "/failures", w: "/workers", n: "/functions", s: "/schedules", e: "/waits", l: "/limits", y: "/system" };
 let isGoing = false;
 
 function move(step) {
