@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
 import threading
 import traceback
@@ -19,9 +18,10 @@ from types import ModuleType
 
 from bullpen.cli.command import CommandError, ExitCode
 from bullpen.errors import BullpenError, closest
+from bullpen.escaping import escape
 from bullpen.tasks.client.function import TaskFunction
 from bullpen.tasks.client.task_queue import TaskQueue
-from bullpen.tasks.storage.open import without_password
+from bullpen.tasks.storage.open import looks_like_address, masked, names_a_file
 
 FILES_LOOKED_AT = 100
 SLOW_IMPORT = 5.0  # seconds
@@ -43,12 +43,10 @@ class BrokenApp(CommandError):
 
 def load_queue(app: str) -> TaskQueue:
     """Import APP and return its TaskQueue. Raises WrongApp and BrokenApp."""
-    if re.search("://|:.*@", app):
-        hint = "commands that read a store take --url; a worker needs the code of its tasks: APP, such as app:queue"
-        raise WrongApp(without_password(app), "this is the address of a store, not an APP", hint)
     if app.startswith("pid:["):
         hint = "unset BULLPEN_APP, or set it to APP; the mark is now called BULLPEN_APP_PROCESS"
         raise WrongApp(app, "an older Bullpen marked the processes of an app with BULLPEN_APP", hint)
+    _reject_address(app)
     where, colon, attribute = app.rpartition(":") if ":" in app else (app, "", "")
     if not where or (colon and not attribute):
         raise WrongApp(app, "one side of the colon is empty" if colon else "it is empty")
@@ -56,8 +54,18 @@ def load_queue(app: str) -> TaskQueue:
     return _attribute(module, attribute, app) if attribute else _only_queue(module, app)
 
 
+def _reject_address(app: str) -> None:
+    """Raises WrongApp before anything of it is repeated: a part of it may be a password."""
+    if looks_like_address(app):
+        hint = "commands that read a store take --url; a worker needs the code of its tasks: APP, such as app:queue"
+        raise WrongApp(masked(app), "this is the address of a store, not an APP", hint)
+    if escape(app) != app and not names_a_file(app):
+        raise WrongApp("***", "it has control characters")
+
+
 def import_module(where: str, app: str) -> ModuleType:
     """Import the module with this name, or from this file."""
+    _reject_address(app)
     if where.endswith(".py") or "/" in where or os.sep in where:
         return _import_file(Path(where), app)
     _make_importable(Path.cwd())

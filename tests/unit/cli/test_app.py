@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bullpen.cli import app
-from bullpen.cli.app import BrokenApp, WrongApp, load_queue
+from bullpen.cli.app import HOW, BrokenApp, WrongApp, load_queue
 from bullpen.cli.command import ExitCode
 
 ONE = "from bullpen import TaskQueue\nqueue = TaskQueue('memory://')\n"
@@ -102,6 +102,19 @@ def test_an_address_is_no_app() -> None:
     for address in ("redis://u:s3cret@h", "redis:u:s3cret@h", "postgres//u:s3cret@h:5432/x"):
         assert "this is the address of a store" in (words := rejected(address))
         assert "s3cret" not in words
+
+
+def test_a_name_that_is_no_address_is_repeated() -> None:
+    for name in ("shap:queue", "shap.queue", "shap.py", "a b/shap.py:queue", "sécret:queue"):
+        assert f"cannot use {name!r}" in rejected(name)
+    for file in ("shop@2/app_j.py", "app\n_k.py"):
+        write(file)
+        assert "has no 'que'" in rejected(f"{file}:que")
+
+
+def test_control_characters_are_no_app() -> None:
+    for name in ("s3\ncret", "s3\x1bcret", "s3\u2028cret"):
+        assert "cret" not in rejected(name).replace(HOW, "")
 
 
 def test_the_mark_of_an_older_version_is_no_app() -> None:

@@ -142,7 +142,8 @@ def _parts_of_postgres(url: str, option: str = "url") -> SplitResult:
 def _is_host(text: str) -> bool:
     """A host, with or without a port, or the directory of a Unix socket."""
     found = re.fullmatch(_HOST, text)
-    return text.startswith("/") or (found is not None and (not found["port"] or 1 <= int(found["port"]) <= 65535))
+    is_port = found is not None and (not found["port"] or 1 <= int(found["port"]) <= 65535)
+    return text.startswith("/") or (is_port and "@" not in unquote(text))
 
 
 def _unreadable(option: str) -> InvalidOption:
@@ -240,23 +241,54 @@ def _without_port_of_words(place: str) -> str:
 
 
 def _without_words(hosts: str) -> str:
-    """Hosts whose ports are numbers; any other port may be a password."""
-    return ",".join(host if _is_host(host) else f"{host.partition(':')[0]}:***" for host in hosts.split(","))
+    """Hosts whose ports are numbers. Any other port may be a password, and so may the text before a %40."""
+    shown = [host if _is_host(host) else f"{host.partition(':')[0]}:***" for host in hosts.split(",")]
+    return ",".join("***" if "@" in unquote(host) else host for host in shown)
 
 
-_ADDRESS = re.compile(r"://|:[\s\S]*@|^[^:/\s]+:[^:/]+/|(?i:pass|pwd|token|secret)\w*=")  # or a part of one
-_LANE = re.compile(r"[\w.*,-]+:\d{1,4}@[a-z]+")  # `mail:2@process` is no address
+# An address or a part of one: `secret@host:1`, `me:secret/db`, `me:sec\nret`, `password=secret`.
+_ADDRESS = re.compile(
+    r"://|@|^[^:/\s]+:[^:/]+/|^(?=[^\x00-\x1f\x7f]*[\x00-\x1f\x7f])[^:]*:|(?i:pass|pwd|token|secret)\w*="
+)
+_OPTION = re.compile(r"^(--[^=]*=|-\w=?)")  # before its value, in the same word
+_LANE = re.compile(r"[\w.*,-]+(:\d{1,4})?@(thr|proc)[a-z]*")  # `mail:2@process` is no address
+
+
+def looks_like_address(text: str) -> bool:
+    """Whether a text that was typed or set somewhere may be an address, and so may hold a password."""
+    may_be = _ADDRESS.search(text) or _ADDRESS.search(unquote(text))
+    return bool(may_be) and not names_a_file(text) and not _LANE.fullmatch(text)
+
+
+def names_a_file(text: str) -> bool:
+    """Whether there is such a file, or such a file before `:attribute`."""
+    return any(map(os.path.isfile, (text, text.rpartition(":")[0])))  # unlike Path's, it takes any text
 
 
 def without_passwords(message: str, words: Iterable[str]) -> str:
     """A message without the passwords of the addresses among `words`, however it quotes them."""
     for before, word in pairwise(["", *words]):
-        value = word.partition("=")[2] if word.startswith("--") and "=" in word else word
-        is_address = before == "--url" or word.startswith("--url=") or _ADDRESS.search(value)
-        shown = without_password(value)
-        if shown != value and not _LANE.fullmatch(value) and is_address:
-            for form in (value, repr(value)[1:-1], escape(value), str(Path(value)), repr(str(Path(value)))[1:-1]):
-                message = message.replace(form, shown)
+        value = _OPTION.sub("", word)
+        if before == "--url" or word.startswith("--url=") or looks_like_address(value):
+            message = _replace(message, value, masked(value))
+    return message
+
+
+def masked(text: str) -> str:
+    """What is shown of a text that looks like an address. If its parts cannot be told apart, nothing is shown."""
+    shown = without_password(text)
+    is_encoded = unquote(text) != text and without_password(unquote(text)) != unquote(text)
+    return "***" if shown == text and is_encoded else shown
+
+
+def _replace(message: str, value: str, shown: str) -> str:
+    """Replace `value` in a message that quotes it as it is, by `repr`, among other words, or as a path."""
+    if shown == value:
+        return message
+    path = str(Path(value))
+    quoted = [repr(text)[1:-1] for text in (value, path)] + [repr(f"{text}\"'")[1:-4] for text in (value, path)]
+    for form in sorted({value, path, escape(value), *quoted}, key=len, reverse=True):
+        message = message.replace(form, shown)
     return message
 
 

@@ -239,6 +239,7 @@ def test_any_text_can_be_shown(url: str) -> None:
         "me:s3c@host:54x/db",
         "me@host:54x/db?password=s3c",
         "host:s3c",
+        "me%3As3c%40host/db",
         "me:5432?s3c@host/db",
         "me@host/db?listen_url=postgresql://me:p@s3c:ret@host/db",
         "me@host/db?listen_url=postgresql:/me:s3c@host/db",
@@ -349,4 +350,5 @@ def test_a_missing_driver_is_named_with_what_to_install(
 
 def test_a_lane_is_shown_as_it_was_typed() -> None:
     assert without_passwords("got 'mail:2@proces'", ["mail:2@proces"]) == "got 'mail:2@proces'"
-    assert "123456" not in without_passwords("got 'me:123456@db'", ["me:123456@db"])
+    for address in ("me:123456@db", "me:1234@db", "s3cret@prod"):
+        assert "***" in without_passwords(f"got {address!r}", [address])

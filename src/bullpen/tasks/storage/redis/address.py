@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from bullpen.errors import InvalidOption
 
@@ -17,10 +17,10 @@ def split_address(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         hosts = parts.netloc.rpartition("@")[2].split(",")
-        are_ports = all(urlsplit(f"//{host}").port != 0 for host in hosts)
+        are_hosts = all(urlsplit(f"//{host}").port != 0 and "@" not in unquote(host) for host in hosts)
     except ValueError:
-        are_ports = False
-    if not are_ports or parts.fragment or not re.fullmatch(r"/?|/\d+", parts.path):
+        are_hosts = False
+    if not are_hosts or parts.fragment or not re.fullmatch(r"/?|/\d+", parts.path):
         allowed = (
             "redis://user:password@host:port/number (in a password, write %23 for #, %2F for /, %3F for ?, %5B for [)"
         )
