@@ -61,13 +61,14 @@ async def test_of_many_workers_a_hundred_are_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_tasks_are_filtered_by_the_address_and_come_in_pages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["", "&function=shop.send"])
+async def test_tasks_are_filtered_by_the_address_and_come_in_pages(tmp_path: Path, more: str) -> None:
     async with site(tmp_path) as (queue, app), Browser(app) as browser:
         await queue.aenqueue("shop.send", ["first"])
         for number in range(120):
             await queue.aenqueue("shop.send", [f"{number}"], queue="bulk")
         seen: list[str] = []
-        address = "/tasks?queue=bulk&status=pending&function=shop.send"
+        address = f"/tasks?queue=bulk&status=pending{more}"
         while address:
             page = (await browser.get(address)).text
             found = [part.partition('"')[0] for part in page.split('<tr data-key="')[1:]]
@@ -78,6 +79,17 @@ async def test_tasks_are_filtered_by_the_address_and_come_in_pages(tmp_path: Pat
         assert len(seen) == len(set(seen)) == 120
         assert seen == sorted(seen)
         assert "No task matches" in (await browser.get("/tasks?error=ConnectionError")).text
+        wrong = await browser.get("/tasks?status=pending&after=x&due=soon")
+        assert (wrong.status_code, "due must be a number of seconds" in wrong.text) == (400, True)
+
+
+@pytest.mark.anyio
+async def test_pending_tasks_are_in_the_order_in_which_they_are_due(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        later = await queue.aenqueue("shop.send", ["later"], delay=60)
+        soon = await queue.aenqueue("shop.send", ["soon"], priority=2)
+        page = (await browser.get("/tasks?status=pending")).text
+        assert page.index(f'<tr data-key="{soon.id}') < page.index(f'<tr data-key="{later.id}')
 
 
 @pytest.mark.anyio

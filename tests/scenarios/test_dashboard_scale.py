@@ -9,7 +9,8 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ import httpx
 import pytest
 
 from bullpen import TaskQueue
-from bullpen.tasks.model.task import AttemptError, Task, TaskStatus
-from bullpen.tasks.storage.port import Storage, WorkerRecord
+from bullpen.tasks.model.task import FAILED, RUNNING, AttemptError, Task, TaskStatus
+from bullpen.tasks.storage.port import Storage, TaskFilter, WorkerRecord
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
+from bullpen.tasks.storage.sqlite.task_table import SqliteTaskTable
 from bullpen.web.access import AccessRules
 from bullpen.web.app import Dashboard
 from bullpen.web.gate import Gate
@@ -29,7 +32,13 @@ from tests.stores import KINDS, new_store
 FEW, MANY, WORKERS = 1_000, 1_000_000, 1_000
 BATCH, ROUNDS = 10_000, 9
 QUEUES = ("default", "mail", "reports", "slow", "other")
-MORE = ("/tasks?status=failed", "/tasks?status=success", "/tasks?queue=mail")
+MORE = (
+    "/tasks?status=pending",
+    "/tasks?status=pending&queue=mail",
+    "/tasks?status=failed",
+    "/tasks?status=success",
+    "/tasks?queue=mail",
+)
 
 
 def tasks_of(many: int, now: float) -> Iterator[Task]:
@@ -88,6 +97,46 @@ async def times_of(address: str, tasks: int, workers: int) -> dict[str, float]:
                     assert answer.status_code == 200, answer.text
                 found[path if not path.startswith("/tasks/") else "/tasks/ID"] = statistics.median(took)
         return found
+
+
+async def steps_of(address: str, tasks: int) -> dict[str, int]:
+    """How many steps SQLite makes for each read of an open dashboard."""
+    async with TaskQueue(address) as queue:
+        storage = await queue.astorage()
+        assert isinstance(storage, SqliteStorage)
+        await fill(storage, tasks, 1)
+        reads: dict[str, Callable[[SqliteTaskTable], object]] = {
+            "counts": lambda table: table.counts(50),
+            "oldest": lambda table: table.first_pending(1),
+            "pending": lambda table: table.list_pending(51, None, None),
+            "pending of a queue": lambda table: table.list_pending(51, "mail", None),
+            "running": lambda table: table.page(TaskFilter(statuses=(RUNNING,)), 51, None),
+            "failed": lambda table: table.page(TaskFilter(statuses=(FAILED,)), 51, None),
+            "awaiting": lambda table: table.page(TaskFilter(awaits=""), 51, None),
+            "all": lambda table: table.page(TaskFilter(), 51, None),
+        }
+        return {name: await storage._read(partial(_count_steps, read)) for name, read in reads.items()}
+
+
+def _count_steps(read: Callable[[SqliteTaskTable], object], table: SqliteTaskTable) -> int:
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    table._db.set_progress_handler(count, 10)
+    try:
+        read(table)
+    finally:
+        table._db.set_progress_handler(None, 0)
+    return steps
+
+
+def test_the_cost_of_an_open_dashboard_does_not_grow_with_the_number_of_tasks(tmp_path: Path) -> None:
+    few = asyncio.run(steps_of(f"sqlite:///{tmp_path}/few.db", 1_500))
+    many = asyncio.run(steps_of(f"sqlite:///{tmp_path}/many.db", 6_000))
+    assert not [name for name in few if many[name] > 1.2 * few[name] + 5], (few, many)
 
 
 @pytest.mark.thorough

@@ -150,8 +150,12 @@ def test_the_store_is_seen_by_queue(queue: TaskQueue) -> None:
 
     work.using(queue="mail").enqueue()
     work.using(queue="later", delay=3600).enqueue()
+    for _ in range(101):  # enqueued before the oldest one that is due
+        work.using(queue="mixed", delay=3600).enqueue()
+    work.using(queue="mixed", priority=7).enqueue()
     queue.pause("mail")
     found = scrape(queue)
+    assert value(found, "bullpen_queue_oldest_seconds", queue="mixed") > 0
     assert value(found, "bullpen_queue_tasks", queue="mail", status="pending") == 1
     assert value(found, "bullpen_queue_tasks", queue="mail", status="failed") == 0
     assert value(found, "bullpen_queue_paused", queue="mail") == 1

@@ -46,7 +46,6 @@ FRESH = 5.0  # seconds for which a read of the store is used again
 REST = 20  # a slow read is used again for so many times the time that it took, so the store is busy for 5 % at most
 PATIENCE = 2.0  # seconds that a scrape waits for the store
 MOST_NAMES = 200  # queues, and pairs of queue and function, with labels of their own; OTHERS has the rest
-LOOKED_AT = 100  # pending tasks of a queue, in the order of their ids, among which the oldest one is searched
 BUCKETS = range(8, 52, 2)  # places in BOUNDS: from 1.6 ms to 56 minutes, each twice the one before
 
 Source = Pool | AsyncPool | Pools | TaskQueue | WorkerPool | AsyncWorkerPool
@@ -288,13 +287,11 @@ class StoreSnapshot(NamedTuple):
 
 async def read_store(queue: TaskQueue) -> StoreSnapshot:
     """Its cost depends on the number of queues, and with some stores on the number of tasks."""
-    now = await (await queue.astorage()).now()
-    counts = await queue.acounts()
-    waiting = [name for name in sorted(counts) if counts[name].get(TaskStatus.PENDING)]
-    oldest = {}
-    for name in waiting[:MOST_NAMES]:
-        first = await queue.alist(queue=name, status="pending", limit=LOOKED_AT)
-        oldest[name] = max([now - task.eta.timestamp() for task in first], default=0.0)
+    storage = await queue.astorage()
+    now, counts = await storage.now(), await queue.acounts()
+    oldest: dict[str, float] = {}
+    for task in await storage.first_pending(1):
+        oldest[task.queue] = max(oldest.get(task.queue, 0.0), now - task.eta)
     return StoreSnapshot(now, counts, oldest, await queue.apaused(), await queue.aworkers())
 
 

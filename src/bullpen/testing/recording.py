@@ -263,6 +263,11 @@ class RecordingStorage:
     async def first_pending(self, limit: int) -> Sequence[Task]:
         return await self._storage.first_pending(limit)
 
+    async def list_pending(
+        self, *, limit: int, queue: str | None = None, after: tuple[float, str] | None = None
+    ) -> Sequence[Task]:
+        return await self._storage.list_pending(limit=limit, queue=queue, after=after)
+
     async def count(self, which: TaskFilter) -> int:
         return await self._storage.count(which)
 

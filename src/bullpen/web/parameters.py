@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from urllib.parse import parse_qsl
 
@@ -36,4 +37,15 @@ def required(form: Mapping[str, str], name: str) -> str:
     value = form.get(name, "")
     if not value or len(value) > LONGEST_VALUE:
         raise WrongParameter(f"{name} must have 1 to {LONGEST_VALUE} characters")
+    return value
+
+
+def instant(parameters: Mapping[str, str], name: str) -> float:
+    """In seconds since the epoch."""
+    try:
+        value = float(parameters.get(name, ""))
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise WrongParameter(f"{name} must be a number of seconds")
     return value

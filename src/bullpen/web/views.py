@@ -18,9 +18,17 @@ from bullpen.errors import InvalidPayload, UnknownTask
 from bullpen.tasks.client.job import Job
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.history import HOUR
-from bullpen.tasks.model.info import TaskError, TaskInfo, as_datetime, describe_attempts, in_zone, schedule_info_of
+from bullpen.tasks.model.info import (
+    TaskError,
+    TaskInfo,
+    as_datetime,
+    describe_attempts,
+    in_zone,
+    info_of,
+    schedule_info_of,
+)
 from bullpen.tasks.model.schedule_changes import next_times
-from bullpen.tasks.model.task import FINAL, Task, TaskStatus
+from bullpen.tasks.model.task import FINAL, Task, TaskStatus, writable
 from bullpen.tasks.storage.port import Limit, WorkerRecord
 from bullpen.tasks.storage.schedules import all_schedules
 from bullpen.web.access import Visitor
@@ -28,7 +36,7 @@ from bullpen.web.audit import AuditLog
 from bullpen.web.bulk import BulkRuns
 from bullpen.web.chart import draw, draw_hours, draw_runs
 from bullpen.web.graph import read_graph
-from bullpen.web.parameters import WrongParameter, one_of
+from bullpen.web.parameters import WrongParameter, instant, one_of
 from bullpen.web.selection import STATUSES, TaskSelection, Verb, read_verb
 
 PAGE_SIZE = 50
@@ -112,13 +120,16 @@ def _limit_of(name: str, limits: Sequence[Limit]) -> Limit | None:
 
 
 async def tasks(visit: Visit) -> Values:
-    """A page of tasks in the order in which they were enqueued. Pages begin behind an id, so they are quick at any
-    depth.
+    """A page of tasks in the order in which they were enqueued; of pending ones, in the order in which they are due.
+    Pages begin behind a task, so they are quick at any depth.
     """
     selection, after = TaskSelection.read(visit.parameters), visit.parameters.get("after")
     seen = await visit.reads.overview()
-    found = await visit.queue.alist(limit=PAGE_SIZE + 1, after=after or None, **selection.filters)
-    shown = found[:PAGE_SIZE]
+    if selection.status == TaskStatus.PENDING and not selection.chosen.keys() - {"status", "queue"}:
+        shown, more = await _due(visit, selection)
+    else:
+        found = await visit.queue.alist(limit=PAGE_SIZE + 1, after=after or None, **selection.filters)
+        shown, more = found[:PAGE_SIZE], {"after": found[PAGE_SIZE - 1].id} if len(found) > PAGE_SIZE else None
     return {
         "now": as_datetime(seen.now),
         "tasks": shown,
@@ -129,8 +140,18 @@ async def tasks(visit: Visit) -> Values:
         "verbs": [(verb, VERBS[verb], selection.query(verb=verb)) for verb in selection.verbs()],
         "is_later": bool(after),
         "first": selection.query(),
-        "next": selection.query(after=shown[-1].id) if len(found) > PAGE_SIZE else None,
+        "next": None if more is None else selection.query(**more),
     }
+
+
+async def _due(visit: Visit, selection: TaskSelection) -> tuple[list[TaskInfo], dict[str, str] | None]:
+    """A page of pending tasks, and where the next one begins."""
+    storage, after = await visit.queue.astorage(), visit.parameters.get("after")
+    behind = (instant(visit.parameters, "due"), writable(after)) if after else None
+    found = await storage.list_pending(limit=PAGE_SIZE + 1, queue=selection.queue or None, after=behind)
+    last = found[PAGE_SIZE - 1] if len(found) > PAGE_SIZE else None
+    more = None if last is None else {"after": last.id, "due": repr(last.eta)}
+    return [info_of(task) for task in found[:PAGE_SIZE]], more
 
 
 def _count(seen: StoreOverview, selection: TaskSelection, status: str) -> int | None:

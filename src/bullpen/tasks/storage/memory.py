@@ -466,6 +466,14 @@ class MemoryStorage(StoreRules):
             groups[task.queue, task.priority].append(task)
         return [task for tasks in groups.values() for task in tasks[:limit]]
 
+    async def list_pending(
+        self, *, limit: int, queue: str | None = None, after: tuple[float, str] | None = None
+    ) -> Sequence[Task]:
+        with self._lock:
+            pending = [task for task in self._tasks.values() if task.status is PENDING and queue in (None, task.queue)]
+        behind = [task for task in pending if after is None or (task.eta, task.id) > after]
+        return sorted(behind, key=lambda task: (task.eta, task.id))[:limit]
+
     async def count(self, which: TaskFilter) -> int:
         with self._lock:
             return sum(map(which.matches, self._tasks.values()))

@@ -418,6 +418,13 @@ class Storage(Protocol):
         fewer; perhaps some others. The cost depends on the number of queues and priorities, and not on that of tasks.
         """
 
+    async def list_pending(
+        self, *, limit: int, queue: str | None = None, after: tuple[float, str] | None = None
+    ) -> Sequence[Task]:
+        """Pending tasks of a queue, or of all, in the order of `eta` and id. `after` is the `eta` and the id of the
+        last one of the page before. The cost depends on the number of queues and priorities, and not on that of tasks.
+        """
+
     async def count(self, which: TaskFilter) -> int:
         """How many tasks match."""
 

@@ -231,6 +231,11 @@ class Client:
     async def first_pending(self, limit: int) -> Sequence[Task]:
         return await self._call(lambda: self._recording.first_pending(limit))
 
+    async def list_pending(
+        self, *, limit: int, queue: str | None = None, after: tuple[float, str] | None = None
+    ) -> Sequence[Task]:
+        return await self._call(lambda: self._recording.list_pending(limit=limit, queue=queue, after=after))
+
     async def count(self, which: TaskFilter) -> int:
         return await self._call(lambda: self._recording.count(which))
 

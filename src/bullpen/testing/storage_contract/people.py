@@ -140,6 +140,39 @@ class PeopleTests(StoreTests):
         await settle(store, release(running, FAR))
         assert running.id in ids(await store.first_pending(1))
 
+    async def test_pages_of_pending_tasks_are_in_the_order_in_which_they_are_due(self, store: Storage) -> None:
+        now = await store.now()
+        waiting = [
+            await added(store, eta=now + FAR + at, priority=priority, queue=queue, concurrency_key=key)
+            for at, priority, queue, key in (
+                (3, 9, "mail", None),
+                (1, 0, "mail", None),
+                *[(2, 5, "mail", None)] * 4,  # tasks of one eta
+                *[(2, 5, "other", None)] * 3,
+                (2, 7, "mail", "k"),
+                (5, 0, "other", "k"),
+                (0, 3, "third", None),
+            )
+        ]
+        await claimed_one(store, queue="busy")
+        await one_of_each(store, queue="ended")
+        waiting.sort(key=lambda task: (task.eta, task.id))
+        for queue in (None, "mail", "other", "missing"):
+            expected = [task for task in waiting if queue in (None, task.queue)]
+            for size in (1, 2, 100):
+                found: list[Task] = []
+                while page := await store.list_pending(
+                    limit=size, queue=queue, after=(found[-1].eta, found[-1].id) if found else None
+                ):
+                    assert len(page) <= size
+                    found += page
+                assert [task for task in found if task.queue != "ended"] == expected
+        gone = waiting[3]
+        await store.cancel([gone.id])  # a page starts after a task that is no longer pending
+        after = (gone.eta, gone.id)
+        behind = [task for task in waiting[4:] if task.queue == "mail"]
+        assert list(await store.list_pending(limit=100, queue="mail", after=after)) == behind
+
     # Cancelling.
 
     async def test_a_pending_task_is_cancelled(self, store: Storage) -> None:

@@ -403,6 +403,12 @@ class PostgresStorage(PostgresClient):
     async def first_pending(self, limit: int) -> Sequence[Task]:
         return [task_of(row) for row in await self._fetch(statements.FIRST_PENDING, limit, again=True)]
 
+    async def list_pending(
+        self, *, limit: int, queue: str | None = None, after: tuple[float, str] | None = None
+    ) -> Sequence[Task]:
+        values = (limit, *(after or (-math.inf, "")), None if queue is None else to_text(queue))
+        return [task_of(row) for row in await self._fetch(statements.LIST_PENDING, *values, again=True)]
+
     async def cancel(self, ids: Sequence[str]) -> Sequence[Task]:
         return await self.change(ids, cancelled_by_operator)
 

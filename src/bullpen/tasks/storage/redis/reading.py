@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-from bullpen.tasks.model.task import NEVER, RUNNING, Task, TaskStatus
+from bullpen.tasks.model.task import FAILED, NEVER, RUNNING, Task, TaskStatus
 from bullpen.tasks.storage.port import Counts, TaskFilter
 from bullpen.tasks.storage.redis import scripts
 from bullpen.tasks.storage.redis.client import RedisClient
@@ -15,6 +15,7 @@ from bullpen.tasks.storage.redis.rows import task_of
 Tasks = list[Task]  # because `list` is a verb of the store
 ROW = 7  # words of a row
 PAGE = 200  # tasks that one script reads
+ALL = TaskFilter()
 
 
 class TaskReading(RedisClient):
@@ -44,8 +45,7 @@ class TaskReading(RedisClient):
     async def _list_queue(self, queue: str, which: TaskFilter, limit: int, after: str | None, newest: bool) -> Tasks:
         found: Tasks = []
         while len(found) < limit:
-            only_running = which.statuses == (RUNNING,)
-            page, last = await self._page(queue, PAGE, after or "", only_running=only_running, newest=newest)
+            page, last = await self._page(queue, PAGE, after or "", which=which, newest=newest)
             found += filter(which.matches, page)
             if not last:
                 break
@@ -53,10 +53,12 @@ class TaskReading(RedisClient):
         return found[:limit]
 
     async def _page(
-        self, queue: str, size: int, after: str, *, only_running: bool = False, newest: bool = False
+        self, queue: str, size: int, after: str, *, which: TaskFilter = ALL, newest: bool = False
     ) -> tuple[Tasks, str]:
-        """One page of a queue, and the id to go on after; "" if it is the last page."""
-        words = [str(size), after, "1" if only_running else "0", "1" if newest else "0"]
+        """One page of the index of a queue that has the tasks of a filter, and the id to go on after; "" if it is the
+        last page.
+        """
+        words = [str(size), after, _index_for(which), "1" if newest else "0", which.awaits or ""]
         last, rows = await self._run(scripts.LIST_TASKS, queue, words)
         if await self._gave_names(queue, rows[::ROW]):
             last, rows = await self._run(scripts.LIST_TASKS, queue, words)
@@ -76,6 +78,15 @@ class TaskReading(RedisClient):
         queues = await self._queues()
         answers = await self._run_each(scripts.FIRST_PENDING, [(queue, [str(limit)]) for queue in queues])
         return [task for queue, words in zip(queues, answers, strict=True) for task in self._tasks(queue, words)]
+
+    async def list_pending(
+        self, *, limit: int, queue: str | None = None, after: tuple[float, str] | None = None
+    ) -> Sequence[Task]:
+        queues = [name for name in await self._queues() if queue in (None, name)]
+        words = [str(limit)] if after is None else [str(limit), repr(after[0]), after[1]]
+        answers = await self._run_each(scripts.LIST_PENDING, [(name, words) for name in queues])
+        found = [task for name, rows in zip(queues, answers, strict=True) for task in self._tasks(name, rows)]
+        return heapq.nsmallest(limit, found, key=lambda task: (task.eta, task.id))
 
     async def find_claim(self, claim_id: str) -> Sequence[Task]:
         queues = await self._queues()
@@ -99,6 +110,15 @@ class TaskReading(RedisClient):
             for at in range(0, len(words), 1 + ROW)
             for task in self._tasks(queues[int(words[at]) - 1], words[at + 1 : at + 1 + ROW])
         ]
+
+
+def _index_for(which: TaskFilter) -> str:
+    """Those that are few among many have an index of their own."""
+    if which.awaits is not None:
+        return ":awaiting"
+    if which.statuses == (RUNNING,):
+        return ":running"
+    return ":failed" if which.statuses == (FAILED,) else ":ids"
 
 
 def _is_behind(task_id: str, after: str | None, newest: bool) -> bool:

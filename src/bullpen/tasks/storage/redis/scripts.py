@@ -32,6 +32,7 @@ Keys
     :regular:P    pending schedules of priority P with a concurrency key, by eta
     :running      running tasks, by the end of their lease. The lease is kept nowhere else
     :finished     finished tasks, by the time at which they may be pruned
+    :failed       failed tasks, in the order of ids
     :expiring     pending tasks with a deadline for their start, by that
     :busy         hash by concurrency key: how many tasks run
     :order:KEY    unfinished tasks of a concurrency key, by the time of their creation, without schedules
@@ -169,6 +170,7 @@ CHANGE = Script("change")
 CHANGE_BATCH = Script("change_batch")
 COUNT = Script("count")
 FIRST_PENDING = Script("first_pending")
+LIST_PENDING = Script("list_pending")
 DELETE = Script("delete")
 LIST_TASKS = Script("list_tasks")
 RETRY = Script("retry")

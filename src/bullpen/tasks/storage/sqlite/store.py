@@ -278,6 +278,11 @@ class SqliteStorage:
     async def first_pending(self, limit: int) -> Sequence[Task]:
         return await self._read_page(lambda table: table.first_pending(limit))
 
+    async def list_pending(
+        self, *, limit: int, queue: str | None = None, after: tuple[float, str] | None = None
+    ) -> Sequence[Task]:
+        return await self._read_page(lambda table: table.list_pending(limit, queue, after))
+
     async def count(self, which: TaskFilter) -> int:
         return await self._read(lambda table: table.count(which))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import sqlite3
 import time
@@ -651,6 +652,19 @@ class SqliteTaskTable(StoreRules):
             for values in self._groups(index, condition, ("queue", "priority")):
                 found += self._tasks(first, (*values, limit))
         return found
+
+    def list_pending(self, limit: int, queue: str | None, after: tuple[float, str] | None) -> list[Task]:
+        """The first ids of each queue and priority are read from their index, and only those of the page as tasks."""
+        found: list[Row] = []
+        for index, condition, _ in _COUNTED[:2]:
+            first = f"SELECT eta, id FROM bullpen_task INDEXED BY {index} WHERE {condition} "
+            first += "AND queue = ? AND priority = ? AND (eta, id) > (?, ?) ORDER BY eta, id LIMIT ?"
+            for values in self._groups(index, condition, ("queue", "priority"), *([] if queue is None else [queue])):
+                found += readable_rows(self._db, first, (*values, *(after or (-math.inf, "")), limit))
+        if any(type(row[1]) is not str for row in found):
+            raise UnnamedRow
+        chosen = heapq.nsmallest(limit, (row for row in found if type(row[0]) is float))
+        return [task for task in self.find([task_id for _, task_id in chosen]) if task is not None]
 
     def queues(self) -> frozenset[str]:
         """Those with pending tasks: one step in the index for each queue."""

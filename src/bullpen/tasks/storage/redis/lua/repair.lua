@@ -27,11 +27,14 @@ end
 for _, name in ipairs({':body', ':state', ':result', ':depends_on', ':damaged', ':unique', ':busy', ':counts'}) do
     move_aside(tag .. name, 'hash')
 end
-for _, name in ipairs({':ids', ':running', ':finished', ':expiring', ':starts', ':awaiting'}) do move_aside(tag .. name, 'zset') end
+for _, name in ipairs({':ids', ':running', ':finished', ':failed', ':expiring', ':starts', ':awaiting'}) do
+    move_aside(tag .. name, 'zset')
+end
 move_limits_aside(tag .. ':limits')
 
 -- The indexes, with the leases, which only an index has.
-local indexes, keys, leases = {':ids', ':running', ':finished', ':expiring', ':awaiting', ':busy', ':counts'}, {}, {}
+local indexes = {':ids', ':running', ':finished', ':failed', ':expiring', ':awaiting', ':busy', ':counts'}
+local keys, leases = {}, {}
 local ids, running = redis.call('HKEYS', tag .. ':state'), redis.call('ZRANGE', tag .. ':running', 0, -1, 'WITHSCORES')
 for i = 1, #running, 2 do leases[running[i]] = running[i + 1] end
 for _, key in ipairs(redis.call('HKEYS', tag .. ':busy')) do keys[key] = true end

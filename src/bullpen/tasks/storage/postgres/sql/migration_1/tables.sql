@@ -57,6 +57,7 @@ CREATE INDEX task_in_order ON {schema}.task (queue, concurrency_key, created_at,
         AND left(id, 8) <> 'ffffffff';  -- the id of a schedule
 CREATE INDEX task_running ON {schema}.task (queue, concurrency_key) WHERE status = 'running';
 CREATE INDEX task_finished ON {schema}.task (queue, status, prune_at) WHERE prune_at IS NOT NULL;
+CREATE INDEX task_failed ON {schema}.task (id) WHERE status = 'failed';
 CREATE INDEX task_expiring ON {schema}.task (expires) WHERE status = 'pending' AND expires IS NOT NULL;
 CREATE INDEX task_unique ON {schema}.task (unique_key, queue)
     WHERE unique_key IS NOT NULL AND (status IN ('pending', 'running') OR unique_until IS NOT NULL);

@@ -52,6 +52,26 @@ SELECT found.* FROM ranks r, LATERAL (
     ORDER BY t.eta, t.id LIMIT $1
 ) found;
 
+-- A page of pending tasks by eta and id: the first ids of each queue and priority, and of these the first as tasks.
+-- name: list_pending
+WITH RECURSIVE ranks(queue, priority) AS (
+    (SELECT queue, priority FROM {schema}.task WHERE status = 'pending' AND queue >= coalesce($4, '')
+    ORDER BY queue, priority LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.priority FROM ranks r, LATERAL (
+        SELECT t.queue, t.priority FROM {schema}.task t
+        WHERE t.status = 'pending' AND (t.queue, t.priority) > (r.queue, r.priority)
+        ORDER BY t.queue, t.priority LIMIT 1
+    ) n WHERE r.queue = coalesce($4, r.queue)
+), page AS (
+    SELECT found.id FROM ranks r, LATERAL (
+        SELECT t.eta, t.id FROM {schema}.task t
+        WHERE t.status = 'pending' AND t.queue = r.queue AND t.priority = r.priority AND (t.eta, t.id) > ($2, $3)
+        ORDER BY t.eta, t.id LIMIT $1
+    ) found WHERE r.queue = coalesce($4, r.queue) ORDER BY found.eta, found.id LIMIT $1
+)
+SELECT {columns} FROM {schema}.task WHERE id = ANY (ARRAY(SELECT id FROM page)) AND status = 'pending' ORDER BY eta, id;
+
 -- A task that a pending or running task still depends on stays, and so does one that another transaction has locked.
 -- name: delete
 WITH gone AS (

@@ -79,6 +79,7 @@ local function replace_damaged(tag, id, state, old)
             redis.call('SADD', tag .. ':keys:' .. priority, key)
         end
     end
+    if was == 'failed' then redis.call('ZADD', tag .. ':failed', 0, id) end
     redis.call('HSETNX', tag .. ':damaged', id, state)
     redis.call('HSET', tag .. ':state', id, cmsgpack.pack(task))
     return task

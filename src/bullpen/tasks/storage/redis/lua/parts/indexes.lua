@@ -77,6 +77,7 @@ local function leave(queue, id, task)
         end
     else
         put(queue.removed, ':finished', id)
+        if status == 'failed' then put(queue.removed, ':failed', id) end
     end
 end
 
@@ -105,6 +106,7 @@ local function enter(queue, id, task, lease_until)
         local ttl = status == 'failed' and task[FAILURE_TTL] or task[RESULT_TTL]
         local prune_at = ttl < 0 and 'inf' or exact(math.max(task[FINISHED_AT] + ttl, task[UNIQUE_UNTIL]))
         put(queue.added, ':finished', prune_at, id)
+        if status == 'failed' then put(queue.added, ':failed', 0, id) end
     end
     if has_key(task) then redis.call('HSET', queue.tag .. ':unique', task[UNIQUE_KEY], id) end
     local packed = cmsgpack.pack(task)
