@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Static
+from textual.widgets import DataTable, Sparkline, Static
 
 from bullpen import AsyncWorkerPool, TaskQueue, TaskStatus
 from bullpen.cli.main import main
@@ -86,6 +86,28 @@ async def test_every_tab_shows_what_is_there_and_escapes_it() -> None:
         assert "\x1b" not in app.export_screenshot()
         await pilot.press("escape")
         assert not isinstance(app.screen, TaskScreen)
+
+
+async def test_keys_retry_a_whole_cause_and_pause_a_schedule() -> None:
+    async with a_queue() as (queue, task_id):
+        async with asyncio.timeout(PATIENCE):
+            while not await queue.afailures():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await queue.apause("default")
+        async with opened(queue) as (app, pilot):
+            assert list(app.query_one("#waiting", Sparkline).data or [])[-1] == 1
+            await pilot.press("R")  # no failure is chosen: nothing happens
+            await show_tab(app, pilot, "5")
+            await pilot.press("p")
+            await until(pilot, lambda: "paused" in shown(app, "schedules")[0][3])
+            assert [one.paused for one in await queue.schedules.alist()] == [True]
+            await pilot.press("p")
+            await until(pilot, lambda: "paused" not in shown(app, "schedules")[0][3])
+            assert (await queue.aget(task_id)).status is TaskStatus.FAILED
+            await show_tab(app, pilot, "4")
+            await pilot.press("R")
+            await until(pilot, lambda: list(app.query_one("#waiting", Sparkline).data or [])[-1] == 2)
+            assert (await queue.aget(task_id)).status is TaskStatus.PENDING
 
 
 async def test_keys_retry_cancel_pause_and_filter() -> None:

@@ -7,6 +7,7 @@ and never read as markup.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar
@@ -37,6 +38,7 @@ except ModuleNotFoundError as error:
 
 EVERY = 1.0  # seconds
 SHOWN = 200  # rows of a table
+BACKLOG_SHOWN = 300  # pictures
 TITLES = {"queues": "Queues", "workers": "Workers", "tasks": "Tasks", "failures": "Failures", "schedules": "Schedules"}
 COLUMNS = {
     "queues": ("queue", "state", "waiting", "running", "failed", "oldest"),
@@ -68,7 +70,7 @@ class TopApp(App[None]):
 
     CSS = """
     #rates { height: 3; }
-    #rates Static { width: 13; }
+    #rates Static { width: 12; }
     Sparkline { height: 2; width: 1fr; margin: 0 1; }
     #status { height: 1; }
     #filter { display: none; height: 3; }
@@ -88,6 +90,7 @@ class TopApp(App[None]):
         Binding("enter", "open", "Open"),
         Binding("r", "retry", "Retry"),
         Binding("c", "cancel", "Cancel"),
+        Binding("R", "retry_group", "Retry all", show=False),
         Binding("p", "pause", "Pause/resume"),
         Binding("escape", "clear", "Clear", show=False),
     ]
@@ -101,6 +104,9 @@ class TopApp(App[None]):
         self._filter = ""
         self._is_reading = False
         self._paused: frozenset[str] = frozenset()
+        self._backlog: deque[int] = deque(maxlen=BACKLOG_SHOWN)  # waiting tasks in each picture
+        self._groups: dict[str, FailureGroup] = {}  # of the failures that are shown, by the task that failed last
+        self._schedules: dict[str, ScheduleInfo] = {}  # those that are shown, by id
         self.pictures = 0  # how often it has read the store
 
     # The picture.
@@ -108,7 +114,7 @@ class TopApp(App[None]):
     def compose(self) -> ComposeResult:
         yield Static("reading the store …", id="status")
         with Horizontal(id="rates"):
-            for name in ("done", "failed", "enqueued"):
+            for name in ("done", "failed", "enqueued", "waiting"):
                 yield Static(name, id=f"{name}-words")
                 yield Sparkline([0], id=name, summary_function=max)
         with TabbedContent(id="tabs"):
@@ -140,6 +146,7 @@ class TopApp(App[None]):
             seen = await self._reads.overview()
             self._show_status(seen)
             self._show_rates(await self._reads.minutes())
+            self._show_backlog(seen.total(TaskStatus.PENDING))
             self._show(self.tab, await self._rows(seen))
             self.pictures += 1
         except (BullpenError, OSError, TimeoutError) as error:
@@ -166,6 +173,12 @@ class TopApp(App[None]):
             self._words(f"{name}-words", f"{name}\n{last:g}/min\n{sum(values)}/hour")
             self.query_one(f"#{name}", Sparkline).data = values or [0]
 
+    def _show_backlog(self, waiting: int) -> None:
+        """The store keeps no history of the backlog, so the line begins with the view."""
+        self._backlog.append(waiting)
+        self._words("waiting-words", f"waiting\n{count_text(waiting)}")
+        self.query_one("#waiting", Sparkline).data = list(self._backlog)
+
     async def _rows(self, seen: StoreOverview) -> list[Row]:
         now = as_datetime(seen.now)
         if self.tab == "queues":
@@ -187,8 +200,10 @@ class TopApp(App[None]):
             found = await self._tasks.alist(limit=SHOWN, newest=True, **terms)
             return [(task.id, _task_row(task, now)) for task in found]
         if self.tab == "failures":
-            return [(group.example, _failure_row(group, now)) for group in await self._reads.failures(1)]
-        return [(one.id, _schedule_row(one, now)) for one in await self._tasks.schedules.alist()]
+            self._groups = {group.example: group for group in await self._reads.failures(1)}
+            return [(example, _failure_row(group, now)) for example, group in self._groups.items()]
+        self._schedules = {one.id: one for one in await self._tasks.schedules.alist()}
+        return [(task_id, _schedule_row(one, now)) for task_id, one in self._schedules.items()]
 
     def _show(self, name: str, rows: Sequence[Row]) -> None:
         """Replace the rows of a table; the cursor stays on its row."""
@@ -263,6 +278,20 @@ class TopApp(App[None]):
     def action_retry(self) -> None:
         self._change(self._tasks.aretry, "runs again")
 
+    @work
+    async def action_retry_group(self) -> None:
+        """Retry all failed tasks of the selected cause."""
+        group = self._groups.get(self._selected() or "") if self.tab == "failures" else None
+        if group is None:
+            self.notify("choose a failure", severity="warning")
+            return
+
+        async def act() -> None:
+            many = await self._tasks.aretry_all(fingerprint=group.fingerprint, name=group.function)
+            self.notify(escape(f"{counted(many, 'task runs', 'tasks run')} again"), markup=False)
+
+        await self._try(act, group.function)
+
     def action_cancel(self) -> None:
         self._change(self._tasks.acancel, "is cancelled, or asked to stop")
 
@@ -282,16 +311,21 @@ class TopApp(App[None]):
 
     @work
     async def action_pause(self) -> None:
-        """Pause the selected queue, or resume it."""
-        key = self._selected()
-        if key is None or self.tab != "queues":
-            self.notify("choose a queue", severity="warning")
+        """Pause the selected queue or schedule, or resume it."""
+        key, schedule = self._selected(), None
+        if self.tab == "schedules":
+            schedule = self._schedules.get(key or "")
+        if key is None or (self.tab != "queues" and schedule is None):
+            self.notify("choose a queue or a schedule", severity="warning")
             return
-        paused = key in self._paused
+        paused = key in self._paused if schedule is None else schedule.paused
+        name = key if schedule is None else schedule.key
+        parts = self._tasks if schedule is None else self._tasks.schedules
 
         async def act() -> None:
-            await (self._tasks.aresume(key) if paused else self._tasks.apause(key))
-            self.notify(escape(f"queue {key} is {'resumed' if paused else 'paused'}"), markup=False)
+            await (parts.aresume(name) if paused else parts.apause(name))
+            what = "queue" if schedule is None else "schedule"
+            self.notify(escape(f"{what} {name} is {'resumed' if paused else 'paused'}"), markup=False)
 
         await self._try(act, key)
 
