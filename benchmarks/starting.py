@@ -47,6 +47,16 @@ def script(name: str, *arguments: str) -> Measure:
     return measure
 
 
+def imports(*modules: str) -> Measure:
+    """The floor of a worker: an interpreter that imports these modules, and does nothing else."""
+    program = f"import {', '.join(modules)}; from benchmarks.apps.clock import note_time; note_time()"
+
+    def measure(sizes: Any) -> dict[str, float]:
+        return {FIRST: median(_milliseconds([sys.executable, "-c", program]) for _ in range(STARTS))}
+
+    return measure
+
+
 def worker(app: str, place: Place, *command: str) -> Measure:
     """A worker that finds a task in its queue. `command` follows the name of the interpreter."""
 

@@ -6,13 +6,13 @@ They take part as a library without workers: in `drain` a batch is settled with 
 from __future__ import annotations
 
 import asyncio
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 from benchmarks.metrics import RATE
 from benchmarks.model import Measure, Peer
 
-from .library import Library, pages
+from .library import Blocking, Library, pages
 from .measures import Place, opened
 from .settings import BATCH, Sizes
 
@@ -131,3 +131,48 @@ class RawRedis(Raw):
                     together.zadd(f"{self._place}:running", dict.fromkeys(held, 1))
                     together.hmget(f"{self._place}:body", held)
                     await together.execute()
+
+
+_ADD = """
+redis.call('ZADD', KEYS[1], 0, ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+redis.call('PUBLISH', KEYS[1], ARGV[1])
+"""
+_CLAIM = """
+local taken = redis.call('ZPOPMIN', KEYS[1])
+if not taken[1] then return false end
+redis.call('ZADD', KEYS[3], ARGV[1], taken[1])
+return {taken[1], redis.call('HGET', KEYS[2], taken[1])}
+"""
+
+
+class PublishAndClaim(Blocking):
+    """The floor of `start`: one script adds a task and publishes its id, a worker in a blocking loop claims it by a
+    second script with a lease. There is no upkeep, no result and no function but the trace.
+    """
+
+    async def open(self) -> None:
+        self._connect()
+
+    async def close(self) -> None:
+        self._client.close()
+
+    def _connect(self) -> None:
+        from redis import Redis
+
+        server, _, place = self.address.partition("?prefix=")
+        self._client: Any = Redis.from_url(server)
+        self._keys = [f"{place}:ready", f"{place}:body", f"{place}:running"]
+        self._add, self._claim = (self._client.register_script(script) for script in (_ADD, _CLAIM))
+
+    def put_now(self, number: int) -> object:
+        return self._add(keys=self._keys, args=[number, PAYLOAD])
+
+    def run(self) -> None:
+        self._connect()
+        channel = self._client.pubsub(ignore_subscribe_messages=True)
+        channel.subscribe(self._keys[0])
+        while True:
+            while (claimed := self._claim(keys=self._keys, args=[time() + 15])) is not None:
+                self.trace(int(claimed[0]))
+            channel.get_message(timeout=1.0)

@@ -146,7 +146,13 @@ _OURS = f"concurrency={CONCURRENCY}, uvloop as its command has it with pybullpen
 _PLAIN = f"{_OURS}, a plain function, enqueue and result() that block"
 
 
-def _works(entries: tuple[Entry, ...], floor: type[raw.Raw], driver: Contestant, place: Place) -> tuple[Work, ...]:
+def _works(
+    entries: tuple[Entry, ...],
+    floor: type[raw.Raw],
+    driver: Contestant,
+    place: Place,
+    start_floor: tuple[Contestant, ...] = (),
+) -> tuple[Work, ...]:
     def each(
         measure: Callable[[Entry], Measure], ours: Measure, *more: Contestant, results: bool = False
     ) -> tuple[Contestant, ...]:
@@ -263,6 +269,7 @@ def _works(entries: tuple[Entry, ...], floor: type[raw.Raw], driver: Contestant,
             each(
                 lambda entry: measures.until_it_runs(entry.library, place),
                 measures.until_it_runs(Ours, place),
+                *start_floor,
                 ours(PLAIN, _PLAIN, measures.until_it_runs(OursPlainBlocking, place)),
             ),
             reference="best",
@@ -335,6 +342,12 @@ _BY_HAND_ON_REDIS = Contestant(
 _BY_HAND_ON_POSTGRES = Contestant(
     "raw statements", raw.ASYNCPG, f"asyncpg, {BATCH} in a transaction", raw.drain(raw.RawPostgres, postgres_place)
 )
+_START_FLOOR_ON_REDIS = Contestant(
+    "raw scripts",
+    raw.REDIS_PY,
+    "redis-py, blocking: one script adds and publishes, a worker claims by a second one",
+    measures.until_it_runs(raw.PublishAndClaim, redis_place),
+)
 _PINNED = Work(
     "pinned",
     "{pinned:,} no-ops of three priorities, three workers, while a transaction is left open",
@@ -362,6 +375,12 @@ _WORKER_START = Work(
             starting.worker("arq_app", redis_place, "-m", "arq", "benchmarks.apps.arq_app.WorkerSettings"),
         ),
         Contestant(
+            "imports alone",
+            raw.REDIS_PY,
+            "python -c 'import asyncio, msgspec, redis.asyncio'",
+            starting.imports("asyncio", "msgspec", "redis.asyncio"),
+        ),
+        Contestant(
             "bullpen",
             BULLPEN,
             "bullpen worker, all else as by default",
@@ -376,7 +395,7 @@ ON_REDIS = Suite(
     title="bullpen.TaskQueue beside other queues on Redis",
     higher="Throughput × the best peer",
     lower="Time × the best peer",
-    works=(*_works(_REDIS, raw.RawRedis, _BY_HAND_ON_REDIS, redis_place), _WORKER_START),
+    works=(*_works(_REDIS, raw.RawRedis, _BY_HAND_ON_REDIS, redis_place, (_START_FLOOR_ON_REDIS,)), _WORKER_START),
     bars=(
         *_bars(_REDIS, Bar("drain", RATE, 5.0), two=3.0, bulk=5.0, plain=3.0),
         Bar("worker-start", starting.FIRST, 1.43),

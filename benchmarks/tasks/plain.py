@@ -17,9 +17,9 @@ SETTINGS_NORMAL = "sqlite3, WAL, synchronous=NORMAL"
 PAYLOAD = b'{"args":[12345],"kwargs":{}}'
 
 _TABLE = """
-CREATE TABLE task (id TEXT PRIMARY KEY, queue TEXT, func TEXT, payload BLOB, status TEXT, priority INTEGER, eta REAL,
-                   attempt INTEGER DEFAULT 0, result BLOB);
-CREATE INDEX ready ON task (queue, priority, eta, id) WHERE status = 'pending';
+CREATE TABLE IF NOT EXISTS task (id TEXT PRIMARY KEY, queue TEXT, func TEXT, payload BLOB, status TEXT,
+                                 priority INTEGER, eta REAL, attempt INTEGER DEFAULT 0, result BLOB);
+CREATE INDEX IF NOT EXISTS ready ON task (queue, priority, eta, id) WHERE status = 'pending';
 """
 _ADD = "INSERT INTO task (id, queue, func, payload, status, priority, eta) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _CLAIM = (

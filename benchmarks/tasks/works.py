@@ -9,7 +9,7 @@ from benchmarks.loops import uvloop
 from benchmarks.metrics import LATENCY, P50, RATE, THROUGHPUT
 from benchmarks.model import Bar, Contestant, Measure, Metric, Peer, Suite, Work
 
-from . import claiming, draining, enqueueing, floors, idling, waiting
+from . import beginning, claiming, draining, enqueueing, floors, idling, waiting
 from .ours import SETTINGS as OURS
 from .ours import SETTINGS_NORMAL as OURS_NORMAL
 from .ours import in_file_normal
@@ -55,6 +55,24 @@ def _floor(what: str, measure: Measure, where: str = "") -> Contestant:
     return Contestant(f"plain SQL, shared commits{where}", PLAIN, f"{RAW}: {what}, and nothing else", measure)
 
 
+def _guarded(synchronous: str) -> tuple[Contestant, Contestant]:
+    settings = f"sqlite3, WAL, synchronous={synchronous}: our table, locks and checks in a bare loop"
+    return (
+        Contestant(
+            "floor, same guarantees, awaited",
+            PLAIN,
+            f"{settings}, on a thread for which a coroutine waits",
+            enqueueing.many_coroutines(floors.guarded_awaited(synchronous), callers=1, synchronous=synchronous),
+        ),
+        Contestant(
+            "floor, same guarantees",
+            PLAIN,
+            settings,
+            enqueueing.one_caller(floors.guarded(synchronous), synchronous),
+        ),
+    )
+
+
 def _ours(label: str, what: str, measure: Measure, peer: Peer = BULLPEN) -> Contestant:
     return Contestant(label, peer, f"{OURS}: {what}", measure)
 
@@ -88,6 +106,7 @@ WORKS = (
                 enqueueing.many_coroutines(floors.of_coroutines, callers=1),
                 ", awaited",
             ),
+            *_guarded("FULL"),
             _ours(
                 "bullpen, awaited",
                 "await task.aenqueue(x)",
@@ -119,6 +138,7 @@ WORKS = (
                 f"{RAW_NORMAL}: one coroutine waits for a thread that commits, and nothing else",
                 enqueueing.many_coroutines(floors.of_coroutines_normal, callers=1, synchronous="NORMAL"),
             ),
+            *_guarded("NORMAL"),
             Contestant(
                 "bullpen, awaited",
                 BULLPEN,
@@ -303,6 +323,66 @@ WORKS = (
             _ours("bullpen, threads", "task.enqueue(x).result()", waiting.of_calls(waiting.ours_remote)),
         ),
     ),
+    *(
+        Work(
+            name,
+            f"{{calls:,}} tasks one at a time, from enqueue to the start of the function, synchronous={synchronous}; "
+            "an idle worker in another process",
+            LATENCY,
+            (
+                Contestant(
+                    "litequeue",
+                    LITEQUEUE,
+                    f"{settings}; a loop that polls every ms, no results",
+                    beginning.until_it_runs(
+                        beginning.litequeue(full=synchronous == "FULL"),
+                        "litequeue",
+                        full=synchronous == "FULL",
+                    ),
+                ),
+                *more,
+                Contestant(
+                    "plain SQL, a datagram, a claim",
+                    PLAIN,
+                    f"sqlite3, WAL, synchronous={synchronous}: commit, wake a bare loop that claims, and nothing else",
+                    beginning.until_it_runs(beginning.plain(synchronous), "plain SQL"),
+                ),
+                *(
+                    Contestant(
+                        label,
+                        BULLPEN,
+                        f"synchronous={synchronous}: task.enqueue(x), {words}",
+                        beginning.until_it_runs(
+                            beginning.ours(normal=synchronous == "NORMAL"),
+                            "bullpen",
+                            normal=synchronous == "NORMAL",
+                            is_async=is_async,
+                        ),
+                    )
+                    for label, words, is_async in (
+                        ("bullpen, def", "a plain function", False),
+                        ("bullpen", "an async function", True),
+                    )
+                ),
+            ),
+        )
+        for name, synchronous, settings, more in (
+            (
+                "start",
+                "FULL",
+                _LITEQUEUE_FULL,
+                (
+                    Contestant(
+                        "huey",
+                        HUEY,
+                        f"{_HUEY}; 1 worker thread, polls every ms",
+                        beginning.until_it_runs(beginning.huey, "huey", fsync=None, **_EVERY_MS),
+                    ),
+                ),
+            ),
+            ("start-normal", "NORMAL", _LITEQUEUE, ()),
+        )
+    ),
     Work(
         "worker-start",
         "a task waits, a worker starts by its command: until the task begins",
@@ -315,6 +395,12 @@ WORKS = (
                 starting.worker(
                     "huey_app", starting.sqlite_place, "-m", "huey.bin.huey_consumer", "benchmarks.apps.huey_app.huey"
                 ),
+            ),
+            Contestant(
+                "imports alone",
+                PLAIN,
+                "python -c 'import asyncio, msgspec, sqlite3'",
+                starting.imports("asyncio", "msgspec", "sqlite3"),
             ),
             _ours(
                 "bullpen",
