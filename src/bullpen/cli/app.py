@@ -21,7 +21,7 @@ from bullpen.errors import BullpenError, closest
 from bullpen.escaping import escape
 from bullpen.tasks.client.function import TaskFunction
 from bullpen.tasks.client.task_queue import TaskQueue
-from bullpen.tasks.storage.open import looks_like_address, masked, names_a_file
+from bullpen.tasks.storage.open import looks_like_address, masked, names_a_path
 
 FILES_LOOKED_AT = 100
 SLOW_IMPORT = 5.0  # seconds
@@ -59,7 +59,7 @@ def _reject_address(app: str) -> None:
     if looks_like_address(app):
         hint = "commands that read a store take --url; a worker needs the code of its tasks: APP, such as app:queue"
         raise WrongApp(masked(app), "this is the address of a store, not an APP", hint)
-    if escape(app) != app and not names_a_file(app):
+    if escape(app) != app and not names_a_path(app):
         raise WrongApp("***", "it has control characters")
 
 

@@ -144,4 +144,6 @@ def _read(setting: Setting, text: str, called: str, source: str) -> Any:
     try:
         return setting.read(text)
     except argparse.ArgumentTypeError as error:
-        raise ConfigurationError(f"{called} {error}", source=source) from None
+        from bullpen.tasks.storage.open import without_passwords  # here, because few settings are wrong
+
+        raise ConfigurationError(without_passwords(f"{called} {error}", [text]), source=source) from None

@@ -172,7 +172,7 @@ def test_a_command_waits_for_no_module_that_it_does_not_need() -> None:
 _ADDRESSES = (
     *("redis://me:s3cret@host/0", "postgresql://me:s3cret@host/db", "postgresql://me@host:s3cret/db", "me:s3cret@host"),
     *("host=h password=s3cret", "redis://me:s3\ncret@host", "redis://host/0?password=s3cret"),
-    *("host/0?token=s3cret", "host?PWD=s3cret", "host/db?sslpassword=s3cret", "me:s3cret/db"),
+    *("host/0?token=s3cret", "host?PWD=s3cret", "host/db?sslpassword=s3cret", "me:s3cret/db", "me:s3cret:x/db"),
     *("s3cret@host:1", "s3cret@host", "me:s3\ncret@host:1", "me:s3\ncret", "me%3As3cret%40host", "me:s3cret'@host:1"),
     *("postgresql://me%3As3cret%40host/db", "redis://me%3As3cret%40host/0", "me:s3cret@host/app.py:queue"),
 )

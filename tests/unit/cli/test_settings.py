@@ -122,6 +122,19 @@ def test_config_shows_each_value_and_its_source_but_no_password(
     assert json.loads(capsys.readouterr().out)["app"] == {"value": "shop.jobs:queue", "source": str(file)}
 
 
+@pytest.mark.parametrize("name", ["app", "concurrency", "queues", "lanes", "imports", "loop", "health", "metrics_host"])
+@pytest.mark.parametrize("address", ["me:s3cret@host:1", "me:s3cret x@host:1", "redis://host/0?token=s3cret"])
+def test_an_address_in_the_wrong_setting_shows_no_password(
+    name: str, address: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, f'[tool.bullpen]\n{name} = "{address}"\n')
+    for command in (["config"], ["config", "--json"]):
+        main(command)
+        shown = capsys.readouterr()
+        assert "***" in shown.out + shown.err
+        assert "s3cret" not in shown.out + shown.err
+
+
 def test_of_store_and_app_the_stronger_source_counts(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

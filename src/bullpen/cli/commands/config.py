@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from bullpen.cli.command import Command, ExitCode
 from bullpen.cli.settings import SETTINGS, FoundSetting, add_config, find_all
 from bullpen.cli.terminal.output import show, show_json, table
 from bullpen.cli.terminal.screen import StyledText
-from bullpen.tasks.storage.open import without_password, without_passwords
+from bullpen.tasks.storage.open import looks_like_address, masked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,17 +19,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     found = find_all(config=arguments.config)
-    for name in ("url", "app"):  # an address may be in the wrong one
-        if found[name].value is not None:
-            value = found[name].value
-            shown = without_password(value) if name == "url" else without_passwords(value, [value])
-            found[name] = found[name]._replace(value=shown)
+    found = {name: setting._replace(value=_without_secrets(name, setting.value)) for name, setting in found.items()}
     if arguments.json:
         show_json({name: {"value": value, "source": source} for name, (value, source, _) in found.items()})
     else:
         rows = [_row(name, entry) for name, entry in found.items()]
         show(table(("setting", "value", "from", ""), rows))
     return ExitCode.OK
+
+
+def _without_secrets(name: str, value: Any) -> Any:
+    """An address may be in the wrong setting. A list with one is not shown: a blank may have split the password."""
+    if isinstance(value, tuple):
+        return ("***",) if any(map(looks_like_address, value)) else value
+    if not isinstance(value, str):
+        return value
+    return masked(value) if name == "url" or looks_like_address(value) else value
 
 
 def _row(name: str, found: FoundSetting) -> tuple[StyledText, ...]:

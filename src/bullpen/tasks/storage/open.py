@@ -189,7 +189,7 @@ def _seconds(name: str, value: str, *, above: float = -1.0) -> float:
 def _wrong(url: object) -> InvalidOption:
     if not isinstance(url, str):
         return InvalidOption("url", url, ALLOWED)
-    return InvalidOption("url", without_password(url), _probable_form(url) or ALLOWED)
+    return InvalidOption("url", masked(url), _probable_form(url) or ALLOWED)
 
 
 def _probable_form(url: str) -> str | None:
@@ -248,7 +248,7 @@ def _without_words(hosts: str) -> str:
 
 # An address or a part of one: `secret@host:1`, `me:secret/db`, `me:sec\nret`, `password=secret`.
 _ADDRESS = re.compile(
-    r"://|@|^[^:/\s]+:[^:/]+/|^(?=[^\x00-\x1f\x7f]*[\x00-\x1f\x7f])[^:]*:|(?i:pass|pwd|token|secret)\w*="
+    r"://|@|^[^:/\s]+:[^/]+/|^(?=[^\x00-\x1f\x7f]*[\x00-\x1f\x7f])[^:]*:|(?i:pass|pwd|token|secret)\w*="
 )
 _OPTION = re.compile(r"^(--[^=]*=|-\w=?)")  # before its value, in the same word
 _LANE = re.compile(r"[\w.*,-]+(:\d{1,4})?@(thr|proc)[a-z]*")  # `mail:2@process` is no address
@@ -257,12 +257,12 @@ _LANE = re.compile(r"[\w.*,-]+(:\d{1,4})?@(thr|proc)[a-z]*")  # `mail:2@process`
 def looks_like_address(text: str) -> bool:
     """Whether a text that was typed or set somewhere may be an address, and so may hold a password."""
     may_be = _ADDRESS.search(text) or _ADDRESS.search(unquote(text))
-    return bool(may_be) and not names_a_file(text) and not _LANE.fullmatch(text)
+    return bool(may_be) and not names_a_path(text) and not _LANE.fullmatch(text)
 
 
-def names_a_file(text: str) -> bool:
-    """Whether there is such a file, or such a file before `:attribute`."""
-    return any(map(os.path.isfile, (text, text.rpartition(":")[0])))  # unlike Path's, it takes any text
+def names_a_path(text: str) -> bool:
+    """Whether there is such a file or folder, or such a file before `:attribute`."""
+    return any(map(os.path.exists, (text, text.rpartition(":")[0])))  # unlike Path's, it takes any text
 
 
 def without_passwords(message: str, words: Iterable[str]) -> str:

@@ -219,6 +219,11 @@ def test_no_spelling_shows_a_secret(scheme: str, place: str, path: str, query: s
     assert SECRET not in without_password(url), url
 
 
+def test_an_address_that_is_wholly_encoded_is_not_shown() -> None:
+    with pytest.raises(InvalidOption, match=r"got '\*\*\*'$"):
+        open_storage("postgresql%3A%2F%2Fme%3As3cret%40host")
+
+
 @given(st.text(st.characters(exclude_categories=())))
 def test_any_text_can_be_shown(url: str) -> None:
     shown = without_password(url)
