@@ -34,6 +34,12 @@ def error_of(job: Job[Any]) -> TaskError:
     return error
 
 
+def start_its_process() -> None:
+    """A timeout that counts from here on does not end a process that still starts."""
+    first = process_tasks.pid.enqueue()
+    assert eventually(lambda: first.status == "success", PATIENCE)
+
+
 def bullpen_output(*words: str) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as output:
         assert main(words) == 0
@@ -159,6 +165,7 @@ def test_a_task_that_succeeds_after_a_failure_shows_what_the_failed_attempt_logg
 
 def test_a_process_that_hangs_shows_where_and_its_lines() -> None:
     with WorkerPool(process_tasks.plain, lanes="default:1@process"):
+        start_its_process()
         error = error_of(process_tasks.hangs_after_logging.enqueue("hunter2!"))
     assert error.kind == "timeout"
     assert error.traceback.splitlines()[1].endswith("in hangs_after_logging")
@@ -169,6 +176,7 @@ def test_a_process_that_hangs_shows_where_and_its_lines() -> None:
 
 def test_a_process_that_has_to_be_killed_shows_where_how_and_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     with WorkerPool(process_tasks.plain, lanes="default:1@process"):
+        start_its_process()
         error = error_of(process_tasks.hangs_and_ignores_its_end.enqueue())
     assert error.kind == "timeout"
     assert error.traceback.splitlines()[1].endswith("in hangs_and_ignores_its_end")

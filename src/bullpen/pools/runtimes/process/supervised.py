@@ -374,7 +374,7 @@ class Supervised:
     def _closed(self, what: str) -> None:
         """It has ended, or it has only closed a descriptor, without which it cannot work."""
         self._expect_report()
-        if not self._over:
+        if not (self._over or self._stopping):
             io_thread.call_later(TERM_GRACE, functools.partial(self._goes_on_without, what))
 
     def _goes_on_without(self, what: str) -> None:
