@@ -95,8 +95,8 @@ def test_the_page_about_tasks_names_every_invariant_and_counts_right() -> None:
     assert f"by {len(INVARIANTS)} invariants" in text
     assert f"within {FOUND_WITHIN} seeds" in text
     assert f"{SEEDS} seeds, a thorough one (`--thorough`) {THOROUGH_SEEDS:,}." in text
-    assert len(SABOTAGES) == 27
-    assert "Twenty-seven bugs" in text
+    assert len(SABOTAGES) == 30
+    assert "Thirty bugs" in text
 
 
 def test_the_test_in_contributing_is_this_one() -> None:

@@ -213,6 +213,38 @@ def renews_without_fencing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryStorage, "_held", held)
 
 
+@sabotage("I7")
+def keeps_steps_without_fencing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def save_step(store: MemoryStorage, hold: Any, step: Any) -> bool:
+        task = store._tasks[hold.id]
+        store._write(tasks.with_step(task, step), store._now())
+        return True
+
+    monkeypatch.setattr(MemoryStorage, "save_step", save_step)
+
+
+@sabotage("I22")
+def claims_without_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    claimed = tasks.claimed
+
+    def forgetful(task: Task, **facts: Any) -> Task:
+        pauses = tuple(step for step in task.steps if step.until is not None)  # else the task sleeps for ever
+        return replace(claimed(task, **facts), steps=pauses)
+
+    monkeypatch.setattr(memory, "claimed", forgetful)
+
+
+@sabotage("I1")
+def never_wakes_a_task_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled = tasks.settled
+
+    def forgetful(task: Task, settlement: Settlement, now: float) -> Task:
+        after = settled(task, settlement, now)
+        return replace(after, eta=tasks.NEVER) if settlement.awaits else after
+
+    monkeypatch.setattr(rules, "settled", forgetful)
+
+
 @sabotage("I4")
 def claims_without_a_new_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     claimed = tasks.claimed

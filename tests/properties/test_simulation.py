@@ -87,10 +87,14 @@ def test_everything_that_can_go_wrong_does(first_runs: list[SimulationRun], dens
     assert {("rescue", "ok", status) for status in ("pending", "failed", "cancelled")} <= seen
     assert {("renew", "rejected", ""), ("expire", "ok", "failed"), ("enqueue", "rejected", "")} <= seen
     assert {("cancel", "ok", "running"), ("cancel", "ok", "cancelled"), ("redrive", "ok", "pending")} <= seen
+    steps = {(record.outcome, bool(record.step)) for run in runs for record in run.history if record.op == "step"}
+    assert steps >= {("ok", True), ("ok", False), ("rejected", False)}
+    assert any(record.suspended and record.outcome == "ok" for run in runs for record in run.history)
     ops = {record.op for run in runs for record in run.history}
     assert ops >= {"begin", "end", "abandon", "return", "effect", "lose", "progress"}
     reasons = {record.reason for run in runs for record in run.history if record.state == "crashed"}
     assert reasons >= {"anywhere", "its task", "exchange.before", "exchange.after", "attempt.before", "attempt.after"}
+    assert reasons >= {"step.before", "step.after"}
     faults = {record.state.split()[0] for run in runs for record in run.history if record.op == "fault"}
     assert faults >= {"kill", "freeze", "cut", "away", "clock", "stop", "calm"}
     late = [record for run in runs for record in run.history if record.late]

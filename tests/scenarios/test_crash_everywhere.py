@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from bullpen import InvalidOption, Job, TaskQueue, current_task
 from bullpen.testing import crash_everywhere
 from bullpen.testing.running import _InlineLane
+from tests.stores import SERVERS, new_store
 
 charged: list[int] = []
 
@@ -164,6 +167,49 @@ def test_steps_sleeps_and_events_survive_a_death_at_every_point(queue: TaskQueue
     assert "before step 'event approved' of attempt 3 is kept" in points  # with its payload
 
 
+@pytest.mark.parametrize("kind", SERVERS)
+def test_a_step_survives_a_death_at_every_point_on_a_server(
+    queue: TaskQueue, kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    @queue.task(name="f")
+    async def f(order: int) -> str:
+        return await current_task().astep(charge, order)
+
+    with new_store(kind, tmp_path, request) as address:  # one for all runs
+        assert len(crash_everywhere(queue, lambda: f.enqueue(42), store=lambda: nullcontext(address))) == 5
+        assert 6 <= len(charged) <= 7  # once in each run, and once more where it was not kept
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", SERVERS)
+def test_steps_sleeps_and_events_survive_a_death_at_every_point_on_a_server(
+    queue: TaskQueue, kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    @queue.task(name="shop.checkout")
+    async def checkout(order: int) -> list[Any]:
+        task = current_task()
+        payment = await task.astep(charge, order)
+        await task.asleep(timedelta(days=3))
+        answer = await task.await_event("approved", timeout=3600)
+        return [payment, answer, await task.await_event("never", timeout=60)]
+
+    results: list[Any] = []
+
+    def effects() -> object:
+        (info,) = queue.list()
+        results.append(queue.job(info.id).result(timeout=0))
+        return None
+
+    def empty() -> AbstractContextManager[str]:
+        return new_store(kind, tmp_path, request)
+
+    points = crash_everywhere(
+        queue, lambda: checkout.enqueue(42), effects=effects, events={"approved": "ada"}, store=empty
+    )
+    assert results == [["payment-42", "ada", None]] * (1 + len(points))
+    assert "before step 'event approved' of attempt 3 is kept" in points  # with its payload
+
+
 def test_a_store_that_is_not_known_is_rejected(queue: TaskQueue) -> None:
-    with pytest.raises(InvalidOption, match="store must be 'memory' or 'sqlite'"):
+    with pytest.raises(InvalidOption, match="store must be 'memory', 'sqlite', or a function"):
         crash_everywhere(queue, lambda: queue.job("x"), store="redis")  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bullpen import (
+    AsyncPool,
     AsyncWorkerPool,
     InvalidOption,
     InvalidResult,
@@ -19,6 +20,7 @@ from bullpen import (
     Job,
     LeaseLost,
     NoCurrentTask,
+    Pool,
     StepFailed,
     StepMismatch,
     TaskError,
@@ -473,6 +475,46 @@ def test_a_blocking_step_in_a_coroutine_is_an_error_and_not_a_deadlock(here: Tas
 def test_a_step_without_a_worker_is_an_error() -> None:
     with pytest.raises(NoCurrentTask, match="no worker runs this task here"):
         CurrentTask(Task(id="a", func_path="f", payload=b"")).step(charge, 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: current_task().step(charge, 1),
+        lambda: current_task().sleep(60),
+        lambda: current_task().wait_event("approved"),
+        lambda: current_task().idempotency_key("charge"),
+    ],
+    ids=["step", "sleep", "wait", "key"],
+)
+def test_a_call_of_a_pool_is_no_task(call: Callable[[], object], caplog: pytest.LogCaptureFixture) -> None:
+    """Neither served nor submitted: there is no store that could keep a step or wake a wait."""
+    with pytest.raises(NoCurrentTask, match="no task runs here"):
+        call()
+    with Pool(1) as pool:
+        with pytest.raises(NoCurrentTask, match="no task runs here"):
+            pool.submit(call).result(timeout=30)
+        assert pool.serve(call)
+        assert pool.do(lambda: "the worker goes on") == "the worker goes on"
+    assert "NoCurrentTask" in caplog.text
+    assert calls == []
+
+
+def test_a_coroutine_of_a_pool_is_no_task() -> None:
+    async def step() -> dict[str, int]:
+        return await current_task().astep(charge, 1)
+
+    async def wait() -> object:
+        return await current_task().await_event("approved")
+
+    async def main() -> None:
+        async with AsyncPool(1) as pool:
+            for call in (step, wait):
+                with pytest.raises(NoCurrentTask, match="no task runs here"):
+                    await pool.do(call)
+
+    asyncio.run(main())
+    assert calls == []
 
 
 def test_the_number_and_the_size_of_steps_are_limited(here: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:

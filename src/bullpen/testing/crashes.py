@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
+
+import msgspec
 
 from bullpen.errors import InvalidOption, QueueError
 from bullpen.tasks.client.job import Job
@@ -21,13 +23,15 @@ from bullpen.tasks.model.task import (
 )
 from bullpen.tasks.storage.port import AttemptKey, Storage, TaskFilter
 from bullpen.testing.clock import ManualClock
-from bullpen.testing.isolation import in_memory, in_sqlite
+from bullpen.testing.isolation import at_address, in_memory, in_sqlite
 from bullpen.testing.running import NAME, _here_or_on_loop, _InlineLane
 
 MOST_ATTEMPTS = 10_000  # of all tasks in one run
 MOST_TASKS = 1000
 
-_STORES: dict[str, Callable[[TaskQueue, ManualClock], AbstractContextManager[TaskQueue]]] = {
+_Isolated = Callable[[TaskQueue, ManualClock], AbstractContextManager[TaskQueue]]
+
+_STORES: dict[str, _Isolated] = {
     "memory": in_memory,
     "sqlite": in_sqlite,
 }
@@ -45,7 +49,7 @@ def crash_everywhere(
     *,
     effects: Callable[[], object] = lambda: None,
     events: Mapping[str, Any] | None = None,
-    store: Literal["memory", "sqlite"] = "memory",
+    store: Literal["memory", "sqlite"] | Callable[[], AbstractContextManager[str]] = "memory",
 ) -> list[str]:
     """Run a task to its end; then once more for each point at which its worker could die, and let the worker die there.
 
@@ -59,19 +63,29 @@ def crash_everywhere(
     each step is kept, and before and after each attempt is settled. After the death another worker goes on. Sleeps take
     no time. `events`: payloads by name; each event comes when a task waits for it and nothing else is due. A wait for
     any other event ends when its time is over. Each run has a store of its own: in memory, or a SQLite file.
+    For another store, `store` is a function that returns a context manager, which gives the address of an empty one.
 
     Raises AssertionError if a run ends otherwise than the first one (status, result, `effects`), or if a kept step runs
     again. Returns the points.
     """
-    if store not in _STORES:
-        raise InvalidOption("store", store, "'memory' or 'sqlite'")
-    isolated = _STORES[store]
+    isolated = _at(store) if callable(store) else _STORES.get(store)
+    if isolated is None:
+        raise InvalidOption("store", store, "'memory', 'sqlite', or a function that gives an address")
     expected, points = _CrashRun(queue, start, effects, events or {}, isolated).run(None)
     for number, point in enumerate(points):
         found, _ = _CrashRun(queue, start, effects, events or {}, isolated).run(number)
         if found != expected:
             raise AssertionError(f"a worker that dies {point} changes the end: {found!r} in place of {expected!r}")
     return points
+
+
+def _at(store: Callable[[], AbstractContextManager[str]]) -> _Isolated:
+    @contextmanager
+    def isolated(queue: TaskQueue, clock: ManualClock) -> Iterator[TaskQueue]:
+        with store() as address, at_address(queue, address):
+            yield queue
+
+    return isolated
 
 
 class _CrashRun:
@@ -83,7 +97,7 @@ class _CrashRun:
         start: Callable[[], Job[Any]],
         effects: Callable[[], object],
         events: Mapping[str, Any],
-        isolated: Callable[[TaskQueue, ManualClock], AbstractContextManager[TaskQueue]],
+        isolated: _Isolated,
     ) -> None:
         self._queue = queue
         self._start = start
@@ -92,6 +106,8 @@ class _CrashRun:
         self._isolated = isolated
         self._dies_at: int | None = None
         self._clock = ManualClock()
+        self._follows_clock = isolated in _STORES.values()
+        self.ahead = 0.0  # seconds by which time has passed here that has not in the store
         self.is_dead = False
         self.points: list[str] = []
         self.kept: set[tuple[str, int, str]] = set()
@@ -102,7 +118,10 @@ class _CrashRun:
         with self._isolated(self._queue, self._clock):
             job = self._start()
             while wait := _here_or_on_loop(self._queue, self._run_due()):
-                self._clock.advance(wait)
+                if self._follows_clock:
+                    self._clock.advance(wait)
+                else:
+                    self.ahead += wait
             outcome = self._outcome(job)
         if self.repeated:
             where = "" if dies_at is None else f" after a worker has died {self.points[dies_at]}"
@@ -112,6 +131,8 @@ class _CrashRun:
     async def _run_due(self) -> float:
         """Run what is due, with another worker after a death. Returns the seconds until the next task is due, or 0."""
         storage = await self._queue.astorage()
+        if self.ahead:
+            await self._make_due(storage)
         try:
             await _MortalLane(self._queue, storage, self).run_all(MOST_ATTEMPTS, raises=False)
         except WorkerDied:
@@ -119,11 +140,20 @@ class _CrashRun:
             await storage.rescue_expired(_crashed, limit=MOST_TASKS, dead_workers=[NAME])
             await _MortalLane(self._queue, storage, self).run_all(MOST_ATTEMPTS, raises=False)
         pending = await storage.list(TaskFilter(statuses=(PENDING,)), limit=MOST_TASKS)
-        now = await storage.now()
+        now = await storage.now() + self.ahead
         for name in sorted({task.awaits for task in pending if task.awaits is not None} & self._events.keys()):
             await self._queue.aemit(name, self._events.pop(name))
             return 0.001
         return min((task.eta - now + 0.001 for task in pending if task.eta < NEVER), default=0.0)
+
+    async def _make_due(self, storage: Storage) -> None:
+        """The store's clock goes on as it likes, so the tasks whose time has come are told to start now."""
+        pending = await storage.list(TaskFilter(statuses=(PENDING,)), limit=MOST_TASKS)
+
+        def due(task: Task, now: float) -> Task | None:
+            return msgspec.structs.replace(task, eta=now) if now < task.eta <= now + self.ahead else None
+
+        await storage.change([task.id for task in pending], due)
 
     def _outcome(self, job: Job[Any]) -> Outcome:
         info = job.info()
@@ -153,6 +183,8 @@ class _MortalLane(_InlineLane):
     async def _claim(self) -> Task | None:
         task = await super()._claim()
         if task is not None:
+            started = (task.started_at or 0.0) + self._crash_run.ahead
+            task = msgspec.structs.replace(task, started_at=started)
             self._crash_run.point(f"after the claim of attempt {task.attempt} of {task.func_path}")
         return task
 

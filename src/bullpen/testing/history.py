@@ -106,6 +106,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     failures: int = 0
     crashes: int = 0
     completed_runs: int = 0
+    suspended: bool = False  # the attempt ended in a sleep or a wait: `expires` no longer applies
     error: str = ""  # the kind of it
     terms: Terms | None = None
     queue: str = ""

@@ -238,7 +238,9 @@ def _miscounted(life: Life, record: Record, failures: int, crashes: int) -> Foun
 
 
 def i11_nothing_starts_before_its_time(course: Course) -> Found:
-    """No claim before the `eta`, and none after `expires`, by the store's clock."""
+    """No claim before the `eta`, and none after `expires`, by the store's clock. A task that sleeps or waits has
+    begun, so `expires` no longer applies to it.
+    """
     for life in course.lives.values():
         eta: float | None = None
         expires = life.terms.expires
@@ -247,11 +249,16 @@ def i11_nothing_starts_before_its_time(course: Course) -> Found:
                 latest = record.store_at + (record.at - record.first)
                 if eta is not None and latest < eta - A_HAIR:
                     yield f"task {life.id} was claimed {eta - latest:g} s before its time", [record]
+                if any(attempt.may_be_freed for attempt in life.tries.values() if attempt.number < record.attempt):
+                    expires = None  # that attempt may have been suspended
                 if expires is not None and record.store_at > expires + A_HAIR:
                     yield f"task {life.id} was claimed {record.store_at - expires:g} s after it had expired", [record]
             elif record.op == "redrive":
                 eta, expires = record.eta, None
-            elif record.eta is not None and record.status != "running":
+                continue
+            if record.suspended:
+                eta, expires = record.eta, None  # no eta: an event wakes it
+            elif record.op != "claim" and record.eta is not None and record.status != "running":
                 eta = record.eta
 
 

@@ -49,7 +49,14 @@ def in_sqlite(queue: TaskQueue, clock: ManualClock) -> Iterator[TaskQueue]:
 
 
 @contextmanager
-def _with_store(queue: TaskQueue, storage: Storage) -> Iterator[None]:
+def at_address(queue: TaskQueue, address: str) -> Iterator[TaskQueue]:
+    """`in_memory` with the store at an address."""
+    with _with_store(queue, address):
+        yield queue
+
+
+@contextmanager
+def _with_store(queue: TaskQueue, storage: str | Storage) -> Iterator[None]:
     own = queue._clients
     queue._clients = queue._backend.clients = Clients(storage)
     try:

@@ -143,6 +143,7 @@ class RecordingStorage:
                 _facts_of(after[one.id]) if one.id in after and not rejected else _facts_of_settlement(settling, one)
             )
             kind = "" if one.error is None else one.error.kind
+            facts["suspended"] = one.suspended
             self._answer(settling, one.id, one.attempt, rejected=rejected, error=kind, **facts)
             for child in one.children:
                 eta = None if child.waits_for else child.eta or adding.store_at

@@ -250,9 +250,16 @@ CASES: dict[str, tuple[list[Record], list[list[Record]]]] = {
         ],
     ),
     "I11": (
-        [enqueue(eta=5.0), claim(5), settle(6, "pending", eta=8.0), claim(8, 2)],
+        [
+            *(enqueue(eta=5.0), claim(5), settle(6, "pending", eta=8.0), claim(8, 2)),
+            *(enqueue(task="s", expires=5.0), claim(1, task="s")),  # it sleeps
+            *(settle(2, "pending", task="s", eta=8.0, suspended=True), claim(8, 2, task="s")),
+            *(enqueue(task="u", expires=5.0), claim(1, task="u")),  # its worker has died: it may sleep
+            *(settle(2, "", task="u", outcome="unknown"), claim(8, 2, task="u")),
+        ],
         [
             [enqueue(eta=5.0), claim(4)],
+            [enqueue(expires=5.0), claim(1), settle(2, "pending", eta=8.0), claim(8, 2)],
             [enqueue(), claim(1), settle(2, "pending", eta=8.0), claim(3, 2)],
             [enqueue(expires=5.0), claim(6)],
         ],

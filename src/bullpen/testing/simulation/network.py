@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from bullpen.errors import StorageUnavailable
 from bullpen.tasks.model.events import Event
 from bullpen.tasks.model.failure_groups import FailureRow
 from bullpen.tasks.model.history import HistoryRow
@@ -60,10 +61,10 @@ class Network:
     ) -> T:
         world, random = self.world, self.world.random
         if process.gone:
-            raise ConnectionError("it is gone")
+            raise StorageUnavailable("it is gone", storage="the simulated store")
         if world.now < max(self.away_until, process.cut_off_until):
             await asyncio.sleep(random.random() * self.patience * (1.5 if random.random() < 0.2 else 0.1))
-            raise ConnectionError("the store cannot be reached")
+            raise StorageUnavailable("the store cannot be reached", storage="the simulated store")
         if random.random() >= self.trouble:
             result = _at_once(request())
             if random.random() < 0.3:
@@ -72,11 +73,11 @@ class Network:
         kind = random.randrange(4)
         if kind == 0:
             await asyncio.sleep(random.random() * 0.1)
-            raise ConnectionError("the request was lost")
+            raise StorageUnavailable("the request was lost", storage="the simulated store")
         if kind == 1:
             _at_once(request())
             await asyncio.sleep(random.random() * 0.1)
-            raise ConnectionError("the answer was lost")
+            raise StorageUnavailable("the answer was lost", storage="the simulated store")
         return await self._slowly(process, recording, request, answered=kind == 2)
 
     async def _slowly(
@@ -200,7 +201,7 @@ class Client:
 
     async def wait_for_work(self, queues: Sequence[str], timeout: float) -> None:
         if self._process.gone:
-            raise ConnectionError("it is gone")
+            raise StorageUnavailable("it is gone", storage="the simulated store")
         if self._network.world.random.random() < self._network.trouble / 10:
             await asyncio.get_running_loop().create_future()  # its answer is lost
         await self._network.store.wait_for_work(queues, timeout)

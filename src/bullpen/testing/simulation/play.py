@@ -19,6 +19,7 @@ from bullpen import primitives
 from bullpen.errors import InvalidOption, InvalidOptionType, InvalidTask, TasksLeft
 from bullpen.tasks.client.clients import Clients
 from bullpen.tasks.client.task_queue import TaskQueue
+from bullpen.tasks.model.events import encode_payload
 from bullpen.tasks.model.info import TaskInfo, info_of
 from bullpen.tasks.model.registry import TaskRegistry
 from bullpen.tasks.model.schedule_changes import paused
@@ -32,7 +33,15 @@ from bullpen.tasks.worker.worker_pool import AsyncWorkerPool, WorkerState, queue
 from bullpen.testing.checker import InvariantBroken, Verdict, check
 from bullpen.testing.history import HistoryObserver, Record, as_lines, take_stock
 from bullpen.testing.simulation.network import Client, Network
-from bullpen.testing.simulation.scripts import QUEUES, Stage, draw_options, draw_schedule, draw_script
+from bullpen.testing.simulation.scripts import (
+    EVENTS,
+    QUEUES,
+    Stage,
+    draw_options,
+    draw_schedule,
+    draw_script,
+    draw_steps,
+)
 from bullpen.testing.simulation.world import SimulatedProcess, Vanished, World
 
 MOST_KILLS = 2  # of tasks of a user: so often, and one more, a task may crash before it is poison
@@ -271,6 +280,7 @@ class _Play:
         self.history: list[Record] = []
         self.world = World(seed)
         random = self._random = Random(seed + 1)
+        self._random_of_steps = Random(seed + 2)
         self._tasks = random.randint(1, 12) if plan.tasks is None else plan.tasks
         self._count = random.randint(1, 3) if plan.workers is None else plan.workers
         self._concurrency = random.randint(1, 4) if plan.concurrency is None else plan.concurrency
@@ -367,9 +377,12 @@ class _Play:
             random = self._random
             script = draw_script(random, self._lease, self._trouble_of_tasks)
             options = draw_options(random, number)
+            script[:0] = draw_steps(self._random_of_steps, number, pauses="at_most_once" not in options)
             name = "play" if random.random() < 0.97 else "nowhere"
             when = start + random.random() * (end - start) * random.choice((0.0, 0.8))
             self._at(when, lambda args=(queue, producer, name, script, options): self._enqueue(*args))  # type: ignore[misc]
+        for event in EVENTS[1:]:  # the first one never comes
+            self._at(start + self._random_of_steps.random() * (end - start), lambda name=event: self._emit(name))  # type: ignore[misc]
         for number in range(self._schedules):
             for _ in range(2):  # the second time it is there
                 script = draw_script(self._random, self._lease, self._trouble_of_tasks)
@@ -498,6 +511,17 @@ class _Play:
                 pass
 
         self._network.home.create_task(operate())
+
+    def _emit(self, event: str) -> None:
+        client = self._network.client(self._network.home.process, "operator")
+
+        async def emit() -> None:
+            try:
+                await client.emit(event, encode_payload(event, event), None)
+            except ConnectionError:
+                pass
+
+        self._network.home.create_task(emit())
 
     def _stop(self, process: SimulatedProcess) -> None:
         """As SIGTERM does."""

@@ -8,13 +8,16 @@ from random import Random
 from typing import Any
 
 from bullpen.errors import Cancel, Retry, Snooze
-from bullpen.tasks.model.context import current_task
+from bullpen.tasks.model.context import CurrentTask, current_task
 from bullpen.tasks.model.retry import Backoff
 from bullpen.testing.history import Record, Write
 from bullpen.testing.simulation.world import SimulatedProcess, Vanished, World
 
 QUEUES = ("default", "side")
-Script = list[str]  # acts, written as "kind:seconds"; the last one is repeated
+EVENTS = ("event-0", "event-1", "event-2")
+Script = list[
+    str
+]  # acts, written as "kind:seconds"; the last one is repeated. Steps come first: all attempts play them
 
 # What an act is, and how often, among those that are not "ok".
 KINDS = {
@@ -30,6 +33,9 @@ KINDS = {
 }
 
 
+STEPS = ("step", "flaky", "sleep", *EVENTS)
+
+
 def draw_script(random: Random, lease: float, trouble: float) -> Script:
     if random.random() < trouble * 0.1:
         return [f"kill:{random.random():.3f}"]  # poison
@@ -39,6 +45,16 @@ def draw_script(random: Random, lease: float, trouble: float) -> Script:
         seconds = {"block": 3 * lease, "stubborn": 15.0, "long": 2 * lease}.get(kind, 1.0) * random.random()
         acts.append(f"{kind}:{seconds:.3f}")
     return [*acts, f"ok:{random.random() * random.choice((0.0, 0.5, 3.0)):.3f}"]
+
+
+def draw_steps(random: Random, number: int, pauses: bool) -> Script:
+    """Steps, sleeps and waits, for one task of three. The n-th of a script is the same in every attempt."""
+    if number % 3:
+        return []
+    kinds = ("step", "step", "flaky", "sleep", *EVENTS) if pauses else ("step", "flaky")
+    return [
+        f"{random.choice(kinds)}:{random.random() * random.choice((0.1, 2.0)):.3f}" for _ in range(random.randint(1, 4))
+    ]
 
 
 def draw_options(random: Random, number: int) -> dict[str, Any]:
@@ -90,9 +106,13 @@ class Stage:
     async def play(self, script: Script) -> str:
         """The function of all tasks."""
         task = current_task()
-        kind, _, written = script[min(task.attempt, len(script)) - 1].partition(":")
-        seconds = float(written)
         world = self._world
+        steps = [act for act in script if act.partition(":")[0] in STEPS]
+        for number, step in enumerate(steps):
+            await self._play_step(task, f"{number}", step)
+        acts = script[len(steps) :]
+        kind, _, written = acts[min(task.attempt, len(acts)) - 1].partition(":")
+        seconds = float(written)
         process = world.current
         assert process is not None
         if kind == "block":
@@ -120,6 +140,25 @@ class Stage:
                 self._kill(process, "its task")
                 raise Vanished
         return kind
+
+    async def _play_step(self, task: CurrentTask, key: str, act: str) -> None:
+        kind, _, written = act.partition(":")
+        steps, seconds = task.using(key=key, max_retries=5, backoff=0.1), float(written)
+        if kind == "sleep":
+            await steps.asleep(seconds)
+        elif kind in EVENTS:
+            payload = await steps.await_event(kind, timeout=3 * seconds)
+            if payload not in (None, kind):
+                self._world.defects.append(f"a wait for {kind} has got {payload!r}")
+        elif await steps.astep(self._work, kind, seconds) != seconds:
+            self._world.defects.append(f"step {key} of task {task.id} has another result")
+
+    async def _work(self, kind: str, seconds: float) -> float:
+        """The function of all steps."""
+        await asyncio.sleep(seconds)
+        if kind == "flaky" and self._world.random.random() < 0.5:
+            raise ValueError(kind)
+        return seconds
 
     async def _stay(self, seconds: float) -> None:
         """Ignore every request to end."""
