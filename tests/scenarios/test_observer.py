@@ -510,6 +510,27 @@ def test_an_interrupt_of_main_inside_the_observer_is_not_lost() -> None:
         assert pool.submit(abs, -3).result(PATIENCE) == 3
 
 
+@pytest.mark.parametrize("drain", [True, False])
+@pytest.mark.parametrize("kind", [Kind.POOL_STATE, Kind.WORKER_STOPPING])
+def test_a_close_that_is_interrupted_inside_the_observer_can_be_repeated(kind: Kind, drain: bool) -> None:
+    interrupts: list[TelemetryEvent] = []
+
+    def observe(event: TelemetryEvent) -> None:
+        if closing and event.kind is kind and threading.current_thread() is threading.main_thread() and not interrupts:
+            interrupts.append(event)
+            raise KeyboardInterrupt
+
+    closing = False
+    pool = Pool(2, min_workers=2, observer=observe)
+    assert pool.wait_ready(PATIENCE)
+    assert eventually(lambda: pool.stats().idle == 2)
+    closing = True
+    with pytest.raises(KeyboardInterrupt):
+        pool.close(drain=drain)
+    Background(pool.close).join()
+    assert not pool.stats().workers
+
+
 @pytest.mark.parametrize("options", [{}, {"max_queue": 50}, {"max_queue": 0, "when_full": "block"}], ids=str)
 def test_an_observer_may_look_at_the_pool(options: dict[str, Any]) -> None:
     pools: list[Pool] = []

@@ -498,9 +498,11 @@ class Dispatcher:
         worker.handle.hand(request)
 
     def _tell_to_end(self, worker: Worker) -> None:
-        if self._report is not None:
-            self._report(Kind.WORKER_STOPPING, worker, None)
-        worker.handle.hand(None)
+        try:
+            if self._report is not None:
+                self._report(Kind.WORKER_STOPPING, worker, None)
+        finally:  # also if Ctrl-C ends the observer
+            worker.handle.hand(None)
 
     def _loaded(self, worker: Worker) -> None:
         if len(worker.requests) >= worker.capacity:

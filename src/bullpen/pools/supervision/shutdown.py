@@ -265,23 +265,27 @@ class Shutdown:
         Returns the maps that the caller has to feed to their end; until then their items are still accepted.
         """
         with self._lock:
-            if not self._status.open:
+            first, unread = self._status.open, []
+            if first:
+                self._drain_watch.summary = Summary(
+                    self._name,
+                    self._status.state,
+                    self._registry,
+                    self._queued(),
+                    self._startup.waiters,
+                )
+                self._status.change(PoolState.DRAINING, because=because)
+                unread = self._maps.settle() if drain else []
+                if not self._maps.being_fed():
+                    self._status.change(ending=True)
+                self._startup.release_all()
+            elif self._status.state is not PoolState.DRAINING:
                 return []
-            self._drain_watch.summary = Summary(
-                self._name,
-                self._status.state,
-                self._registry,
-                self._queued(),
-                self._startup.waiters,
-            )
-            self._status.change(PoolState.DRAINING, because=because)
-            unread = self._maps.settle() if drain else []
-            if not self._maps.being_fed():
-                self._status.change(ending=True)
-            self._startup.release_all()
         primitives.failpoint("pool.draining_not_stopped")
-        self._report_state()
-        self._maps.warn()
+        if first:
+            self._report_state()
+            self._maps.warn()
+        # A second call repeats the rest, because Ctrl-C may have ended the first one before it.
         if not drain:  # before a paused pool goes on
             self.cancel_waiting()
         self._retries.fire_all()
