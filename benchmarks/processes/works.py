@@ -207,6 +207,13 @@ WORKS = (
                 Contestant(peer.name, peer, peer.opened_as, starting.script("executor_script", method))
                 for peer, method in ((FORKSERVER, "forkserver"), (FORK, "fork"))
             ),
+            *(
+                Contestant(f"floor, interpreter {when}", BULLPEN, settings, starting.script("floor_script", when))
+                for when, settings in (
+                    ("after", "imports `Pool` and its parts; then a second interpreter imports a worker's, and forks"),
+                    ("first", "the same, but the second interpreter starts before the imports"),
+                )
+            ),
             Contestant("bullpen", BULLPEN, BULLPEN.opened_as, starting.script("bullpen_script")),
         ),
     ),

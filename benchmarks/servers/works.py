@@ -152,7 +152,10 @@ def _works(
     driver: Contestant,
     place: Place,
     start_floor: tuple[Contestant, ...] = (),
+    beside_plain: tuple[Peer, ...] = (),
 ) -> tuple[Work, ...]:
+    """`beside_plain`: peers that take part with async functions where Bullpen runs plain ones."""
+
     def each(
         measure: Callable[[Entry], Measure], ours: Measure, *more: Contestant, results: bool = False
     ) -> tuple[Contestant, ...]:
@@ -197,13 +200,14 @@ def _works(
         *(
             Work(
                 name,
-                f"`drain` with a plain function, {words}, beside the peers that run plain functions",
+                f"`drain` with a plain function, {words}, beside the peers that run plain functions"
+                + "".join(f" and {peer.name}, which runs an async function" for peer in beside_plain),
                 THROUGHPUT,
                 (
                     *(
                         Contestant(entry.peer.name, entry.peer, entry.settings, drained(processes)(entry))
                         for entry in entries
-                        if issubclass(entry.library, Blocking)
+                        if issubclass(entry.library, Blocking) or entry.peer in beside_plain
                     ),
                     ours("bullpen, async def", _OURS, measures.drain(Ours, place, processes)),
                     ours("bullpen", f"{_OURS}, a plain function", measures.drain(OursPlain, place, processes)),
@@ -312,12 +316,13 @@ def _works(
 
 
 def _bars(entries: tuple[Entry, ...], *drain: Bar, two: float, bulk: float, plain: float) -> tuple[Bar, ...]:
+    blocking = tuple(entry.peer.name for entry in entries if issubclass(entry.library, Blocking))
     on_a_loop = tuple(entry.peer.name for entry in entries if not issubclass(entry.library, Blocking))
     return (
         *drain,
         Bar("drain-two", RATE, two),
-        Bar("drain-def", RATE, plain),
-        Bar("drain-def-two", RATE, plain),
+        Bar("drain-def", RATE, plain, beside=blocking),
+        Bar("drain-def-two", RATE, plain, beside=blocking),
         # Blocking `enqueue` is compared with the best of all peers, `await` with the peers that have an async client.
         Bar("enqueue", RATE, 1.0, judges=SYNC),
         Bar("enqueue", RATE, 1.0, beside=on_a_loop),
@@ -409,12 +414,17 @@ ON_POSTGRES = Suite(
     title="bullpen.TaskQueue beside other queues on PostgreSQL",
     higher="Throughput × the best peer",
     lower="Time × the best peer",
-    works=(*_works(_POSTGRES, raw.RawPostgres, _BY_HAND_ON_POSTGRES, postgres_place), _PINNED),
+    works=(
+        *_works(_POSTGRES, raw.RawPostgres, _BY_HAND_ON_POSTGRES, postgres_place, beside_plain=(PGQUEUER,)),
+        _PINNED,
+    ),
     bars=(
         *_bars(
             _POSTGRES,
             Bar("drain", RATE, 1.3, beside=("pgqueuer",)),
             Bar("drain", RATE, 4.0, beside=_other_than("pgqueuer")),
+            Bar("drain-def", RATE, 0.7, beside=("pgqueuer",)),
+            Bar("drain-def-two", RATE, 0.7, beside=("pgqueuer",)),
             two=1.2,
             bulk=1.5,
             plain=8.0,

@@ -31,7 +31,7 @@ def work() -> None: ...
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tasks.idle", description=__doc__)
-    parser.add_argument("--workers", type=int, default=20)
+    parser.add_argument("--workers", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args(arguments)
     alone, each = measure(options.workers, options.seconds)
