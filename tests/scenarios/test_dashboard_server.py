@@ -13,6 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bullpen import TaskQueue
+from bullpen.web import server
+from bullpen.web.server import ServerOptions
 from tests.scenarios.cli_support import Folder, Worker
 
 TOKEN = "the token in a file, which is long enough"
@@ -62,6 +65,13 @@ def test_ctrl_c_ends_the_server(folder: Folder) -> None:
     with served(folder) as (process, _):
         process.send(signal.SIGINT)
         assert process.ends() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_request_ends_the_server(number: signal.Signals) -> None:
+    options = ServerOptions("127.0.0.1", 0, None, (), (), "X-User", require_login=False, read_only=False)
+    server.run(TaskQueue("memory://"), options, lambda facts: signal.raise_signal(number))
+    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.255.255.1"])

@@ -100,11 +100,13 @@ def run(queue: TaskQueue, options: ServerOptions, announce: Callable[[Mapping[st
     )
     _log_to_stderr()
     path = None if options.unix_socket is None else Path(options.unix_socket)
-    with _listen(options.host, options.port) if path is None else _listen_at(path) as listener:
+    server = _Server(config)
+    opened = _listen(options.host, options.port) if path is None else _listen_at(path)
+    with opened as listener, server.ended_by_signals():
         port = listener.getsockname()[1] if path is None else 0
         announce(_facts(options, port, token if printed else None, code))
         try:
-            asyncio.run(_serve(_Server(config), listener, queue))
+            asyncio.run(_serve(server, listener, queue))
         finally:
             if path is not None:
                 path.unlink(missing_ok=True)
@@ -167,10 +169,13 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, queue: TaskQue
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]
-    """Ends without an error after a signal; uvicorn itself would raise the signal again."""
+    """Ends without an error after a signal, also one that comes before it serves; uvicorn would raise it again."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # `ended_by_signals` handles them
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def ended_by_signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
