@@ -68,7 +68,7 @@ def test_a_list_says_when_each_runs_next_in_words(bullpen: Any) -> None:
     assert header.split() == ["key", "runs", "next", "run", "completed", "last", "run"]
     assert report.startswith("app.report  At 02:30 every day (Asia/Tokyo)  in ")
     assert " 02:30:00 JST" in report
-    assert greet.startswith("greet-ada   3600 s after each run")
+    assert greet.startswith("greet-ada   1 h after each run")
 
 
 def test_the_list_is_a_document_for_programs(bullpen: Any) -> None:

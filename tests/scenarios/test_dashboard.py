@@ -61,8 +61,8 @@ async def test_of_many_workers_a_hundred_are_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("more", ["", "&function=shop.send"])
-async def test_tasks_are_filtered_by_the_address_and_come_in_pages(tmp_path: Path, more: str) -> None:
+@pytest.mark.parametrize(("more", "newest"), [("", False), ("&function=shop.send", True)])
+async def test_tasks_are_filtered_by_the_address_and_come_in_pages(tmp_path: Path, more: str, newest: bool) -> None:
     async with site(tmp_path) as (queue, app), Browser(app) as browser:
         await queue.aenqueue("shop.send", ["first"])
         for number in range(120):
@@ -77,10 +77,44 @@ async def test_tasks_are_filtered_by_the_address_and_come_in_pages(tmp_path: Pat
             _, link, rest = page.partition('<a rel="next" href="')
             address = html.unescape(rest.partition('"')[0]) if link else ""
         assert len(seen) == len(set(seen)) == 120
-        assert seen == sorted(seen)
+        assert seen == sorted(seen, reverse=newest)
         assert "No task matches" in (await browser.get("/tasks?error=ConnectionError")).text
         wrong = await browser.get("/tasks?status=pending&after=x&due=soon")
         assert (wrong.status_code, "due must be a number of seconds" in wrong.text) == (400, True)
+
+
+@pytest.mark.anyio
+async def test_tasks_are_found_by_key_header_and_time_the_newest_first(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        first, second = await fill(queue)
+        for one in ("a", "b"):
+            await queue.aenqueue("shop.send", [one], unique_key=f"k-{one}", headers={"tenant": one})
+
+        async def found(query: str) -> list[str]:
+            page = (await browser.get(f"/tasks?{query}")).text
+            return [part.partition('"')[0] for part in page.split('<tr data-key="')[1:]]
+
+        (with_key,) = await found("key=k-a")
+        (with_header,) = await found("header=tenant%3Db")
+        assert (await queue.aget(with_key)).headers == {"tenant": "a"}
+        assert (await queue.aget(with_header)).unique_key == "k-b"
+        assert [one for one in await found("within=hour") if one in (first, second)] == [second, first]
+        assert [one for one in await found("") if one in (first, second)] == [second, first]
+        assert (await browser.get("/tasks?header=tenant")).status_code == 400
+        assert (await browser.get("/tasks?within=year")).status_code == 400
+        assert "failed tasks, header tenant=b" in (await browser.get("/bulk?verb=retry&header=tenant%3Db")).text
+
+
+@pytest.mark.anyio
+async def test_the_attention_list_resumes_a_paused_queue_and_links_what_it_names(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        await fill(queue)  # it pauses the queue mail
+        page = (await browser.get("/")).text
+        assert '<a href="/tasks?status=pending&amp;queue=mail">Pending tasks</a>' in page
+        assert 'action="/queues/resume"' not in page  # before the login
+        assert "verb=retry" not in page
+        await browser.log_in()
+        assert 'action="/queues/resume"' in (await browser.get("/")).text
 
 
 @pytest.mark.anyio
@@ -136,7 +170,7 @@ async def test_an_action_on_all_that_match_has_a_question_a_number_and_a_progres
         assert "/bulk?status=pending&amp;queue=bulk&amp;verb=cancel" in page
         assert "verb=retry" not in page  # it does not apply to pending tasks
         page = (await browser.get("/bulk?verb=cancel&queue=bulk")).text
-        assert "<strong>2500</strong> tasks match: pending or running tasks, queue bulk." in page
+        assert "<strong>2,500</strong> tasks match: pending or running tasks, queue bulk." in page
         assert await queue.acount(status="cancelled") == 0  # it was only a question
         place = (await browser.act("/bulk/start", verb="cancel", queue="bulk")).headers["location"]
         assert await until(browser, place, "done") == "2500 of about 2500 tasks seen, 2500 changed."

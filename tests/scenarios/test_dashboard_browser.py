@@ -219,7 +219,7 @@ async def test_all_tasks_that_match_run_again_by_clicks(folder: Folder) -> None:
         await page.goto(f"{address}/tasks?status=failed")
         await page.click("text=Run again…")
         await page.wait_for_selector("text=1 task matches: failed tasks.")
-        await page.click("button >> text=Run again 1 task")
+        await page.click("button >> text=Run 1 task again")
         await page.wait_for_selector(".lead >> text=done")
         assert folder.json("status", "--app", "app")["queues"]["default"]["failed"] == 0
 

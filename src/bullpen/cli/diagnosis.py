@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from bullpen.cli.terminal.output import counted, duration
-from bullpen.tasks.client.why import STALE_AFTER, may_know
+from bullpen.tasks.client.why import STALE_AFTER, Surroundings, held_back_by, may_know
 from bullpen.tasks.model.failure_groups import FAILURES_KEPT, FailureGroup
+from bullpen.tasks.model.history import COUNTED, HistoryRow
 from bullpen.tasks.model.info import wait_of
 from bullpen.tasks.model.queue_patterns import is_pattern
 from bullpen.tasks.model.store_move import mark_of
@@ -25,6 +26,8 @@ OVERDUE = 30.0  # seconds after the end of a lease
 NAMED = 3
 DEFAULT = "default"
 DAY, HOUR = 86_400.0, 3600.0
+RECENT = 600  # seconds of the history that tell whether a function fails now
+FEW_ATTEMPTS = 3  # failed ones in this time may be chance
 OLD_WAIT = 30 * DAY  # seconds that a task may wait for an event without a limit
 
 
@@ -42,6 +45,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     limits: Sequence[Limit] = ()
     workers: Sequence[WorkerRecord] = ()
     failures: Sequence[FailureGroup] = ()  # of the time for which they are kept
+    history: Sequence[HistoryRow] = ()  # the latest minutes
 
     @property
     def up(self) -> list[WorkerRecord]:
@@ -51,12 +55,12 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         return [task for task in self.oldest.get(queue, ()) if task.eta <= self.now]
 
 
-def problem(kind: str, message: str, advice: str) -> HealthFinding:
-    return HealthFinding(kind=kind, level="problem", message=message, advice=advice)
+def problem(kind: str, message: str, advice: str, **about: str) -> HealthFinding:
+    return HealthFinding(kind=kind, level="problem", message=message, advice=advice, about=about)
 
 
-def warning(kind: str, message: str, advice: str) -> HealthFinding:
-    return HealthFinding(kind=kind, level="warning", message=message, advice=advice)
+def warning(kind: str, message: str, advice: str, **about: str) -> HealthFinding:
+    return HealthFinding(kind=kind, level="warning", message=message, advice=advice, about=about)
 
 
 def of_schema(schema: Schema) -> list[HealthFinding]:
@@ -85,7 +89,7 @@ def diagnose(look: Look) -> list[HealthFinding]:
         *_old_waits(look),
         *_backlogs(look),
         *_reached_limits(look),
-        *_rising(look),
+        *_failing(look),
         *_poison(look),
         *_soon_forgotten(look),
         *_clock(look),
@@ -102,7 +106,8 @@ def _no_workers(look: Look) -> Iterable[HealthFinding]:
     else:
         for queue in alone:
             message = f"{_waiting(look.waiting.get(queue, 0))} in the queue {queue!r}, and no worker serves it"
-            yield problem("unserved_queue", message, f"start one: `bullpen worker APP --queues {queue}`")
+            advice = f"start one: `bullpen worker APP --queues {queue}`"
+            yield problem("unserved_queue", message, advice, queue=queue)
 
 
 def _stuck(look: Look) -> Iterable[HealthFinding]:
@@ -124,13 +129,13 @@ def _unreadable(look: Look) -> Iterable[HealthFinding]:
     damaged = [task for task in tasks if task.unreadable and task.format <= FORMAT]
     if newer:
         message = f"a newer version of Bullpen has written {counted(len(newer), 'task', 'tasks')}: {_ids(newer)}"
-        yield warning("newer_tasks", message, "start workers of that version, or upgrade these")
+        yield warning("newer_tasks", message, "start workers of that version, or upgrade these", task=newer[0].id)
     if damaged:
         cannot = counted(len(damaged), "stored task cannot", "stored tasks cannot")
         advice = (
             "`bullpen tasks show ID` says why; workers set them aside as failed; `bullpen tasks cancel ID` does too"
         )
-        yield problem("unreadable_tasks", f"{cannot} be read: {_ids(damaged)}", advice)
+        yield problem("unreadable_tasks", f"{cannot} be read: {_ids(damaged)}", advice, task=damaged[0].id)
 
 
 def _unknown_functions(look: Look) -> Iterable[HealthFinding]:
@@ -146,17 +151,18 @@ def _unknown_functions(look: Look) -> Iterable[HealthFinding]:
         if is_shared:
             message += "a worker of their queue does not know; workers with other functions serve the queue too"
             advice = "if one of those knows it, give each app its own queues or its own store; if none does, "
-            yield warning("unknown_function", message, f"{advice}start a worker with it")
+            yield warning("unknown_function", message, f"{advice}start a worker with it", function=name)
         else:
             advice = f"start a worker with it; if the function is gone, `bullpen tasks cancel --function {name}`"
-            yield problem("unknown_function", f"{message}no worker of their queue knows so far", advice)
+            yield problem("unknown_function", f"{message}no worker of their queue knows so far", advice, function=name)
 
 
 def _unreadable_limits(look: Look) -> Iterable[HealthFinding]:
     for limit in look.limits:
         if not limit.is_readable:
             message = f"the limit of the queue {limit.queue!r} cannot be read, so none of its tasks start"
-            yield problem("unreadable_limit", message, f"set it again: `bullpen queues limit {limit.queue}`")
+            advice = f"set it again: `bullpen queues limit {limit.queue}`"
+            yield problem("unreadable_limit", message, advice, queue=limit.queue)
 
 
 def _shared_queues(look: Look) -> Iterable[HealthFinding]:
@@ -186,7 +192,7 @@ def _paused(look: Look) -> Iterable[HealthFinding]:
     for queue in sorted(look.paused):
         if many := look.waiting.get(queue, 0):
             message = f"{_waiting(many)} in the queue {queue!r}, which is paused"
-            yield warning("paused_queue", message, f"to continue: `bullpen queues resume {queue}`")
+            yield warning("paused_queue", message, f"to continue: `bullpen queues resume {queue}`", queue=queue)
 
 
 def _lost_workers(look: Look) -> Iterable[HealthFinding]:
@@ -196,9 +202,8 @@ def _lost_workers(look: Look) -> Iterable[HealthFinding]:
         message = (
             f"{counted(len(lost), 'worker is', 'workers are')} dead, or silent for over {STALE_AFTER:g} s: {names}"
         )
-        yield warning(
-            "lost_workers", message, "other workers run their tasks again; look for the cause on their machines"
-        )
+        advice = "other workers run their tasks again; look for the cause on their machines"
+        yield warning("lost_workers", message, advice, **({"worker": lost[0].id} if len(lost) == 1 else {}))
 
 
 def _moving(look: Look) -> Iterable[HealthFinding]:
@@ -218,7 +223,7 @@ def _old_waits(look: Look) -> Iterable[HealthFinding]:
             f"{OLD_WAIT / DAY:g} days: {first} for {wait.event}"
         )
         advice = "emit it (`bullpen emit`), or cancel the task (`bullpen tasks cancel`); give such waits a timeout="
-        yield warning("old_waits", message, advice)
+        yield warning("old_waits", message, advice, task=first, event=wait.event)
 
 
 def _backlogs(look: Look) -> Iterable[HealthFinding]:
@@ -228,31 +233,79 @@ def _backlogs(look: Look) -> Iterable[HealthFinding]:
             oldest = look.now - min(task.eta for task in due)
             if oldest >= LONG:
                 message = f"{_waiting(many)} in the queue {queue!r}, the oldest for {duration(oldest)}"
-                yield warning("backlog", message, "if it keeps growing, start more workers or raise `--concurrency`")
+                advice = "if it keeps growing, start more workers or raise `--concurrency`"
+                yield warning("backlog", message, advice, queue=queue)
 
 
 def _reached_limits(look: Look) -> Iterable[HealthFinding]:
-    running = Counter(task.queue for task in look.running)
+    """Limits behind which the oldest due task waits, and the tasks that hold its place."""
     for limit in look.limits:
         due = look.due(limit.queue)
-        if limit.max_running is None or running[limit.queue] < limit.max_running or not due:
+        if not due or not limit.is_readable or limit.queue in look.paused:
             continue
-        oldest = look.now - min(task.eta for task in due)
-        if oldest >= LONG:
-            waiting = _waiting(look.waiting.get(limit.queue, 0))
-            message = f"{waiting} in the queue {limit.queue!r} behind its limit of {limit.max_running} running, "
-            message += f"the oldest for {duration(oldest)}"
-            advice = f"see what runs: `bullpen tasks --queue {limit.queue} --status running`; to raise the limit: "
-            yield warning("reached_limit", message, f"{advice}`bullpen queues limit {limit.queue} --max-running N`")
+        oldest = min(due, key=lambda task: task.eta)
+        if look.now - oldest.eta < LONG:
+            continue
+        running = [task for task in look.running if task.queue == limit.queue]
+        waiting = look.waiting.get(limit.queue, 0)
+        earlier = _earlier(oldest, [*running, *look.oldest[limit.queue]]) if limit.in_order else None
+        around = Surroundings(now=look.now, running=running, waiting=waiting, earlier=earlier)
+        for cause in held_back_by(oldest, limit, around)[:1]:
+            message = f"{_waiting(waiting)} in the queue {limit.queue!r} behind its limit, the oldest for "
+            message += f"{duration(look.now - oldest.eta)}: {cause.message}"
+            advice = f"see what runs: `bullpen tasks --queue {limit.queue} --status running`; to change the limit: "
+            yield warning("reached_limit", message, f"{advice}`bullpen queues limit {limit.queue}`", queue=limit.queue)
 
 
-def _rising(look: Look) -> Iterable[HealthFinding]:
-    for group in look.failures:
-        if group.is_rising:
-            place = f" at {group.where}" if group.where else ""
+def _earlier(task: Task, others: Sequence[Task]) -> Task | None:
+    """The oldest task with the key of this one that has to end before it may start."""
+    if task.concurrency_key is None or task.repeats:
+        return None
+    same = [one for one in others if one.concurrency_key == task.concurrency_key and not one.repeats]
+    first = min(same, key=lambda one: (one.created_at, one.id), default=task)
+    return None if first.id == task.id else first
+
+
+def _failing(look: Look) -> Iterable[HealthFinding]:
+    """Functions of which most attempts have failed in the latest minutes, as after a deployment with a defect; and
+    causes that fail more often than before.
+    """
+    failing = dict(_mostly_failed(look.history))
+    for group in look.failures:  # the latest first
+        failed, ended = failing.pop(group.function, (0, 0))
+        if group.kind == "poison":
+            continue  # it has a finding of its own
+        place = f"{group.type or group.kind}{f' at {group.where}' if group.where else ''}{_since_a_start(group, look)}"
+        about = {"function": group.function, "fingerprint": group.fingerprint, "task": group.example}
+        advice = "`bullpen errors` shows the cause and an example"
+        if ended:
+            message = f"{group.function} fails: {failed} of {ended} attempts in the last {RECENT // 60} minutes, "
+            yield warning("failing_function", f"{message}the latest with {place}", advice, **about)
+        elif group.is_rising:
             message = f"{group.function} fails more often than before: {sum(group.hours[-2:])} times in two hours, "
-            message += f"with {group.type or group.kind}{place}"
-            yield warning("rising_failures", message, "`bullpen errors` shows the cause and an example")
+            yield warning("rising_failures", f"{message}with {place}", advice, **about)
+
+
+def _mostly_failed(rows: Iterable[HistoryRow]) -> Iterable[tuple[str, tuple[int, int]]]:
+    """How many attempts of these functions failed, and how many ended."""
+    failed, succeeded = Counter[str](), Counter[str]()
+    for row in rows:
+        counts = dict(zip(COUNTED, row.counts, strict=False))
+        failed[row.function] += sum(counts.get(name, 0) for name in ("failed", "retried", "crashed"))
+        succeeded[row.function] += counts.get("success", 0)
+    for function, many in failed.items():
+        if many >= FEW_ATTEMPTS and many >= succeeded[function]:
+            yield function, (many, many + succeeded[function])
+
+
+def _since_a_start(group: FailureGroup, look: Look) -> str:
+    """Failures that began soon after a worker started may come from what was deployed."""
+    first = group.first.timestamp()
+    started = [one for one in look.up if 0 <= first - one.started_at < RECENT]
+    if not started:
+        return ""
+    latest = max(started, key=lambda one: one.started_at)
+    return f"; this began {duration(first - latest.started_at)} after the worker {latest.id} started"
 
 
 def _poison(look: Look) -> Iterable[HealthFinding]:
@@ -261,7 +314,8 @@ def _poison(look: Look) -> Iterable[HealthFinding]:
             message = f"{counted(sum(group.hours[-25:]), 'task', 'tasks')} of {group.function} failed as poison within "
             message += f"a day: {group.message.partition(chr(10))[0]}"
             advice = f"no worker can run them as they are; see `bullpen tasks show {group.example}`"
-            yield warning("poison", message, advice)
+            about = {"function": group.function, "fingerprint": group.fingerprint, "task": group.example}
+            yield warning("poison", message, advice, **about)
 
 
 def _soon_forgotten(look: Look) -> Iterable[HealthFinding]:

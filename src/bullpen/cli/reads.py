@@ -5,7 +5,8 @@ one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -31,12 +32,21 @@ DAY = 86_400.0
 REST = 10  # a read stays fresh for so many times the time that it took
 MOST_COUNTED = 1000  # tasks of one queue and status: more are shown as "1,000+"
 LOOKED_AT = 100  # pending tasks of a queue, for the doctor
+SAMPLE_EVERY = 5.0  # seconds between two samples …
+SAMPLES_KEPT = 720  # … of an hour
 RUNNING_SHOWN = 500  # running tasks that are read at once
 
 
 def count_text(tasks: int) -> str:
     """A number of tasks, as far as they were counted."""
     return f"{MOST_COUNTED:,}+" if tasks > MOST_COUNTED else f"{tasks:,}"
+
+
+def sum_text(counts: Iterable[int]) -> str:
+    """The sum of such numbers: "2,350+" if some of them were not counted to their end."""
+    known = list(counts)
+    more = "+" if any(tasks > MOST_COUNTED for tasks in known) else ""
+    return f"{sum(min(tasks, MOST_COUNTED) for tasks in known):,}{more}"
 
 
 class StoreOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,12 +68,25 @@ class StoreOverview(msgspec.Struct, frozen=True, kw_only=True):
     def total(self, status: TaskStatus) -> int:
         return sum(by_status.get(status, 0) for by_status in self.counts.values())
 
+    def total_text(self, status: TaskStatus) -> str:
+        return sum_text([by_status.get(status, 0) for by_status in self.counts.values()])
+
+
+class StoreSample(msgspec.Struct, frozen=True):
+    """What an overview has counted: the store itself keeps no history of it."""
+
+    at: float
+    pending: int
+    busy: float  # the share of slots that run a task
+    oldest: float  # seconds for which the oldest due task has waited
+
 
 class StoreReads:
     """The reads of one dashboard or terminal. It belongs to one event loop."""
 
     def __init__(self, queue: TaskQueue) -> None:
         self._queue = queue
+        self.samples: deque[StoreSample] = deque(maxlen=SAMPLES_KEPT)  # of overviews that were read, oldest first
         self._kept: dict[str, _KeptRead] = {}
         self._reading: set[asyncio.Task[Any]] = set()  # the loop itself would not keep them
 
@@ -101,7 +124,7 @@ class StoreReads:
         queue = self._queue
         storage = await queue.astorage()
         now, workers = await storage.now(), await queue.aworkers()
-        return StoreOverview(
+        seen = StoreOverview(
             now=now,
             up=[worker for worker in workers if is_up(worker, as_datetime(now))],
             counts=await queue.acounts(limit=MOST_COUNTED),
@@ -111,6 +134,9 @@ class StoreReads:
             running=await queue.alist(status="running", limit=RUNNING_SHOWN),
             oldest=_oldest(await storage.first_pending(1)),
         )
+        if not self.samples or now - self.samples[-1].at >= SAMPLE_EVERY:
+            self.samples.append(sample_of(seen))
+        return seen
 
     async def _examine(self) -> Sequence[HealthFinding]:
         client = self._queue.storage.another()
@@ -149,6 +175,17 @@ class _KeptRead:
         if self.task.cancelled() or self.task.exception() is not None:
             return False
         return primitives.system_clock.monotonic() - self._began <= max(fresh, self._took * REST)
+
+
+def sample_of(seen: StoreOverview) -> StoreSample:
+    slots = sum(worker.concurrency for worker in seen.up)
+    due = [at for queue, at in seen.oldest.items() if queue not in seen.paused]
+    return StoreSample(
+        at=seen.now,
+        pending=seen.total(TaskStatus.PENDING),
+        busy=min(seen.total(TaskStatus.RUNNING) / slots, 1.0) if slots else 0.0,
+        oldest=max(seen.now - min(due, default=seen.now), 0.0),
+    )
 
 
 def _oldest(pending: Sequence[Task]) -> dict[str, float]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import NamedTuple
 
-from bullpen.tasks.model.history import Histogram, HistoryPeriod, sum_of
+from bullpen.cli.terminal.output import duration
+from bullpen.tasks.model.history import HOUR, Histogram, HistoryPeriod, sum_of
 
 WIDTH, HEIGHT = 720, 96
 GAP = 2.0  # between two bars
@@ -58,7 +59,8 @@ def draw(periods: Sequence[HistoryPeriod]) -> HistoryChart:
             if height:
                 top -= height
                 bars.append(ChartBar(style, round(x + GAP / 2, 1), round(top, 1), round(slot - GAP, 1), height))
-        points.append(f"{x + slot / 2:.1f},{HEIGHT - (period.enqueued / most * HEIGHT if most else 0):.1f}")
+        if number + 1 < len(periods):  # the latest minute is not over: its count would look like a fall
+            points.append(f"{x + slot / 2:.1f},{HEIGHT - (period.enqueued / most * HEIGHT if most else 0):.1f}")
         titles.append((round(x, 1), round(slot, 1), _words(period)))
     return HistoryChart(
         bars=bars,
@@ -72,6 +74,69 @@ def draw(periods: Sequence[HistoryPeriod]) -> HistoryChart:
         wait=Histogram(reduce(sum_of, (one.wait.buckets for one in periods), ())),
         run=Histogram(reduce(sum_of, (one.run.buckets for one in periods), ())),
     )
+
+
+MINI_WIDTH, MINI_HEIGHT = 240, 44
+GAP_SECONDS = 60.0  # without a sample, in a line
+
+
+class MiniChart(NamedTuple):
+    """A small chart of the last hour: lines of one measure, its latest value, and what its height stands for."""
+
+    name: str
+    value: str
+    note: str
+    lines: list[tuple[str, str]]  # styles and paths
+    most: str
+
+
+def draw_durations(
+    name: str, periods: Sequence[HistoryPeriod], of_period: Callable[[HistoryPeriod], Histogram]
+) -> MiniChart:
+    """The median and the 95th percentile of each minute."""
+    all_of_them = [of_period(one) for one in periods]
+    slot = MINI_WIDTH / max(len(periods), 1)
+    most = max((one.p95 or 0.0 for one in all_of_them), default=0.0)
+    lines = []
+    for style, values in (("high", [one.p95 for one in all_of_them]), ("usual", [one.p50 for one in all_of_them])):
+        places = [None if value is None else ((number + 0.5) * slot, value) for number, value in enumerate(values)]
+        lines.append((style, _path(places, most)))
+    hour = Histogram(reduce(sum_of, (one.buckets for one in all_of_them), ()))
+    value, high = ("–" if at is None else _duration(at) for at in (hour.p50, hour.p95))
+    return MiniChart(name, value, "" if hour.p95 is None else f"95 % at most {high}", lines, _duration(most))
+
+
+def draw_samples(
+    name: str, samples: Sequence[tuple[float, float]], now: float, *, value: str, note: str, most: float, words: str
+) -> MiniChart:
+    """A line through instants and values."""
+    places: list[tuple[float, float] | None] = []
+    before = None
+    for at, measured in samples:
+        if before is not None and at - before > GAP_SECONDS:
+            places.append(None)
+        before = at
+        if at >= now - HOUR:
+            places.append(((at - now + HOUR) / HOUR * MINI_WIDTH, measured))
+    return MiniChart(name, value, note, [("usual", _path(places, most))], words)
+
+
+def _path(places: Iterable[tuple[float, float] | None], most: float) -> str:
+    """Lines through these places; None is a gap. A place alone is a short line."""
+    parts: list[str] = []
+    run: list[str] = []
+    for place in (*places, None):
+        if place is not None:
+            x, value = place
+            run.append(f"{x:.1f} {MINI_HEIGHT - (min(value / most, 1.0) * (MINI_HEIGHT - 2) if most else 0) - 1:.1f}")
+        elif run:
+            parts.append(f"M{run[0]}L{' '.join(run[1:])}" if len(run) > 1 else f"M{run[0]}h2")
+            run = []
+    return "".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    return "<1 ms" if 0 < seconds < 0.0005 else duration(seconds)
 
 
 SPARK_WIDTH, SPARK_HEIGHT = 240, 28

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -56,6 +57,7 @@ class Renderer:
             "sentence": _sentence,
             "with_code": _with_code,
             "many": count_text,
+            "breakable": _breakable,
             "path": lambda text: quote(text, safe=""),
         }
         self._templates.globals |= {"state_of": _state_of, "navigation": NAVIGATION, "version": __version__}
@@ -113,6 +115,16 @@ def _with_code(text: str) -> Markup:
     """Text in which backticks surround commands."""
     parts = [escape(escape_lines(part)) for part in text.split("`")]
     return Markup().join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
+
+
+SHORT_NAME = 28  # characters that no column breaks
+
+
+def _breakable(name: str) -> str:
+    """A name that may be broken at its dots and underscores, if it is long."""
+    if len(name) <= SHORT_NAME:
+        return name
+    return Markup("<wbr>").join(escape(escape_lines(part)) for part in re.findall(r"[^._-]*[._-]*", name) if part)
 
 
 def _duration(seconds: float) -> str:

@@ -12,7 +12,8 @@ from bullpen.tasks.model.task import TaskStatus
 from bullpen.web.parameters import WrongParameter, one_of
 
 STATUSES = tuple(str(status) for status in TaskStatus)
-NAMES = ("status", "queue", "function", "worker", "error", "fingerprint")
+NAMES = ("status", "queue", "function", "worker", "error", "fingerprint", "key", "header", "within")
+TIMES: Mapping[str, int] = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}  # since they ended, or were enqueued
 
 Verb = Literal["retry", "cancel", "delete"]
 # The states of tasks that a verb changes.
@@ -34,10 +35,16 @@ class TaskSelection:
     worker: str
     error: str
     fingerprint: str
+    key: str
+    header: str  # NAME=VALUE
+    within: str
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> TaskSelection:
         one_of(given, "status", STATUSES)
+        one_of(given, "within", tuple(TIMES))
+        if given.get("header", "").strip() and "=" not in given["header"]:
+            raise WrongParameter("header must be a name and a value: tenant=acme")
         return cls(*(given.get(name, "").strip() for name in NAMES))
 
     @property
@@ -59,6 +66,13 @@ class TaskSelection:
             found["error"] = self.error
         if self.fingerprint:
             found["fingerprint"] = self.fingerprint
+        if self.key:
+            found["key"] = self.key
+        if self.header:
+            name, _, value = self.header.partition("=")
+            found["header"] = (name.strip(), value.strip())
+        if self.within:
+            found["newer_than"] = TIMES[self.within]
         return found
 
     def filters_for(self, verb: Verb) -> TaskFilters:
@@ -74,7 +88,11 @@ class TaskSelection:
     def words_for(self, verb: Verb) -> str:
         """`failed tasks, queue mail`"""
         states = " or ".join(map(str, [self.status] if self.status else UNLESS_CHOSEN[verb]))
-        others = [f"{name} {value}" for name, value in self.chosen.items() if name != "status"]
+        others = [
+            f"{'within the last' if name == 'within' else name} {value}"
+            for name, value in self.chosen.items()
+            if name != "status"
+        ]
         return ", ".join([f"{states} tasks", *others])
 
     def query(self, **changes: str) -> str:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import platform
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
 from bullpen import __version__
 from bullpen.cli.commands.status import is_up, remarks
-from bullpen.cli.reads import StoreOverview, StoreReads
+from bullpen.cli.reads import StoreOverview, StoreReads, StoreSample, sample_of, sum_text
 from bullpen.cli.store import address_of
+from bullpen.cli.terminal.output import duration
 from bullpen.errors import InvalidPayload, UnknownTask
 from bullpen.tasks.client.job import Job
 from bullpen.tasks.client.task_queue import TaskQueue
-from bullpen.tasks.model.history import HOUR
+from bullpen.tasks.model.history import HOUR, HistoryPeriod
 from bullpen.tasks.model.info import (
     TaskError,
     TaskInfo,
@@ -32,12 +33,13 @@ from bullpen.tasks.model.task import FINAL, Task, TaskStatus, writable
 from bullpen.tasks.storage.port import Limit, WorkerRecord
 from bullpen.tasks.storage.schedules import all_schedules
 from bullpen.web.access import Visitor
+from bullpen.web.attention import attention
 from bullpen.web.audit import AuditLog
 from bullpen.web.bulk import BulkRuns
-from bullpen.web.chart import draw, draw_hours, draw_runs
+from bullpen.web.chart import MiniChart, draw, draw_durations, draw_hours, draw_runs, draw_samples
 from bullpen.web.graph import read_graph
 from bullpen.web.parameters import WrongParameter, instant, one_of
-from bullpen.web.selection import STATUSES, TaskSelection, Verb, read_verb
+from bullpen.web.selection import STATUSES, TIMES, TaskSelection, Verb, read_verb
 
 PAGE_SIZE = 50
 LARGEST_TEXT = 20_000  # characters of a result or of arguments
@@ -82,18 +84,58 @@ class View:
 
 async def overview(visit: Visit) -> Values:
     seen = await visit.reads.overview()
-    up = seen.up
+    up, minutes = seen.up, await visit.reads.minutes()
     return {
         "now": as_datetime(seen.now),
-        "findings": await visit.reads.findings(),
-        "chart": draw(await visit.reads.minutes()),
-        "totals": {str(status): seen.total(status) for status in TaskStatus},
+        "findings": attention(await visit.reads.findings()),
+        "chart": draw(minutes),
+        "minis": _minis(visit.reads.samples, seen, minutes),
+        "totals": {str(status): seen.total_text(status) for status in TaskStatus},
         "workers_up": len(up),
         "workers_lost": len(seen.workers) - len(up),
         "slots": sum(worker.concurrency for worker in up),
         "queues": [_queue_row(name, seen) for name in seen.queues],
         "running": list(seen.running)[:8],
     }
+
+
+def _minis(samples: Iterable[StoreSample], seen: StoreOverview, minutes: Sequence[HistoryPeriod]) -> list[MiniChart]:
+    """How long tasks waited and ran, from the history; the backlog and the slots, since the dashboard has been open."""
+    slots = sum(worker.concurrency for worker in seen.up)
+    last = sample_of(seen)
+    known = [*samples, last]
+    most, longest = max(one.pending for one in known), max(one.oldest for one in known)
+    return [
+        draw_durations("Waited", minutes, lambda one: one.wait),
+        draw_durations("Ran", minutes, lambda one: one.run),
+        draw_samples(
+            "Pending",
+            [(one.at, one.pending) for one in known],
+            seen.now,
+            value=seen.total_text(TaskStatus.PENDING),
+            note="",
+            most=most,
+            words=f"{most:,}",
+        ),
+        draw_samples(
+            "Oldest due",
+            [(one.at, one.oldest) for one in known],
+            seen.now,
+            value=duration(last.oldest) if last.oldest else "–",
+            note="",
+            most=longest,
+            words=duration(longest),
+        ),
+        draw_samples(
+            "Slots busy",
+            [(one.at, one.busy) for one in known],
+            seen.now,
+            value=f"{last.busy:.0%}" if slots else "–",
+            note=f"of {slots:,}" if slots else "",
+            most=1.0,
+            words="100%",
+        ),
+    ]
 
 
 async def queues(visit: Visit) -> Values:
@@ -120,21 +162,23 @@ def _limit_of(name: str, limits: Sequence[Limit]) -> Limit | None:
 
 
 async def tasks(visit: Visit) -> Values:
-    """A page of tasks in the order in which they were enqueued; of pending ones, in the order in which they are due.
-    Pages begin behind a task, so they are quick at any depth.
+    """A page of tasks, the newest first; of pending ones, in the order in which they are due. Pages begin behind a
+    task, so they are quick at any depth.
     """
     selection, after = TaskSelection.read(visit.parameters), visit.parameters.get("after")
     seen = await visit.reads.overview()
     if selection.status == TaskStatus.PENDING and not selection.chosen.keys() - {"status", "queue"}:
         shown, more = await _due(visit, selection)
     else:
-        found = await visit.queue.alist(limit=PAGE_SIZE + 1, after=after or None, **selection.filters)
+        which = selection.filters
+        found = await visit.queue.alist(limit=PAGE_SIZE + 1, after=after or None, newest=True, **which)
         shown, more = found[:PAGE_SIZE], {"after": found[PAGE_SIZE - 1].id} if len(found) > PAGE_SIZE else None
     return {
         "now": as_datetime(seen.now),
         "tasks": shown,
         "chosen": selection,
         "statuses": STATUSES,
+        "times": TIMES,
         "queue_names": seen.queues,
         "links": [(one or "all", _count(seen, selection, one), selection.query(status=one)) for one in ("", *STATUSES)],
         "verbs": [(verb, VERBS[verb], selection.query(verb=verb)) for verb in selection.verbs()],
@@ -154,12 +198,12 @@ async def _due(visit: Visit, selection: TaskSelection) -> tuple[list[TaskInfo], 
     return [info_of(task) for task in found[:PAGE_SIZE]], more
 
 
-def _count(seen: StoreOverview, selection: TaskSelection, status: str) -> int | None:
-    """How many tasks a state has, as far as the store keeps counts: by queue, and not by function, worker or error."""
-    if selection.function or selection.worker or selection.error or selection.fingerprint:
-        return None
+def _count(seen: StoreOverview, selection: TaskSelection, status: str) -> str:
+    """How many tasks a state has, as far as the store keeps counts: by queue, and by no other filter."""
+    if selection.chosen.keys() - {"status", "queue"}:
+        return ""
     counts = [by_status for name, by_status in seen.counts.items() if selection.queue in ("", name)]
-    return sum(many for by_status in counts for one, many in by_status.items() if status in ("", str(one)))
+    return sum_text(many for by_status in counts for one, many in by_status.items() if status in ("", str(one)))
 
 
 async def failures(visit: Visit) -> Values:
@@ -421,7 +465,7 @@ async def system(visit: Visit) -> Values:
         "version": __version__,
         "python": platform.python_version(),
         "functions": visit.queue.registry.names(),
-        "findings": await visit.reads.findings(),
+        "findings": attention(await visit.reads.findings()),
         "releases": _releases(seen),
         "audit": visit.audit.latest[:AUDIT_SHOWN] if visit.visitor.may_operate else None,
         "audit_survives": visit.audit.survives,

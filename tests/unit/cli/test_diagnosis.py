@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from bullpen.cli.diagnosis import MANY, Look, diagnose, of_schema
 from bullpen.tasks.model.failure_groups import FailureGroup
+from bullpen.tasks.model.history import COUNTED, HistoryRow
 from bullpen.tasks.model.info import as_datetime
 from bullpen.tasks.model.store_move import marked
 from bullpen.tasks.model.task import RUNNING, AttemptError, Task
@@ -34,6 +35,10 @@ def look(*tasks: Task, many: int | None = None, **fields: Any) -> Look:
     return Look(**{"now": NOW, "workers": [WORKER], **found, **fields})
 
 
+def row(**counts: int) -> HistoryRow:
+    return HistoryRow(60, int(NOW) // 60 * 60, "default", "app.send", tuple(counts.get(name, 0) for name in COUNTED))
+
+
 UNKNOWN = task(errors=(AttemptError(kind="unknown_function", attempt=1, at=NOW),))
 SHOP = replace(WORKER, id="shop", functions=(FunctionSet("default", 12, "aa"), FunctionSet("shop", 1, "ab")))
 BLOG = replace(WORKER, id="blog", functions=(FunctionSet("default", 3, "bb"),))
@@ -56,6 +61,9 @@ GROUP = FailureGroup(
     message="no",
     where="app.py:3 in send",
 )
+HEAD = task(id="later", concurrency_key="ada", created_at=NOW - 80, eta=NOW - 80)
+FIRST = replace(HEAD, id="first", created_at=NOW - 90, status=RUNNING, lease_until=NOW + 60)
+FIRST_RETRIES = replace(HEAD, id="first", created_at=NOW - 90, eta=NOW + 900)
 HELD = task(status=RUNNING, lease_until=NOW + 60)
 STUCK = task(status=RUNNING, lease_until=NOW - 60)
 
@@ -80,6 +88,17 @@ STUCK = task(status=RUNNING, lease_until=NOW - 60)
         (look(task(eta=NOW - 90), running=[HELD], limits=[Limit(queue="default", max_running=1)]), ["reached_limit"]),
         (look(task(eta=NOW - 90), running=[HELD], limits=[Limit(queue="default", max_running=2)]), []),
         (look(task(eta=NOW - 9), running=[HELD], limits=[Limit(queue="default", max_running=1)]), []),
+        (look(HEAD, limits=[Limit(queue="default", in_order=True)], running=[FIRST]), ["reached_limit"]),
+        (look(HEAD, FIRST_RETRIES, limits=[Limit(queue="default", in_order=True)]), ["reached_limit"]),
+        (look(HEAD, limits=[Limit(queue="default", in_order=True)]), []),
+        (look(HEAD, limits=[Limit(queue="default", max_running_per_key=1)], running=[FIRST]), ["reached_limit"]),
+        (look(HEAD, limits=[Limit(queue="default", rate=0.1)]), ["reached_limit"]),
+        (look(task(eta=NOW - 9), limits=[Limit(queue="default", rate=0.1)]), []),
+        (look(failures=[GROUP], history=[row(success=2, retried=2, failed=1)]), ["failing_function"]),
+        (look(failures=[GROUP], history=[row(success=1, failed=1), row(crashed=2)]), ["failing_function"]),
+        (look(failures=[GROUP], history=[row(success=4, failed=3)]), []),
+        (look(failures=[GROUP], history=[row(failed=2)]), []),
+        (look(failures=[replace(GROUP, kind="poison", type="")], history=[row(crashed=3)]), ["poison"]),
         (look(running=[STUCK]), ["expired_leases"]),
         (look(running=[STUCK], workers=[]), ["expired_leases"]),
         (look(running=[replace(STUCK, lease_until=NOW - 5)]), []),
@@ -120,6 +139,26 @@ def test_what_to_do_is_said_with_the_names_in_it() -> None:
     (one,) = diagnose(look(task(queue="mail"), many=7))
     assert one.message == "7 tasks are pending in the queue 'mail', and no worker serves it"
     assert one.advice == "start one: `bullpen worker APP --queues mail`"
+
+
+def test_a_function_that_fails_since_a_worker_started_is_named_with_that_worker() -> None:
+    seen = look(failures=[GROUP], history=[row(failed=5)], workers=[replace(WORKER, started_at=NOW - 29)])
+    (one,) = diagnose(seen)
+    assert one.message == (
+        "app.send fails: 5 of 5 attempts in the last 10 minutes, the latest with ValueError at app.py:3 in send; "
+        "this began 20 s after the worker w started"
+    )
+    assert one.about == {"function": "app.send", "fingerprint": "a1", "task": "t"}
+
+
+def test_a_limit_that_holds_tasks_back_is_named_with_what_holds_it() -> None:
+    seen = look(HEAD, limits=[Limit(queue="default", max_running=1)], running=[FIRST])
+    (one,) = diagnose(seen)
+    assert one.message == (
+        "1 task is pending in the queue 'default' behind its limit, the oldest for 80 s: "
+        "1 of at most 1 tasks of 'default' run: app.send first"
+    )
+    assert one.about == {"queue": "default"}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bullpen.web.rendering import _sentence, _with_code
+from bullpen.web.rendering import _breakable, _sentence, _with_code
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,11 @@ def test_a_sentence_begins_with_a_capital_and_a_name_does_not(text: str, shown: 
 def test_commands_are_code_and_everything_is_escaped() -> None:
     assert _with_code("run `bullpen why <ID>` & read") == "run <code>bullpen why &lt;ID&gt;</code> &amp; read"
     assert _with_code("`\u202e`") == "<code>\\u202e</code>"
+
+
+def test_a_long_name_may_be_broken_at_its_dots_and_underscores_only() -> None:
+    assert _breakable("app.send_mail") == "app.send_mail"
+    assert _breakable("shop.mail.send_the_receipt_of_an_order") == (
+        "shop.<wbr>mail.<wbr>send_<wbr>the_<wbr>receipt_<wbr>of_<wbr>an_<wbr>order"
+    )
+    assert _breakable(f"<b>.{'x' * 40}\u202e") == f"&lt;b&gt;.<wbr>{'x' * 40}\\u202e"

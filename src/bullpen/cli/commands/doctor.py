@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from bullpen.cli import store
 from bullpen.cli.command import Command, ExitCode
-from bullpen.cli.diagnosis import MOST_COUNTED, Look, diagnose, of_schema, problem
+from bullpen.cli.diagnosis import MOST_COUNTED, RECENT, Look, diagnose, of_schema, problem
 from bullpen.cli.terminal.output import indented, show, show_json, text
 from bullpen.cli.terminal.screen import Line, StyledText
 from bullpen.errors import (
@@ -26,7 +26,7 @@ from bullpen.errors import (
     UnsafeFile,
 )
 from bullpen.tasks.model.failure_groups import FAILURES_KEPT, groups
-from bullpen.tasks.model.history import HOUR
+from bullpen.tasks.model.history import HOUR, MINUTE
 from bullpen.tasks.model.task import PENDING, RUNNING, Task
 from bullpen.tasks.storage.port import HealthFinding, Storage, SupportsHealthChecks, SupportsMigrations, TaskFilter
 
@@ -126,6 +126,7 @@ async def look_at(storage: Storage, page: int = PAGE) -> Look:
         limits=await storage.limits(),
         workers=await storage.workers(),
         failures=groups(await storage.failures(first), since=first, until=now),
+        history=await storage.history(MINUTE, int(now - RECENT), now + 1),
     )
 
 

@@ -146,7 +146,7 @@ class TopApp(App[None]):
             seen = await self._reads.overview()
             self._show_status(seen)
             self._show_rates(await self._reads.minutes())
-            self._show_backlog(seen.total(TaskStatus.PENDING))
+            self._show_backlog(seen)
             self._show(self.tab, await self._rows(seen))
             self.pictures += 1
         except (BullpenError, OSError, TimeoutError) as error:
@@ -156,7 +156,7 @@ class TopApp(App[None]):
 
     def _show_status(self, seen: StoreOverview) -> None:
         self._paused = seen.paused
-        counts = ", ".join(f"{count_text(seen.total(status))} {status}" for status in TaskStatus if seen.total(status))
+        counts = ", ".join(f"{seen.total_text(status)} {status}" for status in TaskStatus if seen.total(status))
         now = as_datetime(seen.now)
         workers = counted(sum(is_up(record, now) for record in seen.workers), "worker", "workers")
         place = address_of(self._tasks.storage)
@@ -173,10 +173,10 @@ class TopApp(App[None]):
             self._words(f"{name}-words", f"{name}\n{last:g}/min\n{sum(values)}/hour")
             self.query_one(f"#{name}", Sparkline).data = values or [0]
 
-    def _show_backlog(self, waiting: int) -> None:
+    def _show_backlog(self, seen: StoreOverview) -> None:
         """The store keeps no history of the backlog, so the line begins with the view."""
-        self._backlog.append(waiting)
-        self._words("waiting-words", f"waiting\n{count_text(waiting)}")
+        self._backlog.append(seen.total(TaskStatus.PENDING))
+        self._words("waiting-words", f"waiting\n{seen.total_text(TaskStatus.PENDING)}")
         self.query_one("#waiting", Sparkline).data = list(self._backlog)
 
     async def _rows(self, seen: StoreOverview) -> list[Row]:

@@ -250,7 +250,7 @@ def _waits_for_others(task: Task, around: Surroundings) -> list[Cause]:
     if not _serving(task.queue, around):
         causes.append(_no_worker(task, around))
     if around.limit is not None:
-        causes += _limits(task, around.limit, around)
+        causes += held_back_by(task, around.limit, around)
     return causes
 
 
@@ -276,7 +276,8 @@ def _no_worker(task: Task, around: Surroundings) -> Cause:
     return Cause("no_worker", message, {"queue": task.queue, "served": others, "silent": tuple(silent)})
 
 
-def _limits(task: Task, limit: Limit, around: Surroundings) -> list[Cause]:
+def held_back_by(task: Task, limit: Limit, around: Surroundings) -> list[Cause]:
+    """The terms of the limit that keep a due task from its start."""
     causes = []
     if not limit.is_readable:
         message = f"the stored limit of {task.queue!r} cannot be read, so none of its tasks start; set it again"

@@ -138,10 +138,18 @@ def fire_times(schedule: Schedule, after: float, count: int) -> list[float]:
 
 
 def describe_schedule(schedule: Schedule | None, interval: float | None) -> str:
-    """`At 02:30 every day (Europe/Berlin)`, or `60 s after each run`"""
+    """`At 02:30 every day (Europe/Berlin)`, or `90 s after each run`"""
     if schedule is None or schedule.cron is None:
-        return f"{interval or 0.0:g} s after each run"
+        return f"{_in_units(interval or 0.0)} after each run"
     return f"{_simulate(schedule.cron, _EPOCH).explain()} ({schedule.timezone})"
+
+
+def _in_units(seconds: float) -> str:
+    """In the largest unit that it is a whole number of."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds // size:g} {unit}"
+    return f"{seconds:g} s"
 
 
 def _next_of_the_day(cron: str, zone: tzinfo, after: int) -> int | None:

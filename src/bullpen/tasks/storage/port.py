@@ -282,12 +282,16 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting or state of a store that needs attention, its meaning, and advice."""
+    """A setting or state of a store that needs attention, its meaning, and advice.
+
+    `about`: the names of its `queue`, `function`, `fingerprint`, `task`, `worker` or `event`, for programs.
+    """
 
     kind: str
     level: Literal["problem", "warning"]
     message: str
     advice: str
+    about: Mapping[str, str] = {}
 
 
 Counts = Mapping[str, Mapping[TaskStatus, int]]  # by queue and status

@@ -3,6 +3,8 @@ const root = document.body.dataset.root;
 const pages = { o: "/", q: "/queues", t: "/tasks", f: "/failures", w: "/workers", n: "/functions", s: "/schedules", e: "/waits", l: "/limits", y: "/system" };
 let isGoing = false;
 
+document.querySelector("header nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
 function move(step) {
   const rows = [...document.querySelectorAll("a[data-row], tbody th a")];
   if (!rows.length) return;

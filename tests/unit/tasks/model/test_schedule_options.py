@@ -115,3 +115,6 @@ def test_the_later_word_counts_between_interval_and_cron() -> None:
 def test_schedules_are_said_in_words(cron: str, words: str) -> None:
     assert describe_schedule(Schedule(cron=cron), None) == words
     assert describe_schedule(None, 90.0) == "90 s after each run"
+    assert describe_schedule(None, 60.0) == "1 min after each run"
+    assert describe_schedule(None, 7200.0) == "2 h after each run"
+    assert describe_schedule(None, 0.5) == "0.5 s after each run"
