@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import threading
 import traceback
@@ -18,7 +19,6 @@ from types import ModuleType
 
 from bullpen.cli.command import CommandError, ExitCode
 from bullpen.errors import BullpenError, closest
-from bullpen.escaping import escape
 from bullpen.tasks.client.function import TaskFunction
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.storage.open import looks_like_address, masked, names_a_path
@@ -27,6 +27,7 @@ FILES_LOOKED_AT = 100
 SLOW_IMPORT = 5.0  # seconds
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _NOT_THEIRS = (_PACKAGE, str(Path(os.__file__).parent) + os.sep, "<")
+_APP = re.compile(r"[\w./\\~ (),+-]*(:[\w.]*)?")
 HOW = "APP is module:attribute or file.py:attribute, such as app:queue; without an attribute, the only TaskQueue"
 
 
@@ -59,8 +60,8 @@ def _reject_address(app: str) -> None:
     if looks_like_address(app):
         hint = "commands that read a store take --url; a worker needs the code of its tasks: APP, such as app:queue"
         raise WrongApp(masked(app), "this is the address of a store, not an APP", hint)
-    if escape(app) != app and not names_a_path(app):
-        raise WrongApp("***", "it has control characters")
+    if not _APP.fullmatch(app) and not names_a_path(app):
+        raise WrongApp("***", "it has characters that are in no module, attribute or path")
 
 
 def import_module(where: str, app: str) -> ModuleType:

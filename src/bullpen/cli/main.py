@@ -114,10 +114,14 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 def _complain(message: str, words: Sequence[str]) -> None:
     """Print an error. An address may be typed where another argument belongs, so no password is repeated."""
-    from bullpen.tasks.storage.open import without_passwords  # here, because few commands fail
+    from bullpen.cli.settings import read_texts  # here, because few commands fail
+    from bullpen.tasks.storage.open import without_passwords
 
-    settings = [value for name, value in os.environ.items() if name.startswith("BULLPEN_")]
-    print(_indented(without_passwords(message, [*words, *settings])), file=sys.stderr)
+    message = without_passwords(message, words)
+    variables = [value for name, value in os.environ.items() if name.startswith("BULLPEN_")]
+    for text in (*variables, *read_texts):
+        message = without_passwords(message, [text])
+    print(_indented(message), file=sys.stderr)
 
 
 class WrongArguments(Exception):

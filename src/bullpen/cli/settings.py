@@ -68,6 +68,7 @@ SETTINGS = {
         Setting("log_level", one_of(LOG_LEVELS), "info", f"log level of a worker: {', '.join(LOG_LEVELS)}"),
     )
 }
+read_texts: list[str] = []  # of the settings that were found, for errors: any of them may be an address
 EITHER = (("queues", "lanes"),)  # setting one of a pair unsets the other
 
 
@@ -78,6 +79,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 def find_all(typed: Mapping[str, Any] | None = None, config: str | None = None) -> dict[str, FoundSetting]:
     """Every setting. `typed`: values of flags; None for flags that are absent. `config`: the file of --config."""
+    read_texts.clear()
     found: dict[str, FoundSetting] = {}
     _take(
         found, {name: FoundSetting(value, _flag(name), 0) for name, value in (typed or {}).items() if value is not None}
@@ -115,7 +117,8 @@ def _warn_unless_known(name: str) -> None:
     known = [setting.variable for setting in SETTINGS.values()]
     if name.startswith("BULLPEN_") and name not in known and not OWN_VARIABLE.match(name):
         hint = did_you_mean(name, known)
-        print(escape(f"bullpen: warning: the variable {name} is not a setting{hint}"), file=sys.stderr)
+        warning = f"bullpen: warning: the variable {name} is not a setting{hint}"
+        print(escape(_without_passwords(warning, name.removeprefix("BULLPEN_"))), file=sys.stderr)
 
 
 def _of_file(config: str | None) -> dict[str, FoundSetting]:
@@ -133,7 +136,8 @@ def _of_file(config: str | None) -> dict[str, FoundSetting]:
             elif name not in OF_OTHERS:
                 known = [*SETTINGS, *OF_OTHERS]
                 hint = did_you_mean(name, known) or f"; the settings are {', '.join(known)}"
-                raise ConfigurationError(f"{name!r} is not a setting{hint}", source=f"[tool.bullpen] in {path}")
+                problem = _without_passwords(f"{name!r} is not a setting{hint}", name)
+                raise ConfigurationError(problem, source=f"[tool.bullpen] in {path}")
         return found
     if config is not None:
         raise ConfigurationError("it has no [tool.bullpen]", source=config)
@@ -141,9 +145,14 @@ def _of_file(config: str | None) -> dict[str, FoundSetting]:
 
 
 def _read(setting: Setting, text: str, called: str, source: str) -> Any:
+    read_texts.append(text)
     try:
         return setting.read(text)
     except argparse.ArgumentTypeError as error:
-        from bullpen.tasks.storage.open import without_passwords  # here, because few settings are wrong
+        raise ConfigurationError(_without_passwords(f"{called} {error}", text), source=source) from None
 
-        raise ConfigurationError(without_passwords(f"{called} {error}", [text]), source=source) from None
+
+def _without_passwords(problem: str, text: str) -> str:
+    from bullpen.tasks.storage.open import without_passwords  # here, because few settings are wrong
+
+    return without_passwords(problem, [text])

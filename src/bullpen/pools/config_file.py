@@ -67,5 +67,5 @@ def section_of(path: Path) -> Mapping[str, Any]:
     for key in ("tool", "bullpen"):
         found = found.get(key, {})
         if not isinstance(found, Mapping):
-            raise ConfigurationError(f"{key!r} has to be a table, and is {found!r}", source=str(path))
+            raise ConfigurationError(f"{key!r} has to be a table, and is a {type(found).__name__}", source=str(path))
     return found

@@ -112,8 +112,8 @@ def test_a_name_that_is_no_address_is_repeated() -> None:
         assert "has no 'que'" in rejected(f"{file}:que")
 
 
-def test_control_characters_are_no_app() -> None:
-    for name in ("s3\ncret", "s3\x1bcret", "s3\u2028cret"):
+def test_characters_that_no_app_has_are_not_repeated() -> None:
+    for name in ("s3\ncret", "s3\x1bcret", "s3\u2028cret", *(f"me:s3{sign}cret" for sign in "#$%&*;<=?[|:-'\"")):
         assert "cret" not in rejected(name).replace(HOW, "")
 
 

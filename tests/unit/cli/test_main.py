@@ -212,8 +212,38 @@ def test_a_word_that_stands_for_an_address_is_not_repeated(capsys: pytest.Captur
     for words in (["--url", "me:s3cret"], ["--url=me:s3cret"]):
         assert cli.main(["config", *words]) == 2
         shown = capsys.readouterr()
-        assert "me:***" in shown.err
+        assert "***" in shown.err
         assert "s3cret" not in shown.err
+
+
+@pytest.mark.parametrize(
+    "split", ["redis://u:s3cret x@host", "password: s3cret", "me:s3cret/x y s3cret/z", "u@h,a:s3cret/x"]
+)
+@pytest.mark.parametrize("typed", ["status", "tasks list --status", "tasks purge --yes --url", "why", "enqueue app"])
+def test_no_part_of_an_address_with_a_blank_or_a_comma_is_repeated(
+    typed: str, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (split.split(), [split]):
+        assert cli.main([*typed.split(), *words]) != 0
+        shown = capsys.readouterr()
+        assert "s3cret" not in shown.out + shown.err
+
+
+def test_words_that_follow_a_whole_address_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["status", "--url", "redis://me:s3cret@host/0", "tomorrow"]) == 2
+    assert "'tomorrow' is not understood" in capsys.readouterr().err
+
+
+def test_a_probe_of_an_address_shows_no_password(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["probe", "redis://u:s3cret@h"], ["probe", "redis://u:s3cret@h", "--json"]):
+        assert cli.main(words) == 1
+        shown = capsys.readouterr()
+        assert "***" in shown.out + shown.err
+        assert "s3cret" not in shown.out + shown.err
 
 
 @pytest.mark.parametrize("option", ["--function", "--error", "--worker", "--fingerprint"])

@@ -135,6 +135,31 @@ def test_an_address_in_the_wrong_setting_shows_no_password(
         assert "s3cret" not in shown.out + shown.err
 
 
+@pytest.mark.parametrize("address", ["redis://me:s3cret@host", "//me:s3cret", "redis%3A%2F%2Fme%3As3cret%40h"])
+def test_an_address_as_the_name_of_a_setting_shows_no_password(
+    address: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"BULLPEN_{address}", "1")
+    assert main(["config"]) == 0
+    assert "the variable BULLPEN_***" in (told := capsys.readouterr().err) or "redis://me:***@host" in told
+    assert "s3cret" not in told
+    for section in (f'[tool.bullpen]\n"{address}" = 1\n', f'[tool]\nbullpen = "{address}"\n'):
+        write(folder, section)
+        assert main(["config"]) == 2
+        assert "s3cret" not in capsys.readouterr().err
+
+
+def test_a_worker_repeats_no_password_of_a_setting(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder, '[tool.bullpen]\nqueues = "redis://me:s3cret@host,mail"\n')
+    (folder / "shop_w.py").write_text(
+        "from bullpen import TaskQueue\nqueue = TaskQueue('memory://')\nqueue.task(print)\n"
+    )
+    assert main(["worker", "shop_w:queue"]) == 2
+    told = capsys.readouterr().err
+    assert "queues must be a name" in told
+    assert "s3cret" not in told
+
+
 def test_of_store_and_app_the_stronger_source_counts(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from bullpen.cli.arguments import number
 from bullpen.cli.command import Command, CommandError, ExitCode
 from bullpen.cli.settings import add_config, find_all
 from bullpen.cli.terminal.output import show, show_json, text
+from bullpen.tasks.storage.open import without_passwords
 
 if TYPE_CHECKING:
     from bullpen.cli.worker_process.health import HealthReport
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         processes = health.read(Path(folder))
         problem = problem_of(folder, processes, max_age=arguments.max_age, ready=arguments.ready)
     except CommandError as error:
-        problem = str(error)
+        problem = without_passwords(str(error), [folder])
     if arguments.json:
         show_json({"well": problem is None, "problem": problem, "processes": processes})
     elif problem is not None:
@@ -65,7 +66,7 @@ COMMAND = Command("probe", "Check the health of a worker: exit 0 if healthy, oth
 def problem_of(folder: str, processes: dict[str, HealthReport], *, max_age: float, ready: bool) -> str | None:
     """The first problem; None if there is none."""
     if not processes:
-        return f"no health files in {folder}; start a worker with --health {folder}"
+        return without_passwords(f"no health files in {folder}; start a worker with --health {folder}", [folder])
     for name, told in processes.items():
         if told.age > max_age:
             silent = f"{name} has not written its health file for {told.age:.0f} s"

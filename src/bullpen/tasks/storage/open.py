@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, unquote, unquote_plus, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from bullpen.errors import InvalidOption, MissingExtra, UnknownOption, closest
 from bullpen.escaping import escape
@@ -30,7 +30,7 @@ _SHOWN = frozenset(
 _HOST = r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:(?P<port>[0-9]*))?"
 _POSTGRES = (
     "postgresql://user:password@host:port/database, with a port from 1 to 65535; in a name or a password, write @ as "
-    "%40, / as %2F, # as %23, ? as %3F, [ as %5B, and % as %25"
+    "%40, / as %2F, # as %23, ; as %3B, = as %3D, ? as %3F, [ as %5B, and % as %25"
 )
 # Options of other PostgreSQL clients that are ignored: `timeout` detects a server that does not answer.
 _KEEPALIVES = {"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"}
@@ -44,7 +44,7 @@ def open_storage(url: str) -> Storage:
     if not isinstance(url, str) or "://" not in url:
         raise _wrong(url)
     scheme = url.partition("://")[0].lower()
-    if not _is_encodable(url):
+    if not _is_encodable(url) or re.search(r"[\t\r\n]", url.strip()):  # which urlsplit would remove
         raise _wrong(url)
     if scheme == "memory":
         if url.lower() != "memory://":
@@ -89,8 +89,10 @@ def _open_sqlite(url: str) -> Storage:
             busy_timeout = _seconds(name, value)
         elif name == "shared":
             shared = _flag(name, value)
-        else:
+        elif name.isidentifier():
             raise UnknownOption("sqlite:///", name, _SQLITE)
+        else:
+            raise _wrong(url)
     return SqliteStorage(path, synchronous=synchronous, busy_timeout=busy_timeout, shared=shared)
 
 
@@ -134,7 +136,8 @@ def _parts_of_postgres(url: str, option: str = "url") -> SplitResult:
     are_hosts = all(map(_is_host, hosts))
     are_options = not any("@" in name for name in options)
     is_postgres = parts.scheme in ("postgresql", "postgres")
-    if parts.fragment or "@" in parts.path + credentials or not (is_postgres and are_hosts and are_options):
+    is_path = not re.search("[@;=]", parts.path)
+    if parts.fragment or "@" in credentials or not (is_postgres and is_path and are_hosts and are_options):
         raise _unreadable(option)
     return parts
 
@@ -204,51 +207,54 @@ def _probable_form(url: str) -> str | None:
     schemes = {"memory": "memory://", "sqlite": "sqlite:///", "postgresql": "postgresql://", "redis": "redis://"}
     if (close := closest(kind, schemes)) not in (None, kind) and kind not in ("postgres", *_REDIS):
         return f"{schemes[close]}…"
-    is_file = path.endswith((".db", ".sqlite", ".sqlite3")) and "@" not in path
+    is_file = re.fullmatch(rf"([A-Za-z]:[/\\])?{_PLAIN.pattern}\.(db|sqlite|sqlite3)", path)
     if kind == "sqlite" and is_file and not url.startswith("sqlite:///"):
         return "sqlite:///" + path.replace("\\", "/")
     return None
 
 
-def without_password(url: str) -> str:
-    """The address for logs and errors: no password, no value of an option that is not known to be harmless.
+# An address of which each part has only one meaning. In any other text a password may be anywhere.
+_PLAIN_HOST = r"(\[[0-9a-f:.]+\]|[\w.-]*)(:\d{0,5})?"
+_READABLE = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*://)((?P<user>[\w.~-]*|\*{3})(?P<password>:[^@:/?#\[\]\s\0-\x1f\x7f]*)?@)?"
+    rf"(?P<place>{_PLAIN_HOST}(,{_PLAIN_HOST})*(/[\w./~ (),+-]*)?)(\?(?P<options>[^@#]*))?",
+    re.IGNORECASE,
+)
+_SCHEMES = ("memory", "sqlite", "postgresql", "postgres", *sorted(_REDIS))
+_PLAIN = re.compile(r"[\w./\\~ (),+-]*")
 
-    In a malformed address everything before the last @ may be the password, and so may a port that is no number.
+
+def masked(text: str) -> str:
+    """An address for errors and tables: no password, no value of an option that is not known to be harmless.
+
+    Where the password ends is known only in an address that has each of its parts in its place. Of any other text
+    only a known scheme is shown, unless it looks like the path of a file.
     """
-    hidden, at, rest = url.rpartition("@")
-    if at:
-        scheme, user = re.match(r"(\w[\w+.-]*://)?(?:([^:/?#@]+):[^/?#@]*$)?", hidden).groups("")  # type: ignore[union-attr]
-        hidden = f"{scheme}{user}:***" if scheme and user else f"{scheme}***"
-    place, query, fragment = re.fullmatch(r"([^?#]*)(?:\?([^#]*))?(#.*)?", rest, re.DOTALL).groups("")  # type: ignore[union-attr]
-    if at and (scheme or "/" in place):
-        hosts, slash, path = place.partition("/")
-        place = f"{_without_words(hosts)}{slash}{path}"
-    elif not at:
-        place = _without_port_of_words(place)
-    options = "&".join(map(_harmless, re.split("[&;]", query)))
-    return f"{hidden}{at}{place}{'?' if query else ''}{options}{'#***' if fragment else ''}"
+    if (address := _READABLE.fullmatch(text)) is not None:
+        user = f"{address['user']}:" if address["user"] and address["password"] else ""
+        credentials = f"{user}***@" if address["user"] or address["password"] else ""
+        options = "&".join(map(_harmless, re.split("[&;]", address["options"] or "")))
+        return f"{address['scheme']}{credentials}{address['place']}{'?' if options else ''}{options}"
+    scheme, is_address, _ = text.partition("://")
+    if is_address and scheme.lower().partition("+")[0] in _SCHEMES:
+        return f"{scheme}://***"
+    return text if _PLAIN.fullmatch(text) else "***"
 
 
-def _without_port_of_words(place: str) -> str:
-    """`user:password/database`, of which the host is missing, or `host=… password=…`, which is no address."""
-    scheme, _, rest = place.partition("://") if "://" in place else ("", "", place)
-    hosts, slash, path = rest.partition("/")
-    if not scheme and "=" in place:
-        return "***"
-    if not scheme:
-        return re.sub(r"^([^:/\\]*:)(?!\d{1,5}(?:/|$)|[/\\]|$).*", r"\1***", place, flags=re.DOTALL)
-    return f"{scheme}://{_without_words(hosts)}{slash}{path}"
+def _harmless(option: str) -> str:
+    name, is_set, value = option.partition("=")
+    if not value and (is_set or not name) and _PLAIN.fullmatch(name):
+        return option
+    shown = value if name in _SHOWN and _PLAIN.fullmatch(value) else "***"
+    return f"{name}={shown}" if is_set and _PLAIN.fullmatch(name) else "***"
 
 
-def _without_words(hosts: str) -> str:
-    """Hosts whose ports are numbers. Any other port may be a password, and so may the text before a %40."""
-    shown = [host if _is_host(host) else f"{host.partition(':')[0]}:***" for host in hosts.split(",")]
-    return ",".join("***" if "@" in unquote(host) else host for host in shown)
-
-
-# An address or a part of one: `secret@host:1`, `me:secret/db`, `me:sec\nret`, `password=secret`.
+# An address or a part of one: `secret@host:1`, `me:secret/db`, `redis:me:secret`, `me:sec\nret`, `password=secret`.
 _ADDRESS = re.compile(
-    r"://|@|^[^:/\s]+:[^/]+/|^(?=[^\x00-\x1f\x7f]*[\x00-\x1f\x7f])[^:]*:|(?i:pass|pwd|token|secret)\w*="
+    r"://|@|^//|^[^:/\s]+:/|^[^:/\s]+:[^/]+/|^(?=[^\x00-\x1f\x7f]*[\x00-\x1f\x7f])[^:]*:"
+    r"|^(postgres|redis|valkey|mysql|amqp)\w*:(?![\w.]*$)"
+    r"|(pass|pwd|token|secret|auth|credential|api_?key)\w{0,20}\s{0,3}(=|:\s|:$)",
+    re.IGNORECASE,
 )
 _OPTION = re.compile(r"^(--[^=]*=|-\w=?)")  # before its value, in the same word
 _LANE = re.compile(r"[\w.*,-]+(:\d{1,4})?@(thr|proc)[a-z]*")  # `mail:2@process` is no address
@@ -256,8 +262,14 @@ _LANE = re.compile(r"[\w.*,-]+(:\d{1,4})?@(thr|proc)[a-z]*")  # `mail:2@process`
 
 def looks_like_address(text: str) -> bool:
     """Whether a text that was typed or set somewhere may be an address, and so may hold a password."""
-    may_be = _ADDRESS.search(text) or _ADDRESS.search(unquote(text))
-    return bool(may_be) and not names_a_path(text) and not _LANE.fullmatch(text)
+    return _ADDRESS.search(_decoded(text)) is not None and not names_a_path(text) and not _LANE.fullmatch(text)
+
+
+def _decoded(text: str) -> str:
+    """Without percent-encoding, also if it was encoded a few times."""
+    for _ in range(4):
+        text = unquote(text)
+    return text
 
 
 def names_a_path(text: str) -> bool:
@@ -266,34 +278,30 @@ def names_a_path(text: str) -> bool:
 
 
 def without_passwords(message: str, words: Iterable[str]) -> str:
-    """A message without the passwords of the addresses among `words`, however it quotes them."""
+    """A message without the passwords of the addresses among `words`, however it quotes them.
+
+    A shell has split a password with a blank: the words behind an address that ends in its password belong to it.
+    """
+    continues = False
     for before, word in pairwise(["", *words]):
         value = _OPTION.sub("", word)
+        continues = continues and not word.startswith("-")
         if before == "--url" or word.startswith("--url=") or looks_like_address(value):
-            message = _replace(message, value, masked(value))
+            shown = masked(value)
+            continues = shown != value and shown.endswith("***")
+            for form in _quoted(value) if shown != value else ():
+                message = message.replace(form, shown)
+        elif not continues:
+            continue
+        for part in {*map(str.strip, value.split(",")), *value.split()}:  # a list of names was split there
+            if len(part) > 2 and (continues or masked(part) != part):
+                for form in _quoted(part):
+                    message = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", "***", message)
     return message
 
 
-def masked(text: str) -> str:
-    """What is shown of a text that looks like an address. If its parts cannot be told apart, nothing is shown."""
-    shown = without_password(text)
-    is_encoded = unquote(text) != text and without_password(unquote(text)) != unquote(text)
-    return "***" if shown == text and is_encoded else shown
-
-
-def _replace(message: str, value: str, shown: str) -> str:
-    """Replace `value` in a message that quotes it as it is, by `repr`, among other words, or as a path."""
-    if shown == value:
-        return message
+def _quoted(value: str) -> list[str]:
+    """How a message may quote it: as it is, by `repr`, among other words, or as a path."""
     path = str(Path(value))
     quoted = [repr(text)[1:-1] for text in (value, path)] + [repr(f"{text}\"'")[1:-4] for text in (value, path)]
-    for form in sorted({value, path, escape(value), *quoted}, key=len, reverse=True):
-        message = message.replace(form, shown)
-    return message
-
-
-def _harmless(option: str) -> str:
-    name, is_set, value = option.partition("=")
-    if not value and (is_set or not name):
-        return option
-    return option if unquote_plus(name) in _SHOWN else f"{name}=***" if is_set else "***"
+    return sorted({value, path, escape(value), *quoted}, key=len, reverse=True)
