@@ -41,9 +41,9 @@ def cost(backlog: str) -> Measure:
 async def _claims(folder: Path, backlog: int, claims: int) -> list[float]:
     storage = SqliteStorage(folder / "jobs.db", synchronous="normal")
     later = time.time() + 1e6
-    await storage.add([_task(-number - 1, eta=later, priority=9) for number in range(NOT_DUE)])
+    await storage.add([new_task(-number - 1, eta=later, priority=9) for number in range(NOT_DUE)])
     for first in range(0, backlog, PAGE):
-        await storage.add([_task(number) for number in range(first, min(first + PAGE, backlog))])
+        await storage.add([new_task(number) for number in range(first, min(first + PAGE, backlog))])
     if backlog > PAGE:
         os.sync()  # or the disk is still busy
     gc.collect()
@@ -59,7 +59,7 @@ async def _claims(folder: Path, backlog: int, claims: int) -> list[float]:
     return spans
 
 
-def _task(number: int, **fields: float) -> Task:
+def new_task(number: int, **fields: float) -> Task:
     return Task(
         id=f"019a0000-0000-7000-8000-{number & 0xFFFFFFFFFFFF:012x}",
         func_path="app.send",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from time import perf_counter
@@ -17,8 +17,10 @@ from typing import Any
 from benchmarks.metrics import RATE
 from benchmarks.model import Measure
 from bullpen import AsyncWorkerPool
-from bullpen.tasks.model.task import SUCCESS
+from bullpen.tasks.model.task import SUCCESS, Settlement, Task, succeed
+from bullpen.tasks.storage.sqlite.store import SqliteStorage
 
+from .claiming import PAGE, new_task
 from .ours import Ours, in_file
 from .peers import Huey, LiteQueue, PersistQueue, Taskito
 from .plain import Plain, new_row
@@ -89,6 +91,44 @@ def floor(sizes: Sizes) -> Mapping[str, float]:
         if plain.count("success") != sizes.drained:
             raise TasksNotDone(sizes.drained, plain.count("success"))
     return {RATE: sizes.drained / elapsed}
+
+
+def store_alone(batch: int) -> Measure:
+    """The floor of a worker: Bullpen's store without a worker. One loop settles so many tasks with results, claims the
+    next, and has one thread call the functions. Without waiting for the disk.
+    """
+
+    def measure(sizes: Sizes) -> Mapping[str, float]:
+        return {RATE: sizes.drained / asyncio.run(_settle_and_claim(sizes.drained, batch))}
+
+    return measure
+
+
+async def _settle_and_claim(count: int, batch: int) -> float:
+    with new_folder() as folder:
+        storage = SqliteStorage(folder / "jobs.db", synchronous="normal")
+        for first in range(0, count, PAGE):
+            await storage.add([new_task(number) for number in range(first, min(first + PAGE, count))])
+        gc.collect()
+        calls, results = 0, list[Settlement]()
+        started = perf_counter()
+        while calls < count or results:
+            exchange = await storage.exchange(
+                results, worker="w", queues=["default"], limit=batch, lease=15.0, claim_id=str(calls)
+            )
+            calls += len(exchange.claimed)
+            results = await asyncio.to_thread(_run_all, exchange.claimed) if exchange.claimed else []
+        elapsed = perf_counter() - started
+        await storage.close()
+    return elapsed
+
+
+def _run_all(tasks: Sequence[Task]) -> list[Settlement]:
+    return [succeed(task, str(_identity(number)).encode()) for number, task in enumerate(tasks)]
+
+
+def _identity(number: int) -> int:
+    return number
 
 
 def huey(fsync: bool | None, *, all_timed: bool = False, **options: Any) -> Measure:

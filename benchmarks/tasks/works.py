@@ -253,6 +253,12 @@ WORKS = (
                 draining.huey(False, all_timed=True, **_EVERY_MS),
             ),
             Contestant(
+                "floor, the store alone",
+                BULLPEN,
+                f"{OURS_NORMAL}: a bare loop settles and claims {FEW} at a time, one thread calls the functions",
+                draining.store_alone(FEW),
+            ),
+            Contestant(
                 "bullpen, def",
                 BULLPEN,
                 f"{OURS_NORMAL}: results kept; concurrency={FEW}, the default",
