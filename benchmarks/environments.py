@@ -18,7 +18,9 @@ from .suites import SUITES
 
 def main(folder: Path, names: list[str]) -> int:
     """Exit 1 if a peer could not be installed. The others are installed nevertheless."""
-    peers = {peer.name: peer for suite in ("redis", "postgres") for peer in SUITES[suite].peers() if peer.install}
+    peers = {
+        peer.name: peer for suite in ("redis", "postgres", "steps") for peer in SUITES[suite].peers() if peer.install
+    }
     failed = [name for name, peer in peers.items() if name != OURS and name in (names or peers) and make(folder, peer)]
     print(f"not installed: {', '.join(failed)}" if failed else "all are installed")
     return 1 if failed else 0

@@ -35,6 +35,11 @@ class WorkerProcess:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._process = Guarded(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)
 
+    @property
+    def pid(self) -> int:
+        """Of its guard; the worker is the child of that."""
+        return self._process.pid
+
     async def be_ready(self) -> None:
         assert self._process.stdout is not None
         line = await asyncio.to_thread(self._process.stdout.readline)

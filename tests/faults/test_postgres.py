@@ -38,6 +38,7 @@ from bullpen.tasks.model.task import (
     PENDING,
     SUCCESS,
     DependsOn,
+    Step,
     Task,
     TaskStatus,
     fail,
@@ -98,6 +99,35 @@ async def test_a_caller_that_waits_for_a_result_marks_the_task_without_waiting_l
         await claim(store, 0, succeed(task, b"1"))
         assert await store._fetchval(ask, "000001") == 0
         assert await store._fetchval(ask, "unknown") == 0
+    finally:
+        await other.close()
+        await store.close()
+
+
+async def test_a_task_that_its_own_transaction_has_locked_holds_up_no_step_of_another_task(
+    postgres_url: str, schema: str
+) -> None:
+    """`step(connection=…)` locks its task for as long as the step runs."""
+    store, other = PostgresStorage(postgres_url, schema=schema), await asyncpg.connect(postgres_url)
+    await store.open()
+
+    def save(task: Task) -> asyncio.Task[bool]:
+        step = Step(name="charge", number=1, attempt=task.attempt, digest="d", result=b"1")
+        return asyncio.ensure_future(store.save_step(AttemptKey(task.id, task.attempt), step))
+
+    try:
+        await store.add(new_tasks(0, 4))
+        tasks = await claim(store, 4)
+        async with other.transaction():
+            await other.execute(f"SELECT 1 FROM {schema}.task WHERE id = $1 FOR UPDATE", tasks[1].id)
+            saves = [save(task) for task in tasks]
+            done, waiting = await asyncio.wait(saves, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+            while len(done) < 3:
+                more, waiting = await asyncio.wait(waiting, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+                assert more, "a step waits for the lock of another task"
+                done |= more
+            assert waiting == {saves[1]}
+        assert await asyncio.gather(*saves) == [True] * 4
     finally:
         await other.close()
         await store.close()

@@ -24,6 +24,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _USUAL_BACKOFF = Backoff()
+_USUAL_OPTIONS = StepOptions()
 J_co = TypeVar("J_co", covariant=True)
 
 
@@ -178,7 +179,7 @@ class CurrentTask:
         `using(max_retries=…)` the step is tried again here, and raises StepFailed when it gives up, which is kept.
         Raises InvalidStep, StepMismatch, InvalidResult, or LeaseLost if the task went to another worker meanwhile.
         """
-        return self.using().step(function, *args, **kwargs)
+        return self._plain().step(function, *args, **kwargs)
 
     @overload
     async def astep(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
@@ -189,7 +190,7 @@ class CurrentTask:
 
         payment = await current_task().astep(charge, order)
         """
-        return await self.using().astep(function, *args, **kwargs)
+        return await self._plain().astep(function, *args, **kwargs)
 
     def sleep(self, until: float | timedelta | datetime) -> None:
         """Go on later: after so many seconds, or at an instant.
@@ -201,14 +202,14 @@ class CurrentTask:
         returns. Nothing is counted: neither as a failure nor as a retry. Each attempt has the whole `timeout`.
         Steps that are running end first. Raises InvalidStep in a task with `at_most_once`.
         """
-        self.using().sleep(until)
+        self._plain().sleep(until)
 
     async def asleep(self, until: float | timedelta | datetime) -> None:
         """`sleep`, for async code.
 
         await current_task().asleep(timedelta(days=3))
         """
-        await self.using().asleep(until)
+        await self._plain().asleep(until)
 
     def wait_event(self, name: str, *, timeout: float | timedelta | None = None, own: bool = False) -> Any:
         """Wait for an event, and return its payload; None when `timeout` seconds are over.
@@ -219,14 +220,14 @@ class CurrentTask:
         alone, which `job.emit(name, payload)` emits. This ends the attempt as `sleep` does, and the task holds no
         worker. The outcome is kept as a step: every later attempt gets the same payload.
         """
-        return self.using().wait_event(self._event(name, own), timeout=timeout)
+        return self._plain().wait_event(self._event(name, own), timeout=timeout)
 
     async def await_event(self, name: str, *, timeout: float | timedelta | None = None, own: bool = False) -> Any:
         """`wait_event`, for async code.
 
         answer = await current_task().await_event(f"approved:{order}", timeout=timedelta(days=7))
         """
-        return await self.using().await_event(self._event(name, own), timeout=timeout)
+        return await self._plain().await_event(self._event(name, own), timeout=timeout)
 
     def _event(self, name: str, own: bool) -> str:
         return event_name(name, self.id if own else None)
@@ -249,16 +250,15 @@ class CurrentTask:
         function. `connection`: keep the step in this transaction, together with the effects of the function, on
         SQLite or PostgreSQL; the caller commits it.
         """
+        return self._plain().using(
+            key=key, max_retries=max_retries, backoff=backoff, timeout=timeout, connection=connection
+        )
+
+    def _plain(self) -> TaskSteps:
+        """Steps with the usual options."""
         if self._steps is None:
             raise NoCurrentTask("no worker runs this task here, so there is no store to keep its steps")
-        changes = {
-            "key": key,
-            "max_retries": max_retries,
-            "backoff": backoff,
-            "timeout": timeout,
-            "connection": connection,
-        }
-        return TaskSteps(self._steps(), StepOptions().using(changes))
+        return TaskSteps(self._steps(), _USUAL_OPTIONS)
 
     def idempotency_key(self, step: str) -> str:
         """A key for a call of another service: the same in every attempt of this run, and different for each step.

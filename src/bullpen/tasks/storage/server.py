@@ -5,12 +5,13 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from bullpen.errors import StorageClosed
 from bullpen.tasks.model.task import Task
-from bullpen.tasks.storage.add_batcher import AddBatcher
+from bullpen.tasks.model.task_batch import concatenate, split_by_part
+from bullpen.tasks.storage.batcher import Answer, Batcher, Given, Send
 from bullpen.tasks.storage.notifications import Listen, NotificationListener
 from bullpen.tasks.storage.port import HealthFinding
 from bullpen.tasks.storage.single_flight import SingleFlight
@@ -19,7 +20,7 @@ C = TypeVar("C")
 
 
 class ServerStorage(Generic[C]):
-    """Owns the client that `_connect` makes and `_disconnect` closes, its listeners and its batcher.
+    """Owns the client that `_connect` makes and `_disconnect` closes, its listeners and its batchers.
 
     The first call connects. A forked process connects again, because it must not use the connections of its parent.
     """
@@ -32,7 +33,7 @@ class ServerStorage(Generic[C]):
         self._client: C | None = None
         self._opening = SingleFlight()
         self._listeners: dict[Listen, NotificationListener] = {}
-        self._batcher: AddBatcher | None = None
+        self._batchers: dict[str, Batcher[Any, Any]] = {}  # by the name of the function that sends
         self._pid = 0
         self._closed = False
 
@@ -52,13 +53,14 @@ class ServerStorage(Generic[C]):
         await self._connected()
 
     async def close(self) -> None:
-        """Wait for adds that have begun, then disconnect."""
+        """Wait for batches that have begun, then disconnect."""
         self._closed = True
         is_own = self._pid == os.getpid()
-        if self._batcher is not None and is_own:
-            await self._batcher.close()
+        if is_own:
+            for batcher in self._batchers.values():
+                await batcher.close()
         client, self._client = self._client, None
-        listeners, self._listeners, self._batcher = self._listeners, {}, None
+        listeners, self._listeners, self._batchers = self._listeners, {}, {}
         if is_own:
             for listener in listeners.values():
                 await listener.close()
@@ -79,15 +81,22 @@ class ServerStorage(Generic[C]):
         if self._client is None or self._pid != os.getpid():
             self._client = await self._connect()
             self._pid = os.getpid()
-            self._listeners, self._batcher = {}, None
+            self._listeners, self._batchers = {}, {}
 
     async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
         """Add tasks, in one batch with concurrent callers."""
-        batcher = self._batcher
+        return await self._send_together(self._add_parts, tasks)
+
+    async def _add_parts(self, parts: Sequence[Sequence[Task]]) -> Sequence[Sequence[Task]]:
+        return list(split_by_part(await self._add(concatenate(parts)), parts))
+
+    async def _send_together(self, send: Send[Given, Answer], items: Sequence[Given]) -> Sequence[Answer]:
+        """`send` items, in one batch with the concurrent callers of the same function."""
+        batcher: Batcher[Given, Answer] | None = self._batchers.get(send.__name__)
         if batcher is None or self._pid != os.getpid():
             await self._connected()
-            batcher = self._batcher = self._batcher or AddBatcher(self._add)
-        return await batcher.add(tasks)
+            batcher = self._batchers.setdefault(send.__name__, Batcher(send))
+        return await batcher.send(items)
 
     async def _wait(
         self,

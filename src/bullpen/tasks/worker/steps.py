@@ -73,7 +73,7 @@ class StepRunner:
         self._max_result = max_result
         self._log = StepLog(keeper.task)
         self._lock = primitives.leaf_lock()  # of the log
-        self._running: dict[str, Future[None]] = {}  # by name: ends with the step
+        self._running: dict[str, Future[None] | None] = {}  # by name: ends with the step; None if nothing waits for it
         self.suspended_by = ""  # the name of the sleep or wait that has ended the attempt
 
     def run(
@@ -104,7 +104,9 @@ class StepRunner:
     ) -> Any:
         """On an event loop."""
         name = _name_of(function, options)
-        if is_async(function):
+        if is_async(function) and options.timeout is None:
+            call = functools.partial(function, *args, **kwargs)
+        elif is_async(function):
             call = functools.partial(_with_timeout, options.timeout, function, *args, **kwargs)
         else:
             _reject_timeout(options)
@@ -136,7 +138,7 @@ class StepRunner:
         if call.kept is not None:
             return _outcome(call.kept, codec)
         tries, started = 1, self._keeper.store_time()
-        ended = self._running[call.name] = Future[None]()
+        self._running[call.name] = None
         save: Literal["save", "save_in"] = "save" if options.connection is None else "save_in"
         try:
             if options.connection is not None:  # locks the task; the record has no outcome yet
@@ -168,8 +170,10 @@ class StepRunner:
                 self._drop(call)
             raise
         finally:
-            del self._running[call.name]
-            ended.set_result(None)
+            with self._lock:
+                ended = self._running.pop(call.name)
+            if ended is not None:
+                ended.set_result(None)
         return value
 
     def sleep(self, options: StepOptions, until: float | timedelta | datetime) -> None:
@@ -231,7 +235,7 @@ class StepRunner:
         if self._keeper.task.at_most_once:
             raise InvalidStep("a task with at_most_once starts only once, so it cannot sleep or wait", step=name)
         _reject_nested(name)
-        while running := next(iter(self._running.values()), None):  # it would be lost with the attempt
+        while running := self._running_one():  # it would be lost with the attempt
             yield "wait", running
         call = self._begin(name, options, digest)
         step = call.kept
@@ -240,6 +244,15 @@ class StepRunner:
             yield "save", step
             self._keep(call, step)
         return step
+
+    def _running_one(self) -> Future[None] | None:
+        """Ends with a step that is running; None if none is."""
+        with self._lock:
+            name = next(iter(self._running), None)
+            if name is None:
+                return None
+            ended = self._running[name] = self._running[name] or Future()
+            return ended
 
     def _suspended(self, step: Step) -> Suspended:
         self.suspended_by = step.name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from msgspec.structs import replace
 
@@ -76,6 +78,16 @@ class StepTests(StoreTests):
         await kept(store, second, "charge")
         assert await names_of(store, first) == ["charge", "ship"]
         assert await names_of(store, second) == ["charge"]
+
+    async def test_steps_that_are_saved_at_once_are_kept_except_those_of_a_lost_attempt(self, store: Storage) -> None:
+        await store.add([new_task() for _ in range(4)])
+        tasks = await claim(store, limit=4)
+        lost = tasks[1]
+        await settle(store, release(lost))
+        saves = [(task, step_of(task, name, number)) for task in tasks for number, name in enumerate("ab", start=1)]
+        kept = await asyncio.gather(*[store.save_step(hold(task), step) for task, step in saves])
+        assert kept == [task is not lost for task, _ in saves]
+        assert [await names_of(store, task) for task in tasks] == [["a", "b"], [], ["a", "b"], ["a", "b"]]
 
     async def test_a_step_replaces_one_with_the_same_name(self, store: Storage) -> None:
         task = await claimed_one(store)

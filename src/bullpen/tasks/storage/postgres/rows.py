@@ -90,7 +90,7 @@ _FORMAT = {"format": "smallint"}  # of the row; a newer version may write a high
 _NO_FIELDS = ("prune_at", "awaited")  # columns that are no fields of a task
 # The columns that a task is made of.
 READ = {name: kind for name, kind in {**NEW, **CHANGING, **RAN, **_FORMAT}.items() if name not in _NO_FIELDS}
-# The number of kept steps is a column; the table `step` has them. `id` and `steps` are columns of the outer query.
+# `steps` says whether there are kept steps; the table `step` has them. It and `id` are columns of the outer query.
 _STEPS_OF = "CASE WHEN {0}steps > 0 THEN ARRAY(SELECT s.record FROM {{schema}}.step s WHERE s.task_id = {0}id) END"
 # Everything that is written or read, by name: a migration may add columns, and `*` would then return other rows.
 WHOLE = ", ".join((*READ, *_NO_FIELDS))

@@ -93,6 +93,7 @@ SETTLE = _claims["settle"]
 FIND_CLAIM = _claims["find_claim"]
 RENEW = _claims["renew"]
 SAVE_STEP = _claims["save_step"]
+SAVE_STEPS = _claims["save_steps"]
 SAVE_PROGRESS = _claims["save_progress"]
 LOCK_LOST = _claims["lock_lost"]
 

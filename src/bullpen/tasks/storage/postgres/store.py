@@ -285,7 +285,25 @@ class PostgresStorage(PostgresClient):
         return bool(await self._fetch(statements.SAVE_PROGRESS, hold.id, hold.attempt, json_of(progress)))
 
     async def save_step(self, hold: AttemptKey, step: Step) -> bool:
+        """In one batch with concurrent callers. A task that a transaction of its own function has locked is left out of
+        it, so that the others do not wait: this step waits alone.
+        """
+        (is_kept,) = await self._send_together(self._save_steps, [(hold, step)])
+        if is_kept:
+            return True
         return bool(await self._fetchval(statements.SAVE_STEP, step_json(hold.id, hold.attempt, step)) == "true")
+
+    async def _save_steps(self, parts: Sequence[Sequence[tuple[AttemptKey, Step]]]) -> Sequence[Sequence[bool]]:
+        given = [one for part in parts for one in part]
+        rows = await self._fetch(
+            statements.SAVE_STEPS,
+            [hold.id for hold, _ in given],
+            [hold.attempt for hold, _ in given],
+            [to_text(step.name) for _, step in given],
+            [json_of(step) for _, step in given],
+        )
+        kept = {row["place"] for row in rows}
+        return [[place in kept] for place in range(1, len(parts) + 1)]
 
     def save_step_in(self, connection: Any, hold: AttemptKey, step: Step) -> Awaitable[None] | None:
         statement = f"SELECT {self.schema}.save_step({_AS_JSON})"

@@ -81,7 +81,7 @@ _decode_errors = msgspec.msgpack.Decoder(tuple[AttemptError, ...]).decode
 _statuses = {status.value: status for status in TaskStatus}
 
 
-STEPS = COLUMNS.split(", ").index("steps")  # how many steps the task has; `bullpen_step` has them
+STEPS = COLUMNS.split(", ").index("steps")  # 0 if the task has none; `bullpen_step` has them
 encode_step = _encode
 _decode_step = msgspec.msgpack.Decoder(Step).decode
 
@@ -292,7 +292,7 @@ _CheckedRow = msgspec.defstruct(
 
 def _unreadable_task(row: Row, ahead: float) -> Task:
     stored = dict(zip(_NAMES, row, strict=True))
-    del stored["steps"]  # their number is no field of a task
+    del stored["steps"]  # it is no field of a task
     return unreadable_task(stored, _DECODERS | {"lease_until": lambda lease_until: lease_until + ahead})
 
 

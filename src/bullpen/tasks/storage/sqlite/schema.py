@@ -49,7 +49,7 @@ CREATE TABLE bullpen_task (
     options          BLOB NOT NULL,            -- msgpack, as are progress, errors and headers
     headers          BLOB,
     progress         BLOB,
-    steps            INTEGER NOT NULL DEFAULT 0,  -- how many bullpen_step has
+    steps            INTEGER NOT NULL DEFAULT 0,  -- 0 if bullpen_step has none
     awaits           TEXT,                     -- the event that it waits for
     errors           BLOB,
     result_dropped   TEXT NOT NULL DEFAULT '',

@@ -363,11 +363,11 @@ class SqliteTaskTable(StoreRules):
         return self._db.execute(note, (msgspec.msgpack.encode(progress), hold.id, hold.attempt)).rowcount > 0
 
     def save_step(self, hold: AttemptKey, step: Step) -> bool:
-        if (
-            self._db.execute(f"UPDATE bullpen_task SET steps = steps + 1 {_HELD}", (hold.id, hold.attempt)).rowcount
-            == 0
-        ):
+        held = self._db.execute(f"SELECT steps FROM bullpen_task {_HELD}", (hold.id, hold.attempt)).fetchone()
+        if held is None:
             return False
+        if held[0] == 0:
+            self._db.execute("UPDATE bullpen_task SET steps = 1 WHERE id = ?", (hold.id,))
         self._db.execute(_SAVE_STEP, (hold.id, step.name, encode_step(step)))
         return True
 

@@ -21,7 +21,7 @@ CREATE TRIGGER steps_of_earlier_run AFTER UPDATE OF steps ON {schema}.task FOR E
 -- the user's transaction.
 CREATE FUNCTION {schema}.save_step(step json) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    UPDATE {schema}.task t SET steps = t.steps + 1
+    UPDATE {schema}.task t SET steps = 1
     WHERE t.id = step->>'task_id' AND t.attempt = (step->>'attempt')::integer AND t.status || '' = 'running';
     IF NOT FOUND THEN
         RETURN 'false';

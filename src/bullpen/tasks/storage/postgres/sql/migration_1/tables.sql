@@ -42,7 +42,7 @@ CREATE TABLE {schema}.task (
     depends_on       text,                         -- JSON: the tasks that this one depends on
     waits_for        integer NOT NULL DEFAULT 0,   -- how many of them are not done
     progress         text,                         -- JSON
-    steps            integer NOT NULL DEFAULT 0,   -- how many rows of `step` belong to it
+    steps            integer NOT NULL DEFAULT 0,   -- 0 if no row of `step` belongs to it
     awaits           text COLLATE "C",             -- the event that it waits for
     errors           text[] NOT NULL DEFAULT '{}', -- each element is JSON
     result_dropped   text NOT NULL DEFAULT '',

@@ -32,6 +32,23 @@ UPDATE {schema}.task SET progress = $3 WHERE id = $1 AND attempt = $2 AND status
 -- name: save_step
 SELECT {schema}.save_step($1);
 
+-- Returns the places of the steps that are kept. The task of any other one is locked, or is not held any more.
+-- name: save_steps
+WITH given AS (
+    SELECT * FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[]) WITH ORDINALITY AS g (id, attempt, name, record, place)
+), free AS (
+    SELECT t.id, t.attempt, t.steps FROM {schema}.task t
+    WHERE t.id = ANY ($1) AND t.status || '' = 'running' FOR NO KEY UPDATE SKIP LOCKED
+), held AS (
+    SELECT given.*, free.steps FROM given JOIN free ON free.id = given.id AND free.attempt = given.attempt
+), first_ones AS (
+    UPDATE {schema}.task t SET steps = 1 FROM held WHERE t.id = held.id AND held.steps = 0
+), kept AS (
+    INSERT INTO {schema}.step SELECT DISTINCT ON (id, name) id, name, record FROM held ORDER BY id, name, place DESC
+    ON CONFLICT (task_id, name) DO UPDATE SET record = excluded.record
+)
+SELECT place FROM held;
+
 -- A lease that is no instant has expired.
 -- name: lock_lost
 SELECT {columns} FROM {schema}.task

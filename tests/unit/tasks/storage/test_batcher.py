@@ -9,8 +9,8 @@ import pytest
 
 from bullpen.errors import StorageBusy, StorageError, StorageUnavailable
 from bullpen.tasks.model.task import Task
-from bullpen.tasks.storage import add_batcher
-from bullpen.tasks.storage.add_batcher import AddBatcher
+from bullpen.tasks.storage import batcher
+from bullpen.tasks.storage.batcher import Batcher
 
 pytestmark = pytest.mark.anyio
 
@@ -27,19 +27,20 @@ class Server:
         self.go_on = asyncio.Event()
         self.away: Exception | None = None
 
-    async def add(self, tasks: Sequence[Task]) -> Sequence[Task]:
+    async def send(self, parts: Sequence[Sequence[Task]]) -> Sequence[Sequence[Task]]:
+        tasks = [task for part in parts for task in part]
         self.batches.append([one.id for one in tasks])
         await self.go_on.wait()
         if self.away is not None:
             raise self.away
         if any(one.id == "bad" for one in tasks):
             raise ValueError("bad")
-        return list(tasks)
+        return parts
 
 
-async def begin(gathered: AddBatcher, *batches: str) -> list[asyncio.Task[Sequence[Task]]]:
+async def begin(gathered: Batcher[Task, Task], *batches: str) -> list[asyncio.Task[Sequence[Task]]]:
     """Callers, each with as many tasks as its word has letters, all of them waiting."""
-    callers = [asyncio.ensure_future(gathered.add([task(letter) for letter in word])) for word in batches]
+    callers = [asyncio.ensure_future(gathered.send([task(letter) for letter in word])) for word in batches]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return callers
@@ -47,7 +48,7 @@ async def begin(gathered: AddBatcher, *batches: str) -> list[asyncio.Task[Sequen
 
 async def test_a_single_caller_is_sent_at_once_and_later_callers_are_sent_together() -> None:
     server = Server()
-    gathered = AddBatcher(server.add)
+    gathered = Batcher(server.send)
     first = await begin(gathered, "a")
     others = await begin(gathered, "bc", "d")
     server.go_on.set()
@@ -59,9 +60,9 @@ async def test_a_single_caller_is_sent_at_once_and_later_callers_are_sent_togeth
 
 async def test_the_error_of_one_caller_reaches_only_that_caller() -> None:
     server = Server()
-    gathered = AddBatcher(server.add)
+    gathered = Batcher(server.send)
     first = await begin(gathered, "a")
-    bad = asyncio.ensure_future(gathered.add([task("bad")]))
+    bad = asyncio.ensure_future(gathered.send([task("bad")]))
     good = await begin(gathered, "b")
     server.go_on.set()
     with pytest.raises(ValueError, match="bad"):
@@ -74,7 +75,7 @@ async def test_the_error_of_one_caller_reaches_only_that_caller() -> None:
 @pytest.mark.parametrize("kind", [StorageUnavailable, StorageBusy])
 async def test_a_server_that_is_away_is_waited_for_once_not_by_each(kind: type[StorageError]) -> None:
     server = Server()
-    gathered = AddBatcher(server.add)
+    gathered = Batcher(server.send)
     callers = [*await begin(gathered, "a"), *await begin(gathered, "b", "c", "d")]
     server.away = kind("no answer", storage="s")
     server.go_on.set()
@@ -86,7 +87,7 @@ async def test_a_server_that_is_away_is_waited_for_once_not_by_each(kind: type[S
 
 async def test_a_caller_that_is_cancelled_before_its_turn_adds_nothing() -> None:
     server = Server()
-    gathered = AddBatcher(server.add)
+    gathered = Batcher(server.send)
     first = await begin(gathered, "a")
     (gone, stays) = await begin(gathered, "b", "c")
     gone.cancel()
@@ -98,9 +99,9 @@ async def test_a_caller_that_is_cancelled_before_its_turn_adds_nothing() -> None
 
 
 async def test_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(add_batcher, "MAX_BATCH", 3)
+    monkeypatch.setattr(batcher, "MAX_BATCH", 3)
     server = Server()
-    gathered = AddBatcher(server.add)
+    gathered = Batcher(server.send)
     callers = [*await begin(gathered, "a"), *await begin(gathered, "bc", "d", "efghi", "j")]
     server.go_on.set()
     for caller in callers:
@@ -110,7 +111,7 @@ async def test_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_closing_waits_for_calls_in_progress() -> None:
     server = Server()
-    gathered = AddBatcher(server.add)
+    gathered = Batcher(server.send)
     callers = await begin(gathered, "a", "b")
     closing = asyncio.ensure_future(gathered.close())
     await asyncio.sleep(0)
@@ -123,20 +124,20 @@ async def test_closing_waits_for_calls_in_progress() -> None:
 async def test_callers_that_were_sent_together_are_sent_together_again_also_the_first() -> None:
     batches: list[list[str]] = []
 
-    async def add(tasks: Sequence[Task]) -> Sequence[Task]:
-        batches.append([one.id for one in tasks])
+    async def send(parts: Sequence[Sequence[Task]]) -> Sequence[Sequence[Task]]:
+        batches.append([one.id for part in parts for one in part])
         await asyncio.sleep(0)
-        return list(tasks)
+        return parts
 
-    gathered = AddBatcher(add)
+    gathered = Batcher(send)
 
     async def add_twice(first: str, second: str) -> None:
-        await gathered.add([task(first)])
-        await gathered.add([task(second)])
+        await gathered.send([task(first)])
+        await gathered.send([task(second)])
 
     await asyncio.gather(add_twice("a", "b"), add_twice("c", "d"), add_twice("e", "f"))
     assert batches == [["a"], ["c", "e", "b"], ["d", "f"]]
-    await gathered.add([task("g")])
-    await gathered.add([task("h")])
+    await gathered.send([task("g")])
+    await gathered.send([task("h")])
     assert batches[-2:] == [["g"], ["h"]]
     await gathered.close()
