@@ -448,6 +448,11 @@ def count_then_fail(limit: int) -> Iterator[int]:
     fail()
 
 
+def count_and_die(limit: int) -> Iterator[int]:
+    yield from range(limit)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def count_and_crash(mark: str, after: int) -> Iterator[int]:
     for number in range(3):
         if number == after and not Path(mark).exists():
@@ -618,6 +623,46 @@ def fork_and_yield() -> Iterator[int]:
     """Fork a child that yields an item of this stream too; the exit code of the child."""
     child = os.fork()
     yield os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else -1
+
+
+def fork_at(item: int, place: int, how: str, ran: str) -> int:
+    """Note that an item runs. At one place fork a child that leaves this function too; the exit code of the child."""
+    note(ran)
+    return fork_and_leave(how) if item == place else 0
+
+
+def note(ran: str) -> None:
+    with open(ran, "a") as file:
+        file.write("x")
+
+
+class ForksWhenUnpickled:
+    """Forks a child that leaves its own unpickling too."""
+
+    def __setstate__(self, state: Any) -> None:
+        fork_and_leave("returns")
+
+    def __getstate__(self) -> str:
+        return "state"
+
+
+def note_with(_: ForksWhenUnpickled, ran: str) -> None:
+    note(ran)
+
+
+class ForksAtStart:
+    """An instance whose constructor forks a child, which leaves it too. It notes when that and `warm_up` begin."""
+
+    def __init__(self, ran: str) -> None:
+        note(ran)
+        fork_and_leave("returns")
+        self._ran = ran
+
+    def warm_up(self) -> None:
+        note(self._ran)
+
+    def hello(self) -> str:
+        return "hello"
 
 
 def fork_at_start() -> None:

@@ -320,6 +320,34 @@ def test_of_a_chunk_whose_process_is_killed_only_the_running_item_is_lost(
     assert (stats.submitted, stats.lost, stats.completed) == (1000, len(lost), 1000 - len(lost))
 
 
+def test_items_behind_a_killed_one_run_though_the_map_is_read_after_the_close(tmp_path: Path) -> None:
+    with Pool(1, runtime="process") as pool:
+        run = partial(note_and_die_at, (3, 4, 9), tmp_path / "ran")
+        reading = pool.map(run, range(20), on_error="return", chunksize=20)
+    outcomes = list(reading)
+    assert [outcome.item for outcome in outcomes if isinstance(outcome.error, WorkerLost)] == [3, 4, 9]
+    assert [outcome.value for outcome in outcomes if not outcome.error] == [*range(3), *range(5, 9), *range(10, 20)]
+
+
+def test_items_behind_a_killed_one_run_though_the_map_is_never_read(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    with Pool(1, runtime="process") as pool:
+        pool.map(partial(note_and_die_at, (3, 19), ran), range(20), on_error="return", chunksize=20)
+    assert list(map(int, ran.read_text().split())) == list(range(20))
+    stats = pool.stats()
+    assert (stats.submitted, stats.lost, stats.completed) == (20, 2, 18)
+
+
+def test_each_item_of_a_chunk_may_kill_its_process(tmp_path: Path) -> None:
+    with Pool(1, runtime="process") as pool:
+        run = partial(note_and_die_at, tuple(range(2, 12)), tmp_path / "ran")
+        outcomes = list(pool.map(run, range(14), on_error="return", chunksize=14))
+        stats = pool.stats()
+    assert [outcome.value for outcome in outcomes] == [0, 1, *[None] * 10, 12, 13]
+    assert [type(outcome.error) for outcome in outcomes[2:12]] == [WorkerLost] * 10
+    assert (stats.submitted, stats.lost, stats.completed) == (14, 10, 4)
+
+
 def test_a_process_that_is_killed_from_outside_loses_one_item(tmp_path: Path) -> None:
     go, begun = tmp_path / "go", tmp_path / "begun"
     with Pool(1, runtime="process") as pool:

@@ -4,6 +4,7 @@ nothing hangs, and no process is left.
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import random
@@ -53,6 +54,34 @@ def test_a_forked_child_that_leaves_the_function_ends_without_a_word(start: Any,
     assert pool.stats().spawned == 1
 
 
+@pytest.mark.parametrize("capacity", [1, 2])
+@pytest.mark.parametrize("on_error", ["raise", "return"])
+@pytest.mark.parametrize(("how", "code"), [("returns", 0), ("raises", 1), ("exits", 3)])
+def test_a_forked_child_that_leaves_an_item_of_a_map_runs_no_other_item(
+    capacity: int, on_error: Any, how: str, code: int, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"
+    fork = functools.partial(work.fork_at, place=3, how=how, ran=str(ran))
+    with Pool(1, runtime="process", capacity=capacity) as pool:
+        results = list(pool.map(fork, range(10), chunksize=10, on_error=on_error))
+        assert [getattr(result, "value", result) for result in results] == [0, 0, 0, code, 0, 0, 0, 0, 0, 0]
+    assert len(ran.read_text()) == 10
+
+
+def test_a_child_that_an_argument_forks_does_not_run_the_call(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    with Pool(1, runtime="process") as pool:
+        pool.do(work.note_with, work.ForksWhenUnpickled(), str(ran))
+    assert ran.read_text() == "x"
+
+
+def test_a_child_that_a_starting_instance_forks_does_not_go_on_with_the_start(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    with Pool(1, runtime="process", worker=functools.partial(work.ForksAtStart, str(ran))) as pool:
+        assert pool.do("hello") == "hello"
+    assert ran.read_text() == "xx"
+
+
 class Told(Listener):
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -93,6 +122,16 @@ def test_a_forked_child_of_a_preloaded_module_is_no_second_forkserver(
         assert pool.wait_ready(PATIENCE)
         parents = {work.parent_of(pool.do(work.pid)) for _ in range(8)}
     assert len(parents) == 1
+
+
+def test_a_worker_that_dies_while_items_wait_for_their_reader_is_no_defect(caplog: pytest.LogCaptureFixture) -> None:
+    with Pool(1, runtime="process") as pool:
+        stream = pool.using(buffersize=1).stream(work.count_and_die, 2)
+        eventually(lambda: pool.stats().died)
+        assert next(stream) == 0
+        with pytest.raises(WorkerLost):
+            list(stream)
+    assert "caught an error" not in caplog.text
 
 
 # Processes that are stopped (SIGSTOP), which only SIGKILL ends.

@@ -215,8 +215,8 @@ class PoolView:
         if self._limits.any or not self._plain or engine.counts_items or is_tiny:
             work = RequestMap(engine, self._submit_items(function), source, reading)
         elif "share_memory" not in engine.runtime.capabilities:
-            submit = self._submit_chunks(function, logged=reading.outcomes)
-            work = ChunkMap(engine, submit, source, reading, chunksize=chunksize)
+            call = CallMany(function, logged=reading.outcomes)
+            work = ChunkMap(engine, call, self._submit_chunk, source, reading, chunksize=chunksize)
         else:
             work = RunnerMap(engine, function, source, reading)
         return MapIterator.over(work, deadline, owner)
@@ -253,16 +253,11 @@ class PoolView:
 
         return submit
 
-    def _submit_chunks(self, fn: Callable[..., Any], *, logged: bool) -> Callable[[Columns], PoolFuture[Outcomes]]:
-        """A function that submits several items of a map in one request."""
-        call = CallMany(fn, logged=logged)
-
-        def submit(columns: Columns) -> PoolFuture[Outcomes]:
-            future: PoolFuture[Outcomes] = PoolFuture(self._engine, call, columns, {})
-            self._admit_item(future)
-            return future
-
-        return submit
+    def _submit_chunk(self, call: CallMany, columns: Columns) -> PoolFuture[Outcomes]:
+        """Submit several items of a map in one request."""
+        future: PoolFuture[Outcomes] = PoolFuture(self._engine, call, columns, {})
+        self._admit_item(future)
+        return future
 
     def _admit_item(self, future: PoolFuture[Any]) -> None:
         """Submit an item of a map, and wait for room. In a callback, which must not wait, it is rejected."""

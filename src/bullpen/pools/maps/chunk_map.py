@@ -43,8 +43,13 @@ class CallMany(CallsMany):
     def __init__(self, fn: Callable[..., Any], *, logged: bool) -> None:
         self.fn = fn
         self.logged = logged
+        self.past = None
         self.__name__ = str(getattr(fn, "__name__", None) or fn)
         self.__qualname__ = str(getattr(fn, "__qualname__", None) or fn)
+
+    def for_a_chunk(self) -> CallMany:
+        """The call of one chunk: a logged one has a past of its own."""
+        return CallMany(self.fn, logged=True) if self.logged else self
 
     @property
     def needs_instance(self) -> bool:
@@ -63,7 +68,17 @@ class CallMany(CallsMany):
         return Outcomes(values, errors, time.perf_counter() - begun)
 
 
-class ChunkMap(FutureMap[T, FutureBundle]):
+class Chunk(FutureBundle):
+    """The items of one request."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, items: list[Any], future: PoolFuture[Outcomes], call: CallMany) -> None:
+        super().__init__(items, future)
+        self.call = call
+
+
+class ChunkMap(FutureMap[T, Chunk]):
     """One request for some items.
 
     If the caller gave no window, the window grows when the reader has to wait for items that are so quick and so small
@@ -73,19 +88,21 @@ class ChunkMap(FutureMap[T, FutureBundle]):
     def __init__(
         self,
         engine: Engine,
-        submit: Callable[[Columns], PoolFuture[Outcomes]],
+        call: CallMany,
+        submit: Callable[[CallMany, Columns], PoolFuture[Outcomes]],
         source: MapInput,
         reading: Reading,
         *,
         chunksize: int,
     ) -> None:
+        self._call = call
         self._submit = submit
         self._size = chunksize
         self._adapts = chunksize == 1
         self._widest = WIDENING * reading.window if reading.widens else reading.window
-        self._trial: list[FutureBundle] | None = [] if self._adapts else None  # the first ones of their size
-        self._under_way: deque[FutureBundle] = deque()
-        self._waited_for: FutureBundle | None = None  # the reader had to wait for this chunk
+        self._trial: list[Chunk] | None = [] if self._adapts else None  # the first ones of their size
+        self._under_way: deque[Chunk] = deque()
+        self._waited_for: Chunk | None = None  # the reader had to wait for this chunk
         super().__init__(engine, source, reading)
 
     # Taking items.
@@ -104,13 +121,14 @@ class ChunkMap(FutureMap[T, FutureBundle]):
             if not forming:
                 return
 
-    def _send(self, items: list[Any]) -> FutureBundle:
+    def _send(self, items: list[Any]) -> Chunk:
         """Submit a chunk."""
         columns = (items,) if self.source.single else tuple(map(list, zip(*items, strict=True)))
-        chunk = FutureBundle(items, self._submit(columns))
+        call = self._call.for_a_chunk()
+        chunk = Chunk(items, self._submit(call, columns), call)
         if chunk.count > 1:
             self.engine.counts.extra_submitted.add(chunk.count - 1)
-        chunk.future.add_done_callback(_Count(self.engine, chunk.count))
+        chunk.future.add_done_callback(_Count(self.engine, chunk.count, call))
         while self._under_way and self._under_way[0].future.ended:
             self._under_way.popleft()
         self._under_way.append(chunk)
@@ -118,7 +136,7 @@ class ChunkMap(FutureMap[T, FutureBundle]):
             chunk.items = []
         return chunk
 
-    def _try(self, chunk: FutureBundle) -> None:
+    def _try(self, chunk: Chunk) -> None:
         """Of the first chunks of their size, wait a moment for one. If it was quick, try larger ones."""
         if self._trial is None:
             return
@@ -130,9 +148,9 @@ class ChunkMap(FutureMap[T, FutureBundle]):
             self._learn_from(first)
         self._trial = [] if self._size > size else None
 
-    def _learn_from(self, chunk: FutureBundle, *, waited: bool = False) -> None:
+    def _learn_from(self, chunk: Chunk, *, waited: bool = False) -> None:
         """Adapt the size of the next chunks, and the window. `waited`: the reader had to wait for this chunk."""
-        if not self._adapts or chunk.future.state is not DONE:
+        if not self._adapts or chunk.future.state is not DONE or chunk.call.past is not None:
             return
         outcomes: Outcomes = chunk.future.value
         portion = min(CHUNK_SECONDS / max(outcomes.seconds, 1e-9), CHUNK_BYTES / max(outcomes.size, 1))
@@ -160,58 +178,51 @@ class ChunkMap(FutureMap[T, FutureBundle]):
 
     # Reading.
 
-    def wait_for(self, bundle: FutureBundle, deadline: float | None) -> None:
+    def wait_for(self, bundle: Chunk, deadline: float | None) -> None:
         if not bundle.future.ended:
             self._waited_for = bundle
             super().wait_for(bundle, deadline)
 
-    def succeeded(self, bundle: FutureBundle) -> None:
-        outcomes: Outcomes = bundle.future.value
-        if outcomes.lost is None:
-            self._learn_from(bundle, waited=self._waited_for is bundle)
+    def settle(self, bundle: Chunk) -> None:
+        super().settle(bundle)
+        past = bundle.call.past
+        if past is None:
+            return
+        done, errors = len(past.values), bundle.errors or {}
+        if bundle.future.state is DONE:
+            errors = {done + place: error for place, error in errors.items()}
+            bundle.values = past.values + bundle.values
         else:
-            outcomes.errors[outcomes.lost] = loss(bundle.future.worker, outcomes.errors[outcomes.lost])
-            self._run_again(bundle, outcomes)
+            errors = {place: error for place, error in errors.items() if place >= done}
+            bundle.values[:done] = past.values
+        lost = {place: loss(worker, past.errors[place]) for place, worker in past.lost.items()}
+        bundle.errors = {**errors, **past.errors, **lost}
+        bundle.call.past = None
+
+    def succeeded(self, bundle: Chunk) -> None:
+        outcomes: Outcomes = bundle.future.value
+        self._learn_from(bundle, waited=self._waited_for is bundle)
         bundle.errors = outcomes.errors or None
         bundle.values, outcomes.values = outcomes.values, []  # values are released as they are read
-
-    def _run_again(self, bundle: FutureBundle, outcomes: Outcomes) -> None:
-        """The worker of `bundle` has died: its items that had not begun become a chunk of their own."""
-        done = len(outcomes.values)
-        left = bundle.items[done:]
-        if not left:
-            return
-        try:
-            chunk = self._send(left)
-        except Exception as error:  # the pool is closed, for example
-            outcomes.errors.update(dict.fromkeys(range(done, bundle.count), error))
-            outcomes.values.extend([None] * len(left))
-            return
-        self.engine.counts.extra_submitted.add(-chunk.count)  # they were counted before
-        del bundle.items[done:]
-        bundle.count = done
-        self.add(chunk, behind=bundle)
 
 
 class _Count:
     """Counts each item of a chunk that has ended as a request of its own."""
 
-    __slots__ = ("_engine", "_items")
+    __slots__ = ("_call", "_engine", "_items")
 
-    def __init__(self, engine: Engine, items: int) -> None:
+    def __init__(self, engine: Engine, items: int, call: CallMany) -> None:
         self._engine = engine
         self._items = items
+        self._call = call
 
     def __call__(self, future: Any) -> None:
         more = self._items - 1
+        if self._call.past is not None:
+            more -= self._count_past(self._call.past)
         if future.state is DONE:
-            outcomes: Outcomes = future.value
-            failed = len(outcomes.errors)
-            if outcomes.lost is not None:
-                more = outcomes.lost  # the items behind it run elsewhere
-                self._engine.counts.lost.add()
+            failed = len(future.value.errors)
             self._engine.counts.extra_completed.add(more - failed)
-            failed -= outcomes.lost is not None
             self._engine.counts.extra_failed.add(failed)
         elif future.state is FAILED:
             self._engine.counts.extra_failed.add(more)
@@ -219,3 +230,11 @@ class _Count:
             self._engine.counts.extra_cancelled.add(more)
         else:  # lost or abandoned: counted as one request
             self._engine.counts.extra_submitted.add(-more)
+
+    def _count_past(self, past: Outcomes) -> int:
+        count, failed = len(past.values), len(past.errors)
+        self._engine.counts.extra_completed.add(count - failed)
+        self._engine.counts.extra_failed.add(failed - len(past.lost))
+        for _ in past.lost:
+            self._engine.counts.lost.add()
+        return count

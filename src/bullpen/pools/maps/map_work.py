@@ -460,12 +460,12 @@ class FutureMap(MapWork[T, F]):
     def has_ended(self, bundle: F) -> bool:
         return bundle.future.ended
 
-    def add(self, bundle: F, behind: F | None = None) -> None:
-        """`bundle` was submitted: let the reader have it, last or `behind` another one."""
+    def add(self, bundle: F) -> None:
+        """`bundle` was submitted: let the reader have it."""
         if not self._ordered:
             bundle.future.add_done_callback(_Arrival(self, bundle))
         if self.unread is not None:
-            self.unread.insert(len(self.unread) if behind is None else self.unread.index(behind) + 1, bundle)
+            self.unread.append(bundle)
 
     def wait_for(self, bundle: F, deadline: float | None) -> None:
         try:

@@ -231,10 +231,13 @@ class CallsMany:
     It cannot leave the process, so a runtime in other processes calls `fn` for each item itself.
     """
 
-    __slots__ = ()
+    __slots__ = ("past",)
 
     fn: Callable[..., Any]
-    logged: bool  # if the worker dies, its `Outcomes` have the items that had ended, and the one that ran
+    logged: (
+        bool  # if its worker dies, `past` gets the items that had ended and the one that ran; the others run elsewhere
+    )
+    past: Outcomes | None  # of the first items, which are no longer among the arguments
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a CallsMany is not pickled: the runtime sends its function")
@@ -261,8 +264,8 @@ class Listener:
 
 class Outcomes:
     """The outcomes of several items: values, errors by their place, the seconds that all took, and the bytes that
-    travelled there and back. If the worker died, `lost` is the place of the item that ran then. Its error is that of
-    the worker, and the items behind it are missing.
+    travelled there and back. `lost` has the places of items with which their workers died: their errors are those of
+    the workers.
     """
 
     __slots__ = ("errors", "lost", "seconds", "size", "values")
@@ -272,7 +275,7 @@ class Outcomes:
         self.errors = errors
         self.seconds = seconds
         self.size = size
-        self.lost: int | None = None
+        self.lost: dict[int, Worker] = {}
 
 
 def by_name_only(runtime: object) -> TypeGuard[Runtime]:

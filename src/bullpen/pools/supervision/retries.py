@@ -14,6 +14,7 @@ from bullpen.pools.dispatch.dispatcher import Dispatcher, Report
 from bullpen.pools.dispatch.pool_status import PoolStatus
 from bullpen.pools.dispatch.request import FAILED, RUNNING, Request
 from bullpen.pools.dispatch.tally import Counts
+from bullpen.pools.runtimes.port import CallsMany
 from bullpen.pools.supervision.restarts import jittered
 from bullpen.pools.supervision.timer import PoolTimer
 from bullpen.telemetry import Kind
@@ -46,7 +47,7 @@ class Retries:
         self._closed_if_done = closed_if_done
         self._lock = primitives.leaf_lock()
         self._waiting: set[Request] = set()
-        self._sent_again: dict[int, int] = {}  # how often, of requests that never began, by their numbers
+        self._sent_again: dict[tuple[int, int], int] = {}  # how often, of requests that never began
         self._moving = 0  # on their way back to the backlog
         self.over = False  # the pool runs nothing more
 
@@ -101,8 +102,9 @@ class Retries:
             return False
         if len(self._sent_again) >= MOST_REMEMBERED:
             self._sent_again.clear()
-        times = self._sent_again.get(request.number, 0)
-        self._sent_again[request.number] = times + 1
+        rest = request.number, _items_before(request)
+        times = self._sent_again.get(rest, 0)
+        self._sent_again[rest] = times + 1
         return times < MOST_SENT_AGAIN
 
     def _time_anew(self, request: Request) -> None:
@@ -189,6 +191,12 @@ def _may_run_again(request: Request) -> bool:
     if traits is None or not traits.idempotent or traits.strict or request.ended:
         return False
     return traits.crashes < traits.crash_retries
+
+
+def _items_before(request: Request) -> int:
+    """How many of its items have been called, if it is the call of several: each of the others has its own chances."""
+    past = request.fn.past if isinstance(request.fn, CallsMany) else None
+    return 0 if past is None else len(past.values)
 
 
 def _crashes(request: Request) -> int:

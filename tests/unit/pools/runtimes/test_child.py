@@ -61,6 +61,7 @@ def test_what_a_worker_imports_starts_nothing_ahead(
     del sys.modules["module_with_a_pool"]
 
 
+@pytest.mark.usefixtures("app")
 @pytest.mark.parametrize("places", [(0,), (2, 3), (5,), (0, 1, 2, 3, 4, 5)])
 @pytest.mark.parametrize("kind", [ValueError, StopIteration, KeyboardInterrupt])
 def test_each_item_of_a_chunk_runs_once_and_goes_on_behind_one_that_failed(
@@ -81,5 +82,6 @@ def test_each_item_of_a_chunk_runs_once_and_goes_on_behind_one_that_failed(
     assert {type(failures.rebuild(entries, RemoteError)) for entries in outcomes.errors.values()} == {kind}
 
 
+@pytest.mark.usefixtures("app")
 def test_a_chunk_without_columns_has_no_outcomes() -> None:
     assert child.run_items(int).values == []

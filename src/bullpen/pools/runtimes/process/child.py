@@ -140,6 +140,8 @@ class ChildWorker:
 
     def __init__(self, channel: socket.socket, shared: list[int]) -> None:
         self.forked = False  # this is a process that the user's code has forked
+        self.chunks: dict[int, tuple[list[Any], ...]] = {}  # the items of running chunks, by the id of the tuple
+        self._parents_items: list[list[Any]] = []  # in a forked process
         self.has_memory_limit = _has_memory_limit()  # now: a task may raise the soft limit to the hard one
         self._channel = channel
         self._channel_file: os.stat_result | None = None  # what its descriptor stands for, if `send` has to check that
@@ -232,6 +234,10 @@ class ChildWorker:
 
     def note_fork(self) -> None:
         self.forked = True
+        for columns in self.chunks.values():  # the items behind the one that has forked are its parent's
+            self._parents_items += map(list.copy, columns)  # no destructor runs here
+            for column in columns:
+                column.clear()
 
     def end_forked(self, error: BaseException | None = None) -> NoReturn:
         """End this process, which the user's code has forked and which comes back here: the channel belongs to its
@@ -289,9 +295,13 @@ class ChildWorker:
             if initializer is not None:
                 initializer(*initargs)
             declared = None
+            if self.forked:
+                self.end_forked()
             if keeps is not None:
                 self.instance = keeps()
                 warm_up = getattr(self.instance, "warm_up", None)
+                if self.forked:
+                    self.end_forked()
                 if warm_up is not None:
                     warm_up()
                 declared = getattr(self.instance, "capacity", None)
@@ -300,6 +310,8 @@ class ChildWorker:
             except Exception:
                 answer, _ = wire.dumps((type(self.instance).__qualname__, repr(declared)))
         except BaseException as error:
+            if self.forked:
+                self.end_forked(error)
             _explain_by(error, self._main_error)
             self.send_error(wire.BROKEN, 0, error, hide=1)
             return False
@@ -335,6 +347,8 @@ class ChildWorker:
         except BaseException as error:
             self._report_unpicklable(id, error)
             return
+        if self.forked:  # by an argument that was unpickled
+            self.end_forked()
         received = wire.size(data, buffers)
         del data, buffers
         begun = time.perf_counter()
@@ -451,16 +465,24 @@ def run_items(fn: Callable[..., Any], *columns: list[Any]) -> SentOutcomes:
     count = len(columns[0]) if columns else 0
     calls = map(fn, *columns) if columns else iter(())
     begun = time.perf_counter()
-    while len(values) < count:
-        try:
-            values.extend(calls)  # keeps the results before an error, and goes on behind the item that failed
-            if len(values) < count:  # an error that looked like the end of the items
-                raise StopIteration
-        except BaseException as error:
-            if _ends_all(error) or len(values) == count:
-                raise
-            errors[len(values)] = failures.describe(error, hide=1)
-            values.append(None)
+    try:
+        worker.chunks[id(columns)] = columns
+        while len(values) < count:
+            try:
+                values.extend(calls)  # keeps the results before an error, and goes on behind the item that failed
+                if worker.forked:
+                    worker.end_forked()
+                if len(values) < count:  # an error that looked like the end of the items
+                    raise StopIteration
+            except BaseException as error:
+                if worker.forked:
+                    worker.end_forked(error)
+                if _ends_all(error) or len(values) == count:
+                    raise
+                errors[len(values)] = failures.describe(error, hide=1)
+                values.append(None)
+    finally:
+        worker.chunks.pop(id(columns), None)
     return SentOutcomes(values, errors, time.perf_counter() - begun)
 
 
@@ -490,8 +512,12 @@ def _run_logged(
             continue
         try:
             value = fn(*next(items))
+            if worker.forked:
+                worker.end_forked()
             data = _dumps_inline(value)
         except BaseException as error:
+            if worker.forked:
+                worker.end_forked(error)
             if _ends_all(error):
                 raise
             fails(failures.describe(error, hide=1))
@@ -537,6 +563,8 @@ def run_readable_items(fn: Callable[..., Any], logged: bool, items: list[tuple[b
     for place, (data, buffers) in enumerate(items):
         try:
             readable.append(wire.loads(data, buffers))
+            if worker.forked:
+                worker.end_forked()
         except BaseException as error:
             if _ends_all(error):
                 raise

@@ -91,6 +91,7 @@ class Process(Supervised):
         "_outbox",
         "_prefetcher",
         "_recalls",
+        "_rests",
         "_sent",
         "_stdout",
         "_streak",
@@ -102,6 +103,7 @@ class Process(Supervised):
         self._options = options
         self._prefetcher = events if isinstance(events, SupportsPrefetch) else None
         self._sent = 0  # the number of the last request that was sent; a later one is only in `_requests`
+        self._rests: set[Request] = set()  # calls of several items that go on elsewhere, because it has died
         self._each: set[int] = set()  # calls of several items that were sent a second time, item by item
         self._recalls = 0  # recalls without an answer yet: meanwhile the worker gets no prefetched requests
         self._nudged_early = False  # a signal was sent before the frame that it announces, because the socket was full
@@ -172,7 +174,7 @@ class Process(Supervised):
 
     def _say_cancel(self, number: int, first: bool, /) -> None:
         self._send(wire.CANCEL, number)
-        if self._worker.capacity == 1:  # the signal comes after the frame, so the worker finds the frame
+        if self._single:  # the signal comes after the frame, so the worker finds the frame
             if first:
                 self._nudge()
             else:
@@ -205,8 +207,10 @@ class Process(Supervised):
         return not self._has_authkey and "multiprocessing.process" in sys.modules
 
     def credit(self, number: int, count: int) -> None:
+        if self._over:
+            return
         self._send(wire.CREDIT, number, count.to_bytes(4, "little"))
-        if not count and self._worker.capacity == 1:  # it reads no frames while it has credits left
+        if not count and self._single:  # it reads no frames while it has credits left
             self._nudge()
 
     # Frames from the worker. On the io thread.
@@ -453,16 +457,44 @@ class Process(Supervised):
 
     def never_began(self, request: Request) -> bool:
         number = self._ids.get(request)
-        return number is None or not arena.has_begun(self._begun, number)
+        return number is None or request in self._rests or not arena.has_begun(self._begun, number)
 
     def _rescue(self, death: BaseException) -> None:
+        """Of a call of several items, only the one that ran is lost: those behind it run on another worker."""
         for number, request in list(self._requests.items()):
             fn, args = request.fn, request.args
             if not isinstance(fn, CallsMany) or not fn.logged or self._log is None:
                 continue
-            if request.ended or len(args[0]) == 1 or not arena.has_begun(self._begun, number):
+            if request.ended or not arena.has_begun(self._begun, number):
                 continue
-            self.finished(number, DONE, _rescued(arena.read_log(self._log, number), len(args[0]), death))
+            past = fn.past = Outcomes([], {}, 0.0) if fn.past is None else fn.past
+            before = len(past.values)
+            self._add_logged(past, arena.read_log(self._log, number), len(args[0]), death)
+            done = len(past.values) - before
+            if done == len(args[0]):
+                self.finished(number, DONE, Outcomes([], {}, 0.0))
+            else:
+                self._rests.add(request)
+                with request.lock:
+                    if not request.ended:
+                        request.args = tuple(column[done:] for column in args)
+
+    def _add_logged(self, past: Outcomes, log: list[tuple[bytes, bool]], count: int, death: BaseException) -> None:
+        """Add the outcomes of `count` items as far as this worker has logged them, and of the item that ran."""
+        for data, failed in log:
+            value = None
+            try:
+                if failed:
+                    past.errors[len(past.values)] = _error(data)
+                else:
+                    value = wire.loads(data, ())
+            except BaseException as error:
+                past.errors[len(past.values)] = unreadable("the result", error, ran=True)
+            past.values.append(value)
+        if len(log) < count:
+            past.lost[len(past.values)] = self._worker
+            past.errors[len(past.values)] = death
+            past.values.append(None)
 
     def _close(self) -> None:
         self._channel.close()
@@ -479,26 +511,6 @@ class Process(Supervised):
 def _outcomes(sent: child.SentOutcomes, size: int) -> Outcomes:
     errors = {place: failures.rebuild(entries, RemoteError) for place, entries in sent.errors.items()}
     return Outcomes(sent.values, errors, sent.seconds, sent.size + size)
-
-
-def _rescued(log: list[tuple[bytes, bool]], count: int, death: BaseException) -> Outcomes:
-    """The outcomes that a dead worker has logged. The item behind them ran, if there is one."""
-    outcomes = Outcomes([], {}, 0.0)
-    for place, (data, failed) in enumerate(log):
-        value = None
-        try:
-            if failed:
-                outcomes.errors[place] = _error(data)
-            else:
-                value = wire.loads(data, ())
-        except BaseException as error:
-            outcomes.errors[place] = unreadable("the result", error, ran=True)
-        outcomes.values.append(value)
-    if len(log) < count:
-        outcomes.lost = len(log)
-        outcomes.errors[outcomes.lost] = death
-        outcomes.values.append(None)
-    return outcomes
 
 
 def _main_reason(error: BaseException) -> BaseException:

@@ -64,6 +64,7 @@ class Supervised:
         "_pidfd",
         "_ready",
         "_requests",
+        "_single",
         "_stderr",
         "_stop_grace",
         "_stop_timer",
@@ -108,6 +109,7 @@ class Supervised:
         self._failure: BaseException | None = None  # the error with which it dies
         self._broken_by: set[int] = set()  # the requests that reported it
         self._why = ""  # why the runtime kills it
+        self._single = True  # it runs one request at a time
         self._answers = 0  # so far
         self._stopping = False
         self._doomed = False
@@ -233,6 +235,7 @@ class Supervised:
         worker.kept = (kind, declared)
         try:
             self._events.prepare(worker)
+            self._single = worker.capacity == 1
             self._can_work()
         except BaseException as error:
             self._fail(error)
@@ -336,7 +339,10 @@ class Supervised:
 
     def _report(self, request: Request, state: Any, value: Any) -> Request | None:
         """Report the end of a request to the pool; the next request for this worker."""
-        following = self._events.finished(self._worker, request, state, value)
+        worker = getattr(self, "_worker", None)
+        if worker is None:  # it has died in the meantime, and the pool knows that
+            return None
+        following = self._events.finished(worker, request, state, value)
         with self._lock:
             self._early.discard(request)  # it may have been cancelled at the last moment
         return following
@@ -428,7 +434,7 @@ class Supervised:
         with self._lock:
             if number not in self._requests or self._over:
                 return
-            begun = self._worker.capacity > 1 or next(iter(self._requests)) == number
+            begun = not self._single or next(iter(self._requests)) == number
         if not begun:
             self._insist_later(number)
             return

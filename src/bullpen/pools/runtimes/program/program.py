@@ -205,6 +205,8 @@ class Program(Supervised):
         self._input.write(messages.write("cancel", id=number))
 
     def credit(self, number: int, count: int) -> None:
+        if self._over:
+            return
         if count:
             self._input.allow(number, count)
         else:
@@ -345,7 +347,7 @@ class Program(Supervised):
             return
         stream.came(lambda: self._options.value(said.value))
         if stream.held_back > MUCH_HELD_BACK:
-            if self._worker.capacity > 1:
+            if not self._single:
                 self._misbehaved(f"it sends more items of call {said.id} than it has credit for")
             else:  # until the reader has caught up: the pipe fills, and the program waits
                 self._stop_listening()
