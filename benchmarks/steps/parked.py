@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
+from benchmarks.measure import PAIRED
 from benchmarks.metrics import latency_of
 from benchmarks.model import Measure
 from benchmarks.servers.library import pages
@@ -26,8 +27,7 @@ from .settings import Sizes
 CPU = "cpu"
 WARM_UP = 10
 NEVER = 10 * 365 * 86_400.0  # seconds
-SLEEP = 0.5  # seconds, of a task that is woken at the end of its sleep
-LEAD = 0.2  # seconds; a sleep that is due within LEAD and is claimed later counts from its end
+SLEEP = 0.3  # seconds, of a task that is woken at the end of its sleep
 
 
 class Parking(Ours):
@@ -57,6 +57,7 @@ class Parking(Ours):
 
 
 Park = Callable[[Parking, int], Awaitable[object]]
+Call = Callable[[Parking, Trace, int], Awaitable[float]]
 
 
 async def none(queue: Parking, count: int) -> None:
@@ -92,28 +93,40 @@ def idle(place: Place, park: Park) -> Measure:
     return lambda sizes: {CPU: asyncio.run(timed(sizes))}
 
 
-def woken(place: Place, call: Callable[[Parking, Trace, int], Awaitable[float]], park: Park) -> Measure:
-    """From the moment at which a task becomes due until its function goes on, one at a time."""
+def started(place: Place) -> Measure:
+    """An ordinary start, which is the reference. The ratios come from the turns of `woken`."""
 
-    async def timed(sizes: Sizes) -> list[float]:
-        spans = []
-        async with opened(Parking, place) as (producer, trace):
-            assert isinstance(producer, Parking)
-            await park(producer, sizes.parked)
-            async with ready_workers(Parking, producer.address, trace) as workers:
-                workers[0].begin()
-                await trace.reaches(0 if park is none else sizes.parked, check=workers[0].check)
-                for number in range(WARM_UP + sizes.calls):
-                    await asyncio.sleep(sizes.pause)
-                    spans.append(await call(producer, trace, number))
-        return spans[WARM_UP:]
+    async def start(producer: Parking, trace: Trace, number: int) -> float:
+        return await _ran(producer, trace)
 
-    return lambda sizes: latency_of(span * 1e9 for span in asyncio.run(timed(sizes)))
+    return lambda sizes: latency_of(span * 1e9 for span in asyncio.run(_spans(place, start, sizes))[0])
 
 
-async def by_enqueue(producer: Parking, trace: Trace, number: int) -> float:
-    """An ordinary start: from `aenqueue` on."""
-    return await _ran(producer, trace)
+def woken(place: Place, call: Call) -> Measure:
+    """From the moment at which a task becomes due until its function goes on. An ordinary start and a call take turns,
+    because the speed of a busy machine changes within a second.
+    """
+
+    def measure(sizes: Sizes) -> dict[str, float]:
+        spans, starts = asyncio.run(_spans(place, call, sizes))
+        figures, reference = (latency_of(span * 1e9 for span in some) for some in (spans, starts))
+        return {**figures, **{key + PAIRED: figures[key] / reference[key] for key in figures}}
+
+    return measure
+
+
+async def _spans(place: Place, call: Call, sizes: Sizes) -> tuple[list[float], list[float]]:
+    spans, starts = [], []
+    async with opened(Parking, place) as (producer, trace):
+        assert isinstance(producer, Parking)
+        async with ready_workers(Parking, producer.address, trace) as workers:
+            workers[0].begin()
+            for number in range(WARM_UP + sizes.calls):
+                await asyncio.sleep(sizes.pause)
+                starts.append(await _ran(producer, trace))
+                await asyncio.sleep(sizes.pause)
+                spans.append(await call(producer, trace, number))
+    return spans[WARM_UP:], starts[WARM_UP:]
 
 
 async def by_event(producer: Parking, trace: Trace, number: int) -> float:

@@ -102,13 +102,12 @@ def _wake(store: str) -> Work:
         "{calls:,} tasks one at a time, until the function goes on: from `aemit`, and from the end of a sleep; beside "
         "them from `aenqueue` to the start of the function",
         LATENCY,
-        tuple(
-            _ours(label, f"{_OURS}; {_DURABLE[store]}", parked.woken(PLACES[store], call, parked.none))
-            for label, call in (
-                ("bullpen, enqueue", parked.by_enqueue),
-                ("bullpen, end of a sleep", parked.by_its_end),
-                ("bullpen", parked.by_event),
-            )
+        (
+            _ours("bullpen, enqueue", f"{_OURS}; {_DURABLE[store]}", parked.started(PLACES[store])),
+            *(
+                _ours(label, f"{_OURS}; {_DURABLE[store]}", parked.woken(PLACES[store], call))
+                for label, call in (("bullpen, end of a sleep", parked.by_its_end), ("bullpen", parked.by_event))
+            ),
         ),
     )
 

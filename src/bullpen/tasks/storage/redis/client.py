@@ -33,6 +33,11 @@ _GLOB, _ESCAPED = re.compile(r"[*?\[\]\\]"), r"\\\g<0>"  # of SCAN
 _warned: set[tuple[str, str]] = set()  # addresses, and the warnings that this process has logged about them
 
 
+def queue_names(stored: Iterable[bytes]) -> list[str]:
+    """The names in the list of queues, without those that another program has written."""
+    return sorted(filter(QUEUE_NAME.fullmatch, (name.decode(errors="replace") for name in stored)))
+
+
 def are_ids(stored: Sequence[bytes]) -> bool:
     """Whether a client may have written all of these as ids."""
     return all(stored) and _IDS.fullmatch(b"".join(stored)) is not None
@@ -50,6 +55,7 @@ class RedisClient(ServerStorage[RedisConnection]):
         self.cluster = cluster
         self._is_blocking = False  # its coroutines, except the two waits, never wait for an event loop
         self._tag_of = "{}:{}" if "{" in prefix else "{{{}:{}}}"
+        self._list_of_queues = f"{prefix}:queues"
         self._channel = f"{prefix}:news"
         self._events = f"{self._tag('')}:events"  # no queue has this tag
         self._channel_of_ends = f"{prefix}:news:{uuid4().hex}:ends"  # of this client alone
@@ -156,8 +162,7 @@ class RedisClient(ServerStorage[RedisConnection]):
             raise StorageError(f"{why}; {advice}", storage=self.name)
 
     async def _queues(self) -> list[str]:
-        names = [name.decode(errors="replace") for name in await self._execute("SMEMBERS", f"{self.prefix}:queues")]
-        queues = sorted(filter(QUEUE_NAME.fullmatch, names))  # another program may have written others
+        queues = queue_names(await self._execute("SMEMBERS", self._list_of_queues))
         if not queues and not self._has_searched:  # there are none, or the list was lost
             return await self._search_queues()
         return queues
@@ -197,7 +202,7 @@ class RedisClient(ServerStorage[RedisConnection]):
 
     async def _list_queues(self, queues: Iterable[str]) -> int:
         """Add queues to the list. Returns how many were missing."""
-        added = await self._execute("SADD", f"{self.prefix}:queues", *queues)
+        added = await self._execute("SADD", self._list_of_queues, *queues)
         self._listed.update(queues)
         return int(added)
 

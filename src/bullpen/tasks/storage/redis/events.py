@@ -18,7 +18,7 @@ from bullpen.tasks.model.task import NEVER
 from bullpen.tasks.storage.notifications import EVENT
 from bullpen.tasks.storage.port import readable
 from bullpen.tasks.storage.redis import scripts
-from bullpen.tasks.storage.redis.client import RedisClient
+from bullpen.tasks.storage.redis.client import RedisClient, queue_names
 from bullpen.tasks.storage.redis.failures import translated_errors
 from bullpen.tasks.storage.redis.history import pairs_of
 
@@ -30,10 +30,11 @@ class TaskEvents(RedisClient):
 
     async def emit(self, name: str, payload: bytes, ttl: float | None) -> bool:
         note = _note_for(name)
-        words = [name, payload, repr(NEVER if ttl is None else ttl), note, f"{self._channel}:ends"]
+        listed_at = "" if self.cluster else self._list_of_queues
+        words = [name, payload, repr(NEVER if ttl is None else ttl), note, f"{self._channel}:ends", listed_at]
         with translated_errors(self.name):
-            is_new = await (await self._connected()).run(scripts.EMIT, [self._events], words)
-        await self._wake_tasks(name)
+            is_new, listed = await (await self._connected()).run(scripts.EMIT, [self._events], words)
+        await self._wake_tasks(name, queue_names(listed))
         await self._execute("ZREM", f"{self._events}:looks", note)
         return bool(is_new)
 
@@ -55,9 +56,9 @@ class TaskEvents(RedisClient):
         found = _events(pairs_of(await self._execute("HGETALL", self._events)))
         return sorted((event for event in found if event.name > (after or "")), key=lambda event: event.name)[:limit]
 
-    async def _wake_tasks(self, name: str) -> None:
+    async def _wake_tasks(self, name: str, queues: Sequence[str] = ()) -> None:
         """Make the tasks of all queues due that wait for an event."""
-        places = dict.fromkeys(await self._queues(), "")
+        places = dict.fromkeys(queues or await self._queues(), "")
         while places:
             calls = [(queue, [self._channel, name, after]) for queue, after in places.items()]
             answers = zip(places, await self._run_each(scripts.WAKE, calls), strict=True)

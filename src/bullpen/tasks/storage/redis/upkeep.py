@@ -40,7 +40,7 @@ class TaskUpkeep(TaskReading, TaskEvents):
         """
         names = await self._unused(await self._queues())
         if names:
-            await self._execute("SREM", f"{self.prefix}:queues", *names)
+            await self._execute("SREM", self._list_of_queues, *names)
             self._listed.difference_update(names)
             if used := set(names).difference(await self._unused(names)):
                 await self._list_queues(used)

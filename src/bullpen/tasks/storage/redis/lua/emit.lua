@@ -1,6 +1,7 @@
 -- Keep an event, unless one of this name exists whose time to live is not over. The client wakes the tasks that wait for
 -- it; should it die before, :looks tells that another client has to.
--- KEYS: the events. ARGV: name, payload, seconds to live, a member of :looks, channel. Returns 1 if the event is new.
+-- KEYS: the events. ARGV: name, payload, seconds to live, a member of :looks, channel, the list of queues ('' on a
+-- cluster, where it may be on another node). Returns 1 if the event is new, then the names in that list.
 -- Held by EventTests.
 -- WITH clock
 local now = server_time()
@@ -14,4 +15,5 @@ if is_new then
 end
 redis.call('ZADD', KEYS[1] .. ':looks', now, ARGV[4])
 redis.pcall('PUBLISH', ARGV[5], 'e' .. ARGV[1])
-return is_new and 1 or 0
+local listed = ARGV[6] ~= '' and redis.pcall('SMEMBERS', ARGV[6]) or {}
+return {is_new and 1 or 0, listed.err and {} or listed}
