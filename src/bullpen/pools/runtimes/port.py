@@ -234,9 +234,8 @@ class CallsMany:
     __slots__ = ("past",)
 
     fn: Callable[..., Any]
-    logged: (
-        bool  # if its worker dies, `past` gets the items that had ended and the one that ran; the others run elsewhere
-    )
+    logged: bool
+    """If its worker dies, `past` gets the items that had ended and the one that ran; the others run elsewhere."""
     past: Outcomes | None  # of the first items, which are no longer among the arguments
 
     def __reduce__(self) -> NoReturn:
