@@ -106,6 +106,20 @@ async def test_tasks_are_found_by_key_header_and_time_the_newest_first(tmp_path:
 
 
 @pytest.mark.anyio
+async def test_behind_a_long_backlog_ended_tasks_are_listed_oldest_first_unless_the_address_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "MOST_COUNTED", 1)  # a short backlog is long
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        done = (await fill(queue, [f"{number}@example.org" for number in range(3)]))[:3]
+        oldest = (await browser.get("/tasks?status=success")).text
+        assert "Oldest first." in oldest
+        assert oldest.index(done[0]) < oldest.index(done[2])
+        newest = (await browser.get("/tasks?status=success&order=newest")).text
+        assert newest.index(done[2]) < newest.index(done[0])
+
+
+@pytest.mark.anyio
 async def test_the_attention_list_resumes_a_paused_queue_and_links_what_it_names(tmp_path: Path) -> None:
     async with site(tmp_path) as (queue, app), Browser(app) as browser:
         await fill(queue)  # it pauses the queue mail

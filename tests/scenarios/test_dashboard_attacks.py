@@ -326,7 +326,7 @@ async def test_many_hostile_texts_never_become_markup(tmp_path: Path, text: str)
 ALLOWED_TAGS = frozenset(
     "html head meta title link script body a header span nav div button form input main h1 h2 section ul ol li p code "
     "pre table thead tbody tr th td time small label select option datalist details summary strong dl dt dd footer "
-    "progress meter svg rect polyline path text".split()
+    "progress meter svg rect polyline path text kbd wbr".split()
 )
 UNSEEN = ("\u202e", "\u2066")
 

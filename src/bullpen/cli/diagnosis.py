@@ -196,7 +196,8 @@ def _paused(look: Look) -> Iterable[HealthFinding]:
 
 
 def _lost_workers(look: Look) -> Iterable[HealthFinding]:
-    lost = [worker for worker in look.workers if worker not in look.up and look.now - worker.seen_at < HOUR]
+    up = {worker.id for worker in look.up}
+    lost = [worker for worker in look.workers if worker.id not in up and look.now - worker.seen_at < HOUR]
     if lost:
         names = ", ".join(worker.id for worker in lost[:NAMED]) + (", …" if len(lost) > NAMED else "")
         message = (
@@ -275,15 +276,18 @@ def _failing(look: Look) -> Iterable[HealthFinding]:
         failed, ended = failing.pop(group.function, (0, 0))
         if group.kind == "poison":
             continue  # it has a finding of its own
+        if ended:
+            kind = "failing_function"
+            message = f"fails: {failed} of {ended} attempts in the last {RECENT // 60} minutes, the latest with"
+        elif group.is_rising:
+            kind = "rising_failures"
+            message = f"fails more often than before: {sum(group.hours[-2:])} times in two hours, with"
+        else:
+            continue
         place = f"{group.type or group.kind}{f' at {group.where}' if group.where else ''}{_since_a_start(group, look)}"
         about = {"function": group.function, "fingerprint": group.fingerprint, "task": group.example}
         advice = "`bullpen errors` shows the cause and an example"
-        if ended:
-            message = f"{group.function} fails: {failed} of {ended} attempts in the last {RECENT // 60} minutes, "
-            yield warning("failing_function", f"{message}the latest with {place}", advice, **about)
-        elif group.is_rising:
-            message = f"{group.function} fails more often than before: {sum(group.hours[-2:])} times in two hours, "
-            yield warning("rising_failures", f"{message}with {place}", advice, **about)
+        yield warning(kind, f"{group.function} {message} {place}", advice, **about)
 
 
 def _mostly_failed(rows: Iterable[HistoryRow]) -> Iterable[tuple[str, tuple[int, int]]]:

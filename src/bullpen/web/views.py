@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from bullpen import __version__
 from bullpen.cli.commands.status import is_up, remarks
-from bullpen.cli.reads import StoreOverview, StoreReads, StoreSample, sample_of, sum_text
+from bullpen.cli.reads import MOST_COUNTED, StoreOverview, StoreReads, StoreSample, sample_of, sum_text
 from bullpen.cli.store import address_of
 from bullpen.cli.terminal.output import duration
 from bullpen.errors import InvalidPayload, UnknownTask
@@ -167,12 +167,18 @@ async def tasks(visit: Visit) -> Values:
     """
     selection, after = TaskSelection.read(visit.parameters), visit.parameters.get("after")
     seen = await visit.reads.overview()
-    if selection.status == TaskStatus.PENDING and not selection.chosen.keys() - {"status", "queue"}:
+    order = one_of(visit.parameters, "order", ("newest", "oldest"))
+    newest = (order or _usual_order(seen, selection)) == "newest"
+    is_due = selection.status == TaskStatus.PENDING and not selection.chosen.keys() - {"status", "queue"}
+    if is_due:
         shown, more = await _due(visit, selection)
     else:
         which = selection.filters
-        found = await visit.queue.alist(limit=PAGE_SIZE + 1, after=after or None, newest=True, **which)
-        shown, more = found[:PAGE_SIZE], {"after": found[PAGE_SIZE - 1].id} if len(found) > PAGE_SIZE else None
+        found = await visit.queue.alist(limit=PAGE_SIZE + 1, after=after or None, newest=newest, **which)
+        following = (
+            {"after": found[PAGE_SIZE - 1].id, "order": "newest" if newest else "oldest"} if found[PAGE_SIZE:] else None
+        )
+        shown, more = found[:PAGE_SIZE], following
     return {
         "now": as_datetime(seen.now),
         "tasks": shown,
@@ -183,9 +189,19 @@ async def tasks(visit: Visit) -> Values:
         "links": [(one or "all", _count(seen, selection, one), selection.query(status=one)) for one in ("", *STATUSES)],
         "verbs": [(verb, VERBS[verb], selection.query(verb=verb)) for verb in selection.verbs()],
         "is_later": bool(after),
-        "first": selection.query(),
+        "order": "due" if is_due else "newest" if newest else "oldest",
+        "other_order": selection.query(order="oldest" if newest else "newest"),
+        "first": selection.query(order=order),
         "next": None if more is None else selection.query(**more),
     }
+
+
+def _usual_order(seen: StoreOverview, selection: TaskSelection) -> str:
+    """The newest first. But behind a long backlog, which is newer than them, the store would search long for tasks that
+    have ended; those that failed have an index.
+    """
+    is_over = selection.status in (TaskStatus.SUCCESS, TaskStatus.CANCELLED)
+    return "oldest" if is_over and seen.total(TaskStatus.PENDING) > MOST_COUNTED else "newest"
 
 
 async def _due(visit: Visit, selection: TaskSelection) -> tuple[list[TaskInfo], dict[str, str] | None]:

@@ -62,13 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
             )
             for one in misfits
         ]
-        show(table(("function", "tasks", "problem", "example"), rows))
+        show(table(("function", "tasks", "problem", "example"), rows, keep=("example",)))
         show(
             [
                 (),
-                text(
-                    "Keep the old name or signature until they have run, or run: bullpen tasks cancel --function NAME"
-                ),
+                text("Keep the old name or signature until they have run,"),
+                text("or run: bullpen tasks cancel --function NAME"),
             ]
         )
     else:

@@ -11,7 +11,7 @@ from bullpen.cli.arguments import seconds
 from bullpen.cli.command import Command, CommandGroup, ExitCode
 from bullpen.cli.commands.history import COLUMNS, sparkline
 from bullpen.cli.matching import Matching
-from bullpen.cli.terminal.output import indented, show, show_json, text, when
+from bullpen.cli.terminal.output import fitted, indented, show, show_json, text, when
 from bullpen.cli.terminal.screen import Line, StyledText
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.failure_groups import FAILURES_KEPT, FailureGroup
@@ -45,7 +45,7 @@ def _list(arguments: argparse.Namespace) -> int:
     elif not found:
         show([text(f"no failures in this time; workers write theirs every {WRITE_EVERY:g} s", style="quiet")])
     else:
-        show(line for group in found for line in _picture(group, now))
+        show(fitted(line for group in found for line in _picture(group, now)))
     return ExitCode.OK
 
 

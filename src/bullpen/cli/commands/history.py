@@ -91,7 +91,7 @@ def picture(
         rows.append(
             (StyledText(name), *_cells(total), StyledText(sparkline([started[name].get(at, 0) for at in columns])))
         )
-    return [*lines, *indented(table((by, *HEADER), rows))]
+    return [*lines, *indented(table((by, *HEADER), rows, indent=2))]
 
 
 def _cells(total: HistoryPeriod) -> Sequence[StyledText]:

@@ -123,14 +123,14 @@ def picture(status: Status) -> list[Line]:
     lines = [(StyledText(status.store, "strong"),), ()]
     if status.queues:
         lines += indented(
-            table(("queue", *map(str, TaskStatus), ""), [_queue_row(name, status) for name in _names(status)])
+            table(("queue", *map(str, TaskStatus), ""), [_queue_row(name, status) for name in _names(status)], indent=2)
         )
     else:
         lines += indented([text("no tasks", style="quiet")])
     lines.append(())
     if status.workers:
         rows = [worker_row(worker, worker.running, status.at) for worker in status.workers]
-        lines += indented(table(WORKER_HEADER, rows))
+        lines += indented(table(WORKER_HEADER, rows, keep=WORKER_HEADER[:1], indent=2))
     else:
         lines += indented([text("no workers; start one with `bullpen worker APP`", style="quiet")])
     return lines

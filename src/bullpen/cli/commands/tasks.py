@@ -53,7 +53,8 @@ def _list(arguments: argparse.Namespace) -> int:
     elif not found:
         show([text("no tasks", style="quiet"), *map(text, unknown)])
     else:
-        show(table(("id", "function", "state", "queue", "tries", "", "error"), [_row(task, now) for task in found]))
+        header = ("id", "function", "state", "queue", "tries", "", "error")
+        show(table(header, [_row(task, now) for task in found], keep=("id",)))
         if following is not None:
             show([text(f"next page: --after {following}", style="quiet")])
     return ExitCode.OK

@@ -10,7 +10,7 @@ from typing import Any
 from bullpen.cli import store
 from bullpen.cli.command import Command, ExitCode
 from bullpen.cli.commands.status import WORKER_HEADER, worker_document, worker_row
-from bullpen.cli.terminal.output import duration, indented, show, show_json, table, text
+from bullpen.cli.terminal.output import duration, fitted, indented, show, show_json, table_blocks, text
 from bullpen.cli.terminal.screen import Line, StyledText
 from bullpen.tasks.client.task_queue import LARGEST_PAGE
 from bullpen.tasks.model.info import TaskInfo, as_datetime
@@ -42,14 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _picture(workers: Sequence[WorkerRecord], by_worker: dict[str | None, list[TaskInfo]], now: datetime) -> list[Line]:
     """Each worker, followed by its running tasks."""
-    header, *rows = table(
-        WORKER_HEADER, [worker_row(worker, len(by_worker.get(worker.id, [])), now) for worker in workers]
-    )
-    lines = [header]
+    cells = [worker_row(worker, len(by_worker.get(worker.id, [])), now) for worker in workers]
+    lines, *rows = table_blocks(WORKER_HEADER, cells, keep=WORKER_HEADER[:1])
     for worker, row in zip(workers, rows, strict=True):
-        lines.append(row)
+        lines += row
         tasks = by_worker.get(worker.id, [])
-        lines += indented([_task(task, now) for task in tasks[:SHOWN]], 4)
+        lines += indented(fitted([_task(task, now) for task in tasks[:SHOWN]], 4), 4)
         if len(tasks) > SHOWN:
             lines += indented([text(f"and {len(tasks) - SHOWN} more", style="quiet")], 4)
     return lines

@@ -8,6 +8,7 @@ CREATE TABLE {schema}.event (
 );
 CREATE INDEX event_expiring ON {schema}.event (expires_at);
 CREATE INDEX task_awaiting ON {schema}.task (awaits) WHERE awaits IS NOT NULL;
+CREATE INDEX task_awaiting_any ON {schema}.task (id) WHERE awaits IS NOT NULL;  -- in order, also without statistics
 
 -- Locks the names of events until the transaction ends. A settlement that awaits an event locks its name before it looks
 -- for the event, and `emit` before it looks for the tasks that wait: so each sees what the other has written. Every
