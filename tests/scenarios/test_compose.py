@@ -332,9 +332,11 @@ def test_children_pass_the_middleware_and_inherit_the_trace(queue: TaskQueue) ->
         return [current_task().enqueue(to.add.call(1)).id, current_task().enqueue(own).id]
 
     with WorkerPool(queue):
-        first, second = parent.using(headers={"traceparent": "00-1", "private": "p"}).enqueue().result(PATIENCE)
-    assert queue.get(first).headers == {"traceparent": "00-1", "tenant": "acme"}
-    assert queue.get(second).headers == {"traceparent": "own", "tenant": "acme"}
+        job = parent.using(headers={"traceparent": "00-1", "private": "p"}).enqueue()
+        first, second = job.result(PATIENCE)
+    assert queue.get(first).headers == {"traceparent": "00-1", "tenant": "acme", "bullpen-parent": job.id}
+    assert queue.get(second).headers == {"traceparent": "own", "tenant": "acme", "bullpen-parent": job.id}
+    assert [one.id for one in queue.list(header=("bullpen-parent", job.id))] == [first, second]
     children = [one for one in passed if one[0] == "add"]  # that of the parent may come before or after them
     assert children == [("add", "00-1", (first,)), ("add", "own", (second,))]
 

@@ -15,11 +15,13 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from bullpen import RESULT, AsyncWorkerPool, TaskQueue, chain, group
+from bullpen import RESULT, AsyncWorkerPool, TaskQueue, chain, current_task, group
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.tasks.model.task import AttemptError, Task, TaskStatus
 from bullpen.web import dashboard, events, views
+from bullpen.web import graph as graph_module
 from tests.scenarios.web_support import ORIGIN, TOKEN, Browser, add_worker, fill, make_queue, site, wait_for_approval
+from tests.stores import KINDS, new_store
 
 PAGES = ("/", "/queues", "/tasks", "/failures", "/workers", "/functions", "/schedules", "/waits", "/limits", "/system")
 
@@ -489,6 +491,61 @@ async def test_a_task_shows_those_before_and_after_it_as_a_picture(tmp_path: Pat
             assert picture.count('aria-current="true"') == 1
         (alone,) = [await queue.aenqueue("shop.send", ["x@"])]
         assert "<svg" not in (await browser.get(f"/tasks/{alone.id}")).text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_shows_the_tasks_that_it_has_enqueued_and_they_show_it(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(address: str) -> None:
+        async with TaskQueue(address) as queue:
+            app = dashboard(queue, token=TOKEN, anonymous=True)
+
+            @queue.task(name="shop.part")
+            def part(number: int) -> int:
+                return number
+
+            @queue.task(name="shop.crawl")
+            def crawl() -> None:
+                parts = group(part.call(1), part.call(2))
+                current_task().enqueue(parts.then(part.call(RESULT)))
+
+            parent, other = await crawl.aenqueue(), await part.aenqueue(0)
+            async with AsyncWorkerPool(queue, 2, poll_interval=0.05):
+                await parent.aresult(timeout=60)
+            children = await queue.alist(header=("bullpen-parent", parent.id))
+            assert len(children) == 3
+            reads = 0
+            read_all = graph_module._find_children
+
+            async def find_children(*given: Any) -> Any:
+                nonlocal reads
+                reads += 1
+                return await read_all(*given)
+
+            monkeypatch.setattr(graph_module, "_find_children", find_children)
+            async with Browser(app) as browser:
+                for _ in range(2):
+                    page = (await browser.get(f"/tasks/{parent.id}")).text
+                    assert page.count('class="node"') == 4
+                    assert page.count('<path class="child"') == 2  # to the members; the last one depends on these
+                    assert f'/tasks?header=bullpen-parent%3D{parent.id}">3</a>' in page
+                    assert all(f"/tasks/{one.id}" in page for one in children)
+                    assert other.id not in page
+                assert reads == 1
+                page = (await browser.get(f"/tasks/{children[0].id}")).text
+                assert "Enqueued by" in page
+                assert page.count(f'<a href="/tasks/{parent.id}"') == 1  # in the picture
+                alone = (await browser.get(f"/tasks/{other.id}")).text
+                assert "<svg" not in alone
+                assert "Tasks it enqueued" not in alone
+            monkeypatch.setattr(graph_module, "MOST_READ", 1)  # a busy store
+            async with Browser(dashboard(queue, token=TOKEN, anonymous=True)) as browser:
+                page = (await browser.get(f"/tasks/{other.id}")).text
+                assert f'/tasks?header=bullpen-parent%3D{other.id}">search them all</a>' in page
+
+    with new_store(kind, tmp_path, request) as address:
+        asyncio.run(check(address))
 
 
 @pytest.mark.anyio

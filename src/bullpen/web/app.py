@@ -41,6 +41,7 @@ from bullpen.web.audit import AuditLog
 from bullpen.web.bulk import BulkRuns
 from bullpen.web.events import EventStreams
 from bullpen.web.gate import API, Gate, LoginLimit, content_type, local_path, problem, read_bytes
+from bullpen.web.graph import ChildrenReads
 from bullpen.web.openapi import BASE, openapi_document
 from bullpen.web.parameters import WrongParameter, read_query, required
 from bullpen.web.rendering import Renderer
@@ -108,6 +109,7 @@ class Dashboard:
         self._audit = audit or AuditLog()
         self._reads = StoreReads(queue)
         self._bulk = BulkRuns(queue, self._reads.forget)
+        self._children = ChildrenReads()
         self._renderer = Renderer(rules)
         self._streams = EventStreams()
         self._waiting = 0
@@ -151,7 +153,14 @@ class Dashboard:
 
     def _visit(self, request: Request, query: str, task_id: str) -> Visit:
         return Visit(
-            self._queue, self._reads, self._bulk, self._audit, request.state.visitor, read_query(query), task_id
+            queue=self._queue,
+            reads=self._reads,
+            bulk=self._bulk,
+            children=self._children,
+            audit=self._audit,
+            visitor=request.state.visitor,
+            parameters=read_query(query),
+            id=task_id,
         )
 
     async def _events(self, request: Request) -> Response:

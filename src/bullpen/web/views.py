@@ -18,6 +18,7 @@ from bullpen.cli.terminal.output import duration
 from bullpen.errors import InvalidPayload, UnknownTask
 from bullpen.tasks.client.job import Job
 from bullpen.tasks.client.task_queue import TaskQueue
+from bullpen.tasks.model.context import PARENT_HEADER
 from bullpen.tasks.model.history import HOUR, HistoryPeriod
 from bullpen.tasks.model.info import (
     TaskError,
@@ -37,7 +38,7 @@ from bullpen.web.attention import attention
 from bullpen.web.audit import AuditLog
 from bullpen.web.bulk import BulkRuns
 from bullpen.web.chart import MiniChart, draw, draw_durations, draw_hours, draw_runs, draw_samples
-from bullpen.web.graph import read_graph
+from bullpen.web.graph import ChildrenReads, read_graph
 from bullpen.web.parameters import WrongParameter, instant, one_of
 from bullpen.web.selection import STATUSES, TIMES, TaskSelection, Verb, read_verb
 
@@ -63,6 +64,7 @@ class Visit:
     queue: TaskQueue
     reads: StoreReads
     bulk: BulkRuns
+    children: ChildrenReads
     audit: AuditLog
     visitor: Visitor
     parameters: Mapping[str, str]
@@ -266,6 +268,7 @@ async def task(visit: Visit) -> Values:
     why = await job.awhy()
     storage = await visit.queue.astorage()
     (stored,) = await storage.get([info.id])
+    children = await visit.children.of(storage, info)
     return {
         "now": as_datetime(await storage.now()),
         "task": info,
@@ -277,7 +280,11 @@ async def task(visit: Visit) -> Values:
         "result": _result(stored) if visit.visitor.may_operate else None,
         "arguments": await _arguments(job) if visit.visitor.may_operate else None,
         "has_result": stored is not None and stored.result is not None,
-        "graph": await read_graph(visit.queue, info),
+        "graph": await read_graph(visit.queue, info, children),
+        "parent": info.headers.get(PARENT_HEADER),
+        "headers": {name: value for name, value in info.headers.items() if name != PARENT_HEADER},
+        "children": children,
+        "children_query": f"?{urlencode({'header': f'{PARENT_HEADER}={info.id}'})}",
     }
 
 

@@ -18,6 +18,7 @@ from bullpen.tasks.model.task import Progress, Task, scheduled_time_of, writable
 # A task that `current_task().enqueue` makes inherits these, so that a trace goes on: W3C Trace Context and Baggage,
 # and Sentry.
 TRACE_HEADERS = ("traceparent", "tracestate", "baggage", "sentry-trace")
+PARENT_HEADER = "bullpen-parent"  # of a task that another one has enqueued with its success: the id of that one
 
 J = TypeVar("J")
 P = ParamSpec("P")
@@ -139,7 +140,8 @@ class CurrentTask:
             current_task().enqueue(group(resize.call(path) for path in paths).then(report.call()))
 
         The tasks of the returned jobs exist as soon as this task has succeeded. They pass the enqueue middleware here,
-        and inherit the trace headers of this task (`traceparent`, `tracestate`, `baggage`, `sentry-trace`).
+        inherit the trace headers of this task (`traceparent`, `tracestate`, `baggage`, `sentry-trace`), and have the
+        header `bullpen-parent` with its id.
         """
         if self._adopt is None:
             raise NoCurrentTask("no worker runs this task here, so there is no success to enqueue others with")
@@ -149,6 +151,7 @@ class CurrentTask:
         tasks: list[Task] = []
         jobs: list[J] = []
         inherited = {name: self.headers[name] for name in TRACE_HEADERS if name in self.headers}
+        inherited[PARENT_HEADER] = self.id
 
         def of(now: float) -> Sequence[Task]:
             made, job = work.children(now, inherited)
