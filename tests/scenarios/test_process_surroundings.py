@@ -120,6 +120,62 @@ def test_a_notebook_may_define_and_redefine_what_workers_run() -> None:
     ], done.stderr
 
 
+WITHOUT_STREAMS = """
+import os, signal, sys
+from pathlib import Path
+from bullpen import Pool, WorkerLost
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    with Pool(2, runtime="process") as pool:
+        first = pool.do(os.getpid)
+        assert isinstance(pool.submit(die).exception(), WorkerLost)
+        second = pool.do(os.getpid)
+        pool.do(print, "to a stream that is closed")
+    Path(sys.argv[1]).write_text(f"{first != second}")
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_pool_works_in_an_app_without_standard_streams(tmp_path: Path, closed: str) -> None:
+    (tmp_path / "app.py").write_text(WITHOUT_STREAMS)
+    command = f'exec "$0" "$@" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, str(tmp_path / "app.py"), str(tmp_path / "result")],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        timeout=200,
+        check=False,
+    )
+    assert (done.returncode, (tmp_path / "result").read_text()) == (0, "True")
+
+
+BLOCKS_SIGNALS = """
+import os, signal, time
+from bullpen import Pool, RunTimeout, WorkerLost
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with Pool(1, runtime="process") as pool:
+        print(pool.submit(die).exception().exit_code)
+        first = pool.do(os.getpid)
+        print(type(pool.using(run_timeout=0.1).submit(time.sleep, 600).exception()).__name__)
+        print(pool.do(os.getpid) == first)
+"""
+
+
+def test_a_pool_works_in_an_app_that_blocks_signals(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(BLOCKS_SIGNALS)
+    command = [sys.executable, str(tmp_path / "app.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout.split() == ["-9", "RunTimeout", "True"], done.stderr
+
+
 TESTS = """
 import os
 from pathlib import Path

@@ -38,9 +38,19 @@ def main() -> None:
     app's script, the name or the file of that, and the app's own arguments.
     """
     child.of_an_app = True
+    _open_streams()
     _, _, control, death, preload, *script = sys.argv
     child.keep_to_itself(int(control), int(death))
     Forkserver(socket.socket(fileno=int(control)), int(death)).live(preload.split(), script)
+
+
+def _open_streams() -> None:
+    """The app may have no standard streams. Then descriptors of workers must not get their numbers."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
 
 
 class Forkserver:
@@ -81,6 +91,7 @@ class Forkserver:
         os.execv(sys.executable, sys.orig_argv[: -len(without)])
 
     def _set_signals(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the app may block signals: workers need them
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the app decides when it ends
         signal.signal(signal.SIGCHLD, lambda *_: None)

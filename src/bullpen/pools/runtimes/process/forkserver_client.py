@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import os
 import pickle
@@ -100,22 +101,25 @@ class ForkserverClient:
         self._reader = wire.FrameReader()
         preload, script = preloaded
         named = [] if script is None else [script[0] or "", script[1] or "", *sys.argv]
-        mine, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as opened:
+        with contextlib.ExitStack() as opened, contextlib.ExitStack() as its_own:
+            mine, theirs = socket.socketpair()
             opened.enter_context(mine)
+            its_own.enter_context(theirs)
             # No other process has the write end, so it closes when this process ends, for whatever reason.
             death, self._alive = os.pipe()
             opened.callback(os.close, self._alive)
-            try:
-                self._forkserver = subprocess.Popen(
-                    [*_program("forkserver"), str(theirs.fileno()), str(death), " ".join(preload), *named],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(), death),
-                    process_group=0,  # so that Ctrl-C goes past it
-                    env={**self._environment, orphans.VARIABLE: orphans.mark()},
-                )
-            finally:
-                os.close(death)
+            its_own.callback(os.close, death)
+            passed = []
+            for fd in (theirs.fileno(), death):  # an app without standard streams may have got their numbers
+                passed.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
+                its_own.callback(os.close, passed[-1])
+            self._forkserver = subprocess.Popen(
+                [*_program("forkserver"), *map(str, passed), " ".join(preload), *named],
+                stdin=subprocess.DEVNULL,
+                pass_fds=passed,
+                process_group=0,  # so that Ctrl-C goes past it
+                env={**self._environment, orphans.VARIABLE: orphans.mark()},
+            )
             self._channel = Channel(mine)
             io_thread.post(self._listen)
             opened.pop_all()
