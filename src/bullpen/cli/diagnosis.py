@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from bullpen.cli.terminal.output import counted, duration
-from bullpen.tasks.client.why import STALE_AFTER, Surroundings, held_back_by, may_know
+from bullpen.tasks.client.why import STALE_AFTER, Cause, Surroundings, held_back_by, may_know
 from bullpen.tasks.model.failure_groups import FAILURES_KEPT, FailureGroup
 from bullpen.tasks.model.history import COUNTED, HistoryRow
 from bullpen.tasks.model.info import wait_of
@@ -28,6 +28,8 @@ DEFAULT = "default"
 DAY, HOUR = 86_400.0, 3600.0
 RECENT = 600  # seconds of the history that tell whether a function fails now
 FEW_ATTEMPTS = 3  # failed ones in this time may be chance
+MANY_FAIL = 0.1  # of the attempts since a new cause began
+EXPECTED = 3.0  # failures with a new cause in the hours before it, if it were not new: then none is no chance
 OLD_WAIT = 30 * DAY  # seconds that a task may wait for an event without a limit
 
 
@@ -46,6 +48,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[WorkerRecord] = ()
     failures: Sequence[FailureGroup] = ()  # of the time for which they are kept
     history: Sequence[HistoryRow] = ()  # the latest minutes
+    hours: Sequence[HistoryRow] = ()  # the latest hours
 
     @property
     def up(self) -> list[WorkerRecord]:
@@ -198,13 +201,18 @@ def _paused(look: Look) -> Iterable[HealthFinding]:
 def _lost_workers(look: Look) -> Iterable[HealthFinding]:
     up = {worker.id for worker in look.up}
     lost = [worker for worker in look.workers if worker.id not in up and look.now - worker.seen_at < HOUR]
-    if lost:
-        names = ", ".join(worker.id for worker in lost[:NAMED]) + (", …" if len(lost) > NAMED else "")
-        message = (
-            f"{counted(len(lost), 'worker is', 'workers are')} dead, or silent for over {STALE_AFTER:g} s: {names}"
-        )
+    if len(lost) == 1:
+        (worker,) = lost
+        state = "is dead" if is_dead(worker) else "does not answer"
+        message = f"the worker {worker.id} (pid {worker.pid} on {worker.host}) {state}; "
+        message += f"its last heartbeat was {duration(look.now - worker.seen_at)} ago"
+        advice = "other workers run its tasks again; look for the cause on its machine"
+        yield warning("lost_workers", message, advice, worker=worker.id)
+    elif lost:
+        message = f"{len(lost)} workers are dead, or silent for over {STALE_AFTER:g} s: "
+        message += _some([worker.id for worker in lost])
         advice = "other workers run their tasks again; look for the cause on their machines"
-        yield warning("lost_workers", message, advice, **({"worker": lost[0].id} if len(lost) == 1 else {}))
+        yield warning("lost_workers", message, advice)
 
 
 def _moving(look: Look) -> Iterable[HealthFinding]:
@@ -253,9 +261,19 @@ def _reached_limits(look: Look) -> Iterable[HealthFinding]:
         around = Surroundings(now=look.now, running=running, waiting=waiting, earlier=earlier)
         for cause in held_back_by(oldest, limit, around)[:1]:
             message = f"{_waiting(waiting)} in the queue {limit.queue!r} behind its limit, the oldest for "
-            message += f"{duration(look.now - oldest.eta)}: {cause.message}"
-            advice = f"see what runs: `bullpen tasks --queue {limit.queue} --status running`; to change the limit: "
+            message += f"{duration(look.now - oldest.eta)}: {cause.message}{_held_for(cause, look)}"
+            advice = f"see what runs: `bullpen tasks --queue {limit.queue} --status running`; if it hangs, "
+            advice += "`bullpen stack ID` says where; to change the limit: "
             yield warning("reached_limit", message, f"{advice}`bullpen queues limit {limit.queue}`", queue=limit.queue)
+
+
+def _held_for(cause: Cause, look: Look) -> str:
+    """For how long the tasks have run that hold the limit: those that hang have run for long."""
+    holders = cause.data.get("held_by", ())
+    started = [task.started_at for task in look.running if task.id in holders and task.started_at is not None]
+    if not started:
+        return ""
+    return f", {'the first of them ' if len(started) > 1 else ''}for {duration(look.now - min(started))}"
 
 
 def _earlier(task: Task, others: Sequence[Task]) -> Task | None:
@@ -268,20 +286,31 @@ def _earlier(task: Task, others: Sequence[Task]) -> Task | None:
 
 
 def _failing(look: Look) -> Iterable[HealthFinding]:
-    """Functions of which most attempts have failed in the latest minutes, as after a deployment with a defect; and
-    causes that fail more often than before.
+    """Functions of which most attempts fail now, as after a deployment with a defect; and causes that are new, or fail
+    more often than before.
     """
-    failing = dict(_mostly_failed(look.history))
+    told = set[str]()
+    history, hours = _by_function(look.history), _by_function(look.hours)
     for group in look.failures:  # the latest first
-        failed, ended = failing.pop(group.function, (0, 0))
         if group.kind == "poison":
-            continue  # it has a finding of its own
-        if ended:
+            told.add(group.function)  # it has a finding of its own
+            continue
+        began = group.first.timestamp()
+        is_recent = began >= look.now - RECENT
+        failed, ended = _attempts(history[group.function], since=began if is_recent else 0.0)
+        begins = f"began to fail {duration(look.now - began)} ago:"
+        if group.function not in told and failed >= max(FEW_ATTEMPTS, ended / 2):
+            told.add(group.function)
             kind = "failing_function"
-            message = f"fails: {failed} of {ended} attempts in the last {RECENT // 60} minutes, the latest with"
-        elif group.is_rising:
+            message = f"{begins} {failed} of {ended} attempts since then, the latest with"
+            if not is_recent:
+                message = f"fails: {failed} of {ended} attempts in the last {RECENT // 60} minutes, the latest with"
+        elif group.is_rising and not group.is_new:
             kind = "rising_failures"
             message = f"fails more often than before: {sum(group.hours[-2:])} times in two hours, with"
+        elif group.is_rising and _is_unusual(group, hours[group.function]):
+            kind = "new_failures"
+            message = f"{begins} {group.count} times with"
         else:
             continue
         place = f"{group.type or group.kind}{f' at {group.where}' if group.where else ''}{_since_a_start(group, look)}"
@@ -290,16 +319,33 @@ def _failing(look: Look) -> Iterable[HealthFinding]:
         yield warning(kind, f"{group.function} {message} {place}", advice, **about)
 
 
-def _mostly_failed(rows: Iterable[HistoryRow]) -> Iterable[tuple[str, tuple[int, int]]]:
-    """How many attempts of these functions failed, and how many ended."""
-    failed, succeeded = Counter[str](), Counter[str]()
+def _by_function(rows: Iterable[HistoryRow]) -> Mapping[str, list[HistoryRow]]:
+    found = defaultdict[str, list[HistoryRow]](list)
     for row in rows:
-        counts = dict(zip(COUNTED, row.counts, strict=False))
-        failed[row.function] += sum(counts.get(name, 0) for name in ("failed", "retried", "crashed"))
-        succeeded[row.function] += counts.get("success", 0)
-    for function, many in failed.items():
-        if many >= FEW_ATTEMPTS and many >= succeeded[function]:
-            yield function, (many, many + succeeded[function])
+        found[row.function].append(row)
+    return found
+
+
+def _attempts(rows: Iterable[HistoryRow], *, since: float) -> tuple[int, int]:
+    """How many attempts failed, and how many ended, from the row on that has this instant."""
+    failed = succeeded = 0
+    for row in rows:
+        if row.at + row.step > since:
+            counts = dict(zip(COUNTED, row.counts, strict=False))
+            failed += sum(counts.get(name, 0) for name in ("failed", "retried", "crashed"))
+            succeeded += counts.get("success", 0)
+    return failed, failed + succeeded
+
+
+def _is_unusual(group: FailureGroup, hours: Sequence[HistoryRow]) -> bool:
+    """Whether a new cause is more than the usual noise of a function that has not run for long: many attempts fail with
+    it, or the function ran often without it before.
+    """
+    began = group.first.timestamp()
+    _, ended = _attempts(hours, since=began)
+    _, of_all = _attempts(hours, since=0.0)
+    share = group.count / max(ended, group.count)
+    return share >= MANY_FAIL or share * (of_all - ended) >= EXPECTED
 
 
 def _since_a_start(group: FailureGroup, look: Look) -> str:
@@ -315,9 +361,12 @@ def _since_a_start(group: FailureGroup, look: Look) -> str:
 def _poison(look: Look) -> Iterable[HealthFinding]:
     for group in look.failures:
         if group.kind == "poison" and look.now - group.last.timestamp() < DAY:
-            message = f"{counted(sum(group.hours[-25:]), 'task', 'tasks')} of {group.function} failed as poison within "
-            message += f"a day: {group.message.partition(chr(10))[0]}"
-            advice = f"no worker can run them as they are; see `bullpen tasks show {group.example}`"
+            attempts = counted(sum(group.hours[-25:]), "attempt", "attempts")
+            ago = duration(look.now - group.last.timestamp())
+            message = f"{group.function} fails as poison: {attempts} within a day, the latest {ago} ago: "
+            message += group.message.partition("\n")[0]
+            advice = f"no worker runs such a task again by itself: see `bullpen tasks show {group.example}`, mend the "
+            advice += "cause, then `bullpen tasks retry`"
             about = {"function": group.function, "fingerprint": group.fingerprint, "task": group.example}
             yield warning("poison", message, advice, **about)
 

@@ -52,7 +52,7 @@ def _links(kind: str, about: Mapping[str, str]) -> list[FindingLink]:
             running = _tasks("What runs", status="running", queue=about["queue"])
             pending = _tasks("What waits", status="pending", queue=about["queue"])
             return [running, pending, FindingLink("Limits", "/limits")]
-        case "failing_function" | "rising_failures" | "poison":
+        case "failing_function" | "rising_failures" | "new_failures" | "poison":
             failed = _tasks("Failed tasks", status="failed", **of_cause)
             again = FindingLink("Run again…", f"/bulk?{urlencode({'verb': 'retry', 'status': 'failed', **of_cause})}")
             return [_task("Latest task", about["task"]), failed, again, FindingLink("Failures", "/failures")]
@@ -63,7 +63,7 @@ def _links(kind: str, about: Mapping[str, str]) -> list[FindingLink]:
             ]
         case "lost_workers":
             ran = [_tasks("What it ran", worker=about["worker"])] if "worker" in about else []
-            return [FindingLink("Workers", "/workers"), *ran]
+            return [FindingLink("Workers", "/workers"), _tasks("Tasks that crashed", error="crash"), *ran]
         case "old_waits":
             return [_task("The task", about["task"]), FindingLink("Waits", "/waits")]
         case "unreadable_tasks" | "newer_tasks":

@@ -55,6 +55,7 @@ class Renderer:
             "clock": _clock,
             "short": _short,
             "sentence": _sentence,
+            "capital": lambda text: text[:1].upper() + text[1:],
             "with_code": _with_code,
             "many": count_text,
             "breakable": _breakable,

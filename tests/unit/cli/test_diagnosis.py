@@ -145,18 +145,70 @@ def test_a_function_that_fails_since_a_worker_started_is_named_with_that_worker(
     seen = look(failures=[GROUP], history=[row(failed=5)], workers=[replace(WORKER, started_at=NOW - 29)])
     (one,) = diagnose(seen)
     assert one.message == (
-        "app.send fails: 5 of 5 attempts in the last 10 minutes, the latest with ValueError at app.py:3 in send; "
+        "app.send began to fail 9.0 s ago: 5 of 5 attempts since then, the latest with ValueError at app.py:3 in send; "
         "this began 20 s after the worker w started"
     )
     assert one.about == {"function": "app.send", "fingerprint": "a1", "task": "t"}
 
 
+def test_a_function_that_has_failed_for_long_is_named_with_its_latest_minutes() -> None:
+    old = replace(GROUP, first=as_datetime(NOW - 5000))
+    (one,) = diagnose(look(failures=[old], history=[row(success=1, failed=4)]))
+    assert one.message.startswith("app.send fails: 4 of 5 attempts in the last 10 minutes, the latest with ValueError")
+
+
+def test_a_deployment_is_found_while_most_attempts_of_the_latest_minutes_are_from_before_it() -> None:
+    before = replace(row(success=500), at=int(NOW) // 60 * 60 - 60)
+    (one,) = diagnose(look(failures=[GROUP], history=[before, row(success=3, failed=4)]))
+    assert one.message.startswith("app.send began to fail 9.0 s ago: 4 of 7 attempts since then")
+
+
+NEW = replace(GROUP, hours=(0, 0, 4, 8), count=12)
+
+
+def hour(ago: int, **counts: int) -> HistoryRow:
+    return replace(row(**counts), step=3600, at=(int(NOW) // 3600 - ago) * 3600)
+
+
+@pytest.mark.parametrize(
+    ("hours", "kinds"),
+    [
+        ([hour(0, success=88, failed=12)], ["new_failures"]),  # every eighth attempt
+        ([hour(0, success=388, failed=12)], []),  # the usual failures of a shop that has just opened
+        ([hour(0, success=388, failed=12), hour(1, success=90)], []),
+        ([hour(0, success=388, failed=12), hour(1, success=110)], ["new_failures"]),  # more than 3 were to be expected
+        ([], ["new_failures"]),
+    ],
+)
+def test_a_new_cause_is_named_unless_it_may_be_the_usual_noise(hours: list[HistoryRow], kinds: list[str]) -> None:
+    found = diagnose(look(failures=[NEW], hours=hours))
+    assert [one.kind for one in found] == kinds
+    assert all(one.message.startswith("app.send began to fail 9.0 s ago: 12 times with ValueError") for one in found)
+
+
+def test_poison_is_counted_in_attempts_and_says_that_nothing_runs_it_again() -> None:
+    (one,) = diagnose(look(failures=[replace(GROUP, kind="poison", type="", hours=(3,), message="killed by SIGKILL")]))
+    assert one.message == "app.send fails as poison: 3 attempts within a day, the latest 0 ms ago: killed by SIGKILL"
+    assert "no worker runs such a task again by itself" in one.advice
+
+
+def test_a_lost_worker_is_named_with_its_machine_and_its_last_heartbeat() -> None:
+    (dead,) = diagnose(look(workers=[replace(DEAD, seen_at=NOW - 3), WORKER]))
+    pid = os.getpid()
+    assert dead.message == f"the worker dead (pid {pid} on box) is dead; its last heartbeat was 3.0 s ago"
+    silent = replace(WORKER, id="far", pid=7, seen_at=NOW - 90)
+    (one,) = diagnose(look(workers=[silent, WORKER]))
+    assert one.message == "the worker far (pid 7 on box) does not answer; its last heartbeat was 90 s ago"
+    (both,) = diagnose(look(workers=[silent, DEAD, WORKER]))
+    assert both.message == "2 workers are dead, or silent for over 30 s: far, dead"
+
+
 def test_a_limit_that_holds_tasks_back_is_named_with_what_holds_it() -> None:
-    seen = look(HEAD, limits=[Limit(queue="default", max_running=1)], running=[FIRST])
+    seen = look(HEAD, limits=[Limit(queue="default", max_running=1)], running=[replace(FIRST, started_at=NOW - 300)])
     (one,) = diagnose(seen)
     assert one.message == (
         "1 task is pending in the queue 'default' behind its limit, the oldest for 80 s: "
-        "1 of at most 1 tasks of 'default' run: app.send first"
+        "1 of at most 1 tasks of 'default' run: app.send first, for 5 min"
     )
     assert one.about == {"queue": "default"}
 

@@ -20,6 +20,7 @@ CAUSE = {"function": "app.send", "fingerprint": "a1", "task": "id/1"}
         (warning("poison", "", "", **CAUSE), "/tasks/id%2F1"),
         (warning("failing_function", "", "", **CAUSE), "/tasks/id%2F1"),
         (warning("rising_failures", "", "", **CAUSE), "/tasks/id%2F1"),
+        (warning("new_failures", "", "", **CAUSE), "/tasks/id%2F1"),
         (warning("lost_workers", "", "", worker="w"), "/workers"),
         (warning("lost_workers", "", ""), "/workers"),
         (problem("no_workers", "", ""), "/tasks?status=pending"),

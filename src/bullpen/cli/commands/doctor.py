@@ -31,6 +31,7 @@ from bullpen.tasks.model.task import PENDING, RUNNING, Task
 from bullpen.tasks.storage.port import HealthFinding, Storage, SupportsHealthChecks, SupportsMigrations, TaskFilter
 
 PAGE = 1000
+EARLIER = 6 * HOUR  # seconds in which a function without failures counts as one that works
 PATIENCE = 15.0  # seconds until a server that does not answer counts as unreachable
 WHAT = "the server or file, its version, settings, disk and clock; workers, queues, leases, functions, backlog"
 WHAT += ", failures"
@@ -127,6 +128,7 @@ async def look_at(storage: Storage, page: int = PAGE) -> Look:
         workers=await storage.workers(),
         failures=groups(await storage.failures(first), since=first, until=now),
         history=await storage.history(MINUTE, int(now - RECENT), now + 1),
+        hours=await storage.history(HOUR, now - EARLIER, now + 1),
     )
 
 

@@ -395,6 +395,8 @@ def _is_over(task: Task) -> Cause:
     if task.status is FAILED:
         error = task.error
         said = "" if error is None else f" with {error.type or error.kind}: {error.message}"
+        if error is not None and error.kind == "poison" and task.crashes:
+            said = f" as poison, after {task.crashes} crashes, and does not run again by itself. The last one{said}"
         return Cause("failed", f"it failed{at}{said}", data | {"error": None if error is None else error_of(error)})
     return Cause("cancelled", f"it was cancelled{at}", data)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from itertools import dropwhile
 
 import msgspec
 
@@ -80,10 +81,15 @@ class FailureGroup(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_rising(self) -> bool:
-        """Whether the latest two hours have far more failures than the hours before."""
-        *before, latest = (*self.hours[:-2], sum(self.hours[-2:]))
+        """Whether the latest two hours have far more failures than those from the first failure on."""
+        before, latest = list(dropwhile(lambda many: many == 0, self.hours[:-2])), sum(self.hours[-2:])
         usual = sum(before) / len(before) if before else 0.0
         return latest >= FEW and latest > 2 * RISING * usual
+
+    @property
+    def is_new(self) -> bool:
+        """Whether all failures are of the latest two hours."""
+        return not any(self.hours[:-2])
 
 
 def groups(rows: Iterable[FailureRow], *, since: int, until: float) -> list[FailureGroup]:

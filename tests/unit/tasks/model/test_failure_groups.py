@@ -49,9 +49,22 @@ def test_groups_are_sums_over_hours_and_queues_the_latest_first() -> None:
 
 @pytest.mark.parametrize(
     ("hours", "rising"),
-    [((), False), ((FEW - 1,), False), ((FEW,), True), ((0, 0, 4, 6), True), ((5, 5, 15, 15), False)],
+    [
+        ((), False),
+        ((FEW - 1,), False),
+        ((FEW,), True),
+        ((0, 0, 4, 6), True),
+        ((5, 5, 15, 15), False),
+        ((*(0,) * 20, 20, 20, 20), False),
+    ],
 )
 def test_failures_rise_if_they_are_many_and_more_than_before(hours: tuple[int, ...], rising: bool) -> None:
     (group,) = groups([row(T0 + 1.0)], since=T0, until=T0 + 1.0)
     changed: FailureGroup = replace(group, hours=hours)
     assert changed.is_rising is rising
+
+
+@pytest.mark.parametrize(("hours", "new"), [((), True), ((9,), True), ((0, 4, 6), True), ((1, 0, 4, 6), False)])
+def test_a_cause_is_new_if_it_has_no_failures_before_the_latest_two_hours(hours: tuple[int, ...], new: bool) -> None:
+    (group,) = groups([row(T0 + 1.0)], since=T0, until=T0 + 1.0)
+    assert replace(group, hours=hours).is_new is new
