@@ -173,6 +173,26 @@ async def test_an_operator_pauses_resumes_cancels_retries_and_runs(
 
 
 @pytest.mark.anyio
+async def test_an_operator_changes_a_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bullpen.web")
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        await queue.aset_limit("reports", max_running=2)
+        assert 'action="/limits/set"' not in (await browser.get("/limits")).text  # a visitor only looks
+        await browser.log_in()
+        terms = {"max_running": "", "max_running_per_key": "", "rate": "0.5", "in_order": "yes"}
+        done = await browser.act("/limits/set", queue="reports", **terms)
+        assert (done.status_code, done.headers["location"]) == (303, "/limits?done=limited")
+        (limit,) = await queue.alimits()
+        assert (limit.max_running, limit.max_running_per_key, limit.rate, limit.in_order) == (None, None, 0.5, True)
+        told = "audit: token at 127.0.0.1 limited the queue reports: at most 0.5 per second, in order per key"
+        assert told in [record.getMessage() for record in caplog.records]
+        for name, value in (("max_running", "many"), ("max_running", "1.5"), ("max_running", "-1"), ("rate", "nan")):
+            rejected = await browser.act("/limits/set", queue="reports", **{name: value})
+            assert (rejected.status_code, name in rejected.text) == (400, True)
+        assert await queue.alimits() == [limit]
+
+
+@pytest.mark.anyio
 async def test_an_action_on_all_that_match_has_a_question_a_number_and_a_progress(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

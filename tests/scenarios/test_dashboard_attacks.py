@@ -212,6 +212,7 @@ async def test_no_attack_gets_through_on_any_route_and_method(tmp_path: Path) ->
         assert await state_of(queue, task) == before
         for path, field, value in (
             ("/queues/pause", "queue", "default"),
+            ("/limits/set", "queue", "reports"),
             ("/schedules/pause", "key", "shop.nightly"),
             ("/task/retry", "task", task),
             ("/waits/emit", "event", "approved"),

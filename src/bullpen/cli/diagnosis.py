@@ -86,14 +86,14 @@ def diagnose(look: Look) -> list[HealthFinding]:
         *_unknown_functions(look),
         *_shared_queues(look),
         *_unreadable_limits(look),
+        *_failing(look),
+        *_poison(look),
         *_paused(look),
         *_lost_workers(look),
         *_moving(look),
         *_old_waits(look),
         *_backlogs(look),
         *_reached_limits(look),
-        *_failing(look),
-        *_poison(look),
         *_soon_forgotten(look),
         *_clock(look),
     ]
@@ -262,8 +262,10 @@ def _reached_limits(look: Look) -> Iterable[HealthFinding]:
         for cause in held_back_by(oldest, limit, around)[:1]:
             message = f"{_waiting(waiting)} in the queue {limit.queue!r} behind its limit, the oldest for "
             message += f"{duration(look.now - oldest.eta)}: {cause.message}{_held_for(cause, look)}"
-            advice = f"see what runs: `bullpen tasks --queue {limit.queue} --status running`; if it hangs, "
-            advice += "`bullpen stack ID` says where; to change the limit: "
+            advice = "to change the limit: "
+            if cause.data.get("held_by"):
+                advice = f"see what runs: `bullpen tasks --queue {limit.queue} --status running`; if it hangs, "
+                advice += "`bullpen stack ID` says where; to change the limit: "
             yield warning("reached_limit", message, f"{advice}`bullpen queues limit {limit.queue}`", queue=limit.queue)
 
 

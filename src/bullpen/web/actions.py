@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import quote
 
-from bullpen.tasks.client.task_queue import TaskQueue
+from bullpen.cli.commands.status import remarks
+from bullpen.tasks.client.task_queue import LimitTerms, TaskQueue
+from bullpen.tasks.storage.port import Limit
 from bullpen.web.bulk import BulkRuns
 from bullpen.web.parameters import WrongParameter, required
 from bullpen.web.selection import TaskSelection, read_verb
+
+LONGEST_NUMBER = 20  # characters
+
+N = TypeVar("N")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,29 @@ async def resume_queue(asked: ActionRequest) -> ActionDone:
     name = required(asked.form, "queue")
     await asked.queue.aresume(name)
     return ActionDone(f"resumed the queue {name}", "/queues?done=resumed")
+
+
+async def set_limit(asked: ActionRequest) -> ActionDone:
+    """Set all terms of the limit of a queue as the form has them; without a number there is no such term."""
+    name = required(asked.form, "queue")
+    terms: LimitTerms = {
+        "max_running": _number(asked.form, "max_running", int),
+        "max_running_per_key": _number(asked.form, "max_running_per_key", int),
+        "rate": _number(asked.form, "rate", float),
+        "in_order": bool(asked.form.get("in_order")),
+    }
+    await asked.queue.aset_limit(name, **terms)
+    words = ", ".join(remarks(False, Limit(queue=name, **terms))) or "any number at once"
+    return ActionDone(f"limited the queue {name}: {words}", "/limits?done=limited")
+
+
+def _number(form: Mapping[str, str], name: str, kind: Callable[[str], N]) -> N | None:
+    text = form.get(name, "").strip()[:LONGEST_NUMBER]
+    try:
+        return kind(text) if text else None
+    except ValueError:
+        words = "a whole number" if kind is int else "a number"
+        raise WrongParameter(f"{name} must be {words}, or empty for no limit") from None
 
 
 async def cancel_task(asked: ActionRequest) -> ActionDone:
@@ -104,6 +134,7 @@ async def stop_bulk(asked: ActionRequest) -> ActionDone:
 ACTIONS: Mapping[str, Callable[[ActionRequest], Awaitable[ActionDone]]] = {
     "/queues/pause": pause_queue,
     "/queues/resume": resume_queue,
+    "/limits/set": set_limit,
     "/task/cancel": cancel_task,
     "/task/retry": retry_task,
     "/schedules/pause": pause_schedule,
@@ -118,6 +149,7 @@ ACTIONS: Mapping[str, Callable[[ActionRequest], Awaitable[ActionDone]]] = {
 DONE = {
     "paused": "Paused. Running tasks continue.",
     "resumed": "Resumed.",
+    "limited": "Changed, for all workers. Running tasks continue.",
     "cancelled": "Cancelled. A running task was asked to stop.",
     "retried": "The task runs again.",
     "unchanged": "Nothing had to be changed.",
