@@ -373,3 +373,14 @@ async def test_a_program_lists_waits_and_emits_the_event(tmp_path: Path, caplog:
             assert await job.aresult(timeout=60) == {"by": "ada"}
         told = [record.getMessage() for record in caplog.records if record.name == "bullpen.web"]
         assert sum("emitted the event approved:42" in one for one in told) == 1
+
+
+@pytest.mark.anyio
+async def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has(tmp_path: Path) -> None:
+    tokens = make_tokens(tmp_path)
+    async with site(tmp_path, tokens=tmp_path / "tokens") as (_, app), Browser(app) as client:
+        for path in (f"{API}/tasks", "/tasks"):
+            answer = await client.request("DELETE", path, headers=tokens["read"])
+            assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
+        answer = await client.get(f"{API}/events", headers=tokens["read"])
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")

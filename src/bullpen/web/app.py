@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
@@ -284,8 +284,19 @@ class Dashboard:
         message = error.detail if isinstance(error, HTTPException) else str(error)
         if local_path(request).startswith(API):
             is_http = isinstance(error, HTTPException)
-            return problem(status, HTTPStatus(status).name.lower() if is_http else error_code(error), message)
-        return self._renderer.page(request, "problem", {"message": message, "status": status}, status)
+            answer = problem(status, HTTPStatus(status).name.lower() if is_http else error_code(error), message)
+        else:
+            answer = self._renderer.page(request, "problem", {"message": message, "status": status}, status)
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            answer.headers["allow"] = self._methods_at(request)
+        return answer
+
+    def _methods_at(self, request: Request) -> str:
+        """The methods of all routes of this path."""
+        routes = [
+            one for one in self.app.routes if isinstance(one, Route) and one.matches(request.scope)[0] != Match.NONE
+        ]
+        return ", ".join(sorted({method for one in routes for method in one.methods or ()}))
 
 
 def _go_to(request: Request, page: str) -> RedirectResponse:

@@ -22,6 +22,7 @@ LARGEST_FORM = 16_384  # bytes
 LONGEST_TARGET = 4096  # characters of the path and the query
 FAILED_LOGINS = (10, 60.0)  # at most so many in so many seconds
 API = "/api/"
+METHODS = ("GET", "HEAD", "POST")
 
 SECURITY_HEADERS = {
     "content-security-policy": (
@@ -75,10 +76,12 @@ class Gate:
             return _reject(HTTPStatus.REQUEST_URI_TOO_LONG)
         if len(headers.getlist("host")) != 1 or not rules.accepts_host(headers["host"]):
             return _reject(HTTPStatus.MISDIRECTED_REQUEST, "this host name is not known here; see --allowed-host")
-        if request.method not in ("GET", "HEAD", "POST"):
-            return _reject(HTTPStatus.METHOD_NOT_ALLOWED)
-        if path.startswith(API):
+        if path.startswith(API):  # whose answer names the methods of the path
             return self._check_api(request)
+        if request.method not in METHODS:
+            answer = _reject(HTTPStatus.METHOD_NOT_ALLOWED)
+            answer.headers["allow"] = ", ".join(METHODS)
+            return answer
         changes = request.method == "POST"
         if changes and not rules.accepts_origin(_single(headers)):
             return _reject(HTTPStatus.FORBIDDEN, "the request comes from another page")

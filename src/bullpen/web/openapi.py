@@ -21,6 +21,7 @@ ERRORS = {
     "404": "There is no such function, task or schedule.",
     "409": "The change is not possible now.",
     "413": "The body or the payload is too large.",
+    "414": "The address is longer than 4,096 characters.",
     "415": "The body is not JSON.",
     "421": "The host name is not known here.",
     "503": "The store gives no answer, or too many callers wait.",
