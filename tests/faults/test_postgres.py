@@ -42,6 +42,7 @@ from bullpen.tasks.model.task import (
     Task,
     TaskStatus,
     fail,
+    fail_permanently,
     release,
     succeed,
 )
@@ -57,6 +58,7 @@ from tests.postgres import new_schema, run
 from tests.servers import OwnPostgres
 
 PATIENCE = 60.0
+FAR = 3600.0
 pytestmark = pytest.mark.anyio
 
 
@@ -655,6 +657,69 @@ async def test_every_verb_locks_the_rows_of_tasks_in_the_order_of_their_ids(
     finally:
         await mine.close()
         await other.close()
+        await store.close()
+
+
+def _meeting(expires: float | None = None) -> list[Task]:
+    """Tasks 4, 3 and 2 meet in task 1, on which task 0 depends."""
+    common: dict[str, Any] = {"func_path": "f", "payload": b"[]", "expires": expires}
+    members = [Task(id=str(number), next_task_id="1", **common) for number in (4, 3, 2)]
+    meeting = Task(id="1", next_task_id="0", depends_on=DependsOn(ids=("4", "3", "2")), waits_for=3, **common)
+    return [*members, meeting, Task(id="0", depends_on=DependsOn(ids=("1",)), waits_for=1, **common)]
+
+
+@pytest.mark.parametrize("verb", ["succeed", "fail", "cancel", "retry"])
+async def test_chains_that_meet_are_locked_in_the_order_of_their_ids(postgres_url: str, schema: str, verb: str) -> None:
+    store = PostgresStorage(postgres_url, schema=schema)
+    await store.add(_meeting())
+    claimed = {task.id: task for task in await claim(store, 2)} if verb in ("succeed", "fail") else {}
+    if verb == "retry":
+        await store.cancel(["4"])
+    ids = [*claimed] or ["4", "3"] if verb != "retry" else ["4"]
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "succeed": lambda: claim(store, 0, *(succeed(task, b"1") for task in claimed.values())),
+        "fail": lambda: claim(store, 0, *(fail_permanently(task, error_of(task)) for task in claimed.values())),
+        "cancel": lambda: store.cancel(ids),
+        "retry": lambda: store.retry(ids),
+    }
+    mine, other = await asyncpg.connect(postgres_url), await asyncpg.connect(postgres_url)
+    try:
+        async with mine.transaction():
+            await mine.execute(f"SELECT 1 FROM {schema}.task WHERE id = '1' FOR UPDATE")
+            waiting = asyncio.ensure_future(calls[verb]())
+            blocked = "SELECT count(*) FROM pg_locks WHERE NOT granted AND $1 = ANY (pg_blocking_pids(pid))"
+            while not await other.fetchval(blocked, mine.get_server_pid()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            free = await other.fetch(f"SELECT id FROM {schema}.task ORDER BY id FOR UPDATE SKIP LOCKED")
+            assert [row["id"] for row in free if row["id"] != "0"] == ["2", "3", "4"]
+        await waiting
+    finally:
+        await mine.close()
+        await other.close()
+        await store.close()
+
+
+@pytest.mark.parametrize("verb", ["expire", "rescue"])
+async def test_upkeep_waits_for_no_task_behind_a_late_one(postgres_url: str, schema: str, verb: str) -> None:
+    """It locks the late tasks in another order than that of their ids, and so must wait for none."""
+    store = PostgresStorage(postgres_url, schema=schema)
+    await store.add(_meeting(expires=1.0 if verb == "expire" else None))
+    if verb == "rescue":
+        await store.exchange((), worker="dead", queues=["default"], limit=3, lease=FAR, claim_id="c")
+    mine = await asyncpg.connect(postgres_url)
+
+    async def upkeep() -> Sequence[Task]:
+        if verb == "expire":
+            return await store.expire(limit=9)
+        return await store.rescue_expired(lambda task, _: release(task), limit=9, dead_workers=["dead"])
+
+    try:
+        async with mine.transaction():
+            await mine.execute(f"SELECT 1 FROM {schema}.task WHERE id = '0' FOR UPDATE")
+            assert await upkeep() == []
+        assert {"2", "3", "4"} <= {task.id for task in await upkeep()}
+    finally:
+        await mine.close()
         await store.close()
 
 

@@ -137,6 +137,7 @@ SETTLED = {  # the columns of a settlement
     "progress": "text",
     "suspended": "boolean",
     "awaits": "text",
+    "linked": "boolean",
 }
 
 FORGOTTEN = "forgotten"  # the status in a settlement of a task that succeeded and is not kept
@@ -257,6 +258,7 @@ def settled_row(one: Settlement) -> tuple[Any, ...]:
         None if one.progress is None else json_of(one.progress),
         one.suspended,
         to_text(one.awaits),
+        one.linked,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bullpen.tasks.model.links import Changes, after_members, called_back, redriven_behind
@@ -123,7 +123,7 @@ class PostgresTaskTable:
         queues, keys = [queue for queue, _ in places], [key for _, key in places]
         rows = await self.fetch(statements.HELD_KEYS, queues, keys, now)
         if duplicates.policy == "replace":
-            await self.fetch(statements.LOCK_LINKED, [row["id"] for row in rows])
+            await self.fetch(statements.LOCK_IDS, [row["id"] for row in rows])
         return {(row["queue"], row["key"]) for row in rows}
 
     async def lock_keys(self, keyed: Sequence[Task]) -> None:
@@ -179,14 +179,13 @@ class PostgresTaskTable:
         if move is redriven:  # every transaction locks keys before rows
             tasks = await self.get(ids)
             await self.lock_keys([task for task in tasks if task.unique_key is not None])
-            await self.lock_linked(tasks)  # and the tasks themselves
+            await self.lock_linked(ids)  # and the tasks themselves
         else:
             await self.execute(statements.LIMIT_LOCK_WAITS, self._lock_timeout)
         now = await self.now()
         rows = await self.fetch(statements.LOCK, list(dict.fromkeys(ids)))
         existing = {row["id"]: task_of(row) for row in rows}
         awaited = {row["id"] for row in rows if row["awaited"]}
-        await self.lock_followers(existing.values())
         changed: list[Task] = []
         members: dict[str, Changes] = {}  # that have changed, by the task that depends on them
         unwritten: list[Task] = []
@@ -247,7 +246,7 @@ class PostgresTaskTable:
         while members:
             level = list(members.items())
             members.clear()
-            rows = {row["id"]: row for row in await self.fetch(statements.LOCK, [one for one, _ in level])}
+            rows = {row["id"]: row for row in await self.fetch(statements.LOCK_MEMBERS, [one for one, _ in level])}
             for next_task_id, changes in level:
                 row = rows.get(next_task_id)
                 if row is None:
@@ -268,21 +267,12 @@ class PostgresTaskTable:
         await self.send_notifications(notifications)
         return changed
 
-    async def lock_linked(self, tasks: Sequence[Task]) -> None:
-        """Lock the tasks and everything they depend on, in one statement."""
-        behind = await self.get(list({task.next_task_id for task in tasks if task.next_task_id is not None}))
-        ids = {
-            one for task in [*tasks, *behind] if task.depends_on is not None for one in (task.id, *task.depends_on.ids)
-        }
-        if ids:
-            await self.fetch(statements.LOCK_LINKED, list(ids.union(task.id for task in tasks)))
-
-    async def lock_followers(self, tasks: Iterable[Task]) -> None:
-        """Lock the tasks that depend on these, those of all at once."""
-        behind, seen = {task.next_task_id for task in tasks}, set[str | None]()
-        while ids := behind - seen - {None}:
-            seen |= ids
-            behind = {row["next_task_id"] for row in await self.fetch(statements.LOCK_FOLLOWERS, list(ids))}
+    async def lock_linked(self, ids: Sequence[str]) -> None:
+        """Lock the tasks, those that depend on them, and what these depend on, in one statement."""
+        linked = {row["id"] for row in await self.fetch(statements.CHAINS, ids)}
+        for task in await self.get(list(linked)):
+            linked.update(task.depends_on.ids if task.depends_on is not None else ())
+        await self.fetch(statements.LOCK_IDS, list(linked))
 
     async def members(self, follower: Task) -> list[Task]:
         """The tasks that a final task depends on, locked; those that were pruned are left out. If one of them has not

@@ -12,7 +12,7 @@ CREATE TYPE {schema}.exchange_row AS ({claimed_record}, claim_cursor text);
 CREATE FUNCTION {schema}.exchange(
     ids text[], attempts integer[], statuses text[], delays float8[], etas float8[], scheduled_ats float8[],
     nexts boolean[], failed integer[], crashed integer[], ran integer[], results bytea[], dropped text[],
-    problems text[], progresses text[], suspensions boolean[], awaited_events text[],
+    problems text[], progresses text[], suspensions boolean[], awaited_events text[], links boolean[],
     owner text, queues text[], max_tasks integer, lease float8, claim text, floors float8[], floor_ids text[],
     swept_at float8
 ) RETURNS SETOF {schema}.exchange_row LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
@@ -22,6 +22,8 @@ DECLARE
     row {schema}.exchange_row;
     applied text[] := '{}';
     applied_attempts integer[] := '{}';
+    successes text[] := '{success,{forgotten}}';
+    to_lock text[];
     finished text[] := '{}';  -- the queue of every task that ended, with repetitions
     again text[];  -- queues with a task that runs again
     awaited_ids text[];
@@ -34,8 +36,18 @@ BEGIN
         PERFORM {schema}.lock_events(awaited_events);
     END IF;
     now := {schema}.now();
-    IF cardinality(ids) > 1 THEN  -- in the order of statements/tasks.sql, whatever the plan of the next statements is
-        PERFORM FROM {schema}.task t WHERE t.id = ANY (ids) ORDER BY t.id FOR UPDATE;
+    to_lock := ids;
+    IF true = ANY (links) OR NOT statuses <@ successes THEN  -- a success changes one task behind it, another end all of them
+        to_lock := ARRAY(
+            SELECT unnest(ids)
+            UNION SELECT t.next_task_id FROM {schema}.task t WHERE t.id = ANY (ids) AND t.next_task_id IS NOT NULL
+            UNION SELECT {schema}.chains(ARRAY(
+                SELECT u.id FROM unnest(ids, statuses) AS u (id, status) WHERE u.status <> ALL (successes)
+            ))
+        );
+    END IF;
+    IF cardinality(to_lock) > 1 THEN  -- in the order of statements/tasks.sql, whatever the plan of the next statements is
+        PERFORM FROM {schema}.task t WHERE t.id = ANY (to_lock) ORDER BY t.id FOR UPDATE;
     END IF;
     IF '{forgotten}' = ANY (statuses) THEN
         WITH forgotten AS (
@@ -86,9 +98,9 @@ BEGIN
                     THEN greatest(now + coalesce(CASE s.status WHEN 'failed' THEN t.failure_ttl ELSE t.result_ttl END,
                         'infinity'), t.unique_until) END
             FROM unnest(ids, attempts, statuses, delays, etas, scheduled_ats, nexts, failed, crashed, ran, results,
-                    dropped, problems, progresses, suspensions, awaited_events)
+                    dropped, problems, progresses, suspensions, awaited_events, links)
                 AS s (id, attempt, status, delay, eta, scheduled_at, next_run, failures, crashes,
-                    completed_runs, result, result_dropped, error, progress, suspended, awaits)
+                    completed_runs, result, result_dropped, error, progress, suspended, awaits, linked)
             -- A damaged attempt is read as 0.
             WHERE t.id = s.id AND CASE WHEN t.attempt BETWEEN 0 AND {max_count} THEN t.attempt ELSE 0 END = s.attempt
                 AND t.status || '' = 'running'
@@ -102,10 +114,8 @@ BEGIN
         INTO applied, applied_attempts, finished, again, awaited_ids, members FROM settled z;
         PERFORM pg_notify('{channel}', 'r' || u) FROM unnest(awaited_ids) AS u;
         PERFORM pg_notify('{channel}', 'w' || u) FROM unnest(again) AS u;
-        IF members IS NOT NULL THEN  -- in the order of statements/tasks.sql
-            PERFORM {schema}.update_followers(m.member, now)
-            FROM (SELECT t AS member FROM {schema}.task t WHERE t.id = ANY (members)
-                ORDER BY t.next_task_id, t.id) AS m;
+        IF members IS NOT NULL THEN
+            PERFORM {schema}.update_followers(t, now) FROM {schema}.task t WHERE t.id = ANY (members);
         END IF;
         IF cardinality(applied) < cardinality(ids) THEN
             SELECT coalesce(array_agg(u.id || ' ' || u.attempt), '{}') INTO applied

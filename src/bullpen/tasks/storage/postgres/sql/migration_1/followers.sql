@@ -1,3 +1,13 @@
+-- These tasks, and all that depend on them, directly or along a chain. Links do not change, so this needs no lock.
+CREATE FUNCTION {schema}.chains(ids text[]) RETURNS SETOF text LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH RECURSIVE chain(id) AS (
+        SELECT unnest(ids)
+        UNION
+        SELECT t.next_task_id FROM chain c JOIN {schema}.task t ON t.id = c.id WHERE t.next_task_id IS NOT NULL
+    )
+    SELECT c.id FROM chain c
+$$;
+
 -- Applies the end of `member` to the task that depends on it, and so on along the chain: the rule of `followed` in
 -- tasks/model/links.py.
 CREATE FUNCTION {schema}.update_followers(member {schema}.task, now float8) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

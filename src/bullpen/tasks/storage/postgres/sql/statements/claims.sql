@@ -1,7 +1,7 @@
 -- Claims, leases and settlements.
 
 -- name: exchange
-SELECT {claimed}, claim_cursor FROM {schema}.exchange({settled_arrays}, $17, $18, $19, $20, $21, $22, $23, $24);
+SELECT {claimed}, claim_cursor FROM {schema}.exchange({settled_arrays}, $18, $19, $20, $21, $22, $23, $24, $25);
 
 -- name: settle
 SELECT id, attempt FROM {schema}.exchange({settled_arrays}, '', '{}', 0, 0, '', '{}', '{}', 0);
@@ -49,8 +49,21 @@ WITH given AS (
 )
 SELECT place FROM held;
 
--- A lease that is no instant has expired.
+-- A lease that is no instant has expired. A task waits for the next call while another transaction has locked a task
+-- behind it.
 -- name: lock_lost
+WITH lost AS (
+    SELECT id FROM {schema}.task
+    WHERE status = 'running' AND id > $1
+        AND (worker = ANY ($2) OR (lease_until > $3 AND lease_until <= $3 + {max_lease}) IS NOT TRUE)
+    ORDER BY id LIMIT $4 FOR UPDATE SKIP LOCKED
+), free AS MATERIALIZED (
+    SELECT id FROM {schema}.task WHERE id = ANY (ARRAY(SELECT {schema}.chains(ARRAY(SELECT id FROM lost))))
+    FOR UPDATE SKIP LOCKED
+)
 SELECT {columns} FROM {schema}.task
-WHERE status = 'running' AND id > $1 AND (worker = ANY ($2) OR (lease_until > $3 AND lease_until <= $3 + {max_lease}) IS NOT TRUE)
-ORDER BY id LIMIT $4 FOR UPDATE SKIP LOCKED;
+WHERE id = ANY (ARRAY(SELECT id FROM lost)) AND NOT EXISTS (
+    SELECT FROM {schema}.chains(ARRAY[task.id]) AS c (id) JOIN {schema}.task behind ON behind.id = c.id
+    WHERE c.id NOT IN (SELECT id FROM free)
+)
+ORDER BY id;

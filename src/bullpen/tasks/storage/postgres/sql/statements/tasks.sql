@@ -122,19 +122,18 @@ SELECT pg_catalog.pg_notify($1, news) FROM pg_catalog.unnest($2::text[]) AS n (n
 -- name: limit_lock_waits
 SELECT pg_catalog.set_config('lock_timeout', $1, true);
 
--- Every statement locks rows in the same order, so that two of them seldom wait for each other: by id, and tasks that
--- depend on others after those others, as when a settlement updates the task behind the one that ended. Chains that
--- meet can still be locked in two orders. Then PostgreSQL ends one of the two transactions, and the client repeats it.
+-- Every transaction first locks all tasks that it may change, in the order of their ids, and so no two of them wait for
+-- each other: the given tasks and those that depend on them. Statements that skip locked rows may lock them in any
+-- order, because they wait for none. A user's own transaction may call in any order: then PostgreSQL may end one of
+-- two transactions, and the client repeats its own.
 -- name: lock
-SELECT {columns} FROM {schema}.task WHERE id = ANY ($1)
-ORDER BY depends_on IS NOT NULL AND status <> 'running', id FOR UPDATE;
+SELECT {columns} FROM {schema}.task WHERE id = ANY (ARRAY(SELECT {schema}.chains($1))) ORDER BY id FOR UPDATE;
 
--- name: lock_linked
-SELECT 1 FROM {schema}.task WHERE id = ANY ($1)
-ORDER BY depends_on IS NOT NULL AND status <> 'running', id FOR UPDATE;
+-- name: lock_ids
+SELECT 1 FROM {schema}.task WHERE id = ANY ($1) ORDER BY id FOR UPDATE;
 
--- name: lock_followers
-SELECT next_task_id FROM {schema}.task WHERE id = ANY ($1) ORDER BY id FOR UPDATE;
+-- name: chains
+SELECT {schema}.chains($1) AS id;
 
 -- name: lock_members
 SELECT {columns} FROM {schema}.task WHERE id = ANY ($1) ORDER BY id FOR UPDATE;

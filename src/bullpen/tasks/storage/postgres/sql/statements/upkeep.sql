@@ -1,8 +1,18 @@
 -- Upkeep: tasks that were not started in time, and results and rows of the history that are no longer kept.
 
+-- A task waits for the next call while another transaction has locked it or a task behind it.
 -- name: lock_expired
-SELECT id FROM {schema}.task WHERE status = 'pending' AND expires <= {schema}.now()
-ORDER BY expires LIMIT $1 FOR UPDATE SKIP LOCKED;
+WITH late AS (
+    SELECT id FROM {schema}.task WHERE status = 'pending' AND expires <= {schema}.now()
+    ORDER BY expires LIMIT $1 FOR UPDATE SKIP LOCKED
+), free AS MATERIALIZED (
+    SELECT id FROM {schema}.task WHERE id = ANY (ARRAY(SELECT {schema}.chains(ARRAY(SELECT id FROM late))))
+    FOR UPDATE SKIP LOCKED
+)
+SELECT id FROM late WHERE NOT EXISTS (
+    SELECT FROM {schema}.chains(ARRAY[late.id]) AS c (id) JOIN {schema}.task behind ON behind.id = c.id
+    WHERE c.id NOT IN (SELECT id FROM free)
+);
 
 -- A task that a pending or running task still depends on stays. A queue without pause, limits and pending tasks needs no
 -- row: the next one that puts a task before the claim cursors inserts it again.
