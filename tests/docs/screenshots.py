@@ -16,7 +16,7 @@ from tests.docs.markdown import ROOT
 from tests.scenarios.cli_support import Folder
 from tests.scenarios.test_dashboard_server import served
 
-SIZE = {"width": 1180, "height": 860}
+SIZE = {"width": 1180, "height": 960}
 APP = """
 import time
 
@@ -59,11 +59,13 @@ async def add_history(folder: Folder, rng: random.Random) -> None:
         storage = await queue.astorage()
         now = int(await storage.now()) // 60 * 60
         rows = []
-        for minute in range(1, 60):
+        for minute in range(1, 61):
             many = 180 + 60 * (minute % 20 > 9) + rng.randrange(-40, 40)
             failed = rng.randrange(4) if minute < 12 else 0
             counts = (many + rng.randrange(-25, 25), many, many - failed, failed, 3 * failed)
-            rows.append(HistoryRow(60, now - 60 * minute, "mail", "app.send_receipt", counts, (0,) * 15 + (many,)))
+            waits = (0,) * (14 + rng.randrange(2)) + (many // 2, many // 3, many // 6)
+            runs = (0,) * 17 + (many // 5, many // 2, many // 5, many // 10 * (minute % 7 == 0))
+            rows.append(HistoryRow(60, now - 60 * minute, "mail", "app.send_receipt", counts, waits, runs))
         await storage.add_history(rows)
 
 
@@ -88,6 +90,8 @@ async def take(folder: Folder, place: Path) -> None:
                     await page.click("a[data-row]")
                 await page.wait_for_selector("[data-state=live]")
                 await page.wait_for_function("() => document.getAnimations().length === 0")
+                if scheme == "light":
+                    await asyncio.sleep(30)  # the lines of the backlog and the slots begin when the page is open
                 await page.screenshot(path=place / f"dashboard-{scheme}.png")
                 await context.close()
             await browser.close()

@@ -382,5 +382,6 @@ async def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it
         for path in (f"{API}/tasks", "/tasks"):
             answer = await client.request("DELETE", path, headers=tokens["read"])
             assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
-        answer = await client.get(f"{API}/events", headers=tokens["read"])
-        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        for path in (f"{API}/events", f"{API}/tasks/an-id/cancel"):
+            answer = await client.request("OPTIONS", path, headers=tokens["read"])
+            assert (answer.status_code, answer.headers["allow"]) == (405, "POST")

@@ -292,11 +292,12 @@ class Dashboard:
         return answer
 
     def _methods_at(self, request: Request) -> str:
-        """The methods of all routes of this path."""
+        """The methods of a path; an id may have slashes, so of its most special pattern."""
         routes = [
             one for one in self.app.routes if isinstance(one, Route) and one.matches(request.scope)[0] != Match.NONE
         ]
-        return ", ".join(sorted({method for one in routes for method in one.methods or ()}))
+        pattern = max((one.path for one in routes), key=lambda path: (-path.count("{"), len(path)))
+        return ", ".join(sorted({method for one in routes if one.path == pattern for method in one.methods or ()}))
 
 
 def _go_to(request: Request, page: str) -> RedirectResponse:

@@ -81,7 +81,7 @@ GAP_SECONDS = 60.0  # without a sample, in a line
 
 
 class MiniChart(NamedTuple):
-    """A small chart of the last hour: lines of one measure, its latest value, and what its height stands for."""
+    """A small chart of at most an hour: lines of one measure, its latest value, and what its height stands for."""
 
     name: str
     value: str
@@ -109,15 +109,17 @@ def draw_durations(
 def draw_samples(
     name: str, samples: Sequence[tuple[float, float]], now: float, *, value: str, note: str, most: float, words: str
 ) -> MiniChart:
-    """A line through instants and values."""
+    """A line through instants and values, since the first of them, at most an hour ago."""
     places: list[tuple[float, float] | None] = []
+    begin = max(min((at for at, _ in samples), default=now), now - HOUR)
+    span = max(now - begin, 1.0)
     before = None
     for at, measured in samples:
         if before is not None and at - before > GAP_SECONDS:
             places.append(None)
         before = at
-        if at >= now - HOUR:
-            places.append(((at - now + HOUR) / HOUR * MINI_WIDTH, measured))
+        if at >= begin:
+            places.append(((at - begin) / span * MINI_WIDTH, measured))
     return MiniChart(name, value, note, [("usual", _path(places, most))], words)
 
 
@@ -136,7 +138,7 @@ def _path(places: Iterable[tuple[float, float] | None], most: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return "<1 ms" if 0 < seconds < 0.0005 else duration(seconds)
+    return "<1 ms" if seconds < 0.0005 else duration(seconds)
 
 
 SPARK_WIDTH, SPARK_HEIGHT = 240, 28

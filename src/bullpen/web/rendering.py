@@ -129,7 +129,7 @@ def _breakable(name: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return "<1 ms" if 0 < seconds < 0.0005 else duration(seconds)
+    return "<1 ms" if seconds < 0.0005 else duration(seconds)
 
 
 def _clock(instant: datetime) -> str:

@@ -83,6 +83,7 @@ def test_samples_stand_at_their_time_and_a_time_without_any_is_a_gap() -> None:
         terms = {"value": "2", "note": "", "words": "4"}
         return draw_samples("Pending", samples, 3600.0, most=4.0, **terms).lines[0][1]
 
-    assert path_of((3540.0, 0.0), (3600.0, 4.0)) == f"M{MINI_WIDTH - 4:.1f} {MINI_HEIGHT - 1}.0L{MINI_WIDTH}.0 1.0"
+    assert path_of((3540.0, 0.0), (3600.0, 4.0)) == f"M0.0 {MINI_HEIGHT - 1}.0L{MINI_WIDTH}.0 1.0"
+    assert path_of((-60.0, 0.0), (3540.0, 4.0), (3600.0, 4.0)) == f"M{MINI_WIDTH - 4:.1f} 1.0L{MINI_WIDTH}.0 1.0"
     assert path_of((1800.0, 4.0), (3600.0, 4.0)).count("M") == 2
-    assert path_of((-60.0, 4.0)) == ""
+    assert path_of() == ""
