@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from bullpen import RESULT, AsyncWorkerPool, TaskQueue, chain, current_task, group
+from bullpen import RESULT, AsyncWorkerPool, Pool, Pools, TaskQueue, chain, current_task, group
 from bullpen.errors import InvalidOption, InvalidOptionType
 from bullpen.tasks.model.task import AttemptError, Task, TaskStatus
 from bullpen.web import dashboard, events, views
@@ -60,6 +60,25 @@ async def test_of_many_workers_a_hundred_are_shown(tmp_path: Path) -> None:
         page = (await browser.get("/workers")).text
         assert page.count('<li data-key="worker-') == 100
         assert "and 20 more" in page
+
+
+@pytest.mark.anyio
+async def test_pools_of_the_program_are_shown_with_the_workers(tmp_path: Path) -> None:
+    with Pool(2, name="images") as pool, Pools(gpu=Pool(1)) as others:
+        async with site(tmp_path, pools=[pool, others]) as (_, app), Browser(app) as browser:
+            pool.submit(len, "ab").result(timeout=60)
+            with pytest.raises(ValueError, match="no"):
+                pool.submit(int, "no").result(timeout=60)
+            page = (await browser.get("/workers")).text
+            row = page.partition('<tr data-key="images ')[2].partition("</tr>")[0]
+            assert "0 of 2" in row
+            assert '<td class="n" data-label="completed">1</td>' in row
+            assert '<span class="bad">1</span>' in row
+            assert 'data-key="gpu ' in page
+    async with site(tmp_path) as (_, app), Browser(app) as browser:
+        assert "Pools of this program" not in (await browser.get("/workers")).text
+    with pytest.raises(InvalidOptionType, match="pools"):
+        dashboard(make_queue(tmp_path), token=TOKEN, pools=["images"])  # type: ignore[list-item]
 
 
 @pytest.mark.anyio

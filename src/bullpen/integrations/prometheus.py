@@ -25,6 +25,7 @@ from bullpen.pools.async_pool import AsyncPool
 from bullpen.pools.pool import Pool
 from bullpen.pools.pools import Pools
 from bullpen.pools.stats import PoolStats
+from bullpen.pools.stats_by_name import stats_by_name
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.client.why import STALE_AFTER
 from bullpen.tasks.model.history import BOUNDS, PLACE_OF, STARTED, HistoryCounts
@@ -156,7 +157,7 @@ class BullpenCollector(Collector):
         families = Families()
         if self._workers:
             _add_workers(families, self._workers)
-        for name, side, stats in _pool_stats(self._pools):
+        for name, side, stats in stats_by_name(self._pools):
             _add_pool(families, name, side, stats)
         if self._store is not None:
             self._store.add_to(families)
@@ -214,28 +215,6 @@ def _add_workers(families: Families, workers: Sequence[AsyncWorkerPool]) -> None
 
 
 # Pools.
-
-
-def _pool_stats(pools: Iterable[Pool | AsyncPool | Pools]) -> Iterator[tuple[str, str, PoolStats]]:
-    """The name and side of each pool. Of two pools with one name, the first."""
-    seen: set[tuple[str, str]] = set()
-    for name, side, stats in _all_stats(pools):
-        if (name, side) not in seen:
-            seen.add((name, side))
-            yield name, side, stats
-
-
-def _all_stats(pools: Iterable[Pool | AsyncPool | Pools]) -> Iterator[tuple[str, str, PoolStats]]:
-    for pool in pools:
-        if isinstance(pool, Pools):
-            yield from ((name, "", stats) for name, stats in pool.stats().items())
-        elif isinstance(pool, AsyncPool):
-            both = pool.stats()
-            yield both.name, "coroutines", both.coroutines
-            yield both.name, "threads", both.threads
-        else:
-            stats = pool.stats()
-            yield stats.name, "", stats
 
 
 def _add_pool(families: Families, name: str, side: str, stats: PoolStats) -> None:

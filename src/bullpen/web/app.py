@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -33,6 +33,9 @@ from bullpen.errors import (
     TaskNotFound,
     UnknownTask,
 )
+from bullpen.pools.async_pool import AsyncPool
+from bullpen.pools.pool import Pool
+from bullpen.pools.pools import Pools
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.web.access import LOOPBACK_NAMES, SESSION_SECONDS, AccessRules, Visitor
 from bullpen.web.actions import ACTIONS, ActionRequest
@@ -66,6 +69,7 @@ def dashboard(
     login_code: str | None = None,
     tokens: str | os.PathLike[str] | None = None,
     audit_file: str | os.PathLike[str] | None = None,
+    pools: Iterable[Pool | AsyncPool | Pools] = (),
 ) -> ASGIApp:
     """The dashboard of the store of `queue`, as an ASGI app. It serves nobody unless one of these lets them in:
 
@@ -76,8 +80,12 @@ def dashboard(
     - `tokens`: a file with tokens for programs, which use the HTTP API; see `bullpen tokens`.
 
     `hosts` are the names under which browsers reach it, without ports. `read_only`: nobody changes anything.
-    `audit_file`: a file that keeps the latest changes, for the system page.
+    `audit_file`: a file that keeps the latest changes, for the system page. `pools`: those of this program, which the
+    page of workers shows.
     """
+    shown = tuple(pools) if isinstance(pools, Iterable) and not isinstance(pools, Pools) else (pools,)
+    if not all(isinstance(one, Pool | AsyncPool | Pools) for one in shown):
+        raise InvalidOptionType("pools", pools, "pools: Pool, AsyncPool or Pools")
     if not isinstance(queue, TaskQueue):
         raise InvalidOptionType("queue", queue, "a TaskQueue")
     rules = AccessRules.read(
@@ -92,7 +100,7 @@ def dashboard(
     )
     if token is None and not (rules.proxies or trusted_socket or anonymous or tokens is not None):
         raise InvalidOption("token", None, "given, unless trusted_proxies, anonymous or tokens lets somebody in")
-    inner = Dashboard(queue, rules, login_code, AuditLog(audit_file))
+    inner = Dashboard(queue, rules, login_code, AuditLog(audit_file), shown)
     return Gate(inner.app, rules, None if tokens is None else TokenFile(tokens))
 
 
@@ -100,9 +108,15 @@ class Dashboard:
     """The app behind the gate."""
 
     def __init__(
-        self, queue: TaskQueue, rules: AccessRules, login_code: str | None, audit: AuditLog | None = None
+        self,
+        queue: TaskQueue,
+        rules: AccessRules,
+        login_code: str | None,
+        audit: AuditLog | None = None,
+        pools: Sequence[Pool | AsyncPool | Pools] = (),
     ) -> None:
         self._queue = queue
+        self._pools = pools
         self._rules = rules
         self._login_code = login_code
         self._login_limit = LoginLimit()
@@ -157,6 +171,7 @@ class Dashboard:
             reads=self._reads,
             bulk=self._bulk,
             children=self._children,
+            pools=self._pools,
             audit=self._audit,
             visitor=request.state.visitor,
             parameters=read_query(query),

@@ -16,6 +16,10 @@ from bullpen.cli.reads import MOST_COUNTED, StoreOverview, StoreReads, StoreSamp
 from bullpen.cli.store import address_of
 from bullpen.cli.terminal.output import duration
 from bullpen.errors import InvalidPayload, UnknownTask
+from bullpen.pools.async_pool import AsyncPool
+from bullpen.pools.pool import Pool
+from bullpen.pools.pools import Pools
+from bullpen.pools.stats_by_name import stats_by_name
 from bullpen.tasks.client.job import Job
 from bullpen.tasks.client.task_queue import TaskQueue
 from bullpen.tasks.model.context import PARENT_HEADER
@@ -65,6 +69,7 @@ class Visit:
     reads: StoreReads
     bulk: BulkRuns
     children: ChildrenReads
+    pools: Sequence[Pool | AsyncPool | Pools]
     audit: AuditLog
     visitor: Visitor
     parameters: Mapping[str, str]
@@ -394,6 +399,7 @@ async def workers(visit: Visit) -> Values:
             }
             for state, record in states[:WORKERS_SHOWN]
         ],
+        "pools": list(stats_by_name(visit.pools)),
         "more": max(len(states) - WORKERS_SHOWN, 0),
     }
 
