@@ -148,7 +148,7 @@ class TasksDemo:
 
     def play(self) -> TasksSummary | None:
         """Run the demo. Returns the summary; None if the user has stopped it."""
-        app = import_module(str(self._folder / "app.py"), "the demo's app.py")
+        app = import_module(str(self._folder / "app.py"), "app.py")
         queue: TaskQueue = app.queue
         with queue, ExitStack() as workers:
             processes = [workers.enter_context(_worker(self._folder, number)) for number in range(1, WORKERS + 1)]
