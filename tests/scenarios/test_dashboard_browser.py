@@ -17,7 +17,7 @@ from tests.chromium import find_chromium
 from tests.scenarios.cli_support import Folder
 from tests.scenarios.test_dashboard_server import served
 
-PAGES = ("", "queues", "tasks", "failures", "workers", "schedules", "waits", "limits", "system")
+PAGES = ("", "queues", "tasks", "failures", "workers", "functions", "schedules", "waits", "limits", "system")
 
 pytestmark = [
     pytest.mark.timeout(600),  # with the installation of the browser
@@ -102,14 +102,23 @@ async def test_every_page_is_whole_in_light_and_dark_and_on_a_phone(folder: Fold
     async with browsing(folder, color_scheme=scheme, viewport=size) as (page, address):
         for name in PAGES:
             await page.goto(f"{address}/{name}")
-            await page.wait_for_selector("[data-state=live]")
-            await page.screenshot(path=folder.path / f"{name or 'overview'}-{scheme}-{width}.png", full_page=True)
-            beyond = await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            assert beyond <= 0, f"/{name} is {beyond} px wider than the screen"
-            assert await page.locator("h1").count() == 1
-            assert await page.evaluate(UNLABELLED) == []
-            assert await page.evaluate(LOW_CONTRAST) == []
-            assert await page.evaluate(WRONG_STRUCTURE) == []
+            await check(page, folder.path / f"{name or 'overview'}-{scheme}-{width}.png")
+        await page.goto(f"{address}/tasks?status=failed")
+        await page.click("a[data-row]")
+        await page.click("summary")
+        await check(page, folder.path / f"task-{scheme}-{width}.png")
+
+
+async def check(page: Any, picture: Path) -> None:
+    """The page is not wider than the screen, can be read, and says what its parts are."""
+    await page.wait_for_selector("[data-state=live]")
+    await page.screenshot(path=picture, full_page=True)
+    beyond = await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert beyond <= 0, f"{picture.name}: {beyond} px wider than the screen"
+    assert await page.locator("h1").count() == 1
+    assert await page.evaluate(UNLABELLED) == []
+    assert await page.evaluate(LOW_CONTRAST) == []
+    assert await page.evaluate(WRONG_STRUCTURE) == []
 
 
 # The parts of an accessibility check that need no library: names of controls, and contrast of text (WCAG AA).
