@@ -80,7 +80,7 @@ class _DaemonThread(threading.Thread):
 
 def on_main_thread() -> bool:
     """Whether this is the main thread, which runs signal handlers."""
-    return threading.current_thread() is threading.main_thread()
+    return _thread.get_ident() == threading.main_thread().ident
 
 
 def interrupt_later() -> None:

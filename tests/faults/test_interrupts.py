@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import bullpen.pools
 from bullpen import CallPolicy, Pool, PoolFuture, RecyclePolicy
 from bullpen.pools import async_sides
 from bullpen.pools.dispatch import backlog, deadlines, dispatcher, request, sessions, worker
 from bullpen.pools.runtimes import thread
+from bullpen.pools.runtimes.process import forkserver_client, supervised
 from bullpen.pools.supervision import admission
 from tests.faults.interrupts import Interrupt
 from tests.scenarios.support import PATIENCE, Background, Blocker, eventually
@@ -22,6 +25,8 @@ HOT: tuple[str, ...] = tuple(
     str(module.__file__)
     for module in (sessions, backlog, deadlines, dispatcher, admission, async_sides, request, thread, worker)
 )
+
+EVERYWHERE = tuple(map(str, Path(bullpen.pools.__file__).parent.rglob("*.py")))
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +69,9 @@ def interrupted_at(count: int, call: str, options: dict[str, Any]) -> str | None
     return where
 
 
-def interrupt(count: int, submit: Callable[[Any], object]) -> str | None:
+def interrupt(count: int, submit: Callable[[Any], object], files: tuple[str, ...] = HOT) -> str | None:
     """Interrupt a submission at its `count`-th point. Return that point, or None if there is no such point."""
-    here = Interrupt(count, HOT)
+    here = Interrupt(count, files)
     with contextlib.suppress(KeyboardInterrupt):
         with here:
             submit(int)
@@ -108,3 +113,50 @@ def test_an_interrupted_submitter_gives_up_its_ticket() -> None:
             break
         where.append(last)
     assert {point.split(":")[0] for point in where} >= {"BoundedBacklog.take_ticket", "BoundedBacklog.return_ticket"}
+
+
+def test_an_interrupt_while_a_worker_starts_costs_no_slot() -> None:
+    where = list[str]()
+    while True:
+        with Pool(2, **CASES["bounded" if len(where) % 2 else "unbounded"]) as pool:
+            last = interrupt(len(where) // 2 + 1, pool.submit, EVERYWHERE)
+            barrier = threading.Barrier(2)
+            futures = [pool.submit(barrier.wait, PATIENCE / 4) for _ in range(2)]
+            assert [future.exception(PATIENCE) for future in futures] == [None] * 2, last
+        if last is None:
+            break
+        where.append(last)
+    assert {point.split(":")[0] for point in where} >= {"WorkerStarter._new", "Registry.add", "Dispatcher.pop_slot"}
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_a_close_that_is_interrupted_anywhere_can_be_repeated(drain: bool) -> None:
+    where = list[str]()
+    while True:
+        pool = Pool(2, min_workers=2)
+        assert pool.wait_ready(PATIENCE)
+        pool.submit(int)
+        last = interrupt(len(where) + 1, lambda _, pool=pool: pool.close(drain=drain), EVERYWHERE)  # type: ignore[misc]
+        Background(pool.close).join()
+        assert not pool.stats().workers, last
+        if last is None:
+            break
+        where.append(last)
+    assert {point.split(":")[0] for point in where} >= {"Shutdown.reject_new_work", "Dispatcher._stop"}
+
+
+def test_an_interrupt_while_a_process_starts_leaves_no_process(caplog: pytest.LogCaptureFixture) -> None:
+    where = list[str]()
+    with Pool(1, runtime="process") as other:
+        assert other.do(abs, -1) == 1
+        (client,) = forkserver_client._clients.values()
+        while True:
+            with Pool(1, runtime="process") as pool:
+                last = interrupt(len(where) + 1, pool.submit, (forkserver_client.__file__, supervised.__file__))
+                assert pool.submit(abs, -1).result(PATIENCE) == 1, last
+            assert eventually(lambda: len(client._workers) == 1), last
+            if last is None:
+                break
+            where.append(last)
+    assert {point.split(":")[0] for point in where} >= {"ForkserverClient.order", "Supervised.start"}
+    assert "caught an error" not in caplog.text

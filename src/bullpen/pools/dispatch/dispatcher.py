@@ -219,6 +219,19 @@ class Dispatcher:
             if self._reserve_for(backlog, request, session):
                 return True
         may_grow = not self.status.phase.paused and (session is None or not self._follows(session))
+        with primitives.Uninterrupted() if self.free else contextlib.nullcontext():  # Ctrl-C must not cost a slot
+            return self._offer_late(backlog, request, session, ticket, may_grow=may_grow)
+
+    def _offer_late(
+        self,
+        backlog: BoundedBacklog,
+        request: Request,
+        session: Session | None,
+        ticket: Ticket | None,
+        *,
+        may_grow: bool,
+    ) -> bool:
+        """Queue a request that found no place at once, or start a worker for it."""
         slot = self.pop_slot() if self.free and may_grow and self._needs_more(self._waiting() + 1) else None
         admitted = slot is None and backlog.take_place(ticket)
         if not admitted and slot is None and self.free and may_grow:
@@ -542,13 +555,14 @@ class Dispatcher:
         while self._waiting() and not self.status.phase.paused:
             if not self._needs_more(self._waiting()):
                 return
-            slot = self.pop_slot()
-            if slot is None:
-                return
-            if self._waiting():
-                self.start_worker(slot)
-                return
-            self.free.appendleft(slot)  # and look again: a request may have been queued while it was missing
+            with primitives.Uninterrupted():  # Ctrl-C must not cost a slot, or leave a worker half started
+                slot = self.pop_slot()
+                if slot is None:
+                    return
+                if self._waiting():
+                    self.start_worker(slot)
+                    return
+                self.free.appendleft(slot)  # and look again: a request may have been queued while it was missing
 
     def start_worker(self, slot: int) -> None:
         """Start a worker in `slot`, which the caller has taken."""
@@ -936,6 +950,10 @@ class Dispatcher:
         """Ask `worker` to end: at once if it is idle, else after its running requests. `when_idle`: only if it is idle.
         `unless_needed_at`, the time now: only if no strict session needs it.
         """
+        with primitives.Uninterrupted():  # Ctrl-C must not leave a worker that ends, but was not told so
+            return self._stop(worker, when_idle=when_idle, unless_needed_at=unless_needed_at)
+
+    def _stop(self, worker: Worker, *, when_idle: bool, unless_needed_at: float | None) -> bool:
         with worker.lock:
             if ((worker.requests or worker.line) and when_idle) or worker.transient:
                 return False

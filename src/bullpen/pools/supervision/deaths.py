@@ -244,7 +244,8 @@ class Deaths:
             held = self._vacate(worker, hold)
             while self._departing and self._runtime.join(self._departing[0], 0):
                 self._departing.popleft()
-            self._departing.append(worker)
+            if worker.handle is not None:  # else its start was interrupted
+                self._departing.append(worker)
         if self._instances is not None:
             self._instances.forget(worker)
         if held is not None:

@@ -264,7 +264,7 @@ class Shutdown:
 
         Returns the maps that the caller has to feed to their end; until then their items are still accepted.
         """
-        with self._lock:
+        with primitives.Uninterrupted(), self._lock:  # a second call does not repeat this
             first, unread = self._status.open, []
             if first:
                 self._drain_watch.summary = Summary(

@@ -114,10 +114,11 @@ class Sizing:
 
     def _start_each(self, count: int) -> int:
         for started in range(count):
-            slot = self._dispatcher.pop_slot()
-            if slot is None:
-                return started
-            self._dispatcher.start_worker(slot)
+            with primitives.Uninterrupted():  # Ctrl-C must not cost a slot, or leave a worker half started
+                slot = self._dispatcher.pop_slot()
+                if slot is None:
+                    return started
+                self._dispatcher.start_worker(slot)
             if not self._status.open:
                 return started
         return max(0, count)

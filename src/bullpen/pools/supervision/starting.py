@@ -85,11 +85,11 @@ class WorkerStarter:
         return worker
 
     def start(self, worker: Worker) -> None:
-        self._report(Kind.WORKER_STARTING, worker, None)
-        primitives.failpoint("worker.registered_not_started")
         events = self.events  # `release` may come before `start` returns, if the worker ends at once
         assert events is not None, "a pool with a registered worker has not ended"
         try:
+            self._report(Kind.WORKER_STARTING, worker, None)
+            primitives.failpoint("worker.registered_not_started")
             self._runtime.start(worker, events)
         except Exception as error:
             events.died(worker, error)
