@@ -107,12 +107,12 @@ def _run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except (CommandError, BullpenError) as error:
-        _complain(f"bullpen {arguments.typed}: {error}", words)
+        _complain(str(error), words, f"bullpen {arguments.typed}: ")
         return _code_of(error)
     return code
 
 
-def _complain(message: str, words: Sequence[str]) -> None:
+def _complain(message: str, words: Sequence[str], begin: str = "") -> None:
     """Print an error. An address may be typed where another argument belongs, so no password is repeated."""
     from bullpen.cli.settings import read_texts  # here, because few commands fail
     from bullpen.tasks.storage.open import without_passwords
@@ -121,7 +121,7 @@ def _complain(message: str, words: Sequence[str]) -> None:
     variables = [value for name, value in os.environ.items() if name.startswith("BULLPEN_")]
     for text in (*variables, *read_texts):
         message = without_passwords(message, [text])
-    print(_indented(message), file=sys.stderr)
+    print(_indented(begin + message), file=sys.stderr)
 
 
 class WrongArguments(Exception):
