@@ -22,6 +22,9 @@ pytest.register_assert_rewrite("bullpen.testing.contracts", "bullpen.testing.sto
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+for name in ("COLUMNS", "LINES"):  # pytest-xdist sets them; commands would fit their tables to them
+    os.environ.pop(name, None)
+
 uvloop.new_event_loop().close()  # the first one opens descriptors that stay open
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so does a shell that starts the tests in the background

@@ -178,7 +178,7 @@ class MissingExtra(BullpenError, ImportError):
 
     def __init__(self, what: str, extra: str) -> None:
         self.extra = extra
-        super().__init__(f'{what} needs more packages: pip install "pybullpen[{extra}]"')
+        super().__init__(f'{what} needs more packages: pip install "pybullpen[{extra}]" (in a clone: ".[{extra}]")')
 
 
 class NotCallable(BullpenError, TypeError):

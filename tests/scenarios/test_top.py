@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Sparkline, Static
+from textual.widgets import DataTable, Sparkline, Static, TabbedContent
 
 from bullpen import AsyncWorkerPool, TaskQueue, TaskStatus
 from bullpen.cli.main import main
 from bullpen.cli.top.live import TaskScreen, TopApp
 from bullpen.tasks.storage.memory import MemoryStorage
 from tests.scenarios.support import PATIENCE
+from tests.scenarios.web_support import add_worker
 
 pytestmark = pytest.mark.anyio
 
@@ -86,6 +88,30 @@ async def test_every_tab_shows_what_is_there_and_escapes_it() -> None:
         assert "\x1b" not in app.export_screenshot()
         await pilot.press("escape")
         assert not isinstance(app.screen, TaskScreen)
+
+
+async def test_what_the_doctor_says_is_counted_and_shown() -> None:
+    async with TaskQueue("memory://") as queue:
+        await queue.apause("mail")
+        await queue.aenqueue("shop.send", queue="mail", elsewhere=True)
+        async with opened(queue) as (app, pilot):
+            tab = app.query_one("#tabs", TabbedContent).get_tab("attention")
+            await until(pilot, lambda: tab.label_text == "6 Attention (1)")
+            await show_tab(app, pilot, "6")
+            ((mark, words),) = shown(app, "attention")
+            assert (mark, words) == ("!", "1 task is pending in the queue 'mail', which is paused")
+            await pilot.press("r")  # a finding cannot be retried
+            await pilot.press("enter")
+            await until(pilot, lambda: isinstance(app.screen, TaskScreen))
+            assert "bullpen queues resume mail" in str(app.screen.query_one(Static).render())
+
+
+async def test_lost_workers_are_in_the_first_line() -> None:
+    async with TaskQueue("memory://") as queue:
+        await add_worker(queue, "far")
+        await (await queue.astorage()).save_worker(replace((await queue.aworkers())[0], id="gone", lost=True))
+        async with opened(queue) as (app, _):
+            assert " · 1 worker, 1 lost · " in str(app.query_one("#status", Static).render())
 
 
 async def test_keys_retry_a_whole_cause_and_pause_a_schedule() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
 import os
@@ -136,7 +137,8 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        message = f"cannot listen on {host} port {port} ({error.strerror or error}); choose another with --port"
+        reason = "another program uses it" if error.errno == errno.EADDRINUSE else error.strerror or error
+        message = f"cannot listen on {host} port {port} ({reason}); choose another with --port"
         raise ConfigurationError(message, source="--port") from None
 
 

@@ -106,7 +106,10 @@ def test_the_command_is_named_as_it_can_be_called(tmp_path: Path, monkeypatch: p
 
 
 def test_the_dashboard_is_offered_with_the_packages_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for installed, ending in ((True, "app.py"), (False, 'app.py  # needs "pybullpen[web]"')):
+    for installed, ending in (
+        (True, "app.py"),
+        (False, 'app.py  # first: pip install "pybullpen[web]" (in a clone: ".[web]")'),
+    ):
         monkeypatch.setattr(view, "has_dashboard", lambda installed=installed: installed)
         (line,) = [line for line in view.next_commands(SUMMARY) if " dashboard " in line]
         assert line.endswith(ending)

@@ -34,6 +34,14 @@ def test_durations_in_one_unit(seconds: float, said: str) -> None:
     assert output.duration(seconds) == said
 
 
+def test_text_is_wrapped_in_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "20 tasks are pending in the queue 'mail-eu', which is paused"
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert output.wrapped(words, by=2) == [words]
+    monkeypatch.setenv("COLUMNS", "40")
+    assert output.wrapped(words, by=2) == ["20 tasks are pending in the queue", "'mail-eu', which is paused"]
+
+
 def test_instants_beside_now() -> None:
     assert output.when(NOW + timedelta(seconds=3), NOW) == "in 3.0 s"
     assert output.when(NOW - timedelta(minutes=5), NOW) == "5 min ago"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from bullpen.cli import store
 from bullpen.cli.command import Command, ExitCode
 from bullpen.cli.diagnosis import MOST_COUNTED, RECENT, Look, diagnose, of_schema, problem
-from bullpen.cli.terminal.output import indented, show, show_json, text
+from bullpen.cli.terminal.output import indented, show, show_json, text, wrapped
 from bullpen.cli.terminal.screen import Line, StyledText
 from bullpen.errors import (
     BullpenError,
@@ -141,7 +141,9 @@ def _picture(found: Sequence[HealthFinding]) -> list[Line]:
     lines: list[Line] = []
     for one in found:
         mark = StyledText("✕ ", "bad") if one.level == "problem" else StyledText("! ", "late")
-        lines += [(mark, StyledText(one.message)), *indented([text(one.advice, style="quiet")])]
+        message, advice = wrapped(one.message, by=2), wrapped(one.advice, by=2)
+        lines += [(mark, StyledText(message[0])), *indented(text(more) for more in message[1:])]
+        lines += indented(text(more, style="quiet") for more in advice)
     return lines
 
 

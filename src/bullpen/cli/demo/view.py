@@ -145,7 +145,7 @@ def next_commands(summary: TasksSummary) -> list[str]:
     for task in (summary.a_failed_task, summary.a_periodic_task):
         if task is not None:
             commands.append(f"{bullpen} why {task} --url {summary.url}")
-    needs = "" if has_dashboard() else '  # needs "pybullpen[web]"'
+    needs = "" if has_dashboard() else '  # first: pip install "pybullpen[web]" (in a clone: ".[web]")'
     commands.append(f"{bullpen} dashboard {summary.folder}/app.py{needs}")
     return [*commands, f"{bullpen} worker {summary.folder}/app.py"]
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -48,6 +49,12 @@ def room() -> int | None:
         return max(int(os.environ["COLUMNS"]), LEAST_ROOM)
     except (KeyError, ValueError):
         return max(shutil.get_terminal_size().columns, LEAST_ROOM) if sys.stdout.isatty() else None
+
+
+def wrapped(words: str, by: int) -> list[str]:
+    """The lines of a text in the terminal, which the caller indents; one line if the output is no terminal."""
+    width = room()
+    return [words] if width is None else textwrap.wrap(words, width - by, break_on_hyphens=False) or [""]
 
 
 def table(

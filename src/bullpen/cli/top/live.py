@@ -24,6 +24,7 @@ from bullpen.tasks.model.failure_groups import FailureGroup
 from bullpen.tasks.model.history import HistoryPeriod
 from bullpen.tasks.model.info import ScheduleInfo, TaskInfo, as_datetime
 from bullpen.tasks.model.task import TaskStatus
+from bullpen.tasks.storage.port import HealthFinding
 
 try:
     from rich.text import Text
@@ -39,20 +40,30 @@ except ModuleNotFoundError as error:
 EVERY = 1.0  # seconds
 SHOWN = 200  # rows of a table
 BACKLOG_SHOWN = 300  # pictures
-TITLES = {"queues": "Queues", "workers": "Workers", "tasks": "Tasks", "failures": "Failures", "schedules": "Schedules"}
+TITLES = {
+    "queues": "Queues",
+    "workers": "Workers",
+    "tasks": "Tasks",
+    "failures": "Failures",
+    "schedules": "Schedules",
+    "attention": "Attention",
+}
 COLUMNS = {
     "queues": ("queue", "state", "waiting", "running", "failed", "oldest"),
     "workers": ("worker", "state", "queues", "running"),
     "tasks": ("state", "function", "queue", "tries", "when", "error"),
     "failures": ("count", "last", "function", "error", "where"),
     "schedules": ("schedule", "when", "next", "state"),
+    "attention": ("", "what the doctor says"),
 }
+
+MARKS = {"problem": "✕", "warning": "!"}
 
 Row = tuple[str, Sequence[str]]  # its key, and its cells
 
 
 class TaskScreen(ModalScreen[None]):
-    """One task: why, and its attempts with their errors and log lines."""
+    """One task: why, and its attempts with their errors and log lines; or one finding and its advice."""
 
     BINDINGS: ClassVar[list[Any]] = [Binding("escape,q,enter", "dismiss", "Close")]
 
@@ -107,6 +118,7 @@ class TopApp(App[None]):
         self._backlog: deque[int] = deque(maxlen=BACKLOG_SHOWN)  # waiting tasks in each picture
         self._groups: dict[str, FailureGroup] = {}  # of the failures that are shown, by the task that failed last
         self._schedules: dict[str, ScheduleInfo] = {}  # those that are shown, by id
+        self._findings: dict[str, HealthFinding] = {}  # by the key of the row
         self.pictures = 0  # how often it has read the store
 
     # The picture.
@@ -149,6 +161,7 @@ class TopApp(App[None]):
             self._show_backlog(seen)
             self._show(self.tab, await self._rows(seen))
             self.pictures += 1
+            self._show_attention(await self._reads.findings())
         except (BullpenError, OSError, TimeoutError) as error:
             self._words("status", f"the store does not answer: {type(error).__name__}: {error}")
         finally:
@@ -158,7 +171,10 @@ class TopApp(App[None]):
         self._paused = seen.paused
         counts = ", ".join(f"{seen.total_text(status)} {status}" for status in TaskStatus if seen.total(status))
         now = as_datetime(seen.now)
-        workers = counted(sum(is_up(record, now) for record in seen.workers), "worker", "workers")
+        up = sum(is_up(record, now) for record in seen.workers)
+        workers = counted(up, "worker", "workers")
+        if lost := len(seen.workers) - up:
+            workers += f", {lost} lost"
         place = address_of(self._tasks.storage)
         self._words("status", f"{now:%H:%M:%S} UTC · {workers} · {counts or 'no tasks'} · {place}")
 
@@ -178,6 +194,11 @@ class TopApp(App[None]):
         self._backlog.append(seen.total(TaskStatus.PENDING))
         self._words("waiting-words", f"waiting\n{seen.total_text(TaskStatus.PENDING)}")
         self.query_one("#waiting", Sparkline).data = list(self._backlog)
+
+    def _show_attention(self, findings: Sequence[HealthFinding]) -> None:
+        """How many findings there are, whichever tab is open."""
+        title = f"{len(TITLES)} {TITLES['attention']}{f' ({len(findings)})' if findings else ''}"
+        self.query_one("#tabs", TabbedContent).get_tab("attention").label = title
 
     async def _rows(self, seen: StoreOverview) -> list[Row]:
         now = as_datetime(seen.now)
@@ -202,6 +223,10 @@ class TopApp(App[None]):
         if self.tab == "failures":
             self._groups = {group.example: group for group in await self._reads.failures(1)}
             return [(example, _failure_row(group, now)) for example, group in self._groups.items()]
+        if self.tab == "attention":
+            findings = await self._reads.findings()
+            self._findings = {f"{place} {one.kind}": one for place, one in enumerate(findings)}
+            return [(key, [MARKS[one.level], one.message]) for key, one in self._findings.items()]
         self._schedules = {one.id: one for one in await self._tasks.schedules.alist()}
         return [(task_id, _schedule_row(one, now)) for task_id, one in self._schedules.items()]
 
@@ -262,6 +287,9 @@ class TopApp(App[None]):
         if self.tab == "queues":
             self._queue_name = key
             self.action_tab("tasks")
+        elif self.tab == "attention":
+            finding = self._findings[key]
+            self.push_screen(TaskScreen(escape_lines(f"{finding.message}\n\n{finding.advice}")))
         else:
             self._open(key)
 
@@ -299,7 +327,7 @@ class TopApp(App[None]):
     async def _change(self, change: Callable[[str], Awaitable[int]], outcome: str) -> None:
         """Change the selected task."""
         key = self._selected()
-        if key is None or self.tab in ("queues", "schedules"):
+        if key is None or self.tab in ("queues", "schedules", "attention"):
             self.notify("choose a task", severity="warning")
             return
 

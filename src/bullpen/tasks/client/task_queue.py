@@ -281,7 +281,8 @@ class TaskQueue:
         options: EnqueueOptions,
     ) -> tuple[TaskOptions, bytes, Mapping[str, str] | None]:
         if not isinstance(func_path, str):
-            raise InvalidOptionType("func_path", func_path, "the name of a task, a string")
+            allowed = "the name of a task, a string; to enqueue a function, decorate it with @queue.task and call its "
+            raise InvalidOptionType("func_path", func_path, f"{allowed}enqueue()")
         if isinstance(args, str | bytes) or not isinstance(args, Sequence):
             raise InvalidArgument(f"must be a list or tuple, got {args!r:.80}", function=func_path, path="args")
         if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
