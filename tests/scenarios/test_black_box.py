@@ -18,7 +18,7 @@ import pytest
 from bullpen import Job, TaskError, TaskQueue, WorkerPool
 from bullpen.cli.main import main
 from bullpen.tasks.worker import attempt
-from bullpen.tasks.worker.black_box import KEPT, LINES
+from bullpen.tasks.worker.black_box import KEPT, LINES, LONGEST
 from tests.scenarios import process_tasks
 from tests.scenarios.support import eventually
 from tests.stores import KINDS, new_store
@@ -143,6 +143,20 @@ def test_a_function_may_keep_no_lines_and_the_others_are_bounded() -> None:
     assert len(log) > 1
     assert sum(len(line.encode()) for line in log) <= KEPT
     assert all("who=[redacted]" in line for line in log)
+
+
+def test_a_line_that_is_cut_within_a_secret_shows_no_part_of_it() -> None:
+    def fails(private_key: str, password: str) -> None:
+        logger.warning("%s", private_key)
+        logger.warning("%s%s", "-" * (LONGEST - 40), password)
+        raise ValueError
+
+    with TaskQueue("memory://") as queue:
+        task = queue.task(name="fails")(fails)
+        with WorkerPool(queue):
+            lines = messages(error_of(task.enqueue("k\n" * 2 * LONGEST, "hunter2!" * 20)))
+    assert len(lines) == 2
+    assert not set("khunter2!").intersection("".join(lines).replace("[redacted]", ""))
 
 
 def test_a_task_that_succeeds_after_a_failure_shows_what_the_failed_attempt_logged() -> None:

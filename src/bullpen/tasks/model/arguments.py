@@ -6,6 +6,7 @@ looks like the name of a secret. An argument whose parameter is not known is red
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -81,9 +82,15 @@ def _shown(name: str, value: Any, redact: Collection[str], hidden: list[Any] | N
 # Text that a task writes, such as its log: the same rule, as far as text has names.
 
 SHORTEST_SECRET = 4  # characters; a shorter value is part of too many words
-_NAMED = re.compile(r"""(?<![\w.-])(\w[\w.-]*)["']?\s*[=:]\s*""")
-_VALUE = re.compile(r"""(?:Bearer|Basic|Token)\s+\S+|"[^"]*"?|'[^']*'?|[^\s,;&)\]}]*""")
-_PASSWORD_IN_URL = re.compile(r"(?<=://)([^\s:/@]*):[^\s/@]*@")
+_NAMED = re.compile(r"""(?<![\w.%-])([\w%][\w.%-]*)\\*["']?\s*(?:=>|[=:])\s*""")
+_VALUE = re.compile(
+    r"""(?:Bearer|Basic|Token)\s+\S+|(\\+["']).*?(?:(?<!\\)\1|$)|"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s,;&)\]}]*""",
+    re.DOTALL,
+)
+_ENCODED = re.compile("%([0-9A-Fa-f]{2})")
+_UNENCODED = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-~")
+_COOKIES = re.compile(r"""[^"'\\\r\n]*""")  # cookie=…; cookie=…
+_PASSWORD_IN_URL = re.compile(r"""(?<=://)([^\s:/@"']*):[^\s"']*@""")
 
 
 def secret_texts(
@@ -100,7 +107,17 @@ def secret_texts(
             hidden.extend(value)
         elif value is not None and not isinstance(value, bool):
             texts.add(str(value))
-    return sorted((text for text in texts if len(text) >= SHORTEST_SECRET), key=lambda text: (-len(text), text))
+    forms = {form for text in texts if len(text) >= SHORTEST_SECRET for form in _written(text)}
+    return sorted(forms, key=lambda text: (-len(text), text))
+
+
+def _written(text: str) -> set[str]:
+    """How a log may write a text: as it is, as Python, as JSON, or in an address."""
+    return {text, repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], _encoded(text)}
+
+
+def _encoded(text: str) -> str:
+    return "".join(chr(byte) if byte in _UNENCODED else f"%{byte:02X}" for byte in text.encode(errors="surrogatepass"))
 
 
 def redacted_text(text: str, redact: Collection[str], secrets: Collection[str] = ()) -> str:
@@ -109,10 +126,12 @@ def redacted_text(text: str, redact: Collection[str], secrets: Collection[str] =
     """
     parts, end = [], 0
     for found in _NAMED.finditer(text):
-        name = found[1]
+        name = _ENCODED.sub(lambda one: chr(int(one[1], 16)), found[1])
         if found.start() >= end and (name in redact or name.rpartition(".")[2] in redact or looks_secret(name)):
             parts += [text[end : found.end()], REDACTED]
-            value = _VALUE.match(text, found.end())
+            value = (_COOKIES if name.lower().endswith("cookie") else _VALUE).match(text, found.end())
+            if value is not None and not value[0]:
+                value = _VALUE.match(text, found.end())
             end = found.end() if value is None else value.end()
     text = _PASSWORD_IN_URL.sub(rf"\1:{REDACTED}@", "".join([*parts, text[end:]]))
     for secret in secrets:

@@ -70,12 +70,22 @@ def kept_log(lines: Iterable[str], definition: TaskDefinition, payload: bytes) -
     kept: list[str] = []
     room = KEPT
     for line in reversed(list(lines)):
-        shown = writable(redacted_text(line, redact, secrets))
+        shown = writable(redacted_text(_without_begun_secret(line, secrets), redact, secrets))
         room -= len(shown.encode())
         if room < 0:
             break
         kept.append(shown)
     return tuple(reversed(kept))
+
+
+def _without_begun_secret(line: str, secrets: Iterable[str]) -> str:
+    """A line that was cut may end within a secret."""
+    if len(line) < LONGEST:
+        return line
+    begun = [
+        size for secret in secrets for size in range(min(len(secret), len(line)), 0, -1) if line.endswith(secret[:size])
+    ]
+    return line[: len(line) - max(begun, default=0)]
 
 
 # The stack of a process: `faulthandler` writes it, the innermost frame first.

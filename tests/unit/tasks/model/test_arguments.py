@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -67,6 +69,13 @@ def test_named_parameters_are_redacted_at_any_depth() -> None:
         ("card 4711-0815 of order 1", "card [redacted] of order 1"),
         ("tokens: 3, accessToken='it", "tokens: [redacted], accessToken=[redacted]"),
         ("a: b=c is no secret, nor is password", "a: b=c is no secret, nor is password"),
+        (r"""{"password": "a\"b c", "x": 1}""", """{"password": [redacted], "x": 1}"""),
+        (r"""{"body": "{\"token\": \"a b\", \"x\": 1}"}""", r"""{"body": "{\"token\": [redacted], \"x\": 1}"}"""),
+        ("password => hunter2, %70assword=hunter2&x=1", "password => [redacted], %70assword=[redacted]&x=1"),
+        ("Cookie: a=1; session=2", "Cookie: [redacted]"),
+        ("Set-Cookie='a=1; b=2' x=1", "Set-Cookie=[redacted] x=1"),
+        ("redis://ada:hun/t@er2@db/0 of ada@db", "redis://ada:[redacted]@db/0 of ada@db"),
+        ("""{"a": "http://db:80/x", "mail": "ada@db"}""", """{"a": "http://db:80/x", "mail": "ada@db"}"""),
         ("", ""),
     ],
 )
@@ -78,7 +87,18 @@ def test_the_texts_of_secret_arguments() -> None:
     def charge(card_number: str, order: dict[str, object], pin: int, *rest: str) -> None: ...
 
     args = ("4711-0815", {"id": 12345, "token": ["abcd", "x"], "auth": {"user": "ada lovelace"}}, 98765, "more")
-    assert secret_texts(charge, args, {}, ["rest"]) == ["ada lovelace", "4711-0815", "98765", "abcd", "more"]
+    assert secret_texts(charge, args, {}, ["rest"]) == [
+        *("ada%20lovelace", "ada lovelace", "4711-0815", "98765", "abcd", "more")
+    ]
+
+
+def test_a_secret_is_known_however_it_is_written() -> None:
+    def sign(private_key: str) -> None: ...
+
+    secret = 'BEGIN "k\'y"\nü/\\ END'
+    secrets = secret_texts(sign, (secret,), {}, ())
+    for written in (secret, repr(secret), json.dumps(secret), quote(secret, safe=""), f"{secret!r}"[1:-1]):
+        assert "k" not in redacted_text(f"<{written}>", (), secrets)
 
 
 def test_a_long_line_without_names_takes_linear_time() -> None:
