@@ -379,9 +379,12 @@ async def test_a_program_lists_waits_and_emits_the_event(tmp_path: Path, caplog:
 async def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has(tmp_path: Path) -> None:
     tokens = make_tokens(tmp_path)
     async with site(tmp_path, tokens=tmp_path / "tokens") as (_, app), Browser(app) as client:
-        for path in (f"{API}/tasks", "/tasks"):
-            answer = await client.request("DELETE", path, headers=tokens["read"])
-            assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
-        for path in (f"{API}/events", f"{API}/tasks/an-id/cancel"):
-            answer = await client.request("OPTIONS", path, headers=tokens["read"])
-            assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        for method, path, allowed in (
+            ("DELETE", f"{API}/tasks", "GET, HEAD, POST"),
+            ("OPTIONS", f"{API}/events", "POST"),
+            ("OPTIONS", f"{API}/tasks/an-id/cancel", "POST"),
+            ("DELETE", "/tasks", "GET, HEAD"),
+            ("DELETE", "/static/style.css", ""),
+        ):
+            answer = await client.request(method, path, headers=tokens["read"])
+            assert (answer.status_code, answer.headers["allow"]) == (405, allowed), path

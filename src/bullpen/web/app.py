@@ -101,7 +101,7 @@ def dashboard(
     if token is None and not (rules.proxies or trusted_socket or anonymous or tokens is not None):
         raise InvalidOption("token", None, "given, unless trusted_proxies, anonymous or tokens lets somebody in")
     inner = Dashboard(queue, rules, login_code, AuditLog(audit_file), shown)
-    return Gate(inner.app, rules, None if tokens is None else TokenFile(tokens))
+    return Gate(inner.app, rules, None if tokens is None else TokenFile(tokens), inner.methods_at)
 
 
 class Dashboard:
@@ -303,15 +303,15 @@ class Dashboard:
         else:
             answer = self._renderer.page(request, "problem", {"message": message, "status": status}, status)
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
-            answer.headers["allow"] = self._methods_at(request)
+            answer.headers["allow"] = self.methods_at(request)
         return answer
 
-    def _methods_at(self, request: Request) -> str:
+    def methods_at(self, request: Request) -> str:
         """The methods of a path; an id may have slashes, so of its most special pattern."""
         routes = [
             one for one in self.app.routes if isinstance(one, Route) and one.matches(request.scope)[0] != Match.NONE
         ]
-        pattern = max((one.path for one in routes), key=lambda path: (-path.count("{"), len(path)))
+        pattern = max((one.path for one in routes), key=lambda path: (-path.count("{"), len(path)), default="")
         return ", ".join(sorted({method for one in routes if one.path == pattern for method in one.methods or ()}))
 
 

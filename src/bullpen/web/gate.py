@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
@@ -42,13 +42,20 @@ class Gate:
     """Checks in this order: protocol, size, host, method, origin, visitor, CSRF token. `app` sees only the rest.
 
     A request to the HTTP API has no session, no user header and no form: only its token counts, and `app` checks the
-    scopes of that.
+    scopes of that. `methods_at` names the methods of the path of a request.
     """
 
-    def __init__(self, app: ASGIApp, rules: AccessRules, tokens: TokenFile | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        rules: AccessRules,
+        tokens: TokenFile | None = None,
+        methods_at: Callable[[Request], str] = lambda _: ", ".join(METHODS),
+    ) -> None:
         self._app = app
         self._rules = rules
         self._tokens = tokens
+        self._methods_at = methods_at
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -76,12 +83,12 @@ class Gate:
             return _reject(HTTPStatus.REQUEST_URI_TOO_LONG)
         if len(headers.getlist("host")) != 1 or not rules.accepts_host(headers["host"]):
             return _reject(HTTPStatus.MISDIRECTED_REQUEST, "this host name is not known here; see --allowed-host")
-        if path.startswith(API):  # whose answer names the methods of the path
-            return self._check_api(request)
         if request.method not in METHODS:
             answer = _reject(HTTPStatus.METHOD_NOT_ALLOWED)
-            answer.headers["allow"] = ", ".join(METHODS)
+            answer.headers["allow"] = self._methods_at(request)
             return answer
+        if path.startswith(API):
+            return self._check_api(request)
         changes = request.method == "POST"
         if changes and not rules.accepts_origin(_single(headers)):
             return _reject(HTTPStatus.FORBIDDEN, "the request comes from another page")
