@@ -89,7 +89,7 @@ _VALUE = re.compile(
 )
 _ENCODED = re.compile("%([0-9A-Fa-f]{2})")
 _UNENCODED = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-~")
-_COOKIES = re.compile(r"""[^"'\\\r\n]*""")  # cookie=…; cookie=…
+_COOKIES = re.compile(r"""(?!\\+["'])[^"'\r\n]+""")  # cookie=…; cookie=…
 _PASSWORD_IN_URL = re.compile(r"""(?<=://)([^\s:/@"']*):[^\s"']*@""")
 
 
@@ -129,9 +129,8 @@ def redacted_text(text: str, redact: Collection[str], secrets: Collection[str] =
         name = _ENCODED.sub(lambda one: chr(int(one[1], 16)), found[1])
         if found.start() >= end and (name in redact or name.rpartition(".")[2] in redact or looks_secret(name)):
             parts += [text[end : found.end()], REDACTED]
-            value = (_COOKIES if name.lower().endswith("cookie") else _VALUE).match(text, found.end())
-            if value is not None and not value[0]:
-                value = _VALUE.match(text, found.end())
+            cookies = _COOKIES.match(text, found.end()) if name.lower().endswith("cookie") else None
+            value = cookies or _VALUE.match(text, found.end())
             end = found.end() if value is None else value.end()
     text = _PASSWORD_IN_URL.sub(rf"\1:{REDACTED}@", "".join([*parts, text[end:]]))
     for secret in secrets:
