@@ -249,6 +249,11 @@ def stepped() -> tuple[str, str, list[int]]:
     return first, task.step(same, first), [again, os.getpid()]
 
 
+@plain.task
+def in_transaction() -> str:
+    return current_task().using(connection=object()).step(token)
+
+
 def token() -> str:
     return os.urandom(8).hex()
 

@@ -117,6 +117,15 @@ async def test_a_kept_step_does_not_run_again_in_a_process() -> None:
     assert pids[0] != pids[1]  # the first process was killed after the step
 
 
+@pytest.mark.anyio
+async def test_a_step_in_a_process_joins_no_transaction() -> None:
+    async with AsyncWorkerPool(process_tasks.plain, lanes="default:2@process", poll_interval=0.05):
+        job = await process_tasks.in_transaction.aenqueue()
+        with pytest.raises(TaskFailed, match="in a process cannot keep a step in a transaction"):
+            await job.aresult(timeout=30)
+    assert (await job.ainfo()).steps == ()
+
+
 def test_a_result_is_decoded_by_the_annotation_of_the_step(here: TaskQueue) -> None:
     def pair() -> tuple[int, bytes]:
         return (1, b"\xff")

@@ -258,6 +258,8 @@ def i11_nothing_starts_before_its_time(course: Course) -> Found:
                 continue
             if record.suspended:
                 eta, expires = record.eta, None  # no eta: an event wakes it
+            elif record.op in ("settle", "rescue") and record.status == "pending":
+                eta = record.eta  # none: the task waits for an event, too
             elif record.op != "claim" and record.eta is not None and record.status != "running":
                 eta = record.eta
 

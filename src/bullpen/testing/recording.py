@@ -470,10 +470,17 @@ def _facts_of(task: Task) -> dict[str, Any]:
     }
 
 
+def _not_before(settlement: Settlement, now: float) -> float | None:
+    """None if an event may make the task due earlier."""
+    if settlement.awaits is not None:
+        return None
+    return settlement.eta if settlement.delay is None else now + settlement.delay
+
+
 def _facts_of_settlement(call: _StoreCall, one: Settlement) -> dict[str, Any]:
     return {
         "status": str(one.status),
-        "eta": call.store_at + one.delay if one.delay is not None else one.eta if one.awaits is None else None,
+        "eta": _not_before(one, call.store_at),
         "scheduled_at": one.scheduled_at,
         "failures": one.failures,
         "crashes": one.crashes,

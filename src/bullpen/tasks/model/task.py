@@ -275,7 +275,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     linked: bool = False  # another task depends on this one
     forgotten: bool = False  # a success that a store may delete at once, if no caller waits for it
     suspended: bool = False  # the task has begun and waits: `expires` no longer applies to it
-    awaits: str | None = None  # the event that makes the task due; if it has come already, the task is due at once
+    awaits: str | None = None  # the event that makes the task due; if it has come, a suspended task is due at once
     children: tuple[Task, ...] = ()  # of a success: new tasks that are added in the same step
 
     @property
@@ -341,7 +341,7 @@ def crash(task: Task, error: AttemptError) -> Settlement:
     if crashes >= MAX_CRASHES:
         poison = msgspec.structs.replace(error, kind="poison", message=error.message + _released_attempts(task))
         return _give_up(task, poison, failures=task.failures, crashes=crashes)
-    return _again(task, 0.0, failures=task.failures, crashes=crashes, error=error)
+    return _again(task, 0.0, failures=task.failures, crashes=crashes, error=error, awaits=_awaited(task))
 
 
 def _released_attempts(task: Task) -> str:
@@ -407,7 +407,7 @@ def release(task: Task, delay: float = 0.0) -> Settlement:
         return cancel(task)
     if (other := instead_of_run(task)) is not None:
         return other
-    return _again(task, delay, failures=task.failures, crashes=task.crashes)
+    return _again(task, delay, failures=task.failures, crashes=task.crashes, awaits=_awaited(task))
 
 
 def suspend(task: Task, until: float, awaits: str | None = None) -> Settlement:
@@ -480,7 +480,22 @@ def _followed(settlement: Settlement, task: Task, now: float) -> Settlement:
     return msgspec.structs.replace(settlement, status=PENDING, eta=at, scheduled_at=at, next_run=True)
 
 
-def _again(task: Task, delay: float, *, failures: int, crashes: int, error: AttemptError | None = None) -> Settlement:
+def _awaited(task: Task) -> str | None:
+    """The event of a wait without an outcome. The attempt may end before the payload is kept, so the event stays in the
+    store until the next attempt has it.
+    """
+    return next((step.event for step in task.steps if step.event and step.result is None), None)
+
+
+def _again(
+    task: Task,
+    delay: float,
+    *,
+    failures: int,
+    crashes: int,
+    error: AttemptError | None = None,
+    awaits: str | None = None,
+) -> Settlement:
     return Settlement(
         id=task.id,
         attempt=task.attempt,
@@ -491,6 +506,7 @@ def _again(task: Task, delay: float, *, failures: int, crashes: int, error: Atte
         crashes=crashes,
         completed_runs=task.completed_runs,
         error=error,
+        awaits=awaits,
     )
 
 

@@ -82,7 +82,7 @@ class StoreRules:
         if task is None or not applies(task, settlement):
             return False
         after = settled(task, settlement, now)
-        if settlement.awaits is not None and self._has_event(settlement.awaits):
+        if settlement.suspended and settlement.awaits is not None and self._has_event(settlement.awaits):
             after = woken(after, now) or after
         self._keep(after, task, now)
         for child in settlement.children:

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
+import pytest
 from msgspec.structs import replace
 
-from bullpen.tasks.model.task import NEVER, PENDING, Settlement, Step, Task, cancel, fail, release, succeed, suspend
+from bullpen.tasks.model.task import (
+    NEVER,
+    PENDING,
+    Settlement,
+    Step,
+    Task,
+    cancel,
+    crash,
+    fail,
+    release,
+    succeed,
+    suspend,
+)
 from bullpen.tasks.storage.port import Storage, TaskFilter
 from bullpen.testing.storage_contract.base import (
     FAR,
@@ -39,6 +53,10 @@ async def waiting(store: Storage, event: str = NAME, until: float = NEVER, **fie
     assert await store.save_step(hold(task), begun(task, event))
     assert not await settle(store, suspend(task, until, event))
     return task
+
+
+def crash_of(task: Task) -> Settlement:
+    return crash(task, error_of(task))
 
 
 async def is_due(store: Storage, task: Task) -> bool:
@@ -165,11 +183,11 @@ class EventTests(StoreTests):
         assert (await get(store, task)).eta == until
 
     async def test_a_wait_lasts_until_the_next_settlement(self, store: Storage) -> None:
-        task = await waiting(store)
+        task = await waiting(store, max_retries=3)
         await store.emit(NAME, PAYLOAD, FAR)
         (again,) = await claim(store)
         assert (again.id, again.awaits, again.attempt) == (task.id, NAME, 2)
-        await settle(store, release(again, FAR))
+        await settle(store, fail(again, error_of(again), 0.5, after=FAR))
         assert (await get(store, task)).awaits is None
 
     async def test_a_settlement_of_an_earlier_attempt_waits_for_nothing(self, store: Storage) -> None:
@@ -226,6 +244,26 @@ class EventTests(StoreTests):
         await store.prune(limit=10)
         assert await store.wait_for_event(NAME, 0.0) is None
         assert (await get(store, task)).is_final
+
+    @pytest.mark.parametrize("move", [crash_of, release], ids=["crash", "release"])
+    async def test_an_event_outlives_an_attempt_that_has_not_kept_its_payload(
+        self, store: Storage, move: Callable[[Task], Settlement]
+    ) -> None:
+        task = await waiting(store)
+        await store.emit(NAME, PAYLOAD, 0.001)
+        await asyncio.sleep(0.005)
+        (again,) = await claim(store)
+        await settle(store, move(again))
+        await store.prune(limit=10)
+        assert await store.wait_for_event(NAME, 0.0) is not None
+        assert ids(await claim(store)) == ids([task])
+
+    async def test_an_event_that_has_come_shortens_no_pause_of_a_released_task(self, store: Storage) -> None:
+        task = await waiting(store)
+        await store.emit(NAME, PAYLOAD, FAR)
+        (again,) = await claim(store)
+        await settle(store, release(again, FAR))
+        assert not await is_due(store, task)
 
     async def test_tasks_that_wait_are_listed(self, store: Storage) -> None:
         first, second, third = await waiting(store), await waiting(store), await waiting(store, "another")

@@ -34,7 +34,7 @@ class TaskClaiming(TaskAdding, TaskEvents):
         lease: float,
         claim_id: str,
     ) -> Exchange:
-        awaited = {one.awaits for one in settlements if one.awaits is not None} if self.cluster else ()
+        awaited = {one.awaits for one in settlements if one.suspended and one.awaits} if self.cluster else ()
         async with self._looking_afterwards(awaited) if awaited else nullcontext():
             exchange, _ = await self._exchange(settlements, {}, worker, queues, limit, lease, claim_id)
         return exchange

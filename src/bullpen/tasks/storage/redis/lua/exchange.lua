@@ -55,7 +55,7 @@ for _, one in ipairs(settlements) do
             else
                 task[ETA], task[SCHEDULED_AT] = task[HOLD] == 'paused' and LAST_DAY or eta or now + delay, scheduled_at
                 -- On a cluster the events may be on another node; then the client looks for them afterwards.
-                if one[19] ~= '' and task[HOLD] ~= 'paused' and has_come(events, one[19]) then
+                if one[18] and one[19] ~= '' and task[HOLD] ~= 'paused' and has_come(events, one[19]) then
                     task[ETA] = math.min(task[ETA], now)
                 end
             end

@@ -68,7 +68,7 @@ BEGIN
                 eta = CASE WHEN s.status <> 'pending' OR t.cancel_requested THEN t.eta
                     WHEN t.hold = 'paused' THEN {never}
                     WHEN t.hold = 'changed' AND s.next_run THEN now
-                    WHEN EXISTS (SELECT 1 FROM {schema}.event e WHERE e.name = s.awaits) THEN least(s.eta, now)
+                    WHEN s.suspended AND EXISTS (SELECT 1 FROM {schema}.event e WHERE e.name = s.awaits) THEN least(s.eta, now)
                     ELSE coalesce(s.eta, now + s.delay) END,
                 expires = CASE WHEN s.suspended THEN NULL ELSE t.expires END,
                 scheduled_at = CASE WHEN s.status <> 'pending' OR t.cancel_requested THEN t.scheduled_at
