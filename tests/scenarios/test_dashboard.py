@@ -17,6 +17,7 @@ import pytest
 
 from bullpen import RESULT, AsyncWorkerPool, Pool, Pools, TaskQueue, chain, current_task, group
 from bullpen.errors import InvalidOption, InvalidOptionType
+from bullpen.tasks.model.failure_groups import FailureExample, FailureRow
 from bullpen.tasks.model.task import AttemptError, Task, TaskStatus
 from bullpen.web import dashboard, events, views
 from bullpen.web import graph as graph_module
@@ -342,6 +343,28 @@ async def test_failures_are_grouped_by_their_cause_and_run_again(tmp_path: Path)
         assert (await browser.get("/failures?days=8")).status_code == 400
 
 
+@pytest.mark.anyio
+async def test_new_causes_rising_ones_and_poison_are_marked(tmp_path: Path) -> None:
+    async with site(tmp_path) as (queue, app), Browser(app) as browser:
+        storage = await queue.astorage()
+        now = await storage.now()
+        for name, kind, ago, many in (
+            ("new", "exception", 0, 12),
+            ("old", "exception", 0, 12),
+            ("old", "exception", 5, 1),
+            ("bad", "poison", 0, 3),
+        ):
+            at = int(now) // 3600 * 3600 - 3600 * ago
+            example = FailureExample("id", kind, "", name, "")
+            row = FailureRow(at, "default", f"shop.{name}", name, many, at + 1.0, at + 1.0, example)
+            await storage.add_history([], [row])
+        page = (await browser.get("/failures")).text
+        marks = {name: page.partition(f">{name}</p>")[0].rpartition("<strong>")[2] for name in ("new", "old", "bad")}
+        assert ["↗</span>new" in marks["new"], "↗</span>rising" in marks["old"], "poison" in marks["bad"]] == [True] * 3
+        assert "↗" not in marks["bad"]
+
+
+@pytest.mark.anyio
 @pytest.mark.anyio
 async def test_a_wrong_token_opens_no_session_and_many_close_the_login(tmp_path: Path) -> None:
     async with site(tmp_path) as (_, app), Browser(app) as browser:

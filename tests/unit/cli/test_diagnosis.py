@@ -203,6 +203,19 @@ def test_a_lost_worker_is_named_with_its_machine_and_its_last_heartbeat() -> Non
     assert both.message == "2 workers are dead, or silent for over 30 s: far, dead"
 
 
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [
+        (0.02, "at most one task of 'default' starts every 50 s, and 1 wait"),
+        (1.5, "at most 1.5 tasks of 'default' start per second, and 1 wait"),
+    ],
+)
+def test_a_rate_below_one_is_said_in_seconds(rate: float, words: str) -> None:
+    (one,) = diagnose(look(HEAD, limits=[Limit(queue="default", rate=rate)]))
+    assert one.message.endswith(words)
+    assert "if it hangs" not in one.advice  # no task holds a rate
+
+
 def test_a_limit_that_holds_tasks_back_is_named_with_what_holds_it() -> None:
     seen = look(HEAD, limits=[Limit(queue="default", max_running=1)], running=[replace(FIRST, started_at=NOW - 300)])
     (one,) = diagnose(seen)

@@ -41,7 +41,7 @@ def _list(arguments: argparse.Namespace) -> int:
         since = min(max(arguments.since, 1.0), FAILURES_KEPT)
         found = queue.failures(since=since, queue=arguments.queue, function=arguments.function)
     if arguments.json:
-        show_json({"errors": [{**_document(group), "rising": group.is_rising} for group in found]})
+        show_json({"errors": [{**_document(group), "rising": group.is_rising, "new": group.is_new} for group in found]})
     elif not found:
         show([text(f"no failures in this time; workers write theirs every {WRITE_EVERY:g} s", style="quiet")])
     else:
@@ -66,7 +66,7 @@ def _picture(group: FailureGroup, now: datetime) -> list[Line]:
                 (
                     StyledText(f"{times}  "),
                     StyledText(sparkline(_columns(group.hours))),
-                    StyledText("  rising" if group.is_rising else "", "late"),
+                    StyledText(f"  {'new' if group.is_new else 'rising'}" if group.is_rising else "", "late"),
                 ),
                 text(f"example: {group.example}; queue {', '.join(group.queues)}", style="quiet"),
             ]

@@ -297,8 +297,12 @@ def held_back_by(task: Task, limit: Limit, around: Surroundings) -> list[Cause]:
         data = {"key": task.concurrency_key, "held_by": (first.id,), "in_order": True}
         causes.append(Cause("limit", f"{message}, which is {first.status}", data))
     if not causes and limit.rate is not None:
-        message = f"at most {limit.rate:g} tasks of {task.queue!r} start per second, and {around.waiting} wait"
-        causes.append(Cause("rate", message, {"rate": limit.rate, "waiting": around.waiting}))
+        message = f"at most {limit.rate:g} tasks of {task.queue!r} start per second"
+        if limit.rate < 1:
+            message = f"at most one task of {task.queue!r} starts every {1 / limit.rate:.3g} s"
+        causes.append(
+            Cause("rate", f"{message}, and {around.waiting} wait", {"rate": limit.rate, "waiting": around.waiting})
+        )
     return causes
 
 
