@@ -15,7 +15,7 @@ from textual.widgets import DataTable, Sparkline, Static, TabbedContent
 
 from bullpen import AsyncWorkerPool, TaskQueue, TaskStatus
 from bullpen.cli.main import main
-from bullpen.cli.top.live import TaskScreen, TopApp
+from bullpen.cli.top.live import FIRST_LINE, TaskScreen, TopApp
 from bullpen.tasks.storage.memory import MemoryStorage
 from tests.scenarios.support import PATIENCE
 from tests.scenarios.web_support import add_worker
@@ -106,12 +106,15 @@ async def test_what_the_doctor_says_is_counted_and_shown() -> None:
             assert "bullpen queues resume mail" in str(app.screen.query_one(Static).render())
 
 
-async def test_lost_workers_are_in_the_first_line() -> None:
-    async with TaskQueue("memory://") as queue:
+async def test_the_first_line_has_lost_workers_and_failures_before_what_went_well() -> None:
+    async with a_queue() as (queue, _):
         await add_worker(queue, "far")
         await (await queue.astorage()).save_worker(replace((await queue.aworkers())[0], id="gone", lost=True))
         async with opened(queue) as (app, _):
-            assert " · 1 worker, 1 lost · " in str(app.query_one("#status", Static).render())
+            words = str(app.query_one("#status", Static).render())
+            assert " · 2 workers, 1 lost · 1 pending, 1 failed · " in words
+    assert set(FIRST_LINE) == set(TaskStatus)
+    assert FIRST_LINE.index(TaskStatus.FAILED) < FIRST_LINE.index(TaskStatus.SUCCESS)  # which is cut off first
 
 
 async def test_keys_retry_a_whole_cause_and_pause_a_schedule() -> None:

@@ -104,7 +104,7 @@ def _state_of(task: TaskInfo, now: datetime) -> dict[str, str]:
 
 
 # Words that begin a message. Other first words may be names, which keep their spelling.
-FIRST_WORDS = frozenset("a check if it no other run start the to workers".split())
+FIRST_WORDS = frozenset("a at attempt check if it its no other run start tasks the to workers".split())
 
 
 def _sentence(text: str) -> str:

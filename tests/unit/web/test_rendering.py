@@ -11,6 +11,8 @@ from bullpen.web.rendering import _breakable, _sentence, _with_code
     ("text", "shown"),
     [
         ("it failed", "It failed"),
+        ("its attempt 2 failed", "Its attempt 2 failed"),
+        ("at most one task starts", "At most one task starts"),
         ("app.send fails more often", "app.send fails more often"),  # a name keeps its spelling
         ("`bullpen errors` shows it", "`bullpen errors` shows it"),
         ("48 tasks wait", "48 tasks wait"),

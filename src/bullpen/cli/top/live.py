@@ -57,6 +57,8 @@ COLUMNS = {
     "attention": ("", "what the doctor says"),
 }
 
+# In the first line; what does not fit is cut off at its end.
+FIRST_LINE = (TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.FAILED, TaskStatus.SUCCESS, TaskStatus.CANCELLED)
 MARKS = {"problem": "✕", "warning": "!"}
 
 Row = tuple[str, Sequence[str]]  # its key, and its cells
@@ -169,7 +171,7 @@ class TopApp(App[None]):
 
     def _show_status(self, seen: StoreOverview) -> None:
         self._paused = seen.paused
-        counts = ", ".join(f"{seen.total_text(status)} {status}" for status in TaskStatus if seen.total(status))
+        counts = ", ".join(f"{seen.total_text(status)} {status}" for status in FIRST_LINE if seen.total(status))
         now = as_datetime(seen.now)
         up = sum(is_up(record, now) for record in seen.workers)
         workers = counted(up, "worker", "workers")
