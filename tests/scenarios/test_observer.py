@@ -510,6 +510,24 @@ def test_an_interrupt_of_main_inside_the_observer_is_not_lost() -> None:
         assert pool.submit(abs, -3).result(PATIENCE) == 3
 
 
+def test_an_interrupt_of_main_inside_a_callback_is_not_lost() -> None:
+    called: list[Any] = []
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Pool(1) as pool, Blocker() as blocker:
+        pool.submit(blocker)
+        waiting = pool.submit(int)
+        waiting.add_done_callback(interrupted)
+        waiting.add_done_callback(called.append)
+        with pytest.raises(KeyboardInterrupt):
+            eventually(lambda: not waiting.cancel())  # it comes a moment later
+        assert called == [waiting]
+        blocker.release()
+        assert pool.submit(abs, -1).result(PATIENCE) == 1
+
+
 @pytest.mark.parametrize("drain", [True, False])
 @pytest.mark.parametrize("kind", [Kind.POOL_STATE, Kind.WORKER_STOPPING])
 def test_a_close_that_is_interrupted_inside_the_observer_can_be_repeated(kind: Kind, drain: bool) -> None:

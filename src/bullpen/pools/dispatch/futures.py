@@ -89,7 +89,10 @@ class PoolFuture(Request, Future[T]):
     def _call(self, callback: Callable[[Future[T]], object]) -> None:
         try:
             callback(self)
-        except BaseException:  # an error of a callback must not end the worker that calls it
+        except BaseException as error:  # an error of a callback must not end the worker that calls it
+            if isinstance(error, KeyboardInterrupt) and primitives.on_main_thread():
+                primitives.interrupt_later()  # it is not the callback's, and the other callbacks are called first
+                return
             from bullpen.telemetry import logger  # only a failure needs the events and their dataclass
 
             logger.exception("exception calling callback for %r", self)
