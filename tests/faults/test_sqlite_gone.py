@@ -60,8 +60,16 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(path.parent)
 
 
+def replace_sockets_by_file(path: Path) -> None:
+    """The worker hung, because it could not delete its socket."""
+    shutil.rmtree(f"{path}-bullpen")
+    Path(f"{path}-bullpen").touch()
+
+
 @pytest.mark.parametrize(
-    "fault", [remove, replace, empty, replace_by_link, remove_log, remove_folder], ids=lambda fault: fault.__name__
+    "fault",
+    [remove, replace, empty, replace_by_link, remove_log, remove_folder, replace_sockets_by_file],
+    ids=lambda fault: fault.__name__,
 )
 def test_an_idle_worker_ends(folder: Folder, fault: Callable[[Path], None]) -> None:
     with folder.worker().runs() as worker:

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -77,7 +77,7 @@ class Waker:
             with _address(path) as address:
                 self._send_to(address, message)
         except ConnectionRefusedError:  # its process was killed
-            path.unlink(missing_ok=True)
+            _remove(path)
         except OSError:  # the socket is gone, or it is full and wakes its process anyway
             pass
 
@@ -189,7 +189,7 @@ class WakeupListener:
         if self._socket is not None:
             if self._waiting and not self.loop.is_closed():
                 self.loop.remove_reader(self._socket.fileno())
-            self._path.unlink(missing_ok=True)
+            _remove(self._path)
             self.drop()
 
     def drop(self) -> None:
@@ -224,6 +224,11 @@ class Waiting:
                 timer.cancel()
         is_news, self.is_news = self.is_news, False
         return is_news
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # the folder may be gone, or another file may be in its place
+        path.unlink()
 
 
 def _end(future: asyncio.Future[None] | None) -> None:
