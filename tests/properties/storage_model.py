@@ -198,7 +198,7 @@ class Model:
             elif row.hold == "changed" and one.next_run:
                 row.eta, row.scheduled_at, row.hold = self.now, UNPLANNED, ""
             row.worker, row.awaits = None, one.awaits
-            if one.awaits in self.events and row.hold != "paused":
+            if one.suspended and one.awaits in self.events and row.hold != "paused":
                 row.eta = min(row.eta, self.now)
             row.steps = () if one.next_run else row.steps
             row.finished_at = self.now if has_run else None
